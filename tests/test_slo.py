@@ -6,8 +6,7 @@ from twofold.errors import ConfigurationError
 from twofold.slo import SPLITWISE, Slo, parse_slo
 
 
-def test_names_and_bounds():
-    """`splitwise` is the nine slowdown bounds of its paper; anything else is bounds in seconds."""
+def test_parses_names_and_bounds():
     assert parse_slo("Splitwise") is SPLITWISE
     assert (SPLITWISE.ttft, SPLITWISE.tpot) == ({50: 2.0, 90: 3.0, 99: 6.0}, {50: 1.25, 90: 1.5, 99: 5.0})
     assert SPLITWISE.e2e == SPLITWISE.tpot
@@ -15,7 +14,6 @@ def test_names_and_bounds():
 
 
 @pytest.mark.parametrize("text", ["", ",", "ttft", "ttft=-1", "ttft=nan", "ttfb=1", "distserve"])
-def test_what_is_no_slo_is_refused(text):
-    """In one sentence that shows what would be right."""
+def test_rejects_an_invalid_slo(text):
     with pytest.raises(ConfigurationError, match=r"ttft=2,tpot=0\.1"):
         parse_slo(text)

@@ -1,4 +1,4 @@
-"""Overload control in the simulator: nobody is lost, nothing is computed for the refused, and loads are told."""
+"""Overload control in the simulator."""
 
 import msgspec
 import pytest
@@ -65,8 +65,7 @@ def splits(drawn):
     st.sampled_from([0.05, 0.2, 1.0]),
     st.sampled_from([0.003, 0.006, 1.0]),
 )
-def test_nobody_is_lost_and_nothing_runs_for_the_refused(drawn, requests, rule, ttft_s, tbt_s):
-    """queue + running + done + rejected = arrived; no prompt of one refused at arrival is computed; nothing is left."""
+def test_every_request_ends_and_rejected_ones_are_not_computed(drawn, requests, rule, ttft_s, tbt_s):
     spec, batchers, model, capacity = drawn
     world = ToyRun(
         spec,
@@ -103,8 +102,7 @@ def test_nobody_is_lost_and_nothing_runs_for_the_refused(drawn, requests, rule, 
 
 @settings(max_examples=40)
 @given(clusters().filter(splits), workloads())
-def test_to_watch_changes_nothing(drawn, requests):
-    """The rule that refuses nobody leaves every moment as it is."""
+def test_the_rule_none_changes_nothing(drawn, requests):
     spec, batchers, model, capacity = drawn
     how = {"model": model, "capacity": capacity, "batchers": batchers}
     watched = ToyRun(spec, requests, prepare=attach("none", model, 1.0, 1.0), **how)
@@ -112,8 +110,7 @@ def test_to_watch_changes_nothing(drawn, requests):
 
 
 @pytest.mark.parametrize("rule", ["baseline", "early", "predicted"])
-def test_those_who_are_served_are_served_in_time(rule):
-    """At several times what the cluster can do; those who wait too long are refused instead."""
+def test_admitted_requests_meet_the_slo(rule):
     free = simulate(SPEC, overloaded(40.0), catalog=CATALOG, slo=SLO)
     assert free.ttft_s.percentile(90) > SLO.ttft_s
     result = simulate(SPEC, overloaded(40.0), catalog=CATALOG, slo=SLO, overload=rule)
@@ -122,8 +119,7 @@ def test_those_who_are_served_are_served_in_time(rule):
     assert result.tpot_s.percentile(90) <= SLO.tpot_s
 
 
-def test_the_baseline_prefills_in_vain_and_prediction_does_not():
-    """Decode is what is scarce here, and only the baseline learns of it when the prompt is computed."""
+def test_baseline_wastes_prefills_and_predicted_does_not():
     slo = Slo(ttft_s=2.0, tpot_s=0.032)
     wasted = {
         rule: simulate(
@@ -135,8 +131,7 @@ def test_the_baseline_prefills_in_vain_and_prediction_does_not():
     assert wasted["predicted"] <= wasted["early"] < wasted["baseline"]
 
 
-def test_nothing_is_said_of_overload_unless_asked():
-    """And the result is then the same, but for that."""
+def test_no_overload_result_without_a_rule():
     watched = simulate(SPEC, overloaded(2.0, 20), catalog=CATALOG, slo=SLO, overload="none")
     plain = simulate(SPEC, overloaded(2.0, 20), catalog=CATALOG, slo=SLO)
     assert plain.overload is None
@@ -159,21 +154,18 @@ def test_nothing_is_said_of_overload_unless_asked():
         ({"pools": pools((1, Role.PREFILL), (1, Role.MIXED))}, SLO, "not support mixed pools"),
     ],
 )
-def test_what_it_cannot_judge_is_refused(changed, slo, reason):
-    """In a sentence that says what would be right."""
+def test_rejects_unsupported_clusters(changed, slo, reason):
     spec = msgspec.structs.replace(SPEC, **changed)
     with pytest.raises(ConfigurationError, match=reason):
         simulate(spec, overloaded(1.0, 1), catalog=CATALOG, slo=slo, overload="early")
 
 
-def test_an_unknown_rule_is_refused():
-    """Before anything runs."""
+def test_rejects_an_unknown_rule():
     with pytest.raises(ConfigurationError, match="unknown overload rule 'late'"):
         overload_control("late", SPEC, instance_profiles(SPEC, CATALOG), SLO, None)
 
 
-def test_correlation_is_that_of_pearson():
-    """In phase, in anti-phase, and none where one never changes."""
+def test_correlation_is_pearsons():
     up, down, flat = Series(), Series(), Series()
     for second in range(100):
         up.set(second * PS, float(second % 10))

@@ -40,7 +40,7 @@ def cluster(text="3xh100:prefill,1xh100:decode", router="jsq-planned"):
 
 
 def traffic(*parts, seed=0):
-    """(rate, prompt, output) for so many seconds, one after the other."""
+    """Gamma arrivals with lognormal lengths: (time, prompt, output)."""
     draw, now, end = Random(seed), 0.0, 0.0
     for (rate, prompt, output), seconds in parts:
         now, end = end, end + seconds
@@ -69,7 +69,7 @@ class Seen(Observer):
 
 
 class Always:
-    """A planner that wants the same split whatever comes."""
+    """A search that always returns the same split."""
 
     def __init__(self, split):
         self.split, self.asked = split, []
@@ -115,8 +115,7 @@ def test_attainment_recovers_from_a_step(router):
     assert before.share(moved.at_s + 60.0, step_s + 240.0) < 0.5
 
 
-def test_watching_changes_nothing():
-    """Traffic that does not shift gives the very result that it gives unwatched."""
+def test_monitoring_changes_nothing():
     spec, requests = cluster(), list(traffic((PROMPTS, 300.0)))
     watched, _, log = replanned(spec, requests, Always(RoleSplit(1, 3)))
     plain = simulate(spec, requests, catalog=CATALOG)
@@ -125,8 +124,7 @@ def test_watching_changes_nothing():
     assert facts[0] == facts[1]
 
 
-def test_a_search_takes_its_time():
-    """The decision, and the roles with it, come that much later."""
+def test_a_search_takes_search_s():
     at_s = []
     for search_s in (0.0, 12.5):
         requests = traffic((PROMPTS, 120.0), (OUTPUTS, 60.0))
@@ -137,8 +135,7 @@ def test_a_search_takes_its_time():
     assert at_s[1] - at_s[0] == pytest.approx(12.5)
 
 
-def test_replicas_start_after_roles_and_take_their_time():
-    """One that is spare gets no request before it is there."""
+def test_replicas_start_after_start_up_s():
     spec = cluster("2xh100:prefill,1xh100:decode,1xh100:decode")
     planner = Always(RoleSplit(1, 3))
     requests = traffic((PROMPTS, 120.0), (OUTPUTS, 120.0))
@@ -150,8 +147,7 @@ def test_replicas_start_after_roles_and_take_their_time():
     assert min(each.request.arrival_s for each in used) >= log[0].at_s + 30.0
 
 
-def test_replicas_retire_and_end_what_they_have():
-    """From then on they get nothing new, and nothing is lost."""
+def test_retiring_replicas_finish_their_requests():
     requests = traffic((PROMPTS, 120.0), ((2.0, 300, 40), 240.0))
     result, seen, log = replanned(cluster(), requests, Always(RoleSplit(1, 1)))
     retired = {step.instance for step in log[0].steps if step.action.value == "retire"}
@@ -163,8 +159,7 @@ def test_replicas_retire_and_end_what_they_have():
     )
 
 
-def test_requests_that_nobody_could_hold_are_arrivals_too():
-    """They count for the rate, and nobody waits for their outputs."""
+def test_rejected_requests_count_as_arrivals():
     draw = list(traffic((PROMPTS, 120.0)))
     huge = [
         msgspec.structs.replace(each, prompt_tokens=10**8) if i % 3 else each for i, each in enumerate(draw)
@@ -185,15 +180,13 @@ def test_requests_that_nobody_could_hold_are_arrivals_too():
         ("1xh100:prefill,1xa100:decode", "splitwise", "take each other's place"),
     ],
 )
-def test_clusters_that_cannot_be_split_anew(text, router, says):
-    """In one sentence."""
+def test_rejects_clusters_without_interchangeable_instances(text, router, says):
     spec = cluster(text, router)
     with pytest.raises(ConfigurationError, match=says):
         require_movable(spec, instance_profiles(spec, CATALOG))
 
 
-def test_a_cluster_at_rest_is_assigned_a_split():
-    """The first prefill, the next decode, the others do nothing; a failure that is planned comes back as it was."""
+def test_assign_splits_an_idle_cluster():
     spec, splits = cluster("2xh100:prefill,3xh100:decode"), []
 
     def prepare(virtual):
@@ -212,8 +205,7 @@ moves = st.lists(
 
 @settings(max_examples=300)
 @given(workloads(), moves, st.sampled_from(["jsq-planned", "splitwise"]), st.sampled_from([400, 600, 5000]))
-def test_moves_at_any_time_lose_nothing(requests, wanted, router, capacity):
-    """Roles that change, instances that retire and come back: every request ends once and everything is given back."""
+def test_role_changes_lose_no_requests(requests, wanted, router, capacity):
     spec = ClusterSpec(
         pools=pools((2, Role.PREFILL), (2, Role.DECODE)),
         model="llama2-70b",
@@ -246,8 +238,7 @@ def test_moves_at_any_time_lose_nothing(requests, wanted, router, capacity):
         assert left == (0, 0, 0, 0, 0)
 
 
-def test_every_outcome_is_noted_by_its_name():
-    """The event log says what became of a search."""
+def test_outcomes_are_noted_by_name():
     requests = traffic((PROMPTS, 120.0), (OUTPUTS, 60.0))
     _, seen, log = replanned(cluster(), requests, Always(RoleSplit(3, 1)))
     assert log[0].outcome is ReplanOutcome.BEST_ALREADY

@@ -78,8 +78,7 @@ def caching(draw):
 
 @settings(max_examples=150)
 @given(caching(), conversations())
-def test_runs_are_the_same_in_any_steps(cluster, requests):
-    """Every moment of every request, and every block: to the picosecond."""
+def test_results_do_not_depend_on_max_run(cluster, requests):
     one, other = run(cluster, requests), run(cluster, requests, max_run=1)
     assert one.facts() == other.facts()
     assert one.cluster.reuse.statistics.result() == other.cluster.reuse.statistics.result()
@@ -87,8 +86,7 @@ def test_runs_are_the_same_in_any_steps(cluster, requests):
 
 @settings(max_examples=150)
 @given(caching(), conversations())
-def test_every_request_ends_once_and_nothing_stays_held(cluster, requests):
-    """Whoever fails meanwhile; and the index knows exactly what is in each cache."""
+def test_every_request_ends_once_and_unpins_its_blocks(cluster, requests):
     world = run(cluster, requests)
     counts, reuse = world.statistics, world.cluster.reuse
     assert counts.arrived == len(requests) == counts.completed + counts.rejected + counts.failed
@@ -110,16 +108,14 @@ def test_every_request_ends_once_and_nothing_stays_held(cluster, requests):
 
 @settings(max_examples=100)
 @given(caching(), conversations())
-def test_what_names_no_blocks_is_as_without_caches(cluster, requests):
-    """Caches that nobody uses change nothing."""
+def test_requests_without_blocks_run_as_without_caches(cluster, requests):
     spec, *rest = cluster
     nameless = [msgspec.structs.replace(request, prefix_blocks=()) for request in requests]
     without = msgspec.structs.replace(spec, kv_cache=None)
     assert run((spec, *rest), nameless).facts() == run((without, *rest), nameless).facts()
 
 
-def test_a_prompt_that_was_there_only_computes_the_rest():
-    """The time is that of the rest, beside its loads, which it hides."""
+def test_computes_only_the_missing_tokens():
     requests = [prompt("a", 0.0, range(8)), prompt("b", 100.0, range(10))]
     result = simulate(PAIR, requests, catalog=CATALOG)
     first = MODEL.prefill_s(8 * BLOCK, (8 * BLOCK) ** 2)
@@ -133,8 +129,7 @@ def test_a_prompt_that_was_there_only_computes_the_rest():
     assert result.reuse.ttft_error.high == 0, "as was predicted"
 
 
-def test_a_slow_memory_is_what_a_prompt_waits_for():
-    """The computation hides behind the loads, but for a layer."""
+def test_slow_cache_memory_delays_the_prefill():
     one = msgspec.structs.replace(PAIR.pools[0], machines=1), PAIR.pools[1]
     cache = CacheSpec(dram="100000 tokens", dram_bytes_per_s=1e9)
     slow = msgspec.structs.replace(PAIR, pools=one, kv_cache=cache)
@@ -147,8 +142,7 @@ def test_a_slow_memory_is_what_a_prompt_waits_for():
     assert result.ttft_s.high / 1e12 == pytest.approx(layer_wise(80, loads, rest))
 
 
-def test_blocks_come_from_a_busy_instance_and_stay():
-    """The second prompt fetches what the first instance has; the third finds it where the second ran."""
+def test_fetched_blocks_stay():
     burst = [prompt("first", 0.0, range(8)), *(prompt(str(i), 100.0, [*range(8), 100 + i]) for i in range(2))]
     later = [*burst, prompt("later", 200.0, [*range(8), 300])]
     result = simulate(PAIR, later, catalog=CATALOG)
@@ -161,8 +155,7 @@ def test_blocks_come_from_a_busy_instance_and_stay():
     assert simulate(alone, later, catalog=CATALOG).reuse.fetched == 0
 
 
-def test_a_source_that_dies_while_blocks_travel_does_no_harm():
-    """Its machine lives, and so does what is in its memory; and a prompt whose own instance dies is gone."""
+def test_survives_a_failed_source():
     slow = msgspec.structs.replace(PAIR, link_bytes_per_s=1e10, router="conductor")
     burst = [prompt("first", 0.0, range(8)), *(prompt(str(i), 100.0, range(8)) for i in range(4))]
     for name in ("prefill-0", "prefill-1"):
@@ -174,8 +167,7 @@ def test_a_source_that_dies_while_blocks_travel_does_no_harm():
         assert result.unfinished == 0
 
 
-def test_what_is_on_disk_takes_longer_to_come():
-    """Room for one prompt in memory: the other went down, and is read from there."""
+def test_fetches_from_disk_take_longer():
     cache = CacheSpec(dram=f"{8 * BLOCK} tokens", disk="1000000 tokens", disk_bytes_per_s=1e9)
     spec = msgspec.structs.replace(
         PAIR, kv_cache=cache, pools=(msgspec.structs.replace(PAIR.pools[0], machines=1), PAIR.pools[1])
@@ -186,8 +178,7 @@ def test_what_is_on_disk_takes_longer_to_come():
     assert result.ttft_s.high / 1e12 == pytest.approx(8 * BLOCK * KV_BYTES / 1e9, rel=0.01)
 
 
-def test_instances_of_a_machine_share_its_memory():
-    """What one stored the other loads without a transfer."""
+def test_instances_share_the_cache_of_their_machine():
     two = msgspec.structs.replace(PAIR.pools[0], machines=1, tensor_parallel=4)
     spec = msgspec.structs.replace(PAIR, pools=(two, PAIR.pools[1]))
     burst = [prompt("first", 0.0, range(8)), *(prompt(str(i), 100.0, range(8)) for i in range(2))]
@@ -220,16 +211,14 @@ def test_instances_of_a_machine_share_its_memory():
         ),
     ],
 )
-def test_caches_that_cannot_be_are_refused(changes, reason):
-    """Before anything runs."""
+def test_rejects_unsupported_caches(changes, reason):
     spec = msgspec.structs.replace(PAIR, **changes)
     with pytest.raises(ConfigurationError, match=reason):
         simulate(spec, [prompt("a", 0.0, range(2))], catalog=CATALOG)
 
 
 @pytest.mark.parametrize("router", FORECASTING_ROUTERS)
-def test_routers_that_predict_need_no_caches(router):
-    """They then go by queues alone."""
+def test_forecasting_routers_work_without_caches(router):
     spec = msgspec.structs.replace(PAIR, router=router, kv_cache=None)
     result = simulate(spec, [prompt(str(i), i / 10, range(8)) for i in range(20)], catalog=CATALOG)
     assert result.completed == 20

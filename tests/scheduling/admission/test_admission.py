@@ -1,4 +1,4 @@
-"""Admission: who waits, whose turn it is, who is refused, and what the refused are told."""
+"""Admission: queue order, refusals and retry times."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from twofold.scheduling.admission.limits import KeyLimits, Refusal, RefusalReaso
 
 
 def busy(*, waiting, gap_s=1.0, **limits):
-    """Five requests ended, `gap_s` after one another; one runs and `waiting` fill the line (unless told otherwise)."""
+    """Five requests ended `gap_s` apart; one runs and `waiting` fill the queue."""
     door = admission(**{"max_running": 1, "max_waiting": waiting, **limits})
     for number in range(5):
         offer(door, f"ended{number}", now=number * gap_s)
@@ -23,15 +23,13 @@ def busy(*, waiting, gap_s=1.0, **limits):
 
 
 def test_first_come_first_served_within_a_priority():
-    """The lower the priority's number, the sooner; the order of arrival within one."""
     door = admission()
     for name, priority in (("a", 1), ("b", 0), ("c", 1), ("d", -5), ("e", 0)):
         offer(door, name, priority=priority)
     assert [each.id for each in drain(door, 0.0)] == ["d", "b", "e", "a", "c"]
 
 
-def test_no_more_run_than_may():
-    """The next one starts when one has ended."""
+def test_max_running_bounds_the_running_requests():
     door = admission(max_running=2)
     for name in "abc":
         offer(door, name)
@@ -41,8 +39,7 @@ def test_no_more_run_than_may():
     assert (door.waiting, door.running) == (0, 2)
 
 
-def test_what_is_put_back_goes_first():
-    """Several that come back keep their order, and all go before those that came after them."""
+def test_requests_put_back_keep_their_order():
     door = admission()
     for name in "abcd":
         offer(door, name)
@@ -53,8 +50,7 @@ def test_what_is_put_back_goes_first():
     assert [each.id for each in drain(door, 0.0)] == ["urgent", "a", "b", "c", "d"]
 
 
-def test_put_back_into_a_full_line():
-    """It was taken once, so it stays; newcomers are refused until there is room again."""
+def test_put_back_into_a_full_queue():
     door = admission(max_running=1, max_waiting=1)
     offer(door, "a")
     running = door.next(0.0)
@@ -65,16 +61,14 @@ def test_put_back_into_a_full_line():
     assert [door.next(0.0).id, door.next(0.0)] == ["a", None]
 
 
-def test_nobody_may_wait():
-    """With no room to wait in, one that could start at once is taken all the same."""
+def test_an_idle_service_admits_without_a_queue():
     door = admission(max_running=1, max_waiting=0)
     assert offer(door, "a") is None
     assert door.next(0.0).id == "a"
     assert offer(door, "b").reason is RefusalReason.QUEUE_FULL
 
 
-def test_a_full_line_before_anything_has_ended():
-    """What nobody knows is not made up: try again in as long as has been waited, a second at least."""
+def test_full_queue_before_the_first_end():
     door = admission(max_running=1, max_waiting=1)
     for name in "ab":
         offer(door, name)
@@ -84,14 +78,12 @@ def test_a_full_line_before_anything_has_ended():
 
 
 @pytest.mark.parametrize(("gap_s", "retry_after_s"), [(1.0, 11), (0.25, 3), (3.0, 33)])
-def test_a_full_line_at_a_known_pace(gap_s, retry_after_s):
-    """Ten wait ahead, and one runs: eleven gaps."""
+def test_full_queue_at_a_known_rate(gap_s, retry_after_s):
     door, now = busy(waiting=10, gap_s=gap_s)
     assert offer(door, "late", now=now) == Refusal(RefusalReason.QUEUE_FULL, retry_after_s)
 
 
-def test_the_urgent_are_told_of_those_ahead_of_them_only():
-    """Nine of eleven have a later turn than this one."""
+def test_retry_after_counts_only_requests_ahead():
     door = admission(max_running=1, max_waiting=11)
     for number in range(12):
         offer(door, f"r{number}", priority=0 if number < 3 else 7)
@@ -103,8 +95,7 @@ def test_the_urgent_are_told_of_those_ahead_of_them_only():
     assert offer(door, "y", priority=7, now=2.0).retry_after_s == 12 * 2
 
 
-def test_time_without_work_is_not_slowness():
-    """Hours in which nobody came say nothing about the pace."""
+def test_idle_time_does_not_count_as_slowness():
     door, now = busy(waiting=0, gap_s=0.5, max_waiting=9)
     door.release("runs", now + 0.5)
     for number in range(10):
@@ -113,14 +104,12 @@ def test_time_without_work_is_not_slowness():
     assert offer(door, "x", now=now + 9000).retry_after_s == 5
 
 
-def test_a_stall_is_slowness():
-    """Nothing has ended for a minute: the next end is not promised in a second."""
+def test_a_stall_lengthens_the_estimate():
     door, now = busy(waiting=5)
     assert offer(door, "x", now=now + 60).retry_after_s >= 60
 
 
-def test_bursts_are_not_averaged():
-    """Four end at once every eight seconds: a place in two seconds would be the mean, and untrue."""
+def test_estimates_use_the_slowest_stretch():
     door = admission(max_running=4, max_waiting=4)
     for start in (0.0, 8.0, 16.0):
         for number in range(4):
@@ -134,8 +123,7 @@ def test_bursts_are_not_averaged():
     assert offer(door, "x", now=17.0).retry_after_s >= 7
 
 
-def test_a_key_has_so_many_slots():
-    """Waiting and running both take one; the others are not concerned."""
+def test_max_concurrent_limits_a_key():
     door = admission(max_running=1, keys={"small": KeyLimits(max_concurrent=2)})
     for name in "ab":
         assert offer(door, name, key="small") is None
@@ -147,8 +135,7 @@ def test_a_key_has_so_many_slots():
     assert offer(door, "e", key="small") is None
 
 
-def test_when_a_slot_of_a_key_becomes_free():
-    """The oldest started 3 s ago, and requests of this key took 10."""
+def test_retry_after_of_a_key_follows_its_oldest_request():
     door = admission(keys={"one": KeyLimits(max_concurrent=1)})
     offer(door, "a", key="one")
     drain(door, 0.0)
@@ -157,8 +144,7 @@ def test_when_a_slot_of_a_key_becomes_free():
     assert offer(door, "c", key="one", now=23.0) == Refusal(RefusalReason.KEY_LIMIT, 7)
 
 
-def test_requests_per_minute():
-    """A minute's worth at once, then one as often as the rate says."""
+def test_requests_per_minute_is_a_token_bucket():
     door = admission(keys={"k": KeyLimits(requests_per_minute=6)})
     assert [offer(door, f"r{n}", key="k") for n in range(6)] == [None] * 6
     assert offer(door, "x", key="k", now=3.0) == Refusal(RefusalReason.KEY_LIMIT, 7)
@@ -166,8 +152,7 @@ def test_requests_per_minute():
     assert offer(door, "y", key="k", now=10.0) == Refusal(RefusalReason.KEY_LIMIT, 10)
 
 
-def test_a_refusal_costs_nothing():
-    """Those that a full line turned away are not counted against the key's minute."""
+def test_refusals_do_not_take_bucket_tokens():
     door = admission(max_running=1, max_waiting=0, keys={"k": KeyLimits(requests_per_minute=2)})
     assert offer(door, "a", key="k") is None
     door.next(0.0)
@@ -177,35 +162,30 @@ def test_a_refusal_costs_nothing():
     assert offer(door, "b", key="k", now=1.0) is None
 
 
-def test_of_two_reasons_the_one_that_lasts():
-    """A token in a second does not help where the line is full for a minute."""
+def test_the_refusal_with_the_longest_wait_wins():
     door, now = busy(waiting=59, keys={"k": KeyLimits(requests_per_minute=60)})
     for number in range(60):
         offer(door, f"k{number}", key="k", now=now)
     assert offer(door, "x", key="k", now=now) == Refusal(RefusalReason.QUEUE_FULL, 60)
 
 
-def test_a_deadline_that_has_passed():
-    """It is not taken, however idle the service is."""
+def test_rejects_a_passed_deadline():
     assert offer(admission(), "a", now=5.0, deadline_s=5.0) == Refusal(RefusalReason.DEADLINE, 1)
 
 
-def test_a_deadline_that_cannot_be_kept():
-    """Eleven seconds of wait and four to spare: come back when seven are gone."""
+def test_rejects_a_deadline_within_the_queueing_time():
     door, now = busy(waiting=10, max_waiting=99)
     assert offer(door, "x", now=now, deadline_s=now + 4.0) == Refusal(RefusalReason.DEADLINE, 7)
     assert offer(door, "y", now=now, deadline_s=now + 11.0) is None
 
 
-def test_an_idle_service_takes_short_deadlines():
-    """Where nothing has to be waited for, no pace matters."""
+def test_an_idle_service_accepts_short_deadlines():
     door, now = busy(waiting=0, gap_s=100.0)
     door.release("runs", now)
     assert offer(door, "x", now=now, deadline_s=now + 0.1) is None
 
 
-def test_deadlines_pass_while_waiting():
-    """They come out of `expired`, never out of `next`; the earliest is known beforehand."""
+def test_queued_requests_expire():
     door = admission()
     for name, deadline_s in (("late", 9.0), ("soon", 3.0), ("sooner", 2.0)):
         offer(door, name, deadline_s=deadline_s)
@@ -215,8 +195,7 @@ def test_deadlines_pass_while_waiting():
     assert (door.expired(4.0), door.next_deadline(), door.waiting, door.running) == ([], None, 0, 1)
 
 
-def test_nothing_waits_for_ever():
-    """Who names no deadline gets the service's own, so urgent newcomers cannot starve anybody beyond it."""
+def test_requests_without_deadline_get_the_timeout():
     door = admission(max_running=1, timeout_s=50.0)
     offer(door, "patient", priority=9)
     for second in range(50):
@@ -226,8 +205,7 @@ def test_nothing_waits_for_ever():
     assert [each.id for each in door.expired(50.0)] == ["patient"]
 
 
-def test_ends_of_strangers_and_of_those_who_wait():
-    """An end is an end, wherever the request was; nobody has to know."""
+def test_release_accepts_queued_and_unknown_requests():
     door = admission()
     offer(door, "a")
     door.release("stranger", 0.0)
@@ -235,16 +213,14 @@ def test_ends_of_strangers_and_of_those_who_wait():
     assert (door.waiting, door.cancel("a", 0.0)) == (0, False)
 
 
-def test_a_request_is_taken_once():
-    """A second one of its id would have no accounts of its own."""
+def test_rejects_a_duplicate_id():
     door = admission()
     offer(door, "a")
     with pytest.raises(ValueError, match="a was admitted"):
         offer(door, "a")
 
 
-def test_a_policy_refuses_more():
-    """The seam for rules that predict overload."""
+def test_policies_add_refusals():
 
     class NoLongPrompts(Admission):
         def judge(self, ticket, now):

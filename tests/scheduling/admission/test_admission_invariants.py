@@ -1,4 +1,4 @@
-"""What must always hold at the door: nobody is lost, the bounds stand, the order stands, and Retry-After is true."""
+"""Invariants of admission: limits, order and valid retry times."""
 
 from collections import Counter
 
@@ -13,7 +13,7 @@ keys = st.sampled_from(["", "slots", "minute"])
 
 
 class Door(RuleBasedStateMachine):
-    """Anybody comes, leaves, runs, is put back and ends, in any order."""
+    """Random sequences of admission calls."""
 
     @initialize(running=st.integers(1, 4), waiting=st.integers(0, 5))
     def open(self, running, waiting):
@@ -45,7 +45,7 @@ class Door(RuleBasedStateMachine):
 
     @rule()
     def start(self):
-        """The earliest of the most urgent, if any may: this is the whole of the order."""
+        """The earliest of the most urgent requests starts."""
         alive = [each for each in self.waiting if each.deadline_s > self.now]
         free = len(self.running) < self.door.limits.max_running
         expected = min(alive, key=lambda each: (each.priority, each.number)) if alive and free else None
@@ -122,7 +122,7 @@ TestDoor.settings = settings(max_examples=50, stateful_step_count=30, deadline=N
 
 
 class Steady:
-    """`servers` that each take `service_s` for a request, and a line that is kept full until `now`."""
+    """`servers` with a constant service time and a full queue until `now`."""
 
     def __init__(self, servers, waiting, service_s, stagger_s, rounds):
         self.door = admission(max_running=servers, max_waiting=waiting, timeout_s=1e9)
@@ -136,7 +136,7 @@ class Steady:
         self.fill()
 
     def fill(self):
-        """They come only while there is room, so nobody is refused here."""
+        """Requests arrive only while there is room."""
         limits = self.door.limits
         while self.door.waiting < limits.max_waiting or self.door.running < limits.max_running:
             offer(self.door, f"r{self.came}", now=self.now, priority=self.came % 3)
@@ -149,7 +149,7 @@ class Steady:
             self.ends.append((self.now + late + self.service_s, each.id))
 
     def step(self):
-        """The next request ends, and the line moves up."""
+        """The next request ends."""
         self.ends.sort()
         self.now, request_id = self.ends.pop(0)
         self.door.release(request_id, self.now)
@@ -173,8 +173,7 @@ steady = st.builds(
 
 @given(steady, st.integers(0, 3), st.floats(0, 1))
 @settings(max_examples=80, deadline=None)
-def test_who_comes_back_in_time_is_taken(service, priority, phase):
-    """Servers in step or not, whatever the moment of the refusal: as long as service is steady, the promise is kept."""
+def test_a_retry_after_the_wait_is_admitted(service, priority, phase):
     service.now += phase * (min(service.ends)[0] - service.now)
     refusal = offer(service.door, "early", now=service.now, priority=priority)
     assert refusal.reason is RefusalReason.QUEUE_FULL
@@ -184,8 +183,7 @@ def test_who_comes_back_in_time_is_taken(service, priority, phase):
 
 @given(steady, st.integers(1, 20))
 @settings(max_examples=60, deadline=None)
-def test_who_was_short_of_time_is_taken_later(service, left_s):
-    """The same for those whose own deadline was too near, if they give themselves as long again."""
+def test_a_retry_with_a_later_deadline_is_admitted(service, left_s):
     door, now = service.door, service.now
     door.cancel(next(iter(door._queue._requests)), now)  # so that the line itself is no reason
     refusal = offer(door, "early", now=now, priority=9, deadline_s=now + left_s)
@@ -203,8 +201,7 @@ def test_who_was_short_of_time_is_taken_later(service, left_s):
     st.none() | st.integers(1, 600),
 )
 @settings(max_examples=80, deadline=None)
-def test_who_waits_for_a_slot_or_a_token_of_the_key_is_taken(slots, stay_s, phase, per_minute):
-    """Requests of the key take as long as they always took; then the next is taken when it was told."""
+def test_a_retry_after_the_key_wait_is_admitted(slots, stay_s, phase, per_minute):
     door = admission(keys={"k": KeyLimits(max_concurrent=slots, requests_per_minute=per_minute)})
     offer(door, "first", key="k")
     drain(door, 0.0)
@@ -230,8 +227,7 @@ def test_who_waits_for_a_slot_or_a_token_of_the_key_is_taken(slots, stay_s, phas
     st.floats(0, 100),
 )
 @settings(max_examples=40, deadline=None)
-def test_the_longer_the_line_the_later(gaps, one, other, silence_s):
-    """Whatever was measured, more ahead never means sooner."""
+def test_estimates_grow_with_the_queue(gaps, one, other, silence_s):
 
     def told(length):
         door = admission(max_running=1, max_waiting=length, timeout_s=1e9)

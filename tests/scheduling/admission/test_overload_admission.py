@@ -1,4 +1,4 @@
-"""Overload control at the door: it judges a request where the cluster would place it, and leaves nothing there."""
+"""Admission with overload control."""
 
 from support.ledgers import MODEL
 from support.routed import cluster, request
@@ -10,7 +10,7 @@ from twofold.scheduling.admission.queue import QueuedRequest
 
 
 def door(*roles, ttft_s=0.25):
-    """A cluster, what judges for it, and its door; a prompt of 100 tokens takes 100 ms."""
+    """A cluster with overload admission; a prompt of 100 tokens takes 100 ms."""
     scheduler = cluster(list(roles))
     capacities = {
         load.id: InstanceCapacity(MODEL, max_num_batched_tokens=100, max_num_seqs=8, capacity_tokens=10_000)
@@ -25,8 +25,7 @@ def loads(scheduler):
     return [(load.pending_prefill_tokens, load.reserved_tokens, load.requests) for load in scheduler.pools]
 
 
-def test_who_would_be_late_is_refused_and_leaves_nothing():
-    """Two prompts before it on each of two instances are too many; it is told when there will be fewer."""
+def test_rejects_late_requests_without_placing_them():
     scheduler, control, admission = door(Role.PREFILL, Role.PREFILL, Role.DECODE)
     for number in range(4):
         each = request(f"r{number}")
@@ -40,8 +39,7 @@ def test_who_would_be_late_is_refused_and_leaves_nothing():
     assert "late" not in admission._queue
 
 
-def test_who_nobody_can_take_now_is_not_judged():
-    """It waits, as without overload control."""
+def test_unplaceable_requests_wait():
     _, _, admission = door(Role.PREFILL)
     assert admission.offer(QueuedRequest(request("a")), 0.0) is None
     assert admission.waiting == 1

@@ -1,4 +1,4 @@
-"""The prompts on an instance: batched as it batches them, and done when it is done with them."""
+"""Predicted iterations of a prefill instance."""
 
 import pytest
 from hypothesis import given
@@ -10,33 +10,29 @@ from twofold.scheduling.admission.prefill_queue import PrefillQueue, QueuedPromp
 
 
 def line(*tokens, budget=100, now=0.0, speed=None):
-    """Prompts called a, b, …, all there at once."""
+    """A queue of prompts named a, b, …"""
     made = PrefillQueue(MODEL, budget, speed or SpeedFactor())
     for name, count in zip("abcdef", tokens, strict=False):
         made.join(QueuedPrompt(name, count), now)
     return made
 
 
-def test_a_prompt_alone_takes_what_the_model_says():
-    """There is nobody to wait for."""
+def test_a_single_prompt_takes_the_model_time():
     assert line().wait_s(QueuedPrompt("x", 80), 5.0) == pytest.approx(0.08)
 
 
 def test_prompts_share_iterations_up_to_the_budget():
-    """a runs; b and c fit together; the longer d has an iteration for itself."""
     ends = dict(line(50, 40, 60, 300).ends(0.02))
     assert ends == pytest.approx({"a": 0.05, "b": 0.15, "c": 0.15, "d": 0.45})
 
 
-def test_a_newcomer_waits_for_what_is_left():
-    """Of the iteration under way only the rest, which is never less than nothing."""
+def test_wait_includes_the_rest_of_the_running_iteration():
     made = line(100, 100)
     assert made.wait_s(QueuedPrompt("x", 100), 0.06) == pytest.approx(0.04 + 0.1 + 0.1)
     assert made.wait_s(QueuedPrompt("x", 100), 9.0) == pytest.approx(0.1 + 0.1)
 
 
-def test_the_next_iteration_begins_when_the_last_is_done():
-    """Not when it was expected to be."""
+def test_the_next_iteration_starts_at_the_actual_end():
     made = line(100, 100)
     made.done("a", 0.1)
     assert dict(made.ends(0.15)) == pytest.approx({"b": 0.2})
@@ -45,8 +41,7 @@ def test_the_next_iteration_begins_when_the_last_is_done():
     assert made.busy_s(0.2) == 0.0
 
 
-def test_who_joins_later_is_waited_for():
-    """Ten tokens come every 10 ms: in the 90 ms before the next iteration as many as it has room for."""
+def test_expected_arrivals_lengthen_the_iteration():
     made, now = line(speed=SpeedFactor()), 0.0
     for number in range(40):
         made.join(QueuedPrompt(str(number), 10), now)
@@ -59,8 +54,7 @@ def test_who_joins_later_is_waited_for():
     assert made.wait_s(QueuedPrompt("x", 95), now) == pytest.approx(0.09 + 0.095)  # no room for another
 
 
-def test_who_came_too_late_for_an_iteration_is_in_the_next():
-    """b and c were thought to run together, and b was done alone: c runs from then on, with d."""
+def test_late_prompts_move_to_the_next_iteration():
     made = line(50, 20, 30, budget=100)
     made.done("a", 0.05)
     made.done("b", 0.07)
@@ -72,24 +66,21 @@ def test_who_came_too_late_for_an_iteration_is_in_the_next():
     assert made.busy_s(0.16) == 0.0
 
 
-def test_who_came_too_late_runs_alone_where_there_is_no_room():
-    """The others have an iteration of their own after it."""
+def test_late_prompts_run_alone_without_room():
     made = line(50, 20, 30, 90, budget=100)
     made.done("a", 0.05)
     made.done("b", 0.07)
     assert dict(made.ends(0.08)) == pytest.approx({"c": 0.1, "d": 0.19})
 
 
-def test_who_has_waited_longest_for_an_iteration_is_known():
-    """The first of those with whom a prompt would be computed; nobody, if it begins an iteration."""
+def test_oldest_companion_of_an_iteration():
     made = line(50, 40, 10)
     assert made.oldest_companion(QueuedPrompt("x", 20), 0.0) == "b"
     assert made.oldest_companion(QueuedPrompt("x", 90), 0.0) is None
     assert line(50).oldest_companion(QueuedPrompt("x", 20), 0.0) is None
 
 
-def test_who_is_given_up_takes_no_time():
-    """Whether it waits or runs; one that is not there changes nothing."""
+def test_dropped_prompts_take_no_time():
     made = line(100, 100, 100)
     made.drop("b", 0.05)
     assert dict(made.ends(0.05)) == pytest.approx({"a": 0.1, "c": 0.2})
@@ -98,8 +89,7 @@ def test_who_is_given_up_takes_no_time():
     assert dict(made.ends(0.05)) == pytest.approx({"c": 0.15})
 
 
-def test_a_slow_instance_is_found_out():
-    """Iterations that take twice as long are soon expected to."""
+def test_speed_factor_follows_a_slow_instance():
     speed = SpeedFactor()
     made, now = line(speed=speed), 0.0
     for number in range(60):
@@ -108,8 +98,7 @@ def test_a_slow_instance_is_found_out():
     assert made.wait_s(QueuedPrompt("x", 100), now) == pytest.approx(0.2, rel=0.01)
 
 
-def test_what_came_at_once_says_nothing_of_speed():
-    """Two first tokens of one moment are of one iteration, whatever was thought."""
+def test_simultaneous_ends_are_one_iteration():
     speed = SpeedFactor()
     made = line(60, 60, speed=speed)
     made.done("a", 0.06)
@@ -118,8 +107,7 @@ def test_what_came_at_once_says_nothing_of_speed():
 
 
 @given(st.lists(st.integers(1, 150), min_size=1, max_size=6), st.floats(0, 2))
-def test_a_newcomer_is_done_no_sooner_than_anybody_before_it(tokens, now):
-    """And all of them in their order."""
+def test_ends_are_in_order(tokens, now):
     made = line(*tokens)
     ends = [end for _, end in made.ends(now)]
     assert ends == sorted(ends)

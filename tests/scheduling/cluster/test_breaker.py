@@ -1,4 +1,4 @@
-"""Whether an instance that failed may be trusted again."""
+"""The circuit breaker."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -6,8 +6,7 @@ from hypothesis import strategies as st
 from twofold.scheduling.cluster.breaker import Breaker, BreakerState
 
 
-def test_an_instance_that_never_failed_is_trusted():
-    """Its first start needs no probe."""
+def test_first_start_needs_no_probe():
     breaker = Breaker()
     breaker.back(1.0)
     assert breaker.state is BreakerState.CLOSED
@@ -15,8 +14,7 @@ def test_an_instance_that_never_failed_is_trusted():
     assert breaker.admits
 
 
-def test_one_request_at_a_time_shows_whether_it_works():
-    """Back after a failure it is given one request, and all that come once that one has a token."""
+def test_half_open_admits_one_request_at_a_time():
     breaker = Breaker()
     breaker.fail(0.0)
     assert not breaker.admits
@@ -29,8 +27,7 @@ def test_one_request_at_a_time_shows_whether_it_works():
     assert breaker.state is BreakerState.CLOSED
 
 
-def test_a_probe_that_ends_early_shows_nothing():
-    """Its client went away: the next request is the probe."""
+def test_an_aborted_probe_is_repeated():
     breaker = Breaker()
     breaker.fail(0.0)
     breaker.back(1.0)
@@ -43,7 +40,6 @@ def test_a_probe_that_ends_early_shows_nothing():
 
 @given(st.integers(1, 40), st.floats(0.1, 100.0))
 def test_each_failure_doubles_the_wait_up_to_a_limit(failures, longest_s):
-    """A worker that dies at once is not started a hundred times a second."""
     breaker = Breaker(longest_s)
     waits = []
     for _ in range(failures):
@@ -52,8 +48,7 @@ def test_each_failure_doubles_the_wait_up_to_a_limit(failures, longest_s):
     assert waits == [min(longest_s, Breaker.FIRST_S * 2.0**n) for n in range(failures)]
 
 
-def test_one_that_worked_for_long_begins_anew():
-    """Failures of last week do not count."""
+def test_long_uptime_resets_the_wait():
     breaker = Breaker()
     for now in range(5):
         breaker.fail(float(now))

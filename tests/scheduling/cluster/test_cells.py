@@ -1,4 +1,4 @@
-"""Pools divided into cells, held against adding everything up."""
+"""Cell pools compared with plain sums."""
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -47,8 +47,7 @@ def check(pools, everybody):
 
 @settings(max_examples=300)
 @given(steps)
-def test_a_cell_is_the_sum_of_those_who_are_in_it(steps):
-    """Whoever joins, leaves, pauses, moves or changes; and the pools of the cluster are all cells' together."""
+def test_cell_load_sums_its_instances(steps):
     pools, everybody = CellPools(), []
     for number, (action, which, role, cell, amounts) in enumerate(steps):
         if action == "add" or not everybody:
@@ -70,8 +69,7 @@ def test_a_cell_is_the_sum_of_those_who_are_in_it(steps):
     assert {load.id for load in pools} == {load.id for load in everybody}
 
 
-def test_a_cell_ranks_its_own():
-    """Who has least of all is asked for within a cell, as in a cluster of its own."""
+def test_cell_pools_rank_their_members():
     pools = CellPools()
     for name, cell, pending in (("p0", "a", 9), ("p1", "a", 5), ("p2", "b", 1)):
         pools.add(InstanceLoad(name, Role.PREFILL, Role.PREFILL, pending_prefill_tokens=pending, cell=cell))

@@ -1,4 +1,4 @@
-"""Predicted queues: what was placed and is not done."""
+"""Predicted prefill queues."""
 
 import pytest
 from hypothesis import given
@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 from support.predicted import Proportional, forecast
 
 
-def test_a_queue_is_the_sum_of_what_was_placed():
-    """Reused tokens take no time, and what was done is not counted."""
+def test_queue_is_the_sum_of_placed_prefills():
     made = forecast("p0", "p1")
     made.placed("a", "p0", 300, 0, 0.0)
     made.placed("b", "p0", 300, 200, 0.0)
@@ -21,8 +20,7 @@ def test_a_queue_is_the_sum_of_what_was_placed():
     assert made.assigned_s("p0") == pytest.approx(4.0), "what was ever given stays counted"
 
 
-def test_what_runs_has_run_for_a_while():
-    """The first in line began when the one before it was done; more than all of it cannot be over."""
+def test_running_prefill_shortens_the_queue():
     made = forecast("p0")
     made.placed("a", "p0", 300, 0, 10.0)
     made.placed("b", "p0", 200, 0, 11.0)
@@ -32,8 +30,7 @@ def test_what_runs_has_run_for_a_while():
     assert made.queue_s("p0", 14.0) == pytest.approx(1.5)
 
 
-def test_an_end_that_nobody_saw_is_no_earlier_than_what_was_said_last():
-    """A request that was given up says no time."""
+def test_an_end_without_time_uses_the_latest_known_time():
     made = forecast("p0")
     made.placed("a", "p0", 300, 0, 1.0)
     made.placed("b", "p0", 300, 0, 2.0)
@@ -43,8 +40,7 @@ def test_an_end_that_nobody_saw_is_no_earlier_than_what_was_said_last():
     assert made.queue_s("p0", 2.5) == pytest.approx(2.5)
 
 
-def test_one_that_ends_out_of_turn_leaves_the_first_running():
-    """A prompt is given up before its turn."""
+def test_an_abort_out_of_turn_keeps_the_first_running():
     made = forecast("p0")
     made.placed("a", "p0", 300, 0, 0.0)
     made.placed("b", "p0", 100, 0, 0.0)
@@ -52,8 +48,7 @@ def test_one_that_ends_out_of_turn_leaves_the_first_running():
     assert made.queue_s("p0", 2.0) == pytest.approx(1.0)
 
 
-def test_an_instance_that_is_lost_comes_back_empty():
-    """What is expected of it stays known; what was placed on it is over."""
+def test_a_lost_instance_rejoins_with_an_empty_queue():
     made = forecast("p0")
     made.placed("a", "p0", 300, 0, 0.0)
     made.leave("p0")
@@ -67,16 +62,14 @@ def test_an_instance_that_is_lost_comes_back_empty():
         made.prediction("nobody")
 
 
-def test_the_last_token_of_a_prompt_is_always_computed():
-    """It gives the first output token."""
+def test_the_last_prompt_token_is_always_computed():
     made = forecast("p0")
     assert [made.reused_tokens(blocks, 250) for blocks in (0, 1, 2, 3)] == [0, 100, 200, 249]
     assert made.reused_tokens(1, 1) == 0
 
 
 @given(st.lists(st.tuples(st.integers(1, 500), st.integers(0, 9)), max_size=40), st.data())
-def test_a_queue_is_between_nothing_and_all_of_it(prompts, data):
-    """However they end, and whenever somebody looks."""
+def test_queue_is_bounded_by_zero_and_its_sum(prompts, data):
     made, now, left = forecast("p0", prediction=Proportional(0.01)), 0.0, {}
     for number, (tokens, wait) in enumerate(prompts):
         now += wait

@@ -1,4 +1,4 @@
-"""Pools: who is in which, and who has the least, held against looking at everybody."""
+"""Pools compared with a linear search."""
 
 import pytest
 from hypothesis import given, settings
@@ -20,7 +20,7 @@ steps = st.lists(
 
 
 class Everybody:
-    """Members of each pool in the order in which they joined it."""
+    """Members of each pool in order of joining."""
 
     def __init__(self):
         self.pools = {role: [] for role in Role}
@@ -52,8 +52,7 @@ def check(pools, everybody, measures):
 
 @settings(max_examples=800)
 @given(steps, st.booleans())
-def test_the_least_is_what_looking_at_everybody_finds(steps, often):
-    """Whatever changes, joins, leaves and moves, asked after each step or now and then; ties go to who joined first."""
+def test_least_agrees_with_a_linear_search(steps, often):
     pools, everybody = Pools(), Everybody()
     for number, (action, which, role, numbers) in enumerate(steps):
         loads = everybody.all
@@ -77,8 +76,7 @@ def test_the_least_is_what_looking_at_everybody_finds(steps, often):
     check(pools, everybody, MEASURES)
 
 
-def test_an_instance_that_comes_back_starts_anew():
-    """What was known of its earlier life says nothing about this one."""
+def test_a_returning_instance_has_no_old_load():
     pools = Pools()
     first, other = (InstanceLoad(name, Role.PREFILL, home=Role.PREFILL, requests=1) for name in ("a", "b"))
     pools.add(first)
@@ -94,14 +92,12 @@ def test_an_instance_that_comes_back_starts_anew():
     assert pools.prefill.least(requests) is other, "it joined later"
 
 
-def test_pending_tokens_are_prompts_and_one_for_each_decode():
-    """As SplitwiseSim counts them."""
+def test_pending_tokens_count_prompts_and_decodes():
     load = InstanceLoad("a", Role.MIXED, home=Role.MIXED, pending_prefill_tokens=100, decodes=3)
     assert pending_tokens(load) == 103
 
 
-def test_nobody_is_known_by_a_wrong_name():
-    """An instance that is gone is not there; taking it out twice is a fault of the caller."""
+def test_unknown_instances_are_not_in_the_pools():
     pools = Pools()
     assert pools.get("a") is None
     assert pools.prefill.least(requests) is None

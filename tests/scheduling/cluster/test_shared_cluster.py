@@ -1,4 +1,4 @@
-"""The cluster as one of several controllers sees it, held against what there really is."""
+"""The view of one of several controllers, compared with the true loads."""
 
 import pytest
 from hypothesis import given, settings
@@ -38,13 +38,12 @@ def seen(cluster):
 
 
 def report(made, controllers, name):
-    """What is on an instance now, with what is whose."""
+    """The load of an instance with the share of each controller."""
     total = load_totals(made.pools.get(name))
     return [LoadReport(name, total, controller.own(name)) for controller in controllers]
 
 
-def test_what_others_place_is_seen_by_report_only():
-    """And what it placed itself at once; what was sent since a report was made is counted besides."""
+def test_load_of_others_is_known_from_reports():
     mine, total = shared(), LoadTotals(1000, 500, 1, 0, 1)
     mine.place(request("a", prompt=100), 0.0)
     assert mine.own("p0") == seen(mine)["p0"] == LoadTotals(100, 100, 1, 0, 1)
@@ -59,8 +58,7 @@ def test_what_others_place_is_seen_by_report_only():
 @pytest.mark.parametrize(
     ("own", "sent", "done"), [("followed", 100, 0), ("sent", 100, 100), ("ignored", 0, 0)]
 )
-def test_what_a_controller_knows_of_its_own(own, sent, done):
-    """That a request was sent, and that it is done with its prompt."""
+def test_own_load_depends_on_the_mode(own, sent, done):
     made = shared(OwnLoad(own))
     made.place(request("a", prompt=100), 0.0)
     assert seen(made)["p0"].pending_prefill_tokens == sent
@@ -71,8 +69,7 @@ def test_what_a_controller_knows_of_its_own(own, sent, done):
     assert seen(made)["p0"].pending_prefill_tokens == done
 
 
-def test_a_report_of_nobody_means_nothing():
-    """It may come after its instance has gone, which then begins anew."""
+def test_reports_on_unknown_instances_are_ignored():
     made = shared()
     made.reported(LoadReport("p0", LoadTotals(7), NO_LOAD))
     made.remove_instance("p0")
@@ -82,8 +79,7 @@ def test_a_report_of_nobody_means_nothing():
     assert seen(made)["p0"] == NO_LOAD
 
 
-def test_a_report_of_an_instance_that_is_paused_is_kept():
-    """It is ranked by it once it is back."""
+def test_reports_on_paused_instances_are_kept():
     made = shared()
     made.pause("p0")
     made.reported(LoadReport("p0", LoadTotals(50), NO_LOAD))
@@ -92,7 +88,7 @@ def test_a_report_of_an_instance_that_is_paused_is_kept():
 
 
 class Told(FixedRoles):
-    """Routes as it was told to."""
+    """A router with a preset route."""
 
     def __init__(self):
         self.to = None
@@ -113,8 +109,7 @@ events = st.lists(
 
 @settings(max_examples=200)
 @given(events)
-def test_alone_it_is_the_scheduler_that_knows_all(steps):
-    """Whatever is reported, and however late: its own requests are all there are."""
+def test_a_single_controller_equals_the_cluster_scheduler(steps):
     alone, plain = shared(), joined(ClusterScheduler(ROUTERS["jsq"](), BY_LAYER))
     placed, under_way = 0, []
     for action, which, _ in steps:
@@ -133,7 +128,7 @@ def test_alone_it_is_the_scheduler_that_knows_all(steps):
 
 
 class Several:
-    """Three controllers, what there really is, and reports that are on their way."""
+    """Three controllers, the true loads and reports on their way."""
 
     def __init__(self, own):
         self.told = Told()
@@ -148,7 +143,7 @@ class Several:
         self.whose.append(self.controllers[turn])
 
     def happens(self, action, which):
-        """Of a request that was placed, if one was."""
+        """Apply an event to a placed request, if there is one."""
         if self.whose:
             number = which % len(self.whose)
             for made in (self.truth, self.whose[number]):
@@ -165,8 +160,7 @@ class Several:
 
 @settings(max_examples=300)
 @given(events, st.sampled_from(list(OwnLoad)))
-def test_once_everything_is_reported_every_controller_sees_what_there_is(steps, own):
-    """Of three, whatever they did meanwhile, in whichever way they count their own; and nothing is ever negative."""
+def test_controllers_agree_after_all_reports(steps, own):
     several = Several(own)
     for action, which, turn in steps:
         if action == "arrive":

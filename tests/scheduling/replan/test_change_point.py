@@ -1,4 +1,4 @@
-"""Whether the mean of a stream of numbers has changed, and since when."""
+"""Change-point detection."""
 
 import random
 from math import sqrt
@@ -23,14 +23,12 @@ def normal(mean, count, seed=0):
     return [draw.gauss(mean, 1.0) for _ in range(count)]
 
 
-def test_nothing_is_said_before_there_is_something_to_compare_with():
-    """A window, and as many numbers before it as a spread can be told from."""
+def test_no_change_before_a_window_and_eight_numbers():
     assert told(normal(0.0, WINDOWS[0] + FEWEST - 1)).strongest() is None
     assert told(normal(0.0, WINDOWS[0] + FEWEST)).strongest().numbers == WINDOWS[0]
 
 
-def test_a_change_is_measured_and_located():
-    """The means on both sides and the very place, where it is plain."""
+def test_locates_a_step():
     change = told([*normal(0.0, 50), *normal(9.0, 21, seed=1)]).located()
     assert change.numbers == 21
     assert change.before == pytest.approx(0.0, abs=0.5)
@@ -38,8 +36,7 @@ def test_a_change_is_measured_and_located():
     assert change.chance < 1e-12
 
 
-def test_the_statistic_is_the_t_test():
-    """With four and eight numbers by hand; the deviate is a little less than t, as rare as it is with ten degrees."""
+def test_statistic_is_the_t_test():
     numbers = [*normal(0.0, 8), *normal(1.0, 4, seed=1)]
     before, after = numbers[:8], numbers[8:]
     within = sum((x - fmean(before)) ** 2 for x in before) + sum((x - fmean(after)) ** 2 for x in after)
@@ -48,8 +45,7 @@ def test_the_statistic_is_the_t_test():
     assert 0.7 * t < sigmas < t
 
 
-def test_a_normal_deviate_is_as_rare_as_student_s_t():
-    """Against a table: t(10) = 4.587 and t(30) = 3.646 are exceeded, on either side, with probability 0.001."""
+def test_sigmas_match_student_t():
     for freedom, t in ((10, 4.587), (30, 3.646)):
         count = freedom + 2
         # Half a step up and down spread by 1; the level of the last four then decides t.
@@ -60,14 +56,12 @@ def test_a_normal_deviate_is_as_rare_as_student_s_t():
         assert change.chance == pytest.approx(0.001, rel=0.03)
 
 
-def test_numbers_that_are_all_the_same():
-    """Clockwork never changes; when it does, that is beyond doubt."""
+def test_handles_constant_sequences():
     assert told([5.0] * 40).strongest().sigmas == 0.0
     assert told([5.0] * 40 + [6.0] * 4).strongest().chance < 1e-12
 
 
-def test_what_is_forgotten_plays_no_part():
-    """After a restart the last numbers are all there is."""
+def test_restart_forgets_older_numbers():
     changes = told([*normal(0.0, 50), *normal(9.0, 20, seed=1)])
     changes.restart(20)
     assert len(changes) == 20
@@ -80,8 +74,7 @@ def test_what_is_forgotten_plays_no_part():
 
 
 @given(st.lists(st.floats(-1e3, 1e3), min_size=0, max_size=60), st.floats(-1e6, 1e6))
-def test_the_level_does_not_matter(numbers, level):
-    """Neither where zero is, nor how many numbers came long before."""
+def test_result_is_independent_of_the_offset(numbers, level):
     plain, lifted = told(numbers).strongest(), told([number + level for number in numbers]).strongest()
     if plain is None:
         assert lifted is None
@@ -89,6 +82,5 @@ def test_the_level_does_not_matter(numbers, level):
         assert lifted.sigmas == pytest.approx(plain.sigmas, rel=1e-2, abs=1e-2)
 
 
-def test_memory_does_not_grow():
-    """What a window cannot reach is kept as a sum."""
+def test_memory_is_bounded():
     assert len(told(normal(0.0, 1000))._sums) == WINDOWS[-1] + 1

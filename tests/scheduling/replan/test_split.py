@@ -1,4 +1,4 @@
-"""From one split of the instances to another: which steps, and in which order."""
+"""Steps between two splits."""
 
 import pytest
 from hypothesis import given
@@ -24,8 +24,7 @@ def take(made, steps, retired):
         made.set_role(step.instance, step.role)
 
 
-def test_roles_come_before_replicas():
-    """What is there changes its role; only what is still missing is started, and only what is left retires."""
+def test_role_changes_come_before_starts():
     made = split_of(3, 2)
     steps = steps_to(RoleSplit(1, 5), made.pools, ["spare-0", "spare-1"])
     assert [step.action for step in steps] == [ReplanAction.ROLE, ReplanAction.ROLE, ReplanAction.START]
@@ -34,16 +33,14 @@ def test_roles_come_before_replicas():
     assert [step.action for step in steps] == [ReplanAction.ROLE, ReplanAction.RETIRE]
 
 
-def test_who_has_least_to_do_goes_first():
-    """It is of use to the other phase soonest; among equals the one that joined first."""
+def test_least_loaded_instances_move_first():
     made = split_of(3, 1)
     made.place(request("a"), 0.0)  # to prefill-0
     assert [step.instance for step in steps_to(RoleSplit(2, 2), made.pools, [])] == ["prefill-1"]
     assert [step.instance for step in steps_to(RoleSplit(1, 3), made.pools, [])] == ["prefill-1", "prefill-2"]
 
 
-def test_nothing_to_do():
-    """The split that runs takes no steps, and one that cannot be reached those that there are."""
+def test_running_split_needs_no_steps():
     made = split_of(2, 2)
     assert steps_to(RoleSplit(2, 2), made.pools, []) == ()
     assert steps_to(RoleSplit(3, 2), made.pools, []) == ()
@@ -59,8 +56,7 @@ def test_a_split_reads_well():
     wanted=st.tuples(st.integers(1, 6), st.integers(1, 6)),
     spare=st.integers(0, 4),
 )
-def test_the_steps_lead_where_they_should(router, running, wanted, spare):
-    """As far as there are instances; each is asked for one thing at most."""
+def test_steps_reach_the_split(router, running, wanted, spare):
     made = split_of(*running, router=router)
     retired = [f"spare-{number}" for number in range(spare)]
     for name in retired:

@@ -1,4 +1,4 @@
-"""What a shift of traffic is, how soon it is seen, and that there is none where nothing changes."""
+"""Traffic shifts: detection and false alarms."""
 
 import os
 import random
@@ -14,7 +14,7 @@ HOUR_S = 3600.0
 
 
 def traffic(seed, *, rate, burstiness=1.0, prompt=1000, output=150, end_s=HOUR_S, begin_s=0.0):
-    """Gamma arrivals and lognormal lengths that spread by a factor of e: (time, prompt, output)."""
+    """Gamma arrivals with lognormal lengths: (time, prompt, output)."""
     draw, now = random.Random(f"{seed} {rate} {begin_s}"), begin_s
     while (now := now + draw.gammavariate(burstiness, 1 / (rate * burstiness))) < end_s:
         yield (
@@ -25,7 +25,7 @@ def traffic(seed, *, rate, burstiness=1.0, prompt=1000, output=150, end_s=HOUR_S
 
 
 def made(number):
-    """Nothing runs: every output here ends at once."""
+    """No output is running."""
     raise AssertionError
 
 
@@ -35,7 +35,7 @@ def feed(watch, events):
 
 
 def tell(watch, events):
-    """Until an alarm; returns how many requests that took, or None."""
+    """Run until an alarm; returns the number of requests, or None."""
     for count, (now, prompt, output) in enumerate(events, 1):
         watch.ended(watch.arrived(prompt, now), output)
         if watch.alarmed:
@@ -45,7 +45,6 @@ def tell(watch, events):
 
 @pytest.mark.parametrize(("rate", "burstiness"), [(2.0, 1.0), (20.0, 1.0), (20.0, 0.25), (10.0, 0.1)])
 def test_no_alarm_in_an_hour_without_a_change(rate, burstiness):
-    """Poisson arrivals and bursty ones, whose gaps vary by CV = 2 and 3.2; `bench/distserve` watches for longer."""
     for seed in range(3):
         assert tell(TrafficMonitor(), traffic(seed, rate=rate, burstiness=burstiness)) is None, seed
 
@@ -60,8 +59,7 @@ STEPS = {
 
 
 @pytest.mark.parametrize("name", STEPS)
-def test_a_step_is_found_within_256_requests(name):
-    """Which quantity it was, its size, and when it began, to within some batches."""
+def test_detects_a_step_within_256_requests(name):
     quantity, after = STEPS[name]
     factor = {"twice": 2.0, "half": 0.5}[next(word for word in name.split() if word in ("twice", "half"))]
     for seed in range(10):
@@ -76,15 +74,13 @@ def test_a_step_is_found_within_256_requests(name):
         assert abs(shift.requests - count) <= 6 * BATCH
 
 
-def test_a_change_that_is_too_small_to_matter_is_none():
-    """However sure it is: a tenth more for an hour."""
+def test_ignores_changes_below_tolerance():
     watch = TrafficMonitor()
     assert tell(watch, traffic(0, rate=20.0)) is None
     assert tell(watch, traffic(0, rate=22.0, begin_s=HOUR_S, end_s=2 * HOUR_S)) is None
 
 
-def test_a_shift_that_has_passed_is_forgotten():
-    """A burst of a minute, looked at when it is long over."""
+def test_forgets_a_shift_that_passed():
     watch = TrafficMonitor()
     tell(watch, traffic(0, rate=10.0, end_s=600.0))
     assert tell(watch, traffic(0, rate=40.0, begin_s=600.0, end_s=660.0)) is not None
@@ -95,8 +91,7 @@ def test_a_shift_that_has_passed_is_forgotten():
     )
 
 
-def test_what_is_accepted_is_the_new_normal():
-    """The traffic since the shift is what it was described as, and raises no alarm any more."""
+def test_accept_sets_a_new_baseline():
     watch = TrafficMonitor()
     tell(watch, traffic(0, rate=10.0, end_s=600.0))
     feed(watch, traffic(0, rate=25.0, prompt=300, begin_s=600.0, end_s=660.0))
@@ -111,8 +106,7 @@ def test_what_is_accepted_is_the_new_normal():
     assert tell(watch, traffic(2, rate=25.0, prompt=300, begin_s=660.0, end_s=2000.0)) is None
 
 
-def test_traffic_says_how_bursty_it_is():
-    """The shape of gamma arrivals; what one request says is no traffic."""
+def test_traffic_has_burstiness():
     watch = TrafficMonitor()
     watch.ended(watch.arrived(10, 0.0), 1)
     assert watch.traffic([], made) is None
@@ -120,8 +114,7 @@ def test_traffic_says_how_bursty_it_is():
     assert watch.traffic([], made).burstiness == pytest.approx(0.25, rel=0.4)
 
 
-def test_outputs_count_in_the_order_of_arrival():
-    """Short ones, which end first, wait for the long ones before them; what did not end by itself is left out."""
+def test_outputs_count_in_order_of_arrival():
     watch = TrafficMonitor()
     numbers = [watch.arrived(100, float(at)) for at in range(4)]
     for number, output in ((3, 5), (1, 7), (2, None)):
@@ -131,8 +124,7 @@ def test_outputs_count_in_the_order_of_arrival():
     assert list(watch._outputs) == [(0, 900), (1, 7), (3, 5)]
 
 
-def test_a_request_that_never_ends_is_not_waited_for_for_ever():
-    """Nor does it harm if it ends after all."""
+def test_an_endless_request_does_not_block_outputs():
     watch = TrafficMonitor()
     stuck = watch.arrived(100, 0.0)
     for at in range(1, 9000):
@@ -142,8 +134,7 @@ def test_a_request_that_never_ends_is_not_waited_for_for_ever():
     assert len(watch._ended) == 0
 
 
-def test_more_requests_with_outputs_that_take_their_time_are_no_shorter_outputs():
-    """A token takes 50 ms: after the step short outputs are the first to end, but only the rate has shifted."""
+def test_a_rate_increase_does_not_shorten_outputs():
     watch, ends = TrafficMonitor(), []
     events = [*traffic(0, rate=10.0, end_s=600.0), *traffic(0, rate=20.0, begin_s=600.0, end_s=700.0)]
     for now, prompt, output in events:
@@ -154,8 +145,7 @@ def test_more_requests_with_outputs_that_take_their_time_are_no_shorter_outputs(
     assert [shift.quantity for shift in watch.shifts()] == [Quantity.RATE]
 
 
-def test_requests_that_come_all_at_once():
-    """A thousand at the same instant are no reason to fail."""
+def test_handles_simultaneous_arrivals():
     watch = TrafficMonitor()
     for _ in range(1000):
         watch.ended(watch.arrived(100, 1.0), 10)
@@ -166,16 +156,14 @@ def test_requests_that_come_all_at_once():
 
 @pytest.mark.skipif("TWOFOLD_DATA" not in os.environ, reason="needs the traces that TWOFOLD_DATA has")
 @pytest.mark.parametrize("name", ["azure-2023-code", "azure-2023-conv"])
-def test_a_recorded_hour_is_quiet_in_shuffled_order(name):
-    """Real lengths, all of which could have come in any order: prompts and outputs raise no alarm."""
+def test_no_alarm_on_a_shuffled_trace(name):
     requests = list(open_trace(Path(os.environ["TWOFOLD_DATA"]) / "traces" / f"{name}.csv"))
     random.Random(0).shuffle(requests)
     events = ((i / 5.0, request.prompt_tokens, request.output_tokens) for i, request in enumerate(requests))
     assert tell(TrafficMonitor(), events) is None
 
 
-def test_outputs_that_go_on_count_as_longer_than_they_are():
-    """After a step to outputs four times as long, those that have ended are the shortest of them."""
+def test_running_outputs_are_censored():
     watch, running = TrafficMonitor(), {}
     tell(watch, traffic(0, rate=10.0, end_s=300.0))
     for now, prompt, output in traffic(0, rate=30.0, output=600, begin_s=300.0, end_s=315.0):

@@ -23,8 +23,7 @@ def route(made, threshold=1.5, blocks=KEYS):
     return Conductor(threshold).route(request(prompt=1000, blocks=blocks), 1009, made, 0.0)
 
 
-def test_a_prompt_goes_where_its_prefix_is():
-    """All that is not there would have to be computed."""
+def test_routes_to_the_cached_prefix():
     made = known("p0", "p1", "d0")
     made.forecast.prefixes.stored("p1", KEYS[:8])
     found = route(made, threshold=None)
@@ -33,7 +32,6 @@ def test_a_prompt_goes_where_its_prefix_is():
 
 
 def test_a_long_queue_outweighs_a_prefix():
-    """With nothing fetched the prompt is computed again elsewhere, and its blocks are then on both."""
     made = known("p0", "p1", "d0")
     made.forecast.prefixes.stored("p1", KEYS[:3])
     made.forecast.placed("x", "p1", 400, 0, 0.0)
@@ -42,8 +40,7 @@ def test_a_long_queue_outweighs_a_prefix():
     assert found.ttft_s == pytest.approx(10.0)
 
 
-def test_blocks_that_are_in_demand_travel():
-    """The one that has them is busy: another fetches them, and waits for them beside its own queue."""
+def test_fetches_hot_blocks():
     made = known("p0", "p1", "d0")
     made.forecast.prefixes.stored("p1", KEYS[:8])
     made.forecast.placed("x", "p1", 400, 0, 0.0)
@@ -53,8 +50,7 @@ def test_blocks_that_are_in_demand_travel():
     assert found.ttft_s == pytest.approx(1.0 + 2.0)
 
 
-def test_only_what_is_missing_is_counted_as_transfer():
-    """An instance that has some of the prefix fetches the rest."""
+def test_transfer_counts_missing_blocks_only():
     made = known("p0", "p1", "d0", transfer_s=0.5)
     made.forecast.prefixes.stored("p1", KEYS[:8])
     made.forecast.prefixes.stored("p0", KEYS[:5])
@@ -65,8 +61,7 @@ def test_only_what_is_missing_is_counted_as_transfer():
 
 
 @pytest.mark.parametrize(("own", "fetches"), [(0, True), (5, True), (6, False), (8, False)])
-def test_below_the_threshold_nothing_travels(own, fetches):
-    """Nine blocks are more than one and a half times five, and not than six; of none they are infinitely many."""
+def test_no_fetch_below_the_threshold(own, fetches):
     made = known("p0", "p1", "d0")
     made.forecast.prefixes.stored("p1", KEYS[:9])
     made.forecast.prefixes.stored("p0", KEYS[:own])
@@ -74,23 +69,20 @@ def test_below_the_threshold_nothing_travels(own, fetches):
     assert route(made).fetch == (PrefixFetch("p1", 9) if fetches else None)
 
 
-def test_what_is_quicker_computed_again_does_not_travel():
-    """A slow link: the paper would wait for it."""
+def test_no_fetch_if_computing_is_faster():
     made = known("p0", "p1", "d0", transfer_s=5.0)
     made.forecast.prefixes.stored("p1", KEYS[:8])
     made.forecast.placed("x", "p1", 10_000, 0, 0.0)
     assert route(made) == Route("p0", "d0")
 
 
-def test_a_prompt_that_is_there_whole_still_computes_its_last_token():
-    """Somebody has to make the first token."""
+def test_a_fully_cached_prompt_computes_its_last_token():
     made = known("p0", "d0")
     made.forecast.prefixes.stored("p0", KEYS)
     assert route(made) == Route("p0", "d0", (), 999)
 
 
-def test_instances_of_one_host_share_its_cache():
-    """What one stored the other loads, without a transfer."""
+def test_instances_share_the_cache_of_their_host():
     made = known("p0", "p1", "d0")
     for name in ("p0", "p1"):
         made.get(name).cache = "host"
@@ -99,23 +91,21 @@ def test_instances_of_one_host_share_its_cache():
     assert route(made) == Route("p1", "d0", (), 400)
 
 
-def test_what_an_instance_keeps_for_itself_is_found_there_and_fetched_by_nobody():
-    """Live, the memory of an engine is one cache more beside that of its host, and the longer of both counts."""
+def test_private_blocks_are_not_fetched():
     made = known("p0", "p1", "d0")
     for name in ("p0", "p1"):
         made.get(name).cache = f"host of {name}"
     made.forecast.memories.stored("p1", KEYS[:8])
     assert route(made) == Route("p1", "d0", (), 800)
     made.forecast.placed("x", "p1", 10_000, 0, 0.0)
-    assert route(made) == Route("p0", "d0"), "nobody gives away what is in an engine"
+    assert route(made) == Route("p0", "d0"), "private blocks were fetched"
     made.forecast.prefixes.stored("host of p1", KEYS[:6])
     assert route(made) == Route("p0", "d0", (), 600, PrefixFetch("host of p1", 6))
     made.forecast.memories.stored("p0", KEYS[:7])
     assert route(made) == Route("p0", "d0", (), 700)
 
 
-def test_to_ask_where_a_request_would_run_changes_nothing():
-    """Overload control asks before it takes a request, which then goes where it said."""
+def test_would_place_changes_nothing():
     made = cluster([Role.PREFILL, Role.PREFILL, Role.DECODE], "conductor")
     for name in "abcd":
         said = [made.would_place(request(name), 0.0).route for _ in range(3)]
@@ -123,15 +113,13 @@ def test_to_ask_where_a_request_would_run_changes_nothing():
     assert made.would_place(request("e", prompt=10), 0.0).route.prefill == "prefill-0"
 
 
-def test_one_mixed_instance_does_both_where_there_is_no_prefill_pool():
-    """Its own cache counts like any other."""
+def test_a_mixed_instance_runs_both_phases_without_prefill_pool():
     made = known("m0", "m1")
     made.forecast.prefixes.stored("m1", KEYS[:4])
     assert route(made) == Route("m1", "m1", (), 400)
 
 
-def test_the_cluster_keeps_the_forecast_up_to_date():
-    """What was placed waits until its first token is out, or it has ended."""
+def test_cluster_scheduler_updates_the_forecast():
     made = cluster([Role.PREFILL, Role.PREFILL, Role.DECODE], "conductor")
     first, second, third = (made.place(request(name), 0.0).route.prefill for name in "abc")
     assert (first, second) == ("prefill-0", "prefill-1")
@@ -144,8 +132,7 @@ def test_the_cluster_keeps_the_forecast_up_to_date():
     assert made.place(request("d"), 1.0).route.prefill == "prefill-1"
 
 
-def test_without_predictions_it_says_so():
-    """A driver forgot to give it any."""
+def test_requires_a_forecast():
     with pytest.raises(RuntimeError, match="was given none"):
         Conductor().route(request(), 109, pools(load("p0"), load("d0")), 0.0)
 
@@ -155,8 +142,7 @@ def test_without_predictions_it_says_so():
     st.sampled_from([None, 1.0, 1.5, 4.0]),
     st.sampled_from([0.0, 0.1, 0.5, 2.0]),
 )
-def test_nobody_would_have_been_quicker(instances, threshold, transfer_s):
-    """The choice is the least of all that the rule allows, and says what it is going to do."""
+def test_picks_the_least_ttft(instances, threshold, transfer_s):
     names = [f"p{i}" for i in range(len(instances))]
     made = known(*names, "d0", transfer_s=transfer_s)
     for name, (blocks, queue) in zip(names, instances, strict=True):

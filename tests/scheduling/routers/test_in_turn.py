@@ -29,8 +29,7 @@ def test_round_robin_over_mixed_instances():
     ]
 
 
-def test_an_instance_that_joins_gets_its_turn():
-    """And one that is gone does not."""
+def test_a_new_instance_gets_its_turn():
     known, router = pools(load("m0"), load("m1")), round_robin()
     routes(router, known, 2)
     known.add(load("m2"))
@@ -39,23 +38,20 @@ def test_an_instance_that_joins_gets_its_turn():
     assert {route.prefill for route in routes(router, known, 2)} == {"m0", "m2"}
 
 
-def test_random_is_spread_evenly_and_drawn_anew_for_each_phase():
-    """Every pair of instances comes up about as often as any other."""
+def test_random_is_uniform_and_independent_per_phase():
     known = pools(*(load(name) for name in ("p0", "p1", "p2", "d0", "d1", "d2")))
     counts = Counter(routes(at_random(), known, 9000))
     assert len(counts) == 9
     assert all(850 < count < 1150 for count in counts.values())
 
 
-def test_random_draws_alike_in_every_run():
-    """A simulation is repeated to the byte."""
+def test_random_is_reproducible():
     known = pools(*(load(name) for name in ("p0", "p1", "p2", "d0", "d1", "d2")))
     assert routes(at_random(), known, 100) == routes(at_random(), known, 100)
 
 
 @pytest.mark.parametrize("router", [round_robin, at_random])
-def test_nobody_to_go_to(router):
-    """Either phase may lack an instance."""
+def test_no_route_without_instances(router):
     assert routes(router(), pools(), 1) == [None]
     assert routes(router(), pools(load("p0")), 1) == [None]
     assert routes(router(), pools(load("d0")), 1) == [None]

@@ -1,4 +1,4 @@
-"""Load balance: the least predicted queue, whatever is in the caches."""
+"""Routing to the shortest predicted queue."""
 
 from support.predicted import forecast
 from support.routed import load, pools, request
@@ -12,8 +12,7 @@ def known():
     return made
 
 
-def test_it_takes_the_shortest_queue_though_another_has_the_prompt():
-    """The blocks elsewhere play no part; those that are here do, in what is expected."""
+def test_prefers_the_shortest_queue_over_a_cached_prompt():
     made = known()
     made.forecast.prefixes.stored("p0", (1, 2))
     made.forecast.prefixes.stored("p1", (1,))
@@ -23,8 +22,7 @@ def test_it_takes_the_shortest_queue_though_another_has_the_prompt():
     assert route.ttft_s == 2.0
 
 
-def test_among_equals_it_takes_who_was_given_least():
-    """Otherwise an idle cluster would give everything to its first instance."""
+def test_ties_go_to_the_least_assigned():
     made = known()
     made.forecast.placed("x", "p0", 50, 0, 0.0)
     made.forecast.prefill_ended("x", 1.0)

@@ -10,22 +10,19 @@ def route(*loads):
     return PlannedRoles().route(request(), 109, pools(*loads), 0.0)
 
 
-def test_each_phase_goes_where_least_is():
-    """Pending tokens for prefill, reserved memory for decode."""
+def test_each_phase_goes_to_the_least_loaded():
     loads = [load("p0", pending_prefill_tokens=9), load("p1"), load("d0", reserved_tokens=5), load("d1")]
     assert route(*loads) == Route("p1", "d1")
 
 
-def test_where_nobody_is_left_for_a_phase_others_do_it():
-    """One instance does both then: nothing has to travel."""
+def test_an_empty_phase_runs_on_other_instances():
     assert route(load("d0"), load("d1", pending_prefill_tokens=5)) == Route("d0", "d0")
     assert route(load("p0")) == Route("p0", "p0")
     assert route(load("p0"), load("m0")) == Route("p0", "m0")
     assert route() is None
 
 
-def test_a_role_changes_when_it_is_told_to():
-    """From the next request on; what is there does not move it back when it ends."""
+def test_set_role_changes_the_routing():
     made = cluster([Role.PREFILL, Role.PREFILL, Role.DECODE], "jsq-planned")
     made.place(request("a"), 0.0)
     made.set_role("prefill-0", Role.DECODE)

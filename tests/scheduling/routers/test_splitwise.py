@@ -32,8 +32,7 @@ def to_mixed(name):
     return RoleMove(name, Role.MIXED)
 
 
-def test_prefill_joins_the_fewest_pending_tokens_and_decode_the_least_memory_in_use():
-    """Both at arrival, each in its own pool."""
+def test_picks_fewest_pending_tokens_and_least_memory():
     busy = load("p0", pending_prefill_tokens=20, decodes=5)
     assert route(
         busy, load("p1", pending_prefill_tokens=24), load("d0", reserved_tokens=9), load("d1")
@@ -50,21 +49,18 @@ def test_prefill_joins_the_fewest_pending_tokens_and_decode_the_least_memory_in_
         (1, 0, 8193, False),
     ],
 )
-def test_a_queue_is_too_long_when_something_waits_and_the_threshold_is_passed(queued, pending, prompt, stays):
-    """8,192 tokens, this prompt included; an instance on which nothing waits takes any prompt."""
+def test_a_long_queue_exceeds_the_threshold_with_waiting_work(queued, pending, prompt, stays):
     first = load("p0", queued=queued, pending_prefill_tokens=pending)
     made = route(first, load("m0"), load("d0"), prompt=prompt)
     assert made == Route("p0" if stays else "m0", "d0")
 
 
-def test_the_mixed_pool_helps_before_another_instance_is_taken():
-    """With either phase."""
+def test_the_mixed_pool_is_used_before_taking_an_instance():
     assert route(long("p0"), load("m0"), load("m1", decodes=1), load("d0")) == Route("m0", "d0")
     assert route(load("p0"), load("m0"), load("m1", reserved_tokens=1), full("d0")) == Route("p0", "m0")
 
 
-def test_a_long_prefill_queue_takes_an_instance_from_the_decode_pool():
-    """The one with the fewest pending tokens becomes mixed."""
+def test_a_long_prefill_queue_takes_a_decode_instance():
     made = route(
         long("p0"),
         long("m0"),
@@ -74,8 +70,7 @@ def test_a_long_prefill_queue_takes_an_instance_from_the_decode_pool():
     assert made == Route("d1", "d0", (to_mixed("d1"),))
 
 
-def test_a_full_decode_pool_takes_an_instance_from_the_prefill_pool():
-    """The one with the least memory in use becomes mixed."""
+def test_a_full_decode_pool_takes_a_prefill_instance():
     made = route(
         load("p0", reserved_tokens=50),
         load("p1", reserved_tokens=40, pending_prefill_tokens=7),
@@ -85,34 +80,29 @@ def test_a_full_decode_pool_takes_an_instance_from_the_prefill_pool():
     assert made == Route("p0", "p1", (to_mixed("p1"),))
 
 
-def test_an_instance_may_help_with_prefill_and_keep_the_decode():
-    """Then nothing is handed off."""
+def test_a_taken_instance_keeps_its_decodes():
     assert route(long("p0"), load("d0")) == Route("d0", "d0", (to_mixed("d0"),))
 
 
-def test_if_nothing_is_found_both_phases_run_where_the_least_is_pending():
-    """On one instance of any pool, as in mixed batching."""
+def test_falls_back_to_the_fewest_pending_tokens():
     assert route(long("m0", decodes=9), long("m1", decodes=3)) == Route("m1", "m1")
     assert route(full("m0", decodes=5), full("m1", decodes=4)) == Route("m1", "m1")
     assert route(long("p0"), load("m0", queued=1, pending_prefill_tokens=8190)) == Route("m0", "m0")
 
 
-def test_of_equals_the_one_that_was_just_taken_comes_last():
-    """It is the latest member of the mixed pool."""
+def test_just_moved_instances_rank_last():
     crowd = full("m0", queued=1, pending_prefill_tokens=THRESHOLD)
     made = route(crowd, full("d0", pending_prefill_tokens=THRESHOLD))
     assert made == Route("m0", "m0", (to_mixed("d0"),))
 
 
 @pytest.mark.parametrize(("tokens", "fits"), [(100, True), (101, False)])
-def test_an_instance_without_room_for_all_of_the_kv_cache_is_refused(tokens, fits):
-    """Prompt and output; the router is told how many tokens that is."""
+def test_skips_instances_without_kv_memory(tokens, fits):
     made = route(load("p0"), load("m0"), load("d0", capacity=1000, reserved_tokens=900), tokens=tokens)
     assert made == Route("p0", "d0" if fits else "m0")
 
 
-def test_unknown_memory_refuses_nothing():
-    """A live instance may not have said how much it has."""
+def test_unknown_capacity_accepts_all():
     assert route(load("p0"), load("d0", reserved_tokens=10**12)) == Route("p0", "d0")
 
 
@@ -120,7 +110,7 @@ def test_unknown_memory_refuses_nothing():
 
 
 def crowded():
-    """A cluster of one instance for each phase whose prefill queue is long, after one request has come."""
+    """A cluster of one instance per phase with a long prefill queue, after one request."""
     made = cluster([Role.PREFILL, Role.DECODE], "splitwise")
     prefill, decode = made.pools
     made.place(request("first", prompt=THRESHOLD), 0.0)
@@ -128,8 +118,7 @@ def crowded():
     return made, prefill, decode
 
 
-def test_an_instance_goes_back_when_it_has_no_work_of_the_other_kind():
-    """A decode instance that helped with prefill, with its last prompt; it may have decodes left."""
+def test_returns_home_without_work_of_the_other_phase():
     made, prefill, decode = crowded()
     moved = []
     made.on_role_change = lambda name, role: moved.append((name, role))
@@ -145,8 +134,7 @@ def test_an_instance_goes_back_when_it_has_no_work_of_the_other_kind():
     assert prefill.role is Role.PREFILL
 
 
-def test_a_prefill_instance_goes_back_with_its_last_decode():
-    """It may have prompts left."""
+def test_a_prefill_instance_returns_after_its_last_decode():
     made = cluster([Role.PREFILL, Role.PREFILL, Role.DECODE], "splitwise", capacity_tokens=1000)
     made.place(request("first", prompt=600), 0.0)
     placement = made.place(request("second", prompt=500), 0.0)
@@ -160,8 +148,7 @@ def test_a_prefill_instance_goes_back_with_its_last_decode():
     assert helper.role is Role.PREFILL
 
 
-def test_as_in_splitwise_sim_it_goes_back_only_when_it_is_idle():
-    """When nothing at all is left there, whatever it was."""
+def test_splitwise_sim_returns_only_when_idle():
     made = cluster([Role.PREFILL, Role.DECODE], "splitwise-sim")
     prefill, decode = made.pools
     made.place(request("first", prompt=THRESHOLD), 0.0)
@@ -173,8 +160,7 @@ def test_as_in_splitwise_sim_it_goes_back_only_when_it_is_idle():
     assert decode.role is Role.DECODE
 
 
-def test_instances_that_were_started_mixed_stay_so():
-    """The mixed pool is their own."""
+def test_instances_started_mixed_stay_mixed():
     for router in (SplitwiseRouter(), SplitwiseSimRouter()):
         for idle in (False, True):
             assert router.role_of(load("m0"), idle) is Role.MIXED
@@ -204,8 +190,7 @@ def known(specs):
 
 @settings(max_examples=500)
 @given(clusters)
-def test_a_route_keeps_the_rules_and_changes_nothing(specs):
-    """Whatever the cluster looks like: there is a route, moves are from the other pool, and routing twice agrees."""
+def test_routes_follow_the_rules_and_change_nothing(specs):
     loads = known(specs)
     made, router = pools(*loads), SplitwiseRouter()
     chosen = router.route(request(), TOKENS, made, 0.0)

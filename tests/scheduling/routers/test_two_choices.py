@@ -5,8 +5,7 @@ from twofold.placement import Route
 from twofold.scheduling.routers.two_choices import TwoChoices
 
 
-def test_the_less_loaded_of_two():
-    """With two instances for each phase both are drawn: it is the least loaded that is taken, whoever is asking."""
+def test_picks_the_less_loaded_of_two():
     known = pools(
         load("p0", pending_prefill_tokens=50),
         load("p1", pending_prefill_tokens=20),
@@ -17,8 +16,7 @@ def test_the_less_loaded_of_two():
     assert routes == {Route("p1", "d0")}
 
 
-def test_the_most_loaded_is_never_taken():
-    """Of three, whichever two are drawn, one of the others is less loaded; and both of those are taken."""
+def test_never_picks_the_most_loaded():
     known = pools(
         load("m0", pending_prefill_tokens=1), load("m1", pending_prefill_tokens=9), load("m2", decodes=2)
     )
@@ -26,8 +24,7 @@ def test_the_most_loaded_is_never_taken():
     assert routes == {Route("m0", "m0"), Route("m2", "m2")}
 
 
-def test_phases_are_drawn_apart():
-    """Which prefill instances are compared says nothing of which decode instances are."""
+def test_phases_are_drawn_independently():
     known = pools(*(load(f"{phase}{number}") for phase in "pd" for number in range(4)))
     routes = {TwoChoices().route(request(str(number)), 109, known, 0.0) for number in range(400)}
     assert len(routes) == 16

@@ -1,4 +1,4 @@
-"""How the KV cache of a request is to be sent."""
+"""Hand-off policies."""
 
 import pytest
 from hypothesis import given
@@ -20,7 +20,7 @@ KV = 1000  # bytes per token
 
 
 class Given(TransferPaths):
-    """Paths as a test wants them; asking for anything else is a mistake."""
+    """Paths with fixed values."""
 
     def __init__(self, crossovers=None, transfer=None, s_per_token=0.0):
         self.crossovers, self.path, self.s_per_token = crossovers, transfer, s_per_token
@@ -43,14 +43,12 @@ def path(bytes_per_s=1e6, overhead_s=0.0, layers=10):
 
 
 @given(st.integers(1, 10_000), st.integers(0, 10_000))
-def test_short_prompts_go_at_once_and_long_ones_by_layer(prompt, crossover):
-    """Splitwise section 4.3: from the crossover on it pays to send while computing."""
+def test_by_size_sends_long_prompts_by_layer(prompt, crossover):
     mode = BySizeHandoff(Given({"p0": crossover})).choose(request("a", prompt), ROUTE)
     assert mode is (HandoffMode.LAYER_WISE if prompt >= crossover else HandoffMode.SERIALIZED)
 
 
-def test_the_crossover_is_that_of_the_prefill_instance():
-    """It depends on how fast that one computes, and on its link."""
+def test_by_size_uses_the_crossover_of_the_prefill_instance():
     policy = BySizeHandoff(Given({"p0": 512, "p1": 1024}))
     modes = [policy.choose(request("a", prompt=700), Route(name, "d0")) for name in ("p0", "p1")]
     assert modes == [HandoffMode.LAYER_WISE, HandoffMode.SERIALIZED]
@@ -64,15 +62,13 @@ def test_the_crossover_is_that_of_the_prefill_instance():
         ("pull", HandoffMode.PULL),
     ],
 )
-def test_fixed_policies_do_not_look_at_the_request(name, mode):
-    """They need to know nothing of the paths either."""
+def test_fixed_policies_ignore_the_request(name, mode):
     policy = HANDOFF_POLICIES[name](Given())
     assert {policy.choose(request("a", prompt), ROUTE) for prompt in (1, 100_000)} == {mode}
 
 
 @given(st.integers(1, 5000), st.floats(1e4, 1e9), st.floats(0, 0.01), st.floats(0, 0.01))
-def test_what_is_chosen_leaves_the_least_to_wait_for(prompt, bytes_per_s, overhead_s, s_per_token):
-    """On a path that nobody else is on, by the formula of the performance model."""
+def test_auto_minimizes_the_visible_transfer(prompt, bytes_per_s, overhead_s, s_per_token):
     transfer = path(bytes_per_s, overhead_s)
     mode = AutoHandoff(Given(transfer=transfer, s_per_token=s_per_token)).choose(request("a", prompt), ROUTE)
     waits = {
@@ -82,8 +78,7 @@ def test_what_is_chosen_leaves_the_least_to_wait_for(prompt, bytes_per_s, overhe
     assert waits[mode] == min(waits.values())
 
 
-def test_on_a_path_that_is_taken_there_is_less_to_gain_by_layers():
-    """Until the path is free nothing of it moves, and then it is one run of bytes either way."""
+def test_auto_counts_outstanding_bytes():
     policy = AutoHandoff(Given(transfer=path(1e6, overhead_s=0.01), s_per_token=0.001))
     assert policy.choose(request("a", prompt=1000), ROUTE) is HandoffMode.LAYER_WISE
     for name in "bcd":
@@ -100,8 +95,7 @@ def test_on_a_path_that_is_taken_there_is_less_to_gain_by_layers():
         unique_by=lambda x: x[0],
     )
 )
-def test_nothing_is_outstanding_when_every_hand_off_is_over(some):
-    """However often that is said, and also of requests that nobody knows."""
+def test_no_bytes_are_outstanding_after_all_handoffs(some):
     policy = AutoHandoff(Given(transfer=path()))
     for name, prompt, decode in some:
         policy.choose(request(name, prompt), Route("p0", decode))
@@ -111,6 +105,5 @@ def test_nothing_is_outstanding_when_every_hand_off_is_over(some):
     assert policy.outstanding == {}
 
 
-def test_where_nothing_is_known_it_goes_by_layer():
-    """A peer that was not measured yet."""
+def test_auto_uses_layer_wise_on_unknown_paths():
     assert AutoHandoff(Given()).choose(request("a"), ROUTE) is HandoffMode.LAYER_WISE

@@ -1,11 +1,10 @@
-"""The numbers of a load by themselves."""
+"""Load totals."""
 
 from support.routed import load
 from twofold.scheduling.cluster.pools import LoadTotals, load_totals, replace_totals
 
 
-def test_amounts_are_those_of_the_load_at_that_moment():
-    """What changes later does not change them."""
+def test_totals_are_a_snapshot():
     one = load("p0", pending_prefill_tokens=5, reserved_tokens=4, prefills=3, decodes=2, requests=1)
     then = load_totals(one)
     one.pending_prefill_tokens = 50
@@ -14,8 +13,7 @@ def test_amounts_are_those_of_the_load_at_that_moment():
     assert repr(then) == "Amounts(5, 4, 3, 2, 1)"
 
 
-def test_what_is_counted_can_be_exchanged():
-    """The rest of the load stays."""
+def test_replacing_totals_keeps_other_load():
     one = load("p0", pending_prefill_tokens=50, reserved_tokens=40, prefills=30, decodes=20, requests=10)
     replace_totals(one, LoadTotals(5, 4, 3, 2, 1), LoadTotals(1, 1, 1, 1, 1))
     assert load_totals(one) == LoadTotals(46, 37, 28, 19, 10)

@@ -1,4 +1,4 @@
-"""A smaller plan for fewer instances than were planned."""
+"""Degraded plans for fewer instances."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -8,25 +8,21 @@ from twofold.scheduling.replan.split import RoleSplit, degraded_plan
 counts = st.integers(1, 20)
 
 
-def test_shares_stay_what_they_were():
-    """As near as whole instances allow."""
+def test_keeps_the_planned_shares():
     assert degraded_plan(RoleSplit(2, 6), 4, RoleSplit(2, 2)) == RoleSplit(1, 3)
 
 
-def test_of_equals_what_runs_stays():
-    """Three of two and two: whichever of them are left."""
+def test_ties_prefer_the_running_split():
     assert degraded_plan(RoleSplit(2, 2), 3, RoleSplit(1, 2)) == RoleSplit(1, 2)
     assert degraded_plan(RoleSplit(2, 2), 3, RoleSplit(2, 1)) == RoleSplit(2, 1)
 
 
-def test_one_is_too_few():
-    """Nobody would do the other phase."""
+def test_one_instance_has_no_split():
     assert degraded_plan(RoleSplit(1, 1), 1, RoleSplit(0, 1)) is None
 
 
 @given(counts, counts, st.integers(2, 40), st.integers(0, 40))
-def test_both_phases_have_somebody(prefill, decode, left, running):
-    """And all that are left have a phase; with all of them it is the plan."""
+def test_both_phases_have_instances(prefill, decode, left, running):
     planned = RoleSplit(prefill, decode)
     found = degraded_plan(planned, left, RoleSplit(min(running, left), left - min(running, left)))
     assert found.instances == left

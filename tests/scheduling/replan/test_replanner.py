@@ -1,4 +1,4 @@
-"""When a search is asked for, when its answer is acted upon, and what the log says of it."""
+"""The replanner: queries, decisions and log."""
 
 from math import exp
 from random import Random
@@ -22,14 +22,14 @@ POOLS = cluster([Role.PREFILL, Role.PREFILL, Role.PREFILL, Role.DECODE], "jsq-pl
 
 
 class World:
-    """Traffic, whose outputs take `output_s` to end, and a replanner that is asked after every arrival."""
+    """Traffic with outputs of `output_s` and a replanner queried after every arrival."""
 
     def __init__(self, output_s=0.0):
         self.replanner, self.now, self.output_s = Replanner(TrafficMonitor(), RULES), 0.0, output_s
         self.draw, self.open = Random(0), []
 
     def run(self, rate, seconds, output=100):
-        """Until a question, which it returns."""
+        """Run until a query and return it."""
         end, watch = self.now + seconds, self.replanner.monitor
         while self.now < end:
             self.now += self.draw.expovariate(rate)
@@ -58,8 +58,7 @@ def shifted():
     return world
 
 
-def test_the_question_is_about_the_new_traffic():
-    """Asked once enough of it was seen, and once only."""
+def test_query_has_the_new_traffic():
     world = World()
     assert world.run(10, 300) is None
     question = world.run(25, 60)
@@ -68,8 +67,7 @@ def test_the_question_is_about_the_new_traffic():
     assert world.run(25, 300) is None, "it waits for an answer"
 
 
-def test_a_gain_is_moved_for(shifted):
-    """The steps are in the decision, and the decision in the log."""
+def test_moves_for_a_gain(shifted):
     decision = shifted.answer(RoleSplit(1, 3), 0.95)
     assert decision.outcome is ReplanOutcome.MOVE
     assert [(step.action, step.role) for step in decision.steps] == [(ReplanAction.ROLE, Role.DECODE)] * 2
@@ -85,15 +83,13 @@ def test_a_gain_is_moved_for(shifted):
         (RoleSplit(4, 4), 0.54, ReplanOutcome.TOO_LITTLE),
     ],
 )
-def test_what_brings_too_little_is_left(shifted, best, attainment, outcome):
-    """Five points more of the requests, or as good with less."""
+def test_keeps_the_split_without_enough_gain(shifted, best, attainment, outcome):
     decision = shifted.answer(best, attainment)
     assert decision.outcome is outcome
     assert bool(decision.steps) == (outcome is ReplanOutcome.MOVE)
 
 
-def test_decisions_are_apart():
-    """The next shift waits for its turn, but is not lost; a start makes the pause longer."""
+def test_decisions_are_min_between_s_apart():
     for best, retired, quiet_s in ((RoleSplit(1, 3), (), 60.0), (RoleSplit(3, 2), ("spare-0",), 90.0)):
         world = World()
         world.run(10, 300)
@@ -105,8 +101,7 @@ def test_decisions_are_apart():
         assert decided_s + quiet_s <= world.now < decided_s + quiet_s + 30.0
 
 
-def test_patience_ends():
-    """Where no output ends, it is not waited for longer than that: those from before have to do."""
+def test_plans_after_patience_without_outputs():
     quick, slow = World(), World(output_s=40.0)
     asked_s = []
     for world in (quick, slow):
@@ -117,8 +112,7 @@ def test_patience_ends():
     assert asked_s[0] + 10.0 < asked_s[1] < asked_s[0] + RULES.patience_s + 10.0
 
 
-def test_a_search_that_fails_changes_nothing(shifted):
-    """It is in the log with its reason, and the next shift is searched for again."""
+def test_a_failed_search_keeps_the_split(shifted):
     decision = shifted.replanner.give_up("the search was ended after 60 s", shifted.now)
     assert decision.outcome is ReplanOutcome.FAILED
     assert decision.steps == ()
@@ -127,8 +121,7 @@ def test_a_search_that_fails_changes_nothing(shifted):
     assert shifted.run(8, 100) is not None
 
 
-def test_the_log_reads_well(shifted):
-    """One sentence with its numbers: what shifted, how sure, what was searched, what it should bring, what is done."""
+def test_log_has_the_numbers(shifted):
     text = str(shifted.answer(RoleSplit(1, 3), 0.95))
     for part in (
         "requests/s",
@@ -142,16 +135,14 @@ def test_the_log_reads_well(shifted):
     assert "prefill-0 becomes decode, prefill-1 becomes decode" in text
 
 
-def test_other_outcomes_read_well():
-    """Why it stays."""
+def test_log_gives_the_reason_to_stay():
     world = World()
     world.run(10, 300)
     world.run(25, 60)
     assert "gain is too small" in str(world.answer(RoleSplit(2, 2), 0.52))
 
 
-def test_nobody_has_asked():
-    """An answer without a question is a mistake of the driver."""
+def test_rejects_a_decision_without_a_query():
     with pytest.raises(RuntimeError):
         World().answer(RoleSplit(1, 3), 0.95)
     with pytest.raises(RuntimeError):

@@ -92,7 +92,7 @@ def test_a_prefix_is_fetched_from_another_hosts_store():
 
 def test_fetch_times_use_the_slowest_link_to_the_host():
     world = World(p0="", p1="far", d0="")
-    expected = world.live.forecast.of("p0")
+    expected = world.live.forecast.prediction("p0")
     assert expected.transfer_s(1000) == inf
     world.store("", address="tcp://here:1")
     world.store("far", KEYS, address="tcp://far:1")
@@ -125,5 +125,5 @@ def test_prefill_times_come_from_the_cluster_spec():
     )
     world = World(ForecastConfig(cluster=spec), p0="")
     model = instance_profiles(spec, load_catalog())[0].model
-    assert world.live.forecast.of("p0").prefill_s(1000) == model.prefill_s(1000, 1000 * 1000)
-    assert world.live.forecast.of("p0").prefill_s(1000, 600) == model.prefill_s(400, 640_000)
+    assert world.live.forecast.prediction("p0").prefill_s(1000) == model.prefill_s(1000, 1000 * 1000)
+    assert world.live.forecast.prediction("p0").prefill_s(1000, 600) == model.prefill_s(400, 640_000)

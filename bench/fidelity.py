@@ -16,8 +16,8 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from twofold.cli.calibrate_live import run as calibrate
-from twofold.cli.verify_run import Question, compare_all, parse_loads
+from twofold.cli.calibrate import calibrate_host as calibrate
+from twofold.cli.verify import VerifyQuery, compare_all, parse_loads
 from twofold.fidelity.comparison import Comparison, fidelity_table, speed_text
 from twofold.fidelity.service import ServiceDesign
 
@@ -29,8 +29,8 @@ DESIGNS = (
 )
 
 
-def question(design: ServiceDesign, flags: argparse.Namespace, profile: Path) -> Question:
-    return Question(
+def question(design: ServiceDesign, flags: argparse.Namespace, profile: Path) -> VerifyQuery:
+    return VerifyQuery(
         model=flags.model,
         profile=profile,
         design=design,

@@ -17,8 +17,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from twofold.cli.calibrate_live import run as calibrate
-from twofold.cli.verify_run import Question, compare_all, parse_loads
+from twofold.cli.calibrate import calibrate_host as calibrate
+from twofold.cli.verify import VerifyQuery, compare_all, parse_loads
 from twofold.fidelity.comparison import ATTAINMENT, Comparison, speed_text
 from twofold.fidelity.service import ServiceDesign
 
@@ -63,7 +63,7 @@ def main() -> None:
         if flags.profile is None:
             calibrate(flags.model, profile)
         comparisons = compare_all(
-            Question(
+            VerifyQuery(
                 model=flags.model,
                 profile=profile,
                 design=ServiceDesign(prefill=flags.prefill, decode=flags.decode),

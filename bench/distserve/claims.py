@@ -21,8 +21,8 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from twofold.cli.placement_run import search_placement
-from twofold.cli.plan_run import Where
+from twofold.cli.plan.placement import search_placement
+from twofold.cli.plan.run import PlanEnvironment
 from twofold.cluster.spec import ClusterSpec
 from twofold.hardware.catalog import load_catalog
 from twofold.planning.bounds import AnalyticBounds
@@ -93,7 +93,7 @@ def problem(one: Application, performance: str, requests: int) -> Problem:
 
 
 def colocated(
-    what: Problem, tensor_parallel: int, ways: Sequence[tuple[str, int | None]], where: Where, grid: RateGrid
+    what: Problem, tensor_parallel: int, ways: Sequence[tuple[str, int | None]], where: PlanEnvironment, grid: RateGrid
 ) -> list[SimulatedPlacement | None]:
     """Goodput of one colocated instance per batching policy."""
     kind = what.instance(MACHINE, tensor_parallel)
@@ -114,7 +114,7 @@ def colocated(
     return _search(what, where, grid, all_of_them)
 
 
-def tightest(what: Problem, design: Design, rate: float, where: Where, grid: RateGrid) -> float | None:
+def tightest(what: Problem, design: Design, rate: float, where: PlanEnvironment, grid: RateGrid) -> float | None:
     """Smallest SLO scale that a design meets at a rate."""
 
     async def one(search: RateSearch) -> float | None:
@@ -123,7 +123,7 @@ def tightest(what: Problem, design: Design, rate: float, where: Where, grid: Rat
     return _search(what, where, grid, one)
 
 
-def _search(what: Problem, where: Where, grid: RateGrid, ask: Callable[[RateSearch], Awaitable[T]]) -> T:
+def _search(what: Problem, where: PlanEnvironment, grid: RateGrid, ask: Callable[[RateSearch], Awaitable[T]]) -> T:
     async def asked(search: RateSearch) -> T:
         return await ask(search)
 
@@ -139,7 +139,7 @@ def degrees(plan: PlacementPlan) -> str:
     )
 
 
-def row(one: Application, requests: int, grid: RateGrid, where: Where) -> list[str]:
+def row(one: Application, requests: int, grid: RateGrid, where: PlanEnvironment) -> list[str]:
     published = one.model != "opt-175b"
     what = problem(one, one.engine if published else ESTIMATED, requests)
     plan, effort = search_placement(prepare(what, PlacementQuery(stock={MACHINE: one.gpus})), grid, where)
@@ -188,7 +188,7 @@ def main() -> None:
     ):
         table.add_column(heading)
     with tempfile.TemporaryDirectory() as directory:
-        where = Where(store=Path(directory, "claims.sqlite"))
+        where = PlanEnvironment(store=Path(directory, "claims.sqlite"))
         for one in APPLICATIONS:
             if not flags.only or one.name in flags.only:
                 table.add_row(*row(one, flags.requests, RateGrid(flags.tolerance), where))

@@ -30,7 +30,7 @@ from twofold.bench.client import Client, ClientConfig
 from twofold.bench.endpoint import discover
 from twofold.bench.prompts import PromptMaker, token_range
 from twofold.bench.services import metrics, served
-from twofold.cli.calibrate_live import run as calibrate
+from twofold.cli.calibrate import calibrate_host as calibrate
 from twofold.errors import ConfigurationError
 from twofold.events import Recorder
 from twofold.fidelity.comparison import knee

@@ -7,7 +7,7 @@ from typer.testing import CliRunner
 from support.deployments import PLAN
 from twofold.cli.main import app
 from twofold.errors import ConfigurationError
-from twofold.kubernetes.manifests import values_of
+from twofold.kubernetes.deploy import values_of
 from twofold.kubernetes.objects import objects_of
 
 

@@ -11,7 +11,7 @@ import typer
 from typer.testing import CliRunner
 
 from support.traces import ask
-from twofold.cli.plan import plan
+from twofold.cli.plan.command import plan
 from twofold.errors import UserError
 from twofold.planning.deployment import load_deployment
 from twofold.planning.evaluator import SqliteStore
@@ -130,7 +130,7 @@ def test_machines_and_money_bound_the_plan(planned):
 # Stops itself when the third result is kept, so that it is in the middle whenever it is ended.
 STOPS_HALFWAY = """
 import os, signal, typer
-from twofold.cli.plan import plan
+from twofold.cli.plan.command import plan
 from twofold.planning.evaluator import SqliteStore
 
 put = SqliteStore.put
@@ -218,7 +218,7 @@ def test_mistakes_are_one_sentence(invoke, arguments, words):
 def test_the_command_starts_light():
     """Help needs neither the simulator nor a database."""
     code = (
-        "import sys, twofold.cli.plan; print([m for m in ('plotly', 'numpy', 'sqlite3') if m in sys.modules])"
+        "import sys, twofold.cli.plan.command; print([m for m in ('plotly', 'numpy', 'sqlite3') if m in sys.modules])"
     )
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert shown.strip() == "[]"

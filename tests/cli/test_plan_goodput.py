@@ -5,7 +5,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from twofold.cli.plan import plan
+from twofold.cli.plan.command import plan
 from twofold.errors import UserError
 from twofold.planning.deployment import load_deployment
 

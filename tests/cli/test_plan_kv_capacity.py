@@ -6,7 +6,7 @@ import typer
 from typer.testing import CliRunner
 
 from support.traces import ask, public_trace
-from twofold.cli.plan import plan
+from twofold.cli.plan.command import plan
 from twofold.errors import UserError
 from twofold.workload.trace import FORMATS, write_trace
 

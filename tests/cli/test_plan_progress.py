@@ -8,7 +8,7 @@ from rich.progress import Progress, TextColumn
 
 from support.analytic_cluster import AnalyticCluster, design
 from support.plans import choice
-from twofold.cli.plan_progress import _BEST, _DONE, _SPEED, PlanProgress, plan_progress
+from twofold.cli.progress import _BEST, _PLAN_PROGRESS_DONE, _PLAN_PROGRESS_SPEED, PlanProgress, plan_progress
 from twofold.planning.evaluation import Trial
 from twofold.planning.evaluator import Effort
 from twofold.planning.search import Objective
@@ -18,7 +18,7 @@ def test_it_says_how_far_and_the_best_so_far():
     """Simulations, speed, and the better of two designs."""
     console = Console(file=io.StringIO(), width=200, force_terminal=True)
     bar = Progress(
-        *(TextColumn(text) for text in (_DONE, _SPEED, _BEST)), console=console, auto_refresh=False
+        *(TextColumn(text) for text in (_PLAN_PROGRESS_DONE, _PLAN_PROGRESS_SPEED, _BEST)), console=console, auto_refresh=False
     )
     shown = PlanProgress(Objective.THROUGHPUT, bar)
     effort = Effort(simulations=7, reused=2, requests=9_000, cpu_s=1.0)

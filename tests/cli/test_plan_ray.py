@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from twofold.cli import placement_run, plan_ray, plan_run
+from twofold.cli.plan import placement as placement_run, query as plan_ray, run as plan_run
 from twofold.cli.main import main
 from twofold.raycluster.cluster import RayNode
 

@@ -5,7 +5,7 @@ from functools import partial
 
 import pytest
 
-from twofold.cli import route_run
+from twofold.cli.serve import route_run
 from twofold.errors import ModelError
 from twofold.instance import Role
 

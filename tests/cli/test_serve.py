@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 import torch
 
-from twofold.cli.serve_config import service_of
+from twofold.cli.serve.config import service_of
 from twofold.cli.serve_flags import Flags
 from twofold.errors import ConfigurationError, UserError
 from twofold.serving.worker.torch_parts import check_device, prepare

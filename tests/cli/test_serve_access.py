@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from twofold.cli.http import check_loopback, hide_arguments, hide_variable
+from twofold.cli.serve.http import check_loopback, hide_arguments, hide_variable
 from twofold.errors import ConfigurationError
 
 # Its own text is in the command line, so it must not spell out what it looks for.
 PROBE = """
 import os, sys
 from pathlib import Path
-from twofold.cli.http import find_keys
+from twofold.cli.serve.http import find_keys
 ring = find_keys([sys.argv[2], os.environ["TWOFOLD_API_KEY"]], None)
 shown = Path("/proc/self/cmdline").read_bytes() + Path("/proc/self/environ").read_bytes()
 print(ring.names, b"sk-" b"flag" in shown, b"from-" b"variable" in shown, b"--other" in shown, *os.environ)

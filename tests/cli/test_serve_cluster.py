@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from support.tokenizers_for_tests import byte_level
-from twofold.cli.serve_config import public_name, service_of
+from twofold.cli.serve.config import public_name, service_of
 from twofold.cli.serve_flags import Flags
 from twofold.errors import ConfigurationError, ModelError, UserError
 from twofold.instance import Role

@@ -2,7 +2,7 @@
 
 import pytest
 
-from twofold.cli.serve_config import service_of
+from twofold.cli.serve.config import service_of
 from twofold.cli.serve_flags import Flags
 from twofold.errors import ConfigurationError
 from twofold.instance import Role

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from support.hosts import TIMES
-from twofold.cli.serve_config import service_of
+from twofold.cli.serve.config import service_of
 from twofold.cli.serve_flags import Flags
 from twofold.errors import ConfigurationError
 

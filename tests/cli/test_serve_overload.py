@@ -2,9 +2,9 @@
 
 import pytest
 
-from twofold.cli.serve_config import service_of
+from twofold.cli.serve.config import service_of
 from twofold.cli.serve_flags import Flags
-from twofold.cli.serve_overload import OverloadFlags
+from twofold.cli.serve.predictions import OverloadFlags
 from twofold.errors import ConfigurationError
 from twofold.instance import Role
 from twofold.slo import Slo

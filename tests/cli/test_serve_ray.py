@@ -6,10 +6,10 @@ import sys
 import pytest
 from msgspec.structs import replace
 
-from twofold.cli.serve_config import service_of
+from twofold.cli.serve.config import service_of
 from twofold.cli.serve_flags import Flags
-from twofold.cli.serve_ray import launch_of, ray_flags
-from twofold.cli.serve_replan import ReplanFlags
+from twofold.cli.serve.run import launch_of, ray_flags
+from twofold.cli.serve.predictions import ReplanFlags
 from twofold.instance import Role
 from twofold.security.key import read_key
 from twofold.serving.launch.launcher import LocalLauncher
@@ -115,7 +115,7 @@ def test_without_ray_workers_are_local(model):
     assert same is config
     assert isinstance(launcher, LocalLauncher)
     program = (
-        "import sys, twofold.cli.main, twofold.cli.serve_run, twofold.cli.plan_run, twofold.cli.plan_ray; "
+        "import sys, twofold.cli.main, twofold.cli.serve.run, twofold.cli.plan.run, twofold.cli.plan.query; "
         "sys.exit('ray' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

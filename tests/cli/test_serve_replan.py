@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from support.hosts import profile
-from twofold.cli.serve_config import service_of
+from twofold.cli.serve.config import service_of
 from twofold.cli.serve_flags import Flags
-from twofold.cli.serve_replan import ReplanFlags, replan_config
+from twofold.cli.serve.predictions import ReplanFlags, replan_config
 from twofold.errors import ConfigurationError
 from twofold.performance.host_profile import dump_host_profile
 from twofold.serving.config import EngineConfig, ServiceConfig

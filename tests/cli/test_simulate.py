@@ -12,7 +12,7 @@ import typer
 from typer.testing import CliRunner
 
 from support.traces import ask
-from twofold.cli.simulate import simulate
+from twofold.cli.simulate.command import simulate
 from twofold.errors import UserError
 from twofold.workload.trace import FORMATS, write_trace
 
@@ -239,7 +239,7 @@ def test_weights_that_do_not_fit_are_refused(tmp_path):
 
 def test_the_command_starts_light():
     """Help needs neither plotly nor the simulator."""
-    code = "import sys, twofold.cli.simulate; print([m for m in ('plotly', 'numpy', 'torch') if m in sys.modules])"
+    code = "import sys, twofold.cli.simulate.command; print([m for m in ('plotly', 'numpy', 'torch') if m in sys.modules])"
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert shown.strip() == "[]"
 

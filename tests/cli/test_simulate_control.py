@@ -5,8 +5,8 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from twofold.cli.simulate import simulate
-from twofold.cli.simulate_control import ControlFlags
+from twofold.cli.simulate.command import simulate
+from twofold.cli.simulate.spec import ControlFlags
 from twofold.cluster.file import dump_cluster, parse_cluster, read_cluster
 from twofold.cluster.spec import ControlSpec
 from twofold.errors import ConfigurationError

@@ -5,7 +5,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from twofold.cli.simulate import simulate
+from twofold.cli.simulate.command import simulate
 from twofold.errors import ConfigurationError
 
 app = typer.Typer()

@@ -2,7 +2,7 @@
 
 import sys
 
-from twofold.cli.simulate_progress import simulation_progress
+from twofold.cli.progress import simulation_progress
 
 
 def test_nobody_watches_a_file():

@@ -7,7 +7,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from twofold.cli.simulate import simulate
+from twofold.cli.simulate.command import simulate
 from twofold.errors import ConfigurationError
 from twofold.request import Request
 from twofold.workload.trace import FORMATS, write_trace

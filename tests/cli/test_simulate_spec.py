@@ -2,7 +2,7 @@
 
 import pytest
 
-from twofold.cli.simulate_spec import parse_failure, parse_token_budget, read_spec
+from twofold.cli.simulate.spec import parse_failure, parse_token_budget, read_spec
 from twofold.cluster.spec import InstanceFailure
 from twofold.errors import ConfigurationError
 from twofold.hardware.catalog import load_catalog

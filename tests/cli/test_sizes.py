@@ -2,7 +2,7 @@
 
 import pytest
 
-from twofold.cli.sizes import parse_size
+from twofold.cli.options import parse_size
 from twofold.errors import ConfigurationError
 
 

@@ -3,7 +3,7 @@
 import sys
 
 from support.traces import ask
-from twofold.cli import trace_progress
+from twofold.cli import progress as trace_progress
 
 
 def test_nothing_is_shown_where_stderr_is_no_terminal(capsys, monkeypatch):

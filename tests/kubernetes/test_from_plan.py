@@ -6,8 +6,8 @@ from support.deployments import PLAN
 from twofold.cluster.file import read_cluster
 from twofold.errors import ConfigurationError
 from twofold.hardware.catalog import load_catalog
-from twofold.kubernetes.from_plan import values_from
-from twofold.kubernetes.manifests import merged, values_of
+from twofold.kubernetes.deploy import values_from
+from twofold.kubernetes.deploy import merged, values_of
 
 CATALOG = load_catalog()
 

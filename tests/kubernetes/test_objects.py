@@ -10,7 +10,7 @@ from support.deployments import CASES, MISTAKES
 from support.helm import by_name, findings, rendered
 from twofold.cli.main import app
 from twofold.errors import ConfigurationError
-from twofold.kubernetes.manifests import documents, values_of
+from twofold.kubernetes.deploy import documents, values_of
 from twofold.kubernetes.objects import objects_of
 
 KUBERNETES = ("1.30", "1.33")

@@ -15,7 +15,7 @@ import psutil
 from support.api_client import all_blocks_free, complete, served_name
 from support.flags import COLOCATED, ENGINE
 from twofold.bench.services import free_port, served, stop, wait_ready
-from twofold.cli import pools_run
+from twofold.cli import pools as pools_run
 
 QUESTIONS = [
     {"prompt": [5 + i, 6, 7] * (25 * i + 5), "max_tokens": 150, "temperature": 0, "ignore_eos": True}

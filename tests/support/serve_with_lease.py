@@ -4,7 +4,7 @@ import sys
 
 import msgspec
 
-from twofold.cli import serve_run
+from twofold.cli.serve import run as serve_run
 from twofold.cli.main import main
 
 if __name__ == "__main__":

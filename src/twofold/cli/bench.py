@@ -1,97 +1,234 @@
-"""`twofold bench`: load any OpenAI-compatible endpoint and report what its users would feel."""
+"""`twofold bench`: load an OpenAI-compatible endpoint and report latency, throughput and goodput."""
 
-import os
+import asyncio
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, ClassVar, Final
 
+import msgspec
 import typer
+from rich.console import Console
 
+from twofold import __version__
+from twofold.bench.client import ClientConfig
+from twofold.bench.endpoint import Endpoint, discover
+from twofold.bench.load import LoadConfig, LoadResult, OnChange, RequestRecord, records, run_load
+from twofold.bench.prompts import PromptForm, PromptMaker, token_range
+from twofold.cli.options import Duration, Json, NumRequests, Rate, SloBounds
+from twofold.cli.progress import load_progress
+from twofold.cli.settings import Flag, Settings, command
+from twofold.cli.workload import ShapeSettings
 from twofold.errors import ConfigurationError
+from twofold.reporting.summary import LatencyDistribution, Summary, seconds, summarize, summary_table
+from twofold.request import Request
 from twofold.slo import Slo
+from twofold.workload.source import is_named, workload
 
-DEFAULT_REQUESTS = 100
-DEFAULT_RATE = 1.0
-INTERRUPTED = 130
-
-_WORKLOAD = "A named workload, such as azure-conv, or the path of a trace."
-_RATE = f"Requests per second; a trace's own, or {DEFAULT_RATE:g} for a named workload, if not given."
-_COUNT = f"How many requests; {DEFAULT_REQUESTS} if neither this nor --duration is given."
-_ARRIVAL = "Arrival process: trace, poisson, gamma or constant."
-_BURSTINESS = "Shape of gamma arrivals: 1 is Poisson, less is burstier."
-_LENGTH = "Clip requests to this many tokens, prompt and output; the model's own limit if not given."
-_FORM = "tokens (exact length) or text (about that long, for endpoints that take no token ids)."
-_VOCABULARY = "Draw token ids below this; needed only where the vocabulary is small and the endpoint silent."
-_CAP = "Cap on requests in flight; waiting for a slot counts as send lag."
-_KEY = "Sent as a bearer token; the environment's OPENAI_API_KEY if not given."
+DEFAULT_REQUESTS: Final = 100
+DEFAULT_RATE: Final = 1.0
+_INTERRUPTED: Final = 130
+PROMPT_FORMS: Final = {
+    PromptForm.TOKENS.value: "Token ids, of exact length.",
+    PromptForm.TEXT.value: "Text of about that length, for endpoints that take no token ids.",
+}
 
 
-def bench(
-    base_url: Annotated[str, typer.Option(help="Where the endpoint is.")] = "http://127.0.0.1:8000",
-    model: Annotated[str | None, typer.Option(help="Served model; the first one if not given.")] = None,
-    workload: Annotated[str, typer.Option(help=_WORKLOAD)] = "azure-conv",
-    rate: Annotated[float | None, typer.Option("--rate", "--request-rate", help=_RATE)] = None,
-    num_requests: Annotated[
-        int | None, typer.Option("--num-requests", "--num-prompts", min=1, help=_COUNT)
-    ] = None,
-    duration: Annotated[float | None, typer.Option(help="Send for this many seconds.")] = None,
-    arrival: Annotated[str | None, typer.Option(help=_ARRIVAL)] = None,
-    burstiness: Annotated[float, typer.Option(help=_BURSTINESS)] = 1.0,
-    length_scale: Annotated[float, typer.Option(help="Multiply prompt and output lengths by this.")] = 1.0,
-    max_model_len: Annotated[int | None, typer.Option(min=2, help=_LENGTH)] = None,
-    slo: Annotated[str | None, typer.Option(help="Latency bounds in seconds, as in ttft=2,tpot=0.1.")] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of arrivals and prompts.")] = 0,
-    prompt_form: Annotated[str, typer.Option(help=_FORM)] = "tokens",
-    vocab_size: Annotated[int | None, typer.Option(min=2, help=_VOCABULARY)] = None,
-    chat: Annotated[
-        bool, typer.Option("--chat", help="Use /v1/chat/completions, with text prompts.")
-    ] = False,
-    ignore_eos: Annotated[
-        bool, typer.Option(help="Ask for outputs of exactly the workload's length.")
-    ] = True,
-    temperature: Annotated[float, typer.Option(min=0, help="Sampling temperature; 0 is greedy.")] = 0.0,
-    max_concurrency: Annotated[int | None, typer.Option(min=1, help=_CAP)] = None,
-    warmup: Annotated[int, typer.Option(min=0, help="Requests to send before measuring.")] = 0,
-    timeout: Annotated[float, typer.Option(min=0.001, help="Seconds that a request may take.")] = 600.0,
-    json_path: Annotated[Path | None, typer.Option("--json", help="Write the report here.")] = None,
-    per_request: Annotated[bool, typer.Option("--per-request", help="Put every request into it.")] = False,
-    api_key: Annotated[str | None, typer.Option(help=_KEY)] = None,
-) -> None:
-    """Load an OpenAI-compatible endpoint as a workload says; report latency, throughput and goodput."""
-    from twofold.cli import bench_run  # noqa: PLC0415 (what it needs is too heavy for the start of every command)
+@dataclass(frozen=True, kw_only=True)
+class LoadSettings(ShapeSettings):
+    """The requests to send."""
 
-    bounds = None if slo is None else Slo.parse(slo)
-    if json_path is not None and not json_path.absolute().parent.is_dir():
-        raise ConfigurationError(f"--json {json_path}: there is no directory {json_path.absolute().parent}")
-    key = api_key or os.environ.get("OPENAI_API_KEY")
-    config = bench_run.load_config(
-        bench_run.find_endpoint(base_url, model, key),
-        prompt_form=prompt_form,
-        seed=seed,
-        vocab_size=vocab_size,
-        client=bench_run.ClientConfig(
-            timeout_s=timeout, temperature=temperature, ignore_eos=ignore_eos, chat=chat
-        ),
-        max_concurrency=max_concurrency,
-        warmup=warmup,
-        api_key=key,
-    )
-    requests = bench_run.read_requests(
-        workload,
-        rate=DEFAULT_RATE if rate is None and bench_run.is_named(workload) else rate,
-        num_requests=DEFAULT_REQUESTS if num_requests is None and duration is None else num_requests,
-        duration_s=duration,
-        arrival=arrival,
-        burstiness=burstiness,
-        seed=seed,
-        length_scale=length_scale,
-        max_model_len=max_model_len or config.endpoint.max_model_len,
-    )
-    result = bench_run.run_to_end(config, requests)
-    report = bench_run.BenchReport.of(workload, config, result, bounds, per_request=per_request)
-    report.show(result)
-    if json_path is not None:
-        report.write(json_path)
+    PANEL: ClassVar = "Workload"
+    DEFAULTS: ClassVar = {
+        "rate": f"that of the trace; {DEFAULT_RATE:g} for a named workload",
+        "num_requests": f"{DEFAULT_REQUESTS} without --duration",
+        "duration": "no limit",
+    }
+
+    workload: Annotated[str, Flag("Named workload, such as azure-conv, or path of a trace.")] = "azure-conv"
+    rate: Rate = None
+    num_requests: NumRequests = None
+    duration: Duration = None
+
+    def requests(self, context: int | None) -> list[Request]:
+        """The requests, clipped to the endpoint's context unless a flag says otherwise.
+
+        Raises ConfigurationError if the limits leave none.
+        """
+        shape = self.shape() | {"max_model_len": self.max_model_len or context}
+        few = self.num_requests is None and self.duration is None
+        requests = workload(
+            self.workload,
+            rate=DEFAULT_RATE if self.rate is None and is_named(self.workload) else self.rate,
+            num_requests=DEFAULT_REQUESTS if few else self.num_requests,
+            duration_s=self.duration,
+            **shape,
+        )
+        found = list(requests)
+        if not found:
+            raise ConfigurationError(f"workload {self.workload} has no request within the limits")
+        return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClientSettings(Settings):
+    """The endpoint, and how requests are sent."""
+
+    PANEL: ClassVar = "Client"
+    DEFAULTS: ClassVar = {
+        "model": "the first one of the endpoint",
+        "vocab_size": "that of the endpoint",
+        "max_concurrency": "no limit",
+    }
+
+    base_url: Annotated[str, Flag("URL of the endpoint.", metavar="URL")] = "http://127.0.0.1:8000"
+    model: Annotated[str | None, Flag("Served model.")] = None
+    api_key: Annotated[str | None, Flag("API key.", env="OPENAI_API_KEY", metavar="KEY")] = None
+    prompt_form: Annotated[str, Flag("Form of the prompts.", choices=PROMPT_FORMS)] = "tokens"
+    vocab_size: Annotated[int | None, Flag("Draw token ids below this size.", ge=2)] = None
+    chat: Annotated[bool, Flag("Use /v1/chat/completions, with text prompts.")] = False
+    ignore_eos: Annotated[bool, Flag("Request outputs of exactly the workload's length.")] = True
+    temperature: Annotated[float, Flag("Sampling temperature; 0 is greedy.", ge=0)] = 0.0
+    max_concurrency: Annotated[
+        int | None, Flag("Maximum number of requests in flight; a wait for a slot counts as send lag.", ge=1)
+    ] = None
+    warmup: Annotated[int, Flag("Number of requests to send before measuring.", ge=0)] = 0
+    timeout: Annotated[float, Flag("Timeout of a request in seconds.", ge=0.001)] = 600.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportSettings(Settings):
+    """What is reported."""
+
+    PANEL: ClassVar = "Output"
+
+    slo: SloBounds = None
+    json: Json = False
+    output: Annotated[Path | None, Flag("Write the report to this file (JSON).", metavar="FILE")] = None
+    per_request: Annotated[bool, Flag("Include every request in the JSON report.")] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchSettings(ReportSettings, ClientSettings, LoadSettings):
+    """All flags of `twofold bench`."""
+
+
+class BenchReport(msgspec.Struct, frozen=True, kw_only=True):
+    """The JSON report. It never contains the API key; `requests` is None without --per-request."""
+
+    twofold_version: str
+    workload: str
+    config: LoadConfig
+    summary: Summary
+    send_lag_s: LatencyDistribution | None
+    packed_tokens: int
+    interrupted: bool
+    requests: list[RequestRecord] | None = None
+
+    @classmethod
+    def of(
+        cls, workload: str, config: LoadConfig, result: LoadResult, slo: Slo | None, *, per_request: bool
+    ) -> "BenchReport":
+        summary = summarize(result.timelines, duration_s=result.duration_s, slo=slo, errors=result.errors)
+        return cls(
+            twofold_version=__version__,
+            workload=workload,
+            config=msgspec.structs.replace(config, api_key=None),
+            summary=summary,
+            send_lag_s=LatencyDistribution.of(result.send_lags_s),
+            packed_tokens=result.packed_tokens,
+            interrupted=result.interrupted,
+            requests=records(result) if per_request else None,
+        )
+
+    def json(self) -> bytes:
+        return msgspec.json.format(msgspec.json.encode(self), indent=2)
+
+    def show(self) -> None:
+        """Print the table."""
+        notes = {"Send lag P99": seconds(self.send_lag_s.p99 if self.send_lag_s else None)}
+        if self.packed_tokens:
+            notes["Tokens sharing a chunk"] = f"{self.packed_tokens:,}"
+        endpoint = self.config.endpoint
+        title = f"{endpoint.model} at {endpoint.base_url}, {self.workload}"
+        Console().print(summary_table(self.summary, title, notes))
+
+
+@command
+def bench(settings: BenchSettings) -> None:
+    """Load an OpenAI-compatible endpoint with a workload; report latency, throughput and goodput."""
+    _check_output(settings.output)
+    config = load_config(asyncio.run(discover(settings.base_url, settings.model, settings.api_key)), settings)
+    result = run_to_end(config, settings.requests(config.endpoint.max_model_len))
+    report = BenchReport.of(settings.workload, config, result, settings.slo, per_request=settings.per_request)
+    if settings.json:
+        typer.echo(report.json())
+    else:
+        report.show()
+    _show_errors(result)
+    if settings.output is not None:
+        try:
+            settings.output.write_bytes(report.json())
+        except OSError as error:
+            raise ConfigurationError(
+                f"--output {settings.output} cannot be written: {error.strerror}"
+            ) from error
     if result.interrupted:
-        raise typer.Exit(INTERRUPTED)
+        raise typer.Exit(_INTERRUPTED)
     if report.summary.failed and not report.summary.completed:
         raise typer.Exit(1)
+
+
+def load_config(endpoint: Endpoint, settings: BenchSettings) -> LoadConfig:
+    """The load; chat endpoints take no token ids, so they get text."""
+    form = PromptForm.TEXT if settings.chat else PromptForm(settings.prompt_form)
+    lowest, vocabulary = token_range(settings.vocab_size or endpoint.vocab_size)
+    return LoadConfig(
+        endpoint=endpoint,
+        prompts=PromptMaker(form=form, seed=settings.seed, lowest=lowest, vocabulary=vocabulary),
+        client=ClientConfig(
+            timeout_s=settings.timeout,
+            temperature=settings.temperature,
+            ignore_eos=settings.ignore_eos,
+            chat=settings.chat,
+        ),
+        max_concurrency=settings.max_concurrency,
+        warmup=settings.warmup,
+        api_key=settings.api_key,
+    )
+
+
+def run_to_end(config: LoadConfig, requests: Sequence[Request]) -> LoadResult:
+    """Run a load until its end or the first Ctrl-C; a second one ends the process."""
+    with load_progress(len(requests)) as on_change:
+        return asyncio.run(_run(config, requests, on_change))
+
+
+async def _run(config: LoadConfig, requests: Sequence[Request], on_change: OnChange) -> LoadResult:
+    loop, stop = asyncio.get_running_loop(), asyncio.Event()
+
+    def interrupt() -> None:
+        stop.set()
+        loop.remove_signal_handler(signal.SIGINT)
+
+    loop.add_signal_handler(signal.SIGINT, interrupt)
+    try:
+        return await run_load(config, requests, stop=stop, on_change=on_change)
+    finally:
+        loop.remove_signal_handler(signal.SIGINT)
+
+
+def _check_output(path: Path | None) -> None:
+    """Raise ConfigurationError before the load if the report cannot be written."""
+    if path is not None and not path.absolute().parent.is_dir():
+        raise ConfigurationError(f"--output {path}: there is no directory {path.absolute().parent}")
+
+
+def _show_errors(result: LoadResult) -> None:
+    """Print an example of each kind of error to stderr."""
+    examples = {outcome.error: outcome.detail for outcome in result.outcomes if outcome.error is not None}
+    for reason, detail in examples.items():
+        typer.echo(f"failed, for example: {reason}: {detail}", err=True)
+    if result.interrupted:
+        typer.echo("interrupted: the report covers the requests so far", err=True)

@@ -1,73 +1,292 @@
-"""`twofold calibrate`: make performance models from measurements."""
+"""`twofold calibrate`: fit performance models to measurements."""
 
+import os
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, ClassVar, Final
 
 import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
 
-app = typer.Typer(
-    help="Make performance models from measurements.",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-)
+from twofold.cli.options import Dtype, KvCacheMemory, MaxNumSeqs, ModelDirectory, check_outputs
+from twofold.cli.settings import Flag, Settings, command, group
+from twofold.cluster.cores import share_cores
+from twofold.errors import ConfigurationError
+from twofold.fidelity.calibrate import calibrate
+from twofold.fidelity.measurement import OnGroup, measure
+from twofold.hardware.hf_config import read_model
+from twofold.performance.coefficients import Calibration, to_toml
+from twofold.performance.fitting.fit import FitOptions, fit_profile
+from twofold.performance.fitting.profile import read_profile
+from twofold.performance.host_profile import HostProfile, dump_host_profile
+from twofold.serving.launch.worker_plan import available_cores
+
+DEFAULT_KV_BYTES: Final = 1 << 30
+DEFAULT_SEQS: Final = 64
+_WORKERS: Final = 2  # of each service that is measured
 
 
-@app.callback()
-def _group() -> None:
-    """Make performance models from measurements."""
+@dataclass(frozen=True, kw_only=True)
+class FitSettings(Settings):
+    """All flags of `twofold calibrate fit`."""
 
+    DEFAULTS: ClassVar = {"source": "its file name", "date": "the date of the file"}
 
-@app.command()
-def fit(
     profile: Annotated[
         Path,
-        typer.Argument(
+        Flag(
+            "CSV of runs: model, hardware, tensor_parallel, prompt_size, batch_size, token_size, prompt_time and "
+            "token_time (ms); optional e2e_time (ms), average_power (share of TDP).",
+            positional=True,
             metavar="PROFILE",
-            help="A csv of runs: model, hardware, tensor_parallel, prompt_size, batch_size, token_size, prompt_time "
-            "and token_time (ms); optional e2e_time (ms), average_power (share of TDP).",
-            show_default=False,
         ),
-    ],
-    out: Annotated[Path, typer.Option("--out", "-o", help="The calibration file to write (TOML).")],
-    folds: Annotated[
-        int, typer.Option(min=2, help="Each configuration is left out once, in this many folds.")
-    ] = 5,
-    source: Annotated[
-        str | None, typer.Option(help="Where the profile is from; its file name if not given.")
-    ] = None,
-    date: Annotated[
-        str | None, typer.Option(help="When it was measured (YYYY-MM-DD); the file's own date if not given.")
-    ] = None,
+    ]
+    output: Annotated[
+        Path, Flag("Calibration file to write (TOML).", names=("--output", "-o"), metavar="FILE")
+    ]
+    folds: Annotated[int, Flag("Number of cross-validation folds over the configurations.", ge=2)] = 5
+    source: Annotated[str | None, Flag("Origin of the profile.")] = None
+    date: Annotated[str | None, Flag("Date of the measurement.", metavar="YYYY-MM-DD")] = None
     note: Annotated[
-        list[str] | None,
-        typer.Option(help="HARDWARE=TEXT: what to know of that hardware's rows; kept with each of its fits."),
-    ] = None,
-) -> None:
-    """Fit prefill and decode times to a measured profile, and show how well they predict what they did not see.
+        tuple[str, ...],
+        Flag("Remark that is kept with each fit of a hardware; repeatable.", metavar="HARDWARE=TEXT"),
+    ] = ()
 
-    Name the file in the environment variable TWOFOLD_CALIBRATION, and simulations use it before what the
-    package brings.
+
+@dataclass(frozen=True, kw_only=True)
+class LiveSettings(Settings):
+    """All flags of `twofold calibrate live`."""
+
+    DEFAULTS: ClassVar = {"kv_cache_memory_bytes": "1GiB", "max_num_seqs": f"{DEFAULT_SEQS}", "dtype": "auto"}
+
+    model: ModelDirectory
+    output: Annotated[Path, Flag("Profile to write (YAML).", names=("--output", "-o"), metavar="FILE")]
+    kv_cache_memory_bytes: KvCacheMemory = None
+    max_num_seqs: MaxNumSeqs = None
+    dtype: Dtype = None
+
+
+_HEADING: Final = """Performance of models on accelerators, fitted by `twofold calibrate fit`.
+Times are in milliseconds; the formula is in twofold.performance.fitted. Errors are mean relative errors on held-out
+configurations."""
+_COLUMNS: Final = ("pair", "prefill", "decode", "tokens to", "batch to")
+
+
+@command
+def fit(settings: FitSettings) -> None:
+    """Fit prefill and decode times to a measured profile, and print the error on held-out configurations.
+
+    Simulations use the file before the calibrations of the package if the environment variable TWOFOLD_CALIBRATION
+    names it.
     """
-    from twofold.cli import calibrate_run  # noqa: PLC0415  (imports numpy)
-
-    calibrate_run.fit_file(profile, out, folds=folds, source=source, date=date, notes=note or [])
-
-
-@app.command()
-def live(
-    model: Annotated[Path, typer.Argument(metavar="MODEL", help="Model directory.", show_default=False)],
-    out: Annotated[Path, typer.Option("--out", "-o", help="The profile to write (YAML).")],
-    kv_cache_memory_bytes: Annotated[str, typer.Option(help="KV cache of each worker, as in 500M.")] = "1GiB",
-    max_num_seqs: Annotated[int, typer.Option(min=1, help="Sequences in an iteration at most.")] = 64,
-    dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
-) -> None:
-    """Measure this host with MODEL on it: engine, hand-offs, gateway, and what workers cost each other.
-
-    Serves the model split and colocated, a few minutes in all, and prints how well the fit predicts iterations
-    that it did not see. The profile goes to `twofold simulate --profile` and `twofold verify`.
-    """
-    from twofold.cli import calibrate_live  # noqa: PLC0415  (imports numpy)
-
-    calibrate_live.run(
-        model, out, kv_cache_memory_bytes=kv_cache_memory_bytes, max_num_seqs=max_num_seqs, dtype=dtype
+    profile, output = settings.profile, settings.output
+    rows = read_profile(profile)
+    check_outputs({"output": output}, [profile])
+    options = FitOptions(
+        source=settings.source or profile.name,
+        date=_modified(profile) if settings.date is None else _date(settings.date),
+        folds=settings.folds,
+        notes=dict(_note(text) for text in settings.note),
     )
+    fits = fit_profile(rows, options)
+    _write(output, to_toml(fits, _HEADING))
+    title = f"{profile.name}: errors on held-out configurations, {settings.folds} folds"
+    Console().print(fit_table(title, fits))
+    for line in _drops(fits):
+        typer.echo(f"dropped: {line}", err=True)
+    typer.echo(f"wrote {len(fits)} calibrations to {output}", err=True)
+
+
+def fit_table(title: str, fits: Sequence[Calibration]) -> Table:
+    """A row for each pair of model and hardware: errors, and the range of its measurements."""
+    table = Table(*_COLUMNS, title=title, title_justify="left")
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for entry in fits:
+        table.add_row(
+            entry.pair,
+            _percent(entry.prefill_error),
+            _percent(entry.decode_error),
+            f"{entry.max_prefill_tokens:,}",
+            str(entry.max_sequences),
+        )
+    return table
+
+
+def _drops(fits: Sequence[Calibration]) -> Iterator[str]:
+    for entry in fits:
+        for reason in entry.dropped:
+            yield f"{entry.pair}: {reason}"
+
+
+def _percent(error: float | None) -> str:
+    return "unknown" if error is None else f"{error:.1%}"
+
+
+def _note(text: str) -> tuple[str, str]:
+    hardware, equals, note = text.partition("=")
+    if not (hardware and equals and note):
+        raise ConfigurationError(f"--note {text!r} is not HARDWARE=TEXT")
+    return hardware, note
+
+
+def _date(text: str) -> str:
+    if not re.fullmatch(r"\d{4}-\d{2}(-\d{2})?", text):
+        raise ConfigurationError(f"--date {text!r} is not a date: write YYYY-MM-DD")
+    return text
+
+
+def _modified(path: Path) -> str:
+    return f"{datetime.fromtimestamp(path.stat().st_mtime, UTC):%Y-%m-%d}"
+
+
+def _write(out: Path, text: str) -> None:
+    try:
+        out.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigurationError(f"cannot write {out}: {error.strerror}") from error
+
+
+@command
+def live(settings: LiveSettings) -> None:
+    """Measure MODEL on this host: engine, hand-offs, gateway, and interference between workers.
+
+    Serves the model disaggregated and colocated for a few minutes, and prints the error on held-out iterations. The
+    profile is for `twofold simulate --profile`, `twofold serve --profile` and `twofold verify`.
+    """
+    calibrate_host(
+        settings.model,
+        settings.output,
+        kv_cache_bytes=settings.kv_cache_memory_bytes or DEFAULT_KV_BYTES,
+        max_num_seqs=settings.max_num_seqs or DEFAULT_SEQS,
+        dtype=settings.dtype or "auto",
+    )
+
+
+def calibrate_host(
+    model: Path,
+    output: Path,
+    *,
+    kv_cache_bytes: int = DEFAULT_KV_BYTES,
+    max_num_seqs: int = DEFAULT_SEQS,
+    dtype: str = "auto",
+) -> None:
+    """Measure the host, print the result and write the profile."""
+    known = read_model(model)
+    _require_writable(output)
+    cores = available_cores()
+    flags = [
+        "--kv-cache-memory-bytes",
+        str(kv_cache_bytes),
+        "--max-num-seqs",
+        str(max_num_seqs),
+        "--dtype",
+        dtype,
+    ]
+    with _progress() as on_group:
+        measured = measure(model, flags, max_num_seqs, on_group)
+    profile = calibrate(
+        measured,
+        known,
+        cores=len(cores),
+        threads=len(share_cores(cores, _WORKERS)[0]),
+        kv_capacity_tokens=kv_cache_bytes // known.kv_bytes_per_token,
+        source=f"twofold calibrate live, {os.uname().machine}, {len(cores)} cores",
+        date=f"{datetime.now(UTC):%Y-%m-%d}",
+    )
+    output.write_text(dump_host_profile(profile), encoding="utf-8")
+    Console().print(profile_table(profile))
+    typer.echo(f"wrote {output}", err=True)
+
+
+def profile_table(profile: HostProfile) -> Table:
+    """The profile as times of typical iterations and transfers."""
+    engine, front, prefill, decode = profile.engine, profile.front, profile.prefill, profile.decode
+    alone = (
+        engine.seconds(1024, 1024 * 1024, 0, 0),
+        engine.seconds(0, 0, 1, 512),
+        engine.seconds(0, 0, 16, 8192),
+    )
+    rows = (
+        ("prefill of 1,024 tokens", _ms(alone[0]), _share(engine.prefill_error)),
+        ("decode, 1 sequence of 512 tokens", _ms(alone[1]), _share(engine.decode_error)),
+        ("decode, 16 sequences of 512 tokens", _ms(alone[2]), ""),
+        (
+            "512 prompt tokens beside 8 decodes",
+            _ms(engine.seconds(512, 512 * 512, 8, 4096)),
+            _share(engine.mixed_error),
+        ),
+        (
+            "slowdown of prefill, decode by busy cores",
+            f"x {prefill.crowded:.2f}, x {decode.crowded:.2f}",
+            "",
+        ),
+        (
+            "further slowdown by sharing a core",
+            f"x {prefill.shared:.2f}, x {decode.shared:.2f}",
+            "",
+        ),
+        (
+            "gateway, request of 1,024 tokens",
+            _ms(front.request_s + 1024 * front.prompt_token_s + front.request_delay_s),
+            "",
+        ),
+        (
+            "gateway, 8 tokens of an iteration",
+            _ms(front.step_s + 8 * front.token_s + front.step_delay_s),
+            "",
+        ),
+        ("KV transfer between workers", f"{profile.link.bytes_per_s / 1e9:.2g} GB/s", ""),
+        ("hand-off overhead after the first token", _ms(profile.link.sync_s), ""),
+    )
+    table = Table(
+        "",
+        "",
+        "held-out error",
+        title=f"{profile.model.name} on this host: {profile.source}",
+        title_justify="left",
+    )
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+@contextmanager
+def _progress() -> Iterator[OnGroup]:
+    """A bar on stderr, if it is a terminal."""
+    if not sys.stderr.isatty():
+        yield lambda _design, _done, _total: None
+        return
+    columns = (
+        TextColumn("measuring {task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True), refresh_per_second=2, transient=True) as bar:
+        task = bar.add_task("")
+        yield lambda design, done, total: bar.update(task, description=design, completed=done, total=total)
+
+
+def _require_writable(out: Path) -> None:
+    """Raise ConfigurationError before the measurement if the profile cannot be written."""
+    if out.is_dir() or not out.parent.is_dir() or not os.access(out if out.exists() else out.parent, os.W_OK):
+        raise ConfigurationError(f"cannot write {out}: name a file in a directory that you may write to")
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:.3g} ms"
+
+
+def _share(error: float | None) -> str:
+    return "" if error is None else f"{error:.1%}"
+
+
+app = group("Fit performance models to measurements.", {"fit": fit, "live": live})

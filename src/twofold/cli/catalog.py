@@ -1,121 +1,319 @@
-"""`twofold catalog`: which accelerators, machines, models, links and tiers are known, where each figure comes from, and
-when loading a prefix beats computing it."""
+"""`twofold catalog`: accelerators, machines, models, links and storage tiers, with the source of each figure."""
 
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, ClassVar, Final
 
+import msgspec
 import typer
+from rich.console import Console, Group
+from rich.table import Table
+from rich.text import Text
 
-app = typer.Typer(
-    help="Show the accelerators, machines, models, links and tiers of storage that plans are made of.",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-)
+from twofold.cli.options import Json, Performance, TensorParallel
+from twofold.cli.settings import Flag, Settings, command, group
+from twofold.errors import ConfigurationError
+from twofold.hardware.catalog import Catalog, load_catalog
+from twofold.hardware.specs import Accelerator, Link, Machine, Model, StorageTier
+from twofold.performance.registry import performance_model
+from twofold.performance.reuse import PUBLISHED, REST, PrefixCost, prefix_bytes_per_s, shortest_prefix
 
-_FILES = "A file with more entries, or other figures (TOML); also TWOFOLD_CATALOG."
-
-NameArgument = Annotated[
-    list[str] | None, typer.Argument(metavar="NAME", help="Only these.", show_default=False)
-]
-MachineArgument = Annotated[
-    list[str] | None,
-    typer.Argument(metavar="MACHINE", help="Only these machines.", show_default=False),
-]
-FilesOption = Annotated[list[Path] | None, typer.Option("--catalog", help=_FILES)]
-SourcesOption = Annotated[bool, typer.Option("--sources", help="Show where the figures come from.")]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
+Item = Accelerator | Machine | Model | Link | StorageTier
 
 
-@app.command()
-def accelerators(
-    name: NameArgument = None,
-    *,
-    catalog: FilesOption = None,
-    sources: SourcesOption = False,
-    as_json: JsonOption = False,
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class CatalogSettings(Settings):
+    """The entries to show; also TWOFOLD_CATALOG names catalog files."""
+
+    name: Annotated[
+        tuple[str, ...], Flag("Entries to show; all if none.", positional=True, metavar="NAME")
+    ] = ()
+    catalog: Annotated[
+        tuple[Path, ...],
+        Flag("Catalog file (TOML) with more entries or other figures; repeatable.", metavar="FILE"),
+    ] = ()
+    json: Json = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class EntrySettings(CatalogSettings):
+    """All flags of the commands that show entries."""
+
+    sources: Annotated[bool, Flag("Show the source of each figure.", names=("--sources",))] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReuseSettings(CatalogSettings):
+    """All flags of `twofold catalog reuse`."""
+
+    DEFAULTS: ClassVar = {"performance": "auto", "tp": "all accelerators of a machine"}
+
+    model: Annotated[str, Flag("Model of the catalog.")] = "llama2-70b"
+    prefix: Annotated[int, Flag("Length of the prefix in tokens.", ge=1)] = 8192
+    performance: Performance = None
+    tp: TensorParallel = None
+
+
+@command
+def accelerators(settings: EntrySettings) -> None:
     """Show accelerators: memory, bandwidth, compute and power of one GPU."""
-    _show("accelerators", name, catalog, sources=sources, as_json=as_json)
+    _show("accelerators", settings)
 
 
-@app.command()
-def machines(
-    name: NameArgument = None,
-    *,
-    catalog: FilesOption = None,
-    sources: SourcesOption = False,
-    as_json: JsonOption = False,
-) -> None:
-    """Show machines: accelerators, network, power and price; dgx-h100 may be called h100."""
-    _show("machines", name, catalog, sources=sources, as_json=as_json)
+@command
+def machines(settings: EntrySettings) -> None:
+    """Show machines: accelerators, network, power and price; h100 is short for dgx-h100."""
+    _show("machines", settings)
 
 
-@app.command()
-def models(
-    name: NameArgument = None,
-    *,
-    catalog: FilesOption = None,
-    sources: SourcesOption = False,
-    as_json: JsonOption = False,
-) -> None:
+@command
+def models(settings: EntrySettings) -> None:
     """Show models: sizes, and the KV cache of a token; a NAME may be a directory with a config.json."""
-    _show("models", name, catalog, sources=sources, as_json=as_json)
+    _show("models", settings)
 
 
-@app.command()
-def links(
-    name: NameArgument = None,
-    *,
-    catalog: FilesOption = None,
-    sources: SourcesOption = False,
-    as_json: JsonOption = False,
-) -> None:
-    """Show links: bandwidth of one direction, and the cost of starting a transfer."""
-    _show("links", name, catalog, sources=sources, as_json=as_json)
+@command
+def links(settings: EntrySettings) -> None:
+    """Show links: bandwidth in one direction, and start-up latency of a transfer."""
+    _show("links", settings)
 
 
-@app.command()
-def tiers(
-    name: NameArgument = None,
-    *,
-    catalog: FilesOption = None,
-    sources: SourcesOption = False,
-    as_json: JsonOption = False,
-) -> None:
-    """Show what KV caches can be kept in beside accelerators: price of a GB, and how fast a machine reads it."""
-    _show("tiers", name, catalog, sources=sources, as_json=as_json)
+@command
+def tiers(settings: EntrySettings) -> None:
+    """Show storage tiers for KV caches: price of a GB, and read bandwidth of a machine."""
+    _show("tiers", settings)
 
 
-@app.command()
-def reuse(
-    name: MachineArgument = None,
-    *,
-    model: Annotated[str, typer.Option(help="A model of the catalog.")] = "llama2-70b",
-    prefix: Annotated[int, typer.Option(min=1, help="Tokens that could be loaded.")] = 8192,
-    performance: Annotated[str, typer.Option(help="Performance model: auto, fitted, roofline, …")] = "auto",
-    tensor_parallel: Annotated[
-        int | None, typer.Option(min=1, help="Accelerators of an instance; all of a machine.")
-    ] = None,
-    catalog: FilesOption = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Show when loading a prefix beats computing it: from which bandwidth, and over each link from which length."""
-    from twofold.cli import catalog_reuse  # noqa: PLC0415 (too heavy for the start of every command)
+@command
+def reuse(settings: ReuseSettings) -> None:
+    """Show when loading a prefix beats computing it: the bandwidth, and for each link the shortest prefix."""
+    catalog, tensor_parallel = load_catalog(settings.catalog), settings.tp
+    model = catalog.model(settings.model)
+    found = [catalog.machine(name) for name in settings.name] or list(catalog.machines.values())
+    facts = {
+        machine.name: _loading(
+            catalog, model, machine, settings.performance or "auto", tensor_parallel, settings.prefix
+        )
+        for machine in found
+        if settings.name or tensor_parallel is None or tensor_parallel <= machine.count
+    }
+    if not facts:
+        raise ConfigurationError(f"no machine has {tensor_parallel} accelerators")
+    if settings.json:
+        typer.echo(msgspec.json.format(msgspec.json.encode(facts), indent=2))
+    else:
+        Console().print(
+            Group(_bandwidths(facts, model.name, settings.prefix), _prefixes(facts), Text(_published()))
+        )
 
-    catalog_reuse.show(
-        name or [],
-        catalog or [],
-        model=model,
+
+def _show(kind: str, settings: EntrySettings) -> None:
+    """Print the entries as a table, or as a JSON object by name."""
+    items = _items(load_catalog(settings.catalog), kind, settings.name)
+    if settings.json:
+        facts = {item.name: _facts(item) for item in items}
+        typer.echo(msgspec.json.format(msgspec.json.encode(facts), indent=2))
+    else:
+        Console().print(_sources(items) if settings.sources else _figures(items))
+
+
+def _items(catalog: Catalog, kind: str, names: Sequence[str]) -> list[Item]:
+    find: Mapping[str, Callable[[str], Item]] = {
+        "accelerators": catalog.accelerator,
+        "machines": catalog.machine,
+        "models": catalog.model,
+        "links": catalog.link,
+        "tiers": catalog.tier,
+    }
+    every: Mapping[str, Mapping[str, Item]] = {
+        "accelerators": catalog.accelerators,
+        "machines": catalog.machines,
+        "models": catalog.models,
+        "links": catalog.links,
+        "tiers": catalog.tiers,
+    }
+    return [find[kind](name) for name in names] if names else list(every[kind].values())
+
+
+def _facts(item: Item) -> dict[str, object]:
+    """All fields, and the sizes derived from them."""
+    facts: dict[str, object] = msgspec.to_builtins(item)
+    if isinstance(item, Model):
+        facts["kv_bytes_per_token"] = item.kv_bytes_per_token
+    if isinstance(item, Machine):
+        facts["memory_bytes"] = item.memory_bytes
+    return facts
+
+
+def _figures(items: Sequence[Item]) -> Table:
+    """A row for each item, in practical units."""
+    rows = [_row(item) for item in items]
+    table = Table("", *rows[0]) if rows else Table("no entries")
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for item, row in zip(items, rows, strict=True):
+        table.add_row(item.name, *row.values())
+    return table
+
+
+def _sources(items: Sequence[Item]) -> Table:
+    table = Table("", "date", "source", show_lines=True)
+    for item in items:
+        table.add_row(item.name, item.date, item.source)
+    return table
+
+
+def _row(item: Item) -> dict[str, str]:
+    match item:
+        case Accelerator():
+            return {
+                "memory": f"{item.memory_bytes / 1e9:,.1f} GB",
+                "bandwidth": f"{item.memory_bytes_per_s / 1e9:,.0f} GB/s",
+                "bf16": f"{item.flops_per_s / 1e12:,.0f} TFLOP/s",
+                "interconnect": f"{item.interconnect_bytes_per_s / 1e9:,.0f} GB/s",
+                "TDP": f"{item.tdp_w:,.0f} W",
+            }
+        case Machine():
+            cap = f" at {item.power_cap:.0%} power" if item.power_cap < 1.0 else ""
+            return {
+                "accelerators": f"{item.count} × {item.accelerator.name}{cap}",
+                "memory": f"{item.memory_bytes / 1e9:,.0f} GB",
+                "network": f"{item.network_bytes_per_s / 1e9:,.0f} GB/s",
+                "price": f"${item.price_per_h:,.2f}/h",
+                "TDP": f"{item.tdp_w:,.0f} W",
+                "idle": f"{item.idle_w:,.0f} W",
+            }
+        case Model():
+            active = item.active_parameters / 1e9
+            context = item.max_context
+            return {
+                "parameters": f"{item.parameters / 1e9:,.1f}B",
+                "active": f"{active:,.1f}B",
+                "weights": f"{item.weight_bytes / 1e9:,.1f} GB",
+                "layers": str(item.layers),
+                "heads": f"{item.heads}/{item.kv_heads}" if item.kv_latent_dims is None else f"{item.heads}",
+                "KV of a token": f"{item.kv_bytes_per_token:,} B",
+                "context": "-" if context is None else f"{context:,}",
+            }
+        case Link():
+            return {
+                "bandwidth": f"{item.bytes_per_s / 1e9:,.2f} GB/s",
+                "start-up": f"{item.latency_s * 1e6:,.0f} µs",
+            }
+        case StorageTier():
+            return {
+                "price": f"${1e3 * item.price_per_gb_h:,.3f}/h for 1,000 GB",
+                "read by a machine": f"{item.bytes_per_s / 1e9:,.0f} GB/s",
+            }
+
+
+_A800_FLOPS: Final = 312e12  # the published figure is for eight A800 and this prefix
+_A800S: Final = 8
+_PREFIX: Final = 8192
+
+
+class Loading(msgspec.Struct, frozen=True, kw_only=True):
+    """A machine as one instance: bytes per second above which loading a prefix is quicker than computing it.
+
+    `peak` counts FLOPs at the accelerators' peak, as the paper does; `predicted` asks a performance model, whose
+    relative error of a prefill is `error`. `shortest` is the shortest prefix, in tokens, worth loading over each link,
+    from each tier of its own or over its network, None where no prefix is; `shortest_at_peak` is that by FLOPs.
+    """
+
+    accelerators: int
+    prefix: int
+    peak: float
+    predicted: float
+    basis: str
+    error: float | None
+    shortest: dict[str, int | None]
+    shortest_at_peak: dict[str, int]
+
+
+def _loading(
+    catalog: Catalog,
+    model: Model,
+    machine: Machine,
+    performance: str,
+    tensor_parallel: int | None,
+    prefix: int,
+) -> Loading:
+    accelerators = tensor_parallel or machine.count
+    times = performance_model(performance, model, machine, accelerators)
+    share, kv_bytes = accelerators / machine.count, model.kv_bytes_per_token
+    ways = {link.name: (link.bytes_per_s, link.latency_s) for link in catalog.links.values()}
+    ways |= {"its network": (share * machine.network_bytes_per_s, 0.0)}
+    ways |= {f"its {tier.name}": (share * tier.bytes_per_s, 0.0) for tier in catalog.tiers.values()}
+    needs, flops_per_s = PrefixCost.of(model), accelerators * machine.accelerator.flops_per_s
+    return Loading(
+        accelerators=accelerators,
         prefix=prefix,
-        performance=performance,
-        tensor_parallel=tensor_parallel,
-        as_json=as_json,
+        peak=needs.bytes_per_s(prefix, flops_per_s),
+        predicted=prefix_bytes_per_s(times, kv_bytes, prefix),
+        basis=times.name,
+        error=times.error.prefill,
+        shortest={name: shortest_prefix(times, kv_bytes, *way) for name, way in ways.items()},
+        shortest_at_peak={name: needs.shortest_prefix(way[0], flops_per_s) for name, way in ways.items()},
     )
 
 
-def _show(
-    kind: str, names: list[str] | None, files: list[Path] | None, *, sources: bool, as_json: bool
-) -> None:
-    from twofold.cli import catalog_table  # noqa: PLC0415 (too heavy for the start of every command)
+def _bandwidths(facts: dict[str, Loading], model: str, prefix: int) -> Table:
+    table = Table(
+        title=f"Loading {prefix:,} tokens of {model} beats computing them from so many GB/s on",
+        title_justify="left",
+    )
+    for heading in ("instance", "as predicted", "at its peak"):
+        table.add_column(heading, justify="left" if heading == "instance" else "right")
+    table.add_column("predicted by")
+    for each in facts.values():
+        error = "unknown error" if each.error is None else f"±{each.error:.0%}"
+        table.add_row(
+            each.basis.partition(" on ")[2],
+            _gigabytes(each.predicted),
+            _gigabytes(each.peak),
+            f"{each.basis.split()[0]}, {error}",
+        )
+    return table
 
-    catalog_table.show(kind, names or [], files or [], sources=sources, as_json=as_json)
+
+def _prefixes(facts: dict[str, Loading]) -> Table:
+    title = f"The shortest prefix worth loading, in tokens: as predicted, before {REST} more / at its peak"
+    table = Table(title=title, title_justify="left")
+    table.add_column("over")
+    for name in facts:
+        table.add_column(name, justify="right")
+    for way in next(iter(facts.values())).shortest:
+        cells = (f"{_tokens(each.shortest[way])} / {each.shortest_at_peak[way]:,}" for each in facts.values())
+        table.add_row(way, *cells)
+    return table
+
+
+def _published() -> str:
+    figure = PUBLISHED.bytes_per_s(_PREFIX, _A800S * _A800_FLOPS)
+    return (
+        f"Mooncake (FAST'25) has {_PREFIX:,} tokens of LLaMA-70B on {_A800S} A800 at their peak: "
+        f"{_gigabytes(figure)} GB/s by its formula."
+    )
+
+
+def _gigabytes(bytes_per_s: float) -> str:
+    return "-" if math.isinf(bytes_per_s) else f"{bytes_per_s / 1e9:.2f}"
+
+
+def _tokens(tokens: int | None) -> str:
+    return "-" if tokens is None else f"{tokens:,}"
+
+
+app = group(
+    "Show the accelerators, machines, models, links and storage tiers that plans are made of.",
+    {
+        "accelerators": accelerators,
+        "machines": machines,
+        "models": models,
+        "links": links,
+        "tiers": tiers,
+        "reuse": reuse,
+    },
+)

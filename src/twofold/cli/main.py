@@ -1,49 +1,80 @@
-"""`twofold`: one command per file; a user's mistake ends in one sentence on stderr and a non-zero exit."""
+"""`twofold`: one module for each command, imported when the command is used."""
 
 import sys
+from importlib import import_module
+from typing import Any, Final, NamedTuple
 
 import typer
 
 from twofold import __version__
-from twofold.cli import (
-    bench,
-    calibrate,
-    catalog,
-    deploy,
-    join,
-    keygen,
-    model,
-    plan,
-    pools,
-    route,
-    serve,
-    simulate,
-    trace,
-    verify,
-)
+from twofold.cli.settings import Command, Group
 from twofold.errors import UserError
+
+
+class Entry(NamedTuple):
+    """A command: the module and the name of its function or its group, and its help in the list of commands."""
+
+    module: str
+    name: str
+    help: str
+
+
+COMMANDS: Final = {
+    "serve": Entry("twofold.cli.serve.command", "serve", "Serve a model behind the OpenAI API."),
+    "route": Entry("twofold.cli.serve.route", "route", "Put the OpenAI API in front of vLLM servers."),
+    "join": Entry("twofold.cli.serve.join", "join", "Run workers on this host for a service on another."),
+    "keygen": Entry("twofold.cli.serve.join", "keygen", "Write a cluster key."),
+    "bench": Entry("twofold.cli.bench", "bench", "Load an OpenAI-compatible endpoint."),
+    "simulate": Entry("twofold.cli.simulate.command", "simulate", "Simulate a workload on a cluster."),
+    "plan": Entry("twofold.cli.plan.command", "plan", "Find the best machines for a workload."),
+    "deploy": Entry(
+        "twofold.kubernetes.deploy", "deploy", "Write a plan as Kubernetes objects or Helm values."
+    ),
+    "verify": Entry("twofold.cli.verify", "verify", "Compare a live service with its simulation."),
+    "calibrate": Entry("twofold.cli.calibrate", "app", "Fit performance models to measurements."),
+    "catalog": Entry("twofold.cli.catalog", "app", "Show machines, models, links and storage tiers."),
+    "trace": Entry("twofold.cli.trace", "app", "Show, convert, rescale and generate traces."),
+    "model": Entry("twofold.cli.model", "app", "Create models to try things with."),
+    "pools": Entry("twofold.cli.pools", "app", "Show and set the roles of running workers."),
+}
+
+
+class LazyGroup(Group):
+    """A group that imports a command when it is used; before that it only has its help."""
+
+    def resolve_command(self, ctx: typer.Context, args: list[str]) -> Any:  # type: ignore[override]  # noqa: ANN401
+        if args and args[0] in COMMANDS:
+            self.commands[args[0]] = load(args[0])
+        return super().resolve_command(ctx, args)
+
+
+def load(name: str) -> Any:  # noqa: ANN401  (Typer's commands have no public type)
+    """Import a command or group of commands."""
+    entry = COMMANDS[name]
+    found = getattr(import_module(entry.module), entry.name)
+    if not isinstance(found, typer.Typer):
+        single = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+        single.command(name, cls=Command)(found)
+        found = single
+    loaded = typer.main.get_command(found)
+    loaded.name = name
+    return loaded
+
+
+def _not_loaded() -> None:
+    """Stands for a command until it is used."""
+
 
 app = typer.Typer(
     name="twofold",
-    help="Plan, simulate and serve large language models in two phases: prefill and decode on separate pools.",
+    cls=LazyGroup,
+    help="Plan, simulate and serve large language models with prefill and decode on separate pools.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-app.command("serve")(serve.serve)
-app.command("route")(route.route)
-app.command("join")(join.join)
-app.command("keygen")(keygen.keygen)
-app.command("bench")(bench.bench)
-app.command("simulate")(simulate.simulate)
-app.command("plan")(plan.plan)
-app.command("deploy")(deploy.deploy)
-app.command("verify")(verify.verify)
-app.add_typer(calibrate.app, name="calibrate")
-app.add_typer(catalog.app, name="catalog")
-app.add_typer(trace.app, name="trace")
-app.add_typer(model.app, name="model")
-app.add_typer(pools.app, name="pools")
+for _name, _entry in COMMANDS.items():
+    app.command(_name, help=_entry.help)(_not_loaded)
 
 
 def _print_version(wanted: bool) -> None:
@@ -55,32 +86,37 @@ def _print_version(wanted: bool) -> None:
 @app.callback()
 def _root(
     version: bool = typer.Option(
-        False, "--version", callback=_print_version, is_eager=True, help="Show the version and exit."
+        False,
+        "--version",
+        callback=_print_version,
+        is_eager=True,
+        metavar="",
+        help="Show the version and exit.",
     ),
 ) -> None:
-    """The options that every command shares."""
+    """Options of `twofold` itself."""
 
 
 def main() -> None:
-    """Entry point: run a command and turn mistakes into one sentence."""
+    """Run a command; print errors of the user as one line."""
     try:
         code = app(standalone_mode=False)
     except UserError as error:
-        code = _complain(str(error))
+        code = _fail(str(error))
     except typer.TyperException as error:
-        code = _complain(error.format_message(), error.exit_code)
+        code = _fail(error.format_message(), error.exit_code)
     except (KeyboardInterrupt, typer.Abort):
         code = 130
-    except BrokenPipeError:  # the reader has seen enough
+    except BrokenPipeError:  # the reader has closed the pipe
         code = 141
     except OSError as error:
-        code = _complain(f"cannot write the output: {error.strerror or error}", 1)
+        code = _fail(f"cannot write the output: {error.strerror or error}", 1)
     sys.exit(code if isinstance(code, int) else 0)
 
 
-def _complain(sentence: str, code: int = 2) -> int:
-    if sentence:  # empty where the help was shown instead
-        typer.echo(f"twofold: {sentence}", err=True)
+def _fail(message: str, code: int = 2) -> int:
+    if message:  # empty if the help is shown instead
+        typer.echo(f"twofold: {message}", err=True)
     return code
 
 

@@ -1,45 +1,52 @@
-"""`twofold model create`: a small model to try everything with, made on the spot."""
+"""`twofold model create`: a small model with random weights, to try everything with."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-app = typer.Typer(help="Make models to try things with.", no_args_is_help=True)
+from twofold.cli.settings import Flag, Settings, command, group
 
 
-@app.callback()
-def _group() -> None:
-    """Make models to try things with."""
+@dataclass(frozen=True, kw_only=True)
+class ModelSettings(Settings):
+    """All flags of `twofold model create`."""
+
+    directory: Annotated[Path, Flag("Directory to write.", positional=True, metavar="DIR")]
+    hidden_size: Annotated[int, Flag("Hidden size.", ge=32)] = 512
+    layers: Annotated[int, Flag("Number of layers.", ge=1)] = 8
+    heads: Annotated[int, Flag("Number of attention heads.", ge=1)] = 8
+    kv_heads: Annotated[int, Flag("Number of key/value heads.", ge=1)] = 4
+    vocab_size: Annotated[int, Flag("Vocabulary size.", ge=1)] = 8192
+    max_model_len: Annotated[int, Flag("Context in tokens.", ge=1)] = 4096
+    seed: Annotated[int, Flag("Random seed of the weights.", ge=0)] = 0
+    dtype: Annotated[str, Flag("Data type of the weights: float32, bfloat16 or float16.")] = "float32"
+    force: Annotated[bool, Flag("Write into a directory that is not empty.")] = False
 
 
-@app.command()
-def create(
-    directory: Annotated[
-        Path, typer.Argument(metavar="DIR", help="Where to write the model.", show_default=False)
-    ],
-    hidden_size: Annotated[int, typer.Option(min=32)] = 512,
-    layers: Annotated[int, typer.Option(min=1)] = 8,
-    heads: Annotated[int, typer.Option(min=1, help="Attention heads.")] = 8,
-    kv_heads: Annotated[int, typer.Option(min=1, help="Key/value heads, shared by groups of heads.")] = 4,
-    vocab_size: Annotated[int, typer.Option(min=1)] = 8192,
-    max_model_len: Annotated[int, typer.Option(min=1, help="Longest context, in tokens.")] = 4096,
-    seed: Annotated[int, typer.Option(min=0, help="Of the random weights.")] = 0,
-    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
-    force: Annotated[bool, typer.Option("--force", help="Write into a directory that is not empty.")] = False,
-) -> None:
-    """Make a small Llama model with random weights and a real tokenizer; needs no network."""
+@command
+def create(settings: ModelSettings) -> None:
+    """Create a small Llama model with random weights and a real tokenizer; needs no network."""
     from twofold.engine.model_factory import ModelSpec, create_model  # noqa: PLC0415  (imports torch)
 
     spec = ModelSpec(
-        hidden_size=hidden_size,
-        layers=layers,
-        heads=heads,
-        kv_heads=kv_heads,
-        vocab_size=vocab_size,
-        max_model_len=max_model_len,
-        seed=seed,
-        dtype=dtype,
+        hidden_size=settings.hidden_size,
+        layers=settings.layers,
+        heads=settings.heads,
+        kv_heads=settings.kv_heads,
+        vocab_size=settings.vocab_size,
+        max_model_len=settings.max_model_len,
+        seed=settings.seed,
+        dtype=settings.dtype,
     )
-    create_model(directory, spec, force=force, report=lambda stage: typer.echo(f"{stage} …", err=True))
-    typer.echo(directory)
+    create_model(
+        settings.directory,
+        spec,
+        force=settings.force,
+        report=lambda stage: typer.echo(f"{stage} …", err=True),
+    )
+    typer.echo(settings.directory)
+
+
+app = group("Create models to try things with.", {"create": create})

@@ -1,42 +1,125 @@
-"""`twofold pools`: which worker of a running service plays which role, and changing it."""
+"""`twofold pools`: show and set the roles of the workers of a running service."""
 
-from typing import Annotated
+import urllib.error
+import urllib.request
+from dataclasses import dataclass
+from typing import Annotated, Final
 
-import typer
+import msgspec
+from rich.console import Console
+from rich.table import Table
 
+from twofold.cli.settings import Flag, Settings, command, group
+from twofold.errors import ConfigurationError
 from twofold.instance import Role
+from twofold.serving.controller.service import PoolMember
 
-app = typer.Typer(
-    help="Show and set the roles of the workers of a running service.",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-)
-
-Url = Annotated[str, typer.Option(help="Where the service listens.")]
-Key = Annotated[str | None, typer.Option(envvar="TWOFOLD_API_KEY", help="The service's API key.")]
+_TIMEOUT_S: Final = 30
+_NUMBERS: Final = {"restarts", "waiting", "running"}
 
 
-@app.callback()
-def _group() -> None:
-    """Show and set the roles of the workers of a running service."""
+@dataclass(frozen=True, kw_only=True)
+class PoolsSettings(Settings):
+    """All flags of `twofold pools show`."""
+
+    base_url: Annotated[str, Flag("URL of the service.", metavar="URL")] = "http://127.0.0.1:8000"
+    api_key: Annotated[str | None, Flag("API key.", env="TWOFOLD_API_KEY", metavar="KEY")] = None
 
 
-@app.command()
-def show(url: Url = "http://127.0.0.1:8000", api_key: Key = None) -> None:
-    """Show every worker: its role now, its home, whether it is up, what waits and runs on it."""
-    from twofold.cli import pools_run  # noqa: PLC0415  (what it needs is not for the start of every command)
+@dataclass(frozen=True, kw_only=True)
+class SetSettings(PoolsSettings):
+    """All flags of `twofold pools set`."""
 
-    pools_run.show(pools_run.ask(url, api_key))
+    instance: Annotated[str, Flag("Worker, as in decode-0.", positional=True, metavar="WORKER")]
+    role: Annotated[Role, Flag("Its role from the next request on.", positional=True)]
 
 
-@app.command(name="set")
-def set_role(
-    instance: Annotated[str, typer.Argument(metavar="WORKER", help="As in decode-0.")],
-    role: Annotated[Role, typer.Argument(help="What it is to do from the next request on.")],
-    url: Url = "http://127.0.0.1:8000",
-    api_key: Key = None,
-) -> None:
-    """Let a worker play another role; nothing that runs is interrupted and no weights are loaded."""
-    from twofold.cli import pools_run  # noqa: PLC0415  (as above)
+class PoolsResponse(msgspec.Struct, frozen=True):
+    """Every worker, and the latest decisions of re-planning."""
 
-    pools_run.show(pools_run.ask(url, api_key, instance=instance, role=role))
+    pools: tuple[PoolMember, ...]
+    replans: tuple[str, ...] = ()
+
+
+@command
+def show(settings: PoolsSettings) -> None:
+    """Show every worker: its role, its home role, its state and its load."""
+    show_pools(ask(settings.base_url, settings.api_key))
+
+
+@command
+def set_role(settings: SetSettings) -> None:
+    """Change the role of a worker, without interrupting requests or loading weights."""
+    show_pools(ask(settings.base_url, settings.api_key, instance=settings.instance, role=settings.role))
+
+
+def ask(
+    url: str, api_key: str | None, *, instance: str | None = None, role: Role | None = None
+) -> PoolsResponse:
+    """The pools of the service at `url`, after giving `instance` the `role` if there is one."""
+    if not url.startswith(("http://", "https://")):
+        raise ConfigurationError(f"--base-url {url!r} is not a URL: write it as in http://127.0.0.1:8000")
+    body = None if instance is None else msgspec.json.encode({"instance": instance, "role": role})
+    headers = {"Content-Type": "application/json"}
+    if api_key is not None:
+        headers["Authorization"] = f"Bearer {api_key}"
+    request = urllib.request.Request(f"{url.rstrip('/')}/pools", data=body, headers=headers)  # noqa: S310 (checked)
+    try:
+        with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as response:  # noqa: S310 (checked)
+            return msgspec.json.decode(response.read(), type=PoolsResponse)
+    except urllib.error.HTTPError as error:
+        raise ConfigurationError(_reason(error.read()) or f"{url} answered with {error.code}") from error
+    except (OSError, msgspec.MsgspecError) as error:
+        reason = getattr(error, "reason", None) or error
+        raise ConfigurationError(f"no service of Twofold answers at {url}: {reason}") from error
+
+
+class _ErrorDetail(msgspec.Struct, frozen=True):
+    message: str = ""
+
+
+class _ErrorResponse(msgspec.Struct, frozen=True):
+    error: _ErrorDetail = _ErrorDetail()
+
+
+def _reason(body: bytes) -> str:
+    try:
+        return msgspec.json.decode(body, type=_ErrorResponse).error.message
+    except msgspec.MsgspecError:
+        return ""
+
+
+def show_pools(response: PoolsResponse) -> None:
+    """Print a row for each worker, and a line for each decision of re-planning."""
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for column in (
+        "worker",
+        "role",
+        "home",
+        "state",
+        "circuit breaker",
+        "restarts",
+        "waiting",
+        "running",
+        "KV",
+    ):
+        table.add_column(column, no_wrap=True, justify="right" if column in _NUMBERS else "left")
+    for member in response.pools:
+        table.add_row(
+            member.instance,
+            member.role.value,
+            member.home.value,
+            member.state,
+            member.circuit_breaker,
+            str(member.restarts),
+            str(member.waiting),
+            str(member.running),
+            f"{1 - member.blocks_free / member.blocks_total:.0%}" if member.blocks_total else "",
+        )
+    console = Console()
+    console.print(table)
+    for decision in response.replans:
+        console.print(f"re-planning, {decision}", markup=False, highlight=False)
+
+
+app = group("Show and set the roles of the workers of a running service.", {"show": show, "set": set_role})

@@ -1,150 +1,288 @@
-"""`twofold trace`: look at traces, convert and rescale them, generate workloads."""
+"""`twofold trace`: show, convert, rescale and generate traces."""
 
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, ClassVar, Final
 
+import msgspec
 import typer
+from rich.console import Console, Group
+from rich.table import Table
 
-from twofold.workload.source import Replay
-
-app = typer.Typer(
-    help="Show, convert, rescale and generate traces of requests.",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
+from twofold.cli.options import (
+    Arrival,
+    Burstiness,
+    ClipLength,
+    Duration,
+    Json,
+    LengthScale,
+    NumRequests,
+    Rate,
+    Seed,
+    Start,
 )
+from twofold.cli.progress import trace_progress
+from twofold.cli.settings import Flag, Settings, command, group
+from twofold.errors import ConfigurationError
+from twofold.kvcache.eviction import EVICTIONS
+from twofold.planning.capacity.replay import TraceReuse, trace_reuse
+from twofold.request import Request
+from twofold.workload.format import TraceFormat
+from twofold.workload.rescale import fit_lengths
+from twofold.workload.rows import ReadNotes, require_file
+from twofold.workload.source import Replay, generate
+from twofold.workload.summary import LengthSummary, TraceSummary, summarise
+from twofold.workload.trace import FORMATS, detect_format, find_format, open_trace, write_trace
 
-_FORMATS = "azure, mooncake, splitwise or twofold"
-_TRACE = "A trace: csv or jsonl, plain or gzip."
-_OUT = "The file to write; packed where its name ends in .gz."
+_CAPACITIES: Final = (1_000, 3_000, 10_000, 30_000, 100_000)  # blocks
+_FORMATS: Final = ", ".join(FORMATS)
+_HEADINGS: Final = ("min", "mean", "P50", "P90", "P99", "max", "total")
 
-FormatOption = Annotated[
-    str | None,
-    typer.Option("--format", help=f"Format of the trace ({_FORMATS}); found from its content if not given."),
-]
-ToOption = Annotated[
-    str | None, typer.Option(help=f"Format to write ({_FORMATS}); twofold if not given, which loses nothing.")
-]
-LengthScaleOption = Annotated[
-    float,
-    typer.Option(help="Multiply prompt and output lengths by this; prefix blocks that change are dropped."),
-]
-ContextOption = Annotated[
-    int | None,
-    typer.Option("--max-model-len", help="Clip requests that are longer, prompt and output together."),
-]
-CountOption = Annotated[int | None, typer.Option("--num-requests", help="At most this many requests.")]
-DurationOption = Annotated[float | None, typer.Option(help="Length of the result in seconds.")]
+Output = Annotated[Path, Flag("File to write; compressed if its name ends in .gz.", metavar="FILE")]
+TargetFormat = Annotated[str | None, Flag(f"Format to write: {_FORMATS}; twofold loses nothing.")]
 
 
-@app.command()
-def show(
-    path: Annotated[Path, typer.Argument(metavar="TRACE", help=_TRACE)],
-    *,
-    format_name: FormatOption = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
-) -> None:
-    """Show how many requests a trace has, when they come, how long they are and what they share."""
-    from twofold.cli import trace_run  # noqa: PLC0415 (too heavy for the start of every command)
+@dataclass(frozen=True, kw_only=True)
+class TraceSettings(Settings):
+    """The trace to read."""
 
-    trace_run.show_trace(path, format_name, as_json=as_json)
+    DEFAULTS: ClassVar = {"format": "detected"}
 
+    trace: Annotated[Path, Flag("Trace: csv or jsonl, plain or gzip.", positional=True, metavar="TRACE")]
+    format: Annotated[str | None, Flag(f"Format of the trace: {_FORMATS}.")] = None
 
-@app.command()
-def convert(
-    path: Annotated[Path, typer.Argument(metavar="IN", help=_TRACE)],
-    out: Annotated[Path, typer.Argument(metavar="OUT", help=_OUT)],
-    *,
-    format_name: FormatOption = None,
-    to: ToOption = None,
-    rate: Annotated[
-        float | None, typer.Option(help="Scale arrivals to this many requests per second on average.")
-    ] = None,
-    rate_scale: Annotated[
-        float | None, typer.Option(help="Make arrivals this many times as frequent.")
-    ] = None,
-    length_scale: LengthScaleOption = 1.0,
-    max_model_len: ContextOption = None,
-    start: Annotated[float, typer.Option(help="Begin at this second of the trace, which becomes 0.")] = 0.0,
-    duration: DurationOption = None,
-    num_requests: CountOption = None,
-) -> None:
-    """Convert a trace to another format, and take a part of it or rescale it on the way.
-
-    Times are scaled first, then lengths, and what is then longer than the context is clipped.
-
-    The rate holds for the part that is taken. An output of length 0 is read as 1.
-    """
-    from twofold.cli import trace_run  # noqa: PLC0415 (too heavy for the start of every command)
-
-    trace_run.convert_trace(
-        path,
-        out,
-        format_name=format_name,
-        to=to,
-        part=Replay(
-            start_s=start, duration_s=duration, num_requests=num_requests, rate=rate, rate_scale=rate_scale
-        ),
-        length_scale=length_scale,
-        max_model_len=max_model_len,
-    )
+    def open(self) -> tuple[str, Iterator[Request], ReadNotes]:
+        """The format, the requests, and notes on how they were read."""
+        name, notes = self.format or detect_format(self.trace).name, ReadNotes()
+        return name, trace_progress(open_trace(self.trace, name, notes)), notes
 
 
-@app.command()
-def generate(
+@dataclass(frozen=True, kw_only=True)
+class ShowSettings(TraceSettings):
+    """All flags of `twofold trace show`."""
+
+    json: Json = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReuseSettings(TraceSettings):
+    """All flags of `twofold trace reuse`."""
+
+    DEFAULTS: ClassVar = {"capacity": "1,000 to 100,000", "eviction": "all"}
+
+    capacity: Annotated[tuple[int, ...], Flag("Capacity of the cache in blocks; repeatable.")] = ()
+    eviction: Annotated[tuple[str, ...], Flag("Eviction policy; repeatable.", choices=EVICTIONS)] = ()
+    json: Json = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConvertSettings(TraceSettings):
+    """All flags of `twofold trace convert`."""
+
+    DEFAULTS: ClassVar = {"to": "twofold"}
+
+    out: Annotated[
+        Path, Flag("File to write; compressed if its name ends in .gz.", positional=True, metavar="OUT")
+    ]
+    to: TargetFormat = None
+    rate: Rate = None
+    rate_scale: Annotated[float | None, Flag("Factor on the rate of arrivals.")] = None
+    length_scale: LengthScale = 1.0
+    max_model_len: ClipLength = None
+    start: Start = 0.0
+    duration: Duration = None
+    num_requests: NumRequests = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerateSettings(Settings):
+    """All flags of `twofold trace generate`."""
+
+    DEFAULTS: ClassVar = {"to": "twofold", "arrival": "poisson"}
+
     name: Annotated[
         str,
-        typer.Argument(metavar="NAME", help="A named workload such as azure-conv, or lengths as in 512+64."),
-    ],
-    *,
-    out: Annotated[Path, typer.Option(help=_OUT)],
-    rate: Annotated[float, typer.Option(help="Requests per second on average.")],
-    to: ToOption = None,
-    num_requests: CountOption = None,
-    duration: DurationOption = None,
-    arrival: Annotated[
-        str | None, typer.Option(help="poisson, gamma or constant; poisson if not given.")
-    ] = None,
-    burstiness: Annotated[
-        float, typer.Option(help="Shape of gamma arrivals: 1 is Poisson, less is burstier.")
-    ] = 1.0,
-    length_scale: LengthScaleOption = 1.0,
-    max_model_len: ContextOption = None,
-    seed: Annotated[int, typer.Option(help="The same seed gives the same trace, to the byte.")] = 0,
-) -> None:
-    """Generate a trace with the lengths of a real service and arrivals of your choice."""
-    from twofold.cli import trace_run  # noqa: PLC0415 (too heavy for the start of every command)
-    from twofold.workload import source as named  # noqa: PLC0415 (too heavy for the start of every command)
+        Flag("Named workload such as azure-conv, or lengths as in 512+64.", positional=True, metavar="NAME"),
+    ]
+    output: Output
+    rate: Annotated[float, Flag("Requests per second.", names=("--rate", "--request-rate"))]
+    to: TargetFormat = None
+    num_requests: NumRequests = None
+    duration: Duration = None
+    arrival: Arrival = None
+    burstiness: Burstiness = 1.0
+    length_scale: LengthScale = 1.0
+    max_model_len: ClipLength = None
+    seed: Seed = 0
 
-    requests = named.generate(
-        name,
-        rate=rate,
-        num_requests=num_requests,
-        duration_s=duration,
-        arrival=arrival,
-        burstiness=burstiness,
-        seed=seed,
+
+@command
+def show(settings: ShowSettings) -> None:
+    """Show the number, arrivals, lengths and shared prefixes of a trace's requests."""
+    name, requests, notes = settings.open()
+    summary = summarise(requests)
+    if settings.json:
+        facts = {"path": str(settings.trace), "format": name, **msgspec.to_builtins(summary)}
+        typer.echo(msgspec.json.format(msgspec.json.encode(facts), indent=2))
+    else:
+        Console().print(_trace_tables(f"{settings.trace} ({name})", summary))
+    _mention(notes)
+
+
+@command
+def reuse(settings: ReuseSettings) -> None:
+    """Show the prefix hit rate of a trace, by cache capacity and eviction policy."""
+    capacities, path = settings.capacity or _CAPACITIES, settings.trace
+    for capacity in capacities:
+        if capacity < 1:
+            raise ConfigurationError(f"--capacity {capacity} is out of range: give at least one block")
+    name, requests, notes = settings.open()
+    found = trace_reuse(requests, capacities, settings.eviction or tuple(EVICTIONS))
+    if settings.json:
+        facts = {"path": str(path), "format": name, **msgspec.to_builtins(found)}
+        typer.echo(msgspec.json.format(msgspec.json.encode(facts), indent=2))
+    elif found.highest is None:
+        raise ConfigurationError(f"{path} has no prefix blocks, so nothing can be reused")
+    else:
+        typer.echo(f"{path} ({name}): {found.blocks:,} prefix blocks, {found.distinct_blocks:,} distinct")
+        typer.echo(f"Hit rate of an unlimited cache: {found.highest:.2%}")
+        Console().print(_reuse_table(found))
+    _mention(notes)
+
+
+@command
+def convert(settings: ConvertSettings) -> None:
+    """Convert a trace to another format; take a part of it, or rescale it.
+
+    Times are scaled first, then lengths, and requests longer than the context are clipped. The rate is that of the
+    part. Outputs of length 0 are read as 1; prefix blocks that change with the lengths are dropped.
+    """
+    path, out = settings.trace, settings.out
+    require_file(path)
+    if _same(out, path):
+        raise ConfigurationError(f"{out} is the input: name another file")
+    name, notes = settings.format or detect_format(path).name, ReadNotes()
+    part = Replay(
+        start_s=settings.start,
+        duration_s=settings.duration,
+        num_requests=settings.num_requests,
+        rate=settings.rate,
+        rate_scale=settings.rate_scale,
     )
-    trace_run.generate_trace(requests, out, to=to, length_scale=length_scale, max_model_len=max_model_len)
+    requests = part.requests(lambda: trace_progress(open_trace(path, name, notes)))
+    _save(fit_lengths(requests, settings.length_scale, settings.max_model_len), out, settings.to)
+    _mention(notes)
 
 
-@app.command()
-def reuse(
-    path: Annotated[Path, typer.Argument(metavar="TRACE", help=_TRACE)],
-    *,
-    format_name: FormatOption = None,
-    capacity: Annotated[
-        list[int] | None,
-        typer.Option(
-            help="Blocks the cache has room for, several times if wanted; 1,000 to 100,000 if not given."
-        ),
-    ] = None,
-    eviction: Annotated[
-        list[str] | None,
-        typer.Option(help="lru, lfu or length-aware, several times if wanted; all if not given."),
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
-) -> None:
-    """Show how many of a trace's prefix blocks a cache would have had, by its size and its eviction rule."""
-    from twofold.cli import trace_run  # noqa: PLC0415 (too heavy for the start of every command)
+@command
+def generate_trace(settings: GenerateSettings) -> None:
+    """Generate a trace with the lengths of a real service; the same seed writes the same bytes."""
+    requests = generate(
+        settings.name,
+        rate=settings.rate,
+        num_requests=settings.num_requests,
+        duration_s=settings.duration,
+        arrival=settings.arrival,
+        burstiness=settings.burstiness,
+        seed=settings.seed,
+    )
+    fitted = fit_lengths(requests, settings.length_scale, settings.max_model_len)
+    _save(trace_progress(fitted), settings.output, settings.to)
 
-    trace_run.show_reuse(path, format_name, capacity, eviction, as_json=as_json)
+
+def _save(requests: Iterable[Request], out: Path, to: str | None) -> None:
+    """Write requests, and note on stderr what the format cannot hold."""
+    target = _target(out, to)
+    written = write_trace(_at_least_one(requests), out, target)
+    for loss in written.losses(target):
+        typer.echo(f"note: {loss}", err=True)
+    typer.echo(f"wrote {written.requests:,} requests to {out} ({target.name})", err=True)
+
+
+def _same(one: Path, other: Path) -> bool:
+    try:
+        return one.samefile(other)
+    except OSError:  # a missing file fails later, with its own error
+        return False
+
+
+def _target(out: Path, to: str | None) -> TraceFormat:
+    """The format to write; a name that ends in .csv needs an explicit one, as the default is jsonl."""
+    if to is None and ".csv" in out.suffixes:
+        names = [known.name for known in FORMATS.values() if known.suffix == ".csv"]
+        raise ConfigurationError(f"{out}: give the format of the csv, --to {' or --to '.join(names)}")
+    return find_format(to or "twofold")
+
+
+def _at_least_one(requests: Iterable[Request]) -> Iterator[Request]:
+    empty = True
+    for request in requests:
+        empty = False
+        yield request
+    if empty:
+        raise ConfigurationError("no request arrives in this part of the trace, so nothing is written")
+
+
+def _mention(notes: ReadNotes) -> None:
+    if notes.zero_outputs:
+        typer.echo(f"note: {notes.zero_outputs:,} outputs of length 0 were read as 1", err=True)
+
+
+def _trace_tables(title: str, summary: TraceSummary) -> Group:
+    """Counts and times of a trace, and its lengths."""
+    facts = Table(title=title, title_justify="left", show_header=False)
+    for label, value in _facts(summary).items():
+        facts.add_row(label, value)
+    lengths = Table("", *_HEADINGS, title="Lengths in tokens", title_justify="left")
+    for column in lengths.columns[1:]:
+        column.justify = "right"
+    lengths.add_row("prompt", *_cells(summary.prompt_tokens))
+    lengths.add_row("output", *_cells(summary.output_tokens))
+    return Group(facts, lengths)
+
+
+def _reuse_table(found: TraceReuse) -> Table:
+    """Hit rates, with a row for each capacity and a column for each eviction policy."""
+    rates = {(cache.capacity, cache.eviction): cache.rate for cache in found.caches}
+    evictions = dict.fromkeys(cache.eviction for cache in found.caches)
+    table = Table()
+    for heading in ("Blocks", *evictions):
+        table.add_column(heading, justify="right")
+    for capacity in sorted({cache.capacity for cache in found.caches}):
+        table.add_row(f"{capacity:,}", *(f"{rates[capacity, eviction]:.2%}" for eviction in evictions))
+    return table
+
+
+def _facts(summary: TraceSummary) -> dict[str, str]:
+    facts = {"Requests": f"{summary.requests:,}", "Duration": f"{summary.duration_s:,.1f} s"}
+    if summary.requests_per_s is not None:
+        facts["Rate"] = f"{summary.requests_per_s:,.3f} requests/s"
+    if summary.gap_cv is not None:
+        facts["CV of gaps"] = _spread(summary.gap_cv)
+    if summary.highest_reuse is not None:
+        facts["Prefix blocks"] = f"{summary.prefix_blocks:,}, {summary.distinct_prefix_blocks:,} distinct"
+        facts["Highest reuse"] = f"{summary.highest_reuse:.2%} of prefix blocks"
+    return facts
+
+
+def _spread(cv: float) -> str:
+    """The coefficient of variation as a shape of gamma arrivals; Poisson arrivals have 1."""
+    return f"{cv:.3f} (gamma arrivals of burstiness {cv**-2:.3g})" if cv > 0.001 else f"{cv:.3f} (constant)"
+
+
+def _cells(lengths: LengthSummary) -> list[str]:
+    whole = (lengths.max, lengths.total)
+    quantiles = (lengths.p50, lengths.p90, lengths.p99)
+    return [
+        f"{lengths.min:,}",
+        f"{lengths.mean:,.1f}",
+        *(f"{value:,.0f}" if value == round(value) else f"{value:,.1f}" for value in quantiles),
+        *(f"{value:,}" for value in whole),
+    ]
+
+
+app = group(
+    "Show, convert, rescale and generate traces of requests.",
+    {"show": show, "convert": convert, "generate": generate_trace, "reuse": reuse},
+)

@@ -1,65 +1,187 @@
-"""`twofold verify`: whether the simulator says what the service then does."""
+"""`twofold verify`: replay a workload on a live service and in the simulator, and compare the two."""
 
+import sys
+import tempfile
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, ClassVar, Final
 
+import msgspec
 import typer
+from rich.console import Console
 
-_WORKLOAD = "A named workload, such as azure-conv, or the path of a trace."
-_LOADS = "Loads as multiples of the rate up to which the simulation keeps the SLO for 90% of the requests."
-_SLO = "Latency bounds in seconds, as in ttft=2,tpot=0.1; 6x TTFT and 5x TPOT of an average request alone if not given."
+from twofold.cli.options import (
+    Dtype,
+    Json,
+    KvCacheMemory,
+    LengthScale,
+    MaxNumSeqs,
+    ModelDirectory,
+    Seed,
+    SloBounds,
+)
+from twofold.cli.settings import Flag, Settings, command
+from twofold.errors import ConfigurationError
+from twofold.fidelity.comparison import Comparison, compare, fidelity_table, knee
+from twofold.fidelity.service import ServiceDesign, SimulatedService
+from twofold.hardware.catalog import load_catalog
+from twofold.hardware.hf_config import read_model
+from twofold.performance.host_profile import HostProfile, PackedModel, read_host_profile
+from twofold.request import Request
+from twofold.slo import Slo
+from twofold.workload.source import workload
+
+DEFAULT_KV_BYTES: Final = 1 << 30
+DEFAULT_SEQS: Final = 64
+_TTFT: Final = 6.0  # Splitwise's bounds on the P99 slowdown (table VI)
+_TPOT: Final = 5.0
 
 
-def verify(
-    model: Annotated[Path, typer.Argument(metavar="MODEL", help="Model directory.", show_default=False)],
-    profile: Annotated[Path, typer.Option(help="What `twofold calibrate live` wrote on this host.")],
-    *,
-    prefill: Annotated[int, typer.Option(min=0, help="Prefill workers; 1 if not colocated.")] = 0,
-    decode: Annotated[int, typer.Option(min=0, help="Decode workers; 1 if not colocated.")] = 0,
-    colocated: Annotated[int, typer.Option(min=0, help="Workers that do both, instead of split.")] = 0,
-    workload: Annotated[str, typer.Option(help=_WORKLOAD)] = "azure-conv",
+def parse_loads(text: str, flag: str = "--loads") -> tuple[float, ...]:
+    """Read `0.5,0.9,2`; raises ConfigurationError."""
+    try:
+        loads = tuple(float(part) for part in text.split(","))
+    except ValueError:
+        loads = ()
+    if not loads or not all(0 < load < 100 for load in loads):
+        raise ConfigurationError(f"{flag} {text!r} is not understood: write multiples as in 0.5,0.9,2")
+    return loads
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerifySettings(Settings):
+    """All flags of `twofold verify`."""
+
+    DEFAULTS: ClassVar = {
+        "prefill": "1, unless colocated",
+        "decode": "1, unless colocated",
+        "loads": "0.5,0.9,2",
+        "slo": "6x TTFT and 5x TPOT of an average request alone",
+        "kv_cache_memory_bytes": "1GiB",
+        "max_num_seqs": f"{DEFAULT_SEQS}",
+        "dtype": "auto",
+    }
+
+    model: ModelDirectory
+    profile: Annotated[
+        Path,
+        Flag("Performance profile of this host, as written by `twofold calibrate live`.", metavar="FILE"),
+    ]
+    prefill: Annotated[int, Flag("Number of prefill workers.", ge=0)] = 0
+    decode: Annotated[int, Flag("Number of decode workers.", ge=0)] = 0
+    colocated: Annotated[int, Flag("Number of workers that run both phases.", ge=0)] = 0
+    workload: Annotated[str, Flag("Named workload, such as azure-conv, or path of a trace.")] = "azure-conv"
     num_requests: Annotated[
-        int, typer.Option("--num-requests", "--requests", min=1, help="Of each load.")
-    ] = 150,
-    loads: Annotated[str, typer.Option(help=_LOADS)] = "0.5,0.9,2",
+        int, Flag("Number of requests of each load.", names=("--num-requests", "--num-prompts"), ge=1)
+    ] = 150
+    loads: Annotated[
+        tuple[float, ...],
+        Flag(
+            "Loads, as multiples of the highest rate at which the simulation meets the SLO for 90% of the requests.",
+            metavar="MULTIPLES",
+            parse=parse_loads,
+        ),
+    ] = (0.5, 0.9, 2.0)
     rate: Annotated[
-        list[float] | None, typer.Option(help="Requests per second, in the place of --loads.")
-    ] = None,
-    length_scale: Annotated[float, typer.Option(help="Multiply prompt and output lengths by this.")] = 1.0,
-    max_model_len: Annotated[int, typer.Option(min=2, help="Clip requests to this many tokens.")] = 2048,
-    slo: Annotated[str | None, typer.Option(help=_SLO)] = None,
-    replays: Annotated[
-        int, typer.Option(min=1, help="Live replays of each load; what they differ by is let pass.")
-    ] = 2,
-    seed: Annotated[int, typer.Option(help="Of the workload.")] = 0,
-    kv_cache_memory_bytes: Annotated[str, typer.Option(help="KV cache of each worker, as in 500M.")] = "1GiB",
-    max_num_seqs: Annotated[int, typer.Option(min=1, help="Sequences in an iteration at most.")] = 64,
-    dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
-    as_json: Annotated[bool, typer.Option("--json", help="Print all of it as JSON.")] = False,
-) -> None:
+        tuple[float, ...],
+        Flag("Requests per second, in place of --loads; repeatable.", names=("--rate", "--request-rate")),
+    ] = ()
+    length_scale: LengthScale = 1.0
+    max_model_len: Annotated[
+        int, Flag("Clip requests to this many tokens, prompt and output together.", ge=2)
+    ] = 2048
+    slo: SloBounds = None
+    replays: Annotated[int, Flag("Number of live replays of each load; their spread is tolerated.", ge=1)] = 2
+    seed: Seed = 0
+    kv_cache_memory_bytes: KvCacheMemory = None
+    max_num_seqs: MaxNumSeqs = None
+    dtype: Dtype = None
+    json: Json = False
+
+    @property
+    def design(self) -> ServiceDesign:
+        """The service to verify; raises ConfigurationError."""
+        if not (self.prefill or self.decode or self.colocated):
+            return ServiceDesign(prefill=1, decode=1)
+        design = ServiceDesign(prefill=self.prefill, decode=self.decode, colocated=self.colocated)
+        design.workers()  # checks the counts
+        return design
+
+    def requests(self, rate: float) -> list[Request]:
+        """The workload at this many requests per second."""
+        return list(
+            workload(
+                self.workload,
+                rate=rate,
+                num_requests=self.num_requests,
+                arrival="poisson",
+                seed=self.seed,
+                length_scale=self.length_scale,
+                max_model_len=self.max_model_len,
+            )
+        )
+
+
+@command
+def verify(settings: VerifySettings) -> None:
     """Replay a workload on a live service and in the simulator, and print both side by side.
 
-    Serves MODEL on this host, in so many workers, and runs the same requests through a simulation of the same service
-    from PROFILE. Exits with 1 where the two are further apart than 5 points of attainment, 10% of a median or 15% of
-    a P90, beyond what the live replays themselves differ by.
+    Serves MODEL on this host and simulates the same requests with PROFILE. Exits with 1 if they differ by more than 5
+    points of SLO attainment, 10% of a median or 15% of a P90, beyond the spread of the live replays.
     """
-    from twofold.cli import verify_run  # noqa: PLC0415  (imports numpy)
+    comparisons = compare_all(settings, settings.design)
+    if settings.json:
+        typer.echo(msgspec.json.encode(comparisons).decode())
+    else:
+        Console(width=None if sys.stdout.isatty() else 120).print(fidelity_table(comparisons))
+    raise typer.Exit(0 if all(comparison.holds for comparison in comparisons) else 1)
 
-    question = verify_run.Question(
-        model=model,
-        profile=profile,
-        design=verify_run.design_of(prefill, decode, colocated),
-        workload=workload,
-        num_requests=num_requests,
-        loads=verify_run.parse_loads(loads),
-        rates=tuple(rate or ()),
-        length_scale=length_scale,
-        max_model_len=max_model_len,
-        slo=slo,
-        replays=replays,
-        seed=seed,
-        kv_cache_memory_bytes=kv_cache_memory_bytes,
-        max_num_seqs=max_num_seqs,
-        dtype=dtype,
-    )
-    raise typer.Exit(0 if verify_run.run(question, as_json=as_json) else 1)
+
+def compare_all(settings: VerifySettings, design: ServiceDesign) -> list[Comparison]:
+    """Compare every load; raises ConfigurationError if the profile is of another model."""
+    profile = read_host_profile(settings.profile)
+    model = read_model(settings.model)
+    if model.name != profile.model.name or model.parameters != profile.model.parameters:
+        raise ConfigurationError(
+            f"{settings.profile} is a profile of {profile.model.name}, and the model is {model.name}: calibrate with it"
+        )
+    kv_bytes = settings.kv_cache_memory_bytes or DEFAULT_KV_BYTES
+    max_num_seqs = settings.max_num_seqs or DEFAULT_SEQS
+    flags = ["--kv-cache-memory-bytes", str(kv_bytes), "--max-num-seqs", str(max_num_seqs)]
+    slo = _slo(settings, profile)
+    with tempfile.TemporaryDirectory(prefix="twofold-verify-") as profiles:
+        simulated = SimulatedService(
+            design,
+            profile,
+            Path(profiles),
+            kv_capacity_tokens=kv_bytes // model.kv_bytes_per_token,
+            max_num_seqs=max_num_seqs,
+            catalog=load_catalog(),
+        )
+        return compare(
+            settings.model,
+            [*flags, "--dtype", settings.dtype or "auto"],
+            simulated,
+            {rate: settings.requests(rate) for rate in _rates(settings, simulated, slo)},
+            slo=slo,
+            replays=settings.replays,
+            on_load=lambda what: typer.echo(what, err=True),
+        )
+
+
+def _slo(settings: VerifySettings, profile: HostProfile) -> Slo:
+    """The SLO of the flags, or multiples of the latencies of an average request alone."""
+    if settings.slo is not None:
+        return settings.slo
+    sample = settings.requests(1.0)
+    prompt = sum(request.prompt_tokens for request in sample) // len(sample)
+    output = sum(request.output_tokens for request in sample) // len(sample)
+    ttft_s, tpot_s = PackedModel("", profile.engine).uncontended(prompt, output)
+    return Slo(ttft_s=round(_TTFT * ttft_s, 3), tpot_s=round(_TPOT * tpot_s, 4))
+
+
+def _rates(settings: VerifySettings, simulated: SimulatedService, slo: Slo) -> tuple[float, ...]:
+    if settings.rate:
+        return settings.rate
+    highest = knee(simulated, settings.requests, slo)
+    return tuple(round(highest * load, 3) for load in settings.loads)

@@ -1,4 +1,4 @@
-"""What the Helm chart says of its values, written from `values.py`: `python -m twofold.kubernetes.chart DIR`."""
+"""Write the values, their schema and their table for the Helm chart: `python -m twofold.kubernetes.chart DIR`."""
 
 import re
 import sys
@@ -19,7 +19,7 @@ Json = dict[str, object]
 
 
 class _Property(msgspec.Struct, frozen=True):
-    """One value or group of values, as the JSON schema of msgspec tells it."""
+    """A value or a group of values in the JSON schema."""
 
     description: str
     default: object = None
@@ -37,9 +37,9 @@ def schema() -> Json:
 
 
 def values_yaml() -> str:
-    """`values.yaml`: every value with its default and a comment."""
+    """`values.yaml`: every value with its default, and its description as a comment."""
     head = [
-        "# The values of the chart. Written from src/twofold/kubernetes/values.py: change them there, and run",
+        "# The values of the chart, written from src/twofold/kubernetes/values.py. Change them there, and run",
         "",
     ]
     head[0] += " `make chart`."
@@ -47,7 +47,7 @@ def values_yaml() -> str:
 
 
 def table() -> str:
-    """The table of values for the README; what is said of one role holds for all."""
+    """The table of values for the README; roles share their rows."""
     rows: dict[str, str] = {}
     for path, each, default in _leaves("Values", msgspec.to_builtins(Values()), ""):
         name = _ROLE.sub("workers.ROLE.", path)
@@ -56,12 +56,12 @@ def table() -> str:
 
 
 def with_table(readme: str) -> str:
-    """The README with its table as it should be."""
+    """The README with the current table."""
     return _TABLE.sub(lambda _: table(), readme)
 
 
 def write(chart: Path) -> None:
-    """Write all of it into the directory of the chart."""
+    """Write all three into the directory of the chart."""
     (chart / "values.yaml").write_text(values_yaml(), encoding="utf-8")
     text = msgspec.json.format(msgspec.json.encode(schema()), indent=2) + b"\n"
     (chart / "values.schema.json").write_bytes(text)
@@ -75,7 +75,7 @@ def _group(name: str) -> dict[str, _Property]:
 
 
 def _below(each: _Property, default: object) -> tuple[str, Json] | None:
-    """The group that a value is, with its defaults, or None for one that is none."""
+    """The name and the defaults of a group; None for a value."""
     if each.ref is None or not isinstance(default, dict):
         return None
     return each.ref.rpartition("/")[2], default

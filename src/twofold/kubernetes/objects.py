@@ -1,35 +1,35 @@
-"""The objects of a deployment, as the Helm chart makes them: a test holds the two to each other."""
+"""The objects of a deployment, the same as those of the Helm chart."""
 
 from collections.abc import Iterator
 from importlib.resources import files
+from typing import Final
 
 from twofold.errors import ConfigurationError
 from twofold.instance import Role
-from twofold.kubernetes.commands import workers_of
-from twofold.kubernetes.pods import gateway_pod, labels, worker_pod
+from twofold.kubernetes.pods import gateway_pod, labels, worker_pod, workers_of
 from twofold.kubernetes.values import Json, Values, WorkerValues
 
-# The routers under which workers of all roles may be together.
-MOVING = ("splitwise", "jsq-planned")
+MOVING: Final = ("splitwise", "jsq-planned")  # routers that move roles, so that mixed workers join the others
 
 
 def check(values: Values) -> None:
-    """Raise ConfigurationError for what would not serve."""
+    """Raise ConfigurationError for values that cannot serve."""
     if values.engine == "emulated":
         if not values.plan:
-            raise ConfigurationError("engine emulated needs plan: the machines whose time it is to keep")
+            raise ConfigurationError("engine emulated needs plan, with the machines to emulate")
         return
     roles = set(workers_of(values))
     if not roles:
-        raise ConfigurationError("workers: all replicas are 0, so nobody would serve")
-    if Role.MIXED in roles and len(roles) > 1 and values.serve.router not in MOVING:
+        raise ConfigurationError("workers: all replicas are 0")
+    router = values.serve.router or "jsq"
+    if Role.MIXED in roles and len(roles) > 1 and router not in MOVING:
         raise ConfigurationError(
-            f"workers.mixed beside others is for serve.router {' or '.join(MOVING)}, not {values.serve.router}"
+            f"workers.mixed beside others is for serve.router {' or '.join(MOVING)}, not {router}"
         )
 
 
 def objects_of(name: str, values: Values) -> list[Json]:
-    """All objects of the release `name`; raises ConfigurationError where they would not serve."""
+    """All objects of the release `name`; raises ConfigurationError if they cannot serve."""
     check(values)
     return list(_objects(name, values))
 
@@ -45,7 +45,7 @@ def _objects(name: str, values: Values) -> Iterator[Json]:
     http: Json = {"name": "http", "port": gateway.port, "targetPort": "http"}
     yield _service(name, None, "gateway", http, {"type": gateway.service_type})
     if not emulated:
-        # Workers must find the gateway before it is ready: they are what it waits for.
+        # Not-ready addresses, because the gateway is ready once workers have joined.
         bus: Json = {"name": "bus", "port": gateway.bus_port, "targetPort": "bus"}
         yield _service(name, "bus", "gateway", bus, {"type": "ClusterIP", "publishNotReadyAddresses": True})
     yield _gateway(name, values)
@@ -64,7 +64,7 @@ def _objects(name: str, values: Values) -> Iterator[Json]:
 
 
 def _gateway(name: str, values: Values) -> Json:
-    """A StatefulSet, because there is never a second pod of it: there can be only one controller."""
+    """A StatefulSet, which never has a second pod: there can be only one controller."""
     return {
         **_object("apps/v1", "StatefulSet", name, "gateway"),
         "spec": {
@@ -126,7 +126,7 @@ def _policies(name: str, values: Values) -> Iterator[Json]:
             "ingress": [api],
         },
     }
-    # Workers listen on ports that the system picks, so each other's pods are let in on all.
+    # Workers listen on free ports, so pods of the release accept each other on all.
     yield {
         **_object("networking.k8s.io/v1", "NetworkPolicy", name, "internal"),
         "spec": {

@@ -1,25 +1,78 @@
-"""Pods: containers, volumes, probes and who the processes run as."""
+"""Pods: commands, containers, volumes, probes and users."""
 
+import re
+from collections.abc import Iterator
 from hashlib import sha256
+from typing import Final
+
+import msgspec
 
 from twofold import __version__
 from twofold.instance import Role
-from twofold.kubernetes.commands import (
-    API_KEYS_DIR,
-    KEY_FILE,
-    PLAN_DIR,
-    STORE_DIR,
-    join_args,
-    serve_args,
-)
-from twofold.kubernetes.values import Json, PodValues, Values, WorkerValues
+from twofold.kubernetes.values import Json, PodValues, ServeValues, Values, WorkerValues
 
-PROBE_S = 10
-_TMP = "/tmp"  # noqa: S108  (a volume of the pod, and the one place to write to)
+KEY_FILE: Final = "/run/twofold/cluster.key"
+PLAN_DIR: Final = "/etc/twofold/plan"
+API_KEYS_DIR: Final = "/etc/twofold/api-keys"
+STORE_DIR: Final = "/var/lib/twofold/kv"
+PROBE_S: Final = 10
+_JOIN_FLAGS: Final = {Role.PREFILL: "--prefill", Role.DECODE: "--decode", Role.MIXED: "--colocated"}
+_TMP: Final = "/tmp"  # noqa: S108  (a volume of the pod, and its only writable directory)
+
+
+def workers_of(values: Values) -> dict[Role, WorkerValues]:
+    """The workers of each role that has pods."""
+    if values.engine == "emulated":
+        return {}
+    workers = values.workers
+    found = {Role.PREFILL: workers.prefill, Role.DECODE: workers.decode, Role.MIXED: workers.mixed}
+    return {role: each for role, each in found.items() if each.replicas}
+
+
+def serve_args(values: Values) -> list[str]:
+    """Arguments of the gateway, which has no workers unless they are emulated; Kubernetes fills in `$(POD_IP)`."""
+    args = ["serve"]
+    if values.engine == "emulated":
+        args += ["--engine=emulated", f"--cluster={PLAN_DIR}/plan.yaml"]
+    else:
+        colocated = list(workers_of(values)) == [Role.MIXED]
+        args += [values.model.path, *(["--colocated=0"] if colocated else ["--prefill=0", "--decode=0"])]
+        args += [f"--listen-workers=tcp://$(POD_IP):{values.gateway.bus_port}", f"--cluster-key={KEY_FILE}"]
+    args += ["--host=0.0.0.0", f"--port={values.gateway.port}", "--log-format=json"]
+    if values.model.served_name:
+        args.append(f"--served-model-name={values.model.served_name}")
+    args.append("--allow-anonymous" if values.allow_anonymous else f"--api-keys={API_KEYS_DIR}/keys")
+    return [*args, *_flags(values.serve)]
+
+
+def _flags(group: ServeValues) -> Iterator[str]:
+    """The flags of the values in alphabetical order, as the chart writes them, and the extra arguments."""
+    values = msgspec.to_builtins(group)
+    for key, value in sorted(values.items()):
+        flag = re.sub(r"(?=[A-Z])", "-", key).lower()
+        if isinstance(value, bool):
+            yield f"--{'' if value else 'no-'}{flag}"
+        elif value is not None and key != "extraArgs":
+            yield f"--{flag}={value}"
+    yield from values["extraArgs"]
+
+
+def join_args(name: str, values: Values, role: Role, workers: WorkerValues) -> list[str]:
+    """Arguments of the workers of a role, which find the gateway by its Service."""
+    args = ["join", f"tcp://{name}-bus:{values.gateway.bus_port}", f"--cluster-key={KEY_FILE}"]
+    args += [f"--model={values.model.path}", f"{_JOIN_FLAGS[role]}={workers.workers_per_pod}"]
+    args += ["--name=$(POD_NAME)", "--address=$(POD_IP)", f"--device={workers.device}"]
+    args.append(f"--kv-cache-memory-bytes={workers.kv_cache_memory}")
+    store = workers.kv_store
+    if store.memory:
+        args.append(f"--kv-store-dram={store.memory}")
+    if store.disk:
+        args.append(f"--kv-store-disk={STORE_DIR}:{store.disk}")
+    return [*args, "--log-format=json", *workers.extra_args]
 
 
 def labels(name: str, component: str | None = None) -> dict[str, str]:
-    """Of everything in a release, or what its pods are selected by."""
+    """Labels of everything in a release, or of the pods of a component."""
     found = {"app.kubernetes.io/name": "twofold", "app.kubernetes.io/instance": name}
     return found if component is None else {**found, "app.kubernetes.io/component": component}
 
@@ -30,7 +83,7 @@ def gateway_pod(name: str, values: Values) -> Json:
     ports: list[Json] = [{"name": "http", "containerPort": gateway.port}]
     if not emulated:
         ports.append({"name": "bus", "containerPort": gateway.bus_port})
-    # The API answers when there are workers for both phases; health says so ever after, and life needs less.
+    # The API answers once both phases have a worker.
     container: Json = {
         "args": serve_args(values),
         "ports": ports,
@@ -57,8 +110,7 @@ def gateway_pod(name: str, values: Values) -> Json:
 
 
 def worker_pod(name: str, values: Values, role: Role, workers: WorkerValues) -> Json:
-    """The template of the pods of a role. They need no probes: a worker that hangs is ended by the gateway, and the
-    command ends when it can do nothing more."""
+    """The template of the pods of a role; without probes, as the gateway stops workers that hang."""
     container: Json = {"args": join_args(name, values, role, workers)}
     mounts: list[Json] = []
     volumes: list[Json] = []
@@ -139,7 +191,7 @@ def _pod(
 
 
 def _key_copier(values: Values) -> Json:
-    """Kubernetes opens a mounted Secret to the group of the pod, and Twofold takes no key that others may read."""
+    """Copy the cluster key: a mounted Secret is readable by the group, and Twofold rejects such a key."""
     return {
         "name": "cluster-key",
         **_image(values),

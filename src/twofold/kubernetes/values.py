@@ -1,93 +1,140 @@
-"""Everything that can be said of a deployment: the values of the chart, their types, defaults and meaning.
+"""The values of a deployment: types, defaults and descriptions, for the Helm chart and for `twofold deploy`.
 
-The chart's `values.yaml`, `values.schema.json` and the table in its README are written from here
-(`python -m twofold.kubernetes.chart`).
+Flags of `twofold serve` and `twofold join` derive from the settings of these commands. `make chart` writes the chart's
+`values.yaml`, `values.schema.json` and the table in its README from this module.
 """
 
-from typing import Annotated, Literal
+from dataclasses import fields
+from pathlib import Path
+from types import NoneType
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, get_args, get_type_hints
 
 import msgspec
 from msgspec import Meta
 
+from twofold.cli.serve.command import ServeSettings
+from twofold.cli.serve.join import JoinSettings
+from twofold.cli.settings import Settings, flag_name, flags_of, help_text
+
 Port = Annotated[int, Meta(ge=1, le=65535)]
 Json = dict[str, object]
+
+# Flags of `twofold serve` that the pods set, or that are for workers, which run in pods of their own.
+_SET_BY_PODS: Final = {
+    *("model", "engine", "cluster", "catalog", "served_model_name", "log_format"),
+    *("prefill", "decode", "colocated", "listen_workers", "cluster_key", "pin_cores", "device"),
+    *("host", "port", "api_key", "api_keys", "allow_anonymous"),
+    *("launcher", "ray_address", "ray_resources", "ray_link_label"),
+    *("kv_cache_memory_bytes", "kv_store_dram", "kv_store_disk"),
+}
 
 
 class _Values(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
     """One group of values."""
 
 
+def _flag(settings: type[Settings], name: str) -> Meta:
+    """The description of a flag, as the help has it."""
+    return Meta(description=f"`{flag_name(name)}`: {help_text(settings, name)}")
+
+
+def _serve_fields() -> list[tuple[str, Any, Any]]:
+    """A value for each flag of `twofold serve` that is not set otherwise; null leaves the flag out."""
+    hints, flags = get_type_hints(ServeSettings), flags_of(ServeSettings)
+    made: list[tuple[str, Any, Any]] = []
+    for field in fields(ServeSettings):
+        if field.name in _SET_BY_PODS:
+            continue
+        flag, kind = flags[field.name], hints[field.name]
+        if flag.parse is not None:
+            kind = int | str
+        elif flag.registry():
+            kind = Literal[tuple(flag.registry())]
+        elif Path in {kind, *get_args(kind)}:
+            kind = str
+        if flag.ge is not None or flag.le is not None:
+            (number,) = set(get_args(kind) or (kind,)) - {NoneType}
+            kind = Annotated[number, Meta(ge=flag.ge, le=flag.le)]
+        made.append((field.name, Annotated[kind | None, _flag(ServeSettings, field.name)], None))
+    return made
+
+
 class Image(_Values, frozen=True):
     repository: Annotated[str, Meta(description="Image of deploy/container/Dockerfile.")] = "twofold"
-    tag: Annotated[str, Meta(description="Its tag; the version of Twofold if empty.")] = ""
+    tag: Annotated[str, Meta(description="Image tag; the version of Twofold if empty.")] = ""
     pull_policy: Annotated[
-        Literal["Always", "IfNotPresent", "Never"], Meta(description="When nodes fetch it.")
+        Literal["Always", "IfNotPresent", "Never"], Meta(description="Image pull policy.")
     ] = "IfNotPresent"
-    pull_secrets: Annotated[list[str], Meta(description="Names of Secrets for its registry.")] = []
+    pull_secrets: Annotated[list[str], Meta(description="Names of Secrets for the image registry.")] = []
 
 
 class ModelValues(_Values, frozen=True):
     path: Annotated[
         str, Meta(description="Model directory in every pod, or hub id: MODEL of `twofold serve`.")
     ] = "/models/model"
-    served_name: Annotated[str, Meta(description="Its name in the API; that of the directory if empty.")] = ""
-    mount_path: Annotated[str, Meta(description="Where `volume` appears in every pod.")] = "/models"
+    served_name: Annotated[
+        str, Meta(description="Name of the model in the API; that of the directory if empty.")
+    ] = ""
+    mount_path: Annotated[str, Meta(description="Mount path of `volume`.")] = "/models"
     volume: Annotated[
         Json,
         Meta(
             description="Volume source with the model, as in {persistentVolumeClaim: {claimName: models, readOnly: "
-            "true}}; none if empty: the model is in the image then, or on the hub."
+            "true}}; if empty, the model is in the image or on the hub."
         ),
     ] = {}
 
 
 class SecretText(_Values, frozen=True):
     value: Annotated[
-        str, Meta(description="Contents for a Secret of the release; better is a Secret of yours.")
+        str, Meta(description="Contents of a Secret that the chart creates; `existingSecret` is safer.")
     ] = ""
     existing_secret: Annotated[
-        str, Meta(description="Name of a Secret of yours; that of the release, made by hand, if empty.")
+        str,
+        Meta(description="Name of an existing Secret; the Secret of the release, created by hand, if empty."),
     ] = ""
 
 
-class ServeValues(_Values, frozen=True):
-    router: Annotated[str, Meta(description="`--router`.")] = "jsq"
-    handoff: Annotated[str, Meta(description="`--handoff`.")] = "layer-wise"
-    transport: Annotated[
-        Literal["curve", "nixl", "mooncake"],
-        Meta(
-            description="`--transport`: curve is encrypted, the others are not and need an image with their extra."
-        ),
-    ] = "curve"
-    block_size: Annotated[int, Meta(ge=1, description="`--block-size`: tokens in a KV block.")] = 16
-    max_num_seqs: Annotated[int, Meta(ge=1, description="`--max-num-seqs`: sequences in an iteration.")] = 64
-    max_num_batched_tokens: Annotated[
-        str, Meta(description="`--max-num-batched-tokens`: a number or auto; its default if empty.")
-    ] = ""
-    slo: Annotated[str, Meta(description="`--slo`, as in ttft=2,tpot=0.1 (seconds); none if empty.")] = ""
-    extra_args: Annotated[list[str], Meta(description="More flags of `twofold serve`.")] = []
+if TYPE_CHECKING:
+
+    class ServeValues(_Values, frozen=True):
+        """The values that other modules read."""
+
+        router: str | None = None
+
+else:
+    ServeValues = msgspec.defstruct(
+        "ServeValues",
+        [
+            *_serve_fields(),
+            ("extra_args", Annotated[list[str], Meta(description="More arguments of `twofold serve`.")], []),
+        ],
+        bases=(_Values,),
+        frozen=True,
+        kw_only=True,
+    )
 
 
 class PodValues(_Values, frozen=True):
-    """What gateway and workers have in common."""
+    """Values of the pods of gateway and workers."""
 
     resources: Annotated[
         Json,
         Meta(
-            description="Requests and limits of the container, GPUs too. Memory counts weights, KV cache and KV store; "
-            "workers compute on the cores they may use, so give whole CPUs and the static CPU manager."
+            description="Requests and limits of the container, with GPUs. Memory holds weights, KV cache and KV store; "
+            "workers pin themselves to cores, so give whole CPUs and use the static CPU manager."
         ),
     ] = {}
-    node_selector: Annotated[dict[str, str], Meta(description="Labels of nodes to run on.")] = {}
-    tolerations: Annotated[list[Json], Meta(description="Taints of nodes to run on all the same.")] = []
-    affinity: Annotated[Json, Meta(description="Rules for nodes and neighbours.")] = {}
+    node_selector: Annotated[dict[str, str], Meta(description="Node selector.")] = {}
+    tolerations: Annotated[list[Json], Meta(description="Tolerations.")] = []
+    affinity: Annotated[Json, Meta(description="Affinity rules.")] = {}
     annotations: Annotated[dict[str, str], Meta(description="Annotations of the pods.")] = {}
-    env: Annotated[list[Json], Meta(description="Environment of the container.")] = []
+    env: Annotated[list[Json], Meta(description="Environment variables of the container.")] = []
 
 
 class GatewayValues(PodValues, frozen=True):
     port: Annotated[Port, Meta(description="Port of the API, /health, /metrics and /dashboard.")] = 8000
-    bus_port: Annotated[Port, Meta(description="Port that workers join at.")] = 7600
+    bus_port: Annotated[Port, Meta(description="Port at which workers join.")] = 7600
     service_type: Annotated[
         Literal["ClusterIP", "NodePort", "LoadBalancer"], Meta(description="Type of the Service of the API.")
     ] = "ClusterIP"
@@ -95,52 +142,45 @@ class GatewayValues(PodValues, frozen=True):
         int,
         Meta(
             ge=10,
-            description="How long the first workers may take, images and weights included: the API answers when there "
-            "are workers for both phases.",
+            description="Time for the first workers to start, with image and weights: the API answers once both phases "
+            "have a worker.",
         ),
     ] = 3600
     disruption_budget: Annotated[
         bool,
-        Meta(
-            description="Whether a drain has to wait until somebody ends the gateway by hand: all streams end with it."
-        ),
+        Meta(description="Block node drains until the gateway is stopped by hand: all streams end with it."),
     ] = True
 
 
 class KvStore(_Values, frozen=True):
-    memory: Annotated[
-        str, Meta(description="`--kv-store-dram`, as in 4Gi: KV of prompts in memory; none if empty.")
-    ] = ""
-    disk: Annotated[
-        str, Meta(description="Size of `--kv-store-disk` below that, as in 100Gi; none if empty.")
-    ] = ""
+    memory: Annotated[str, _flag(JoinSettings, "kv_store_dram")] = ""
+    disk: Annotated[str, Meta(description="Disk space of `--kv-store-disk`, as in 100Gi; none if empty.")] = (
+        ""
+    )
     volume_size: Annotated[
         str,
-        Meta(
-            description="Size of a volume for `disk` that outlives the pod, a little more than that; the node's own "
-            "disk (emptyDir) if empty."
-        ),
+        Meta(description="Size of a persistent volume for `disk`, slightly larger; emptyDir if empty."),
     ] = ""
-    storage_class: Annotated[str, Meta(description="Class of that volume; the cluster's if empty.")] = ""
+    storage_class: Annotated[
+        str, Meta(description="Storage class of the volume; the cluster's default if empty.")
+    ] = ""
 
 
 class WorkerValues(PodValues, frozen=True):
     replicas: Annotated[
         int,
-        Meta(ge=0, description="Pods, each of which runs `twofold join` (1 prefill, 1 decode, no mixed)."),
+        Meta(ge=0, description="Number of pods; each runs `twofold join`."),
     ] = 0
     workers_per_pod: Annotated[
-        int, Meta(ge=1, description="Workers of each pod; 1 where a worker has a GPU.")
+        int, Meta(ge=1, description="Number of workers in a pod; 1 if a worker has a GPU.")
     ] = 1
-    device: Annotated[str, Meta(description="`--device`: cpu or cuda.")] = "cpu"
-    kv_cache_memory: Annotated[str, Meta(description="`--kv-cache-memory-bytes` of each worker.")] = "1Gi"
-    kv_store: Annotated[KvStore, Meta(description="The store of KV that the workers of a pod share.")] = (
-        KvStore()
-    )
+    device: Annotated[str, _flag(JoinSettings, "device")] = "cpu"
+    kv_cache_memory: Annotated[str, _flag(JoinSettings, "kv_cache_memory_bytes")] = "1Gi"
+    kv_store: Annotated[KvStore, Meta(description="KV store that the workers of a pod share.")] = KvStore()
     max_unavailable: Annotated[
-        int, Meta(ge=1, description="Pods that a drain may take at a time (PodDisruptionBudget).")
+        int, Meta(ge=1, description="Maximum unavailable pods during a drain (PodDisruptionBudget).")
     ] = 1
-    extra_args: Annotated[list[str], Meta(description="More flags of `twofold join`.")] = []
+    extra_args: Annotated[list[str], Meta(description="More arguments of `twofold join`.")] = []
 
 
 class RoleValues(_Values, frozen=True):
@@ -149,28 +189,25 @@ class RoleValues(_Values, frozen=True):
     mixed: Annotated[
         WorkerValues,
         Meta(
-            description="Workers that do both phases: alone (colocated), or beside the others with router splitwise or "
-            "jsq-planned."
+            description="Workers that run both phases: alone, or beside the others with a router that moves roles."
         ),
     ] = WorkerValues()
 
 
 class SecurityContext(_Values, frozen=True):
-    run_as_user: Annotated[int, Meta(ge=1, description="User and group of all processes, never root.")] = (
-        10001
-    )
+    run_as_user: Annotated[int, Meta(ge=1, description="User and group id of all processes.")] = 10001
 
 
 class ServiceMonitor(_Values, frozen=True):
-    enabled: Annotated[bool, Meta(description="Whether Prometheus Operator is to scrape /metrics.")] = False
-    interval: Annotated[str, Meta(description="How often.")] = "15s"
-    labels: Annotated[dict[str, str], Meta(description="Labels that your Prometheus selects by.")] = {}
+    enabled: Annotated[bool, Meta(description="Create a ServiceMonitor for Prometheus Operator.")] = False
+    interval: Annotated[str, Meta(description="Scrape interval.")] = "15s"
+    labels: Annotated[dict[str, str], Meta(description="Labels that Prometheus selects by.")] = {}
 
 
 class GrafanaDashboard(_Values, frozen=True):
     enabled: Annotated[
         bool,
-        Meta(description="Whether to make a ConfigMap of deploy/grafana/twofold.json for Grafana's sidecar."),
+        Meta(description="Create a ConfigMap with deploy/grafana/twofold.json for Grafana's sidecar."),
     ] = False
     labels: Annotated[dict[str, str], Meta(description="Labels that the sidecar selects by.")] = (
         msgspec.field(default_factory=lambda: {"grafana_dashboard": "1"})
@@ -180,67 +217,60 @@ class GrafanaDashboard(_Values, frozen=True):
 class NetworkPolicy(_Values, frozen=True):
     enabled: Annotated[
         bool,
-        Meta(
-            description="Whether pods of the release take connections only from each other, and for the API."
-        ),
+        Meta(description="Accept connections only between pods of the release, and to the API."),
     ] = False
     clients: Annotated[
-        list[Json], Meta(description="Peers that may use the API (NetworkPolicyPeer); everybody if empty.")
+        list[Json], Meta(description="Peers that may use the API (NetworkPolicyPeer); all if empty.")
     ] = []
 
 
 class Values(_Values, frozen=True):
-    """All of them."""
+    """All values."""
 
-    image: Annotated[Image, Meta(description="The container image of gateway and workers.")] = Image()
+    image: Annotated[Image, Meta(description="Container image of gateway and workers.")] = Image()
     engine: Annotated[
         Literal["torch", "emulated"],
         Meta(
-            description="torch, or emulated: the gateway's pod keeps the time of the machines in `plan`, and there are "
-            "no other pods."
+            description="torch, or emulated: the gateway's pod emulates the machines in `plan`, without other pods."
         ),
     ] = "torch"
-    model: Annotated[ModelValues, Meta(description="The model; the same files for all pods.")] = ModelValues()
+    model: Annotated[ModelValues, Meta(description="The model, the same for all pods.")] = ModelValues()
     plan: Annotated[
         str,
         Meta(
-            description="Text of a file of `twofold plan --output`: what emulated serves, else for the record."
+            description="Text of a file of `twofold plan --output`; emulated serves it, otherwise it is a record."
         ),
     ] = ""
     cluster_key: Annotated[
         SecretText,
-        Meta(
-            description="Key that lets workers join, of `twofold keygen`: Secret RELEASE-cluster-key, cluster.key."
-        ),
+        Meta(description="Cluster key of `twofold keygen`: Secret RELEASE-cluster-key, key cluster.key."),
     ] = SecretText()
     api_keys: Annotated[
         SecretText,
         Meta(
-            description="Lines `name key [max_concurrent] [requests_per_minute]`: Secret RELEASE-api-keys, keys."
+            description="Lines of `name key [max_concurrent] [requests_per_minute]`: Secret RELEASE-api-keys, key keys."
         ),
     ] = SecretText()
-    allow_anonymous: Annotated[
-        bool, Meta(description="Whether the API asks for no key (no Secret then).")
-    ] = False
-    serve: Annotated[ServeValues, Meta(description="Flags of `twofold serve`.")] = ServeValues()
+    allow_anonymous: Annotated[bool, Meta(description="Serve the API without keys.")] = False
+    serve: Annotated[ServeValues, Meta(description="Flags of `twofold serve`; null leaves a flag out.")] = (
+        ServeValues()
+    )
     gateway: Annotated[
         GatewayValues,
-        Meta(
-            description="Gateway and controller: one process, one pod, the one place that knows every request."
-        ),
+        Meta(description="Gateway and controller: one process in one pod."),
     ] = GatewayValues()
-    workers: Annotated[RoleValues, Meta(description="A StatefulSet for each role that has replicas.")] = (
-        RoleValues()
-    )
-    security_context: Annotated[SecurityContext, Meta(description="Who the processes run as.")] = (
+    workers: Annotated[
+        RoleValues, Meta(description="Workers by role; a StatefulSet for each role with replicas.")
+    ] = RoleValues()
+    security_context: Annotated[SecurityContext, Meta(description="User of the processes.")] = (
         SecurityContext()
     )
     service_monitor: Annotated[ServiceMonitor, Meta(description="Metrics for Prometheus Operator.")] = (
         ServiceMonitor()
     )
-    grafana_dashboard: Annotated[GrafanaDashboard, Meta(description="The dashboard for Grafana.")] = (
+    grafana_dashboard: Annotated[GrafanaDashboard, Meta(description="Dashboard for Grafana.")] = (
         GrafanaDashboard()
     )
-    network_policy: Annotated[NetworkPolicy, Meta(description="Who may connect to the pods.")] = (
+    network_policy: Annotated[NetworkPolicy, Meta(description="Connections that the pods accept.")] = (
         NetworkPolicy()
     )

@@ -27,6 +27,7 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
 
     `template` is a cluster without pools. `tensor_parallel` is the accelerators per instance (None: a whole machine).
     `attainment` is the required share of requests for an `Slo`, `reference` the machine of a `SlowdownSlo`.
+    `batchers` replace the batchers of some roles.
     """
 
     template: ClusterSpec
@@ -35,7 +36,14 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
     attainment: float = 0.9
     reference: str = "dgx-a100"
     tensor_parallel: int | None = None
+    batchers: dict[Role, str] = {}
     catalog: Catalog
+
+    @property
+    def colocated_batching(self) -> tuple[tuple[str, int | None], ...]:
+        """The batchers of colocated designs, with their token budgets."""
+        batcher = self.batchers.get(Role.MIXED)
+        return COLOCATED if batcher is None else ((batcher, None),)
 
     def kind(self, machine: str) -> MachineKind:
         """Look up a machine; raises ConfigurationError if unknown."""
@@ -140,13 +148,14 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
 
     def _pool(self, kind: MachineKind, count: int, role: Role, design: Design) -> PoolSpec:
         family = design.family
+        batcher = family.batcher or self.batchers.get(role)
         if kind.tensor_parallel is None:
             return PoolSpec(
                 machines=count,
                 machine=kind.name,
                 role=role,
                 tensor_parallel=self.tensor_parallel,
-                batcher=family.batcher,
+                batcher=batcher,
             )
         return PoolSpec(
             machines=self._machines(kind, count, design),
@@ -156,7 +165,7 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
             pipeline_parallel=kind.pipeline_parallel,
             instances=count,
             nodes="shared" if family.shared and family.judged is None else None,
-            batcher=family.batcher,
+            batcher=batcher,
         )
 
     def _machines(self, kind: MachineKind, count: int, design: Design) -> int:
@@ -202,7 +211,7 @@ def parse_families(
         found += [
             Family(kinds=(kind,), batcher=batcher, max_num_batched_tokens=budget)
             for kind in kinds
-            for batcher, budget in COLOCATED
+            for batcher, budget in problem.colocated_batching
         ]
     return tuple(found)
 

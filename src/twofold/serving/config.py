@@ -19,14 +19,8 @@ from twofold.security.network import HOME, HostNetwork
 from twofold.slo import Slo
 from twofold.transport.registry import DEFAULT_TRANSPORT
 
-DEFAULT_TOKEN_BUDGET = {
-    "prefill": 2048,
-    "decode": 2048,
-    "mixed": 2048,
-    "inlined": 2048,
-    "chunked-prefill": 512,
-    "splitwise": 2048,
-}
+TOKEN_BUDGET: Final = 2048
+SMALLER_TOKEN_BUDGETS: Final = {"chunked-prefill": 512}  # batchers whose default budget is smaller
 
 # `auto`: each worker measures at start how many prompt tokens saturate an iteration.
 AUTO: Final = "auto"
@@ -113,7 +107,7 @@ class JoinTerms(msgspec.Struct, frozen=True, kw_only=True):
         budget = (
             self.max_num_batched_tokens
             if isinstance(self.max_num_batched_tokens, int)
-            else DEFAULT_TOKEN_BUDGET[batcher]
+            else SMALLER_TOKEN_BUDGETS.get(batcher, TOKEN_BUDGET)
         )
         return WorkerConfig(
             instance=instance,

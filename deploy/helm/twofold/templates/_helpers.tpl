@@ -1,4 +1,4 @@
-{{- /* What src/twofold/kubernetes makes in Python, made by helm: a test holds the two to each other. */ -}}
+{{- /* The same objects as src/twofold/kubernetes makes in Python; a test compares them. */ -}}
 
 {{- define "twofold.labels" -}}
 app.kubernetes.io/name: twofold
@@ -19,11 +19,11 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- define "twofold.check" -}}
 {{- $roles := include "twofold.roles" . | fromYaml -}}
 {{- if eq .Values.engine "emulated" -}}
-{{- if not .Values.plan -}}{{- fail "engine emulated needs plan: the machines whose time it is to keep" -}}{{- end -}}
+{{- if not .Values.plan -}}{{- fail "engine emulated needs plan, with the machines to emulate" -}}{{- end -}}
 {{- else if not $roles -}}
-{{- fail "workers: all replicas are 0, so nobody would serve" -}}
-{{- else if and (hasKey $roles "mixed") (gt (len $roles) 1) (not (has .Values.serve.router (list "splitwise" "jsq-planned"))) -}}
-{{- fail (printf "workers.mixed beside others is for serve.router splitwise or jsq-planned, not %s" .Values.serve.router) -}}
+{{- fail "workers: all replicas are 0" -}}
+{{- else if and (hasKey $roles "mixed") (gt (len $roles) 1) (not (has (.Values.serve.router | default "jsq") (list "splitwise" "jsq-planned"))) -}}
+{{- fail (printf "workers.mixed beside others is for serve.router splitwise or jsq-planned, not %s" (.Values.serve.router | default "jsq")) -}}
 {{- end -}}
 {{- end }}
 
@@ -64,14 +64,6 @@ failureThreshold: {{ .failures }}
 {{- end }}
 - --listen-workers=tcp://$(POD_IP):{{ .Values.gateway.busPort }}
 - --cluster-key=/run/twofold/cluster.key
-- --router={{ .Values.serve.router }}
-- --handoff={{ .Values.serve.handoff }}
-- --transport={{ .Values.serve.transport }}
-- --block-size={{ int .Values.serve.blockSize }}
-- --max-num-seqs={{ int .Values.serve.maxNumSeqs }}
-{{- with .Values.serve.maxNumBatchedTokens }}
-- --max-num-batched-tokens={{ . }}
-{{- end }}
 {{- end }}
 - --host=0.0.0.0
 - --port={{ .Values.gateway.port }}
@@ -79,13 +71,19 @@ failureThreshold: {{ .failures }}
 {{- with .Values.model.servedName }}
 - --served-model-name={{ . }}
 {{- end }}
-{{- with .Values.serve.slo }}
-- --slo={{ . }}
-{{- end }}
 {{- if .Values.allowAnonymous }}
 - --allow-anonymous
 {{- else }}
 - --api-keys=/etc/twofold/api-keys/keys
+{{- end }}
+{{- range $key, $value := omit .Values.serve "extraArgs" }}
+{{- if kindIs "bool" $value }}
+- --{{ ternary "" "no-" $value }}{{ kebabcase $key }}
+{{- else if kindIs "string" $value }}
+- --{{ kebabcase $key }}={{ $value }}
+{{- else if not (kindIs "invalid" $value) }}
+- --{{ kebabcase $key }}={{ toJson $value }}
+{{- end }}
 {{- end }}
 {{- with .Values.serve.extraArgs }}
 {{ toYaml . }}
@@ -98,7 +96,7 @@ failureThreshold: {{ .failures }}
 - tcp://{{ .root.Release.Name }}-bus:{{ .root.Values.gateway.busPort }}
 - --cluster-key=/run/twofold/cluster.key
 - --model={{ .root.Values.model.path }}
-- --{{ .role }}={{ .workers.workersPerPod }}
+- --{{ ternary "colocated" .role (eq .role "mixed") }}={{ .workers.workersPerPod }}
 - --name=$(POD_NAME)
 - --address=$(POD_IP)
 - --device={{ .workers.device }}

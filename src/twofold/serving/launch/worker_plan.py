@@ -30,11 +30,13 @@ def plan_workers(
     inlines: bool = False,
     roles_move: bool = False,
     others_join: bool = False,
+    batchers: Mapping[Role, str] | None = None,
 ) -> tuple[WorkerConfig, ...]:
     """Return the workers with roles, batchers and cores; raises ConfigurationError for invalid counts.
 
     With `inlines`, whole prompts join decodes within a latency bound. With `roles_move`, every worker can run both
     phases, with Splitwise's batcher. With `others_join`, a phase may be missing here because other hosts can join.
+    `batchers` replace the batchers of some roles.
     """
     if colocated and (prefill or decode):
         raise ConfigurationError(
@@ -51,6 +53,7 @@ def plan_workers(
         max_num_batched_tokens=max_num_batched_tokens,
         inlines=inlines,
         roles_move=roles_move,
+        batchers=batchers,
     )
     workers = [
         terms.worker(f"{role.value}-{i}", role) for role, count in counts.items() for i in range(count)
@@ -65,22 +68,24 @@ def join_terms(
     max_num_batched_tokens: TokenBudget | None,
     inlines: bool = False,
     roles_move: bool = False,
+    batchers: Mapping[Role, str] | None = None,
 ) -> JoinTerms:
-    """Return the batchers by role; raises ConfigurationError for a token budget that fits none of them."""
-    batchers = {Role.PREFILL: "prefill", Role.DECODE: "decode"}
+    """Return the batcher of each role, `batchers` if given; raises ConfigurationError if none can use the budget."""
+    chosen = {Role.PREFILL: "prefill", Role.DECODE: "decode"}
     if colocated:
         whole = INLINED if inlines else "mixed"
-        batchers = {Role.MIXED: "chunked-prefill" if chunked_prefill and not inlines else whole}
+        chosen = {Role.MIXED: "chunked-prefill" if chunked_prefill and not inlines else whole}
     if roles_move:
-        batchers = dict.fromkeys(Role, "splitwise")
+        chosen = dict.fromkeys(Role, "splitwise")
+    chosen |= {role: name for role, name in (batchers or {}).items() if role in chosen}
     if max_num_batched_tokens == AUTO and not any(
-        BATCHERS[batcher].whole_prompts for batcher in batchers.values()
+        BATCHERS[batcher].whole_prompts for batcher in chosen.values()
     ):
         raise ConfigurationError(
             "--max-num-batched-tokens auto needs batchers for whole prompts: leave out chunked prefill "
             "(--no-enable-chunked-prefill) and the router splitwise, or give a number"
         )
-    return JoinTerms(batchers=batchers, max_num_batched_tokens=max_num_batched_tokens)
+    return JoinTerms(batchers=chosen, max_num_batched_tokens=max_num_batched_tokens)
 
 
 def with_cores(workers: Sequence[WorkerConfig], *, pin_cores: bool) -> tuple[WorkerConfig, ...]:

@@ -3,7 +3,7 @@
 import pytest
 
 from support.ray_service import answers_of, processes_of, ray_service, under_load, until
-from twofold.cli import pools_run
+from twofold.cli import pools as pools_run
 
 pytest.importorskip("ray")
 

@@ -1,0 +1,290 @@
+"""Options that several commands share: one name, one help text and one parser for each."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, ClassVar, Final, Literal
+
+from twofold.cli.settings import Flag, Settings, flag_name
+from twofold.errors import ConfigurationError
+from twofold.instance import Role
+from twofold.kvcache.eviction import EVICTIONS
+from twofold.performance.registry import PERFORMANCE_MODELS
+from twofold.scheduling.batchers import BATCHERS
+from twofold.scheduling.cluster.handoff_policy import HANDOFF_POLICIES
+from twofold.scheduling.overload import OVERLOADS
+from twofold.slo import Slo, SlowdownSlo, parse_slo
+
+if TYPE_CHECKING:
+    from twofold.serving.config import StoreConfig
+
+AUTO: Final = "auto"
+DTYPES: Final = {
+    "auto": "The type that the model's configuration names.",
+    "float32": "32 bits.",
+    "bfloat16": "16 bits with the range of float32.",
+    "float16": "16 bits.",
+}
+LOG_FORMATS: Final = {"text": "A line for each event.", "json": "A JSON object for each event and request."}
+_UNITS: Final = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "KI": 2**10, "MI": 2**20, "GI": 2**30}
+
+
+def parse_size(text: str, flag: str = "--kv-cache-memory-bytes") -> int:
+    """Read bytes from `1073741824`, `500M` or `2GiB`; raises ConfigurationError."""
+    cleaned = text.strip().upper().removesuffix("B")
+    digits = cleaned.rstrip("KMGI")
+    unit = cleaned[len(digits) :]
+    try:
+        size = int(float(digits) * _UNITS[unit])
+    except (ValueError, KeyError, OverflowError):
+        size = 0
+    if size < 1:
+        raise ConfigurationError(
+            f"{flag} {text!r} is not a size: write bytes, or a number with a unit as in 2GiB or 500M"
+        )
+    return size
+
+
+def parse_budget(text: str, flag: str) -> int | Literal["auto"]:
+    """Read a number of tokens, or `auto`; raises ConfigurationError."""
+    if text == AUTO:
+        return "auto"
+    if not (text.isascii() and text.isdigit() and len(text) < 10 and int(text)):
+        raise ConfigurationError(f"{flag} {text!r} is not a number of tokens or {AUTO}")
+    return int(text)
+
+
+def parse_batchers(text: str, flag: str) -> dict[Role, str]:
+    """Read `mixed`, a batcher for all roles, or `prefill=prefill-balanced,decode=decode`; raises ConfigurationError."""
+    found: dict[Role, str] = {}
+    for part in text.split(","):
+        role, equals, name = part.strip().rpartition("=")
+        if name not in BATCHERS:
+            raise ConfigurationError(f"{flag} {name!r} is unknown: choose one of {', '.join(BATCHERS)}")
+        if equals and role not in list(Role):
+            raise ConfigurationError(f"{flag} {part!r}: {role!r} is not one of {', '.join(Role)}")
+        found |= {Role(role): name} if equals else dict.fromkeys(Role, name)
+    return found
+
+
+def parse_slo_bounds(text: str, _: str) -> Slo:
+    """Read `ttft=2,tpot=0.1`; raises ConfigurationError."""
+    return Slo.parse(text)
+
+
+def parse_any_slo(text: str, _: str) -> Slo | SlowdownSlo:
+    """Read `ttft=2,tpot=0.1` or `splitwise`; raises ConfigurationError."""
+    return parse_slo(text)
+
+
+def parse_disk(text: str, flag: str) -> tuple[Path, int]:
+    """Read a directory and a size in bytes from `/var/kv:100GiB`; raises ConfigurationError."""
+    directory, separator, size = text.rpartition(":")
+    if not (separator and directory):
+        raise ConfigurationError(
+            f"{flag} {text!r} is not a directory and a size: write them as in /var/kv:100GiB"
+        )
+    return Path(directory).absolute(), parse_size(size, flag)
+
+
+def check_outputs(written: Mapping[str, Path], read: Iterable[str | Path]) -> None:
+    """Raise ConfigurationError if two flags write one file, or one writes a file that is read; keys are field names."""
+    inputs = {Path(path).resolve() for path in read}
+    flags: dict[Path, str] = {}
+    for name, path in written.items():
+        flag = flag_name(name)
+        if path.resolve() in inputs:
+            raise ConfigurationError(f"{flag} {path} is an input file: name another")
+        other = flags.setdefault(path.resolve(), flag)
+        if other != flag:
+            raise ConfigurationError(f"{other} and {flag} both write {path}: name two files")
+
+
+# Workload
+Workload = Annotated[
+    str, Flag("Named workload, such as azure-conv, or path of a trace.", positional=True, metavar="WORKLOAD")
+]
+Rate = Annotated[float | None, Flag("Requests per second.", names=("--rate", "--request-rate"))]
+NumRequests = Annotated[
+    int | None, Flag("Maximum number of requests.", names=("--num-requests", "--num-prompts"), ge=1)
+]
+Duration = Annotated[float | None, Flag("Length of the workload in seconds.")]
+Start = Annotated[float, Flag("Skip this many seconds of the trace.")]
+Arrival = Annotated[str | None, Flag("Arrival process: trace, poisson, gamma or constant.")]
+Burstiness = Annotated[float, Flag("Shape of gamma arrivals; 1 is Poisson, less is burstier.")]
+LengthScale = Annotated[float, Flag("Factor on prompt and output lengths.")]
+ClipLength = Annotated[
+    int | None, Flag("Clip requests to this many tokens, prompt and output together.", ge=2)
+]
+Seed = Annotated[int, Flag("Random seed of arrivals, lengths and prompts.", ge=0)]
+
+# Model and machines
+ModelDirectory = Annotated[Path, Flag("Model directory.", positional=True, metavar="MODEL")]
+Catalog = Annotated[
+    tuple[Path, ...],
+    Flag("Catalog file (TOML) with more machines, models or links; repeatable.", metavar="FILE"),
+]
+Performance = Annotated[str | None, Flag("Performance model.", choices=PERFORMANCE_MODELS)]
+Profile = Annotated[
+    Path | None,
+    Flag("Performance profile of this host, as written by `twofold calibrate live`.", metavar="FILE"),
+]
+LinkBandwidth = Annotated[float | None, Flag("Bandwidth of KV transfers in GB/s.")]
+KvCacheMemory = Annotated[
+    int | None, Flag("KV cache memory of each worker, as in 500M.", metavar="SIZE", parse=parse_size)
+]
+Dtype = Annotated[str | None, Flag("Data type of weights and KV cache.", choices=DTYPES)]
+Device = Annotated[str | None, Flag("Device of each worker: cpu, cuda or cuda:0.")]
+PinCores = Annotated[bool | None, Flag("Pin each worker to its own CPU cores.")]
+
+# Scheduling
+Batcher = Annotated[
+    dict[Role, str] | None,
+    Flag(
+        "Batcher of all instances, or of a role, as in prefill=prefill-balanced,decode=decode.",
+        metavar="NAME",
+        parse=parse_batchers,
+        choices=BATCHERS,
+    ),
+]
+Handoff = Annotated[str | None, Flag("How the KV cache is transferred.", choices=HANDOFF_POLICIES)]
+MaxNumSeqs = Annotated[int | None, Flag("Maximum number of sequences in an iteration.", ge=1)]
+MaxNumBatchedTokens = Annotated[
+    int | Literal["auto"] | None,
+    Flag(
+        "Maximum number of tokens in an iteration; auto: the fewest prompt tokens that keep an instance busy.",
+        metavar="TOKENS",
+        parse=parse_budget,
+    ),
+]
+TensorParallel = Annotated[int | None, Flag("Tensor-parallel size of an instance.", ge=1)]
+PipelineChunk = Annotated[
+    int | None,
+    Flag(
+        "Compute longer prompts in chunks of this size, several at once in the stages of a pipeline.",
+        ge=1,
+        metavar="TOKENS",
+    ),
+]
+BlockSize = Annotated[int | None, Flag("Tokens in a KV block.", ge=1)]
+SwapSpace = Annotated[
+    int | None,
+    Flag(
+        "Host memory of each decoding instance for swapping, as in 4GiB; KV blocks are then allocated as outputs grow.",
+        metavar="SIZE",
+        parse=parse_size,
+    ),
+]
+Overload = Annotated[str | None, Flag("Reject requests that are predicted to miss --slo.", choices=OVERLOADS)]
+
+# Objectives
+SloBounds = Annotated[
+    Slo | None, Flag("SLO in seconds, as in ttft=2,tpot=0.1.", metavar="BOUNDS", parse=parse_slo_bounds)
+]
+AnySlo = Annotated[
+    Slo | SlowdownSlo | None,
+    Flag(
+        "SLO in seconds, as in ttft=2,tpot=0.1, or splitwise for the bounds on slowdowns of Splitwise (table VI).",
+        metavar="BOUNDS",
+        parse=parse_any_slo,
+    ),
+]
+Attainment = Annotated[float, Flag("Share of requests that must meet the SLO.", gt=0, le=1)]
+Reference = Annotated[str | None, Flag("Reference machine of slowdowns.", metavar="MACHINE")]
+
+# Output
+Json = Annotated[bool, Flag("Print JSON instead of tables.", names=("--json",))]
+Html = Annotated[Path | None, Flag("Write an HTML report to this file.", metavar="FILE")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoreSettings(Settings):
+    """The KV store of a host, which its workers share."""
+
+    PANEL: ClassVar = "Prefix cache"
+
+    kv_store_dram: Annotated[
+        int | None,
+        Flag(
+            "Host memory for the KV of prompts, shared by all workers of the host, as in 4GiB.",
+            metavar="SIZE",
+            parse=parse_size,
+        ),
+    ] = None
+    kv_store_disk: Annotated[
+        tuple[Path, int] | None,
+        Flag(
+            "Directory and disk space for KV that is evicted from --kv-store-dram, as in /var/kv:100GiB.",
+            metavar="DIR:SIZE",
+            parse=parse_disk,
+        ),
+    ] = None
+    kv_eviction: Annotated[str | None, Flag("Prefix-cache eviction policy.", choices=EVICTIONS)] = None
+
+    def store_config(self) -> "StoreConfig | None":
+        """The store, if any; raises ConfigurationError for a disk without memory or a directory that cannot be used."""
+        from twofold.serving.config import StoreConfig  # noqa: PLC0415  (slow to import)
+        from twofold.serving.store.disk import check_directory  # noqa: PLC0415
+
+        if self.kv_store_dram is None:
+            if self.kv_store_disk is not None:
+                raise ConfigurationError("--kv-store-disk extends --kv-store-dram: give that too")
+            return None
+        if self.kv_store_disk is None:
+            return StoreConfig(memory_bytes=self.kv_store_dram)
+        path, disk_bytes = self.kv_store_disk
+        check_directory(path, disk_bytes)
+        return StoreConfig(memory_bytes=self.kv_store_dram, disk_dir=str(path), disk_bytes=disk_bytes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class HttpSettings(Settings):
+    """The address, the model's name and the API keys of a service."""
+
+    PANEL: ClassVar = "HTTP"
+    DEFAULTS: ClassVar = {"served_model_name": "the directory or id of the model"}
+
+    host: Annotated[str, Flag("Address to listen on.")] = "127.0.0.1"
+    port: Annotated[int, Flag("Port to listen on; 0 picks a free port.", ge=0, le=65535)] = 8000
+    served_model_name: Annotated[str | None, Flag("Name of the model in the API.", metavar="NAME")] = None
+    api_key: Annotated[
+        tuple[str, ...],
+        Flag("API key that clients must send; repeatable.", env="TWOFOLD_API_KEY", metavar="KEY"),
+    ] = ()
+    api_keys: Annotated[
+        Path | None,
+        Flag("File with a key per line: name key [max_concurrent] [requests_per_minute].", metavar="FILE"),
+    ] = None
+    allow_anonymous: Annotated[bool, Flag("Let other machines connect without a key.")] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class LimitSettings(Settings):
+    """Limits of the gateway."""
+
+    PANEL: ClassVar = "Limits"
+    DEFAULTS: ClassVar = {"max_prompt_tokens": "the context of the model", "max_body_bytes": "32MiB"}
+
+    max_running: Annotated[int, Flag("Maximum number of running requests.", ge=1)] = 1024
+    max_waiting: Annotated[int, Flag("Maximum number of queued requests.", ge=0)] = 1024
+    request_timeout: Annotated[float, Flag("Timeout of requests that set none, in seconds.", ge=0.001)] = (
+        1800.0
+    )
+    max_prompt_tokens: Annotated[int | None, Flag("Maximum prompt length in tokens.", ge=1)] = None
+    max_body_bytes: Annotated[
+        int, Flag("Maximum size of a request body.", metavar="SIZE", parse=parse_size)
+    ] = 32 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class TelemetrySettings(Settings):
+    """Metrics, logs and traces of a service."""
+
+    PANEL: ClassVar = "Telemetry"
+
+    slo: SloBounds = None
+    log_format: Annotated[str, Flag("Log format.", choices=LOG_FORMATS)] = "text"
+    otlp_endpoint: Annotated[
+        str | None,
+        Flag("OTLP/HTTP collector for traces.", env="OTEL_EXPORTER_OTLP_ENDPOINT", metavar="URL"),
+    ] = None

@@ -1,0 +1,1 @@
+"""`twofold plan`: flags, queries, searches."""

@@ -1,0 +1,75 @@
+"""Run `twofold plan --kv-capacity`: replay a trace through prefix caches of every capacity."""
+
+import math
+from typing import Final
+
+import msgspec
+import typer
+from rich.console import Console
+
+from twofold.cli.plan.command import PlanSettings
+from twofold.cli.plan.placement import only_machine
+from twofold.cli.workload import nonempty
+from twofold.errors import ConfigurationError
+from twofold.hardware.specs import StorageTier
+from twofold.planning.capacity.plan import CapacityQuery, capacity_plan
+from twofold.planning.problem import Problem
+from twofold.reporting.plan.capacity import CapacityReport, capacity_tables
+from twofold.workload.source import is_named, workload
+
+_DRAM: Final = "dram"
+_DISK: Final = "nvme"
+
+
+def run_capacity(problem: Problem, settings: PlanSettings) -> None:
+    """Evaluate all capacities, and print tables or JSON; raises ConfigurationError."""
+    query = read_capacity_query(problem, settings)
+    if settings.html is not None or settings.output is not None:
+        raise ConfigurationError("--kv-capacity writes no files: leave out --html and --output")
+    name = settings.workload
+    if is_named(name):
+        raise ConfigurationError(
+            f"--kv-capacity needs a trace with prefix blocks: {name} is generated without"
+        )
+    requests = workload(
+        name,
+        start_s=settings.start,
+        length_scale=settings.length_scale,
+        max_model_len=settings.max_model_len,
+    )
+    plan = capacity_plan(list(nonempty(name, requests)), query)
+    if settings.json:
+        typer.echo(CapacityReport.of(plan).json())
+        return
+    title = f"KV cache of {query.model.name}, {name}, on {query.machine.name}"
+    Console().print(capacity_tables(plan, title))
+
+
+def read_capacity_query(problem: Problem, settings: PlanSettings) -> CapacityQuery:
+    """The model, the machine and the tiers; raises ConfigurationError if the machine cannot hold the model."""
+    kind = problem.kind(only_machine(problem, settings.machines, "--kv-capacity"))
+    problem.kv_capacity_tokens(kind)
+    dram_gb, catalog = settings.dram_gb, problem.catalog
+    if dram_gb is not None and not 0 <= dram_gb < math.inf:
+        raise ConfigurationError(f"--dram-gb {dram_gb:g} is out of range: give 0 or more")
+    return CapacityQuery(
+        model=catalog.model(problem.template.model),
+        machine=catalog.machine(kind.name),
+        performance=problem.performance(kind),
+        accelerators=problem.tensor_parallel_on(kind),
+        dram=_priced(catalog.tier(_DRAM), settings.dram_price, "--dram-price"),
+        disk=_priced(catalog.tier(_DISK), settings.disk_price, "--disk-price"),
+        nodes=settings.nodes,
+        dram_gb=dram_gb,
+        link_bytes_per_s=problem.template.link_bytes_per_s,
+    )
+
+
+def _priced(tier: StorageTier, price: float | None, flag: str) -> StorageTier:
+    if price is None:
+        return tier
+    if not 0 <= price < math.inf:
+        raise ConfigurationError(
+            f"{flag} {price:g} is out of range: give dollars for a GB and hour, 0 or more"
+        )
+    return msgspec.structs.replace(tier, price_per_gb_h=price, source=flag)

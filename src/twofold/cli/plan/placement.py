@@ -1,0 +1,125 @@
+"""Run `twofold plan --objective goodput`: DistServe's placement, with parallelism of its own for each phase."""
+
+import asyncio
+from typing import Final
+
+import typer
+from rich.console import Console
+
+from twofold.cli.plan.command import PlanSettings
+from twofold.cli.plan.search import PlanEnvironment, open_search
+from twofold.errors import ConfigurationError
+from twofold.planning.deployment import deployment_of, deployment_text
+from twofold.planning.evaluator import Effort
+from twofold.planning.placement.instances import Affinity
+from twofold.planning.placement.plan import (
+    PlacementPlan,
+    PlacementQuery,
+    PreparedPlacement,
+    make_placement,
+    prepare,
+)
+from twofold.planning.plan import DesignChoice
+from twofold.planning.problem import Problem
+from twofold.planning.rates import RateGrid
+from twofold.planning.search import Objective
+from twofold.reporting.plan.placement import PlacementReport, placement_tables, verdict_text
+from twofold.simulation.observers.files import AtomicFile
+
+_MIN_GPUS: Final = 2
+_MAX_GPUS: Final = 4096  # more is a typing error, or a search of hours
+
+
+def run_placement(problem: Problem, settings: PlanSettings, environment: PlanEnvironment) -> None:
+    """Search, write the deployment, and print tables or JSON."""
+    query = read_placement_query(problem, settings)
+    if settings.html is not None:
+        raise ConfigurationError(
+            "--html shows plans of whole machines: leave it out with --objective goodput"
+        )
+    prepared = prepare(problem, query)
+    deployment = None if settings.output is None else AtomicFile(settings.output)
+    plan, effort = search_placement(prepared, RateGrid(settings.tolerance), environment)
+    if deployment is not None:
+        deployment.write(_deployment(plan).encode())
+        deployment.commit()
+    if settings.json:
+        typer.echo(PlacementReport.of(plan, effort).json())
+    else:
+        Console().print(placement_tables(plan, effort, _title(prepared)))
+
+
+def search_placement(
+    prepared: PreparedPlacement, grid: RateGrid, environment: PlanEnvironment
+) -> tuple[PlacementPlan, Effort]:
+    """The placement, and the simulations that it took."""
+    with open_search(prepared.problem, Objective.GOODPUT, grid, environment) as search:
+        return asyncio.run(make_placement(search.rates, prepared)), search.evaluator.effort
+
+
+def read_placement_query(problem: Problem, settings: PlanSettings) -> PlacementQuery:
+    """The stock of accelerators and the limits of the search; raises ConfigurationError."""
+    rate = settings.rate
+    if rate is not None and not 0 < rate < float("inf"):
+        raise ConfigurationError(f"--rate {rate:g} is out of range: give more than 0 requests per second")
+    return PlacementQuery(
+        stock=_read_stock(problem, settings.machines, settings.max_gpus),
+        rate=rate,
+        affinity=None if settings.affinity == "auto" else Affinity(settings.affinity),
+        most_stages=settings.max_pipeline,
+    )
+
+
+def _read_stock(problem: Problem, machines: str | None, max_gpus: str | None) -> dict[str, int]:
+    """Accelerators by machine, from `8` of the one kind in --machines, or `a100=8,h100=16`."""
+    if max_gpus is None:
+        raise ConfigurationError(
+            "--objective goodput needs --max-gpus: the number of accelerators, as in 8 or a100=8,h100=16"
+        )
+    stock: dict[str, int] = {}
+    for word in max_gpus.split(","):
+        name, equals, number = word.rpartition("=")
+        kind = problem.kind(name.strip()).name if equals else only_machine(problem, machines, "--max-gpus N")
+        if kind in stock:
+            raise ConfigurationError(f"--max-gpus gives {kind} twice")
+        stock[kind] = _count(number, word)
+    if sum(stock.values()) < _MIN_GPUS:
+        raise ConfigurationError(f"--max-gpus {max_gpus} is too few: two phases need {_MIN_GPUS} at least")
+    return stock
+
+
+def only_machine(problem: Problem, machines: str | None, flag: str) -> str:
+    """The one machine of --machines; raises ConfigurationError if it names none or several."""
+    names = [name.strip() for name in (machines or "").split(",") if name.strip()]
+    if len(names) != 1:
+        raise ConfigurationError(f"{flag} needs one kind of machine in --machines, as in --machines a100")
+    return problem.kind(names[0]).name
+
+
+def _count(number: str, word: str) -> int:
+    try:
+        count = int(number)
+    except ValueError:
+        count = 0
+    if not 1 <= count <= _MAX_GPUS:
+        raise ConfigurationError(
+            f"--max-gpus {word!r} is not understood: give 1 to {_MAX_GPUS}, or a100=8,h100=16"
+        )
+    return count
+
+
+def _title(prepared: PreparedPlacement) -> str:
+    model, workload = prepared.problem.template.model, prepared.problem.workload.workload
+    rate = prepared.query.rate
+    if rate is None:
+        return f"Most goodput of {model}, {workload}, on {prepared.query.accelerators} accelerators"
+    return f"Fewest accelerators for {model}, {workload}, at {rate:g} requests/s"
+
+
+def _deployment(plan: PlacementPlan) -> str:
+    best, problem = plan.best, plan.prepared.problem
+    choice = DesignChoice(
+        design=best.design, rate=best.rate, highest_rate=best.rate, evaluation=best.evaluation
+    )
+    comment = f"{_title(plan.prepared)}: {best.design.name}, planned by simulation.\n{verdict_text(plan)}"
+    return deployment_text(deployment_of(problem, choice, Objective.GOODPUT), comment)

@@ -1,0 +1,167 @@
+"""From the flags of `twofold plan` to the problem and the query that a search answers."""
+
+import math
+from dataclasses import replace
+from typing import Final
+
+import msgspec
+import typer
+
+from twofold.cli.plan.command import PlanSettings
+from twofold.cli.simulate.spec import link_bytes_per_s
+from twofold.cli.workload import check_limits
+from twofold.cluster.spec import ClusterSpec
+from twofold.errors import ConfigurationError
+from twofold.hardware.catalog import load_catalog
+from twofold.planning.design import Budget
+from twofold.planning.executors.ray import ray_inventory
+from twofold.planning.plan import PlanQuery
+from twofold.planning.problem import Problem, fitting, parse_families
+from twofold.planning.search import Objective
+from twofold.planning.workload import WorkloadArguments
+from twofold.raycluster.cluster import connect, list_nodes
+
+_MAX_RATE: Final = (
+    1e6  # requests per second: a trial of this many takes minutes, and a plan hundreds of trials
+)
+
+
+def read_problem(settings: PlanSettings) -> Problem:
+    """The problem without its designs; raises ConfigurationError."""
+    catalog = load_catalog(settings.catalog)
+    catalog.model(settings.model)
+    problem = Problem(
+        template=_template(settings),
+        workload=WorkloadArguments(
+            workload=settings.workload,
+            duration_s=settings.duration,
+            min_requests=settings.requests_per_trial,
+            **settings.shape(),
+        ),
+        slo=settings.slo,
+        attainment=settings.attainment,
+        reference=catalog.machine(settings.reference).name,
+        tensor_parallel=settings.tp,
+        batchers=settings.batcher or {},
+        catalog=catalog,
+    )
+    problem.require_sensible()
+    check_limits(
+        rate=None,
+        duration_s=settings.duration,
+        burstiness=settings.burstiness,
+        length_scale=settings.length_scale,
+    )
+    return problem
+
+
+def read_query(problem: Problem, settings: PlanSettings) -> PlanQuery:
+    """The designs to search, the objective and the budget; raises ConfigurationError.
+
+    Machines that cannot hold the model are left out with a note on stderr.
+    """
+    if settings.max_gpus is not None:
+        raise ConfigurationError("--max-gpus needs --objective goodput; other objectives use --max-machines")
+    objective = Objective(settings.objective)
+    wanted = parse_families(
+        problem,
+        settings.family,
+        settings.machines,
+        split=settings.split,
+        colocated=settings.colocated,
+    )
+    families, reasons = fitting(problem, wanted)
+    for reason in reasons:
+        typer.echo(f"note: left out: {reason}", err=True)
+    machines, of_kind = _parse_machines(problem, settings.max_machines)
+    budget = Budget(
+        machines=machines,
+        price_per_h=settings.max_cost,
+        tdp_w=None if settings.max_power is None else settings.max_power * 1e3,
+        of_kind=of_kind,
+    )
+    budget.require_sensible()
+    return PlanQuery(
+        objective=objective, families=families, budget=budget, rate=_checked_rate(objective, settings.rate)
+    )
+
+
+def with_ray_machines(problem: Problem, settings: PlanSettings) -> PlanSettings:
+    """The settings with the machines of the Ray cluster, unless flags name machines.
+
+    Raises ConfigurationError if there is no cluster, or if it has no whole machine of the catalog.
+    """
+    named = settings.family or settings.machines or settings.max_machines or settings.max_gpus
+    if settings.ray is None or named:
+        return settings
+    inventory = ray_inventory(list_nodes(connect(settings.ray, "--ray")), problem.catalog)
+    for reason in inventory.left_out:
+        typer.echo(f"note: left out: {reason}", err=True)
+    found = inventory.accelerators if settings.goodput else inventory.machines
+    if inventory.accelerators and not found:
+        raise ConfigurationError(
+            f"no node of the Ray cluster at {settings.ray} has all accelerators of a machine of the catalog: plan with "
+            "--objective goodput, which counts accelerators, or give --machines"
+        )
+    if not found:
+        return settings
+    stock = ",".join(f"{name}={count}" for name, count in found.items())
+    typer.echo(f"note: planned for the Ray cluster at {settings.ray}: {stock}", err=True)
+    if settings.goodput:
+        return replace(settings, max_gpus=stock)
+    return replace(settings, machines=",".join(found), max_machines=stock)
+
+
+def _template(settings: PlanSettings) -> ClusterSpec:
+    """A cluster without pools: the model and the policies."""
+    given = {
+        "performance": settings.performance,
+        "handoff": settings.handoff,
+        "max_num_batched_tokens": settings.max_num_batched_tokens,
+        "max_num_seqs": settings.max_num_seqs,
+        "link_bytes_per_s": None
+        if settings.link_gb_per_s is None
+        else link_bytes_per_s(settings.link_gb_per_s),
+    }
+    router = settings.router or ("jsq" if settings.goodput else "splitwise")
+    return msgspec.structs.replace(
+        ClusterSpec(pools=(), model=settings.model, router=router),
+        **{name: value for name, value in given.items() if value is not None},
+    )
+
+
+def _checked_rate(objective: Objective, rate: float | None) -> float | None:
+    if objective is Objective.THROUGHPUT:
+        if rate is not None:
+            raise ConfigurationError(
+                "--rate is the result of --objective throughput: leave it out, or use --objective cost or power"
+            )
+        return None
+    if rate is None:
+        raise ConfigurationError(f"--objective {objective} needs --rate: the requests per second to plan for")
+    if not 0 < rate < math.inf:
+        raise ConfigurationError(f"--rate {rate:g} is out of range: give more than 0 requests per second")
+    if rate > _MAX_RATE:
+        raise ConfigurationError(f"--rate {rate:g} is too large: give at most {_MAX_RATE:g}")
+    return rate
+
+
+def _parse_machines(problem: Problem, text: str | None) -> tuple[int | None, dict[str, int]]:
+    """(of all kinds, of each kind) from `40`, `a100=30,h100=20`, or both."""
+    most, of_kind = None, {}
+    for word in filter(None, (text or "").split(",")):
+        name, equals, number = word.rpartition("=")
+        try:
+            count = int(number)
+        except ValueError:
+            raise ConfigurationError(
+                f"--max-machines {word!r} is not understood: write 40, or a100=30,h100=20"
+            ) from None
+        if equals:
+            kind = problem.kind(name.strip()).name
+            if kind in of_kind:
+                raise ConfigurationError(f"--max-machines gives {kind} twice")
+            of_kind[kind] = count
+        else:
+            most = count
+    return most, of_kind

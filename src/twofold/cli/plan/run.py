@@ -1,0 +1,111 @@
+"""Run `twofold plan`: search, print the result and write the files."""
+
+import asyncio
+from dataclasses import dataclass
+
+import typer
+from rich.console import Console
+
+from twofold.cli.options import check_outputs
+from twofold.cli.plan.capacity import run_capacity
+from twofold.cli.plan.command import PlanSettings
+from twofold.cli.plan.placement import run_placement
+from twofold.cli.plan.query import read_problem, read_query, with_ray_machines
+from twofold.cli.plan.search import OpenSearch, PlanEnvironment, open_search
+from twofold.errors import ConfigurationError
+from twofold.planning.advice import Advice, advise
+from twofold.planning.deployment import deployment_of, deployment_text
+from twofold.planning.evaluator import Effort
+from twofold.planning.pareto import ParetoPoint, RateCurve, front_of, rate_curve
+from twofold.planning.plan import Plan, PlanQuery, make_plan
+from twofold.planning.problem import Problem
+from twofold.planning.rates import RateGrid
+from twofold.planning.search import Objective
+from twofold.reporting.plan.html import plan_page
+from twofold.reporting.plan.report import PlanReport
+from twofold.reporting.plan.table import plan_tables
+from twofold.simulation.observers.files import AtomicFile
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanResult:
+    """A plan, and what is derived from it."""
+
+    plan: Plan
+    advice: Advice
+    front: tuple[ParetoPoint, ...]
+    curves: dict[str, RateCurve]
+    effort: Effort
+
+
+def run(settings: PlanSettings) -> None:
+    """Plan prefix caches, a placement or machines; raises ConfigurationError."""
+    problem = read_problem(settings)
+    if settings.kv_capacity:
+        run_capacity(problem, settings)
+        return
+    for name in ("nodes", "dram_gb", "dram_price", "disk_price"):
+        if getattr(settings, name) is not None:
+            raise ConfigurationError(f"--{name.replace('_', '-')} needs --kv-capacity")
+    if settings.ray is not None and settings.jobs is not None:
+        raise ConfigurationError("--jobs counts cores of this machine: leave it out with --ray")
+    written = {name: path for name in ("output", "html") if (path := getattr(settings, name)) is not None}
+    check_outputs(written, (settings.store, settings.workload, *settings.catalog))
+    settings = with_ray_machines(problem, settings)
+    environment = PlanEnvironment(store=settings.store, jobs=settings.jobs, ray=settings.ray)
+    if settings.goodput:
+        run_placement(problem, settings, environment)
+    else:
+        run_plan(problem, settings, environment)
+
+
+def run_plan(problem: Problem, settings: PlanSettings, environment: PlanEnvironment) -> None:
+    """Search for machines, write the files, and print tables or JSON."""
+    query = read_query(problem, settings)
+    page = None if settings.html is None else AtomicFile(settings.html)
+    deployment = None if settings.output is None else AtomicFile(settings.output)
+    with open_search(problem, query.objective, RateGrid(settings.tolerance), environment) as search:
+        made = asyncio.run(_search(search, query, with_curves=page is not None))
+    title = _title(problem, query)
+    if deployment is not None:
+        best = made.plan.best
+        comment = f"{title}: {best.design.name}, planned by simulation.\n{made.advice.text}"
+        text = deployment_text(deployment_of(problem, best, query.objective), comment)
+        deployment.write(text.encode())
+        deployment.commit()
+    if page is not None:
+        html = plan_page(made.plan, made.advice, made.front, made.curves, slo=problem.slo, title=title)
+        page.write(html.encode())
+        page.commit()
+    if settings.json:
+        typer.echo(PlanReport.of(problem, made.plan, made.advice, made.front, made.effort).json())
+    else:
+        Console().print(plan_tables(made.plan, made.advice, made.front, made.effort, title))
+
+
+async def _search(search: OpenSearch, query: PlanQuery, *, with_curves: bool) -> PlanResult:
+    plan = await make_plan(search.rates, query, search.progress.found)
+    met = (trial for trial, evaluation in search.evaluator.answered().items() if evaluation.met)
+    points = [ParetoPoint(design=trial.design, rate=trial.rate) for trial in met]
+    front = await front_of(search.rates, plan.choices, points)
+    best = [choice for choice in (plan.best_split, plan.best_colocated) if choice is not None]
+    curves = (
+        {choice.design.name: await rate_curve(search.rates, choice) for choice in best} if with_curves else {}
+    )
+    return PlanResult(
+        plan=plan,
+        advice=advise(plan, search.rates.grid.tolerance),
+        front=front,
+        curves=curves,
+        effort=search.evaluator.effort,
+    )
+
+
+def _title(problem: Problem, query: PlanQuery) -> str:
+    what = {
+        Objective.THROUGHPUT: "Most requests per second",
+        Objective.COST: "Least dollars",
+        Objective.POWER: "Least power",
+    }[query.objective]
+    at = "" if query.rate is None else f" at {query.rate:g} requests/s"
+    return f"{what} for {problem.template.model}, {problem.workload.workload}{at}"

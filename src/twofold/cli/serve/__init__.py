@@ -1,0 +1,1 @@
+"""`twofold serve`, `twofold route` and `twofold join`: flags, checks, configuration."""

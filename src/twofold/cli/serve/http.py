@@ -1,0 +1,177 @@
+"""The HTTP side of `twofold serve` and `twofold route`: keys, limits, the listening socket and the event loop."""
+
+import asyncio
+import ipaddress
+import logging
+import os
+import signal
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final, Protocol
+
+import uvloop
+from rich.console import Console
+
+from twofold.cli.options import HttpSettings, LimitSettings, TelemetrySettings
+from twofold.errors import ConfigurationError
+from twofold.scheduling.admission.limits import AdmissionLimits
+from twofold.serving.gateway.gateway import RequestLimits
+from twofold.serving.gateway.keys import KeyRing, read_keys
+from twofold.serving.launch.local_service import HttpConfig
+from twofold.serving.telemetry.telemetry import TelemetryConfig
+from twofold.slo import Slo
+
+KEY_FLAG: Final = "--api-key"
+KEY_VARIABLE: Final = "TWOFOLD_API_KEY"
+
+log = logging.getLogger(__name__)
+
+OnProgress = Callable[[str], None]
+
+
+class Runnable(Protocol):
+    """A service that runs until it is stopped."""
+
+    async def run(self) -> None: ...
+
+    def stop(self) -> None: ...
+
+
+def http_config(
+    settings: LimitSettings,
+    name: str,
+    keys: KeyRing | None,
+    cache_retention_s: float = RequestLimits().longest_retention_s,
+) -> HttpConfig:
+    """The keys and limits of a model served as `name`."""
+    return HttpConfig(
+        served_model_name=name,
+        keys=keys,
+        limits=RequestLimits(
+            body_bytes=settings.max_body_bytes,
+            # A request with more generations than this could never be admitted.
+            generations=min(RequestLimits().generations, settings.max_running + settings.max_waiting),
+            prompt_tokens=settings.max_prompt_tokens,
+            timeout_s=settings.request_timeout,
+            longest_retention_s=cache_retention_s,
+        ),
+        admission=AdmissionLimits(
+            max_running=settings.max_running,
+            max_waiting=settings.max_waiting,
+            timeout_s=settings.request_timeout,
+            keys={} if keys is None else keys.limits,
+        ),
+    )
+
+
+def telemetry_config(settings: TelemetrySettings) -> TelemetryConfig:
+    """Where traces go, and the SLO of the metrics."""
+    return TelemetryConfig(otlp_endpoint=settings.otlp_endpoint or None, slo=settings.slo or Slo())
+
+
+def find_keys(settings: HttpSettings) -> KeyRing | None:
+    """Read the API keys and hide them from other processes; raises ConfigurationError."""
+    keys = read_keys(list(settings.api_key), settings.api_keys)
+    os.environ.pop(KEY_VARIABLE, None)  # workers inherit the environment
+    hide_secrets()
+    return keys
+
+
+def check_loopback(host: str, address: str) -> None:
+    """Raise ConfigurationError if other machines can reach the address of a service without keys."""
+    if not ipaddress.ip_address(address.partition("%")[0]).is_loopback:
+        raise ConfigurationError(
+            f"--host {host} lets other machines in: require a key with --api-key or --api-keys, "
+            "or allow everybody with --allow-anonymous"
+        )
+
+
+def hide_secrets() -> None:
+    """Overwrite the keys in this process's command line and environment, as the system shows them.
+
+    Linux reads both from the memory of the process. If that cannot be written, the keys stay visible; a file of keys
+    never shows them.
+    """
+    try:
+        with Path("/proc/self/stat").open("rb") as stat:
+            fields = stat.read().rpartition(b")")[2].split()
+        with Path("/proc/self/mem").open("r+b", buffering=0) as memory:
+            # Fields 48 to 51 of proc(5), counted from the third: the bounds of arguments and environment.
+            for start, end, hide in (
+                (int(fields[45]), int(fields[46]), hide_arguments),
+                (int(fields[47]), int(fields[48]), hide_variable),
+            ):
+                memory.seek(start)
+                shown = memory.read(end - start)
+                memory.seek(start)
+                memory.write(hide(shown))
+    except (OSError, ValueError, IndexError, OverflowError):
+        return
+
+
+def hide_arguments(arguments: bytes) -> bytes:
+    """Replace the values of `--api-key` in zero-terminated arguments by asterisks of the same length."""
+    flag = KEY_FLAG.encode()
+    hidden: list[bytes] = []
+    previous = b""
+    for argument in arguments.split(b"\0"):
+        if previous == flag:
+            hidden.append(b"*" * len(argument))
+        elif argument.startswith(flag + b"="):
+            hidden.append(flag + b"=" + b"*" * (len(argument) - len(flag) - 1))
+        else:
+            hidden.append(argument)
+        previous = argument
+    return b"\0".join(hidden)
+
+
+def hide_variable(environment: bytes) -> bytes:
+    """Replace the value of TWOFOLD_API_KEY in zero-terminated `NAME=value` strings by asterisks."""
+    name = KEY_VARIABLE.encode() + b"="
+    return b"\0".join(
+        name + b"*" * (len(each) - len(name)) if each.startswith(name) else each
+        for each in environment.split(b"\0")
+    )
+
+
+def listen(settings: HttpSettings, keys: KeyRing | None) -> socket.socket:
+    """Bind the port before anything slow starts; raises ConfigurationError if it is in use or too open."""
+    host, port = settings.host, settings.port
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        if keys is None and not settings.allow_anonymous:
+            check_loopback(host, str(address[0]))
+        return socket.create_server(address, family=family, backlog=2048)
+    except OSError as error:
+        reason = (error.strerror or str(error)).partition(" (")[0]  # the rest repeats the address
+        raise ConfigurationError(f"cannot listen on {host}:{port}: {reason}") from error
+
+
+def serve(make: Callable[[OnProgress], Runnable], log_format: str) -> None:
+    """Run a service until Ctrl-C or SIGTERM, with its progress on stderr."""
+    uvloop.run(_serve(make, log_format))
+
+
+async def _serve(make: Callable[[OnProgress], Runnable], log_format: str) -> None:
+    if log_format == "json":
+        await _run(make(log.info))
+        return
+    console = Console(stderr=True)
+    with console.status("starting") as status:
+
+        def on_progress(what: str) -> None:
+            if what.startswith("ready"):
+                status.stop()
+            if not console.is_terminal or what.startswith("ready"):
+                console.print(f"twofold: {what}", highlight=False)
+            status.update(what)
+
+        await _run(make(on_progress))
+
+
+async def _run(service: Runnable) -> None:
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, service.stop)
+    await service.run()

@@ -1,0 +1,152 @@
+"""`twofold join` and `twofold keygen`: workers on this host for a service on another."""
+
+import asyncio
+import os
+import re
+import signal
+import socket
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, ClassVar, Final
+
+import msgspec
+import typer
+import uvloop
+
+from twofold.cli.options import LOG_FORMATS, Device, KvCacheMemory, PinCores, StoreSettings
+from twofold.cli.settings import Flag, command
+from twofold.errors import ConfigurationError
+from twofold.instance import Role
+from twofold.security.guard import Guard
+from twofold.security.key import read_key, write_key
+from twofold.security.network import HostNetwork, TcpEndpoint, own_host
+from twofold.serving.config import ServiceConfig
+from twofold.serving.launch.joined_host import HostOffer, JoinedHost
+from twofold.serving.launch.model_source import find_model, model_fingerprint
+from twofold.serving.launch.worker_plan import with_cores
+from twofold.serving.telemetry.logs import configure_logs
+
+_NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class JoinSettings(StoreSettings):
+    """All flags of `twofold join`."""
+
+    DEFAULTS: ClassVar = {
+        "name": "the hostname",
+        "address": "the source address of packets to the service",
+        "device": "that of the service",
+        "kv_cache_memory_bytes": "that of the service",
+        "pin_cores": "yes",
+    }
+
+    controller: Annotated[
+        str,
+        Flag(
+            "Address of the service, as in its --listen-workers.",
+            positional=True,
+            metavar="tcp://ADDRESS:PORT",
+        ),
+    ]
+    cluster_key: Annotated[Path, Flag("Cluster key file, as written by `twofold keygen`.", metavar="FILE")]
+    model: Annotated[
+        str, Flag("Model directory or hub id; the same model as that of the service.", metavar="MODEL")
+    ]
+    prefill: Annotated[int, Flag("Number of prefill workers.", ge=0)] = 0
+    decode: Annotated[int, Flag("Number of decode workers.", ge=0)] = 0
+    colocated: Annotated[int, Flag("Number of workers that run both phases.", ge=0)] = 0
+    name: Annotated[str | None, Flag("Unique name of this host.")] = None
+    address: Annotated[str | None, Flag("Address of this host that other hosts can reach.")] = None
+    device: Device = None
+    kv_cache_memory_bytes: KvCacheMemory = None
+    pin_cores: PinCores = None
+    log_format: Annotated[str, Flag("Log format.", choices=LOG_FORMATS)] = "text"
+
+
+@command
+def join(settings: JoinSettings) -> None:
+    """Run workers on this host for a service on another.
+
+    The service sends their configuration, except for the model's files. Workers that fail are restarted. They stop with
+    the service; if the connection is lost, they wait for the service or its successor.
+    """
+    configure_logs(settings.log_format)
+    counts = {Role.PREFILL: settings.prefill, Role.DECODE: settings.decode, Role.MIXED: settings.colocated}
+    workers = {role: count for role, count in counts.items() if count}
+    if not workers:
+        raise ConfigurationError("give the workers of this host: --prefill N, --decode N or --colocated N")
+    read_key(settings.cluster_key)  # fail before anything slow starts
+    network, model = host_network(settings), find_model(settings.model)
+    settings.store_config()
+    offer = HostOffer(model=model_fingerprint(model), workers=workers)
+    with tempfile.TemporaryDirectory(prefix=f"twofold-{os.getpid()}-", ignore_cleanup_errors=True) as run_dir:
+        uvloop.run(_run(settings, network, offer, model, run_dir))
+
+
+def keygen(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="File to write; it must not exist.")],
+) -> None:
+    """Write a new cluster key, which authenticates the hosts of a service (see `twofold join`).
+
+    Copy FILE to each host over a secure channel: everybody who has it may join.
+    """
+    write_key(file)
+    typer.echo(f"{file}: a new cluster key that only you can read", err=True)
+
+
+def host_network(settings: JoinSettings) -> HostNetwork:
+    """The addresses of this host and of the service; raises ConfigurationError."""
+    endpoint = TcpEndpoint.parse(settings.controller, "tcp://ADDRESS:PORT")
+    name, address = settings.name or socket.gethostname(), settings.address
+    if not _NAME.fullmatch(name):
+        raise ConfigurationError(
+            f"--name {name!r} is not valid: use up to 64 letters, digits, dots, dashes and underscores"
+        )
+    return HostNetwork(
+        host=name,
+        address=endpoint.own_address() if address is None else own_host(address, "--address"),
+        key_file=str(settings.cluster_key.absolute()),
+        controller=str(endpoint),
+    )
+
+
+def host_config(
+    config: ServiceConfig, settings: JoinSettings, network: HostNetwork, model: Path
+) -> ServiceConfig:
+    """The configuration of the service, adapted to this host."""
+    engine = msgspec.structs.replace(
+        config.engine,
+        model=str(model),
+        tokenizer=None,
+        device=settings.device or config.engine.device,
+        kv_cache_bytes=settings.kv_cache_memory_bytes or config.engine.kv_cache_bytes,
+        eviction=settings.kv_eviction or config.engine.eviction,
+    )
+    return msgspec.structs.replace(
+        config,
+        engine=engine,
+        workers=with_cores(config.workers, pin_cores=settings.pin_cores is not False),
+        network=network,
+        log_format=settings.log_format,
+        store=settings.store_config(),
+    )
+
+
+async def _run(
+    settings: JoinSettings, network: HostNetwork, offer: HostOffer, model: Path, run_dir: str
+) -> None:
+    key = read_key(settings.cluster_key)
+    host = JoinedHost(
+        network,
+        lambda context: Guard(context, key),
+        offer,
+        lambda config: host_config(config, settings, network, model),
+        lambda what: print(f"twofold: {what}", file=sys.stderr, flush=True),  # noqa: T201  (progress, for people)
+    )
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, host.stop)
+    await host.run(run_dir)

@@ -1,0 +1,173 @@
+"""Configure the parts of a service that predict times: overload control, re-planning, routers, inline prompts.
+
+They predict with the workers of the service as a simulated cluster: that of the cluster file, or this host as measured
+by `twofold calibrate live`.
+"""
+
+from itertools import groupby
+from pathlib import Path
+from typing import Final
+
+from twofold.cli.serve.command import ServeSettings
+from twofold.cluster.overload import overload_control
+from twofold.cluster.profiles import instance_profiles
+from twofold.cluster.spec import ClusterSpec, PoolSpec
+from twofold.errors import ConfigurationError
+from twofold.hardware.catalog import Catalog, load_catalog
+from twofold.hardware.hf_config import read_model
+from twofold.instance import Role
+from twofold.performance.host_profile import HOST, HostProfile, read_host_profile
+from twofold.planning.splits import SplitPlanner
+from twofold.scheduling.cluster.pools import Pools
+from twofold.scheduling.replan.replanner import ReplanRules
+from twofold.scheduling.routers import FORECASTING_ROUTERS
+from twofold.serving.config import (
+    ForecastConfig,
+    InlineConfig,
+    OverloadConfig,
+    ReplanConfig,
+    ServiceConfig,
+)
+
+DEFAULT_REPLAN_ROUTER: Final = "jsq-planned"
+DEFAULT_ATTAINMENT: Final = 0.9
+_BLIND_ROUTERS: Final = (
+    "round-robin",
+    "random",
+)  # repeated calls place the same request on different instances
+PREFIX_ROUTERS: Final = ("local-prefix", "conductor")
+
+
+def overload_config(config: ServiceConfig, settings: ServeSettings) -> OverloadConfig | None:
+    """The overload control of --overload; raises ConfigurationError if it cannot judge this service."""
+    if settings.overload is None:
+        return None
+    if config.network is not None:
+        raise ConfigurationError("--overload predicts workers of one host: leave out --listen-workers")
+    if config.router in _BLIND_ROUTERS:
+        raise ConfigurationError(
+            f"--overload predicts where a request is placed: --router {config.router} places it elsewhere each time"
+        )
+    if settings.slo is None:
+        raise ConfigurationError(
+            "--overload rejects requests that miss the SLO: give --slo, as in ttft=2,tpot=0.1"
+        )
+    overload = OverloadConfig(
+        rule=settings.overload,
+        cluster=simulated_workers(config, settings.profile, "--overload"),
+        slo=settings.slo,
+        catalog=config.catalog,
+    )
+    profiles = instance_profiles(overload.cluster, _catalog(config))
+    overload_control(overload.rule, overload.cluster, profiles, overload.slo, Pools())  # checks the cluster
+    return overload
+
+
+def replan_config(config: ServiceConfig, settings: ServeSettings) -> ReplanConfig | None:
+    """The re-planning of --replan; raises ConfigurationError if there is no plan for this service."""
+    if not settings.replan:
+        return None
+    if settings.listen_workers is not None:
+        raise ConfigurationError("--replan predicts workers of one host: leave out --listen-workers")
+    if settings.slo is None:
+        raise ConfigurationError("--replan needs --slo, as in ttft=2,tpot=0.1")
+    interval_s = settings.min_between
+    replan = ReplanConfig(
+        cluster=simulated_workers(config, settings.profile, "--replan"),
+        slo=settings.slo,
+        attainment=settings.attainment or DEFAULT_ATTAINMENT,
+        replicas=settings.retire,
+        rules=ReplanRules() if interval_s is None else ReplanRules(min_between_s=interval_s),
+        catalog=config.catalog,
+    )
+    SplitPlanner(replan.cluster, _catalog(config), replan.slo)  # checks the cluster
+    return replan
+
+
+def forecast_config(config: ServiceConfig, profile: Path | None) -> ForecastConfig | None:
+    """The predictions of a router that needs them; raises ConfigurationError if there are none for this service."""
+    if config.router not in FORECASTING_ROUTERS:
+        return None
+    flag = f"--router {config.router}"
+    if config.journal_dir is not None:
+        raise ConfigurationError(
+            f"{flag} uses predictions, which journals do not record: leave out --journal"
+        )
+    if config.router in PREFIX_ROUTERS and not config.engine.prefix_caching:
+        raise ConfigurationError(f"{flag} needs --enable-prefix-caching")
+    if profile is None and config.cluster is None and not _colocated(config):
+        return ForecastConfig()  # prefill workers measure their speed when they start
+    if profile is not None and not config.workers:
+        raise ConfigurationError(
+            "--profile describes this host, which has no workers; workers of other hosts measure themselves"
+        )
+    cluster = simulated_workers(config, profile, f"{flag} of a colocated service")
+    instance_profiles(cluster, _catalog(config))  # checks the cluster
+    return ForecastConfig(cluster=cluster, catalog=config.catalog)
+
+
+def inline_config(config: ServiceConfig, settings: ServeSettings) -> InlineConfig | None:
+    """The iteration times of --inline-tbt when all workers are busy; raises ConfigurationError without a profile."""
+    if settings.inline_tbt is None:
+        return None
+    if config.network is not None:
+        raise ConfigurationError("--inline-tbt predicts workers of one host: leave out --listen-workers")
+    host = _measured_host(config, _required(settings.profile, "--inline-tbt"))
+    alone = len(config.workers) == 1
+    times = host.engine if alone else host.engine.slower(host.prefill.crowded, host.decode.crowded)
+    return InlineConfig(times=times, tbt_s=settings.inline_tbt)
+
+
+def simulated_workers(config: ServiceConfig, profile: Path | None, flag: str) -> ClusterSpec:
+    """The workers as a simulated cluster; raises ConfigurationError if neither file nor profile has their speed.
+
+    `flag` names the option that needs it, for the error.
+    """
+    if config.cluster is not None:
+        if profile is not None:
+            raise ConfigurationError("--profile excludes --cluster, whose file may name a profile")
+        return config.cluster
+    path = _required(profile, flag)
+    host, size = _measured_host(config, path), config.engine.kv_cache_bytes
+    pools = groupby(config.workers, key=lambda worker: (worker.role, worker.batcher))
+    return ClusterSpec(
+        pools=tuple(
+            PoolSpec(machines=len(list(workers)), machine=HOST, role=role, batcher=batcher)
+            for (role, batcher), workers in pools
+        ),
+        model=host.model.name,
+        router=config.router,
+        handoff=config.handoff,
+        max_num_batched_tokens=config.workers[0].max_num_batched_tokens,
+        inline_tbt_s=None if config.inline is None else config.inline.tbt_s,
+        max_num_seqs=config.engine.max_num_seqs,
+        block_size=config.engine.block_size,
+        kv_capacity_tokens=host.kv_capacity_tokens if size is None else size // host.model.kv_bytes_per_token,
+        profile=str(path.absolute()),
+    )
+
+
+def _catalog(config: ServiceConfig) -> Catalog:
+    return load_catalog([Path(file) for file in config.catalog])
+
+
+def _colocated(config: ServiceConfig) -> bool:
+    """Whether workers run both phases; those do not measure how fast they prefill."""
+    joining = () if config.terms is None else config.terms.batchers
+    return Role.MIXED in {*joining, *(worker.role for worker in config.workers)}
+
+
+def _required(profile: Path | None, flag: str) -> Path:
+    if profile is None:
+        raise ConfigurationError(f"{flag} needs --profile FILE, as written by `twofold calibrate live`")
+    return profile
+
+
+def _measured_host(config: ServiceConfig, profile: Path) -> HostProfile:
+    """The profile of this host; raises ConfigurationError if it is of another model."""
+    host, model = read_host_profile(profile), read_model(Path(config.engine.model))
+    if (model.name, model.parameters) != (host.model.name, host.model.parameters):
+        raise ConfigurationError(
+            f"{profile} is a profile of {host.model.name}, and the model is {model.name}: calibrate with it"
+        )
+    return host

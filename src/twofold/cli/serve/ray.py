@@ -1,0 +1,100 @@
+"""`twofold serve --launcher ray`: workers as actors on the nodes of a Ray cluster."""
+
+import socket
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from twofold.cli.serve.command import LINK_LABEL, ServeSettings
+from twofold.errors import ConfigurationError
+from twofold.raycluster.cluster import AUTO_ADDRESS, head_endpoint
+from twofold.security.key import write_key
+from twofold.security.network import HOME, HostNetwork, TcpEndpoint
+from twofold.serving.config import ServiceConfig
+from twofold.serving.launch.launcher import Launcher, LocalLauncher
+from twofold.serving.launch.ray.launcher import HostJob, RayJob, RayLauncher
+
+_KEY_FILE: Final = "cluster.key"
+
+
+def ray_network(settings: ServeSettings) -> HostNetwork:
+    """The address of this host at which workers join: the source address of packets to the head of the Ray cluster.
+
+    The key and the port follow when the service starts (`launcher_of`).
+    """
+    address = head_endpoint(settings.ray_address or AUTO_ADDRESS).own_address()
+    return HostNetwork(host=HOME, address=address, key_file="", controller=str(TcpEndpoint(address, 0)))
+
+
+def launcher_of(settings: ServeSettings, config: ServiceConfig) -> tuple[ServiceConfig, Launcher]:
+    """What starts the workers: a fork server on this host, or Ray; the service then has a key and a port."""
+    if settings.launcher != "ray":
+        return config, LocalLauncher(config)
+    config = _with_endpoint(config)
+    return config, RayLauncher(_job(config, settings))
+
+
+def worker_resources(settings: ServeSettings) -> dict[str, float]:
+    """The resources of each worker, from `CPU=4,GPU=1`; raises ConfigurationError."""
+    text = settings.ray_resources
+    if text is None:
+        return {"CPU": 1.0} | ({"GPU": 1.0} if (settings.device or "").startswith("cuda") else {})
+    resources: dict[str, float] = {}
+    for word in text.split(","):
+        name, _, number = word.strip().partition("=")
+        try:
+            amount = float(number)
+        except ValueError:
+            amount = 0.0
+        if not name or name in resources or not 0.0 < amount < float("inf"):
+            raise ConfigurationError(f"--ray-resources {text!r} is not understood: write CPU=4,GPU=1")
+        resources[name] = amount
+    return resources
+
+
+def _with_endpoint(config: ServiceConfig) -> ServiceConfig:
+    """The service with a new cluster key and a free port, unless the operator gave both."""
+    network = config.network
+    if network is None or network.key_file:
+        return config
+    key_file = Path(config.run_dir, _KEY_FILE)
+    write_key(key_file)
+    endpoint = TcpEndpoint(network.address, _free_port(network.address))
+    network = msgspec.structs.replace(network, key_file=str(key_file), controller=str(endpoint))
+    return msgspec.structs.replace(config, network=network)
+
+
+def _job(config: ServiceConfig, settings: ServeSettings) -> RayJob:
+    network = config.network
+    assert network is not None  # noqa: S101  (services on Ray have one; tells the type checker)
+    key = Path(network.key_file).read_text(encoding="ascii")
+    model = settings.model or config.engine.model
+    source, resources = Path(model).expanduser(), worker_resources(settings)
+    hosts = tuple(
+        HostJob(
+            controller=network.controller,
+            key=key,
+            model=str(source.absolute()) if source.is_dir() else model,
+            worker=worker.instance,
+            role=worker.role,
+            threads=max(1, int(resources.get("CPU", 1))),
+            log_format=config.log_format,
+        )
+        for worker in config.workers
+    )
+    return RayJob(
+        address=settings.ray_address or AUTO_ADDRESS,
+        bundle=resources,
+        link_label=settings.ray_link_label or LINK_LABEL,
+        engine=config.engine,
+        hosts=hosts,
+    )
+
+
+def _free_port(address: str) -> int:
+    """A port of this address that is free now."""
+    host = address.strip("[]")
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.create_server((host, 0), family=family) as listener:
+        return int(listener.getsockname()[1])

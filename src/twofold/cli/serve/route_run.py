@@ -1,0 +1,103 @@
+"""Run the gateway of `twofold route`."""
+
+import json
+import os
+from pathlib import Path
+from typing import Final
+
+from twofold.cli.serve.http import find_keys, http_config, listen, serve, telemetry_config
+from twofold.cli.serve.predictions import PREFIX_ROUTERS
+from twofold.cli.serve.route import RouteSettings
+from twofold.errors import ConfigurationError, ModelError
+from twofold.instance import Role
+from twofold.scheduling.routers import FORECASTING_ROUTERS
+from twofold.serving.launch.model_source import find_model
+from twofold.serving.telemetry.logs import configure_logs
+from twofold.serving.telemetry.telemetry import make_telemetry
+from twofold.serving.upstream.config import RouteConfig, parse_servers
+from twofold.serving.upstream.service import RoutedGateway
+
+SERVER_KEY_VARIABLE: Final = "TWOFOLD_SERVER_API_KEY"
+
+
+def run(settings: RouteSettings) -> None:
+    """Serve until Ctrl-C or SIGTERM; raises ConfigurationError."""
+    keys = find_keys(settings)
+    config = route_config(settings)
+    http = http_config(settings, settings.served_model_name or public_name(settings.model), keys)
+    configure_logs(config.log_format)
+    telemetry = make_telemetry(http.served_model_name, telemetry_config(settings))
+    listener = listen(settings, keys)
+    serve(
+        lambda on_progress: RoutedGateway(config, http, listener, on_progress, telemetry), config.log_format
+    )
+
+
+def route_config(settings: RouteSettings) -> RouteConfig:
+    """The servers and policies that the flags describe; raises ConfigurationError and ModelError."""
+    servers = (
+        *parse_servers(Role.PREFILL, settings.prefill),
+        *parse_servers(Role.DECODE, settings.decode),
+        *parse_servers(Role.MIXED, settings.colocated),
+    )
+    if bool(settings.prefill) != bool(settings.decode) or not servers:
+        raise ConfigurationError(
+            "a phase has no server: give --prefill URL and --decode URL, or --colocated URL, or all three"
+        )
+    urls = [server.url for server in servers]
+    twice = next((url for url in urls if urls.count(url) > 1), None)
+    if twice is not None:
+        raise ConfigurationError(
+            f"{twice} is given twice: use --colocated for a server that runs both phases"
+        )
+    silent = [each.url for each in servers if each.role is not Role.DECODE and each.events is None]
+    if settings.router in PREFIX_ROUTERS and silent:
+        raise ConfigurationError(
+            f"--router {settings.router} needs the KV events of each server that prefills: give the address, as in "
+            f"{silent[0]},events=tcp://HOST:5557"
+        )
+    early_ttft_s = _early_ttft_s(settings)
+    model = find_model(settings.model)
+    return RouteConfig(
+        model=str(model),
+        vocab_size=vocabulary_of(model),
+        servers=servers,
+        router=settings.router,
+        early_ttft_s=early_ttft_s,
+        api_key=os.environ.pop(SERVER_KEY_VARIABLE, None) or None,
+        probe_timeout_s=settings.probe_timeout,
+        max_restart_delay_s=settings.max_restart_delay,
+        log_format=settings.log_format,
+    )
+
+
+def _early_ttft_s(settings: RouteSettings) -> float | None:
+    """The TTFT above which requests are rejected; None rejects none."""
+    if settings.overload in (None, "none"):
+        return None
+    if settings.router not in FORECASTING_ROUTERS:
+        raise ConfigurationError(
+            f"--overload early needs a router that predicts the TTFT, and --router {settings.router} does not: "
+            f"use one of {', '.join(FORECASTING_ROUTERS)}"
+        )
+    ttft_s = None if settings.slo is None else settings.slo.ttft_s
+    if ttft_s is None:
+        raise ConfigurationError("--overload early needs --slo with a TTFT, as in ttft=2")
+    return ttft_s
+
+
+def vocabulary_of(model: Path) -> int:
+    """The vocabulary size in a model's `config.json`; raises ModelError."""
+    try:
+        config = json.loads((model / "config.json").read_bytes())
+        size = config.get("vocab_size") or config["text_config"]["vocab_size"]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ModelError(f"{model}/config.json has no vocab_size") from error
+    if not isinstance(size, int) or size < 1:
+        raise ModelError(f"{model}/config.json has an invalid vocab_size: {size!r}")
+    return size
+
+
+def public_name(model: str) -> str:
+    """The name of the model in the API: that of its directory, or its hub id."""
+    return Path(model).resolve().name if Path(model).is_dir() else model

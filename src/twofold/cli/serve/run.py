@@ -1,0 +1,30 @@
+"""Run the service of `twofold serve`: configure, listen, start the workers, serve, clean up."""
+
+import os
+import tempfile
+
+import msgspec
+
+from twofold.cli.serve.command import ServeSettings
+from twofold.cli.serve.config import public_name, service_config
+from twofold.cli.serve.http import find_keys, http_config, listen, serve, telemetry_config
+from twofold.cli.serve.ray import launcher_of
+from twofold.serving.launch.local_service import LocalService
+from twofold.serving.telemetry.logs import configure_logs
+from twofold.serving.telemetry.telemetry import make_telemetry
+
+
+def run(settings: ServeSettings) -> None:
+    """Serve until Ctrl-C or SIGTERM, with sockets in a temporary directory; raises ConfigurationError."""
+    keys = find_keys(settings)
+    config = service_config(settings)
+    http = http_config(settings, public_name(settings, config), keys, settings.cache_retention)
+    configure_logs(config.log_format)
+    telemetry = make_telemetry(http.served_model_name, telemetry_config(settings))
+    listener = listen(settings, keys)
+    with tempfile.TemporaryDirectory(prefix=f"twofold-{os.getpid()}-", ignore_cleanup_errors=True) as run_dir:
+        config, launcher = launcher_of(settings, msgspec.structs.replace(config, run_dir=run_dir))
+        serve(
+            lambda on_progress: LocalService(config, http, listener, on_progress, telemetry, launcher),
+            config.log_format,
+        )

@@ -1,0 +1,268 @@
+"""Commands from settings: one dataclass gives a command its options, help, validation and `--config` file.
+
+A field is an option of the same name: `max_num_seqs: Annotated[int, Flag("…", ge=1)] = 64` becomes `--max-num-seqs`.
+The fields that a class declares form one panel of the help, with the title `PANEL`.
+"""
+
+import inspect
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, Field, dataclass, fields
+from difflib import get_close_matches
+from functools import wraps
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, TypeVar, get_args, get_origin, get_type_hints
+
+import msgspec
+import typer
+from rich.markup import escape
+from typer.core import TyperCommand, TyperGroup, TyperOption
+
+from twofold.errors import ConfigurationError
+
+Registry = Mapping[str, object]
+S = TypeVar("S", bound="Settings")
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """How a field is written on the command line.
+
+    `names` replace the name of the field. `ge`, `gt` and `le` bound a number. `parse` reads the value from
+    (text, flag name). `choices` is a registry, or returns one: its keys are the valid values, and the help shows the
+    first sentence of each entry's docstring.
+    """
+
+    help: str
+    names: tuple[str, ...] = ()
+    metavar: str | None = None
+    ge: float | None = None
+    gt: float | None = None
+    le: float | None = None
+    env: str | None = None
+    parse: Callable[[str, str], object] | None = None
+    choices: Registry | Callable[[], Registry] | None = None
+    positional: bool = False
+
+    def registry(self) -> Registry:
+        """The valid values; empty if all values are valid."""
+        return self.choices() if callable(self.choices) else self.choices or {}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """Base of the settings of a command.
+
+    `DEFAULTS` describes the defaults of fields that are None unless given, for the help.
+    """
+
+    PANEL: ClassVar[str] = "Options"
+    DEFAULTS: ClassVar[Mapping[str, str]] = {}
+
+
+class Command(TyperCommand):
+    """A command whose `--help` is shown without a type, like other switches."""
+
+    def get_help_option(self, ctx: typer.Context) -> TyperOption | None:  # type: ignore[override]
+        return _without_type(super().get_help_option(ctx))
+
+
+class Group(TyperGroup):
+    """A group of commands whose `--help` is shown without a type."""
+
+    def get_help_option(self, ctx: typer.Context) -> TyperOption | None:  # type: ignore[override]
+        return _without_type(super().get_help_option(ctx))
+
+
+def group(text: str, commands: Mapping[str, Callable[..., object]]) -> typer.Typer:
+    """A group of commands by name, with `text` as its help."""
+    app = typer.Typer(
+        cls=Group,
+        help=text,
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+    )
+    app.callback()(lambda: None)  # keeps a group of one command a group
+    for name, run in commands.items():
+        app.command(name, cls=Command)(run)
+    return app
+
+
+def _without_type(option: TyperOption | None) -> TyperOption | None:
+    if option is not None:
+        option.metavar = ""
+    return option
+
+
+def command(run: Callable[[S], T]) -> Callable[..., T]:
+    """Turn a function of one settings object into one that Typer gives an option for each field, and `--config`."""
+    hints = get_type_hints(run)
+    (parameter,) = hints.keys() - {"return"}
+    kind: type[S] = hints[parameter]
+    flags = flags_of(kind)
+
+    @wraps(run)
+    def with_options(**given: Any) -> T:  # noqa: ANN401  (values as Typer parses them)
+        del given["config"]
+        checked = {name: _checked(name, flags[name], value) for name, value in given.items()}
+        return run(kind(**{name: value for name, value in checked.items() if value is not None}))
+
+    parameters = [*(_parameter(kind, field, flags[field.name]) for field in fields(kind)), _CONFIG]
+    with_options.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    with_options.__annotations__ = {each.name: each.annotation for each in parameters}
+    return with_options
+
+
+def flags_of(kind: type[Settings]) -> dict[str, Flag]:
+    """The flag of each field of a settings class."""
+    return {
+        name: flag
+        for name, hint in get_type_hints(kind, include_extras=True).items()
+        for flag in getattr(hint, "__metadata__", ())
+        if isinstance(flag, Flag)
+    }
+
+
+def flag_name(field: str) -> str:
+    """`max_num_seqs` as `--max-num-seqs`."""
+    return f"--{field.replace('_', '-')}"
+
+
+def owner_of(kind: type[Settings], field: str) -> type[Settings]:
+    """The class that declares the field."""
+    return next(each for each in kind.__mro__ if field in inspect.get_annotations(each))
+
+
+def help_text(kind: type[Settings], name: str) -> str:
+    """The help of a field without its choices."""
+    (field,) = (each for each in fields(kind) if each.name == name)
+    flag = flags_of(kind)[name]
+    default = owner_of(kind, name).DEFAULTS.get(name)
+    if default is None and field.default not in (MISSING, None, False, "", ()):
+        default = "yes" if field.default is True else f"{field.default}"
+    return flag.help if default is None else f"{flag.help} [default: {default}]"
+
+
+def full_help(kind: type[Settings], name: str) -> str:
+    """The help of a field, with a line for each choice."""
+    choices = [f"{choice}: {summary(entry)}" for choice, entry in flags_of(kind)[name].registry().items()]
+    text = help_text(kind, name)
+    return (
+        "\n".join([text, "\n\b", *choices]) if choices else text
+    )  # Typer keeps the lines of a paragraph after \b
+
+
+def summary(entry: object) -> str:
+    """One sentence about a registry's entry: its text, its `summary`, or the first sentence of its docstring."""
+    text = entry if isinstance(entry, str) else getattr(entry, "summary", None)
+    if isinstance(text, str):
+        return text
+    paragraph = (inspect.getdoc(getattr(entry, "func", entry)) or "").partition("\n\n")[0]
+    return re.split(r"(?<=\.)\s", " ".join(paragraph.split()))[0]
+
+
+def _parameter(kind: type[Settings], field: "Field[Any]", flag: Flag) -> inspect.Parameter:
+    hint = get_type_hints(kind)[field.name]
+    switch = bool in {hint, *get_args(hint)}
+    required = field.default is MISSING
+    typed: Any = hint
+    if flag.parse is not None:
+        typed = str
+    elif get_origin(hint) is tuple:
+        typed = list[get_args(hint)[0]]  # type: ignore[misc]  # a type made at run time
+    name = flag_name(field.name)
+    names = flag.names or ((f"{name}/--no-{name[2:]}",) if switch else ())
+    shared: dict[str, Any] = {
+        "help": escape(full_help(kind, field.name)),
+        "metavar": "" if switch else flag.metavar,
+        "min": flag.ge,
+        "max": flag.le,
+        "envvar": flag.env,
+        "show_envvar": flag.env is not None,
+        "show_default": False,
+    }
+    panel = owner_of(kind, field.name).PANEL
+    info = (
+        typer.Argument(**shared) if flag.positional else typer.Option(*names, **shared, rich_help_panel=panel)
+    )
+    return inspect.Parameter(
+        field.name,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=inspect.Parameter.empty if required else None,
+        annotation=Annotated[typed if required else typed | None, info],
+    )
+
+
+def _checked(name: str, flag: Flag, value: Any) -> Any:  # noqa: ANN401  (of the field's type)
+    """The value as the settings have it; raises ConfigurationError."""
+    shown = flag.metavar if flag.positional and flag.metavar else flag_name(name)
+    if value is None:
+        return None
+    if isinstance(value, list):
+        return tuple(value)
+    if flag.parse is not None and isinstance(value, str):
+        return flag.parse(value, shown)
+    choices = flag.registry()
+    if choices and value not in choices:
+        raise ConfigurationError(f"{shown} {value!r} is unknown: choose one of {', '.join(choices)}")
+    if flag.gt is not None and not value > flag.gt:
+        raise ConfigurationError(f"{shown} {value:g} is out of range: give more than {flag.gt:g}")
+    return value
+
+
+def _read_config(ctx: typer.Context, path: Path | None) -> Path | None:
+    """Take the flags of a file as defaults, so that flags of the command line override them."""
+    if path is None:
+        return None
+    names = {each.name: each for each in ctx.command.params if each.name != "config"}
+    given: dict[str, object] = {}
+    for key, value in _mapping(path).items():
+        name = str(key).replace("-", "_")
+        if name not in names:
+            close = get_close_matches(name, names, 1)
+            hint = f"; did you mean {close[0].replace('_', '-')}?" if close else ""
+            raise ConfigurationError(f"--config {path}: {key} is no flag of twofold {ctx.info_name}{hint}")
+        if isinstance(value, dict) or value is None:
+            raise ConfigurationError(f"--config {path}: {key} needs a value, as on the command line")
+        given[name] = _as_typed(value)
+    ctx.default_map = given
+    return path
+
+
+def _as_typed(value: object) -> object:
+    """A value of YAML as on the command line; switches stay booleans."""
+    if isinstance(value, list):
+        return [str(each) for each in value]
+    return value if isinstance(value, bool) else str(value)
+
+
+def _mapping(path: Path) -> dict[object, object]:
+    try:
+        found = msgspec.yaml.decode(path.read_bytes())
+    except OSError as error:
+        raise ConfigurationError(f"--config {path} cannot be read: {error.strerror}") from error
+    except (msgspec.DecodeError, ValueError) as error:
+        raise ConfigurationError(f"--config {path} is not YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(found, dict):
+        raise ConfigurationError(f"--config {path} is not a mapping of flags: write lines as in `port: 8000`")
+    return found
+
+
+_CONFIG = inspect.Parameter(
+    "config",
+    inspect.Parameter.KEYWORD_ONLY,
+    default=None,
+    annotation=Annotated[
+        Path | None,
+        typer.Option(
+            "--config",
+            metavar="FILE",
+            help="YAML file of flags, as in `max-num-seqs: 64`; flags of the command line override it.",
+            is_eager=True,
+            callback=_read_config,
+            show_default=False,
+        ),
+    ],
+)

@@ -1,0 +1,1 @@
+"""`twofold simulate`: flags, the simulated cluster, the run."""

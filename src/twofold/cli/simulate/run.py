@@ -1,0 +1,170 @@
+"""Run `twofold simulate`: simulate the workload, judge the result, print it and write the files."""
+
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final
+
+import typer
+from rich.console import Console
+
+from twofold.cli.options import check_outputs
+from twofold.cli.progress import simulation_progress
+from twofold.cli.simulate.command import SimulateSettings
+from twofold.cli.simulate.spec import cluster_spec
+from twofold.cluster.profiles import instance_profiles, performance_of, with_host_profile
+from twofold.cluster.spec import ClusterSpec
+from twofold.errors import ConfigurationError, UserError
+from twofold.hardware.catalog import Catalog, load_catalog
+from twofold.performance.base import PerformanceModel
+from twofold.performance.cost import ModelAccuracy
+from twofold.performance.host_profile import HOST
+from twofold.planning.splits import SplitPlanner
+from twofold.reporting.simulation.gantt import GanttRuns
+from twofold.reporting.simulation.html import html_report
+from twofold.reporting.simulation.report import SimulationReport, replan_table
+from twofold.reporting.simulation.table import simulation_tables
+from twofold.scheduling.replan.replanner import Replanner, ReplanRules
+from twofold.scheduling.replan.traffic import TrafficMonitor
+from twofold.simulation.observers.base import Observer
+from twofold.simulation.observers.chrome_trace import ChromeTrace
+from twofold.simulation.observers.files import AtomicFile, EventLog, ParquetTable
+from twofold.simulation.replanning import SimulatedReplanning
+from twofold.simulation.result import SimulationResult, Verdict, verdict
+from twofold.simulation.simulate import simulate
+from twofold.slo import Slo, SlowdownSlo
+
+DEFAULT_REFERENCE: Final = "dgx-a100"
+_FILE_COLUMNS: Final = 120
+
+
+def run(settings: SimulateSettings) -> None:
+    """Simulate, write the files, and print tables or JSON; raises ConfigurationError."""
+    if settings.spare and not settings.replan:
+        raise ConfigurationError(f"--spare {settings.spare} needs --replan")
+    spec, catalog = cluster_spec(settings, load_catalog(settings.catalog))
+    catalog = with_host_profile(spec, catalog)
+    replanning = _replanning(settings, spec, catalog) if settings.replan else None
+    machine, reference, note = _reference(settings, spec, catalog)
+    writers, page = _open_files(settings)
+    gantt = GanttRuns()
+    observers = [*writers, gantt] if page is not None else writers
+    result = _simulated(settings, spec, catalog, reference, observers, replanning)
+    if note:  # after the run: an error is a single line
+        typer.echo(note, err=True)
+    error = None if reference is None else reference.error
+    judged = None if settings.slo is None else verdict(result, settings.slo, settings.attainment)
+    title = f"{spec.model} on {_pools(spec)}, {settings.title}"
+    if page is not None:
+        page.write(_page(title, result, settings.slo, judged, gantt, error).encode())
+        page.commit()
+    if settings.json:
+        report = SimulationReport.of(
+            result,
+            workload=settings.facts(),
+            seed=settings.seed,
+            reference=machine,
+            reference_error=error,
+            slo=settings.slo,
+            judged=judged,
+            replans=None if replanning is None else replanning.log,
+        )
+        typer.echo(report.json())
+        return
+    console = Console(width=None if sys.stdout.isatty() else _FILE_COLUMNS)
+    console.print(simulation_tables(result, title, judged, error))
+    if replanning is not None:
+        console.print(replan_table(replanning.log))
+
+
+def _open_files(settings: SimulateSettings) -> tuple[list[Observer], AtomicFile | None]:
+    """Observers that write the files, and the HTML file; raises ConfigurationError for files that cannot be written.
+
+    A file gets its name when it is complete, so an error or Ctrl-C leaves an existing file as it was.
+    """
+    files = settings.written_files
+    check_outputs(files, settings.read_files)
+    kinds: dict[str, Callable[[Path], Observer]] = {
+        "requests_table": ParquetTable,
+        "chrome_trace": ChromeTrace,
+        "event_log": EventLog,
+    }
+    writers = [kind(files[name]) for name, kind in kinds.items() if name in files]
+    return writers, AtomicFile(files["html"]) if "html" in files else None
+
+
+def _replanning(settings: SimulateSettings, spec: ClusterSpec, catalog: Catalog) -> SimulatedReplanning:
+    """The re-planning of the cluster with its spare machines; raises ConfigurationError without an SLO in seconds."""
+    if not isinstance(settings.slo, Slo):
+        raise ConfigurationError("--replan needs an SLO in seconds: give --slo, as in ttft=2,tpot=0.1")
+    rules = ReplanRules(
+        min_gain=settings.min_gain, min_between_s=settings.min_between, start_up_s=settings.start_up_time
+    )
+    planner = SplitPlanner(
+        spec, catalog, settings.slo, attainment=settings.attainment, replicas=settings.spare > 0
+    )
+    spare = instance_profiles(spec, catalog)[-1].instances if settings.spare else 0
+    return SimulatedReplanning(
+        Replanner(TrafficMonitor(), rules), planner, search_s=settings.search_time, spare=spare
+    )
+
+
+def _simulated(
+    settings: SimulateSettings,
+    spec: ClusterSpec,
+    catalog: Catalog,
+    reference: PerformanceModel | None,
+    observers: Sequence[Observer],
+    replanning: SimulatedReplanning | None,
+) -> SimulationResult:
+    if replanning is not None:
+        observers = [*observers, replanning]
+    with simulation_progress(settings.num_requests) as on_progress:
+        return simulate(
+            spec,
+            settings.requests(),
+            catalog=catalog,
+            slo=settings.slo if isinstance(settings.slo, Slo) else None,
+            reference=reference,
+            observers=observers,
+            progress=on_progress,
+            prepare=None if replanning is None else replanning.attach,
+            overload=settings.overload,
+        )
+
+
+def _reference(
+    settings: SimulateSettings, spec: ClusterSpec, catalog: Catalog
+) -> tuple[str | None, PerformanceModel | None, str]:
+    """The reference machine of slowdowns and its performance model, or a note why there is none.
+
+    Raises the error if slowdowns are required.
+    """
+    name = settings.reference or (DEFAULT_REFERENCE if spec.profile is None else HOST)
+    model = catalog.model(spec.model)
+    try:
+        machine = catalog.machine(name)
+        return machine.name, performance_of(spec, model, machine, machine.count), ""
+    except UserError as error:
+        if settings.reference is not None or isinstance(settings.slo, SlowdownSlo):
+            raise
+        return None, None, f"note: no slowdowns against {name}: {error}"
+
+
+def _page(
+    title: str,
+    result: SimulationResult,
+    slo: Slo | SlowdownSlo | None,
+    judged: Verdict | None,
+    gantt: GanttRuns,
+    reference: ModelAccuracy | None,
+) -> str:
+    name = _pools(result.spec)
+    verdicts = {} if judged is None else {name: judged}
+    return html_report(
+        {name: result}, title=title, slo=slo, verdicts=verdicts, runs={name: gantt}, reference=reference
+    )
+
+
+def _pools(spec: ClusterSpec) -> str:
+    return ", ".join(f"{pool.machines}x{pool.machine}:{pool.role}" for pool in spec.pools)

@@ -1,0 +1,143 @@
+"""From the flags of `twofold simulate` to the simulated cluster."""
+
+import math
+import re
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from twofold.cli.simulate.command import SimulateSettings
+from twofold.cluster.file import MAX_SECONDS, MIN_BYTES_PER_S, load_cluster, parse_cluster
+from twofold.cluster.spec import ClusterSpec, ControlSpec, InstanceFailure
+from twofold.errors import ConfigurationError
+from twofold.hardware.catalog import Catalog
+from twofold.instance import Role
+from twofold.performance.host_profile import read_host_profile
+from twofold.scheduling.cluster.shared import OwnLoad
+
+_FAILURE: Final = re.compile(r"(?P<instance>[^@]+)@(?P<at>[^+]+)(?:\+(?P<away>.+))?")
+_FILES: Final = {".yaml", ".yml", ".toml"}
+# Flags of the same name as a field of ClusterSpec.
+_SAME: Final = (
+    "performance",
+    "router",
+    "handoff",
+    "max_num_batched_tokens",
+    "pipeline_chunk",
+    "max_num_seqs",
+    "block_size",
+    "kv_cache",
+    "cells",
+    "kv_bytes_per_token",
+    "contention",
+    "rules",
+)
+
+
+def cluster_spec(settings: SimulateSettings, catalog: Catalog) -> tuple[ClusterSpec, Catalog]:
+    """The cluster of --cluster, with every flag that is given, and the catalog with the host of --profile.
+
+    Raises ConfigurationError.
+    """
+    model, given = settings.model, _overrides(settings)
+    if settings.profile is not None:
+        host = read_host_profile(settings.profile)
+        catalog, model = host.extend(catalog), model or host.model.name
+        given["profile"] = str(settings.profile)
+    if model is not None:
+        given["model"] = model
+    spec = _read_cluster(settings.cluster, model, catalog)
+    control = _control(settings, spec)
+    if control is not None:
+        given["control"] = control
+    spec = msgspec.structs.replace(spec, **given)
+    return with_spare(with_batchers(spec, settings.batcher or {}), settings.spare), catalog
+
+
+def with_batchers(spec: ClusterSpec, batchers: dict[Role, str]) -> ClusterSpec:
+    """The cluster with these batchers in the pools of their roles."""
+    if not batchers:
+        return spec
+    pools = [
+        msgspec.structs.replace(pool, batcher=batchers.get(pool.role, pool.batcher)) for pool in spec.pools
+    ]
+    return msgspec.structs.replace(spec, pools=tuple(pools))
+
+
+def with_spare(spec: ClusterSpec, machines: int) -> ClusterSpec:
+    """The cluster with spare machines in a last pool."""
+    if not machines:
+        return spec
+    spare = msgspec.structs.replace(spec.pools[0], machines=machines, role=Role.DECODE)
+    return msgspec.structs.replace(spec, pools=(*spec.pools, spare))
+
+
+def parse_failure(text: str) -> InstanceFailure:
+    """Read `INSTANCE@SECONDS` or `INSTANCE@SECONDS+SECONDS`; raises ConfigurationError."""
+    found = _FAILURE.fullmatch(text.strip())
+    at_s = _seconds(found["at"]) if found else None
+    away_s = _seconds(found["away"]) if found and found["away"] is not None else None
+    if found is None or at_s is None or (found["away"] is not None and not away_s):
+        raise ConfigurationError(
+            f"--fail {text} is not understood: write decode-0@30 for a failure at 30 s, or decode-0@30+60"
+        )
+    return InstanceFailure(
+        instance=found["instance"], at_s=at_s, back_s=None if away_s is None else at_s + away_s
+    )
+
+
+def _read_cluster(text: str | None, model: str | None, catalog: Catalog) -> ClusterSpec:
+    if text is None:
+        raise ConfigurationError("give --cluster, as in 35xh100:prefill,5xh100:decode, or a cluster file")
+    if Path(text).suffix.lower() in _FILES:
+        return load_cluster(Path(text), catalog=catalog)
+    if model is None:
+        raise ConfigurationError("--cluster names no model: give --model, as in bloom-176b")
+    return parse_cluster(text, model=model, catalog=catalog)
+
+
+def _overrides(settings: SimulateSettings) -> dict[str, Any]:
+    """The fields of the cluster that flags set."""
+    values = {name: getattr(settings, name) for name in _SAME}
+    values["swap_space_bytes"] = settings.swap_space
+    if settings.link_gb_per_s is not None:
+        values["link_bytes_per_s"] = link_bytes_per_s(settings.link_gb_per_s)
+    if settings.fail:
+        values["failures"] = tuple(map(parse_failure, settings.fail))
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def link_bytes_per_s(gigabytes: float) -> float:
+    """The bandwidth of --link-gb-per-s; raises ConfigurationError."""
+    if not 0 < gigabytes < math.inf:
+        raise ConfigurationError(f"--link-gb-per-s {gigabytes:g} is out of range: give more than 0")
+    if gigabytes * 1e9 < MIN_BYTES_PER_S:
+        raise ConfigurationError(
+            f"--link-gb-per-s {gigabytes:g} is too slow: give at least {MIN_BYTES_PER_S / 1e9:g}"
+        )
+    return gigabytes * 1e9
+
+
+def _control(settings: SimulateSettings, spec: ClusterSpec) -> ControlSpec | None:
+    """The controllers that flags describe, with the cluster's for flags not given; None without any flag."""
+    values = {
+        "controllers": settings.controllers,
+        "reports_every_s": settings.reports_every,
+        "report_delay_s": settings.report_delay,
+        "own_load": None if settings.own_load is None else OwnLoad(settings.own_load),
+    }
+    given: dict[str, Any] = {name: value for name, value in values.items() if value is not None}
+    if not given:
+        return None
+    before = spec.control if isinstance(spec.control, ControlSpec) else ControlSpec()
+    return msgspec.structs.replace(before, **given)
+
+
+def _seconds(text: str) -> float | None:
+    """A valid time; None for anything else."""
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return value if 0 <= value <= MAX_SECONDS else None

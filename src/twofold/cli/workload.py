@@ -1,0 +1,146 @@
+"""The workload of a command: a named workload or a trace, with its rate, arrivals and lengths."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar, Final
+
+from twofold.cli.options import (
+    Arrival,
+    Burstiness,
+    ClipLength,
+    Duration,
+    LengthScale,
+    NumRequests,
+    Rate,
+    Seed,
+    Start,
+    Workload,
+)
+from twofold.cli.settings import Settings
+from twofold.errors import ConfigurationError
+from twofold.request import Request
+
+DEFAULT_DURATION_S: Final = 120.0
+MAX_SECONDS: Final = 1e9
+MAX_REQUESTS: Final = 1e10
+_MIN_BURSTINESS: Final = 1e-3
+_MAX_LENGTH_SCALE: Final = 1e6
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShapeSettings(Settings):
+    """The arrivals and lengths of a workload."""
+
+    PANEL: ClassVar = "Workload"
+    DEFAULTS: ClassVar = {"arrival": "poisson; that of the trace", "max_model_len": "no limit"}
+
+    start: Start = 0.0
+    arrival: Arrival = None
+    burstiness: Burstiness = 1.0
+    length_scale: LengthScale = 1.0
+    max_model_len: ClipLength = None
+    seed: Seed = 0
+
+    def shape(self) -> dict[str, Any]:
+        """The arguments of `twofold.workload.source.workload` for arrivals and lengths."""
+        return {
+            "start_s": self.start,
+            "arrival": self.arrival,
+            "burstiness": self.burstiness,
+            "length_scale": self.length_scale,
+            "max_model_len": self.max_model_len,
+            "seed": self.seed,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkloadSettings(ShapeSettings):
+    """The requests of a simulation."""
+
+    PANEL: ClassVar = "Workload"
+    DEFAULTS: ClassVar = {
+        "rate": "that of the trace",
+        "num_requests": "no limit",
+        "duration": f"the whole trace; {DEFAULT_DURATION_S:g} for a named workload without --num-requests",
+    }
+
+    workload: Workload
+    rate: Rate = None
+    num_requests: NumRequests = None
+    duration: Duration = None
+
+    def requests(self) -> Iterator[Request]:
+        """Stream the requests; raises ConfigurationError for limits that are too large or leave no request."""
+        from twofold.workload.source import workload  # noqa: PLC0415  (imports numpy)
+
+        check_limits(
+            rate=self.rate,
+            duration_s=self.duration_s,
+            burstiness=self.burstiness,
+            length_scale=self.length_scale,
+        )
+        requests = workload(
+            self.workload,
+            rate=self.rate,
+            num_requests=self.num_requests,
+            duration_s=self.duration_s,
+            **self.shape(),
+        )
+        return nonempty(self.workload, requests)
+
+    @property
+    def duration_s(self) -> float | None:
+        """Seconds of requests; a named workload is endless, so it has a default."""
+        from twofold.workload.source import is_named  # noqa: PLC0415  (imports numpy)
+
+        endless = is_named(self.workload) and self.num_requests is None and self.duration is None
+        return DEFAULT_DURATION_S if endless else self.duration
+
+    @property
+    def title(self) -> str:
+        return self.workload if self.rate is None else f"{self.workload} at {self.rate:g} requests/s"
+
+    def facts(self) -> dict[str, str | int | float | None]:
+        """The workload in a JSON report."""
+        shape = self.shape()
+        del shape["seed"]
+        return {
+            "workload": self.workload,
+            "rate": self.rate,
+            "num_requests": self.num_requests,
+            "duration_s": self.duration_s,
+            **shape,
+        }
+
+
+def nonempty(name: str, requests: Iterator[Request]) -> Iterator[Request]:
+    """The requests; raises ConfigurationError at the end if there are none."""
+    empty = True
+    for request in requests:
+        empty = False
+        yield request
+    if empty:
+        raise ConfigurationError(f"workload {name} has no request within the limits")
+
+
+def check_limits(
+    *, rate: float | None, duration_s: float | None, burstiness: float, length_scale: float
+) -> None:
+    """Raise ConfigurationError for a workload too large to finish; the workload itself rejects NaN and infinity."""
+    for flag, value, most, unit in (
+        ("--rate", rate, MAX_REQUESTS, "requests per second"),
+        ("--duration", duration_s, MAX_SECONDS, "seconds"),
+        ("--length-scale", length_scale, _MAX_LENGTH_SCALE, "times"),
+    ):
+        if value is not None and most < value < math.inf:
+            raise ConfigurationError(f"{flag} {value:g} is too large: give at most {most:g} {unit}")
+    if 0 < burstiness < _MIN_BURSTINESS:
+        raise ConfigurationError(
+            f"--burstiness {burstiness:g} is too small: give at least {_MIN_BURSTINESS:g}"
+        )
+    requests = (rate or 0.0) * (duration_s or 0.0)
+    if MAX_REQUESTS < requests < math.inf:
+        raise ConfigurationError(
+            f"--rate and --duration make {requests:.2g} requests, more than {MAX_REQUESTS:.0e}: lower one of them"
+        )

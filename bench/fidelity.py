@@ -17,9 +17,10 @@ from rich.console import Console
 from rich.table import Table
 
 from twofold.cli.calibrate import calibrate_host as calibrate
-from twofold.cli.verify import VerifyQuery, compare_all, parse_loads
+from twofold.cli.verify import VerifySettings, compare_all, parse_loads
 from twofold.fidelity.comparison import Comparison, fidelity_table, speed_text
 from twofold.fidelity.service import ServiceDesign
+from twofold.slo import Slo
 
 DESIGNS = (
     ServiceDesign(colocated=2),
@@ -29,16 +30,15 @@ DESIGNS = (
 )
 
 
-def question(design: ServiceDesign, flags: argparse.Namespace, profile: Path) -> VerifyQuery:
-    return VerifyQuery(
+def settings(flags: argparse.Namespace, profile: Path) -> VerifySettings:
+    return VerifySettings(
         model=flags.model,
         profile=profile,
-        design=design,
         workload=flags.workload,
         num_requests=flags.requests,
         loads=parse_loads(flags.loads),
         length_scale=flags.length_scale,
-        slo=flags.slo,
+        slo=None if flags.slo is None else Slo.parse(flags.slo),
         replays=flags.replays,
     )
 
@@ -79,7 +79,7 @@ def main() -> None:
             profile = flags.profile or Path(directory, f"{design.name}.yaml")
             if flags.profile is None:
                 calibrate(flags.model, profile)
-            of_design = compare_all(question(design, flags, profile))
+            of_design = compare_all(settings(flags, profile), design)
             console.print(fidelity_table(of_design))
             comparisons += of_design
     console.print(summary(comparisons))

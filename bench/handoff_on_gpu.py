@@ -46,7 +46,7 @@ class TokenTimes(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def measure(model: Path, service: str, given: argparse.Namespace) -> list[TokenTimes]:
-    flags = ["--device", given.device, "--kv-cache-memory-bytes", given.kv, "--no-prefix-caching"]
+    flags = ["--device", given.device, "--kv-cache-memory-bytes", given.kv, "--no-enable-prefix-caching"]
     found = []
     with served(model, (*SERVICES[service], *flags)) as url:
         for tokens in given.prompts:

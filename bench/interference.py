@@ -245,7 +245,7 @@ def main() -> None:
             subprocess.run(
                 [sys.executable, "-m", "twofold.cli.main", "model", "create", str(model)], check=True
             )
-        cold = ["--no-prefix-caching"]  # prompts repeat in the next round
+        cold = ["--no-enable-prefix-caching"]  # prompts repeat in the next round
         urls = {name: stack.enter_context(served(model, [*flags, *cold])) for name, flags in SERVICES.items()}
         report = asyncio.run(measure(urls, setting))
     Console().print(table(report))

@@ -18,9 +18,10 @@ from rich.console import Console
 from rich.table import Table
 
 from twofold.cli.calibrate import calibrate_host as calibrate
-from twofold.cli.verify import VerifyQuery, compare_all, parse_loads
+from twofold.cli.verify import VerifySettings, compare_all, parse_loads
 from twofold.fidelity.comparison import ATTAINMENT, Comparison, speed_text
 from twofold.fidelity.service import ServiceDesign
+from twofold.slo import Slo
 
 
 def attainments(comparisons: list[Comparison]) -> tuple[Table, bool]:
@@ -63,17 +64,17 @@ def main() -> None:
         if flags.profile is None:
             calibrate(flags.model, profile)
         comparisons = compare_all(
-            VerifyQuery(
+            VerifySettings(
                 model=flags.model,
                 profile=profile,
-                design=ServiceDesign(prefill=flags.prefill, decode=flags.decode),
                 workload=flags.workload,
                 num_requests=flags.requests,
                 loads=parse_loads(flags.loads),
                 length_scale=flags.length_scale,
-                slo=flags.slo,
+                slo=Slo.parse(flags.slo),
                 replays=flags.replays,
-            )
+            ),
+            ServiceDesign(prefill=flags.prefill, decode=flags.decode),
         )
     table, near = attainments(comparisons)
     Console(width=120).print(table)

@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 from twofold.cli.plan.placement import search_placement
-from twofold.cli.plan.run import PlanEnvironment
+from twofold.cli.plan.search import PlanEnvironment
 from twofold.cluster.spec import ClusterSpec
 from twofold.hardware.catalog import load_catalog
 from twofold.planning.bounds import AnalyticBounds
@@ -93,7 +93,11 @@ def problem(one: Application, performance: str, requests: int) -> Problem:
 
 
 def colocated(
-    what: Problem, tensor_parallel: int, ways: Sequence[tuple[str, int | None]], where: PlanEnvironment, grid: RateGrid
+    what: Problem,
+    tensor_parallel: int,
+    ways: Sequence[tuple[str, int | None]],
+    where: PlanEnvironment,
+    grid: RateGrid,
 ) -> list[SimulatedPlacement | None]:
     """Goodput of one colocated instance per batching policy."""
     kind = what.instance(MACHINE, tensor_parallel)
@@ -114,7 +118,9 @@ def colocated(
     return _search(what, where, grid, all_of_them)
 
 
-def tightest(what: Problem, design: Design, rate: float, where: PlanEnvironment, grid: RateGrid) -> float | None:
+def tightest(
+    what: Problem, design: Design, rate: float, where: PlanEnvironment, grid: RateGrid
+) -> float | None:
     """Smallest SLO scale that a design meets at a rate."""
 
     async def one(search: RateSearch) -> float | None:
@@ -123,7 +129,9 @@ def tightest(what: Problem, design: Design, rate: float, where: PlanEnvironment,
     return _search(what, where, grid, one)
 
 
-def _search(what: Problem, where: PlanEnvironment, grid: RateGrid, ask: Callable[[RateSearch], Awaitable[T]]) -> T:
+def _search(
+    what: Problem, where: PlanEnvironment, grid: RateGrid, ask: Callable[[RateSearch], Awaitable[T]]
+) -> T:
     async def asked(search: RateSearch) -> T:
         return await ask(search)
 

@@ -172,7 +172,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as directory:
         profile = args.profile or Path(directory, "host.yaml")
         if args.profile is None:
-            calibrate(args.model, profile, kv_cache_memory_bytes=KV, max_num_seqs=SEQS, dtype="auto")
+            calibrate(args.model, profile, kv_cache_bytes=1 << 30, max_num_seqs=SEQS, dtype="auto")
         host = read_host_profile(profile)
         tokens = 2**30 // host.model.kv_bytes_per_token
         twin = SimulatedService(

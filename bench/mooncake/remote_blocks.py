@@ -179,7 +179,7 @@ def running(model: Path, folder: Path, flags: list[str], store: str, hosts: TwoH
     serve = [str(PROGRAM), str(model), "--colocated", "1", "--router", "round-robin", "--port", str(port)]
     serve += ["--listen-workers", controller, "--cluster-key", str(key), *stores, *flags]
     join = ["-m", "twofold.cli.main", "join", controller, "--cluster-key", str(key), "--model", str(model)]
-    join += ["--name", SECOND, "--address", addresses[1], "--mixed", "1", *stores]
+    join += ["--name", SECOND, "--address", addresses[1], "--colocated", "1", *stores]
     with ExitStack() as stack, (folder / "log").open("w+") as log:
         processes = []
         for host, command in enumerate((serve, join)):

@@ -53,7 +53,15 @@ class AcrossHosts:
             controller,
             *joint,
         ]
-        serve += ["--handoff", mode, "--transport", "nixl", "--dtype", "float32", "--no-prefix-caching"]
+        serve += [
+            "--handoff",
+            mode,
+            "--transport",
+            "nixl",
+            "--dtype",
+            "float32",
+            "--no-enable-prefix-caching",
+        ]
         serve += ["--max-model-len", str(self.longest), "--max-num-batched-tokens", str(self.longest)]
         join = ["join", controller, *joint, "--model", str(self.stock.model), "--decode", "1"]
         join += ["--name", "decode-host", "--address", there.address]

@@ -70,7 +70,7 @@ SYSTEMS = {
 
 def _served(setting: Setting, processes: Processes, flags: list[str]) -> str:
     command = ["serve", str(setting.stock.model), "--served-model-name", SERVED_NAME, "--dtype", "float32"]
-    command += ["--max-model-len", str(setting.max_model_len), "--no-prefix-caching"]
+    command += ["--max-model-len", str(setting.max_model_len), "--no-enable-prefix-caching"]
     return _twofold(setting, processes, [*command, "--transport", setting.transport, *flags])
 
 

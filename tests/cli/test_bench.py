@@ -37,7 +37,7 @@ def test_a_run_prints_a_table_and_writes_a_report(trace, tmp_path):
     report_path = tmp_path / "report.json"
     with endpoint() as scripted:
         result = run(
-            *("--base-url", scripted.url, "--workload", trace, "--json", report_path, "--per-request"),
+            *("--base-url", scripted.url, "--workload", trace, "--output", report_path, "--per-request"),
             *("--slo", "ttft=3600,tpot=3600", "--warmup", 1, "--api-key", "secret"),
         )
     assert result.exit_code == 0, result.output
@@ -112,7 +112,7 @@ def test_mistakes_are_one_sentence(trace, tmp_path):
             (("--workload", "no-such-workload"), "no-such-workload"),
             (("--prompt-form", "verse"), "verse"),
             (("--slo", "ttft=never"), "ttft=never"),
-            (("--json", tmp_path / "nowhere" / "report.json"), "nowhere"),
+            (("--output", tmp_path / "nowhere" / "report.json"), "nowhere"),
             (("--base-url", "localhost"), "localhost"),
         ):
             error = run(*base, *wrong).exception
@@ -141,7 +141,7 @@ def test_interrupting_prints_what_was_measured(trace, tmp_path):
     with endpoint(script) as scripted:
         command = [sys.executable, "-c", PROGRAM, "--base-url", scripted.url, "--workload", str(trace)]
         # Seven at once, six of which hang: when the twelfth has left, at least five have completed.
-        command += ["--max-concurrency", "7", "--json", str(report_path)]
+        command += ["--max-concurrency", "7", "--output", str(report_path)]
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
             while len(scripted.bodies) < 12 and process.poll() is None:
                 time.sleep(0.01)

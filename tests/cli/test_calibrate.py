@@ -56,9 +56,9 @@ def test_source_and_date_default_to_the_file(profile, tmp_path):
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
-        (["--date", "June"], "no date"),
+        (["--date", "June"], "not a date"),
         (["--note", "fans"], "HARDWARE=TEXT"),
-        (["--note", "gtx=fans"], "a note on gtx"),
+        (["--note", "gtx=fans"], "no hardware gtx"),
     ],
 )
 def test_wrong_flags_are_one_sentence(profile, tmp_path, flags, says):
@@ -79,7 +79,7 @@ def test_a_profile_or_folder_that_is_not_there_is_one_sentence(profile, tmp_path
 def test_the_profile_is_not_written_over(profile):
     """Measurements cost more than fits."""
     before = profile.read_text()
-    error = invoke(profile, "--out", profile).exception
+    error = invoke(profile, "--output", profile).exception
     assert isinstance(error, ConfigurationError)
-    assert "is the profile itself" in str(error)
+    assert "is an input file" in str(error)
     assert profile.read_text() == before

@@ -47,7 +47,7 @@ def test_json_has_each_machine():
 def test_an_instance_of_some_accelerators():
     """Half the accelerators need half the bandwidth."""
     whole, half = (
-        json.loads(run("a100", "--performance", "roofline", "--tensor-parallel", degree, "--json").stdout)
+        json.loads(run("a100", "--performance", "roofline", "--tp", degree, "--json").stdout)
         for degree in (8, 4)
     )
     assert half["dgx-a100"]["peak"] == pytest.approx(whole["dgx-a100"]["peak"] / 2)
@@ -58,10 +58,10 @@ def test_an_instance_of_some_accelerators():
     ("arguments", "words"),
     [
         (("h10",), "did you mean h100?"),
-        (("--model", "llama"), "not known"),
-        (("--performance", "guess"), "unknown performance model"),
-        (("a100", "--tensor-parallel", 16), "has 8 accelerators"),
-        (("--tensor-parallel", 16), "no machine has 16 accelerators"),
+        (("--model", "llama"), "unknown model"),
+        (("--performance", "guess"), "--performance 'guess' is unknown"),
+        (("a100", "--tp", 16), "has 8 accelerators"),
+        (("--tp", 16), "no machine has 16 accelerators"),
     ],
 )
 def test_mistakes_are_one_sentence(arguments, words):

@@ -32,14 +32,14 @@ def service(tmp_path_factory):
 
 def test_shows_every_worker_and_sets_a_role(service, pools):
     """What was set is shown; the worker's home is what it was given."""
-    shown = pools("show", "--url", service)
+    shown = pools("show", "--base-url", service)
     assert shown.code == 0
     assert [line.split()[:4] for line in shown.out.splitlines()[1:]] == [
         ["prefill-0", "prefill", "prefill", "up"],
         ["prefill-1", "prefill", "prefill", "up"],
         ["decode-0", "decode", "decode", "up"],
     ]
-    changed = pools("set", "prefill-1", "mixed", "--url", service)
+    changed = pools("set", "prefill-1", "mixed", "--base-url", service)
     assert changed.code == 0
     assert ["prefill-1", "mixed", "mixed", "up"] in [line.split()[:4] for line in changed.out.splitlines()]
 
@@ -53,7 +53,7 @@ def test_shows_every_worker_and_sets_a_role(service, pools):
 )
 def test_mistakes_are_one_sentence(service, pools, arguments, sentence):
     """An unknown worker or role."""
-    done = pools(*arguments, "--url", service)
+    done = pools(*arguments, "--base-url", service)
     assert done.code == 2
     assert sentence in done.err
     assert len(done.err.splitlines()) == 1
@@ -61,17 +61,17 @@ def test_mistakes_are_one_sentence(service, pools, arguments, sentence):
 
 def test_the_last_worker_of_a_phase_keeps_it(service, pools):
     """Unless another one does both."""
-    pools("set", "prefill-1", "prefill", "--url", service)
-    refused = pools("set", "decode-0", "prefill", "--url", service)
+    pools("set", "prefill-1", "prefill", "--base-url", service)
+    refused = pools("set", "decode-0", "prefill", "--base-url", service)
     assert refused.code == 2
     assert "the last worker of its phase" in refused.err
-    pools("set", "prefill-1", "mixed", "--url", service)
-    assert pools("set", "decode-0", "prefill", "--url", service).code == 0
-    pools("set", "decode-0", "decode", "--url", service)
+    pools("set", "prefill-1", "mixed", "--base-url", service)
+    assert pools("set", "decode-0", "prefill", "--base-url", service).code == 0
+    pools("set", "decode-0", "decode", "--base-url", service)
 
 
 def test_no_service_is_one_sentence(pools):
     """Nobody listens there."""
-    done = pools("show", "--url", f"http://127.0.0.1:{free_port()}")
+    done = pools("show", "--base-url", f"http://127.0.0.1:{free_port()}")
     assert done.code == 2
     assert "no service of Twofold answers" in done.err

@@ -60,7 +60,7 @@ def test_show_of_the_public_trace():
 def test_reuse_prints_a_rate_for_each_size_and_rule(trace):
     """An endless cache hits the first block, which ten prompts share, nine times."""
     shown = run("reuse", trace, "--capacity", 1, "--capacity", 2000, "--eviction", "lru").stdout
-    for expected in ("20 prefix blocks, 10 distinct", "would hit 50.00%", "2,000", "45.00%"):
+    for expected in ("20 prefix blocks, 10 distinct", "unlimited cache: 50.00%", "2,000", "45.00%"):
         assert expected in shown
     assert "lfu" not in shown
     facts = msgspec.json.decode(run("reuse", trace, "--capacity", 2000, "--json").stdout)
@@ -70,10 +70,10 @@ def test_reuse_prints_a_rate_for_each_size_and_rule(trace):
 
 def test_reuse_of_nothing_is_refused(trace, tmp_path):
     """No room, no rule of that name, no blocks: one sentence each."""
-    assert "--capacity is 0" in str(failure("reuse", trace, "--capacity", 0))
+    assert "--capacity 0 is out of range" in str(failure("reuse", trace, "--capacity", 0))
     assert "unknown eviction policy 'best'" in str(failure("reuse", trace, "--eviction", "best"))
     write_trace([ask(0)], tmp_path / "plain.jsonl", FORMATS["twofold"])
-    assert "names no prefix blocks" in str(failure("reuse", tmp_path / "plain.jsonl"))
+    assert "has no prefix blocks" in str(failure("reuse", tmp_path / "plain.jsonl"))
 
 
 def test_convert_says_what_is_lost(trace, tmp_path):
@@ -128,11 +128,11 @@ def test_failed_convert_leaves_no_file(trace, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("{in}",), "is the trace that is read"),
-        (("{dir}/out.csv",), "say which csv to write, --to azure or --to splitwise"),
+        (("{in}",), "is the input"),
+        (("{dir}/out.csv",), "give the format of the csv, --to azure or --to splitwise"),
         (("{dir}/out", "--to", "xml"), "trace format 'xml' is not one of"),
         (("{dir}/out", "--format", "xml"), "trace format 'xml' is not one of"),
-        (("{dir}/out", "--start", "100"), "no request arrives in the part"),
+        (("{dir}/out", "--start", "100"), "no request arrives in this part"),
         (("{dir}/out", "--rate", "1", "--rate-scale", "2"), "either a rate or a rate scale"),
         (("{dir}/no/out",), "cannot be written: No such file or directory"),
     ],
@@ -163,7 +163,7 @@ def test_generate_repeats_to_the_byte(tmp_path):
         0.5,
     )
     for name, seed in (("a", 1), ("b", 1), ("c", 2)):
-        run(*options, "--out", tmp_path / name, "--seed", seed)
+        run(*options, "--output", tmp_path / name, "--seed", seed)
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
     assert (tmp_path / "a").read_bytes() != (tmp_path / "c").read_bytes()
     assert len(list(open_trace(tmp_path / "a"))) == 50
@@ -171,7 +171,7 @@ def test_generate_repeats_to_the_byte(tmp_path):
 
 def test_generate_refuses_in_one_sentence(tmp_path):
     """An unknown name gets a hint, an endless trace is not begun."""
-    out = ("--out", tmp_path / "out", "--rate", 1)
+    out = ("--output", tmp_path / "out", "--rate", 1)
     assert "did you mean azure-code?" in str(failure("generate", "azure-cod", *out, "--num-requests", 1))
     assert "give a number of requests or a duration" in str(failure("generate", "azure-code", *out))
     assert list(tmp_path.iterdir()) == []

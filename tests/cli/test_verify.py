@@ -34,7 +34,7 @@ def test_a_host_is_measured(measured):
     assert found.front.request_s + found.front.request_delay_s > 0
     assert found.link.bytes_per_s > 0
     assert None not in (found.engine.prefill_error, found.engine.decode_error, found.engine.mixed_error)
-    assert "error unseen" in shown
+    assert "held-out error" in shown
     assert f"{found.engine.decode_error:.1%}" in shown
 
 
@@ -42,7 +42,7 @@ def test_both_worlds_are_compared(measured, tiny_model_dir):
     """Every figure of both, for each rate; the exit code says whether the simulation holds."""
     path, _ = measured
     flags = (
-        "--requests",
+        "--num-requests",
         12,
         "--rate",
         5,
@@ -68,7 +68,7 @@ def test_a_measured_host_is_simulated(measured, twofold):
     path, _ = measured
     cluster = ("--cluster", "2xhost:prefill,1xhost:decode", "--profile", path, "--router", "jsq")
     done = twofold(
-        "simulate", "azure-conv", *cluster, "--rate", 2, "--requests", 20, "--length-scale", 0.1, "--json"
+        "simulate", "azure-conv", *cluster, "--rate", 2, "--num-requests", 20, "--length-scale", 0.1, "--json"
     )
     assert done.code == 0, done.err
     assert msgspec.json.decode(done.out)["counts"]["completed"] == 20

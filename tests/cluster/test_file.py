@@ -138,7 +138,7 @@ def test_machines_of_the_users_own_catalog(tmp_path):
         (YAML + "max_num_batched_tokens: 0\n", "max_num_batched_tokens must be more than 0, not 0"),
         (
             YAML + "max_num_batched_tokens: much\n",
-            "max_num_batched_tokens: 'much' is not a number or saturating",
+            "max_num_batched_tokens: 'much' is not a number or auto",
         ),
         (YAML + "link_bytes_per_s: .inf\n", "link_bytes_per_s must be more than 0, not inf"),
         (YAML + "link_latency_s: -1\n", "link_latency_s must be seconds from 0"),
@@ -211,7 +211,7 @@ specs = st.builds(
     performance=st.text(),
     router=st.text(),
     handoff=st.text(),
-    max_num_batched_tokens=st.integers(1, 10**9) | st.just("saturating"),
+    max_num_batched_tokens=st.integers(1, 10**9) | st.just("auto"),
     pipeline_chunk=st.none() | st.integers(1, 10**9),
     max_num_seqs=st.integers(1, 10**9),
     block_size=st.integers(1, 10**9),

@@ -161,7 +161,7 @@ def test_designs_have_names_and_flags():
         "2P+1D",
         "colocated 2",
     )
-    cold = "--no-prefix-caching"  # as in the simulation
+    cold = "--no-enable-prefix-caching"  # as in the simulation
     assert ServiceDesign(prefill=2, decode=1).flags == ["--prefill", "2", "--decode", "1", cold]
 
 

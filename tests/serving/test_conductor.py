@@ -67,7 +67,9 @@ def kill(process, instance):
 def emulated(tmp_path_factory):
     path = tmp_path_factory.mktemp("cluster") / "cluster.yaml"
     path.write_text(CLUSTER)
-    with running_service(None, "--engine", "emulated", "--prefix-caching", "--cluster", str(path)) as made:
+    with running_service(
+        None, "--engine", "emulated", "--enable-prefix-caching", "--cluster", str(path)
+    ) as made:
         yield made
 
 

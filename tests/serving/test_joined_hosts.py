@@ -102,7 +102,7 @@ def test_rejects_a_host_with_another_model(joined, tmp_path):
 
 
 def test_rejects_mixed_workers_in_a_split_service(joined):
-    process = joined.join("--mixed", "1", log="mixed.log", name="fourth")
+    process = joined.join("--colocated", "1", log="mixed.log", name="fourth")
     assert process.wait(120) == 2
     assert "cannot use a mixed worker: it is split" in joined.said("mixed.log")
 

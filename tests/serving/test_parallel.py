@@ -99,7 +99,7 @@ def test_a_failed_rank_restarts_its_worker(of_ranks, number):
 def test_a_failed_stage_restarts_its_worker_with_chunks_in_flight(tiny_model_dir):
     """Streams are complete and unchanged."""
     # Without the first prompt's cached blocks, the others are computed in full.
-    flags = ("--prefill-pp", "2", "--pipeline-chunk", "32", "--no-prefix-caching")
+    flags = ("--prefill-pp", "2", "--pipeline-chunk", "32", "--no-enable-prefix-caching")
     with running_service(tiny_model_dir("llama"), *ENGINE, *flags) as (process, url):
 
         async def watch():

@@ -207,7 +207,7 @@ def test_lfu_keeps_the_frequent_prefix(tiny_model_dir):
 
 
 def test_no_reuse_without_prefix_caching(tiny_model_dir):
-    with running_service(tiny_model_dir("llama"), *ENGINE, *SPLIT, "--no-prefix-caching") as (_, url):
+    with running_service(tiny_model_dir("llama"), *ENGINE, *SPLIT, "--no-enable-prefix-caching") as (_, url):
         prompt = tokens("off", 100)
         asked = [asyncio.run(ask(url, prompt, **GREEDY)) for _ in range(2)]
         assert [cached for _, cached in asked] == [0, 0]

@@ -63,7 +63,7 @@ class TwoHosts:
 
 @contextmanager
 def two_hosts(model, folder, *flags):
-    there = ("--mixed", "1", *STORE)
+    there = ("--colocated", "1", *STORE)
     with joined_service(model, folder, *IN_TURN, *STORE, *flags, there=there, program=FETCHING) as joined:
         yield TwoHosts(joined)
 

@@ -139,7 +139,7 @@ def test_stop_when_leaves_requests_unfinished():
         ({"handoff": "pigeon"}, "unknown hand-off 'pigeon'"),
         ({"rules": "none"}, "unknown rules 'none'"),
         ({"max_num_batched_tokens": 0}, "max_num_batched_tokens must be at least 1"),
-        ({"max_num_batched_tokens": "saturating"}, "needs one of the batchers prefill, mixed"),
+        ({"max_num_batched_tokens": "auto"}, "needs one of the batchers prefill, mixed"),
         ({"link_bytes_per_s": 0.0}, "link_bytes_per_s must be more than 0"),
         ({"pools": SPLIT.pools[:1]}, "both phases"),
         ({"performance": "crystal-ball"}, "crystal-ball"),

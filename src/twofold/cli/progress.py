@@ -123,7 +123,7 @@ class PlanProgress:
         if bar is not None:
             self._task = bar.add_task("", total=None, reused=0, speed=0.0, best="")
 
-    def evaluated(self, effort: "Effort", trial: "Trial", evaluation: "Evaluation") -> None:  # noqa: ARG002
+    def evaluated(self, effort: "Effort", trial: "Trial", evaluation: "Evaluation") -> None:
         """Update the counts after a trial."""
         if self._bar is not None and self._task is not None:
             speed = effort.requests_per_cpu_s or 0.0

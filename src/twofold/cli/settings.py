@@ -177,8 +177,6 @@ def _parameter(kind: type[Settings], field: "Field[Any]", flag: Flag) -> inspect
     shared: dict[str, Any] = {
         "help": escape(full_help(kind, field.name)),
         "metavar": "" if switch else flag.metavar,
-        "min": flag.ge,
-        "max": flag.le,
         "envvar": flag.env,
         "show_envvar": flag.env is not None,
         "show_default": False,
@@ -207,9 +205,25 @@ def _checked(name: str, flag: Flag, value: Any) -> Any:  # noqa: ANN401  (of the
     choices = flag.registry()
     if choices and value not in choices:
         raise ConfigurationError(f"{shown} {value!r} is unknown: choose one of {', '.join(choices)}")
-    if flag.gt is not None and not value > flag.gt:
-        raise ConfigurationError(f"{shown} {value:g} is out of range: give more than {flag.gt:g}")
+    if isinstance(value, int | float):
+        _check_range(shown, flag, value)
     return value
+
+
+def _check_range(name: str, flag: Flag, value: float) -> None:
+    """Raise ConfigurationError for a number that is out of range, or NaN."""
+    if (
+        (flag.ge is None or value >= flag.ge)
+        and (flag.gt is None or value > flag.gt)
+        and (flag.le is None or value <= flag.le)
+    ):
+        return
+    bounds = [
+        f"{words} {bound:g}"
+        for words, bound in (("at least", flag.ge), ("more than", flag.gt), ("at most", flag.le))
+        if bound is not None
+    ]
+    raise ConfigurationError(f"{name} {value:g} is out of range: give {' and '.join(bounds)}")
 
 
 def _read_config(ctx: typer.Context, path: Path | None) -> Path | None:

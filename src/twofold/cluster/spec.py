@@ -11,7 +11,7 @@ from twofold.kvcache.eviction import create_eviction
 from twofold.scheduling.cluster.shared import OwnLoad
 from twofold.scheduling.routers import FIXED_ROLE_ROUTERS, FORECASTING_ROUTERS
 
-SATURATING: Final = "saturating"  # max_num_batched_tokens: the shortest prompt that saturates the instance
+SATURATING: Final = "auto"  # max_num_batched_tokens: the shortest prompt that saturates the instance
 TOKEN_BUDGET: Final = 2048
 MAX_CONTROLLERS: Final = 10_000
 CONTROL_ROUTERS: Final = tuple(name for name in FIXED_ROLE_ROUTERS if name not in FORECASTING_ROUTERS)
@@ -139,7 +139,7 @@ class InstanceFailure(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 class ClusterSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A cluster and its policies; names refer to the catalog and the policy registries.
 
-    Batching: `max_num_batched_tokens` is a number or `saturating`, the shortest prompt that saturates an instance
+    Batching: `max_num_batched_tokens` is a number or `auto`, the shortest prompt that saturates an instance
     (`performance.queueing`), for batchers that take whole prompts. `pipeline_chunk` limits the chunks of pipelined
     prefill pools, whose stages then compute chunks of one prompt at once. `inline_tbt_s` is the iteration time up to
     which the batcher `inlined` adds prompts to decodes.
@@ -162,7 +162,7 @@ class ClusterSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     performance: str = "auto"
     router: str = "splitwise"
     handoff: str = "by-size"
-    max_num_batched_tokens: int | Literal["saturating"] = TOKEN_BUDGET
+    max_num_batched_tokens: int | Literal["auto"] = TOKEN_BUDGET
     pipeline_chunk: int | None = None
     inline_tbt_s: float | None = None
     max_num_seqs: int = 512

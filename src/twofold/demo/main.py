@@ -28,7 +28,7 @@ TRACE = "traces/azure-2023-conv.csv"
 LENGTH_SCALE = 0.25
 MAX_LEN = 2048
 REQUESTS = 100
-FLAGS = ("--kv-cache-memory-bytes", "1GiB", "--no-prefix-caching")  # some prompts are sent twice
+FLAGS = ("--kv-cache-memory-bytes", "1GiB", "--no-enable-prefix-caching")  # some prompts are sent twice
 
 console = Console()
 

@@ -45,7 +45,7 @@ class ServiceDesign:
             flags = ["--colocated", str(self.colocated)]
         if self.max_num_batched_tokens is not None:
             flags += ["--max-num-batched-tokens", str(self.max_num_batched_tokens)]
-        return [*flags, "--no-prefix-caching"]
+        return [*flags, "--no-enable-prefix-caching"]
 
     def workers(self) -> tuple[WorkerConfig, ...]:
         """As `twofold serve` plans them."""

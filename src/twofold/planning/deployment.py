@@ -173,7 +173,7 @@ def _model(pool: PoolResult) -> str:
 _WIDTH = 100
 _COMMENTS = {
     "deployment": "version of this file format",
-    "cluster": "cluster file, as twofold simulate --config accepts",
+    "cluster": "cluster file, as twofold simulate --cluster accepts",
     "machines": "number of machines",
     "tensor_parallel": "accelerators per instance",
     "batcher": "batching policy of the instances; default: that of the role",

@@ -23,6 +23,7 @@ def ray_network(settings: ServeSettings) -> HostNetwork:
 
     The key and the port follow when the service starts (`launcher_of`).
     """
+    worker_resources(settings)  # fail before anything starts
     address = head_endpoint(settings.ray_address or AUTO_ADDRESS).own_address()
     return HostNetwork(host=HOME, address=address, key_file="", controller=str(TcpEndpoint(address, 0)))
 

@@ -14,8 +14,9 @@ from twofold.errors import ConfigurationError
 PROBE = """
 import os, sys
 from pathlib import Path
+from twofold.cli.options import HttpSettings
 from twofold.cli.serve.http import find_keys
-ring = find_keys([sys.argv[2], os.environ["TWOFOLD_API_KEY"]], None)
+ring = find_keys(HttpSettings(api_key=(sys.argv[2], os.environ["TWOFOLD_API_KEY"])))
 shown = Path("/proc/self/cmdline").read_bytes() + Path("/proc/self/environ").read_bytes()
 print(ring.names, b"sk-" b"flag" in shown, b"from-" b"variable" in shown, b"--other" in shown, *os.environ)
 """

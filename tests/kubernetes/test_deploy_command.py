@@ -59,9 +59,9 @@ def test_output_is_a_file_or_in_a_directory(plan, tmp_path):
     ("args", "text", "sentence"),
     [
         (("--format", "nomad"), "", "choose one of k8s, helm"),
-        (("--name", "Llm"), "", "small letters"),
+        (("--name", "Llm"), "", "lower-case letters"),
         ((), "serve: {routr: jsq}", "values: serve: .*routr"),
-        ((), "- 1", "has no values in it"),
+        ((), "- 1", "is not a mapping"),
         ((), "a: [", "is not YAML"),
         (("--output", "/nowhere/at/all"), "", "cannot be written"),
     ],

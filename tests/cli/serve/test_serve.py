@@ -8,8 +8,8 @@ from functools import partial
 import pytest
 import torch
 
-from twofold.cli.serve.config import service_of
-from twofold.cli.serve_flags import Flags
+from twofold.cli.serve.command import ServeSettings
+from twofold.cli.serve.config import service_config
 from twofold.errors import ConfigurationError, UserError
 from twofold.serving.worker.torch_parts import check_device, prepare
 
@@ -34,7 +34,7 @@ def refusal(*arguments):
 def unprepared(model, **flags):
     """What a service says that cannot prepare its workers with these flags, where it is found out."""
     with pytest.raises(UserError) as refused:
-        prepare(service_of(Flags(model=str(model), **flags)), lambda _: None)
+        prepare(service_config(ServeSettings(model=str(model), **flags)), lambda _: None)
     said = str(refused.value)
     assert "\n" not in said
     return said
@@ -104,10 +104,10 @@ def test_a_device_that_is_not_there(model):
         ("--tp", "0"),
         ("--prefill-tp", "2", "--colocated", "1"),
         ("--pipeline-chunk", "512"),
-        ("--cache-retention-share", "0.5", "--no-prefix-caching"),
+        ("--cache-retention-share", "0.5", "--no-enable-prefix-caching"),
         ("--cache-retention-share", "2"),
         ("--kv-eviction", "fifo"),
-        ("--kv-eviction", "lfu", "--no-prefix-caching"),
+        ("--kv-eviction", "lfu", "--no-enable-prefix-caching"),
         ("--cache-retention", "-1"),
         ("--pipeline-chunk", "512", "--decode-pp", "2"),
         ("--max-num-batched-tokens", "512", "--pipeline-chunk", "512", "--prefill-pp", "2"),

@@ -27,7 +27,7 @@ def refusal(refused, model):
 )
 def test_flags_of_our_own_scheduler_and_pool(flags, refusal):
     """They would change nothing."""
-    assert f"{flags[0]} is for --engine torch" in refusal(*flags)
+    assert f"{flags[0]} needs --engine torch" in refusal(*flags)
 
 
 @pytest.mark.skipif(find_spec("vllm") is not None, reason="vLLM is installed")

@@ -2,7 +2,8 @@
 
 import pytest
 
-from twofold.cli.simulate.spec import parse_failure, parse_token_budget, read_spec
+from twofold.cli.simulate.command import SimulateSettings
+from twofold.cli.simulate.spec import cluster_spec, parse_failure
 from twofold.cluster.spec import InstanceFailure
 from twofold.errors import ConfigurationError
 from twofold.hardware.catalog import load_catalog
@@ -11,44 +12,46 @@ from twofold.instance import Role
 LINE = "35xh100:prefill,5xh100:decode"
 
 
-def spec(cluster=LINE, config=None, *, link_gb_per_s=None, failures=(), **flags):
-    flags = {"model": "bloom-176b"} | flags
-    return read_spec(cluster, config, load_catalog(), link_gb_per_s=link_gb_per_s, failures=failures, **flags)
+def spec(cluster=LINE, **flags):
+    given = {"model": "bloom-176b"} | flags
+    return cluster_spec(SimulateSettings(workload="azure-conv", cluster=cluster, **given), load_catalog())[0]
 
 
-def test_a_line_of_pools():
-    """Counts, machines and roles; what no flag says is the default."""
-    made = spec(max_num_batched_tokens=None)
+def test_reads_a_line_of_pools():
+    made = spec()
     assert [(pool.machines, pool.role) for pool in made.pools] == [(35, Role.PREFILL), (5, Role.DECODE)]
     assert (made.model, made.max_num_batched_tokens, made.contention) == ("bloom-176b", 2048, True)
 
 
-def test_flags_override():
-    """A flag that is given counts, also one that says no."""
+def test_flags_override_the_defaults():
     made = spec(
         max_num_batched_tokens=4096,
         pipeline_chunk=2048,
         contention=False,
         link_gb_per_s=25.0,
-        failures=["decode-0@30"],
+        fail=("decode-0@30",),
     )
     assert (made.max_num_batched_tokens, made.pipeline_chunk, made.contention) == (4096, 2048, False)
     assert made.link_bytes_per_s == 25e9
     assert made.failures == (InstanceFailure(instance="decode-0", at_s=30.0),)
 
 
-def test_a_file_and_what_overrides_it(tmp_path):
-    """The file says everything, a flag a little more."""
+def test_batchers_go_to_the_pools_of_their_roles():
+    made = spec(batcher={Role.PREFILL: "prefill-balanced"})
+    assert [pool.batcher for pool in made.pools] == ["prefill-balanced", None]
+
+
+def test_flags_override_a_cluster_file(tmp_path):
     file = tmp_path / "cluster.yaml"
     file.write_text(
         "model: bloom-176b\npools:\n- {machines: 2, machine: dgx-h100, role: mixed}\nmax_num_batched_tokens: 1024\n"
     )
-    made = spec(None, file, model=None, max_num_seqs=64)
+    made = spec(str(file), model=None, max_num_seqs=64)
     assert (made.model, made.max_num_batched_tokens, made.max_num_seqs, made.pools[0].role) == (
         *("bloom-176b", 1024, 64),
         Role.MIXED,
     )
-    assert spec(None, file, model="llama2-70b").model == "llama2-70b"
+    assert spec(str(file), model="llama2-70b").model == "llama2-70b"
 
 
 @pytest.mark.parametrize(
@@ -73,11 +76,10 @@ def test_failures_that_cannot_be(text):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"cluster": None}, "either --cluster"),
-        ({"config": "cluster.yaml"}, "either --cluster"),
+        ({"cluster": None}, "give --cluster"),
         ({"model": None}, "give --model"),
-        ({"link_gb_per_s": 0.0}, "--link-gb-per-s 0 cannot be"),
-        ({"link_gb_per_s": float("nan")}, "--link-gb-per-s nan cannot be"),
+        ({"link_gb_per_s": 0.0}, "--link-gb-per-s 0 is out of range"),
+        ({"link_gb_per_s": float("nan")}, "--link-gb-per-s nan is out of range"),
     ],
 )
 def test_flags_that_cannot_be(arguments, words):
@@ -91,11 +93,3 @@ def test_failures_beyond_all_time(text):
     """A clock of picoseconds does not reach there."""
     with pytest.raises(ConfigurationError, match="not understood"):
         parse_failure(text)
-
-
-def test_a_token_budget_is_a_number_or_follows_from_the_machines():
-    """Whatever else is written is one sentence."""
-    assert (parse_token_budget("512"), parse_token_budget("saturating")) == (512, "saturating")
-    for text in ("", "0", "-1", "1e3", "auto", "²"):
-        with pytest.raises(ConfigurationError, match="write a number, or saturating"):
-            parse_token_budget(text)

@@ -41,8 +41,8 @@ def test_keygen_writes_a_key_and_shows_none(monkeypatch, capsys, tmp_path, refus
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
-        (["--listen-workers", LISTEN], "say who may with --cluster-key"),
-        (["--cluster-key", "KEY"], "--cluster-key is for --listen-workers"),
+        (["--listen-workers", LISTEN], "needs --cluster-key FILE"),
+        (["--cluster-key", "KEY"], "--cluster-key needs --listen-workers"),
         (["--listen-workers", "127.0.0.1:7600", "--cluster-key", "KEY"], "write tcp://ADDRESS:PORT"),
         (["--listen-workers", "tcp://0.0.0.0:7600", "--cluster-key", "KEY"], "is a wildcard"),
         (["--listen-workers", LISTEN, "--cluster-key", "/nowhere"], "cannot read"),
@@ -74,9 +74,9 @@ def test_a_port_that_is_taken(model, key, refused):
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"workers": []}, "say what workers this host brings"),
+        ({"workers": []}, "give the workers of this host"),
         ({"controller": "10.0.0.1"}, "write tcp://ADDRESS:PORT"),
-        ({"name": ["--name", "two words"]}, "is no name"),
+        ({"name": ["--name", "two words"]}, "is not valid"),
         ({"name": ["--kv-eviction", "fifo"]}, "choose one of lru, lfu, length-aware"),
         ({"name": ["--address", "no.such.host.invalid"]}, "cannot resolve"),
         ({"model": "/nowhere"}, "twofold model create"),
@@ -103,18 +103,18 @@ def test_a_cluster_file_names_all_workers(key, refused, tmp_path):
         "  - {machines: 1, machine: dgx-h100, role: decode}\n"
     )
     flags = ["--engine", "emulated", "--cluster", file, "--listen-workers", LISTEN, "--cluster-key", key]
-    assert "is not for --cluster" in refused("serve", *flags)
+    assert "excludes --cluster" in refused("serve", *flags)
 
 
 def test_a_colocated_service_may_have_all_its_workers_elsewhere(model, key):
     """`--colocated 0` takes mixed workers that join; without a place to join at it says nothing."""
-    from twofold.cli.serve.config import service_of
-    from twofold.cli.serve_flags import Flags
+    from twofold.cli.serve.command import ServeSettings
+    from twofold.cli.serve.config import service_config
 
-    joined = service_of(Flags(model=model, colocated=0, listen_workers=LISTEN, cluster_key=key))
+    joined = service_config(ServeSettings(model=model, colocated=0, listen_workers=LISTEN, cluster_key=key))
     assert joined.workers == ()
     assert list(joined.terms.batchers) == [Role.MIXED]
-    assert [worker.role for worker in service_of(Flags(model=model, colocated=0)).workers] == [
+    assert [worker.role for worker in service_config(ServeSettings(model=model, colocated=0)).workers] == [
         Role.PREFILL,
         Role.DECODE,
     ]

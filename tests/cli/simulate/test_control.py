@@ -5,11 +5,12 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from twofold.cli.simulate.command import simulate
-from twofold.cli.simulate.spec import ControlFlags
+from twofold.cli.simulate.command import SimulateSettings, simulate
+from twofold.cli.simulate.spec import cluster_spec
 from twofold.cluster.file import dump_cluster, parse_cluster, read_cluster
 from twofold.cluster.spec import ControlSpec
 from twofold.errors import ConfigurationError
+from twofold.hardware.catalog import load_catalog
 from twofold.scheduling.cluster.shared import OwnLoad
 
 app = typer.Typer()
@@ -48,15 +49,20 @@ def test_flags_come_to_be_part_of_the_cluster():
     assert not {"cells", "control"} & msgspec.json.decode(invoke(*RUN).stdout)["spec"].keys()
 
 
-def test_a_flag_overrides_what_the_file_says_and_leaves_the_rest():
+def test_a_flag_overrides_the_file_and_keeps_the_rest(tmp_path):
     """A file has the whole of it."""
-    made = parse_cluster(CLUSTER, model="llama2-70b")
-    assert ControlFlags(None, None, None, None).given_to(made) is made
-    spec = ControlFlags(4, None, None, "ignored").given_to(made)
-    assert spec.control == ControlSpec(controllers=4, own_load=OwnLoad.IGNORED)
-    again = read_cluster(dump_cluster(spec), "cluster.yaml")
-    assert again == spec
-    assert ControlFlags(None, 1.0, None, None).given_to(again).control == ControlSpec(
+
+    def spec(cluster=CLUSTER, model="llama2-70b", **flags):
+        settings = SimulateSettings(workload="azure-conv", cluster=str(cluster), model=model, **flags)
+        return cluster_spec(settings, load_catalog())[0]
+
+    assert spec() == parse_cluster(CLUSTER, model="llama2-70b")
+    made = spec(controllers=4, own_load="ignored")
+    assert made.control == ControlSpec(controllers=4, own_load=OwnLoad.IGNORED)
+    path = tmp_path / "cluster.yaml"
+    path.write_text(dump_cluster(made))
+    assert spec(path) == made
+    assert spec(path, reports_every=1.0).control == ControlSpec(
         controllers=4, own_load=OwnLoad.IGNORED, reports_every_s=1.0
     )
 
@@ -64,10 +70,10 @@ def test_a_flag_overrides_what_the_file_says_and_leaves_the_rest():
 @pytest.mark.parametrize(
     ("flags", "reason"),
     [
-        (("--own-load", "guessed"), "--own-load guessed is none of followed, sent, ignored"),
+        (("--own-load", "guessed"), "--own-load 'guessed' is unknown: choose one of followed, sent, ignored"),
         (("--controllers", 2), "the router splitwise cannot use load reports"),
         (("--router", "jsq", "--cells", 2), "cells need one of the routers cells:jsq, not jsq"),
-        (("--router", "jsq", "--report-delay", -1), "report_delay_s must be seconds from 0"),
+        (("--router", "jsq", "--report-delay", -1), "report_delay_s must be seconds"),
     ],
 )
 def test_mistakes_are_one_sentence(flags, reason):

@@ -45,7 +45,7 @@ def test_refusals_are_printed():
     [
         (("--overload", "early"), "needs both bounds"),
         (("--overload", "early", "--slo", "splitwise"), "needs both bounds"),
-        (("--overload", "late", *SLO), "unknown overload rule 'late'"),
+        (("--overload", "late", *SLO), "--overload 'late' is unknown"),
     ],
 )
 def test_mistakes_are_one_sentence(flags, reason):

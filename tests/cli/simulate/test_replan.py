@@ -69,10 +69,10 @@ def test_spare_machines_are_pools_of_their_own(step):
         (("--replan",), "--replan needs an SLO in seconds"),
         (("--replan", "--slo", "splitwise"), "--replan needs an SLO in seconds"),
         (("--replan", *SLO, "--router", "jsq"), "never moves an instance"),
-        (("--spare", 1), "--spare 1 is for --replan"),
-        (("--replan", *SLO, "--search-time", -1), "--search-time -1 cannot be"),
-        (("--replan", *SLO, "--min-gain", 2), "--min-gain 2 is no share"),
-        (("--replan", *SLO, "--min-between", "nan"), "--min-between nan cannot be"),
+        (("--spare", 1), "--spare 1 needs --replan"),
+        (("--replan", *SLO, "--search-time", -1), "--search-time -1 is out of range"),
+        (("--replan", *SLO, "--min-gain", 2), "--min-gain 2 is out of range"),
+        (("--replan", *SLO, "--min-between", "nan"), "--min-between nan is out of range"),
     ],
 )
 def test_mistakes_are_one_sentence(flags, says):

@@ -4,8 +4,9 @@ import sys
 
 import pytest
 
-from twofold.cli.plan import placement as placement_run, query as plan_ray, run as plan_run
 from twofold.cli.main import main
+from twofold.cli.plan import query, run
+from twofold.cli.plan.placement import read_placement_query
 from twofold.raycluster.cluster import RayNode
 
 COMMON = ("plan", "azure-conv", "--model", "llama2-70b", "--ray", "auto")
@@ -23,19 +24,21 @@ def node(gpus, kind="H100"):
 def asked(monkeypatch, capsys):
     """What is searched for on a cluster with some nodes, or the sentence that says why nothing is; and the notes."""
 
-    def run(nodes, *flags):
-        questions = []
-        monkeypatch.setattr(plan_ray, "connect", lambda *_: None)
-        monkeypatch.setattr(plan_ray, "list_nodes", lambda _: nodes)
-        for module in (plan_run, placement_run):
-            monkeypatch.setattr(module, "run", lambda _problem, question, **_: questions.append(question))
+    def ask(nodes, *flags):
+        queries = []
+        monkeypatch.setattr(query, "connect", lambda *_: None)
+        monkeypatch.setattr(query, "list_nodes", lambda _: nodes)
+        for name, read in (("run_plan", query.read_query), ("run_placement", read_placement_query)):
+            monkeypatch.setattr(
+                run, name, lambda problem, settings, _, read=read: queries.append(read(problem, settings))
+            )
         monkeypatch.setattr(sys, "argv", ["twofold", *COMMON, *flags])
         with pytest.raises(SystemExit) as ended:
             main()
         said = " ".join(capsys.readouterr().err.split())
-        return (questions[0] if ended.value.code == 0 else None), said
+        return (queries[0] if ended.value.code == 0 else None), said
 
-    return run
+    return ask
 
 
 def test_nodes_are_machines_and_no_more_than_there_are(asked):

@@ -123,7 +123,7 @@ def test_unlike_accelerators_are_divided_between_the_phases(invoke, planned):
 @pytest.mark.parametrize(
     ("more", "words"),
     [
-        (("--max-gpus", 4), "of what"),
+        (("--max-gpus", 4), "needs one kind of machine"),
         (("--machines", "a100"), "needs --max-gpus"),
         (("--machines", "a100", "--max-gpus", "many"), "not understood"),
         (("--machines", "a100", "--max-gpus", 1), "need 2 at least"),

@@ -6,15 +6,16 @@ import sys
 import pytest
 from msgspec.structs import replace
 
-from twofold.cli.serve.config import service_of
-from twofold.cli.serve_flags import Flags
-from twofold.cli.serve.run import launch_of, ray_flags
-from twofold.cli.serve.predictions import ReplanFlags
+from twofold.cli.serve.command import ServeSettings
+from twofold.cli.serve.config import service_config
+from twofold.cli.serve.ray import launcher_of, worker_resources
 from twofold.instance import Role
 from twofold.security.key import read_key
 from twofold.serving.launch.launcher import LocalLauncher
 from twofold.serving.launch.ray.launcher import RayLauncher
+from twofold.slo import Slo
 
+RAY = {"launcher": "ray", "ray_address": "127.0.0.1:6379"}
 HEAD = ("--launcher", "ray", "--ray-address", "127.0.0.1:6379")
 
 
@@ -30,7 +31,7 @@ def refusal(refused, monkeypatch, tmp_path):
     ("flags", "sentence"),
     [
         (["--launcher", "slurm"], "choose one of local, ray"),
-        (["--ray-address", "auto"], "--ray-address is for --launcher ray: give that too"),
+        (["--ray-address", "auto"], "--ray-address needs --launcher ray"),
         (["--launcher", "ray"], "no Ray cluster found on this host: set --ray-address HOST:PORT"),
         (["--launcher", "ray", "--ray-address", "head"], "'head' is not a Ray address"),
         ([*HEAD, "--ray-resources", "CPU"], "write CPU=4,GPU=1"),
@@ -40,7 +41,7 @@ def refusal(refused, monkeypatch, tmp_path):
         ([*HEAD, "--overload", "early", "--slo", "ttft=1"], "is for workers of this host"),
         ([*HEAD, "--pin-cores"], "is for workers of this host"),
         ([*HEAD, "--prefill", "0"], "at least --prefill 1 and --decode 1"),
-        ([*HEAD, "--transport", "shared_memory"], "KV cannot travel between the nodes"),
+        ([*HEAD, "--transport", "shared_memory"], "works within a host only"),
     ],
 )
 def test_mistakes_are_one_sentence(refusal, model, flags, sentence):
@@ -50,23 +51,19 @@ def test_mistakes_are_one_sentence(refusal, model, flags, sentence):
 
 def test_a_worker_takes_a_cpu_and_a_gpu_where_it_computes_on_one():
     """Unless it is said what it takes."""
-    assert ray_flags("ray", None, None, None, "cpu").bundle == {"CPU": 1.0}
-    assert ray_flags("ray", None, None, None, "cuda").bundle == {"CPU": 1.0, "GPU": 1.0}
-    assert ray_flags("ray", None, "CPU=8,GPU=0.5,nic=1", None, None).bundle == {
-        "CPU": 8,
-        "GPU": 0.5,
-        "nic": 1,
-    }
-    assert ray_flags("local", None, None, None, "cuda") is None
+    assert worker_resources(ServeSettings(launcher="ray", device="cpu")) == {"CPU": 1.0}
+    assert worker_resources(ServeSettings(launcher="ray", device="cuda")) == {"CPU": 1.0, "GPU": 1.0}
+    given = ServeSettings(launcher="ray", ray_resources="CPU=8,GPU=0.5,nic=1")
+    assert worker_resources(given) == {"CPU": 8, "GPU": 0.5, "nic": 1}
 
 
 def test_workers_join_by_a_key_and_a_port_of_the_service(model, tmp_path):
     """The job has all that a node must be told; the key is read only by us."""
-    flags = Flags(model=str(model), decode=2, ray=ray_flags("ray", "127.0.0.1:6379", "CPU=3", "rack", None))
-    config = service_of(flags)
+    flags = ServeSettings(model=str(model), decode=2, **RAY, ray_resources="CPU=3", ray_link_label="rack")
+    config = service_config(flags)
     assert config.transport == "curve"
     assert set(config.terms.batchers) == {Role.PREFILL, Role.DECODE}
-    started, launcher = launch_of(flags)(replace(config, run_dir=str(tmp_path)))
+    started, launcher = launcher_of(flags, replace(config, run_dir=str(tmp_path)))
     assert isinstance(launcher, RayLauncher)
     network, job = started.network, launcher._job
     read_key(tmp_path / "cluster.key")
@@ -84,34 +81,37 @@ def test_the_operators_own_door_is_kept(model, tmp_path):
     from twofold.security.key import write_key
 
     write_key(key)
-    flags = Flags(
+    flags = ServeSettings(
         model=str(model),
         listen_workers="tcp://127.0.0.1:7611",
         cluster_key=key,
-        ray=ray_flags("ray", "127.0.0.1:6379", None, None, None),
+        **RAY,
     )
-    config = service_of(flags)
-    assert launch_of(flags)(config)[0].network == config.network
+    config = service_config(flags)
+    assert launcher_of(flags, config)[0].network == config.network
     assert config.network.controller == "tcp://127.0.0.1:7611"
 
 
 def test_replanning_knows_the_workers_on_ray(model, host):
     """They are the service's own, wherever they are; not so those that join by themselves."""
-    flags = Flags(
+    flags = ServeSettings(
         model=str(model),
-        ray=ray_flags("ray", "127.0.0.1:6379", None, None, None),
-        replan=ReplanFlags(profile=host, slo="ttft=1", retire=True),
+        **RAY,
+        replan=True,
+        profile=host,
+        slo=Slo(ttft_s=1.0),
+        retire=True,
     )
-    replan = service_of(flags).replan
+    replan = service_config(flags).replan
     assert replan.replicas
     assert [pool.role for pool in replan.cluster.pools] == [Role.PREFILL, Role.DECODE]
 
 
 def test_without_ray_workers_are_local(model):
     """And nothing of Ray is imported by the command line."""
-    flags = Flags(model=str(model))
-    config = service_of(flags)
-    same, launcher = launch_of(flags)(config)
+    flags = ServeSettings(model=str(model))
+    config = service_config(flags)
+    same, launcher = launcher_of(flags, config)
     assert same is config
     assert isinstance(launcher, LocalLauncher)
     program = (

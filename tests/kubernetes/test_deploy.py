@@ -6,8 +6,7 @@ from support.deployments import PLAN
 from twofold.cluster.file import read_cluster
 from twofold.errors import ConfigurationError
 from twofold.hardware.catalog import load_catalog
-from twofold.kubernetes.deploy import values_from
-from twofold.kubernetes.deploy import merged, values_of
+from twofold.kubernetes.deploy import merged, values_from, values_of
 
 CATALOG = load_catalog()
 
@@ -36,13 +35,13 @@ def test_policies_become_flags():
     values = values_of(
         planned(
             PLAN
-            + "max_num_batched_tokens: saturating\nhandoff: pull\nmax_num_seqs: 99\nswap_space_bytes: 8000000000\n"
+            + "max_num_batched_tokens: auto\nhandoff: pull\nmax_num_seqs: 99\nswap_space_bytes: 8000000000\n"
         )
     )
     serve = values.serve
     assert (serve.router, serve.handoff, serve.max_num_seqs) == ("jsq", "pull", 99)
     assert serve.max_num_batched_tokens == "auto"
-    assert serve.extra_args == ["--swap-space=8000000000"]
+    assert serve.swap_space == 8000000000
 
 
 def test_colocated_pools_are_mixed():
@@ -52,8 +51,8 @@ def test_colocated_pools_are_mixed():
     whole, chunked = planned(head + pool % ""), planned(head + pool % ", batcher: chunked-prefill")
     assert values_of(whole).workers.mixed.replicas == 8
     assert values_of(whole).workers.prefill.replicas == 0
-    assert values_of(whole).serve.extra_args == ["--no-enable-chunked-prefill"]
-    assert values_of(chunked).serve.extra_args == []
+    assert values_of(whole).serve.batcher == "mixed=mixed"
+    assert values_of(chunked).serve.batcher == "mixed=chunked-prefill"
 
 
 @pytest.mark.parametrize(
@@ -62,9 +61,8 @@ def test_colocated_pools_are_mixed():
         (("role: decode, tensor_parallel: 1", "role: decode, tensor_parallel: 4"), "have 4 accelerators"),
         (
             ("pools:\n", "pools:\n- {machines: 1, machine: dgx-a100, role: prefill, tensor_parallel: 1}\n"),
-            "before",
+            "second pool of prefill",
         ),
-        (("role: prefill,", "role: prefill, batcher: prefill-balanced,"), "batcher prefill-balanced"),
     ],
 )
 def test_what_pods_cannot_serve_is_refused(change, sentence):

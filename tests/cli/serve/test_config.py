@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from support.tokenizers_for_tests import byte_level
-from twofold.cli.serve.config import public_name, service_of
-from twofold.cli.serve_flags import Flags
+from twofold.cli.serve.command import ServeSettings
+from twofold.cli.serve.config import public_name, service_config
 from twofold.errors import ConfigurationError, ModelError, UserError
 from twofold.instance import Role
 
@@ -31,7 +31,7 @@ def cluster(tmp_path):
 
 
 def emulated(cluster, **flags):
-    return service_of(Flags(engine="emulated", cluster=cluster, **flags))
+    return service_config(ServeSettings(engine="emulated", cluster=cluster, **flags))
 
 
 def test_pools_and_policies_come_from_the_file(cluster):
@@ -47,8 +47,8 @@ def test_pools_and_policies_come_from_the_file(cluster):
 
 def test_a_real_model_on_the_pools_of_a_file(cluster, tiny_model_dir):
     """MODEL gives the weights; the file's model has been planned with."""
-    flags = Flags(model=str(tiny_model_dir("llama")), cluster=cluster)
-    config = service_of(flags)
+    flags = ServeSettings(model=str(tiny_model_dir("llama")), cluster=cluster)
+    config = service_config(flags)
     assert config.engine.engine == "torch"
     assert (len(config.workers), config.engine.block_size, config.router) == (5, 32, "round-robin")
     assert all(worker.cores for worker in config.workers)
@@ -65,26 +65,26 @@ def test_a_deployment_file_is_a_cluster_file(tmp_path):
 
 def test_the_model_is_called_as_in_the_file(cluster):
     """Unless --served-model-name says otherwise."""
-    flags = Flags(engine="emulated", cluster=cluster)
-    assert public_name(flags, service_of(flags)) == "llama2-70b"
+    flags = ServeSettings(engine="emulated", cluster=cluster)
+    assert public_name(flags, service_config(flags)) == "llama2-70b"
 
 
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
         ({"prefill": 1}, "--prefill 1 contradicts"),
-        ({"decode": 2}, "which says 3"),
+        ({"decode": 2}, "which has 3"),
         ({"colocated": 1}, "--colocated 1 contradicts"),
-        ({"router": "jsq"}, "which says round-robin"),
+        ({"router": "jsq"}, "which has round-robin"),
         ({"handoff": "serialized"}, "--handoff serialized contradicts"),
         ({"block_size": 16}, "--block-size 16 contradicts"),
         ({"max_num_seqs": 64}, "--max-num-seqs 64 contradicts"),
         ({"max_num_batched_tokens": 2048}, "--max-num-batched-tokens 2048 contradicts"),
         ({"enable_chunked_prefill": True}, "--enable-chunked-prefill contradicts"),
-        ({"model": "llama2-70b"}, "MODEL is not needed"),
-        ({"dtype": "float32"}, "--dtype means nothing"),
-        ({"device": "cuda"}, "--device means nothing"),
-        ({"kv_cache_memory_bytes": 1}, "--kv-cache-memory-bytes is for --engine torch"),
+        ({"model": "llama2-70b"}, "MODEL is not used"),
+        ({"dtype": "float32"}, "--dtype has no effect"),
+        ({"device": "cuda"}, "--device has no effect"),
+        ({"kv_cache_memory_bytes": 1}, "--kv-cache-memory-bytes needs --engine torch"),
     ],
 )
 def test_flags_that_deny_the_file(cluster, flags, said):
@@ -102,18 +102,17 @@ def test_flags_that_repeat_the_file(cluster):
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (Flags(), "give MODEL"),
-        (Flags(engine="jax"), "torch, emulated, vllm"),
-        (Flags(engine="emulated"), "needs --cluster FILE"),
-        (Flags(vocab_size=9), "--vocab-size is for --engine emulated"),
-        (Flags(catalog=(Path("c.toml"),)), "--catalog describes the machines of --cluster"),
-        (Flags(engine="emulated", cluster=Path("nowhere.yaml")), "nowhere.yaml cannot be read"),
+        (ServeSettings(), "give MODEL"),
+        (ServeSettings(engine="emulated"), "needs --cluster FILE"),
+        (ServeSettings(vocab_size=9), "--vocab-size needs --engine emulated"),
+        (ServeSettings(catalog=(Path("c.toml"),)), "--catalog needs --cluster"),
+        (ServeSettings(engine="emulated", cluster=Path("nowhere.yaml")), "nowhere.yaml cannot be read"),
     ],
 )
 def test_flags_that_cannot_be(flags, said):
     """With or without a file."""
     with pytest.raises(UserError, match=said):
-        service_of(flags)
+        service_config(flags)
 
 
 def test_a_file_that_cannot_be_served(cluster):

@@ -6,6 +6,7 @@ from functools import partial
 import pytest
 
 from twofold.cli.serve import route_run
+from twofold.cli.serve.route import RouteSettings
 from twofold.errors import ModelError
 from twofold.instance import Role
 
@@ -22,18 +23,18 @@ def refusal(refused, model):
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        ((), "one phase has no server"),
-        (PREFILL, "one phase has no server"),
-        ((*DECODE, "--colocated", "http://c"), "one phase has no server"),
+        ((), "a phase has no server"),
+        (PREFILL, "a phase has no server"),
+        ((*DECODE, "--colocated", "http://c"), "a phase has no server"),
         ((*PREFILL, "--decode", "http://a:8000/v1"), "http://a:8000 is given twice"),
         ((*PREFILL, "--decode", "b:8000"), "'b:8000' is not the address of a server"),
-        ((*PREFILL, *DECODE, "--router", "best"), "--router 'best' is not one of"),
+        ((*PREFILL, *DECODE, "--router", "best"), "--router 'best' is unknown"),
         ((*PREFILL, *DECODE, "--router", "conductor"), "http://a:8000,events=tcp://HOST:5557"),
-        ((*PREFILL, *DECODE, "--overload", "predicted"), "'predicted' is not one of none, early"),
-        ((*PREFILL, *DECODE, "--overload", "early"), "--router jsq does not predict"),
-        ((*PREFILL, *DECODE, "--overload", "early", "--router", "load"), "give --slo"),
-        ((*PREFILL, *DECODE, "--overload", "early", "--router", "load", "--slo", "tpot=1"), "give --slo"),
-        ((*PREFILL, *DECODE, "--log-format", "xml"), "--log-format 'xml' is not one of"),
+        ((*PREFILL, *DECODE, "--overload", "predicted"), "choose one of none, early"),
+        ((*PREFILL, *DECODE, "--overload", "early"), "--router jsq does not"),
+        ((*PREFILL, *DECODE, "--overload", "early", "--router", "load"), "needs --slo"),
+        ((*PREFILL, *DECODE, "--overload", "early", "--router", "load", "--slo", "tpot=1"), "needs --slo"),
+        ((*PREFILL, *DECODE, "--log-format", "xml"), "--log-format 'xml' is unknown"),
         ((*PREFILL, *DECODE, "--host", "::"), "lets other machines in"),
         ((*PREFILL, *DECODE, "--model", "/nowhere"), "there is no model directory /nowhere"),
         ((*PREFILL, *DECODE, "--max-body-bytes", "much"), "is not a size"),
@@ -47,8 +48,8 @@ def test_mistakes(refusal, arguments, says):
 def test_the_service_that_is_asked_for(model, monkeypatch):
     """Servers by role, and the key that they ask for, which nobody else sees."""
     monkeypatch.setenv("TWOFOLD_SERVER_API_KEY", "secret")
-    flags = route_run.Flags(model=str(model), prefill=("http://a",), decode=("http://b", "http://c"))
-    config = route_run.config_of(flags)
+    flags = RouteSettings(model=str(model), prefill=("http://a",), decode=("http://b", "http://c"))
+    config = route_run.route_config(flags)
     assert [(server.instance, server.role) for server in config.servers] == [
         ("prefill-0", Role.PREFILL),
         ("decode-0", Role.DECODE),
@@ -63,7 +64,7 @@ def test_the_service_that_is_asked_for(model, monkeypatch):
 def test_a_vocabulary_that_nobody_knows(tmp_path, config):
     """One sentence, not a traceback."""
     (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(ModelError, match="vocabulary"):
+    with pytest.raises(ModelError, match="vocab_size"):
         route_run.vocabulary_of(tmp_path)
 
 

@@ -186,18 +186,18 @@ def test_an_interrupted_plan_is_taken_up(fresh, planned, tmp_path, how):
         ((*SMALL, "--reference", "abacus"), "abacus"),
         ((*SMALL, "--router", "nowhere"), "nowhere"),
         ((*SMALL, "--performance", "guess"), "guess"),
-        ((*SMALL, "--tensor-parallel", "1"), "use more accelerators"),
+        ((*SMALL, "--tp", "1"), "use more accelerators"),
         ((*SMALL, "--tolerance", "0"), "--tolerance 0"),
         ((*SMALL, "--duration", "0"), "--duration must be more than 0"),
         ((*SMALL, "--output", "no/where/plan.yaml"), "no/where/plan.yaml"),
         ((*SMALL, "--ray", "auto", "--jobs", "2"), "--jobs"),
-        ((*SMALL, "--output", "x", "--html", "x"), "--output and --html both ask for x"),
-        ((*SMALL, "--output", "x.sqlite", "--store", "x.sqlite"), "--output x.sqlite is a file"),
-        ((*SMALL, "--max-machines", "a100=2,dgx-a100=3"), "says twice how many dgx-a100"),
+        ((*SMALL, "--output", "x", "--html", "x"), "--output and --html both write x"),
+        ((*SMALL, "--output", "x.sqlite", "--store", "x.sqlite"), "--output x.sqlite is an input file"),
+        ((*SMALL, "--max-machines", "a100=2,dgx-a100=3"), "gives dgx-a100 twice"),
         ((*SMALL, "--max-machines", "9" * 20), "--max-machines must be at most"),
-        ((*SMALL, "--objective", "cost", "--rate", "1e300"), "--rate 1e+300 is too much"),
-        ((*SMALL, "--duration", "1e300"), "--duration 1e+300 is too much"),
-        ((*SMALL, "--length-scale", "1e300"), "--length-scale 1e+300 is too much"),
+        ((*SMALL, "--objective", "cost", "--rate", "1e300"), "--rate 1e+300 is too large"),
+        ((*SMALL, "--duration", "1e300"), "--duration 1e+300 is too large"),
+        ((*SMALL, "--length-scale", "1e300"), "--length-scale 1e+300 is too large"),
         ((*SMALL, "--arrival", "gamma", "--burstiness", "1e-300"), "--burstiness 1e-300 is too small"),
         (("azure-cond", *SMALL[1:]), "did you mean azure-conv"),
         (("azure-conv", *MODEL), "needs a budget"),
@@ -217,8 +217,6 @@ def test_mistakes_are_one_sentence(invoke, arguments, words):
 
 def test_the_command_starts_light():
     """Help needs neither the simulator nor a database."""
-    code = (
-        "import sys, twofold.cli.plan.command; print([m for m in ('plotly', 'numpy', 'sqlite3') if m in sys.modules])"
-    )
+    code = "import sys, twofold.cli.plan.command\nprint([m for m in ('plotly', 'numpy', 'sqlite3') if m in sys.modules])"
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert shown.strip() == "[]"

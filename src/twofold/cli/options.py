@@ -10,9 +10,9 @@ from twofold.errors import ConfigurationError
 from twofold.instance import Role
 from twofold.kvcache.eviction import EVICTIONS
 from twofold.performance.registry import PERFORMANCE_MODELS
+from twofold.scheduling.admission.overload import OVERLOAD_RULES
 from twofold.scheduling.batchers import BATCHERS
 from twofold.scheduling.cluster.handoff_policy import HANDOFF_POLICIES
-from twofold.scheduling.overload import OVERLOADS
 from twofold.slo import Slo, SlowdownSlo, parse_slo
 
 if TYPE_CHECKING:
@@ -175,7 +175,9 @@ SwapSpace = Annotated[
         parse=parse_size,
     ),
 ]
-Overload = Annotated[str | None, Flag("Reject requests that are predicted to miss --slo.", choices=OVERLOADS)]
+Overload = Annotated[
+    str | None, Flag("Reject requests that are predicted to miss --slo.", choices=OVERLOAD_RULES)
+]
 
 # Objectives
 SloBounds = Annotated[

@@ -216,7 +216,7 @@ def test_mistakes_are_one_sentence(invoke, arguments, words):
 
 
 def test_the_command_starts_light():
-    """Help needs neither the simulator nor a database."""
-    code = "import sys, twofold.cli.plan.command\nprint([m for m in ('plotly', 'numpy', 'sqlite3') if m in sys.modules])"
+    modules = ("plotly", "numpy", "sqlite3")
+    code = f"import sys, twofold.cli.plan.command; print([m for m in {modules} if m in sys.modules])"
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert shown.strip() == "[]"

@@ -67,9 +67,9 @@ def test_overload_of_a_real_service_uses_the_profile(model, host):
     ("router", "slo", "reason"),
     [
         ("jsq", None, "give --slo"),
-        ("jsq", TTFT, "give both bounds"),
+        ("jsq", TTFT, "needs both bounds"),
         ("round-robin", BOTH, "--router round-robin places it elsewhere"),
-        ("splitwise", BOTH, "leave out the router splitwise"),
+        ("splitwise", BOTH, "a router with fixed roles"),
     ],
 )
 def test_rejects_overload_that_cannot_be_predicted(cluster, router, slo, reason):
@@ -81,7 +81,7 @@ def test_rejects_overload_without_a_profile(model):
 
 
 def test_rejects_overload_of_a_colocated_service(model, host):
-    rejected("give no mixed pool", served, model, colocated=1, overload="predicted", slo=BOTH, profile=host)
+    rejected("does not support mixed pools", served, model, colocated=1, overload="predicted", slo=BOTH, profile=host)
 
 
 def test_replan_of_an_emulated_service_uses_its_cluster(cluster):

@@ -237,8 +237,8 @@ def test_weights_that_do_not_fit_are_refused(tmp_path):
 
 
 def test_the_command_starts_light():
-    """Help needs neither plotly nor the simulator."""
-    code = "import sys, twofold.cli.simulate.command\nprint([m for m in ('plotly', 'numpy', 'torch') if m in sys.modules])"
+    modules = ("plotly", "numpy", "torch")
+    code = f"import sys, twofold.cli.simulate.command; print([m for m in {modules} if m in sys.modules])"
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert shown.strip() == "[]"
 

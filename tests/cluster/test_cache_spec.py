@@ -34,8 +34,7 @@ def test_room_is_in_tokens_or_bytes(room, tokens):
 
 
 @pytest.mark.parametrize("room", ["", "3000000", "-1 tokens", "many tokens", "1 GHz", "1e9 B", "GiB"])
-def test_room_that_says_neither_is_refused(room):
-    """A bare number could be either."""
+def test_rejects_sizes_without_a_unit(room):
     with pytest.raises(ConfigurationError, match="invalid prefix cache size"):
         cache_size_tokens(room, 10)
 
@@ -61,8 +60,7 @@ def test_a_line_names_its_tiers():
         ("128GiB,disk_bytes_per_s=quick", "invalid prefix cache"),
     ],
 )
-def test_a_line_that_is_wrong_says_where(line, reason):
-    """One sentence, and nothing is guessed."""
+def test_rejects_invalid_settings(line, reason):
     with pytest.raises(ConfigurationError, match=reason):
         parse_cache(line)
 
@@ -87,7 +85,6 @@ def test_a_cluster_file_has_caches():
         ("{disk: 1TB}", "missing required field dram"),
     ],
 )
-def test_a_file_that_is_wrong_says_where(value, reason):
-    """The place, and what would be right."""
+def test_file_errors_name_the_field(value, reason):
     with pytest.raises(ConfigurationError, match=reason):
         read_cluster(FILE.format(value), "cluster.yaml")

@@ -79,8 +79,8 @@ def test_lines(text, pools):
         ("5xh100:mixed/", "unknown batcher ''"),
     ],
 )
-def test_mistakes_in_lines(text, message):
-    """One sentence that says which pool and what would be right."""
+def test_rejects_invalid_pools(text, message):
+    """The message names the pool and the correct syntax."""
     with pytest.raises(ConfigurationError) as error:
         parse_cluster(text, model="m", catalog=CATALOG)
     assert message in str(error.value)
@@ -160,8 +160,8 @@ def test_machines_of_the_users_own_catalog(tmp_path):
         ("a: &a [*a]", "unknown field a"),
     ],
 )
-def test_mistakes_in_files(text, message):
-    """One sentence with file, place and reason."""
+def test_rejects_invalid_files(text, message):
+    """The message names the file, place and reason."""
     with pytest.raises(ConfigurationError) as error:
         read_cluster(text, "c.yaml", catalog=CATALOG)
     assert message in str(error.value)
@@ -169,8 +169,7 @@ def test_mistakes_in_files(text, message):
     assert "\n" not in str(error.value)
 
 
-def test_files_that_cannot_be_read(tmp_path):
-    """Missing, a directory, no text, bad TOML, and of no known kind."""
+def test_rejects_unreadable_files(tmp_path):
     (tmp_path / "dir.yaml").mkdir()
     (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe")
     (tmp_path / "bad.toml").write_text("a = \n")
@@ -226,8 +225,7 @@ specs = st.builds(
 
 
 @given(specs)
-def test_what_is_written_is_read_back(spec):
-    """Every setting survives a file, whatever the names in it."""
+def test_clusters_round_trip_through_files(spec):
     assert read_cluster(dump_cluster(spec), "c.yaml", catalog=CATALOG) == spec
 
 
@@ -271,8 +269,7 @@ def test_numbers_that_no_clock_holds(line, words):
         read_cluster(text, "c.yaml")
 
 
-def test_a_deployment_file_stands_for_its_cluster():
-    """What a plan wrote can be simulated as it is."""
+def test_reads_the_cluster_of_a_deployment_file():
     text = (
         "deployment: 2\ncluster:\n  model: bloom-176b\n  pools: [{machines: 1, machine: h100, role: mixed}]\n"
         "expected: {rate: 3.0}\n"

@@ -90,8 +90,7 @@ def test_every_layout_fits(machines, parallel, stages, instances):
         ([pool(1, 2, nodes="a"), pool(2, 2, nodes="a")], "need equal machines"),
     ],
 )
-def test_what_does_not_fit_is_one_sentence(pools, says):
-    """With what there is room for."""
+def test_rejects_layouts_that_do_not_fit(pools, says):
     with pytest.raises(ConfigurationError, match=says):
         instance_profiles(cluster(*pools), CATALOG)
 

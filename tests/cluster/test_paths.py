@@ -1,4 +1,4 @@
-"""What hand-off policies may know of a simulated cluster."""
+"""Transfer paths of a simulated cluster."""
 
 from twofold.cluster.file import parse_pools
 from twofold.cluster.paths import paths_of

@@ -33,14 +33,12 @@ def written(path, deployment, comment="A plan.\nIt is good."):
 
 
 @pytest.mark.parametrize("slo", ["splitwise", "ttft=2,tpot=0.1,e2e=30"])
-def test_what_is_written_is_read_back(tmp_path, deployments, slo):
-    """Equal in every field."""
+def test_deployments_round_trip_through_files(tmp_path, deployments, slo):
     for deployment in deployments(slo):
         assert load_deployment(written(tmp_path / "deployment.yaml", deployment)) == deployment
 
 
-def test_it_says_what_it_means(tmp_path, deployments):
-    """Comments above and beside; pools in plain words; the SLO as the flag takes it; nothing that is not set."""
+def test_files_have_comments_and_no_unset_fields(tmp_path, deployments):
     text = written(tmp_path / "deployment.yaml", deployments()[0]).read_text()
     assert text.startswith("# A plan.\n# It is good.\ndeployment: 2")
     for line in (
@@ -56,7 +54,6 @@ def test_it_says_what_it_means(tmp_path, deployments):
 
 
 def test_its_cluster_is_a_cluster_file(deployments):
-    """What `twofold simulate --config` takes."""
     for deployment in deployments():
         assert read_cluster(dump_cluster(deployment.cluster), "cluster.yaml") == deployment.cluster
 
@@ -104,7 +101,6 @@ def test_mistakes_name_the_file_and_the_place(tmp_path, deployments, old, new, w
     assert "\n" not in str(error.value)
 
 
-def test_a_missing_file_is_said_to_be_missing(tmp_path):
-    """With its name."""
+def test_names_a_missing_file(tmp_path):
     with pytest.raises(ConfigurationError, match="cannot be read"):
         load_deployment(tmp_path / "none.yaml")

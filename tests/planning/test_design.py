@@ -10,8 +10,7 @@ def test_a_design_adds_up_its_machines():
     assert (one.machines, one.price_per_h, one.tdp_w) == (5, 2 * 38 + 3 * 17.6, 2 * 10_200 + 3 * 6_500)
 
 
-def test_names_say_kinds_and_counts():
-    """Prefill before decode; a colocated family is named by how it batches."""
+def test_names_have_kinds_and_counts():
     assert design(2, 3).name == "2+3 fast+slow"
     assert design(4, family=COLOCATED).name == "4 fast mixed"
     small = Family(kinds=(FAST,), batcher="chunked-prefill", max_num_batched_tokens=512)

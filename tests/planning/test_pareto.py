@@ -35,8 +35,7 @@ def test_the_front_does_not_depend_on_the_order(some):
     assert pareto_front(some) == pareto_front(reversed(some))
 
 
-def test_a_plans_front_has_smaller_clusters_each_at_its_limit():
-    """Quarters of the best designs, and points raised to what their designs take."""
+def test_front_has_smaller_clusters_at_their_highest_rates():
     cluster = AnalyticCluster(6.0, 3.0, 4.0)
     search = cluster.search()
     best = [design(8, 16), design(20, family=COLOCATED)]

@@ -20,7 +20,6 @@ def planned(cluster, *, objective="throughput", families=FAMILIES, rate=None, fo
 
 
 def test_the_choices_are_the_best_of_each_family_best_first():
-    """And each is told of as it is found."""
     found = []
     plan = planned(AnalyticCluster(5.0, 3.0, 1.5), machines=16, found=found.append)
     assert [choice.design.counts for choice in plan.choices] == [(6, 10), (6, 10), (16,)]
@@ -31,8 +30,7 @@ def test_the_choices_are_the_best_of_each_family_best_first():
     assert 0 < plan.break_even < plan.best.rate
 
 
-def test_a_given_rate_is_kept_at_least_cost():
-    """Each choice is judged at that rate, and says how much more it would take."""
+def test_minimises_cost_at_a_given_rate():
     plan = planned(AnalyticCluster(5.0, 3.0, 1.5), objective="cost", rate=30.0)
     assert plan.best.design == design(6, 10)
     assert all(choice.rate == 30.0 <= choice.highest_rate for choice in plan.choices)
@@ -94,8 +92,7 @@ class Impossible(AnalyticCluster):
         ),
     ],
 )
-def test_mistakes_are_one_sentence(cluster, query, words):
-    """Which bound fails and by how much, or what the budget lacks."""
+def test_explains_why_there_is_no_plan(cluster, query, words):
     with pytest.raises(ConfigurationError) as error:
         planned(cluster, **query)
     assert words in str(error.value)

@@ -60,8 +60,7 @@ def test_families_are_named_or_all_pairs(make_problem):
         ({"names": (), "split": False, "colocated": False}, "exclude all designs"),
     ],
 )
-def test_mistakes_are_one_sentence(make_problem, arguments, words):
-    """Each says what would be right."""
+def test_rejects_invalid_families(make_problem, arguments, words):
     names = arguments.pop("names")
     with pytest.raises(ConfigurationError, match=words):
         families(make_problem(), *names, **arguments)
@@ -78,8 +77,7 @@ def test_machines_that_do_not_hold_the_model_are_left_out(make_problem):
         fitting(giant, families(giant, machines="a100"))
 
 
-def test_numbers_that_cannot_be_are_refused(make_problem):
-    """An attainment of 90 and a duration of nothing."""
+def test_rejects_numbers_out_of_range(make_problem):
     with pytest.raises(ConfigurationError, match="--attainment must be more than 0"):
         msgspec.structs.replace(make_problem(), attainment=90.0).require_sensible()
     with pytest.raises(ConfigurationError, match="--duration must be more than 0"):

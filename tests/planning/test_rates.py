@@ -37,8 +37,7 @@ def test_the_capacity_is_found_wherever_the_search_begins(per_prefill, per_decod
     assert len(cluster.asked) < 30
 
 
-def test_nothing_beyond_the_bound_is_believed():
-    """A simulation that passes there was too short."""
+def test_search_ends_at_the_analytic_bound():
     cluster = AnalyticCluster(slack=0.5)
     search = cluster.search()
     found = asyncio.run(search.highest(design(4, 4)))
@@ -46,8 +45,7 @@ def test_nothing_beyond_the_bound_is_believed():
     assert found.missed is None
 
 
-def test_a_design_may_keep_the_slo_at_no_rate():
-    """What it missed when all but idle is told."""
+def test_reports_designs_that_always_miss_the_slo():
 
     class Hopeless(AnalyticCluster):
         async def __call__(self, trial):

@@ -29,7 +29,7 @@ def planner(text="2xh100:prefill,2xh100:decode", **how):
 
 
 def test_the_split_follows_the_traffic():
-    """Outputs want decode instances; all splits of four are tried, and the one that runs is among them."""
+    """Long outputs need decode instances; all splits of four are tried."""
     found = planner().search(OUTPUTS, RoleSplit(3, 1), stock=4)
     assert found.best.split == RoleSplit(1, 3)
     assert found.best.attainment > 0.9 > found.running.attainment

@@ -17,8 +17,7 @@ def best_step(search, designs):
 
 
 @given(speeds, speeds, st.integers(2, 60), st.floats(1.0, 4.0))
-def test_the_best_split_is_that_of_brute_force(per_prefill, per_decode, machines, slack):
-    """Whatever the speeds and however loose the bound."""
+def test_best_split_equals_brute_force(per_prefill, per_decode, machines, slack):
     search = AnalyticCluster(per_prefill, per_decode, slack=slack).search()
     designs = frontier(SPLIT, Budget(machines=machines).allows)
     found = asyncio.run(most_throughput(search, designs))
@@ -35,8 +34,7 @@ def test_so_it_is_with_money_and_power_for_a_budget(per_prefill, per_decode, dol
         assert asyncio.run(most_throughput(search, designs)).step == best_step(search, designs)
 
 
-def test_it_asks_far_less_than_brute_force():
-    """Sixty splits, with a bound that rules out little and an estimate that says nothing."""
+def test_needs_far_fewer_simulations_than_brute_force():
 
     class NoIdea(AnalyticCluster):
         def estimate(self, one):

@@ -1,4 +1,4 @@
-"""A summary says what its timelines say, and never more."""
+"""Summaries of timelines."""
 
 import msgspec
 import pytest
@@ -59,8 +59,7 @@ def test_percentiles_are_numpys_linear_ones():
     assert distribution.p99 == pytest.approx(9.9)
 
 
-def test_nothing_to_summarise():
-    """An empty run has counts of zero and no latencies."""
+def test_empty_run_has_zero_counts():
     summary = summarize([], slo=INFINITE)
     assert (summary.sent, summary.duration_s) == (0, 0.0)
     assert summary.request_throughput is None
@@ -68,7 +67,7 @@ def test_nothing_to_summarise():
 
 
 def test_failures_are_counted_by_reason_and_miss_the_slo():
-    """A failed request counts against the attainment, whatever its latency; an aborted one does not count."""
+    """Aborted requests do not count."""
     run = [
         ended("a", 0.0, [1.0]),
         ended("b", 0.0, [1.0], FinishReason.ERROR),
@@ -98,7 +97,6 @@ def test_percentiles_rise(run):
 
 @given(run=runs(), bound=st.floats(0.001, 20))
 def test_goodput_never_exceeds_throughput(run, bound):
-    """What is good is part of what is completed."""
     summary = summarize(run, slo=Slo(ttft_s=bound, tpot_s=bound))
     assert (summary.goodput or 0.0) <= (summary.request_throughput or 0.0)
     assert 0.0 <= (summary.slo_attainment or 0.0) <= 1.0
@@ -121,8 +119,7 @@ def test_every_request_is_counted_once(run):
 
 
 @given(runs())
-def test_a_summary_survives_json(run):
-    """What is written can be read back."""
+def test_summary_round_trips_through_json(run):
     summary = summarize(run, slo=Slo(ttft_s=1.0))
     assert msgspec.json.decode(msgspec.json.encode(summary), type=Summary) == summary
 

@@ -145,8 +145,7 @@ def test_the_distribution_rises_from_the_least_to_the_greatest(numbers, points):
 
 
 @given(st.lists(values))
-def test_it_survives_json_and_pickle(numbers):
-    """Results are stored and cross process borders."""
+def test_round_trips_through_json_and_pickle(numbers):
     histogram = histogram_of(numbers, unit=1e-9)
     assert msgspec.json.decode(msgspec.json.encode(histogram), type=Histogram) == histogram
     assert pickle.loads(pickle.dumps(histogram)) == histogram  # noqa: S301  (our own bytes)

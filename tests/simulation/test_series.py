@@ -137,8 +137,7 @@ def test_time_never_runs_backwards():
 
 
 @given(steps, gaps)
-def test_it_survives_json_and_pickle(changes, end_gap):
-    """Results are stored and cross process borders."""
+def test_round_trips_through_json_and_pickle(changes, end_gap):
     series = series_of(0, changes, end_gap)
     assert msgspec.json.decode(msgspec.json.encode(series), type=Series) == series
     assert pickle.loads(pickle.dumps(series)) == series  # noqa: S301  (our own bytes)

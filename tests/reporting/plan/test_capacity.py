@@ -38,8 +38,7 @@ def test_rows_end_where_more_is_of_no_use(plan):
         assert rows[-1] >= max(tier.local.full_gb_per_node, tier.pool.full_gb_per_node) > rows[-2]
 
 
-def test_added_gbs_add_up(plan):
-    """Seconds of an hour that each added GB frees, over all rows, are those that the last row has."""
+def test_marginal_gains_add_up(plan):
     curve = plan.tiers[0].pool
     points = [curve.at(gb) for gb in capacities(plan.tiers[0])]
     total = sum(
@@ -51,8 +50,7 @@ def test_added_gbs_add_up(plan):
     assert total == pytest.approx(points[-1].accelerators * 3600)
 
 
-def test_what_returns_more_than_it_costs_is_within_the_best(plan):
-    """An added GB that pays back less is beyond the capacity that pays, for a curve that flattens."""
+def test_returns_exceed_one_up_to_the_best_capacity(plan):
     curve = plan.tiers[0].pool
     rows = capacities(plan.tiers[0])
     best = curve.best().gb_per_node
@@ -65,8 +63,7 @@ def test_what_returns_more_than_it_costs_is_within_the_best(plan):
     assert all(returns < 1 for returns in beyond)
 
 
-def test_the_report_says_what_the_sentences_say(plan):
-    """Both arrangements of both tiers, with the error of the performance model."""
+def test_json_report_has_all_tiers_and_the_text(plan):
     report = CapacityReport.of(plan)
     assert report.text == capacity_text(plan)
     assert report.prefill_error is not None

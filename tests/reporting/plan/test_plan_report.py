@@ -1,4 +1,4 @@
-"""Tables, JSON and the page say what the plan says."""
+"""Plan reports: tables, JSON and HTML page."""
 
 import io
 
@@ -32,8 +32,7 @@ def shown(made, front=FRONT, width=120):
     return console.file.getvalue()
 
 
-def test_the_terminal_has_all_that_was_asked_for():
-    """Designs, margins, front, verdict and effort; estimated where nobody measured."""
+def test_tables_have_designs_margins_front_and_verdict():
     text = shown(split_and_colocated(break_even=9.0, without=("slow mixed",)))
     for words in (
         "5+5 fast+slow",

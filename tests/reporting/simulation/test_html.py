@@ -13,7 +13,7 @@ from twofold.slo import SPLITWISE, Slo
 
 
 class Page(HTMLParser):
-    """What a browser would find: places, data of pictures, text and outside addresses."""
+    """Parsed page: ids, chart data, text and external addresses."""
 
     def __init__(self, text):
         super().__init__()
@@ -74,8 +74,7 @@ def test_the_page_needs_no_network():
     assert text.count("plotly.js v") == 1
 
 
-def test_the_page_says_design_errors_and_verdict():
-    """Who reads only the page knows what was simulated, what the times rest on and whether it was enough."""
+def test_page_has_design_errors_and_verdict():
     good, slow = result(completed=100, failed=0, rejected=0), result()
     verdicts = {"split": verdict(good, SPLITWISE), "slow": verdict(slow, SPLITWISE)}
     page = Page(html_report({"split": good, "slow": slow}, title="t", slo=SPLITWISE, verdicts=verdicts))

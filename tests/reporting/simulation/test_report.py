@@ -66,8 +66,7 @@ def test_every_figure_has_its_error():
     assert (errors["energy_j"].prefill, errors["energy_j"].estimated) == (0.1, False)
 
 
-def test_series_are_in_a_fixed_order():
-    """Whatever order the simulator found them in: equal runs give equal bytes."""
+def test_series_are_sorted():
     run = result()
     turned = result(series=dict(reversed(run.series.items())))
     assert (

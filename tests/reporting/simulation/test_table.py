@@ -1,4 +1,4 @@
-"""Tables for the terminal: every number with its unit and with what it rests on."""
+"""Terminal tables of simulations."""
 
 from io import StringIO
 
@@ -54,8 +54,7 @@ def test_every_latency_shows_its_model_error():
     assert errors["KV transfer"] == ""
 
 
-def test_what_was_not_measured_is_a_dash():
-    """A run without hand-offs or a reference has no such numbers."""
+def test_missing_values_are_dashes():
     rows = {
         label: texts for label, texts, _ in latency_rows(result(transfer_s=histogram(), e2e_slowdown=None))
     }
@@ -73,13 +72,11 @@ def test_what_was_not_measured_is_a_dash():
         (ModelAccuracy(prefill=None, decode=None, basis="b", estimated=True), "estimated: b"),
     ],
 )
-def test_a_performance_model_in_words(error, text):
-    """Measured or estimated, and on what basis."""
+def test_describes_performance_models(error, text):
     assert describe(error) == text
 
 
-def test_the_worst_pool_of_a_phase_counts():
-    """A mixed pool runs both phases; a decode pool says nothing about TTFT."""
+def test_accuracy_is_that_of_the_worst_pool():
     pools = (pool("prefill", 1), pool("mixed", 1, ESTIMATED), pool("decode", 1))
     assert accuracy(pools, BOTH) == "estimated, ±25% prefill, ±20% decode"
     assert accuracy((pool("prefill", 1), pool("decode", 1, ESTIMATED)), (Phase.PREFILL,)) == "±10%"

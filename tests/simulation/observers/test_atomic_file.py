@@ -8,8 +8,7 @@ from twofold.errors import ConfigurationError
 from twofold.simulation.observers.files import AtomicFile
 
 
-def test_it_has_its_name_only_once_it_is_complete(tmp_path):
-    """Until `commit`, what was there before stays."""
+def test_commit_renames_the_file(tmp_path):
     path = tmp_path / "log"
     path.write_bytes(b"earlier")
     file = AtomicFile(path)
@@ -20,8 +19,7 @@ def test_it_has_its_name_only_once_it_is_complete(tmp_path):
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_what_is_not_committed_leaves_no_trace(tmp_path):
-    """A run that breaks drops its observers."""
+def test_uncommitted_files_are_deleted(tmp_path):
     file = AtomicFile(tmp_path / "log")
     file.write(b"half")
     assert len(list(tmp_path.iterdir())) == 1
@@ -30,16 +28,14 @@ def test_what_is_not_committed_leaves_no_trace(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_places_that_cannot_be_written_to_are_refused_at_once(tmp_path):
-    """A folder, and a file in a folder that is not there."""
+def test_rejects_unwritable_paths(tmp_path):
     with pytest.raises(ConfigurationError, match="is a directory: name a file in it"):
         AtomicFile(tmp_path)
     with pytest.raises(ConfigurationError, match=r"gone/log cannot be written: No such file or directory"):
         AtomicFile(tmp_path / "gone" / "log")
 
 
-def test_a_full_disk_is_said_in_one_sentence():
-    """/dev/full is a disk without room."""
+def test_reports_a_full_disk():
     file = AtomicFile("/dev/full")
     file.write(b"a line")
     with pytest.raises(ConfigurationError, match=r"^/dev/full cannot be written: No space left on device$"):

@@ -23,8 +23,7 @@ def of_kind(events, kind):
     return [event for event in events if event["ph"] == kind]
 
 
-def test_runs_are_complete_events_that_say_what_ran(tmp_path):
-    """Names as a person would say them, times in microseconds."""
+def test_runs_are_complete_events(tmp_path):
     runs = of_kind(events_of(tmp_path), "X")
     assert [run["name"] for run in runs] == [
         "prefill 1,204 tokens",

@@ -29,8 +29,7 @@ def test_writes_every_event_in_order(tmp_path):
     assert " ".join(events) == "role role note run transfer ended run ended role run note close"
 
 
-def test_lines_say_what_happened_and_when(tmp_path):
-    """A run and a transfer whole, with times that a float would round."""
+def test_lines_have_exact_times(tmp_path):
     tell(EventLog(tmp_path / "log"))
     lines = lines_of(tmp_path / "log")
     assert lines[3] == {

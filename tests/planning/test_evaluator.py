@@ -1,4 +1,4 @@
-"""What was simulated is on disk, and nothing is simulated twice."""
+"""Stored evaluations are reused."""
 
 import asyncio
 import sqlite3
@@ -28,8 +28,7 @@ def planned(store, executor):
     return asyncio.run(most_throughput(search, DESIGNS)), evaluator
 
 
-def test_what_is_kept_comes_back_equal(tmp_path):
-    """Another process, or the same one later, reads what was written."""
+def test_evaluations_round_trip(tmp_path):
     path = tmp_path / "folder" / "plan.sqlite"
     evaluation = AnalyticCluster().judged(design(2, 3), 4.0)
     with SqliteStore(path) as store:
@@ -51,8 +50,7 @@ def test_a_second_plan_simulates_nothing(tmp_path):
 
 
 @pytest.mark.parametrize("after", [1, 4, 11])
-def test_an_interrupted_plan_goes_on(tmp_path, after):
-    """It ends as one that was never interrupted, and only what is missing is simulated."""
+def test_resumes_an_interrupted_plan(tmp_path, after):
     with SqliteStore(tmp_path / "plan.sqlite") as store:
         with pytest.raises(KeyboardInterrupt):
             planned(store, InlineExecutor(interrupt_after=after))
@@ -65,8 +63,7 @@ def test_an_interrupted_plan_goes_on(tmp_path, after):
     assert evaluator.effort.simulations == from_scratch.effort.simulations - kept
 
 
-def test_what_is_asked_twice_is_run_once():
-    """Also while the first answer is still on its way."""
+def test_equal_trials_run_once():
     executor = InlineExecutor()
     evaluator = Evaluator(executor, NullStore(), name)
     trial = Trial(design(2, 3), 4.0)

@@ -38,8 +38,7 @@ def test_whole_machines_and_accelerators_are_counted():
 
 
 @pytest.mark.parametrize("kind", ["A100-40G", "H20", "V100", None])
-def test_what_the_catalog_does_not_know_is_left_out_and_said(kind):
-    """Names that only begin like one it knows are others."""
+def test_reports_nodes_that_are_not_in_the_catalog(kind):
     stock = ray_inventory([node(8, kind, "10.0.0.7")], load_catalog([]))
     assert not stock.accelerators
     assert "10.0.0.7 has 8 x" in stock.left_out[0]

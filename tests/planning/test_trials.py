@@ -46,8 +46,7 @@ def test_overload_ends_early(make_problem):
 
 
 @pytest.mark.parametrize("slo", ["splitwise", "ttft=1.5,tpot=0.1"])
-def test_it_says_which_phase_is_in_the_way(make_problem, slo):
-    """Too few machines of either."""
+def test_bound_by_names_the_limiting_phase(make_problem, slo):
     problem = make_problem(slo, router="jsq-pending", duration_s=30.0)
     short_of_prefill = simulate_trial(problem, Trial(split(problem, 1, 8), 12.0)).evaluation
     short_of_decode = simulate_trial(problem, Trial(split(problem, 8, 1), 12.0)).evaluation
@@ -60,8 +59,7 @@ def test_without_bounds_on_either_phase_the_busier_pool_tells(make_problem):
     assert simulate_trial(problem, Trial(split(problem, 8, 1), 12.0)).evaluation.bound_by is Phase.DECODE
 
 
-def test_an_slo_in_seconds_tells_each_latency_apart(make_problem):
-    """Beside the joint share: the percentile of each that matters for it."""
+def test_slo_in_seconds_checks_each_latency(make_problem):
     problem = make_problem("ttft=2,tpot=0.1,e2e=60")
     checks = simulate_trial(problem, Trial(split(problem, 2, 2), 4.0)).evaluation.checks
     assert [check.name for check in checks] == ["requests within the SLO", "TTFT P90", "TPOT P90", "E2E P90"]

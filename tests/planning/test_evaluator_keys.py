@@ -52,8 +52,7 @@ def test_the_trial_counts(make_problem):
     assert len(set(keys)) == 4
 
 
-def test_so_do_the_figures_of_the_catalog(make_problem):
-    """A machine that was given another network, under the same name; one that plays no part does not."""
+def test_catalog_figures_change_the_key(make_problem):
     problem = make_problem()
     catalog = problem.catalog
     faster = msgspec.structs.replace(catalog.machines["dgx-h100"], network_bytes_per_s=1.0)

@@ -1,4 +1,4 @@
-"""Every picture is one that plotly accepts, has a title on each axis, and shows the numbers of the result."""
+"""Charts: valid for plotly, with titled axes and the numbers of the result."""
 
 import pytest
 from plotly.graph_objects import Figure

@@ -28,12 +28,10 @@ class CacheObserver(ABC):
     @abstractmethod
     def stored(self, key: BlockKey) -> None:
         """A block became readable."""
-        ...
 
     @abstractmethod
     def removed(self, key: BlockKey, reason: RemovalReason) -> None:
         """A block stopped being readable. Its room is reused only after this returns."""
-        ...
 
 
 class PinnedBlocks:

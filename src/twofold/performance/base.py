@@ -44,17 +44,14 @@ class PerformanceModel(ABC):
         `tokens` is the number of computed tokens. `squares` is Σ((context + tokens)² − context²) over the sequences:
         Σ tokens² for whole prompts, and the same sum for a prompt cut into chunks.
         """
-        ...
 
     @abstractmethod
     def decode_cost(self, sequences: int) -> DecodeCost:
         """Cost of an iteration in which `sequences` sequences decode one token each."""
-        ...
 
     @abstractmethod
     def mixed_s(self, tokens: int, squares: int, sequences: int, context: int) -> float:
         """Seconds of an iteration of `tokens` prompt tokens and `sequences` decodes with `context` KV tokens in all."""
-        ...
 
     def uncontended(self, prompt_tokens: int, output_tokens: int) -> tuple[float, float]:
         """(TTFT, TPOT) in seconds of a request that runs alone: one prefill, then decodes of one sequence.
@@ -72,14 +69,11 @@ class PerformanceModel(ABC):
     @abstractmethod
     def idle_w(self) -> float:
         """Watts of the instance's share of its machine between batches."""
-        ...
 
     @abstractmethod
     def prefill_w(self, tokens: int) -> float:
         """Watts while prompts run, alone or beside decodes."""
-        ...
 
     @abstractmethod
     def decode_w(self, sequences: int) -> float:
         """Watts while a decode iteration runs."""
-        ...

@@ -43,15 +43,12 @@ class Connection(Protocol):
 
     def write(self, layers: range, source_blocks: Sequence[int], target_blocks: Sequence[int]) -> int:
         """Copy these layers of local blocks to the peer; returns the bytes moved once the peer can see them."""
-        ...
 
     def read(self, layers: range, source_blocks: Sequence[int], target_blocks: Sequence[int]) -> int:
         """Copy these layers of the peer's blocks into local ones; returns the bytes moved."""
-        ...
 
     def probe(self, nbytes: int) -> None:
         """Move `nbytes` (at most SCRATCH_BYTES) into the peer's scratch memory in the same way as `write`."""
-        ...
 
     def close(self) -> None: ...
 
@@ -69,7 +66,6 @@ class Transport:
     @abstractmethod
     def connect(self, peer: MemoryDescriptor) -> Connection:
         """Open a peer's cache. Raises ConfigurationError if its layout differs or its memory is unreachable."""
-        ...
 
     def publish(self, blocks: Sequence[int]) -> None:
         """Make computed blocks readable for peers."""

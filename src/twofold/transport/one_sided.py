@@ -38,11 +38,9 @@ class TransferEngine(Protocol):
 
         Raises InstanceLostError if the peer is unreachable, or if `cancelled()` before the end.
         """
-        ...
 
     def forget(self, peer: str) -> None:
         """Drop all state of a peer, which may have ended already."""
-        ...
 
 
 class CacheMemory:

@@ -24,27 +24,22 @@ class EvictionPolicy(ABC):
     @abstractmethod
     def stored(self, key: BlockKey, position: int) -> None:
         """A block was added; `position` is its index in its prompt."""
-        ...
 
     @abstractmethod
     def hit(self, key: BlockKey) -> None:
         """A request reused the block, which may be held."""
-        ...
 
     @abstractmethod
     def hold(self, key: BlockKey) -> None:
         """The block must not be evicted."""
-        ...
 
     @abstractmethod
     def release(self, key: BlockKey) -> None:
         """The block may be evicted again. It was in use until now."""
-        ...
 
     @abstractmethod
     def forget(self, key: BlockKey) -> None:
         """The block was removed."""
-        ...
 
     @abstractmethod
     def first(self, keep: Container[BlockKey] = ()) -> BlockKey | None:
@@ -52,7 +47,6 @@ class EvictionPolicy(ABC):
 
         The time grows with the number of blocks in `keep` only.
         """
-        ...
 
 
 class Ranking:

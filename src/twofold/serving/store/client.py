@@ -53,15 +53,12 @@ class BlockCopier(Protocol):
 
     def span(self, layer: int) -> slice:
         """The bytes of a slot that belong to a layer. All layers together cover the slot in order."""
-        ...
 
     def read(self, memory: SlotMemory, layer: int, slots: Sequence[int], blocks: Sequence[int]) -> None:
         """Copy from slots to the engine's blocks."""
-        ...
 
     def write(self, memory: SlotMemory, layer: int, slots: Sequence[int], blocks: Sequence[int]) -> None:
         """Copy from the engine's blocks to slots."""
-        ...
 
 
 class StoreMatch(NamedTuple):

@@ -12,7 +12,7 @@ fetching store                            serving store
   │ ◀─ BlocksFollow: checksums, one frame of  │  as blocks become available in memory
   │                  bytes for each block     │
 
-Messages between hosts are validated: see `MOST_KEYS` and `Key`.
+Messages between hosts are validated: see `MOST_KEYS` and `PeerKey`.
 """
 
 from typing import Annotated, NamedTuple
@@ -194,7 +194,7 @@ _MOST_KEY_BYTES = 64
 MOST_QUESTION_BYTES = (_MOST_KEY_BYTES + 4) * MOST_KEYS + 4096
 MOST_BYTES_AT_ONCE = 16 << 20  # limit of blocks per request
 
-Key = Annotated[bytes, msgspec.Meta(min_length=1, max_length=_MOST_KEY_BYTES)]
+PeerKey = Annotated[bytes, msgspec.Meta(min_length=1, max_length=_MOST_KEY_BYTES)]
 Crc32 = Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
 
 
@@ -206,7 +206,7 @@ class GetBlocks(msgspec.Struct, frozen=True, tag=True):
 
     contents: bytes
     number: int
-    keys: Annotated[list[Key], msgspec.Meta(max_length=MOST_KEYS)]
+    keys: Annotated[list[PeerKey], msgspec.Meta(max_length=MOST_KEYS)]
 
 
 class BlocksFollow(msgspec.Struct, frozen=True, tag=True):

@@ -51,7 +51,7 @@ from twofold.serving.store.peers import BlockFetcher, BlockServer
 
 _LOOK_S = 1.0  # maximum wait for events, and interval of status reports
 
-Report = Callable[[StoreChanged | StoreStatus], None]
+SendReport = Callable[[StoreChanged | StoreStatus], None]
 
 
 class StoreServer:
@@ -67,7 +67,7 @@ class StoreServer:
         inbox: Inbox[ToStore],
         outbox: Outbox,
         welcome: Welcome,
-        report: Report,
+        report: SendReport,
         host: str,
         peers: Peering | None = None,
     ) -> None:
@@ -123,7 +123,7 @@ class StoreServer:
         return StoreStatus(host=self._host, epoch=self._welcome.epoch, tiers=tiers, bytes_moved=moved)
 
     def _report_changes(self) -> None:
-        """Report changed blocks. The first report is sent even if empty, to clear the blocks of an earlier epoch."""
+        """SendReport changed blocks. The first report is sent even if empty, to clear the blocks of an earlier epoch."""
         stored, removed = self._manager.take_changes()
         if stored or removed or not self._introduced:
             self._introduced = True

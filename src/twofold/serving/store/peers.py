@@ -126,9 +126,9 @@ class BlockServer:
 
     def _send(self, reply: PeerReply) -> None:
         checksums = {index: block.checksum for index, block in reply.blocks.items()}
-        given = BlocksFollow(reply.caller.number, checksums, reply.last)
+        header = BlocksFollow(reply.caller.number, checksums, reply.last)
         slots = [self._memory.slot(block.slot) for block in reply.blocks.values()]
-        self._socket.send_multipart([reply.caller.connection, msgspec.msgpack.encode(given), *slots])
+        self._socket.send_multipart([reply.caller.connection, msgspec.msgpack.encode(header), *slots])
         self._events.put(ReplySent(reply))
 
 
@@ -299,17 +299,17 @@ class _PeerConnection:
 
         Raises MsgspecError, ValueError, LookupError or RecursionError for anything that was not requested.
         """
-        given = self._decoder.decode(frames[0].buffer)
-        if not self.busy or given.number != self._number:
+        reply = self._decoder.decode(frames[0].buffer)
+        if not self.busy or reply.number != self._number:
             raise ValueError("no request is pending")
-        for (index, checksum), frame in zip(given.checksums.items(), frames[1:], strict=True):
+        for (index, checksum), frame in zip(reply.checksums.items(), frames[1:], strict=True):
             slot, block = self.slots[index], frame.buffer
             if len(block) != memory.block_bytes or zlib.crc32(block) != checksum:
                 raise ValueError("checksum mismatch")
             memory.slot(slot)[:] = block
             del self.slots[index]
             self.filled.append(Block(slot, checksum))
-        return given.last
+        return reply.last
 
     def close(self) -> None:
         self.socket.disable_monitor()

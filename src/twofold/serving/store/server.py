@@ -123,7 +123,7 @@ class StoreServer:
         return StoreStatus(host=self._host, epoch=self._welcome.epoch, tiers=tiers, bytes_moved=moved)
 
     def _report_changes(self) -> None:
-        """SendReport changed blocks. The first report is sent even if empty, to clear the blocks of an earlier epoch."""
+        """Report changed blocks. The first report is sent even if empty, to clear the blocks of an earlier epoch."""
         stored, removed = self._manager.take_changes()
         if stored or removed or not self._introduced:
             self._introduced = True

@@ -155,8 +155,8 @@ def full_help(kind: type[Settings], name: str) -> str:
 
 
 def summary(entry: object) -> str:
-    """One sentence about a registry's entry: its text, its `summary`, or the first sentence of its docstring."""
-    text = entry if isinstance(entry, str) else getattr(entry, "summary", None)
+    """One sentence about a registry's entry: its text, its `help`, or the first sentence of its docstring."""
+    text = entry if isinstance(entry, str) else getattr(entry, "help", None)
     if isinstance(text, str):
         return text
     paragraph = (inspect.getdoc(getattr(entry, "func", entry)) or "").partition("\n\n")[0]

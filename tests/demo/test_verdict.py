@@ -1,4 +1,4 @@
-"""The demo's verdict follows from its numbers."""
+"""The demo's objectives and verdict follow from its measurements."""
 
 import pytest
 
@@ -25,30 +25,28 @@ def run(ttft_s, gap_s, count=20):
 @pytest.mark.parametrize(
     ("split", "colocated", "expected"),
     [
-        (run(0.5, 0.05), run(0.5, 0.2), "split keeps the SLO better than colocated (100% against 0%)"),
-        (run(2.0, 0.05), run(0.5, 0.05), "colocated keeps the SLO better than split (100% against 0%)"),
-        (run(0.5, 0.05), run(0.6, 0.05), "keep the SLO equally well (100% and 100%)"),
+        (run(0.5, 0.05), run(0.5, 0.2), "split meets the SLO better than colocated (100% against 0%)"),
+        (run(2.0, 0.05), run(0.5, 0.05), "colocated meets the SLO better than split (100% against 0%)"),
+        (run(0.5, 0.05), run(0.6, 0.05), "meet the SLO equally well (100% and 100%)"),
     ],
 )
-def test_whichever_way_it_falls(split, colocated, expected):
-    """The better design is named, or neither."""
+def test_names_the_better_design_or_neither(split, colocated, expected):
     assert expected in verdict(("split", split), ("colocated", colocated))
 
 
-def test_the_ratios_are_those_of_the_runs():
-    """P99 gaps and first tokens, split over colocated."""
+def test_reports_p99_ratios_of_gaps_and_ttft():
+    """Split divided by colocated."""
     said = verdict(("split", run(0.5, 0.05)), ("colocated", run(0.25, 0.1)))
     assert "0.50× the P99 gap between tokens" in said
     assert "2.00× the P99 time to the first token" in said
 
 
-def test_a_design_that_served_nothing_gets_no_verdict():
-    """Rather than a division by zero."""
+def test_gives_no_verdict_without_completed_requests():
     assert "No verdict" in verdict(("split", run(1, 1, count=0)), ("colocated", run(1, 1)))
 
 
-def test_load_and_slo_follow_from_unloaded_requests():
-    """Twice as slow a machine gets half the rate and twice the bounds."""
+def test_derives_load_and_slo_from_unloaded_latencies():
+    """A machine at half the speed gets half the rate and twice the latency bounds."""
     sample = [Request(id=str(i), arrival_s=0.0, prompt_tokens=100 + i, output_tokens=40) for i in range(9)]
     assert {r.prompt_tokens for r in probe_requests(sample)} == {104}
 

@@ -1,4 +1,4 @@
-"""A calibration finds again what a service of known times was made of."""
+"""Calibration recovers the known times of an artificial service."""
 
 import msgspec
 import pytest
@@ -25,9 +25,9 @@ SHARED = {"prefill": 1.05, "decode": 1.15}
 
 
 class Service:
-    """One that answers groups one after another, in the times above; writes the journals that workers would.
+    """Serves groups in turn with the times above and writes the journals of its workers.
 
-    `taken` is what gateway and clients take of the time of the workers beside them, by purpose of the group.
+    `taken` is the fraction of the workers' CPU time that gateway and clients use, by purpose of the group.
     """
 
     def __init__(self, taken):
@@ -39,7 +39,7 @@ class Service:
         self.ended = {}
 
     def run(self, worker, items, *, crowd=1.0):
-        """An iteration of a worker, which takes longer when it had nothing to run before; says when it ended."""
+        """Run an iteration, which takes longer on a cold worker; returns its end time."""
         prompts = [item for item in items if item.phase is Phase.PREFILL]
         one = MeasuredIteration(
             tokens=sum(item.num_tokens for item in prompts),
@@ -59,7 +59,7 @@ class Service:
         return end
 
     def answer(self, group):
-        """All prompts at once, then decodes until all have what they want."""
+        """Prefill all prompts at once, then decode until every response is complete."""
         mixed, slower = group.purpose is Purpose.MIXED, self.slower.get(group.purpose, 1.0)
         sent, recorder = self.now, Recorder()
         timelines = [recorder.arrive(request, sent) for request in group.requests]
@@ -77,7 +77,7 @@ class Service:
             running = [r for r in group.requests if r.output_tokens > index]
             items = [BatchItem(r.id, Phase.DECODE, 1, r.prompt_tokens + index, True) for r in running]
             beside = group.purpose is Purpose.CROWD
-            if beside:  # the prefill worker has a prompt meanwhile, for as long
+            if beside:  # the prefill worker runs a prompt of the same duration
                 prompt = BatchItem("x", Phase.PREFILL, 6, 0, False)
                 self.run("prefill", [prompt], crowd=CROWDED["prefill"] * slower)
             if mixed and index % 5 == 0:
@@ -106,7 +106,7 @@ class Service:
 
 
 def shared_logs():
-    """Two workers that take turns on a core for a while, and a third that is idle."""
+    """Two workers that time-share a core, and an idle third worker."""
     service = Service({})
     for index in range(30):
         items = [BatchItem("d", Phase.DECODE, 1, 100 + index, True)] * 4
@@ -125,7 +125,7 @@ def answered(taken):
 
 
 def share(service, purpose):
-    """What gateway and clients take of a core meanwhile."""
+    """CPU cores that gateway and clients use on average."""
     of = [one for one in service.observed if one.group.purpose is purpose]
     spans = [
         max(t.token_times_s[-1] for t in one.timelines) - min(min(t.moments.values()) for t in one.timelines)
@@ -137,7 +137,7 @@ def share(service, purpose):
 @pytest.fixture(scope="module")
 def found():
     first = answered({})
-    # On two cores a split service's gateway is beside prefill alone, and a colocated one's beside both workers.
+    # On two cores, the gateway shares the prefill core of a split service and both cores of a colocated one.
     taken = {Purpose.CROWD: share(first, Purpose.CROWD), Purpose.MIXED: share(first, Purpose.MIXED) / 2}
     service = answered(taken)
     logs = {name: WorkerLog(entries) for name, entries in service.journals.items()}
@@ -154,33 +154,31 @@ def found():
     )
 
 
-def test_the_engine(found):
-    """An iteration of any kind takes what it took."""
+def test_fits_iterations_of_every_kind(found):
     for one in ((300, 90_000, 0, 0), (0, 0, 5, 2000), (100, 10_000, 8, 1000)):
         assert found.engine.seconds(*one) == pytest.approx(TIMES.seconds(*one), rel=0.02)
     errors = found.engine.prefill_error, found.engine.decode_error, found.engine.mixed_error
     assert all(error is not None and error < 0.02 for error in errors)
 
 
-def test_a_worker_that_was_idle(found):
-    """Its next iteration takes longer, and the others are not fitted to that."""
+def test_separates_the_cost_of_cold_iterations(found):
     assert found.engine.cold_s == pytest.approx(COLD_S, rel=0.1)
 
 
-def test_what_workers_cost_each_other(found):
-    """From the iterations beside which the other worker ran, and from no others; the gateway's time is not theirs."""
+def test_fits_contention_between_workers(found):
+    """Only overlapping iterations count, without the gateway's CPU time."""
     assert found.prefill.crowded == pytest.approx(CROWDED["prefill"], rel=0.02)
     assert found.decode.crowded == pytest.approx(CROWDED["decode"], rel=0.02)
 
 
-def test_what_taking_turns_costs(found):
-    """From a prefill and a decode worker on one core: how much more than twice as long they took."""
+def test_fits_the_overhead_of_sharing_a_core(found):
+    """A prefill and a decode worker on one core slow down by more than a factor of two."""
     assert found.prefill.shared == pytest.approx(SHARED["prefill"], rel=0.03)
     assert found.decode.shared == pytest.approx(SHARED["decode"], rel=0.03)
 
 
-def test_the_gateway(found):
-    """CPU time by request, iteration and token; what passes besides is delay."""
+def test_fits_gateway_cpu_times_and_delays(found):
+    """CPU time per request, iteration and token; the remaining latency is delay."""
     front = found.front
     assert front.request_s == pytest.approx(REQUEST_S, rel=0.05)
     assert front.prompt_token_s == pytest.approx(PROMPT_TOKEN_S, rel=0.05)
@@ -190,12 +188,11 @@ def test_the_gateway(found):
     assert front.step_delay_s == pytest.approx(STEP_DELAY_S, rel=0.05)
 
 
-def test_the_link(found):
-    """As the service measured it, and what hand-offs took besides."""
+def test_fits_the_synchronisation_time_of_handoffs(found):
+    """Bandwidth and latency are those of the service's own measurement."""
     assert (found.link.bytes_per_s, found.link.latency_s) == (LINK.bytes_per_s, LINK.overhead_s)
     assert found.link.sync_s == pytest.approx(SYNC_S, rel=0.05)
 
 
-def test_what_it_is_of(found):
-    """Model, cores and room are those it was told."""
+def test_profile_has_the_given_model_cores_and_capacity(found):
     assert (found.model, found.cores, found.threads, found.kv_capacity_tokens) == (MODEL, 2, 1, 1000)

@@ -1,4 +1,4 @@
-"""What a service is asked for to be measured."""
+"""Request groups of a calibration."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from twofold.fidelity.measurement import Purpose, mixed_groups, shared_groups, s
 
 @pytest.mark.parametrize(("context", "seqs"), [(512, 4), (4096, 64), (131_072, 256)])
 def test_requests_fit_the_service(context, seqs):
-    """No request is longer than the context, no group of decodes larger than an iteration, and no name comes twice."""
+    """Requests fit the context length, decode groups fit one iteration, and request ids are unique."""
     groups = [*split_groups(context, seqs), *mixed_groups(context), *shared_groups(context)]
     requests = [request for group in groups for request in group.requests]
     assert all(request.prompt_tokens + request.output_tokens <= context for request in requests)
@@ -17,7 +17,6 @@ def test_requests_fit_the_service(context, seqs):
 
 
 def test_arrivals_are_in_order():
-    """As a load wants them."""
     for group in [*split_groups(4096, 64), *mixed_groups(4096), *shared_groups(4096)]:
         arrivals = [request.arrival_s for request in group.requests]
         assert arrivals == sorted(arrivals)

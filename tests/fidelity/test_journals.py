@@ -1,4 +1,4 @@
-"""What workers ran, read from their journals."""
+"""Iterations are read from worker journals."""
 
 import msgspec
 import pytest
@@ -24,8 +24,8 @@ def decode(name, context):
     return BatchItem(name, Phase.DECODE, 1, context, True)
 
 
-def test_what_was_in_an_iteration():
-    """Tokens, squares and context are counted as performance models want them; a chunk completes no prompt."""
+def test_counts_the_work_of_an_iteration():
+    """Tokens, squares and context are counted as performance models expect; a partial chunk completes no prompt."""
     items = [prompt("a", 10), prompt("b", 20, 30, samples=False), decode("c", 100), decode("d", 50)]
     (ran,) = WorkerLog(list(entries((1.0, 1.5, items)))).ran
     one = ran.iteration
@@ -34,14 +34,13 @@ def test_what_was_in_an_iteration():
     assert (one.kind, ran.requests) == ("mixed", ("a",))
 
 
-def test_an_iteration_takes_until_the_next_can_begin():
-    """The usual pause between two that follow each other belongs to the first; idling does not."""
+def test_an_iteration_lasts_until_the_next_can_start():
+    """The usual gap between consecutive iterations counts to the first; idle time does not."""
     log = WorkerLog(list(entries(*((at, at + 0.009, [decode("a", 5)]) for at in (0.0, 0.01, 0.02, 5.0)))))
     assert [one.iteration.seconds for one in log.ran] == pytest.approx([0.01] * 4)
 
 
-def test_how_busy_a_worker_was():
-    """The share of a span in which something ran."""
+def test_computes_the_busy_share_of_a_time_span():
     log = WorkerLog(list(entries((1.0, 2.0, [decode("a", 5)]), (3.0, 4.0, [decode("a", 5)]))))
     assert log.busy_share(0.0, 1.0) == 0.0
     assert log.busy_share(1.2, 1.8) == pytest.approx(1.0)
@@ -49,12 +48,11 @@ def test_how_busy_a_worker_was():
     assert [one.start_s for one in log.between(2.5, 9.0)] == [3.0]
 
 
-def test_a_batch_that_did_not_end_is_left_out():
-    """The journal of a worker that was ended in the middle of one."""
+def test_ignores_an_incomplete_batch():
+    """The journal of a killed worker may end within a batch."""
     assert WorkerLog(list(entries((1.0, 2.0, [decode("a", 5)])))[:1]).ran == []
 
 
-def test_when_kv_landed():
-    """By attempt."""
+def test_records_kv_arrival_times_by_attempt():
     log = WorkerLog([JournalEntry(3.0, "kv_received", {"request_id": "r~0", "epoch": 1}, True)])
     assert log.landed == {"r~0": 3.0}

@@ -1,4 +1,4 @@
-"""What iterations took over what they should have taken is the speed of the host, whatever ran beside them."""
+"""Host speed follows from measured over predicted iteration times, contention included."""
 
 import msgspec
 import pytest
@@ -24,7 +24,7 @@ def two_cores(monkeypatch):
 
 
 def log(times, longer):
-    """A worker that decodes for four sequences from each of these times on, for so many times longer than alone."""
+    """A worker that decodes four sequences from each of these times, slowed down by the factor `longer`."""
     entries = []
     for number, start in enumerate(times):
         items = tuple(BatchItem(str(i), Phase.DECODE, 1, 100, True) for i in range(4))
@@ -47,15 +47,14 @@ TIMES_S = [1.0 + number for number in range(20)]
 
 
 @pytest.mark.parametrize("slower", [0.8, 1.0, 1.3])
-def test_workers_that_meet_nobody(slower):
-    """The host's speed is that of their iterations."""
+def test_speed_of_an_idle_host_is_that_of_the_iterations(slower):
     logs = {"prefill-0": log([], 1.0), "decode-0": log(TIMES_S, slower)}
     found = slowness(host(), ServiceDesign(prefill=1, decode=1).workers(), logs, span())
     assert found == pytest.approx((slower, slower))
 
 
-def test_each_phase_has_its_speed():
-    """Prompts as measured beside decodes that take a third longer: memory is slow, and computing is not."""
+def test_phases_have_separate_speeds():
+    """Prompts run as calibrated, decodes a third slower: memory bandwidth is short, compute is not."""
     prompt_s = TIMES.seconds(100, 100 * 100, 0, 0)
     entries = []
     for number, start in enumerate(TIMES_S):
@@ -70,30 +69,29 @@ def test_each_phase_has_its_speed():
     assert found == pytest.approx((1.0, 4 / 3))
 
 
-def test_neighbours_are_no_slow_host():
-    """Both cores busy all the while: as much longer as the profile says of a crowd, and no more."""
+def test_contention_does_not_count_as_slowness():
+    """Both workers are busy throughout, and slow down by the profile's contention factor."""
     both = {name: log(TIMES_S, CROWDED) for name in ("prefill-0", "decode-0")}
     found = slowness(host(), ServiceDesign(prefill=1, decode=1).workers(), both, span())
     assert found == pytest.approx((1.0, 1.0))
 
 
-def test_turns_are_no_slow_host():
-    """A prefill and a decode worker on one core, and another prefill worker idle."""
+def test_core_sharing_does_not_count_as_slowness():
+    """A prefill and a decode worker on one core, with another prefill worker idle."""
     turns = log(TIMES_S, 2 * SHARED)
     logs = {"prefill-0": log([], 1.0), "prefill-1": turns, "decode-0": turns}
     found = slowness(host(), ServiceDesign(prefill=2, decode=1).workers(), logs, span())
     assert found == pytest.approx((1.0, 1.0))
 
 
-def test_the_gateway_is_no_slow_host():
-    """On two colocated cores it takes half of its time from each."""
+def test_gateway_cpu_time_does_not_count_as_slowness():
+    """With two colocated cores, the gateway takes half of its CPU time from each."""
     front_s = 0.002 * 500 + 0.001 * len(TIMES_S) + 0.0001 * 80
     logs = {"mixed-0": log(TIMES_S, 1 / (1 - front_s / 100 / 2)), "mixed-1": log([], 1.0)}
     found = slowness(host(front=FRONT), ServiceDesign(colocated=2).workers(), logs, span(500, 80))
     assert found == pytest.approx((1.0, 1.0))
 
 
-def test_nothing_says_nothing():
-    """A service that ran nothing in that time has the speed that was measured."""
+def test_an_idle_service_runs_as_calibrated():
     logs = {"prefill-0": log([], 1.0), "decode-0": log([], 1.0)}
     assert slowness(host(), ServiceDesign(prefill=1, decode=1).workers(), logs, span()) == (1.0, 1.0)

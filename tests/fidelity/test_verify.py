@@ -1,4 +1,4 @@
-"""How figures of both worlds are compared, and where the knee of a service is."""
+"""Comparison of live and simulated metrics, and the goodput of a simulated service."""
 
 import dataclasses
 
@@ -24,7 +24,7 @@ SLO = Slo(ttft_s=0.5, tpot_s=0.1)
 
 @pytest.fixture
 def host(tmp_path, monkeypatch):
-    """A profile of two cores, and its file; this machine has two cores as well."""
+    """A two-core host profile and its file; the test machine appears to have two cores."""
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1})
     path = tmp_path / "host.yaml"
     path.write_text(dump_host_profile(profile()))
@@ -42,33 +42,33 @@ def twin(design, one, directory):
 
 
 def regular(rate):
-    """Requests that are all alike: a prefill of 0.11 s, and nine decodes."""
+    """Equal requests: a prefill of 0.11 s and nine decodes."""
     return [Request(id=str(i), arrival_s=i / rate, prompt_tokens=100, output_tokens=10) for i in range(200)]
 
 
-def test_an_error_is_let_pass_up_to_its_limit_beyond_the_spread():
-    """Replays 10% apart let a simulation be 10% more off than its limit."""
+def test_accepts_errors_up_to_limit_plus_spread():
+    """Replays that differ by 10% widen the limit by 10%."""
     close = figure("TTFT P50", 1.2, (0.95, 1.05), 0.1)
     assert (close.error, close.spread, close.holds) == (pytest.approx(0.2), pytest.approx(0.1), True)
     assert not figure("TTFT P50", 1.21, (0.95, 1.05), 0.1).holds
     assert not figure("TTFT P50", 0.79, (0.95, 1.05), 0.1).holds
 
 
-def test_the_spread_is_that_of_two_replays_however_many_there_are():
-    """The mean over all pairs: a third replay does not make it wider."""
+def test_spread_does_not_grow_with_the_number_of_replays():
+    """The spread is a mean over pairs of replays."""
     assert figure("E2E P50", 1.0, (0.9, 1.1), 0.1).spread == pytest.approx(0.2)
     assert figure("E2E P50", 1.0, (0.9, 1.0, 1.1), 0.1).spread == pytest.approx(0.4 / 3)
     assert figure("E2E P50", 1.0, (1.0,), 0.1).spread == 0.0
 
 
-def test_attainment_is_compared_in_points():
-    """Not relatively: 10% instead of 14% is four points off."""
+def test_attainment_errors_are_absolute():
+    """10% instead of 14% is an error of four points."""
     attained = figure(ATTAINMENT, 0.10, (0.14, 0.14), 0.05)
     assert (attained.error, attained.holds) == (pytest.approx(-0.04), True)
 
 
-def test_the_knee_is_what_one_prefill_worker_can_do(host):
-    """A prompt takes 0.11 s, so that up to 1/0.11 of them a second are answered in time."""
+def test_knee_is_at_least_the_throughput_of_the_prefill_worker(host):
+    """With 0.11 s per prompt, up to 1/0.11 requests/s meet the SLO."""
     one, path = host
     split = twin(ServiceDesign(prefill=1, decode=1), one, path.parent)
     found = knee(split, regular, SLO)
@@ -78,16 +78,14 @@ def test_the_knee_is_what_one_prefill_worker_can_do(host):
     assert kept.slo_attainment >= 0.9 > beyond.slo_attainment
 
 
-def test_an_slo_that_cannot_be_kept_has_no_knee(host):
-    """One sentence instead of a search without end."""
+def test_rejects_an_slo_that_no_rate_meets(host):
     one, path = host
     with pytest.raises(ConfigurationError, match="widen it"):
         knee(twin(ServiceDesign(colocated=2), one, path.parent), regular, Slo(ttft_s=0.01))
 
 
-def test_a_service_on_a_slow_host_is_compared_with_its_twin_on_one(host):
-    """All that the twin says of a host at two thirds of its speed is met by one that knows the speed, and is not by one
-    that does not."""
+def test_simulates_a_slow_host_at_its_measured_speed(host):
+    """At two thirds of the calibrated speed, only the corrected simulation is within the limits."""
     one, path = host
     slow = twin(ServiceDesign(prefill=1, decode=1), one, path.parent)
     requests = regular(4.0)
@@ -100,7 +98,7 @@ def test_a_service_on_a_slow_host_is_compared_with_its_twin_on_one(host):
 
 
 def test_each_replay_is_simulated_at_its_own_speed(host):
-    """One on a quick host and one on a slow host: the mean of two simulations, not one of a host in between."""
+    """A fast and a slow replay give the mean of two simulations, not one simulation at the mean speed."""
     one, path = host
     split = twin(ServiceDesign(prefill=1, decode=1), one, path.parent)
     requests = regular(4.0)
@@ -118,13 +116,13 @@ def test_each_replay_is_simulated_at_its_own_speed(host):
 
 
 def moved(timeline, by):
-    """The same later."""
+    """The timeline, shifted by `by` seconds."""
     moments = {moment: at + by for moment, at in timeline.moments.items()}
     return dataclasses.replace(timeline, moments=moments)
 
 
 def journals(timelines, *, slower):
-    """Those of a prefill and a decode worker that answered these requests one by one, as their clients saw it."""
+    """Journals of a prefill and a decode worker that served these requests one at a time."""
     found = {"prefill-0": [], "decode-0": []}
     for number, timeline in enumerate(timelines):
         prompt = timeline.request.prompt_tokens
@@ -142,10 +140,10 @@ def iteration(start, end, batch):
     ]
 
 
-def test_a_profile_of_other_workers_is_refused(host):
-    """Workers with other cores compute at another speed."""
+def test_rejects_a_profile_with_other_core_counts(host):
+    """The core count of a worker changes its speed."""
     _, path = host
-    with pytest.raises(ConfigurationError, match="4 of 8 cores each"):
+    with pytest.raises(ConfigurationError, match="4 of 8 cores per worker"):
         cluster_of(
             ServiceDesign(prefill=1, decode=1),
             profile(cores=8, threads=4),
@@ -156,7 +154,6 @@ def test_a_profile_of_other_workers_is_refused(host):
 
 
 def test_designs_have_names_and_flags():
-    """Those of `twofold serve`."""
     assert (ServiceDesign(prefill=2, decode=1).name, ServiceDesign(colocated=2).name) == (
         "2P+1D",
         "colocated 2",
@@ -165,8 +162,8 @@ def test_designs_have_names_and_flags():
     assert ServiceDesign(prefill=2, decode=1).flags == ["--prefill", "2", "--decode", "1", cold]
 
 
-def test_the_twin_has_the_batchers_of_the_service(host):
-    """Colocated workers chunk their prompts, and split ones do not."""
+def test_simulated_twin_uses_the_batchers_of_the_service(host):
+    """Colocated workers use chunked prefill."""
     one, path = host
     twin = cluster_of(ServiceDesign(colocated=2), one, path, kv_capacity_tokens=1600, max_num_seqs=8)
     assert [(pool.machines, pool.batcher) for pool in twin.pools] == [(2, "chunked-prefill")]

@@ -1,1 +1,1 @@
-"""The demonstration behind `make demo`."""
+"""Demo behind `make demo`."""

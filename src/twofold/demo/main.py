@@ -1,4 +1,4 @@
-"""`python -m twofold.demo.main`: one model, one workload, two cores, split and colocated, side by side."""
+"""Serve one model split and colocated under the same load and compare both: `python -m twofold.demo.main`."""
 
 import asyncio
 import os
@@ -23,18 +23,18 @@ from twofold.workload.source import workload
 DESIGNS = {"split 1P+1D": ("--prefill", "1", "--decode", "1"), "colocated 2": ("--colocated", "2")}
 MODEL_DIR = Path(".demo/model")
 TRACE = "traces/azure-2023-conv.csv"
-# A quarter of the real lengths: a core of a laptop then takes about as long for a prompt of the model made here
-# as a GPU takes for the whole one of a real model, and queues form at rates that a laptop can serve.
+# At a quarter of the real lengths, a laptop core takes about as long for a prompt of the demo model as a GPU takes for
+# a full prompt of a real model, and queues form at rates that a laptop can serve.
 LENGTH_SCALE = 0.25
 MAX_LEN = 2048
 REQUESTS = 100
-FLAGS = ("--kv-cache-memory-bytes", "1GiB", "--no-enable-prefix-caching")  # some prompts are sent twice
+FLAGS = ("--kv-cache-memory-bytes", "1GiB", "--no-enable-prefix-caching")  # the demo repeats some prompts
 
 console = Console()
 
 
 def main() -> None:
-    """Make the model, serve it both ways under the same load, print both and what follows from them."""
+    """Create the model, serve it with both designs, and print the comparison."""
     try:
         _demonstrate()
     except UserError as error:
@@ -46,7 +46,7 @@ def main() -> None:
 def _demonstrate() -> None:
     _make_model()
     trace = find_data(TRACE)
-    source = str(trace) if trace else "the generator azure-conv, as the trace itself is not here"
+    source = str(trace) if trace else "the azure-conv generator (trace file not found)"
     console.print(f"Workload: {REQUESTS} requests of {source}; lengths × {LENGTH_SCALE}.")
     runs: dict[str, Summary] = {}
     goal: Objectives | None = None
@@ -70,17 +70,17 @@ def _demonstrate() -> None:
 def _make_model() -> None:
     if not (MODEL_DIR / "config.json").is_file():
         console.print(
-            f"Making a small Llama model, seeded weights and a tokenizer of its own, in {MODEL_DIR} …"
+            f"Creating a small Llama model with seeded weights and its own tokenizer in {MODEL_DIR} …"
         )
-        from twofold.engine.model_factory import create_model  # noqa: PLC0415  (imports torch: once, if at all)
+        from twofold.engine.model_factory import create_model  # noqa: PLC0415  (imports torch, which only this step needs)
 
-        making = MODEL_DIR.with_name("model.part")  # a run that is interrupted leaves no half model behind
+        making = MODEL_DIR.with_name("model.part")  # an interrupted run leaves no partial model
         create_model(making, force=True)
         making.rename(MODEL_DIR)
 
 
 def _probe(url: str, trace: Path | None) -> Objectives:
-    """What an unloaded service gives sets the SLO and the rate, so that the demo fits any machine."""
+    """Derive rate and SLO from the latencies of an unloaded service, so that the demo fits any machine."""
     sample = list(_requests(trace, rate=1.0))
     alone = _load(url, probe_requests(sample), warmup=1, max_concurrency=1)
     goal = objectives(alone.timelines)

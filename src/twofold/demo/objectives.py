@@ -1,7 +1,4 @@
-"""What to ask of a machine whose speed is unknown: a load and an SLO, from a few requests served alone.
-
-One line that follows from the numbers, whichever way they fall.
-"""
+"""Derive a load and an SLO from the latencies of a few lone requests, and state the demo's verdict."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,17 +11,17 @@ from twofold.slo import Slo
 from twofold.timeline import Timeline
 
 PROBES = 4
-# Share of the time that the prefill worker of the split design is to be busy. Both designs get the same rate.
+# Target utilisation of the split design's prefill worker. Both designs get the same rate.
 PREFILL_UTILISATION = 0.4
-# The SLO allows the slow-down against an unloaded service that Splitwise allows at P99 (section 5.3): 6x for the
-# first token and 5x between tokens, here for every request.
+# Slowdowns over an unloaded service that Splitwise's SLO allows at P99 (section 5.3): 6x TTFT and 5x TBT. Here they
+# bound the TTFT and TPOT of every request.
 TTFT_SLOWDOWN = 6.0
 TPOT_SLOWDOWN = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class Objectives:
-    """The load to offer (requests per second) and the latencies to keep."""
+    """Offered rate (requests/s) and SLO, with the unloaded latencies behind them."""
 
     rate: float
     slo: Slo
@@ -40,7 +37,7 @@ class Objectives:
 
 
 def probe_requests(sample: Sequence[Request]) -> list[Request]:
-    """A few requests of the mean lengths, to be sent one after another."""
+    """Probe requests with the mean lengths of `sample`."""
     prompt = round(fmean(request.prompt_tokens for request in sample))
     output = max(8, round(fmean(request.output_tokens for request in sample)))
     return [
@@ -50,34 +47,36 @@ def probe_requests(sample: Sequence[Request]) -> list[Request]:
 
 
 def objectives(alone: Sequence[Timeline]) -> Objectives:
-    """From the timelines of the probes."""
+    """Derive rate and SLO from the timelines of the probes."""
     if not any(timeline.output_tokens > 1 for timeline in alone):
-        raise ConfigurationError("the service answered no probe, so there is nothing to set a load by")
+        raise ConfigurationError(
+            "no probe request succeeded, so rate and SLO cannot be derived: see the service's log"
+        )
     ttft_s = median(t.ttft_s for t in alone if t.ttft_s is not None)
     tpot_s = median(t.tpot_s for t in alone if t.tpot_s is not None)
     return Objectives(
-        rate=PREFILL_UTILISATION / ttft_s,  # prefill time is close to linear in length, so means suffice
+        rate=PREFILL_UTILISATION / ttft_s,  # prefill time is nearly linear in length, so the mean suffices
         slo=Slo(ttft_s=ttft_s * TTFT_SLOWDOWN, tpot_s=tpot_s * TPOT_SLOWDOWN),
         ttft_s=ttft_s,
         tpot_s=tpot_s,
     )
 
 
-SAME = 0.05  # attainments closer than this are called equal
+SAME = 0.05  # attainments closer than this count as equal
 
 
 def verdict(split: tuple[str, Summary], colocated: tuple[str, Summary]) -> str:
-    """Compare SLO attainment first, then say what each design does to TTFT and to the worst token gaps."""
+    """One sentence that compares SLO attainment, then P99 token gaps and P99 TTFT."""
     (split_name, one), (other_name, two) = split, colocated
     if not one.completed or not two.completed:
-        return "No verdict: a design completed no request."
+        return "No verdict: a design completed no requests."
     ours, theirs = one.slo_attainment or 0.0, two.slo_attainment or 0.0
     if abs(ours - theirs) < SAME:
-        judgement = f"{split_name} and {other_name} keep the SLO equally well ({ours:.0%} and {theirs:.0%})"
+        judgement = f"{split_name} and {other_name} meet the SLO equally well ({ours:.0%} and {theirs:.0%})"
     else:
         better, worse = (split_name, other_name) if ours > theirs else (other_name, split_name)
         high, low = max(ours, theirs), min(ours, theirs)
-        judgement = f"{better} keeps the SLO better than {worse} ({high:.0%} against {low:.0%})"
+        judgement = f"{better} meets the SLO better than {worse} ({high:.0%} against {low:.0%})"
     return (
         f"Verdict: {judgement}; split has {_ratio(one.itl_s, two.itl_s)} the P99 gap between tokens "
         f"and {_ratio(one.ttft_s, two.ttft_s)} the P99 time to the first token."

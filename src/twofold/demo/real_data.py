@@ -1,4 +1,4 @@
-"""Public traces, profiles and reference results, which are not part of the project (`make data` downloads some)."""
+"""Locate public traces, profiles and reference results, which are not in the repository (see `make data`)."""
 
 import os
 from pathlib import Path
@@ -7,7 +7,7 @@ _CHECKOUT = Path(__file__).parents[3]
 
 
 def data_folder() -> Path:
-    """TWOFOLD_DATA, else `data` in the checkout if it exists, else `shared/data` beside it."""
+    """TWOFOLD_DATA if set; else `data` in the checkout if it exists, else `shared/data` beside the checkout."""
     configured = os.environ.get("TWOFOLD_DATA")
     if configured:
         return Path(configured)
@@ -16,6 +16,6 @@ def data_folder() -> Path:
 
 
 def find_data(relative: str) -> Path | None:
-    """Path of a data file; None where it is absent."""
+    """Path of a data file, or None if it is absent."""
     path = data_folder() / relative
     return path if path.is_file() else None

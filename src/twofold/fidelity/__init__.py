@@ -1,1 +1,1 @@
-"""Whether simulation and service say the same: measures a live service, and compares both worlds."""
+"""Calibrate the simulator on a live service and compare live and simulated latencies."""

@@ -1,4 +1,4 @@
-"""From measurements of a live service to the profile that a simulation takes."""
+"""Fit a host profile for the simulator to measurements of a live service."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from statistics import median
@@ -19,10 +19,10 @@ from twofold.performance.host_profile import (
     PackedTimes,
 )
 
-_ALONE, _BESIDE = 0.05, 0.95  # shares of an iteration in which another worker ran, to count as such
+_ALONE, _BESIDE = 0.05, 0.95  # overlap with another worker: at most, at least, as a fraction of the iteration
 _ENOUGH = 5
-_WARM = 3  # one in so many prompts at least
-_SHARING, _BESIDE_THEM = ("prefill-1", "decode-0"), "prefill-0"  # as `share_cores` deals out cores to 2P+1D
+_WARM = 3  # at least one prompt in three
+_SHARING, _BESIDE_THEM = ("prefill-1", "decode-0"), "prefill-0"  # as `share_cores` places 2P+1D
 
 
 def calibrate(
@@ -35,17 +35,20 @@ def calibrate(
     source: str,
     date: str,
 ) -> HostProfile:
-    """The profile that explains what was measured; raises ConfigurationError where that is too little."""
+    """Fit a host profile to `measured`.
+
+    Raises ConfigurationError if there are too few measurements for the fit.
+    """
     split = (measured.prefill, measured.decode), (measured.decode, measured.prefill)
     by_itself = [one for log, other in split for one in log.ran if _busy(one, [other]) < _ALONE]
     prompts = [one for one in by_itself if one.iteration.tokens]
-    # Where clients are so slow that most prompts found an idle worker, what that costs is in all of them.
+    # With slow clients most prompts meet a cold worker: too few warm prompts remain to separate that cost.
     told_apart = sum(not one.cold for one in prompts) * _WARM >= len(prompts)
     alone = [one.iteration for one in by_itself if not (one.cold and told_apart)]
     times = fit_packed(alone)
     usual = times.slower(_slowness(times, alone))
-    # In a split service the gateway computes beside prefill, in a colocated one on all cores: a simulation gives it its
-    # time there by itself, so what it took is no part of how much workers slow each other.
+    # The gateway shares cores with prefill in a split service, and all cores in a colocated one. The simulation charges
+    # its CPU time separately, so the contention factors exclude it.
     beside = (_front_share(measured.of(Purpose.CROWD)) / threads, 0.0)
     crowded = [
         max(1.0, _slower(usual, log, other) * (1.0 - taken)) if cores > 1 else 1.0
@@ -53,7 +56,7 @@ def calibrate(
     ]
     taken = _front_share(measured.of(Purpose.MIXED)) / cores
     times = fit_packed([*alone, *_as_if_alone(measured.mixed, crowded, taken)])
-    # The fit goes by medians. What holds an iteration up now and then is part of what a worker gets done in a minute.
+    # The fit uses medians; scaling to total time includes occasional delays, which reduce throughput.
     times = times.slower(max(1.0, _slowness(times, alone)))
     cold = [one.iteration.seconds - one.iteration.predicted_s(times) for one in by_itself if one.cold]
     times = msgspec.structs.replace(times, cold_s=max(0.0, median(cold)) if cold and told_apart else 0.0)
@@ -77,17 +80,17 @@ def calibrate(
 
 
 def _busy(one: TimedIteration, others: Sequence[WorkerLog]) -> float:
-    """The share of an iteration in which others ran, all of them counting as one."""
+    """Fraction of an iteration during which other workers ran, averaged over `others`."""
     return sum(other.busy_share(one.start_s, one.end_s) for other in others) / max(1, len(others))
 
 
 def _slower(times: PackedTimes, log: WorkerLog, other: WorkerLog) -> float:
-    """How many times longer iterations took while the other worker ran; 1 where too few did."""
+    """Slowdown of iterations that overlap with the other worker; 1 if too few do."""
     return _typical(times, [one for one in log.ran if _busy(one, [other]) > _BESIDE and not one.cold])
 
 
 def _shared(times: PackedTimes, logs: dict[str, WorkerLog], name: str, crowded: float) -> float:
-    """How many times longer iterations took while their worker took turns on its core, beyond the two turns."""
+    """Slowdown of iterations that time-share a core, beyond the factor of two for two workers."""
     if not logs:
         return 1.0
     (other,) = (log for worker, log in logs.items() if worker in _SHARING and worker != name)
@@ -97,17 +100,17 @@ def _shared(times: PackedTimes, logs: dict[str, WorkerLog], name: str, crowded: 
 
 
 def _typical(times: PackedTimes, ran: Sequence[TimedIteration]) -> float:
-    """How many times longer these took than the times say; 1 where they are too few to tell."""
+    """Measured over predicted time of `ran`, at least 1; 1 for fewer than `_ENOUGH` iterations."""
     return max(1.0, _slowness(times, [one.iteration for one in ran])) if len(ran) >= _ENOUGH else 1.0
 
 
 def _slowness(times: PackedTimes, iterations: Sequence[MeasuredIteration]) -> float:
-    """Seconds measured over seconds predicted, of all of them together."""
+    """Total measured seconds over total predicted seconds."""
     return sum(one.seconds for one in iterations) / sum(one.predicted_s(times) for one in iterations)
 
 
 def _front_share(observed: Sequence[GroupResult]) -> float:
-    """How much of a core gateway and clients used meanwhile."""
+    """CPU cores that gateway and clients used on average during the groups."""
     loaded_s = sum(LoadSpan.of(one.timelines).seconds for one in observed)
     return sum(one.front_cpu_s for one in observed) / loaded_s if loaded_s else 0.0
 
@@ -115,7 +118,7 @@ def _front_share(observed: Sequence[GroupResult]) -> float:
 def _as_if_alone(
     logs: Sequence[WorkerLog], crowded: Sequence[float], taken: float
 ) -> Iterator[MeasuredIteration]:
-    """Iterations of colocated workers, less what they took longer because of the other one and of the gateway."""
+    """Iterations of colocated workers, corrected for contention with the other worker and with the gateway."""
     prefill, decode = crowded
     for log in logs:
         others = [other for other in logs if other is not log]
@@ -126,7 +129,7 @@ def _as_if_alone(
 
 
 def _link(measured: Measurements, model: Model, times: PackedTimes) -> HostLink:
-    """What the service measured of its link, and what hand-offs took beyond that."""
+    """Link speed as the service measured it; `sync_s` is the median hand-off time beyond the ideal transfer."""
     path = measured.link.transfer(model.kv_bytes_per_token, model.layers)
     tails = []
     for one in measured.prefill.ran:
@@ -142,7 +145,7 @@ def _link(measured: Measurements, model: Model, times: PackedTimes) -> HostLink:
 
 
 def _front(measured: Measurements) -> GatewayTimes:
-    """CPU time as the processes spent it; delays are what requests that met nobody took beyond that."""
+    """Gateway CPU times, and delays: the latency of lone requests beyond that CPU time."""
     request_s, step_s, token_s = _cpu_of_each(measured)
     pairs = list(_lone_prompts(measured))
     sizes = np.array([one.iteration.tokens for _, one in pairs], dtype=np.float64)
@@ -160,9 +163,9 @@ def _front(measured: Measurements) -> GatewayTimes:
 
 
 def _cpu_of_each(measured: Measurements) -> tuple[float, float, float]:
-    """CPU seconds of a request, of an iteration and of a token: those that explain best what groups of all three cost.
+    """CPU seconds per request, per iteration and per token, by non-negative least squares over the groups.
 
-    Besides, a group costs something, which has a loop and connections of its own, and so does every second.
+    Each group also has a fixed cost (event loop, connections) and a cost per second.
     """
     rows, spent = [], []
     for one in measured.observed:
@@ -181,13 +184,13 @@ def _cpu_of_each(measured: Measurements) -> tuple[float, float, float]:
 def _medians(
     xs: "np.typing.NDArray[np.float64]", ys: "np.typing.NDArray[np.float64]"
 ) -> tuple["np.typing.NDArray[np.float64]", "np.typing.NDArray[np.float64]"]:
-    """The median of what was measured at each x: one that was held up must not tilt a line."""
+    """Median of `ys` at each distinct x, so that an outlier does not tilt the fitted line."""
     points = np.unique(xs)
     return points, np.array([np.median(ys[xs == point]) for point in points])
 
 
 def _lone_prompts(measured: Measurements) -> Iterator[tuple[tuple[float, float], TimedIteration]]:
-    """(sent, first token seen) of each request that was alone, with the iteration that answered it."""
+    """(sent, first token received) of each lone request, with the iteration that computed its prompt."""
     for one in _by_time(measured.of(Purpose.ALONE)):
         (timeline,) = one.timelines
         sent = min(timeline.moments.values())

@@ -1,7 +1,4 @@
-"""The same requests live and simulated, and how far apart the two are.
-
-The table of `twofold verify`: what the service did and what the simulator says it does.
-"""
+"""Compare live and simulated latencies of the same requests: the table of `twofold verify`."""
 
 import asyncio
 import tempfile
@@ -27,16 +24,17 @@ from twofold.slo import Slo
 from twofold.timeline import Timeline
 
 ATTAINMENT_POINTS = 0.05
-MEDIAN, TAIL = 0.10, 0.15  # relative errors of P50 and P90 that are let pass, beyond the spread
+MEDIAN, TAIL = 0.10, 0.15  # accepted relative errors of P50 and P90, beyond the spread
 _METRICS = ("ttft_s", "tpot_s", "e2e_s")
 _WARMUP = 3
 
 
 class Figure(msgspec.Struct, frozen=True, kw_only=True):
-    """One figure in both worlds: of each live replay, simulated as the host was calibrated, and at its speed meanwhile
-    (the mean over the replays, each simulated at its own).
+    """One metric, live and simulated.
 
-    `limit` is the error that is let pass; of the attainment in points (shares of 1), of others relative.
+    `live` has one value per replay. `calibrated` is simulated with the host profile as calibrated; `simulated` is
+    the mean over the replays, each simulated at the host speed during that replay. `limit` is the accepted error:
+    absolute for SLO attainment, relative for latencies.
     """
 
     name: str
@@ -47,23 +45,23 @@ class Figure(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def spread(self) -> float:
-        """How far two live replays are apart: the mean over all pairs of them."""
+        """Mean absolute difference between two live replays, over all pairs."""
         gaps = [abs(one - other) for one, other in combinations(self.live, 2)]
         return fmean(gaps) / self._unit if gaps else 0.0
 
     @property
     def error(self) -> float:
-        """How far the simulation is from the mean of the replays; above 0 where it says too much."""
+        """Error against the mean of the replays; positive if the simulation is too high."""
         return self._error(self.simulated)
 
     @property
     def calibrated_error(self) -> float:
-        """The same of the simulation that knows nothing of the host's speed meanwhile."""
+        """Error of the simulation without correction for the current host speed."""
         return self._error(self.calibrated)
 
     @property
     def holds(self) -> bool:
-        """Whether the error is within the limit, beyond the spread."""
+        """Whether the error is at most the limit plus the spread."""
         return abs(self.error) <= self.limit + self.spread
 
     @property
@@ -82,11 +80,11 @@ ATTAINMENT = "SLO attainment"
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
-    """One load on one design in both worlds.
+    """One load on one design, live and simulated.
 
-    `slowness` is, for each replay, how many times longer iterations took meanwhile than they were calibrated (see
-    `twofold.fidelity.worker_log`). `simulated` goes by it, replay by replay, because near its limits a service slows
-    down by far more than its host; `calibrated` does not know it.
+    `slowness` is the slowdown of iterations against the calibration for each replay (see
+    `twofold.fidelity.worker_log`). `simulated` applies it replay by replay, because a service near its limits slows
+    down far more than its host.
     """
 
     design: str
@@ -99,7 +97,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     live: tuple[Summary, ...]
 
     def figures(self) -> Iterator[Figure]:
-        """All that is compared."""
+        """SLO attainment, and P50 and P90 of TTFT, TPOT and E2E."""
         yield self._figure(ATTAINMENT, _attained, ATTAINMENT_POINTS)
         for metric in _METRICS:
             for percentile, limit in (("p50", MEDIAN), ("p90", TAIL)):
@@ -130,7 +128,10 @@ def compare(
     replays: int,
     on_load: Callable[[str], None],
 ) -> list[Comparison]:
-    """Serve the twin's design once and replay each load (by its rate) so often, and simulate each."""
+    """Serve the twin's design once, replay each load `replays` times, and simulate each replay.
+
+    `loads` maps a rate (requests/s) to its requests.
+    """
     design = twin.design
     live: dict[float, list[list[Timeline]]] = {rate: [] for rate in loads}
     with tempfile.TemporaryDirectory(prefix="twofold-verify-") as journals:
@@ -154,7 +155,7 @@ def compared(
     logs: Mapping[str, WorkerLog],
     slo: Slo,
 ) -> Comparison:
-    """Replays of one load, and the journals in which they are, beside its simulations."""
+    """Simulate the replays of one load and compare them; `logs` are the journals of the workers."""
     workers = twin.design.workers()
     slow = tuple(slowness(twin.profile, workers, logs, LoadSpan.of(timelines)) for timelines in live)
     return Comparison(
@@ -176,9 +177,9 @@ def summarised(timelines: Sequence[Timeline], slo: Slo) -> Summary:
 def knee(
     twin: SimulatedService, make: Callable[[float], list[Request]], slo: Slo, attainment: float = 0.9
 ) -> float:
-    """The highest rate at which the simulation keeps the SLO for that share of the requests, within 2%.
+    """Highest simulated rate (requests/s, within 2%) with at least `attainment` SLO attainment.
 
-    DistServe's goodput (section 4.1) of the whole service. Raises ConfigurationError where no rate keeps it.
+    This is DistServe's goodput (section 4.1) of the whole service. Raises ConfigurationError if no rate reaches it.
     """
 
     def kept(rate: float) -> bool:
@@ -217,8 +218,7 @@ def _value(summary: Summary, metric: str, percentile: str) -> float:
 
 
 def fidelity_table(comparisons: Sequence[Comparison]) -> Table:
-    """Every figure of every load: simulated as calibrated and at the speed of the replays, each live replay, their
-    spread, the error and whether it is let pass."""
+    """One row per metric and load: simulated values, live replays, spread, error and verdict."""
     replays = max(len(comparison.live) for comparison in comparisons)
     first = comparisons[0]
     slo = ", ".join(f"{name} {bound}" for name, bound in bounds(first.slo))
@@ -236,15 +236,15 @@ def fidelity_table(comparisons: Sequence[Comparison]) -> Table:
     ):
         table.add_column(heading, justify="left" if not heading else "right")
     for comparison in comparisons:
-        said = iter((f"{comparison.rate:.3g}", f"host {speed_text(comparison)}"))
+        labels = iter((f"{comparison.rate:.3g}", f"host {speed_text(comparison)}"))
         for figure in comparison.figures():
-            table.add_row(next(said, ""), *_cells(figure))
+            table.add_row(next(labels, ""), *_cells(figure))
         table.add_section()
     return table
 
 
 def speed_text(comparison: Comparison) -> str:
-    """By how many times longer prompts and decodes took than calibrated, on the mean of the replays: `x1.04, x1.12`."""
+    """Mean slowdown of prompts and of decodes over the replays, as in `x1.04, x1.12`."""
     prompts, decodes = (fmean(each) for each in zip(*comparison.slowness, strict=True))
     return f"x{prompts:.2f}, x{decodes:.2f}"
 

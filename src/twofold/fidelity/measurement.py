@@ -1,7 +1,4 @@
-"""What a live service is asked for to be measured: groups of requests that arrive together, one group after another.
-
-Measure a live service: run groups of requests through it and keep what its workers and its clients saw.
-"""
+"""Measure a live service: send groups of requests in turn, and collect worker journals and client timelines."""
 
 import asyncio
 import os
@@ -29,17 +26,17 @@ from twofold.request import Request
 from twofold.timeline import Timeline
 
 _PROMPTS = (16, 48, 128, 320, 640, 1024, 1536, 2000)
-_TOGETHER = ((64, 4), (128, 8), (400, 3), (200, 9))  # prompt tokens, and so many of them at once
-_CONTEXTS = (32, 256, 1024)  # tokens, on average over a batch
-_BATCHES = (1, 2, 3, 5, 7, 11, 19, 29, 45, 61)  # powers of two, which kernels like, would flatter an engine
-_MOST_TOKENS = 8192  # of prompts at once: more takes long and says no more
+_TOGETHER = ((64, 4), (128, 8), (400, 3), (200, 9))  # (prompt tokens, number of simultaneous prompts)
+_CONTEXTS = (32, 256, 1024)  # mean context tokens of a batch
+_BATCHES = (1, 2, 3, 5, 7, 11, 19, 29, 45, 61)  # not powers of two, for which kernels are tuned
+_MOST_TOKENS = 8192  # per group: larger groups take long and add no information
 _DECODES = 24
 _REPEATS = 3
 _STREAMS = 8
 
 
 class Purpose(StrEnum):
-    """What a group of requests shows."""
+    """The quantity that a group of requests measures."""
 
     ALONE = "prompts alone"
     TOGETHER = "prompts together"
@@ -50,14 +47,14 @@ class Purpose(StrEnum):
 
 
 class RequestGroup(msgspec.Struct, frozen=True, kw_only=True):
-    """Requests that are sent at their times, counted from the first one's; the group ends with the last answer."""
+    """Requests with arrival times relative to the first; the group ends with the last response."""
 
     purpose: Purpose
     requests: tuple[Request, ...]
 
 
 def split_groups(max_model_len: int, max_num_seqs: int) -> Iterator[RequestGroup]:
-    """What shows prefill and decode each by itself, on workers of their own, and then what one costs the other."""
+    """Groups that measure prefill and decode in isolation on separate workers, then their contention."""
     longest = max_model_len - _DECODES
     prompts = [size for size in _PROMPTS if size < longest]
     for repeat in range(_REPEATS):
@@ -75,23 +72,23 @@ def split_groups(max_model_len: int, max_num_seqs: int) -> Iterator[RequestGroup
 
 
 def shared_groups(max_model_len: int) -> Iterator[RequestGroup]:
-    """What shows how workers get on that have to take turns on a core."""
+    """Groups that measure workers time-sharing a core."""
     prompts = [size for size in _PROMPTS if size < max_model_len // 2]
-    for number in range(2):  # two at a time: the first of them goes to the worker that shares with nobody
+    for number in range(2):  # in pairs: the first goes to the worker with a core of its own
         yield _beside(Purpose.SHARED, f"shared-{number}", prompts, output=max_model_len // 16, together=2)
 
 
 def mixed_groups(max_model_len: int) -> Iterator[RequestGroup]:
-    """What shows prompts, or pieces of them, beside decodes in one iteration."""
+    """Groups that measure iterations with both prompts (or chunks) and decodes."""
     prompts = [size for size in _PROMPTS if size < max_model_len // 2]
     for number in range(2):
         yield _beside(Purpose.MIXED, f"mixed-{number}", prompts, output=max_model_len // 8)
 
 
 def _unlike(mean: int, count: int) -> list[int]:
-    """So many prompts of unlike lengths, as requests have them: an engine may read contexts of one length faster.
+    """`count` different prompt lengths with this mean, because an engine may be faster on contexts of equal length.
 
-    Each is longer than the one before by the same factor, the last 16 times longer than the first.
+    The lengths are a geometric series; the last is 16 times the first.
     """
     if count == 1:
         return [mean]
@@ -112,7 +109,7 @@ def _together(purpose: Purpose, name: str, prompts: Sequence[int], output: int) 
 
 
 def _beside(purpose: Purpose, name: str, prompts: list[int], output: int, together: int = 1) -> RequestGroup:
-    """Streams that go on for `output` tokens, and prompts of all sizes that come meanwhile, so many at once."""
+    """Decode streams of `output` tokens, joined by prompts of all sizes, `together` at a time."""
     streams = _group(purpose, f"{name}-stream", _STREAMS, 64, output).requests
     short = [size for size in prompts if size <= prompts[-1] // 2] * _REPEATS
     comers = tuple(
@@ -135,7 +132,7 @@ OnGroup = Callable[[str, int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class GroupResult:
-    """A group as its clients saw it, and the CPU time that it cost them and the gateway."""
+    """Client timelines of a group, and CPU seconds of clients and gateway."""
 
     group: RequestGroup
     timelines: list[Timeline]
@@ -144,10 +141,10 @@ class GroupResult:
 
 @dataclass(frozen=True, slots=True)
 class Measurements:
-    """All that a calibration rests on.
+    """Input of a calibration.
 
-    `prefill` and `decode` are workers with cores of their own, `mixed` colocated ones; `shared` are two prefill workers
-    and a decode worker, by name, where so many have to take turns on some core.
+    `prefill` and `decode` are workers on separate cores, `mixed` colocated workers. `shared` maps names to two
+    prefill workers and a decode worker; it is empty if there are enough cores for all three.
     """
 
     observed: list[GroupResult]
@@ -162,10 +159,10 @@ class Measurements:
 
 
 def measure(model: Path, flags: Sequence[str], max_num_seqs: int, on_group: OnGroup) -> Measurements:
-    """Serve `model` split, then colocated, with these flags besides, and measure each.
+    """Serve `model` split, then colocated, and measure each; `flags` are further flags of `twofold serve`.
 
-    `on_group` is told of which service how many groups of how many are done. Raises ConfigurationError where a service
-    does not start or a request fails.
+    `on_group(service, done, total)` reports progress. Raises ConfigurationError if a service does not start or a
+    request fails.
     """
     observed: list[GroupResult] = []
     logs: list[dict[str, WorkerLog]] = []
@@ -193,7 +190,7 @@ def measure(model: Path, flags: Sequence[str], max_num_seqs: int, on_group: OnGr
 
 
 def _designs() -> list[ServiceDesign]:
-    """Workers with cores of their own, and where the next more would have to share one, that too."""
+    """Split and colocated; also 2P+1D if its workers would have to share a core on this machine."""
     sharing = ServiceDesign(prefill=2, decode=1)
     workers = sharing.workers()
     shares = {core for worker in workers for core in worker.cores}
@@ -214,7 +211,7 @@ def _run(
     on_done: Callable[[int, int], None],
 ) -> list[GroupResult]:
     config = load_config(endpoint)
-    _send(config, groups[0])  # what happens the first time is of no interest
+    _send(config, groups[0])  # warm-up
     observed = []
     for number, group in enumerate(groups):
         on_done(number, len(groups))
@@ -227,7 +224,7 @@ def _run(
 
 
 def load_config(endpoint: Endpoint) -> LoadConfig:
-    """Requests of random tokens, answered in full length."""
+    """Random prompts, with responses of the full length."""
     lowest, vocabulary = token_range(endpoint.vocab_size)
     prompts = PromptMaker(lowest=lowest, vocabulary=vocabulary)
     return LoadConfig(endpoint=endpoint, prompts=prompts, client=ClientConfig(ignore_eos=True))
@@ -241,7 +238,7 @@ def _send(config: LoadConfig, group: RequestGroup) -> list[Timeline]:
 
 
 def cpu_s(pid: int) -> float:
-    """CPU time of a process so far, over all its threads: to the nanosecond where the kernel counts that."""
+    """CPU seconds of a process over all threads, in nanosecond resolution if the kernel has schedstat."""
     process = Path(f"/proc/{pid}")
     if (process / "schedstat").exists():
         threads = process.glob("task/*/schedstat")
@@ -251,7 +248,7 @@ def cpu_s(pid: int) -> float:
 
 
 def _link(url: str) -> LinkSpeed:
-    """What the service measured of its one link when it started."""
+    """Link speed that the service measured at startup."""
     found = {
         sample.name.rpartition(":")[2]: sample.value
         for family in text_string_to_metric_families(metrics(url))

@@ -1,4 +1,4 @@
-"""A design of a service on this host, in both worlds: flags for the one that runs, a cluster for the simulated one."""
+"""A service on this host: flags for the live one, a cluster spec for the simulated one."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -23,9 +23,7 @@ from twofold.timeline import Timeline
 
 @dataclass(frozen=True, slots=True)
 class ServiceDesign:
-    """So many workers of each role, which compute `max_num_batched_tokens` prompt tokens at once (None: as
-    many as usual).
-    """
+    """Number of workers of each role, with `max_num_batched_tokens` (None: the default)."""
 
     prefill: int = 0
     decode: int = 0
@@ -34,12 +32,12 @@ class ServiceDesign:
 
     @property
     def name(self) -> str:
-        """For people: `colocated 2`, `2P+1D`."""
+        """Display name: `colocated 2`, `2P+1D`."""
         return f"colocated {self.colocated}" if self.colocated else f"{self.prefill}P+{self.decode}D"
 
     @property
     def flags(self) -> list[str]:
-        """Those of `twofold serve`. Its prompts are computed whole, as they are in the simulation."""
+        """Flags of `twofold serve`, without prefix caching, because the simulation computes every prompt in full."""
         flags = ["--prefill", str(self.prefill), "--decode", str(self.decode)]
         if self.colocated:
             flags = ["--colocated", str(self.colocated)]
@@ -48,7 +46,7 @@ class ServiceDesign:
         return [*flags, "--no-enable-prefix-caching"]
 
     def workers(self) -> tuple[WorkerConfig, ...]:
-        """As `twofold serve` plans them."""
+        """Worker configurations as `twofold serve` plans them."""
         return plan_workers(
             prefill=self.prefill,
             decode=self.decode,
@@ -61,7 +59,7 @@ class ServiceDesign:
 
 @contextmanager
 def clients_beside(design: ServiceDesign) -> Iterator[None]:
-    """This process, whose clients load the service, computes on the gateway's cores only meanwhile."""
+    """Pin this process, which runs the clients, to the gateway's cores."""
     before = os.sched_getaffinity(0)
     workers = ((worker.role, worker.cores) for worker in design.workers())
     os.sched_setaffinity(0, gateway_cores(available_cores(), workers))
@@ -72,9 +70,9 @@ def clients_beside(design: ServiceDesign) -> Iterator[None]:
 
 
 class SimulatedService:
-    """The service of a design as it is simulated, on its host as it was measured or while that is slower or faster.
+    """Simulated twin of a service design on a calibrated host.
 
-    Profiles of other speeds are written to `directory`. Raises ConfigurationError as `cluster_of` does.
+    Writes the host profile for each host speed to `directory`. Raises ConfigurationError as `cluster_of` does.
     """
 
     def __init__(
@@ -92,7 +90,7 @@ class SimulatedService:
         self._kv_capacity_tokens, self._max_num_seqs = kv_capacity_tokens, max_num_seqs
 
     def timelines(self, requests: Sequence[Request], slowness: Slowness = AS_CALIBRATED) -> list[Timeline]:
-        """Of these requests, while all takes that many times longer than it was measured."""
+        """Simulate `requests` on a host slowed down by `slowness`."""
         path = self._directory / f"{slowness.prompts:.6f}-{slowness.decodes:.6f}.yaml"
         if not path.exists():
             path.write_text(dump_host_profile(self.profile.slower(*slowness)), encoding="utf-8")
@@ -107,7 +105,7 @@ class SimulatedService:
 
 
 def timelines_of(spec: ClusterSpec, requests: Sequence[Request], catalog: Catalog) -> list[Timeline]:
-    """Of these requests on a simulated cluster, in the order in which they ended."""
+    """Simulate `requests` on a cluster and return their timelines in order of completion."""
     ends = _Ends()
     simulate(spec, requests, catalog=catalog, observers=[ends], series=False)
     return ends.timelines
@@ -124,13 +122,16 @@ class _Ends(Observer):
 def cluster_of(
     design: ServiceDesign, profile: HostProfile, path: Path, *, kv_capacity_tokens: int, max_num_seqs: int
 ) -> ClusterSpec:
-    """The simulated twin; raises ConfigurationError where the profile is not of a service like this one."""
+    """Cluster spec of the simulated twin.
+
+    Raises ConfigurationError if the profile was measured with another number of cores or threads.
+    """
     workers = design.workers()
     threads, cores = workers[0].threads, len(available_cores())
     if (profile.cores, profile.threads) != (cores, threads):
         raise ConfigurationError(
-            f"the profile is of workers with {profile.threads} of {profile.cores} cores each, and those of "
-            f"{design.name} have {threads} of {cores} here: measure again where it is to be used"
+            f"the profile was measured with {profile.threads} of {profile.cores} cores per worker, but {design.name} "
+            f"has {threads} of {cores} on this machine: run `twofold calibrate live` here"
         )
     return ClusterSpec(
         pools=tuple(_pools(workers)),

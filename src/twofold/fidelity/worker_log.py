@@ -1,12 +1,9 @@
-"""What the workers of a service did, read from their decision journals: iterations, and hand-offs that landed.
+"""Iterations and KV arrivals of workers, read from their decision journals, and the host speed that follows.
 
-How fast a host was while a service ran on it, by what its workers' iterations took.
-
-A host that others share has another speed from one minute to the next, and a profile is of the minutes in which it was
-measured. Nor do both phases slow down alike: prefill is bound by compute, decode by memory, and who else is on the host
-may want more of the one or of the other. What iterations took over what the profile says they take, given everything
-that ran beside them, is a number for each phase and stretch of time. It says nothing of how requests are scheduled, of
-how they wait or of how batches form: all of that is left to the simulation.
+The speed of a shared host changes from minute to minute, while a profile holds for the minutes of its measurement.
+Prefill is bound by compute and decode by memory bandwidth, so other tenants slow them down differently. The measured
+time of iterations over the time predicted by the profile, contention included, is therefore one factor per phase and
+time span. It covers neither scheduling nor queueing nor batching, which remain the simulation's task.
 """
 
 import math
@@ -30,13 +27,13 @@ from twofold.serving.launch.worker_plan import available_cores
 from twofold.serving.telemetry.journal import JournalEntry, read_journal
 from twofold.timeline import Moment, Timeline
 
-_SOON_S = 0.005  # an iteration that begins this soon after another came right after it
+_SOON_S = 0.005  # iterations with a shorter gap are consecutive
 
 
 class TimedIteration(msgspec.Struct, frozen=True):
-    """An iteration and when it ran (monotonic seconds). `requests` are the attempts whose prompts it completed.
+    """An iteration from `start_s` to `end_s` (monotonic seconds); `idle_s` is the worker's idle time before it.
 
-    Before it its worker had nothing to run for `idle_s`.
+    `requests` lists the attempts with a completed prompt.
     """
 
     start_s: float
@@ -51,7 +48,7 @@ class TimedIteration(msgspec.Struct, frozen=True):
 
 
 class WorkerLog:
-    """All that one worker ran, in order, from its journal."""
+    """Iterations of one worker in order, and arrival times of KV by attempt."""
 
     def __init__(self, entries: Sequence[JournalEntry]) -> None:
         self.ran = list(_iterations(entries))
@@ -62,11 +59,11 @@ class WorkerLog:
 
     @classmethod
     def read(cls, path: Path) -> "WorkerLog":
-        """That of a journal file."""
+        """Read a journal file."""
         return cls(read_journal(path))
 
     def busy_share(self, start_s: float, end_s: float) -> float:
-        """How much of the time between two moments this worker was running something."""
+        """Fraction of the time span during which an iteration ran."""
         first = max(bisect_right(self._starts, start_s) - 1, 0)
         busy = 0.0
         for one in self.ran[first : bisect_right(self._starts, end_s)]:
@@ -74,17 +71,17 @@ class WorkerLog:
         return busy / (end_s - start_s)
 
     def between(self, start_s: float, end_s: float) -> Sequence[TimedIteration]:
-        """What began in a span of time."""
+        """Iterations that started within the time span."""
         return self.ran[bisect_right(self._starts, start_s) : bisect_right(self._starts, end_s)]
 
 
 def read_workers(directory: Path) -> dict[str, WorkerLog]:
-    """Those of a service that was told to keep its journal there, by worker."""
+    """Read the journals in a service's `--journal` directory, by worker name."""
     return {path.stem: WorkerLog.read(path) for path in sorted(directory.glob("*-*.jsonl"))}
 
 
 def _iterations(entries: Iterable[JournalEntry]) -> Iterator[TimedIteration]:
-    """An iteration takes until the next can begin: what a worker does between two of them belongs to the first."""
+    """Iterations with durations up to the earliest start of the next: work between iterations counts to the first."""
     spans = list(_spans(entries))
     pauses = [after - end for (_, end, _), (after, _, _) in pairwise(spans) if after - end < _SOON_S]
     pause = median(pauses) if pauses else 0.0
@@ -105,7 +102,7 @@ def _iterations(entries: Iterable[JournalEntry]) -> Iterator[TimedIteration]:
 
 
 def _spans(entries: Iterable[JournalEntry]) -> Iterator[tuple[float, float, Batch]]:
-    """(start, end, batch) of every batch that was completed."""
+    """(start, end, batch) of every completed batch."""
     start, batch = 0.0, None
     for entry in entries:
         if entry.call == "next_batch":
@@ -117,7 +114,7 @@ def _spans(entries: Iterable[JournalEntry]) -> Iterator[tuple[float, float, Batc
 
 @dataclass(frozen=True, slots=True)
 class LoadSpan:
-    """When a service was loaded, from the first request to the last token (monotonic seconds), and with how much."""
+    """Time span of a load, from first arrival to last token (monotonic seconds), with its size."""
 
     start_s: float
     end_s: float
@@ -130,7 +127,7 @@ class LoadSpan:
 
     @classmethod
     def of(cls, timelines: Sequence[Timeline]) -> "LoadSpan":
-        """Of requests that were all answered."""
+        """Span of completed requests."""
         return cls(
             start_s=min(timeline.moments[Moment.ARRIVED] for timeline in timelines),
             end_s=max(timeline.moments[Moment.LAST_TOKEN] for timeline in timelines),
@@ -140,7 +137,7 @@ class LoadSpan:
 
 
 class Slowness(NamedTuple):
-    """How many times longer than the profile says iterations with prompts took, and those of decodes alone."""
+    """Measured over predicted time of iterations with prompts, and of iterations with decodes only."""
 
     prompts: float
     decodes: float
@@ -152,7 +149,10 @@ AS_CALIBRATED = Slowness(1.0, 1.0)
 def slowness(
     profile: HostProfile, workers: Sequence[WorkerConfig], logs: Mapping[str, WorkerLog], span: LoadSpan
 ) -> Slowness:
-    """Of that span. A phase of which nothing ran has the speed of the other; where neither ran nothing is slower."""
+    """Slowness of a host during `span`.
+
+    A phase without iterations gets the slowness of the other phase; without any iteration both are 1.
+    """
     cores = available_cores()
     shared = gateway_cores(cores, ((worker.role, worker.cores) for worker in workers))
     front = _front_share(profile.front, logs, span) / len(shared)
@@ -186,13 +186,14 @@ def _slowdowns(profile: HostProfile, one: TimedIteration) -> ContentionFactors:
 
 
 def _pace(profile: HostProfile, one: TimedIteration, turns: Sequence[tuple[float, bool]]) -> float:
-    """How fast it got on, compared with a core of its own, beside workers that were busy for such shares of its time.
+    """Speed of an iteration relative to a core of its own.
 
-    Each with whether it is of the other phase.
+    `turns` has one pair per worker on the same core: the fraction of the iteration during which it was busy, and
+    whether it runs the other phase.
     """
     if not turns:
         return 1.0
-    # As if it had shared that much of its time with all of them, and the rest with none.
+    # Approximation: shared with all of them for the fraction `met` of the time, with none for the rest.
     met = sum(busy for busy, _ in turns) / len(turns)
     other = sum(busy for busy, unlike in turns if unlike) / (met * len(turns)) if met else 0.0
     shared = 1.0 + (_slowdowns(profile, one).shared - 1.0) * other
@@ -208,7 +209,7 @@ def _meet(one: WorkerConfig, other: WorkerConfig) -> bool:
 
 
 def _front_share(front: GatewayTimes, logs: Mapping[str, WorkerLog], span: LoadSpan) -> float:
-    """How much of a core gateway and clients used, as the profile has it."""
+    """CPU cores that gateway and clients used on average, predicted by the profile."""
     steps = sum(len(log.between(span.start_s, span.end_s)) for log in logs.values())
     spent = front.request_s * span.requests + front.step_s * steps + front.token_s * span.tokens
     return spent / span.seconds

@@ -1,4 +1,4 @@
-"""The prefix caches of a cluster's description, and what people get wrong in them."""
+"""Prefix cache settings of a cluster, and their error messages."""
 
 import pytest
 
@@ -28,8 +28,8 @@ kv_cache: {}
         ("5B", 0),
     ],
 )
-def test_room_is_in_tokens_or_bytes(room, tokens):
-    """Ten bytes a token here."""
+def test_cache_sizes_are_in_tokens_or_bytes(room, tokens):
+    """A token has ten bytes here."""
     assert cache_size_tokens(room, 10) == tokens
 
 
@@ -39,8 +39,8 @@ def test_rejects_sizes_without_a_unit(room):
         cache_size_tokens(room, 10)
 
 
-def test_a_line_names_its_tiers():
-    """Room alone is that of memory."""
+def test_parses_the_sizes_of_cache_tiers():
+    """A size without a tier is DRAM."""
     assert parse_cache("128GiB") == CacheSpec(dram="128GiB")
     line = "dram=3000000 tokens, disk=2TB,eviction=lfu,disk_bytes_per_s=3e9"
     assert parse_cache(line) == CacheSpec(
@@ -65,8 +65,7 @@ def test_rejects_invalid_settings(line, reason):
         parse_cache(line)
 
 
-def test_a_cluster_file_has_caches():
-    """And what is written is what was read."""
+def test_caches_round_trip_through_cluster_files():
     spec = read_cluster(FILE.format("{dram: 3000000 tokens, disk: 1TB, eviction: lfu}"), "cluster.yaml")
     assert spec.kv_cache == CacheSpec(dram="3000000 tokens", disk="1TB", eviction="lfu")
     assert read_cluster(dump_cluster(spec), "again.yaml") == spec

@@ -1,4 +1,4 @@
-"""Clusters written by people are read, and what is written can be read back."""
+"""Cluster files are parsed, validated and written."""
 
 from contextlib import suppress
 
@@ -49,8 +49,8 @@ def pool(machines, machine, role, **more):
         ),
     ],
 )
-def test_lines(text, pools):
-    """Count, machine, tensor parallelism, role and batcher, in this order."""
+def test_parses_a_cluster_line(text, pools):
+    """Count, machine, parallelism, role and batcher, in this order."""
     assert parse_cluster(text, model="m", catalog=CATALOG) == ClusterSpec(pools=pools, model="m")
 
 
@@ -87,8 +87,7 @@ def test_rejects_invalid_pools(text, message):
     assert "\n" not in str(error.value)
 
 
-def test_files_of_both_kinds(tmp_path):
-    """YAML and TOML say the same."""
+def test_yaml_and_toml_files_are_equivalent(tmp_path):
     toml = 'model = "bloom-176b"\nlink_bytes_per_s = 200e9\n' + "".join(
         f'[[pools]]\nmachines = {machines}\nmachine = "{machine}"\nrole = "{role}"\n{more}\n'
         for machines, machine, role, more in (
@@ -106,8 +105,7 @@ def test_files_of_both_kinds(tmp_path):
     assert load_cluster(tmp_path / "a.toml") == load_cluster(tmp_path / "a.yml") == expected
 
 
-def test_machines_of_the_users_own_catalog(tmp_path):
-    """A file may name a machine that only the user's catalog has."""
+def test_accepts_machines_of_a_user_catalog(tmp_path):
     own = tmp_path / "own.toml"
     own.write_text(
         '[machines.mine]\naccelerator = "l40s"\ncount = 1\nnetwork_bytes_per_s = 1e9\nprice_per_h = 1\n'
@@ -230,21 +228,18 @@ def test_clusters_round_trip_through_files(spec):
 
 
 @given(st.text())
-def test_no_line_is_a_crash(text):
-    """Anything that is typed is either pools or one sentence."""
+def test_any_line_gives_pools_or_a_configuration_error(text):
     with suppress(ConfigurationError):
         assert parse_cluster(text, model="m", catalog=CATALOG).pools
 
 
 @given(st.text() | st.text("[]{}:-,&*!? \n\t'\"#a1|>%@`"))
-def test_no_file_is_a_crash(text):
-    """Anything that is in a file is either a cluster or one sentence."""
+def test_invalid_text_gives_a_configuration_error(text):
     with pytest.raises(ConfigurationError):
         read_cluster(text, "c.yaml", catalog=CATALOG)
 
 
-def test_files_read_well():
-    """Only what is set is written, the pools first."""
+def test_omits_unset_fields_and_writes_pools_first():
     text = dump_cluster(parse_cluster("2xh100@4:prefill,1xa100:decode", model="bloom-176b", catalog=CATALOG))
     assert text.startswith(
         "pools:\n- machines: 2\n  machine: dgx-h100\n  role: prefill\n  tensor_parallel: 4\n"
@@ -262,8 +257,8 @@ def test_files_read_well():
         ("failures: [{instance: mixed-0, at_s: 1, back_s: 1.0e+300}]", "back_s"),
     ],
 )
-def test_numbers_that_no_clock_holds(line, words):
-    """They are refused where they are read, not where they overflow."""
+def test_rejects_numbers_beyond_the_clock_range(line, words):
+    """Parsing fails early instead of a later overflow."""
     text = f"model: bloom-176b\npools: [{{machines: 1, machine: h100, role: mixed}}]\n{line}\n"
     with pytest.raises(ConfigurationError, match=words):
         read_cluster(text, "c.yaml")

@@ -1,4 +1,4 @@
-"""Stages on machines."""
+"""Placement of pipeline stages on machines."""
 
 import pytest
 from hypothesis import given
@@ -29,7 +29,7 @@ def pool(machines, parallel=8, stages=1, role=Role.MIXED, **more):
 
 
 def on(spec):
-    """The machines of every instance."""
+    """Machine numbers of every instance."""
     layout = layout_of(spec, A100)
     return [list(layout.machines_of(number)) for number in range(layout.instances)]
 
@@ -49,14 +49,14 @@ def cluster(*pools, **more):
         (
             pool(2, 2, 3),
             [[0], [1]],
-        ),  # room for eight stages: one instance on each machine, rather than across
+        ),  # eight stages fit, but instances do not span machines if avoidable
         (pool(4, 2, 4, instances=2), [[0, 1], [2, 3]]),
         (pool(2, 2, 2, instances=1), [[0, 1]]),
         (pool(3, 8, 1, instances=2), [[0], [1]]),
     ],
 )
 def test_stages_are_spread_evenly(spec, machines):
-    """As many instances as fit or as asked for, in order."""
+    """Instances are placed in order, as many as fit or as requested."""
     assert on(spec) == machines
 
 
@@ -67,10 +67,10 @@ def test_stages_are_spread_evenly(spec, machines):
     st.integers(1, 60) | st.none(),
 )
 def test_every_layout_fits(machines, parallel, stages, instances):
-    """No machine has more accelerators than it has, no instance is off the machines, and `spans` tells the truth."""
+    """Layouts stay within the machines and their accelerators; `spans` matches the placement."""
     try:
         layout = layout_of(pool(machines, parallel, stages, instances=instances), A100)
-    except ConfigurationError:  # there is room for fewer
+    except ConfigurationError:  # too many instances for the machines
         return
     assert layout.accelerators <= A100.count
     where = [layout.machines_of(number) for number in range(layout.instances)]
@@ -79,7 +79,7 @@ def test_every_layout_fits(machines, parallel, stages, instances):
 
 
 @pytest.mark.parametrize(
-    ("pools", "says"),
+    ("pools", "message"),
     [
         ([pool(1, 8, 2)], "1 dgx-a100 cannot hold 1 instances of 2 stages of 8 accelerators: at most 0"),
         ([pool(2, 8, 1, instances=3)], "2 dgx-a100 cannot hold 3 instances"),
@@ -90,13 +90,13 @@ def test_every_layout_fits(machines, parallel, stages, instances):
         ([pool(1, 2, nodes="a"), pool(2, 2, nodes="a")], "need equal machines"),
     ],
 )
-def test_rejects_layouts_that_do_not_fit(pools, says):
-    with pytest.raises(ConfigurationError, match=says):
+def test_rejects_layouts_that_do_not_fit(pools, message):
+    with pytest.raises(ConfigurationError, match=message):
         instance_profiles(cluster(*pools), CATALOG)
 
 
-def test_two_pools_on_one_machine():
-    """A prefill instance of four accelerators and a decode instance of two on the same machine, paid for once."""
+def test_pools_on_shared_nodes_count_the_machine_once():
+    """A prefill instance with four accelerators and a decode instance with two."""
     spec = cluster(
         pool(1, 4, 1, Role.PREFILL, instances=1, nodes="here"),
         pool(1, 2, 1, Role.DECODE, instances=1, nodes="here"),
@@ -109,8 +109,8 @@ def test_two_pools_on_one_machine():
     assert [(machine.name, count) for machine, count in machines_of(kinds)] == [("dgx-a100", 1)]
 
 
-def test_stages_beside_each_other():
-    """Two pipelines on the same two machines: a KV cache stays within them."""
+def test_pipelines_share_the_same_machines():
+    """Stages are placed side by side, so that KV caches stay within a machine."""
     spec = cluster(
         pool(2, 4, 2, Role.PREFILL, instances=1, nodes="pair"),
         pool(2, 2, 2, Role.DECODE, instances=1, nodes="pair"),
@@ -120,8 +120,8 @@ def test_stages_beside_each_other():
     }
 
 
-def test_a_pipeline_sends_with_all_its_machines():
-    """Its accelerators' share of their network; an override is of each machine."""
+def test_pipeline_bandwidth_is_the_sum_over_its_machines():
+    """A link override applies to each machine."""
     model = CATALOG.model("opt-66b")
     spec = cluster(pool(2, 8, 2))
     (kind,) = instance_profiles(spec, CATALOG)

@@ -9,7 +9,7 @@ from twofold.hardware.catalog import load_catalog
 CATALOG = load_catalog()
 
 
-def test_the_crossover_is_that_of_the_machines():
+def test_layer_wise_crossover_matches_the_paper():
     """Splitwise section 6.2: 512 tokens for bloom-176b on its H100s."""
     pools = parse_pools("1xh100:prefill,1xh100:decode", catalog=CATALOG)
     spec = ClusterSpec(model="bloom-176b", router="jsq", pools=pools)

@@ -1,4 +1,4 @@
-"""Timings of iterations and runs."""
+"""Timings of iterations and of runs of equal iterations."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,7 +20,7 @@ def test_end_of_a_run_is_the_sum_of_its_iterations(pace, count):
 
 @given(paces, st.integers(1, 5000), st.integers(-1, 1))
 def test_finds_the_iteration_under_way(pace, count, off):
-    """At and around every boundary; an iteration ending just then has ended."""
+    """At and around every boundary; an iteration that ends exactly then counts as ended."""
     elapsed = max(0, pace.end_ps(count) + off)
     running = pace.under_way(elapsed)
     assert pace.end_ps(running - 1) <= elapsed < pace.end_ps(running)
@@ -28,7 +28,7 @@ def test_finds_the_iteration_under_way(pace, count, off):
 
 @given(paces, st.integers(0, 10**17))
 def test_finds_the_iteration_at_any_time(pace, elapsed):
-    """Floats estimate, integers decide."""
+    """The float estimate is corrected with integers."""
     running = pace.under_way(elapsed)
     assert pace.end_ps(running - 1) <= elapsed < pace.end_ps(running)
 
@@ -43,7 +43,7 @@ def test_iteration_of_a_run_takes_as_long_as_alone(sequences, context, later):
 
 
 def test_prompt_timing_includes_context_and_decodes():
-    """The attention of a chunk covers its context too."""
+    """The attention of a chunk covers its context."""
     asked = []
 
     class Asked(ToyModel):

@@ -1,4 +1,4 @@
-"""The rules of SplitwiseSim, one by one."""
+"""Rules of SplitwiseSim's schedulers."""
 
 import pytest
 
@@ -36,7 +36,7 @@ def test_a_prompt_over_the_budget_runs_alone():
 
 
 def test_limits_the_sequences_of_a_batch():
-    """512 as published."""
+    """The published limit is 512."""
     chosen = selected(SplitwiseSimBatcher(2048, 4), waiting(10, 10), decoding(3), ready(2))
     assert (len(chosen.prefills), chosen.resume, chosen.pause) == (2, [], ["d2"])
 
@@ -52,7 +52,7 @@ def paused_by_prompts(arrival_s):
 
 
 def test_decode_left_out_four_times_goes_first():
-    """It ages by one with each selection that leaves it out, including the one that paused it."""
+    """Its age grows by one with each batch that leaves it out, including the batch that paused it."""
     made = paused_by_prompts(arrival_s=0.0)
     assert [ran(made) for _ in range(5)] == [["p0"], ["p1"], ["p2"], ["p3"], ["a"]]
     assert made.preemptions == 1
@@ -80,7 +80,7 @@ def test_age_order_is_fixed_when_a_task_is_added():
 
 @pytest.mark.parametrize("decodes_here", [False, True])
 def test_prompt_within_the_budget_interrupts_decodes(decodes_here):
-    """Even if decodes must pause for it."""
+    """Decodes may pause for it."""
     made = running_decodes()
     made.submit(request("p", prompt=2048), decodes_here=decodes_here)
     assert made.changed

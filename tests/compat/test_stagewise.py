@@ -93,10 +93,10 @@ def test_pipeline_depth_is_unlimited():
 def test_later_stage_merges_waiting_decodes():
     later = ToyModel(base=100, per_sequence=10)
     world = play(split(2), [(0, 10, 2), (30, 10, 1), (60, 5, 1)], later=later)
-    # Prompts are done with stage one at 14, 44 and 69 ms, and then take 110, 110 and 105 ms on stage two.
+    # Prompts leave stage one at 14, 44 and 69 ms, then take 110, 110 and 105 ms on stage two.
     assert times(world, Moment.FIRST_TOKEN) == [124.0, 234.0, 339.0]
-    # A decode alone takes 5 and 110 ms. The second is on stage two from 239 to 349 ms; the first waits there since 244
-    # and the third since 344, and together they take 120.
+    # A single decode takes 5 and 110 ms. The second runs on stage two from 239 to 349 ms; the first waits there from
+    # 244 ms and the third from 344 ms, and both then run together for 120 ms.
     assert times(world, Moment.LAST_TOKEN) == [469.0, 349.0, 469.0]
 
 

@@ -1,4 +1,4 @@
-"""The Grafana dashboard asks for what the service tells."""
+"""Queries of the Grafana dashboard match the metrics of the service."""
 
 import json
 import re
@@ -19,11 +19,11 @@ from twofold.slo import Slo
 DASHBOARD = json.loads((Path(__file__).parents[2] / "deploy/grafana/twofold.json").read_text("utf-8"))
 PANELS = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
 EXPRESSIONS = [target["expr"] for panel in PANELS for target in panel["targets"]]
-OTHERS = {"job", "le"}  # labels of Prometheus itself, and of every histogram
+OTHERS = {"job", "le"}  # labels that Prometheus and histograms add
 
 
-def told():
-    """The labels of every sample of a service to which everything has happened, by name."""
+def exported_labels():
+    """Label names of every metric sample, from a service with all kinds of events."""
     metrics = ServiceMetrics(Slo(ttft_s=1.0))
     metrics.requests.observe(life([4.0, 6.0, 7.0], **SPLIT_LIFE))
     for role in (Role.PREFILL, Role.DECODE):
@@ -45,30 +45,27 @@ def told():
 
 
 @pytest.mark.parametrize("expression", EXPRESSIONS)
-def test_every_metric_and_label_exists(expression):
-    """What is asked for is there, with the labels that it is grouped and picked by."""
-    known = told()
+def test_queries_use_existing_metrics_and_labels(expression):
+    exported = exported_labels()
     names = re.findall(r"twofold:\w+", expression)
     assert names
     labels = set(re.findall(r"(\w+)=~?\"", expression))
     for group in re.findall(r"(?:by|on|group_left) \(([^)]*)\)", expression):
         labels |= {label.strip() for label in group.split(",")}
-    assert set(names) <= set(known)
-    assert labels - OTHERS <= set().union(*(known[name] for name in names))
+    assert set(names) <= set(exported)
+    assert labels - OTHERS <= set().union(*(exported[name] for name in names))
 
 
-def test_every_metric_is_shown():
-    """What the service tells is somewhere on the dashboard."""
+def test_dashboard_shows_every_metric():
     shown = set(re.findall(r"twofold:(\w+?)(?:_bucket|_sum|_count)?\{", " ".join(EXPRESSIONS)))
     everything = {
-        re.sub(r"_(bucket|sum|count|created)$", "", name).removeprefix("twofold:") for name in told()
+        re.sub(r"_(bucket|sum|count|created)$", "", name).removeprefix("twofold:") for name in exported_labels()
     }
     created = {name.removesuffix("_total") for name in everything if name.endswith("_total")}
     assert everything - created <= shown
 
 
-def test_panels():
-    """Each has an id of its own, words that explain it, and a place that is not another's."""
+def test_panels_have_unique_ids_descriptions_and_places():
     assert len({panel["id"] for panel in DASHBOARD["panels"]}) == len(DASHBOARD["panels"])
     assert all(panel["description"] for panel in PANELS)
     taken = set()

@@ -1,4 +1,4 @@
-"""Every request of DistServe's simulator, and how many keep an SLO."""
+"""Latencies and SLO attainment equal those of DistServe's simulator for every request."""
 
 import json
 import re
@@ -43,7 +43,7 @@ def cluster(name):
 
 
 class Ended(Observer):
-    """TTFT and TPOT of every request in milliseconds, as that simulator defines them."""
+    """TTFT and TPOT of every request in milliseconds, with DistServe's definition of TPOT."""
 
     def __init__(self):
         self.latencies = {}
@@ -57,7 +57,7 @@ class Ended(Observer):
 
 
 def play(spec, rows, slo=None):
-    """`rows` of arrival in ms, prompt and output tokens."""
+    """Simulate requests from `rows` of (arrival in ms, prompt tokens, output tokens)."""
     requests = [
         Request(id=str(number), arrival_s=at / 1e3, prompt_tokens=prompt, output_tokens=output)
         for number, (at, prompt, output) in enumerate(rows)
@@ -71,8 +71,8 @@ def play(spec, rows, slo=None):
     not files(), reason="needs the reference output of DistServe's simulator: set TWOFOLD_DATA"
 )
 @pytest.mark.parametrize("path", files(), ids=lambda path: path.stem)
-def test_every_request_takes_what_it_took_there(path):
-    """TTFT and TPOT of each request to 1e-4, and attainment at every scale of an SLO to half a point."""
+def test_latencies_equal_distserve(path):
+    """Latencies to 1e-4, SLO attainment to half a point."""
     rows = json.loads(path.read_text())
     sizes = [(row["arrival_ms"], row["prompt_len"], row["output_len"]) for row in rows]
     ours, _ = play(cluster(path.name), sizes)

@@ -1,4 +1,4 @@
-"""Mooncake's claims, in their direction: the short form of bench/mooncake/paper_claims.py."""
+"""Mooncake's claims hold in direction: a short form of bench/mooncake/paper_claims.py."""
 
 import importlib
 import sys
@@ -15,7 +15,7 @@ BENCH = Path(__file__).parents[2] / "bench" / "mooncake"
 
 @pytest.fixture(scope="module")
 def bench():
-    """The modules of the benchmark, which are no package."""
+    """Modules of the benchmark, which is not a package."""
     sys.path.insert(0, str(BENCH))
     try:
         return {name: importlib.import_module(name) for name in ("paper_claims", "rate_search")}
@@ -33,8 +33,8 @@ def rates(bench):
     return bench["rate_search"]
 
 
-def test_long_prompts_on_machines_of_their_own_keep_the_slo_where_one_after_the_other_does_not(claims, rates):
-    """16k prompts of which half is cached, at a rate between those that the paper found for the two."""
+def test_split_meets_the_ttft_slo_that_colocated_misses(claims, rates):
+    """Prompts of 16k tokens, half of them cached, at a rate between the paper's limits of both systems."""
     setting = next(one for one in claims.SETTINGS if one.name == "16k")
     slo, systems = claims.bounds(setting), claims.generated_systems(setting)
     arriving = claims.requests(setting, 0.5, 150)
@@ -43,16 +43,16 @@ def test_long_prompts_on_machines_of_their_own_keep_the_slo_where_one_after_the_
     assert rates.missed(results[claims.VLLM], slo) == "TTFT"
 
 
-def test_half_of_what_is_simulated_is_reused(claims, rates):
-    """What the setting says is what caches find, but for the first prompt of each group."""
+def test_prefix_hit_rate_matches_the_setting(claims, rates):
+    """Half of each prompt is cached, except for the first prompt of each group."""
     setting = next(one for one in claims.SETTINGS if one.name == "16k")
     result = rates.run(claims.generated_systems(setting)[claims.SPLIT], claims.requests(setting, 0.5, 150))
     assert 0.45 < result.reuse.reused_tokens / result.reuse.prompt_tokens <= 0.5
 
 
 @given(limit=st.floats(0.001, 1000.0), start=st.floats(0.01, 100.0))
-def test_the_search_ends_at_the_last_rate_within(rates, limit, start):
-    """Wherever it starts; or it says that there is none near."""
+def test_rate_search_finds_the_highest_feasible_rate(rates, limit, start):
+    """The result is None if no rate near the start is feasible."""
     grid = RateGrid(0.05)
     rate, bound = rates.highest(lambda rate: "TBT" if rate > limit else "", start, grid)
     assert bound == "TBT"

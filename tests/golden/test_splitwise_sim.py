@@ -1,4 +1,4 @@
-"""Every request of SplitwiseSim's reference runs, and the verdict of the paper's nine SLOs on them."""
+"""Latencies equal SplitwiseSim's reference runs for every request, with the same verdict on the paper's nine SLOs."""
 
 import csv
 
@@ -80,7 +80,7 @@ class Ended(Observer):
 
 @pytest.fixture(scope="module", params=RUNS, ids=[run[0] for run in RUNS])
 def run(request):
-    """(what SplitwiseSim printed per request, our timelines, our result, the expected verdict)."""
+    """(SplitwiseSim's output per request, our timelines, our result, the expected verdict)."""
     name, trace, pools, met = request.param
     golden = find_data(f"golden/splitwise/{name}.csv")
     requests = find_data(f"traces/splitwise-{trace}-70rps-2min.csv")
@@ -102,8 +102,8 @@ def run(request):
 
 
 @pytest.mark.parametrize("rows", [CHAINED_DECODES_COUNT_AS_QUEUED, PREEMPTED_WHILE_OTHERS_AGE])
-def test_overload_of_two_machines(rows):
-    """What overload brings out: long queues that make machines mixed, pre-emptions, tasks that jump the queue."""
+def test_latencies_equal_splitwise_sim_under_overload(rows):
+    """Long queues turn machines mixed, preempt decodes and reorder overdue tasks."""
     requests = [
         Request(id=str(number), arrival_s=at, prompt_tokens=prompt, output_tokens=output)
         for number, (at, prompt, output, _, _) in enumerate(rows)
@@ -117,8 +117,8 @@ def test_overload_of_two_machines(rows):
         assert ours.e2e_s == pytest.approx(e2e_s, rel=1e-6)
 
 
-def test_every_request_takes_what_it_took_there(run):
-    """TTFT, end-to-end time, queueing and the wait for the second token of each request, to 1e-6."""
+def test_latencies_equal_the_reference(run):
+    """TTFT, E2E, queueing time and the time to the second token, to 1e-6."""
     rows, timelines, result, _ = run
     assert len(rows) == len(timelines) == result.completed == result.arrived
     for row in rows:
@@ -134,15 +134,15 @@ def test_every_request_takes_what_it_took_there(run):
 @pytest.mark.parametrize(
     ("column", "histogram"), [("ttft_times", "ttft_s"), ("tbt_times", "tpot_s"), ("response_times", "e2e_s")]
 )
-def test_percentiles_are_those_of_the_reference(run, column, histogram, percentile):
-    """P50, P90 and P99 of TTFT, TBT and E2E to 0.1%, of which the histogram's buckets take half."""
+def test_percentiles_equal_the_reference(run, column, histogram, percentile):
+    """To 0.1%; the histogram's buckets account for half of that."""
     rows, _, result, _ = run
     theirs = np.percentile([row[column] for row in rows], percentile)
     assert getattr(result, histogram).percentile(percentile) == pytest.approx(theirs, rel=1e-3)
 
 
-def test_the_nine_slos_say_the_same(run):
-    """The verdict, bound by bound, is that of slow-downs computed from SplitwiseSim's own output."""
+def test_slo_verdict_equals_the_reference(run):
+    """The expected slowdowns are computed from SplitwiseSim's own output."""
     rows, _, result, met = run
     judged = verdict(result, SPLITWISE)
     assert judged.met is met

@@ -1,4 +1,4 @@
-"""The chart says of its values what `values.py` says."""
+"""Files of the Helm chart match `values.py`."""
 
 import json
 from itertools import pairwise
@@ -20,7 +20,7 @@ def leaves(values, path=""):
             yield path + key
 
 
-def test_files_are_as_written():
+def test_generated_files_are_up_to_date():
     """`make chart` changes nothing."""
     assert (CHART / "values.yaml").read_text() == values_yaml()
     assert json.loads((CHART / "values.schema.json").read_text()) == schema()
@@ -29,7 +29,7 @@ def test_files_are_as_written():
 
 
 def test_every_value_is_documented():
-    """In the table of the README, in the schema, and by a comment above it in values.yaml, where its default is."""
+    """Each value has a row in the README's table, a description in the schema, and a comment in values.yaml."""
     defaults = yaml.safe_load(values_yaml())
     assert defaults == msgspec.to_builtins(Values())
     rows = table()
@@ -47,13 +47,12 @@ def test_every_value_is_documented():
         assert line.lstrip().startswith("#") or not line or above.lstrip().startswith("#"), line
 
 
-def test_its_version_is_ours():
-    """Images have the version of Twofold."""
+def test_chart_has_the_version_of_the_package():
+    """Image tags are versions of Twofold."""
     assert yaml.safe_load((CHART / "Chart.yaml").read_text())["appVersion"] == twofold.__version__
 
 
-def test_there_is_one_dashboard():
-    """The chart's and the package's are links to that of deploy/grafana."""
+def test_chart_and_package_link_to_the_same_dashboard():
     source = (CHART.parents[1] / "grafana/twofold.json").resolve()
     for link in (CHART / "files/grafana.json", CHART.parents[2] / "src/twofold/kubernetes/data/grafana.json"):
         assert link.resolve() == source

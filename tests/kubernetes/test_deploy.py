@@ -1,4 +1,4 @@
-"""A plan becomes values: its pools replicas, its policies flags, its machines labels of nodes."""
+"""Plans are converted to Helm values: replicas, flags and node labels."""
 
 import pytest
 
@@ -18,7 +18,7 @@ def planned(text, **more):
 
 
 def test_pools_become_workers():
-    """As many as instances, each with a GPU, on the machines of the plan, with the KV cache that it counted on."""
+    """One GPU worker per instance, on the planned machines, with the planned KV cache."""
     values = values_of(planned(PLAN))
     prefill, decode, mixed = values.workers.prefill, values.workers.decode, values.workers.mixed
     assert (prefill.replicas, decode.replicas, mixed.replicas) == (3, 2, 0)
@@ -31,7 +31,6 @@ def test_pools_become_workers():
 
 
 def test_policies_become_flags():
-    """What the plan was made with is what is served with."""
     values = values_of(
         planned(
             PLAN
@@ -44,7 +43,7 @@ def test_policies_become_flags():
     assert serve.swap_space == 8000000000
 
 
-def test_colocated_pools_are_mixed():
+def test_colocated_pools_become_mixed_workers():
     """With or without chunked prefill, as planned."""
     pool = "- {machines: 1, machine: dgx-a100, role: mixed, tensor_parallel: 1%s}\n"
     head = "model: llama-3.1-8b\nrouter: jsq\npools:\n"
@@ -65,19 +64,19 @@ def test_colocated_pools_are_mixed():
         ),
     ],
 )
-def test_what_pods_cannot_serve_is_refused(change, sentence):
-    """With the place and the reason."""
+def test_rejects_pools_that_pods_cannot_serve(change, sentence):
+    """The message names the pool and the reason."""
     with pytest.raises(ConfigurationError, match=rf"pools\[\d\]: .*{sentence}"):
         planned(PLAN.replace(*change))
 
 
-def test_anything_can_be_emulated():
-    """The gateway's pod then needs the plan and nothing else."""
+def test_emulation_needs_only_the_plan():
+    """Emulation also accepts pools that pods cannot serve."""
     text = PLAN.replace("tensor_parallel: 1", "tensor_parallel: 2")
     assert planned(text, emulated=True) == {"engine": "emulated", "plan": text}
 
 
-def test_values_are_merged_as_by_helm():
-    """Mappings key by key; lists, and everything else, as a whole."""
+def test_merges_values_like_helm():
+    """Mappings are merged key by key; lists and scalars are replaced."""
     below, above = {"a": {"b": 1, "c": [1, 2]}, "d": 1}, {"a": {"c": [3]}, "d": {"e": 2}}
     assert merged(below, above) == {"a": {"b": 1, "c": [3]}, "d": {"e": 2}}

@@ -1,4 +1,4 @@
-"""`twofold deploy`: from a plan to files."""
+"""`twofold deploy` writes manifests or Helm values."""
 
 import pytest
 import yaml
@@ -25,16 +25,16 @@ def deploy(*args):
     return result.stdout
 
 
-def test_manifests_are_those_of_the_values(plan):
-    """`--format k8s` is the objects of what `--format helm` says."""
+def test_manifests_match_the_helm_values(plan):
+    """`--format k8s` writes the objects for the values that `--format helm` writes."""
     values = yaml.safe_load(deploy(plan, "--format", "helm"))
     assert values["workers"]["prefill"]["replicas"] == 3
     manifests = list(yaml.safe_load_all(deploy(plan, "--name", "llm")))
     assert manifests == list(objects_of("llm", values_of(values)))
 
 
-def test_values_go_over_the_plan(plan, tmp_path):
-    """The later of two files first of all."""
+def test_values_files_override_the_plan(plan, tmp_path):
+    """The last of several files wins."""
     for name, text in (
         ("one", "serve: {slo: ttft=1}\nworkers: {decode: {replicas: 7}}"),
         ("two", "serve: {slo: ttft=2}"),
@@ -48,8 +48,8 @@ def test_values_go_over_the_plan(plan, tmp_path):
     assert values["workers"]["decode"]["device"] == "cuda"
 
 
-def test_output_is_a_file_or_in_a_directory(plan, tmp_path):
-    """Either has what would be printed."""
+def test_output_is_a_file_or_a_directory(plan, tmp_path):
+    """Both contain the printed text."""
     deploy(plan, "--output", tmp_path / "here.yaml")
     deploy(plan, "--output", tmp_path)
     assert (tmp_path / "here.yaml").read_text() == (tmp_path / "manifests.yaml").read_text() == deploy(plan)
@@ -66,8 +66,7 @@ def test_output_is_a_file_or_in_a_directory(plan, tmp_path):
         (("--output", "/nowhere/at/all"), "", "cannot be written"),
     ],
 )
-def test_mistakes_are_told_in_a_sentence(plan, tmp_path, args, text, sentence):
-    """Flags, values and places."""
+def test_rejects_invalid_arguments_and_values(plan, tmp_path, args, text, sentence):
     if text:
         (tmp_path / "values").write_text(text)
         args = (*args, "--values", tmp_path / "values")
@@ -75,8 +74,8 @@ def test_mistakes_are_told_in_a_sentence(plan, tmp_path, args, text, sentence):
         deploy(plan, *args)
 
 
-def test_a_plan_that_only_a_simulator_can_run_is_refused(plan):
-    """With its name."""
+def test_rejects_a_plan_for_simulation_only(plan):
+    """The message names the router."""
     plan.write_text(PLAN.replace("router: jsq", "router: splitwise-sim"))
     with pytest.raises(ConfigurationError, match=r"plan\.yaml: the router splitwise-sim is for simulations"):
         deploy(plan)

@@ -1,4 +1,4 @@
-"""The objects: valid by the schemas of Kubernetes, the same by helm, and with commands that there are."""
+"""Kubernetes objects are valid by its schemas, equal to those of the Helm chart, and run valid commands."""
 
 import kubernetes_validate
 import msgspec
@@ -16,7 +16,7 @@ KUBERNETES = ("1.30", "1.33")
 
 
 def made(given, name="tf"):
-    """As `kubectl` reads them."""
+    """Objects of a release named `name`, parsed from YAML."""
     objects = list(yaml.safe_load_all(documents(objects_of(name, values_of(given)))))
     return by_name(objects)
 
@@ -27,16 +27,15 @@ def pods(objects):
 
 @pytest.mark.parametrize("version", KUBERNETES)
 @pytest.mark.parametrize("case", CASES)
-def test_valid_by_the_schemas_of_kubernetes(case, version):
-    """Every object, strictly: no field that the API does not know. ServiceMonitor is not part of Kubernetes."""
+def test_objects_are_valid_by_the_kubernetes_schemas(case, version):
+    """Strict validation rejects unknown fields. ServiceMonitor is not part of Kubernetes."""
     for each in made(CASES[case]).values():
         if each["kind"] != "ServiceMonitor":
             kubernetes_validate.validate(each, version, strict=True)
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_helm_makes_the_same(case):
-    """Object by object, field by field."""
+def test_helm_renders_equal_objects(case):
     ours, helms = made(CASES[case]), rendered("tf", CASES[case])
     assert ours.keys() == helms.keys()
     for key, each in ours.items():
@@ -44,21 +43,19 @@ def test_helm_makes_the_same(case):
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_what_would_not_serve_is_refused(mistake):
-    """In a sentence."""
+def test_rejects_values_that_cannot_serve(mistake):
     with pytest.raises(ConfigurationError, match=mistake):
         made(MISTAKES[mistake])
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_helm_refuses_the_same(mistake):
-    """With the same words."""
+def test_helm_rejects_the_same_values(mistake):
+    """The chart fails with the same message."""
     with pytest.raises(ValueError, match=mistake):
         rendered("tf", MISTAKES[mistake])
 
 
-def test_helm_refuses_what_is_no_value():
-    """By the schema."""
+def test_schema_rejects_unknown_and_invalid_values():
     for given in ({"gateway": {"prot": 80}}, {"workers": {"decode": {"replicas": -1}}}, {"engine": "vllm"}):
         with pytest.raises(ConfigurationError, match="values: "):
             values_of(given)
@@ -66,14 +63,13 @@ def test_helm_refuses_what_is_no_value():
             rendered("tf", given)
 
 
-def test_helm_has_nothing_against_the_chart():
-    """`helm lint`."""
+def test_chart_passes_helm_lint():
     assert findings() == []
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_commands_are_those_that_twofold_takes(case):
-    """Every flag is one, and its value of its kind."""
+def test_container_commands_parse(case):
+    """The command line parser accepts all flags and their values."""
     for pod in pods(made(CASES[case])):
         (container,) = pod["containers"]
         assert container["command"] == ["twofold"]
@@ -82,8 +78,8 @@ def test_commands_are_those_that_twofold_takes(case):
             assert context.params
 
 
-def test_who_serves():
-    """Split unless there are mixed workers only; nobody but the gateway where machines are emulated."""
+def test_pods_follow_the_roles_with_replicas():
+    """The service is colocated if all workers are mixed; emulation has a gateway pod only."""
 
     def args(case):
         objects = made(CASES[case])
@@ -98,8 +94,8 @@ def test_who_serves():
     assert args("emulated").keys() == {"tf-gateway"}
 
 
-def test_workers_find_the_gateway_and_take_the_key_that_it_has():
-    """Before it is ready, at the port it listens on; the key is a copy that only the process's user may read."""
+def test_workers_reach_the_gateway_with_the_cluster_key():
+    """The bus Service includes addresses that are not ready. An init container copies the key with mode 0400."""
     objects = made(CASES["watched and fenced"])
     bus = objects["Service", "tf-bus"]["spec"]
     assert bus["publishNotReadyAddresses"]
@@ -114,8 +110,7 @@ def test_workers_find_the_gateway_and_take_the_key_that_it_has():
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_selectors_meet_their_pods(case):
-    """Every selector of the release selects pods of it, and volumes are there for what is mounted."""
+def test_selectors_match_pods_and_mounts_match_volumes(case):
     objects = made(CASES[case])
     templates = [each["spec"]["template"] for each in objects.values() if each["kind"] == "StatefulSet"]
     for each in objects.values():
@@ -134,8 +129,8 @@ def test_selectors_meet_their_pods(case):
                 assert {mount["name"] for mount in container["volumeMounts"]} <= there, key
 
 
-def test_nobody_is_root():
-    """Nor may become it, or write to anything but its volumes."""
+def test_containers_run_unprivileged():
+    """No root user, no privilege escalation, a read-only root file system."""
     for case in CASES.values():
         for pod in pods(made(case)):
             assert pod["securityContext"]["runAsNonRoot"]
@@ -147,8 +142,8 @@ def test_nobody_is_root():
                 }
 
 
-def test_a_new_plan_is_a_new_pod():
-    """The gateway's template changes with the plan, and only with what is said."""
+def test_a_new_plan_restarts_the_gateway():
+    """The pod template changes with the plan and is otherwise reproducible."""
     template = [
         msgspec.json.encode(made({"plan": plan})["StatefulSet", "tf-gateway"])
         for plan in ("a: 1", "a: 1", "a: 2")

@@ -1,4 +1,4 @@
-"""Admission in front of nothing: tickets by name."""
+"""Admission queues of named requests, without instances."""
 
 from twofold.request import Request
 from twofold.scheduling.admission.admission import Admission
@@ -20,7 +20,7 @@ def offer(door: Admission, name: str, *, now: float = 0.0, **fields) -> Refusal 
 
 
 def drain(door: Admission, now: float) -> list[QueuedRequest]:
-    """Everybody who may start now."""
+    """All requests that may start now."""
     started = []
     while (each := door.next(now)) is not None:
         started.append(each)

@@ -1,4 +1,4 @@
-"""Clusters whose capacity is a formula: what the searches of a plan are tested against."""
+"""Clusters with analytic capacity, to test the planner's searches."""
 
 from twofold.planning.design import Design, Family, MachineKind
 from twofold.planning.evaluation import Evaluation
@@ -18,10 +18,10 @@ def design(*counts, family=SPLIT):
 
 
 class AnalyticCluster:
-    """Keeps the SLO up to the lesser of what its pools take; `slack` is how far the bound is above that.
+    """Meets the SLO up to the capacity of its weakest pool; the upper bound is `slack` times the capacity.
 
-    `per_prefill`, `per_decode` and `per_mixed` are requests per second of one machine, of whatever kind; a split
-    cluster loses `overhead` of the total. It counts how often it was asked.
+    `per_prefill`, `per_decode` and `per_mixed` are requests/s per machine of any kind; a split cluster loses
+    `overhead` requests/s. `asked` lists the evaluated trials. With `tells`, evaluations name the limiting phase.
     """
 
     def __init__(

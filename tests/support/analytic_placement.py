@@ -1,4 +1,4 @@
-"""Instances whose goodput is a formula of their degrees: what the search for placements is tested against."""
+"""Instances with analytic goodput, to test the placement search."""
 
 from twofold.planning.design import MachineKind
 from twofold.planning.evaluation import Evaluation
@@ -20,8 +20,10 @@ def kind(tensor, pipeline=1, name="dgx-node"):
 
 
 class AnalyticPlacement:
-    """`prefill` and `decode` give the requests per second of one instance by its kind; colocated ones take a third of
-    the lesser. A cluster takes what its weaker phase takes."""
+    """Meets the SLO up to the capacity of its weaker phase.
+
+    `prefill` and `decode` map an instance kind to requests/s; a colocated instance has a third of the lesser rate.
+    """
 
     def __init__(self, prefill, decode):
         self.prefill, self.decode = prefill, decode

@@ -1,4 +1,4 @@
-"""A small client for tests: many completions at once, token ids in, token ids out."""
+"""Client of the completions API with token ids in both directions, and readers of its metrics."""
 
 import asyncio
 import random
@@ -13,7 +13,7 @@ from twofold.bench.services import metrics
 async def complete(
     session: aiohttp.ClientSession, url: str, prompt: list[int], **fields: object
 ) -> list[int]:
-    """The output token ids of one completion."""
+    """Output token ids of one completion."""
     answer = await _answer(session, url, prompt, **fields)
     return list(answer["choices"][0]["token_ids"])
 
@@ -21,7 +21,7 @@ async def complete(
 async def complete_cached(
     session: aiohttp.ClientSession, url: str, prompt: list[int], **fields: object
 ) -> tuple[list[int], int]:
-    """The same, and how many tokens of its prompt were cached."""
+    """Output token ids of one completion, and its number of cached prompt tokens."""
     answer = await _answer(session, url, prompt, **fields)
     return answer["choices"][0]["token_ids"], answer["usage"]["prompt_tokens_details"]["cached_tokens"]
 
@@ -42,7 +42,7 @@ async def served_name(session: aiohttp.ClientSession, url: str) -> str:
 async def complete_all(
     url: str, prompts: Sequence[list[int]], *, at_once: int, spread_s: float = 0.0, **fields: object
 ) -> list[list[int]]:
-    """All completions, `at_once` in flight at most, each started after a random wait of up to `spread_s`."""
+    """Run all completions, at most `at_once` in flight, with random delays of up to `spread_s`."""
     waits = random.Random(0)
     slots = asyncio.Semaphore(at_once)
 
@@ -57,7 +57,7 @@ async def complete_all(
 
 
 def block_counts(url: str) -> dict[str, dict[str, float]]:
-    """KV blocks by instance and state (total, free, in_flight), as /metrics tells them."""
+    """KV blocks by instance and state (total, free, in_flight), from /metrics."""
     counts: dict[str, dict[str, float]] = {}
     pattern = re.compile(
         r'^twofold:kv_cache_blocks\{instance="([^"]+)",state="([^"]+)"\} (\S+)$', re.MULTILINE
@@ -68,13 +68,13 @@ def block_counts(url: str) -> dict[str, dict[str, float]]:
 
 
 def metric(url: str, name: str) -> float:
-    """The sum of what /metrics tells under names, without their prefix, that begin with `name`."""
+    """Sum of the metric samples whose names start with `name` after the prefix `twofold:`."""
     lines = metrics(url).splitlines()
     return sum(float(line.split()[-1]) for line in lines if line.startswith(f"twofold:{name}"))
 
 
 async def all_blocks_free(url: str, *, tries: int = 1200, pause_s: float = 0.1) -> bool:
-    """Whether every block of every instance becomes free within a bounded number of looks."""
+    """Poll until every block of every instance is free; False after `tries`."""
     for _ in range(tries):
         counts = await asyncio.to_thread(block_counts, url)
         if counts and all(c["free"] == c["total"] and c["in_flight"] == 0 for c in counts.values()):

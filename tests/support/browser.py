@@ -1,4 +1,4 @@
-"""A real Chromium without a window, driven over its DevTools protocol."""
+"""Headless Chromium, driven over the DevTools protocol."""
 
 import asyncio
 import base64
@@ -17,13 +17,13 @@ START_S = 60.0
 
 
 def chromium() -> str | None:
-    """Where it is, if this machine has one."""
+    """Path of the Chromium executable, or None."""
     names = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
     return next((path for name in names if (path := shutil.which(name))), None)
 
 
 class Page:
-    """The one page of a browser; `errors` collects what its console and its scripts complain about."""
+    """A browser page; `errors` collects console errors and uncaught exceptions."""
 
     def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
         self.errors: list[str] = []
@@ -71,12 +71,12 @@ class Page:
         )
 
     async def scheme(self, name: str) -> None:
-        """Prefer `light` or `dark`."""
+        """Set the preferred colour scheme, `light` or `dark`."""
         feature = {"name": "prefers-color-scheme", "value": name}
         await self.call("Emulation.setEmulatedMedia", features=[feature])
 
     async def evaluate(self, expression: str) -> object:
-        """The value of an expression, awaited where it is a promise."""
+        """Value of a JavaScript expression; promises are awaited."""
         answer = await self.call(
             "Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True
         )
@@ -84,7 +84,7 @@ class Page:
         return answer["result"].get("value")
 
     async def until(self, expression: str, *, tries: int = 600, pause_s: float = 0.1) -> None:
-        """Look until `expression` is true."""
+        """Poll until the JavaScript `expression` is true."""
         for _ in range(tries):
             if await self.evaluate(f"Boolean({expression})"):
                 return
@@ -95,14 +95,14 @@ class Page:
         return str(await self.evaluate(f"document.querySelector({json.dumps(selector)}).innerText"))
 
     async def screenshot(self, path: Path) -> None:
-        """The whole page as a PNG."""
+        """Write the full page as a PNG."""
         shot = await self.call("Page.captureScreenshot", captureBeyondViewport=True)
         path.write_bytes(base64.b64decode(shot["data"]))  # noqa: ASYNC240 (nothing else runs here)
 
 
 @asynccontextmanager
 async def browsing(executable: str) -> AsyncIterator[Page]:
-    """A browser with one empty page; ended, with all it wrote, afterwards."""
+    """Start a browser with an empty page; stop it and delete its profile afterwards."""
     flags = [
         "--headless",
         "--remote-debugging-port=0",
@@ -141,7 +141,7 @@ async def browsing(executable: str) -> AsyncIterator[Page]:
 
 
 async def _port(home: Path, process: asyncio.subprocess.Process) -> int:
-    """Where it can be driven: it writes that down when it is ready."""
+    """DevTools port, which the browser writes to its profile at startup."""
     file = home / "DevToolsActivePort"
     async with asyncio.timeout(START_S):
         while not (file.exists() and file.read_text().count("\n")):

@@ -14,7 +14,7 @@ from twofold.transport.pooled import load_transport
 
 
 class CachePeer:
-    """`do(method, *arguments)` calls the `Cache` of the other process."""
+    """`do(method, *arguments)` calls a method of `Cache` in the other process."""
 
     def __init__(self, name, key=None):
         context = multiprocessing.get_context("spawn")
@@ -27,7 +27,7 @@ class CachePeer:
         return self._pipe.recv()
 
     def stop(self):
-        """Pause the process; it can still be killed."""
+        """Suspend the process; it can still be killed."""
         os.kill(self.process.pid, signal.SIGSTOP)
 
     def kill(self):
@@ -39,7 +39,7 @@ class Cache:
     """A transport and its pools."""
 
     def __init__(self, name, key=None, host=None):
-        """With a `key`, the cache is on `host`, by default a host of its own."""
+        """With a `key`, the cache is on `host`, by default on a separate host."""
         self.name, self.network = name, None
         self.transport, self.connections = None, []
         if key is not None:
@@ -57,7 +57,7 @@ class Cache:
         return self.transport.descriptor
 
     def connect(self, peer):
-        """Connect; closed with the cache."""
+        """Connect until the cache is closed."""
         self.connections.append(self.transport.connect(peer))
         return self.connections[-1]
 
@@ -74,7 +74,7 @@ class Cache:
         self.transport.ended(ended)
 
     def fill(self, seed):
-        """Random contents by seed and layout."""
+        """Fill the blocks with random contents, reproducible by seed and layout."""
         torch.manual_seed(seed)
         for layer in range(len(self.transport.engine_pool.layout.layers)):
             for part in self.transport.engine_pool.block_rows(layer):
@@ -82,7 +82,7 @@ class Cache:
         self.transport.publish(range(self.transport.engine_pool.num_blocks))
 
     def rows(self):
-        """Blocks of each layer as bytes, keys and values."""
+        """Blocks of each layer as bytes: keys, then values."""
         pool = self.transport.landing_pool
         return [
             torch.cat(pool.block_rows(k), dim=1).cpu().numpy().copy() for k in range(len(pool.layout.layers))

@@ -1,4 +1,4 @@
-"""Prompts with common prefixes, and an observer that checks its notifications."""
+"""Prompts with common prefixes, and an observer that records notifications."""
 
 from hypothesis import strategies as st
 
@@ -13,7 +13,7 @@ def prompts(alphabet, longest):
 
 
 class Seen(CacheObserver):
-    """Keys and removal reasons reported to an observer."""
+    """Records the keys and removal reasons reported to a cache observer."""
 
     def __init__(self):
         self.keys, self.reasons = set(), []

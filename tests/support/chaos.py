@@ -1,4 +1,4 @@
-"""Clients that know what their answers are, while the workers of their service are killed, stopped and held up."""
+"""Clients that check every response while workers are killed, stopped and paused."""
 
 import asyncio
 import json
@@ -20,7 +20,7 @@ HANG_S = DEADLINE_S + 120  # by then its client has heard something, on any mach
 
 
 class Hit(StrEnum):
-    """What is done to a worker."""
+    """A fault of a worker process."""
 
     KILL = "SIGKILL"
     STOP = "SIGSTOP"
@@ -28,12 +28,10 @@ class Hit(StrEnum):
 
 
 class Chaos:
-    """`learn` the answers, then `run`: each of `roles` (beginnings of workers' names) is hit in each way in turn, while
-    clients stream.
+    """Call `learn` for the reference outputs, then `run`, which injects each fault into each role while clients stream.
 
-    All that is random comes from one seed. `wrong` lists answers that were not what they should be, `hits`, `lost`
-    and `alive` say what was hit: by (role, hit), by the stage of attempts that were lost, by the phase of requests
-    that were alive.
+    `roles` are prefixes of worker names. One seed determines all random choices. `wrong` lists incorrect responses;
+    `hits` counts faults by (role, fault), `lost` lost attempts by stage, `alive` running requests by phase.
     """
 
     def __init__(self, process, url, roles, *, clients=5, seed=1):
@@ -56,7 +54,7 @@ class Chaos:
         ]
 
     async def learn(self):
-        """Ask every question once, while nothing happens."""
+        """Record the output of every prompt without faults."""
         async with aiohttp.ClientSession() as session:
             self.answers = [await complete(session, self.url, **question) for question in self.questions]
 
@@ -84,7 +82,7 @@ class Chaos:
             self.lost[stage] = int(await asyncio.to_thread(metric, self.url, name))
 
     def report(self):
-        """What happened, for people."""
+        """Summary of faults and responses as text."""
         hits = ", ".join(f"{role} {hit}: {count}" for (role, hit), count in sorted(self.hits.items()))
         return (
             f"\n{self.answered} answers, {len(self.wrong)} of them wrong; {self.left} clients left early"
@@ -92,7 +90,7 @@ class Chaos:
         )
 
     async def _client(self, session, name):
-        """One question after the other, each answered as it was when nothing happened; some are not waited for."""
+        """Send prompts one after another and compare the output; one in ten requests disconnects early."""
         while not self.over:
             number = self.draw.randrange(len(self.questions))
             leave_after = self.draw.randrange(60) if self.draw.random() < 0.1 else None
@@ -107,7 +105,7 @@ class Chaos:
                 self.wrong.append((number, got, right))
 
     async def _stream(self, session, body, leave_after):
-        """The tokens of a stream, and whether it went to its end; an error in it is an AssertionError."""
+        """Output tokens of a stream, and whether it finished. An error event raises AssertionError."""
         body = {**body, "stream": True, "return_token_ids": True}
         tokens = []
         async with session.post(f"{self.url}/v1/completions", json=body) as response:
@@ -135,7 +133,7 @@ class Chaos:
             self.waking.add(wakes)
 
     def _send(self, role, hit):
-        """Whom it hit; None if there was nobody."""
+        """Signal a running worker of the role and return its process; None if there is none."""
         with suppress(psutil.NoSuchProcess):  # one ended just now, from what was done before
             able = [one for one in children(self.process) if one.name().startswith(role) and _runs(one)]
             if able:

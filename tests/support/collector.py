@@ -1,4 +1,4 @@
-"""An OTLP collector on a socket, which keeps what it is sent."""
+"""An OTLP collector on a socket that records exports."""
 
 import http.server
 import threading
@@ -7,14 +7,14 @@ from contextlib import contextmanager
 
 
 class Collector:
-    """`received` holds (path, body) of every export."""
+    """`received` has (path, body) of every export."""
 
     def __init__(self, url: str) -> None:
         self.url = url
         self.received: list[tuple[str, bytes]] = []
 
     def spans(self) -> list:
-        """All spans, as protocol buffers."""
+        """All received spans, as protocol buffers."""
         from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
         return [
@@ -28,7 +28,7 @@ class Collector:
 
 @contextmanager
 def collecting() -> Iterator[Collector]:
-    """A collector that says yes to everything."""
+    """Run a collector that accepts all exports."""
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_POST(self) -> None:

@@ -1,4 +1,4 @@
-"""Cuts TCP connections between processes of this host, from outside, as a network would."""
+"""Cut TCP connections between processes of this host, as a network failure would."""
 
 import ctypes
 import os
@@ -11,9 +11,9 @@ _PIDFD_GETFD = 438  # on every architecture that Linux numbers in common
 
 
 def cut_between(processes):
-    """Shut down every connection from one of these processes to another; returns how many there were.
+    """Shut down all connections among `processes`; returns their number.
 
-    A copy of the socket is taken out of the process that owns it: what is shut down is the connection of both.
+    Duplicates the socket of the owning process with pidfd_getfd, because shutdown acts on all its descriptors.
     """
     ends = [
         (process, one)

@@ -1,4 +1,4 @@
-"""Values for the chart, each about something that changes the objects."""
+"""Sets of chart values; each changes the rendered objects."""
 
 PLAN = """\
 # A plan.

@@ -1,4 +1,4 @@
-"""Where the torch engine computes in these tests: the CPU, or what TWOFOLD_TEST_DEVICE says (`make test-gpu`)."""
+"""Device of the torch engine in tests: TWOFOLD_TEST_DEVICE, by default the CPU (see `make test-gpu`)."""
 
 import os
 

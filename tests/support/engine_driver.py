@@ -1,4 +1,4 @@
-"""Drives an engine through whole requests, with scattered blocks and mixed, chunked iterations."""
+"""Run requests on an engine, with scattered blocks and mixed, chunked iterations."""
 
 import random
 from collections.abc import Callable, Sequence
@@ -10,7 +10,7 @@ from twofold.request import SamplingParams
 
 @dataclass
 class Driven:
-    """A request on its way through an engine."""
+    """State of a request that an engine runs."""
 
     id: str
     prompt: list[int]
@@ -50,10 +50,10 @@ def drive(
     seed: int = 0,
     scatter: bool = True,
 ) -> list[list[Sampled]]:
-    """Outputs of all prompts, `sampling.max_tokens` each, whatever ends they contain.
+    """Outputs of all prompts, with `sampling.max_tokens` tokens each; end-of-sequence tokens do not stop them.
 
-    Each iteration takes up to `max_batch` unfinished requests in random order, and of each at most `chunk()`
-    tokens. Blocks are shuffled unless `scatter` is False.
+    Each iteration takes up to `max_batch` unfinished requests in random order, with at most `chunk()` tokens each.
+    Blocks are shuffled unless `scatter` is False.
     """
     rng = random.Random(seed)
     each = [sampling] * len(prompts) if isinstance(sampling, SamplingParams) else sampling
@@ -78,5 +78,5 @@ def drive(
 
 
 def token_ids(outputs: Sequence[Sequence[Sampled]]) -> list[list[int]]:
-    """Just the tokens."""
+    """Token ids of the outputs, without log probabilities."""
     return [[sampled.token_id for sampled in output] for output in outputs]

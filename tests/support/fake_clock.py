@@ -1,4 +1,4 @@
-"""A clock whose time passes only where somebody sleeps, and that may oversleep as a busy machine does."""
+"""A clock that advances only during sleeps, and oversleeps by a fixed time."""
 
 
 class FakeClock:

@@ -1,4 +1,4 @@
-"""Flags of the services that end-to-end tests run against."""
+"""Flags of services in end-to-end tests."""
 
 from support.device import DEVICE
 

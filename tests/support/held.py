@@ -1,4 +1,4 @@
-"""What the processes of a service hold that is not a block: memory segments, sockets, threads, files."""
+"""Operating system resources of a service: shared memory, sockets, threads and open files."""
 
 import glob
 import re
@@ -12,13 +12,13 @@ _SEGMENT = re.compile(r"/(?:memfd:|dev/shm/)\S*")
 
 
 def family(process):
-    """The service and every process below it."""
+    """Processes of the service: the gateway, then its descendants."""
     root = psutil.Process(process.pid)
     return [root, *root.children(recursive=True)]
 
 
 def segments(process):
-    """Shared memory segments that any process of the service has mapped or open, as (what, inode)."""
+    """Shared memory segments that a process of the service has mapped or open, as (path, inode)."""
     found = set()
     for one in family(process):
         for look in (_mapped, _open):
@@ -48,7 +48,7 @@ def _open(pid):
 
 
 def run_dirs(process):
-    """The directories of sockets of a service, by the pid in their names."""
+    """Socket directories of a service; their names contain its pid."""
     return glob.glob(f"{tempfile.gettempdir()}/twofold-{process.pid}-*")
 
 
@@ -57,7 +57,7 @@ def socket_files(process):
 
 
 def holdings(process):
-    """How much of everything, as plain numbers that can be compared."""
+    """Number of held resources by kind."""
     gateway, *others = family(process)
     return {
         "processes": 1 + len(others),
@@ -69,10 +69,10 @@ def holdings(process):
 
 
 def comes_back_to(process, before, *, tries=600, pause_s=0.1):
-    """What is held above `before`, and how much, when it has had time to go; {} if nothing is.
+    """Poll until resources are back at `before`; returns {kind: (before, now)} of leaks, {} without leaks.
 
-    Fewer processes count as well. The gateway may have more files open, but not more with each worker that ends: each
-    of a worker's four threads opens a connection to the controller when it first has something to say.
+    Missing processes count as well. The gateway may have four more open files per worker: each of a worker's four
+    threads connects to the controller with its first message.
     """
     most = {
         **before,

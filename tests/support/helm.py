@@ -1,4 +1,4 @@
-"""Helm, where it is: the binary, or the library of the package helm-python-sdk."""
+"""Run helm: the binary if installed, otherwise the helm-python-sdk package."""
 
 import json
 import shutil
@@ -13,13 +13,13 @@ _KUBERNETES = "1.30.0"  # what the chart is rendered for, without a cluster to a
 
 
 def rendered(name, values):
-    """The objects that the chart makes, by kind and name; raises ValueError with what helm says against it."""
+    """Objects of the chart by kind and name; raises ValueError with helm's error message."""
     texts = _by_binary(name, values) if shutil.which("helm") else _by_library(name, values)
     return by_name(each for text in texts for each in yaml.safe_load_all(text) if each)
 
 
 def by_name(objects):
-    """Objects by kind and name, of which there may be only one each."""
+    """Objects by kind and name, which must be unique."""
     found = {}
     for each in objects:
         key = each["kind"], each["metadata"]["name"]
@@ -29,7 +29,7 @@ def by_name(objects):
 
 
 def findings():
-    """What `helm lint` has against the chart, beyond information."""
+    """Warnings and errors of `helm lint`."""
     if shutil.which("helm"):
         command = ["helm", "lint", "--strict", str(CHART)]
         ran = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -1,4 +1,4 @@
-"""Profiles of hosts in round numbers, for simulations whose results are known."""
+"""Host profiles with round numbers, for simulations with known results."""
 
 from twofold.hardware.specs import Model
 from twofold.performance.host_profile import (
@@ -42,7 +42,7 @@ NONE = ContentionFactors()
 
 
 def profile(*, cores=2, threads=1, front=NO_FRONT, prefill=NONE, decode=NONE, latency_s=0.0, sync_s=0.0):
-    """A host whose links take no time unless it is said."""
+    """A host profile with links of zero transfer time by default."""
     return HostProfile(
         model=MODEL,
         cores=cores,

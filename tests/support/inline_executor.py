@@ -1,4 +1,4 @@
-"""An executor of plans that answers from a formula, at once."""
+"""A plan executor that evaluates trials immediately with an analytic cluster."""
 
 from concurrent.futures import Future
 
@@ -7,7 +7,7 @@ from twofold.planning.evaluation import SimulatedTrial
 
 
 class InlineExecutor:
-    """Counts what it runs; `interrupt_after` so many it is as if Ctrl-C were pressed."""
+    """Counts trials in `runs`; raises KeyboardInterrupt after `interrupt_after` trials."""
 
     def __init__(self, cluster=None, interrupt_after=None):
         self.cluster = cluster or AnalyticCluster(slack=3.0)
@@ -28,4 +28,4 @@ class InlineExecutor:
         return self
 
     def __exit__(self, *_exception):
-        """Nothing is held."""
+        """Nothing to release."""

@@ -1,4 +1,4 @@
-"""A service with a prefill worker, and a host that has joined it with a decode worker."""
+"""A service with a prefill worker, joined by a host with a decode worker."""
 
 import os
 import subprocess
@@ -17,7 +17,7 @@ TWOFOLD = [sys.executable, "-m", "twofold.cli.main"]
 
 
 class JoinedService:
-    """Processes of a service, and of the hosts that join it, on this host or on `hosts`."""
+    """Processes of a service and of its joined hosts, on this host or on the emulated `hosts`."""
 
     def __init__(self, model, folder, hosts=None):
         self.model, self.folder, self.hosts = model, Path(folder), hosts
@@ -29,7 +29,7 @@ class JoinedService:
         self.processes = []
 
     def serve(self, *flags, engine=ENGINE, program=None):
-        """Start the service, in place of `twofold serve` a `program` that takes its flags; see `wait`."""
+        """Start `twofold serve`, or a `program` with the same flags; call `wait` until it is ready."""
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         listen = ["--listen-workers", self.controller, "--cluster-key", str(self.key)]
@@ -39,7 +39,7 @@ class JoinedService:
         return self.service
 
     def join(self, *flags, model=None, key=None, log="join.log", name="other"):
-        """Start a host that joins, with `flags` that say with what."""
+        """Start `twofold join` with `flags`."""
         address = ["--name", name, "--address", self.addresses[1]]
         command = [*TWOFOLD, "join", self.controller, "--cluster-key", str(key or self.key)]
         return self._start(1, [*command, "--model", str(model or self.model), *address, *flags], log)
@@ -48,7 +48,7 @@ class JoinedService:
         assert wait_ready(self.service, self.url), self.said("serve.log")
 
     def wait_said(self, log, text, after=0, tries=600):
-        """Wait until a process has said something, beyond its first `after` characters."""
+        """Poll until the log of a process contains `text` after its first `after` characters."""
         for _ in range(tries):
             if text in self.said(log)[after:]:
                 return
@@ -84,7 +84,7 @@ class JoinedService:
 
 @contextmanager
 def joined_service(model, folder, *flags, there=("--decode", "1"), hosts=None, program=None):
-    """Both are up, and ready; `flags` say what the service runs itself, and `there` what the other host brings."""
+    """Run both processes until ready; `flags` are for the service, `there` for the joined host."""
     running = JoinedService(model, folder, hosts)
     try:
         running.serve(*flags, program=program)
@@ -96,5 +96,5 @@ def joined_service(model, folder, *flags, there=("--decode", "1"), hosts=None, p
 
 
 def worker(process, name):
-    """The process of a worker, among the children of a service or a host."""
+    """Process of a worker among the descendants of a service or joined host."""
     return next(c for c in psutil.Process(process.pid).children(recursive=True) if c.name().startswith(name))

@@ -1,4 +1,4 @@
-"""The contents of device and host blocks: the request and token range of each."""
+"""Contents of device and host blocks: the request and token range of each."""
 
 from collections.abc import Callable, Iterable, Sequence
 
@@ -12,10 +12,10 @@ Label = BlockKey | tuple[str, int]
 
 
 class KvContents:
-    """Memory as a worker writes it, with every copy as late as allowed.
+    """KV memory of a worker, with every copy delayed as long as allowed.
 
-    Peers may write leased blocks from the grant on, and do so at once. Full prompt blocks with a key, from `keys_of`
-    their request, are interchangeable; others belong to their owner.
+    Peers write leased blocks as soon as they are granted. Full prompt blocks with equal keys (`keys_of` their
+    request) are interchangeable; other blocks belong to one request.
     """
 
     def __init__(
@@ -36,12 +36,12 @@ class KvContents:
         return isinstance(self._instance.blocks, PagedBlockAllocator)
 
     def leased(self, request_id: str, blocks: Iterable[int], *, torn: bool = False) -> None:
-        """A peer has written these blocks, or (`torn`) is writing them."""
+        """Record that a peer has written these blocks, or (`torn`) is still writing them."""
         for place, block in enumerate(blocks):
             self._here[block] = ("torn", place) if torn else self._whole(request_id, place)
 
     def begins(self, batch: Batch, copies: list[BlockCopy]) -> None:
-        """A batch has started, and none of its work is done."""
+        """Start a batch without executing it."""
         self._copies = copies
         self._tables = {i.request_id: tuple(self._instance.blocks_of(i.request_id)) for i in batch.items}
         wanted = (self._instance.copy_of(item.request_id) for item in batch.items)
@@ -49,7 +49,7 @@ class KvContents:
         self.shared_copies += len(self._shared_copies)
 
     def ends(self, batch: Batch, gone: Iterable[str]) -> None:
-        """Do the work of a batch; each live sequence must find its own KV in place."""
+        """Execute a batch; every live sequence must find its KV in place."""
         for copy in self._copies:
             for here, there in zip(copy.device_blocks, copy.host_blocks, strict=True):
                 if copy.out:

@@ -1,4 +1,4 @@
-"""Ledgers of overload control over instances with round times: 1 ms a prompt token, 10 ms a decoding sequence."""
+"""Overload ledgers with round times: 1 ms per prompt token, 10 ms per decoding sequence."""
 
 from support.routed import load, pools
 from support.toy import ToyModel
@@ -25,7 +25,7 @@ def control(rule, *names, **how):
 
 
 def placed(name, *, prompt=100, prefill="p0", decode="d0", arrival_s=0.0, output=2, reused=0, fetch=None):
-    """A request on a route."""
+    """A placed request."""
     request = Request(id=name, arrival_s=arrival_s, prompt_tokens=prompt, output_tokens=output)
     return PlacedRequest(request, Route(prefill, decode, (), reused, fetch))
 

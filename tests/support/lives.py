@@ -1,4 +1,4 @@
-"""Lives of requests, written down with a recorder."""
+"""Timelines of requests."""
 
 from collections.abc import Sequence
 
@@ -25,7 +25,7 @@ def life(
     decode: str = "decode-0",
     **moments: float,
 ) -> Timeline:
-    """A request of ten prompt tokens whose output came at `tokens`; no `reason` where it is alive."""
+    """Timeline of a request with ten prompt tokens and output at `tokens`; unfinished if `reason` is None."""
     recorder = Recorder()
     request = Request(id=name, arrival_s=arrived, prompt_tokens=10, output_tokens=max(1, len(tokens)))
     timeline = recorder.arrive(request, arrived)

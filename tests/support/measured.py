@@ -1,4 +1,4 @@
-"""What workers say when they register, and of their links."""
+"""Registration and link measurement messages of workers."""
 
 from twofold.engine.base import KvLayout, LayerShape
 from twofold.instance import Role

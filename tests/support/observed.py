@@ -1,4 +1,4 @@
-"""A short run as the simulator would tell it to an observer."""
+"""A short run, reported to a simulation observer."""
 
 from twofold.instance import Role
 from twofold.request import FinishReason, Request
@@ -10,7 +10,7 @@ MS = 10**9
 
 
 def completed(request_id="chat-1", arrival_s=0.25):
-    """Handed off: TTFT 0.5 s, TPOT 0.125 s, E2E 1 s."""
+    """Timeline with a hand-off: TTFT 0.5 s, TPOT 0.125 s, E2E 1 s."""
     return Timeline(
         Request(id=request_id, arrival_s=arrival_s, prompt_tokens=1_204, output_tokens=5),
         moments={
@@ -32,13 +32,13 @@ def completed(request_id="chat-1", arrival_s=0.25):
 
 
 def refused(request_id="chat-2", arrival_s=0.5):
-    """Nothing happened to it but that it came."""
+    """Timeline of a rejected request: arrival only."""
     request = Request(id=request_id, arrival_s=arrival_s, prompt_tokens=9, output_tokens=1)
     return Timeline(request, moments={Moment.ARRIVED: arrival_s}, finish_reason=FinishReason.ERROR)
 
 
 def tell(observer):
-    """Two instances, three runs, one transfer, a change of role, two notes and two requests."""
+    """Report two instances, three runs, one transfer, a change of role, two notes and two requests."""
     observer.role("prefill-0", Role.PREFILL, 0)
     observer.role("decode-0", Role.DECODE, 0)
     observer.note(250 * MS, "placement", "chat-1", "prefill-0, decode-0")

@@ -1,4 +1,4 @@
-"""Plans made by hand: every number in them is known."""
+"""Plans with constant, known numbers."""
 
 from support.analytic_cluster import COLOCATED, SPLIT, design
 from support.simulated import FITTED, pool
@@ -46,6 +46,6 @@ def plan(
 
 
 def split_and_colocated(split_rate=20.0, colocated_rate=10.0, **more):
-    """5+5 at $278 and 83.5 kW against 10 at $380 and 102 kW, the better one first."""
+    """Two designs, best first: 5+5 at $278 and 83.5 kW, then 10 at $380 and 102 kW."""
     both = [choice(design(5, 5), split_rate), choice(design(10, family=COLOCATED), colocated_rate)]
     return plan(*sorted(both, key=lambda each: -each.highest_rate), **more)

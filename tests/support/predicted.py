@@ -1,4 +1,4 @@
-"""Instances of which round numbers are expected."""
+"""Cluster forecasts with round predicted times."""
 
 from twofold.kvcache.index import PrefixIndex
 from twofold.scheduling.cluster.forecast import ClusterForecast, Prediction
@@ -7,7 +7,7 @@ BLOCK_TOKENS = 100
 
 
 class Proportional(Prediction):
-    """A second for each hundred tokens computed, `transfer_s` for each hundred that travel."""
+    """Predicts `per_block_s` per 100 computed tokens and `transfer_s` per 100 transferred tokens."""
 
     def __init__(self, per_block_s: float = 1.0, transfer_s: float = 0.1) -> None:
         self.per_block_s, self.per_block_transfer_s = per_block_s, transfer_s
@@ -20,7 +20,7 @@ class Proportional(Prediction):
 
 
 def forecast(*instances: str, prediction: Prediction | None = None) -> ClusterForecast:
-    """Of these instances, with nothing placed and nothing in any cache."""
+    """Forecast of idle instances with empty caches."""
     made = ClusterForecast(PrefixIndex(), BLOCK_TOKENS)
     for instance in instances:
         made.join(instance, prediction or Proportional())

@@ -1,4 +1,4 @@
-"""A Ray cluster of several nodes on this machine, small enough for two cores; a node may be killed."""
+"""A Ray cluster of several killable nodes on this machine, small enough for two cores."""
 
 import os
 from contextlib import ExitStack, contextmanager
@@ -19,7 +19,7 @@ PATIENT = {
 
 
 class RayNodes:
-    """`address` is that of the head, whose node is never killed; others are known by their ids."""
+    """`address` is that of the head node, which is never killed. Other nodes have ids."""
 
     def __init__(self, head_cpus, **labels):
         arguments = {"num_cpus": head_cpus, "include_dashboard": False, "labels": labels or None, **SMALL}
@@ -31,17 +31,17 @@ class RayNodes:
         self.address, self.head = self._cluster.address, self._cluster.head_node.node_id
 
     def add(self, cpus, **labels):
-        """The id of a new node."""
+        """Add a node and return its id."""
         node = self._cluster.add_node(wait=False, num_cpus=cpus, labels=labels or None, **SMALL)
         self._nodes[node.node_id] = node
         return node.node_id
 
     def raylet(self, node):
-        """The process of a node's raylet."""
+        """Raylet process of a node."""
         return self._nodes[node].all_processes["raylet"][0].process
 
     def kill(self, node):
-        """Its raylet ends by SIGKILL, and is reaped: while it is a zombie its workers take it for alive."""
+        """Kill a node's raylet and reap it, because its workers take a zombie for a running process."""
         process = self.raylet(node)
         process.kill()
         process.wait()
@@ -52,7 +52,7 @@ class RayNodes:
 
 
 def patient(get_node):
-    """The same, for a node that starts beside much else: Ray waits for 30 s."""
+    """Retry `get_node`, whose timeout of 30 s is too short on a busy machine."""
 
     def found(*arguments):
         try:

@@ -1,4 +1,4 @@
-"""A service on a Ray cluster, and clients that know what its answers are."""
+"""A service on a Ray cluster, and clients that check every response."""
 
 import asyncio
 import json
@@ -25,7 +25,7 @@ CLIENTS = 3
 
 
 class RayService:
-    """`twofold serve --launcher ray` as a process; `said` is what it has written."""
+    """A `twofold serve --launcher ray` process; `said` is its output."""
 
     def __init__(self, model, address, folder, flags):
         self.log = folder / "serve.log"
@@ -41,11 +41,11 @@ class RayService:
         return self.log.read_text()
 
     def nodes(self):
-        """The node that each worker was put on last."""
+        """Latest node of each worker."""
         return dict(re.findall(r"(\w+-\d) is on node (\w+)", re.sub(r"\s+", " ", self.said)))
 
     def states(self):
-        """Workers with their roles, and whether they are up."""
+        """(role, state) of each worker."""
         return {each.instance: (each.role.value, each.state) for each in pools_run.ask(self.url, None).pools}
 
     def up(self):
@@ -66,7 +66,7 @@ def ray_service(model, address, folder, *flags):
 
 
 class Load:
-    """Clients that ask one question after the other until it is `over`, and know the answers."""
+    """Clients that send prompts one after another until `over`, and compare each output."""
 
     def __init__(self, url, answers):
         self._url, self._answers = url, answers
@@ -88,7 +88,7 @@ class Load:
 
 
 async def _stream(session, url, body):
-    """The tokens of a stream that must come to its end."""
+    """Output tokens of a stream, which must finish."""
     tokens = []
     body = {**body, "stream": True, "return_token_ids": True}
     async with session.post(f"{url}/v1/completions", json=body) as response:
@@ -104,7 +104,7 @@ async def _stream(session, url, body):
 
 
 def answers_of(model):
-    """What workers answer that do both phases, on this host, while nothing happens."""
+    """Reference outputs from colocated workers on this host."""
 
     async def ask(url):
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=300)) as session:
@@ -115,7 +115,7 @@ def answers_of(model):
 
 
 def under_load(service, answers, what):
-    """Whatever happens meanwhile: no stream is broken or changed, and in the end nothing is held."""
+    """Call `what` under load; no stream may break or change, and all blocks must be free at the end."""
     load = Load(service.url, answers)
     with ThreadPoolExecutor(1) as pool:  # Ray's cluster wants the main thread
         clients = pool.submit(asyncio.run, load.run())
@@ -136,7 +136,7 @@ def under_load(service, answers, what):
 
 
 def processes_of(worker):
-    """The processes of a worker on any node: the kernel has its name, and Ray's actors are above it."""
+    """Processes of a worker on any node, found by process name with a Ray actor as ancestor."""
     named = [one for one in psutil.process_iter() if one.name() == worker]
     return [
         one
@@ -146,7 +146,7 @@ def processes_of(worker):
 
 
 def until(true, tries=1200, pause_s=0.1):
-    """Look until something is true; what it was then."""
+    """Poll `true` until it returns a true value; returns that value."""
     for _ in range(tries):
         found = true()
         if found:

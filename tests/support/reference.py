@@ -1,11 +1,11 @@
-"""What transformers itself generates: the reference for every token our engine and services make."""
+"""Output of transformers, the reference for all generated tokens."""
 
 from collections.abc import Sequence
 from pathlib import Path
 
 
 def greedy_outputs(model_dir: Path, prompts: Sequence[list[int]], output: int) -> list[list[int]]:
-    """Greedy output ids of each prompt, one at a time, by `generate` with eager attention in float32."""
+    """Greedy output ids of each prompt, one at a time, from `generate` with eager attention in float32."""
     import torch
     from transformers import AutoModelForCausalLM
 

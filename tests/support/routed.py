@@ -1,4 +1,4 @@
-"""Clusters at rest, and pools in a given state."""
+"""Idle clusters, and pools in a given state."""
 
 from functools import partial
 
@@ -19,7 +19,7 @@ def request(name: str = "a", prompt: int = 100, output: int = 10, blocks: tuple[
 
 
 def cluster(roles: list[Role], router: str = "jsq", capacity_tokens: int | None = None) -> ClusterScheduler:
-    """Instances named after their role and their number in the cluster."""
+    """A cluster scheduler; instances are named by role and number."""
     made = ClusterScheduler(ROUTERS[router](), FixedHandoff(HandoffMode.LAYER_WISE))
     names = [f"{role.value}-{i}" for i, role in enumerate(roles)]
     if router in FORECASTING_ROUTERS:
@@ -30,7 +30,7 @@ def cluster(roles: list[Role], router: str = "jsq", capacity_tokens: int | None 
 
 
 def load(name: str, capacity: int | None = None, queued: int = 0, **numbers: int) -> InstanceLoad:
-    """An instance in the pool that the first letter of its name says, with that many sequences that wait."""
+    """Load of an instance with `queued` waiting sequences; the first letter of its name gives the role."""
     role = _ROLES[name[0]]
     return InstanceLoad(
         name, role, home=role, capacity_tokens=capacity, queued=partial(int, queued), **numbers

@@ -1,4 +1,4 @@
-"""The gateway on a real socket, in a thread with an event loop of its own, as it runs in the service."""
+"""The gateway on a real socket, in a thread with its own event loop."""
 
 import asyncio
 import socket
@@ -53,7 +53,7 @@ def running_gateway(
     keys: KeyRing | None = None,
     limits: RequestLimits | None = None,
 ) -> Iterator[httpx.Client]:
-    """A client of a gateway in front of `service`."""
+    """HTTP client of a gateway in front of `service`."""
     app = create_app(service, byte_level() if tokenizer else None, keys=keys, limits=limits)
     with running_app(app, limits) as url, httpx.Client(base_url=url, timeout=120) as client:
         yield client

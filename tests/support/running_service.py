@@ -1,4 +1,4 @@
-"""A service of a test's own, which it may break."""
+"""A service process for a single test, which may break it."""
 
 import subprocess
 import sys
@@ -14,7 +14,7 @@ ROUTE = ("-m", "twofold.cli.main", "route")  # another `program`
 
 @contextmanager
 def running_service(model, *flags, port=None, program=("-m", "twofold.cli.main", "serve")):
-    """`twofold serve MODEL FLAGS…` as (process, URL), ended by force however the test ends; None is no MODEL."""
+    """Run `twofold serve MODEL FLAGS…` and yield (process, URL); killed at exit. None omits MODEL."""
     port = free_port() if port is None else port
     given = [] if model is None else [str(model)]
     command = [sys.executable, *program, *given, *flags, "--port", str(port)]
@@ -28,7 +28,7 @@ def running_service(model, *flags, port=None, program=("-m", "twofold.cli.main",
 
 
 def ended(processes, tries=1200):
-    """Whether all of these psutil processes end (or are zombies) within a bounded number of looks."""
+    """Poll until all of these psutil processes have ended (or are zombies); False after a timeout."""
     for _ in range(tries):
         if not any(_running(process) for process in processes):
             return True
@@ -44,5 +44,5 @@ def _running(process):
 
 
 def children(process):
-    """Its fork server and workers."""
+    """Fork server and workers of a service."""
     return psutil.Process(process.pid).children(recursive=True)

@@ -1,4 +1,4 @@
-"""An OpenAI-like server on a real socket: it says what a test scripts and remembers what it was asked."""
+"""An OpenAI-compatible server on a real socket that follows a script and records requests."""
 
 import asyncio
 import json
@@ -19,31 +19,31 @@ class Send:
 
 @dataclass(frozen=True)
 class Pause:
-    """Let time pass."""
+    """Sleep."""
 
     seconds: float
 
 
 @dataclass(frozen=True)
 class UntilAsked:
-    """Go on when this many completions have been asked for."""
+    """Wait until `count` completions have been requested."""
 
     count: int
 
 
 @dataclass(frozen=True)
 class Hang:
-    """Say nothing more and keep the connection open."""
+    """Keep the connection open without sending."""
 
 
 @dataclass(frozen=True)
 class Drop:
-    """Cut the connection in the middle of the reply."""
+    """Abort the connection in the middle of the response."""
 
 
 @dataclass(frozen=True)
 class Refuse:
-    """Answer with an HTTP error before anything is streamed."""
+    """Respond with an HTTP error before the stream starts."""
 
     status: int
     body: bytes = b'{"error": {"message": "refused by the script"}}'
@@ -71,7 +71,7 @@ DONE = b"data: [DONE]\n\n"
 
 
 def obedient(body: Body) -> list[Step]:
-    """The reply of a well-behaved server: one chunk for each token that was asked for."""
+    """Response with one chunk per requested token, then usage and [DONE]."""
     wanted = int(str(body["max_tokens"]))
     prompt = body["prompt"]
     length = len(prompt) if isinstance(prompt, list) else len(str(prompt).split())
@@ -81,7 +81,7 @@ def obedient(body: Body) -> list[Step]:
 
 @dataclass
 class ScriptedEndpoint:
-    """The running server: its address, and the body and headers of each completion asked for, in order."""
+    """A running server with its URL, and the bodies and headers of all completion requests in order."""
 
     script: Script = obedient
     models: Sequence[Body] = ({"id": "scripted", "max_model_len": 4096},)
@@ -128,7 +128,7 @@ class ScriptedEndpoint:
 
 @contextmanager
 def endpoint(script: Script = obedient, **settings: object) -> Iterator[ScriptedEndpoint]:
-    """Run a scripted endpoint in a thread of its own, so that a test may block or run an event loop."""
+    """Run a scripted endpoint in its own thread, so that a test may block or run an event loop."""
     scripted = ScriptedEndpoint(script=script, **settings)  # type: ignore[arg-type]
     started, finish = threading.Event(), asyncio.Event()
     loops: list[asyncio.AbstractEventLoop] = []

@@ -1,4 +1,4 @@
-"""The other side of the gateway's seam: a Service that says what a test scripts, and records."""
+"""A Service that follows a script and records calls, to test the gateway without workers."""
 
 import asyncio
 import threading
@@ -18,7 +18,7 @@ FIRST_TEXT_TOKEN = 2
 
 
 class Gate:
-    """A point in a script where the service waits until the test opens it."""
+    """A step at which the service waits until the test calls `open`."""
 
     def __init__(self) -> None:
         self._open = threading.Event()
@@ -42,7 +42,7 @@ def served_model(**changes: object) -> ServedModel:
 
 
 class ScriptedService:
-    """Deterministic in the prompt, the seed and the position; `script` may say what the model says instead."""
+    """Generates tokens from prompt, seed and position, or from `script` if given."""
 
     def __init__(
         self, script: Script | None = None, *, model: ServedModel | None = None, delay_s: float = 0.0
@@ -104,7 +104,7 @@ class ScriptedService:
         return b"# HELP scripted_requests_total requests\nscripted_requests_total 0\n"
 
     def wait_until(self, condition: Callable[["ScriptedService"], bool]) -> None:
-        """Wait from a test's thread until what is recorded meets `condition`; fails after a while."""
+        """Block the test's thread until the recorded calls meet `condition`; fails after a timeout."""
         with self._changed:
             assert self._changed.wait_for(lambda: condition(self), timeout=120), (
                 f"started {len(self.started)}, finished {len(self.finished)}, aborted {len(self.aborted)}"

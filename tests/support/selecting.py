@@ -1,4 +1,4 @@
-"""Queues in a given state, and the selections of a batcher."""
+"""Queues in a given state, and the batches that a batcher selects."""
 
 from dataclasses import dataclass, field
 
@@ -14,7 +14,7 @@ OUTPUT_TOKENS = 8
 
 @dataclass
 class State:
-    """Part of a queue state; several parts are merged."""
+    """Part of a queue state; parts can be merged."""
 
     waiting: list[ScheduledSequence] = field(default_factory=list)
     prefilling: list[ScheduledSequence] = field(default_factory=list)
@@ -24,7 +24,7 @@ class State:
 
 @dataclass
 class Selected:
-    """A selection by request ids, with the tokens of each prefill."""
+    """A selected batch by request ids, with the tokens of each prefill."""
 
     prefills: list[tuple[str, int]]
     resume: list[str]
@@ -89,7 +89,7 @@ def named(selection: SchedulerOutput) -> Selected:
 
 
 def selected(batcher: Batcher, *parts: State | SchedulingBudget) -> Selected:
-    """Queue the sequences, decoding ones first, and return the selection of `batcher`."""
+    """Queue the sequences, decoding ones first, and return the batch that `batcher` selects."""
     states = tuple(part for part in parts if isinstance(part, State))
     running = merged((State(ready=[each for state in states for each in state.decodes]),))
     for each in running.ready:

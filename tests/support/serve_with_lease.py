@@ -1,4 +1,4 @@
-"""`twofold serve` with leases of so many seconds, which no flag sets: serve_with_lease.py SECONDS FLAGS…"""
+"""`twofold serve` with leases of a given duration, which has no flag: serve_with_lease.py SECONDS FLAGS…"""
 
 import sys
 

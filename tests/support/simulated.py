@@ -1,4 +1,4 @@
-"""Results of simulations made by hand: every number in them is known."""
+"""Simulation results with constant, known numbers."""
 
 import math
 
@@ -24,7 +24,7 @@ def histogram(*seconds):
 
 
 def spread(middle, count=100):
-    """Values from a tenth of `middle` to ten times as much, evenly on a logarithmic scale."""
+    """Histogram of values from a tenth to ten times `middle`, logarithmically spaced."""
     return histogram(*(middle * 10 ** (2 * index / (count - 1) - 1) for index in range(count)))
 
 

@@ -1,4 +1,4 @@
-"""How much memory and disk a service takes for KV, looked at again and again while something else goes on."""
+"""Sample the memory and disk usage of a service's KV stores while a test runs."""
 
 import threading
 from contextlib import contextmanager
@@ -12,7 +12,7 @@ _SHARED = "/memfd:twofold-"  # what shared memory of ours is called where it is 
 
 
 def shared_bytes(process):
-    """Bytes of shared memory that the processes of a service map, by its name; each counted once."""
+    """Bytes of shared memory that a service maps, by segment name; each segment counts once."""
     sizes = {}
     for child in children(process):
         mapped = {}
@@ -39,7 +39,7 @@ def _mappings(pid):
 
 
 def disk_bytes(directory):
-    """The larger of what its files say that they are, and of what the disk has given them."""
+    """Size of a directory: the larger of file sizes and allocated blocks."""
     said = given = 0
     for path in directory.glob("*"):
         try:
@@ -52,7 +52,7 @@ def disk_bytes(directory):
 
 @contextmanager
 def largest(*measures):
-    """What each of these functions gave at most, name by name, while the body ran; looked at all the time."""
+    """Sample the measures in a thread; yields the maximum of each measure by name."""
     most = [{} for _ in measures]
     looks, done = [0], threading.Event()
 

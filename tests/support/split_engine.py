@@ -1,9 +1,8 @@
-"""A program that drives models divided among ranks, each forked as the fork server does, and prints what comes out.
+"""Run models with tensor and pipeline parallelism, with ranks forked as the fork server does, and print the output.
 
-Arguments: a directory for files, and for each model its directory and splits as in 2x1,1x2 (tensor x pipeline). Reads
-prompts from stdin as JSON; prints for each model a line, with for each split [[[token id, log probability of it, …], …]
-for each prompt, the layers announced, the first token of each prompt when its chunks are begun one right after the
-other].
+Arguments: a directory for files; then for each model its directory and its degrees, as in 2x1,1x2 (tensor x
+pipeline). Reads prompts from stdin as JSON. Prints one JSON line per model, with an entry per pair of degrees:
+[[[token id, log probability], …] per prompt, announced layers, first token of each prompt in a pipelined run].
 """
 
 import json
@@ -40,7 +39,7 @@ def main(files, *models):
 
 
 def of_split(model, files, split, prompts):
-    """Forks also the first rank, because ranks cut the model down in place."""
+    """Run one pair of degrees. The first rank is forked too, because ranks shard the model in place."""
     plan = MemoryPlan(layout=model.layout(16), num_blocks=BLOCKS, max_model_len=model.max_model_len)
     factory = TorchFactory(model, "", plan, "cpu", None, None)
     spec = WorkerConfig(
@@ -79,7 +78,7 @@ def fork(run):
 
 
 def driven(engine, prompts):
-    """All prompts in chunks beside decodes, and then the layers of one iteration as they are announced."""
+    """Outputs of all prompts with chunked prefill, announced layers of one iteration, and pipelined first tokens."""
     sizes = iter([40, 200, 3] * 1000)
     outputs = drive(engine, prompts, GREEDY, chunk=lambda: next(sizes), max_batch=3)
     layers = []
@@ -89,7 +88,7 @@ def driven(engine, prompts):
 
 
 def first_tokens(engine, prompts):
-    """Begins every chunk as soon as the first stage, if there are several, is done with the one before it."""
+    """First tokens of a pipelined run: each chunk begins as soon as the first stage has finished the chunk before it."""
     begin = getattr(engine, "begin", lambda steps, on_layer, ended: ended(engine.run(steps, on_layer)))
     ended, begun, block = queue.SimpleQueue(), 0, 0
     for prompt in prompts:

@@ -1,4 +1,4 @@
-"""A worker with a model and its host's store in one process."""
+"""A worker with a model and its host's KV store in one process."""
 
 import threading
 import time
@@ -79,7 +79,7 @@ class Told:
 
 
 class StoreWorker:
-    """Runs requests on a thread."""
+    """Runs a worker's batch loop on a thread."""
 
     def __init__(self, model, client, num_blocks):
         self.pool = KvPool(model.layout(BLOCK), num_blocks)
@@ -117,7 +117,7 @@ class StoreWorker:
         self._thread.join()
 
     def submit(self, name, prompt, output, *, target=None):
-        """Submit a request as the inbox thread does. Hand-offs go nowhere without a lease."""
+        """Submit a request as the inbox thread does. Hand-offs have no lease and go nowhere."""
         request = Request(
             id=name,
             arrival_s=0.0,
@@ -159,7 +159,7 @@ class StoreWorker:
 
 @contextmanager
 def store_worker(model, client, num_blocks=160):
-    """A worker with limited memory, which must be free in the end."""
+    """A worker with limited memory; all its blocks must be free at the end."""
     worker = StoreWorker(model, client, num_blocks)
     try:
         yield worker

@@ -1,4 +1,4 @@
-"""Prompts that a service finds the beginnings of in the stores of its hosts, and those stores as /metrics has them."""
+"""Prompts whose prefixes are in the KV stores of hosts, and the store metrics."""
 
 import os
 import random
@@ -21,7 +21,7 @@ def tokens(seed, count):
 
 
 async def ask(url, prompt):
-    """The greedy output tokens of one completion, and how many tokens of its prompt were cached."""
+    """Greedy output tokens of one completion, and its number of cached prompt tokens."""
     async with aiohttp.ClientSession() as session:
         return await complete_cached(session, url, prompt, **GREEDY)
 
@@ -35,20 +35,20 @@ def until(happens):
 
 
 def running(process, name):
-    """The process of that name of a service, or of a host that has joined one."""
+    """Pid of the child process of that name."""
     (found,) = [child.pid for child in children(process) if child.name() == name]
     return found
 
 
 def kill(process, name):
-    """End a process of the service, and wait for the one that takes its place."""
+    """Kill a process of the service and wait for its replacement."""
     before = running(process, name)
     os.kill(before, signal.SIGKILL)
     until(lambda: any(child.name() == name and child.pid != before for child in children(process)))
 
 
 def moved(url, way, host="home"):
-    """Blocks that went this way."""
+    """Number of blocks moved in this direction."""
     return metric(url, f'kv_store_bytes_total{{host="{host}",way="{way}"}}') / BLOCK_BYTES
 
 
@@ -57,5 +57,5 @@ def hits(url, tier, host="home"):
 
 
 def stored(url, host):
-    """Blocks in the memory of a store."""
+    """Number of blocks in the memory tier of a store."""
     return metric(url, f'kv_store_blocks{{host="{host}",tier="memory"}}')

@@ -1,4 +1,4 @@
-"""A store and its clients in one process, with identifiable block contents."""
+"""A KV store and its clients in one process, with identifiable block contents."""
 
 import os
 import secrets
@@ -57,7 +57,7 @@ def _pattern(key, number, size):
 
 
 class RunningPeering:
-    """Exchange with stores of other hosts, on this host, secured by `key`."""
+    """Exchange with stores of other emulated hosts, authenticated by `key`."""
 
     def __init__(self, manager, memory, key, contents, at_once):
         self._context = zmq.Context()

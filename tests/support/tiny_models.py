@@ -1,4 +1,4 @@
-"""Tiny models of several architectures on disk, with tokenizer: what tests load instead of downloads."""
+"""Write tiny models of several architectures with tokenizers to disk, so that tests need no downloads."""
 
 from functools import cache
 from pathlib import Path
@@ -60,10 +60,10 @@ def write_tiny_model(
     max_positions: int = 2048,
     **changes: Any,
 ) -> Path:
-    """Write a model of architecture `arch` (a transformers model type) to `directory` and return that.
+    """Write a model of architecture `arch` (a transformers model type) to `directory` and return the directory.
 
-    `changes` are made to its shape, by the names of its configuration.
-    Weights are about 1/√hidden_size wide: rounding is not amplified, and what was read long ago still counts.
+    `changes` override fields of its configuration. Weights have a width of about 1/√hidden_size: rounding errors are
+    not amplified, and early tokens still influence the output.
     """
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
@@ -99,7 +99,7 @@ def write_tiny_model(
 
 @cache
 def _tokenizer(vocab_size: int, max_positions: int):
-    """Trained once for each test process: training takes longer than everything else here."""
+    """Train the tokenizer once per test process, because training dominates the time."""
     from twofold.engine.model_factory import train_tokenizer
 
     return train_tokenizer(vocab_size, max_positions, corpus_bytes=200_000)

@@ -24,7 +24,7 @@ SPLIT_BATCHERS = ("splitwise", "splitwise-sim")
 
 
 class ToyModel(PerformanceModel):
-    """Times in whole milliseconds, so that events often coincide."""
+    """Performance model with whole milliseconds, so that events often coincide."""
 
     name = "toy"
     error = ModelAccuracy(prefill=None, decode=None, basis="made up")
@@ -64,7 +64,7 @@ class Ends(Observer):
 
 
 class ToyRun:
-    """A cluster that has run to its end."""
+    """A cluster after its run."""
 
     def __init__(
         self,
@@ -108,7 +108,7 @@ class ToyRun:
         self.cluster.kernel.run(until_events=1 << 60)
 
     def facts(self):
-        """All results of a run in a form that compares exactly."""
+        """All results of a run in an exactly comparable form."""
         statistics = self.statistics
         slow = statistics.slowdowns
         histograms = (
@@ -149,9 +149,9 @@ def pools(*shape):
 
 @st.composite
 def clusters(draw, swapping=False, failures=True):
-    """Any valid mixture of roles, routers, batchers, hand-offs, links and failures.
+    """Any valid combination of roles, routers, batchers, hand-offs, links and failures.
 
-    `swapping` clusters use swap preemption, which excludes some of them.
+    `swapping` clusters use swap preemption, which excludes some combinations.
     """
     split = draw(st.booleans())
     rule = "twofold" if swapping else draw(st.sampled_from(["twofold", "twofold", "splitwise-sim"]))

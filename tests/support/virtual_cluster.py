@@ -1,7 +1,7 @@
 """A small simulation: the live schedulers under a virtual clock, with given durations.
 
-Batches, hand-offs and messages take as long as the callables return, in whole numbers so that sums are exact. Every
-event is checked as it happens.
+Batches, hand-offs and messages take as long as the callables return, in whole numbers so that sums are exact.
+Every event is checked as it happens.
 """
 
 import heapq
@@ -46,7 +46,7 @@ class Run:
 
 
 class VirtualCluster:
-    """Runs requests to their end; results are in `tokens`, `ended`, `first_token_s` and `end_s`.
+    """Runs requests to completion; results are in `tokens`, `ended`, `first_token_s` and `end_s`.
 
     With `runs`, equal iterations are completed together (`start`, `advance`) and cut short when the scheduler sets
     `changed`. Otherwise each iteration is a batch (`next_batch`, `complete`).
@@ -263,7 +263,7 @@ class VirtualCluster:
         self.at(end, COMPLETION, self._numbers[name], lambda: self._complete(name, run, version))
 
     def _cut_short(self, name: str, run: Run) -> None:
-        """End at the next iteration; one that is due now counts as next if its event is still to come."""
+        """End the run after its current iteration; an iteration due now is current until its event is processed."""
         passed, rest = divmod(self.now - run.began, run.each_s)
         due = rest == 0 and self._order < (COMPLETION, self._numbers[name])
         count = max(1, int(passed) + (0 if due else 1))

@@ -1,4 +1,4 @@
-"""Stock `vllm serve` processes on CPU: what somebody else would have started."""
+"""Stock `vllm serve` processes on CPU, started without Twofold."""
 
 import json
 import os
@@ -21,7 +21,7 @@ METADATA = "Metadata-Version: 2.1\nName: vllm\nVersion: {version}+cpu\n"
 
 
 class VllmServer:
-    """One server at a port of its own, which a test may kill and start again. Its NIXL goes over TCP."""
+    """A server on its own port that a test may kill and restart; NIXL uses TCP."""
 
     def __init__(self, model: Path, directory: Path, *, lease_s: int = 30) -> None:
         self.port, self._side_port, self.events_port = free_port(), free_port(), free_port()
@@ -32,7 +32,7 @@ class VllmServer:
         self._children: list[psutil.Process] = []
 
     def start(self) -> None:
-        """Begin to start; `wait` until it answers."""
+        """Start the server without waiting; `wait` blocks until it is ready."""
         with (self._directory / f"vllm-{self.port}.log").open("ab") as log:
             self.process = subprocess.Popen(
                 self._command(), stdout=log, stderr=log, env=self._environment(), start_new_session=True
@@ -44,12 +44,12 @@ class VllmServer:
         self._children = psutil.Process(self.process.pid).children(recursive=True)
 
     def send(self, number: int) -> None:
-        """A signal to all of its processes."""
+        """Signal all processes of the server."""
         assert self.process is not None
         os.killpg(self.process.pid, number)
 
     def kill(self) -> None:
-        """End it and wait until it has ended."""
+        """Kill the server and wait for its processes."""
         if self.process is None:
             return
         with suppress(ProcessLookupError):  # a test has ended it
@@ -59,20 +59,20 @@ class VllmServer:
         self.process = None
 
     def complete(self, **fields: object) -> list[int]:
-        """The output of this server alone."""
+        """Output token ids of this server without Twofold."""
         body = {"model": NAME, "return_token_ids": True, "temperature": 0, "ignore_eos": True, **fields}
         answer = httpx.post(f"{self.url}/v1/completions", json=body, timeout=600)
         assert answer.status_code == 200, answer.text
         return answer.json()["choices"][0]["token_ids"]
 
     def metric(self, name: str) -> float:
-        """A gauge or a counter of vLLM's own, after a step: only then are they brought up to date."""
+        """A gauge or counter of vLLM, read after a step because only steps update them."""
         self.complete(prompt=[7] * 3, max_tokens=2)
         lines = metrics(self.url).splitlines()
         return sum(float(line.split()[-1]) for line in lines if line.startswith(f"vllm:{name}{{"))
 
     def comes_to_hold_nothing(self, *, tries: int = 300) -> bool:
-        """Whether every block of its KV cache becomes free, by its own accounts."""
+        """Poll until every KV block of the server is free; False after `tries`."""
         for _ in range(tries):
             if self.metric("kv_cache_usage_perc") == 0.0:
                 return True
@@ -117,7 +117,7 @@ class VllmServer:
 
 
 def _metadata() -> str:
-    """A directory that says which vllm is installed, where its CPU wheel does not: `vllm serve` asks for that."""
+    """Directory with package metadata named vllm, which `vllm serve` requires and the CPU wheel lacks."""
     try:
         version("vllm")
     except PackageNotFoundError:
@@ -132,7 +132,7 @@ def _metadata() -> str:
 
 @contextmanager
 def vllm_servers(model: Path, directory: Path, count: int):
-    """So many servers of one model, started together."""
+    """Run `count` servers of one model, started in parallel."""
     servers = [VllmServer(model, directory) for _ in range(count)]
     try:
         for server in servers:

@@ -1,4 +1,4 @@
-"""What tests of workers that run vLLM share: models that it takes, and services on them."""
+"""Fixtures of tests with vLLM workers: models with supported shapes, and services."""
 
 from contextlib import ExitStack
 from importlib.util import find_spec
@@ -24,7 +24,7 @@ ENGINE = (
 
 @pytest.fixture(scope="session")
 def vllm_model_dir(tmp_path_factory):
-    """The directory of a tiny model of an architecture, with heads of a size that vLLM has kernels for."""
+    """Directory of a tiny model by architecture, with a head size that vLLM supports."""
     made = {}
 
     def directory(arch):
@@ -37,7 +37,7 @@ def vllm_model_dir(tmp_path_factory):
 
 @pytest.fixture
 def vllm_service(vllm_model_dir):
-    """The URL of a service for (architecture, flags); two processes of vLLM are as many as fit beside a test."""
+    """URL of a service by (architecture, flags); at most two vLLM processes fit beside a test."""
     with ExitStack() as running:
 
         def url(arch, *flags):

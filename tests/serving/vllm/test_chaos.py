@@ -1,6 +1,6 @@
-"""Workers that run vLLM are killed, stopped and held up at random under load, and no client notices.
+"""Requests survive vLLM workers that are killed, stopped and paused at random under load.
 
-TWOFOLD_CHAOS_ROUNDS says how often one is hit; without it, each role once in each way.
+TWOFOLD_CHAOS_ROUNDS sets the number of faults; by default, each role gets each fault once.
 """
 
 import pytest
@@ -11,8 +11,8 @@ from support.running_service import running_service
 
 
 @pytest.mark.parametrize("flags", [("--handoff", "layer-wise"), ("--handoff", "pull", "--kv-checksums")])
-def test_no_client_notices_what_happens_to_workers(flags, vllm_model_dir):
-    """One vLLM prefills and one decodes; each comes back with memory of its own, and all blocks are free."""
+def test_streams_survive_faults_of_vllm_workers(flags, vllm_model_dir):
+    """One prefill and one decode worker; both restart, and all blocks are free at the end."""
     given = (*ENGINE, *SOON, "--prefill", "1", "--decode", "1", "--transport", "nixl", *flags)
     with running_service(vllm_model_dir("llama"), *given) as (process, url):
         check(process, url, SPLIT)

@@ -1,4 +1,4 @@
-"""Two vLLMs and a hand-off say what one says: token for token, in float32, and every block comes back."""
+"""Two vLLM workers with hand-offs generate the tokens of one vLLM, in float32, and free every block."""
 
 import asyncio
 import random
@@ -18,16 +18,16 @@ WAYS = {
     "layer-wise": (*OVER_NIXL, "--handoff", "layer-wise", "--kv-checksums"),
     "serialized": (*OVER_NIXL, "--handoff", "serialized"),
     "pull": (*OVER_NIXL, "--handoff", "pull", "--kv-checksums"),
-    "by size": (*OVER_NIXL, "--handoff", "by-size"),
+    "by-size": (*OVER_NIXL, "--handoff", "by-size"),
     "auto": (*OVER_NIXL, "--handoff", "auto"),
-    "layer-wise, shared memory": ("--handoff", "layer-wise", "--kv-checksums"),
+    "layer-wise-shared-memory": ("--handoff", "layer-wise", "--kv-checksums"),
 }
 OUTPUT, LONGEST = 12, 1500
 
 
 @cache
 def prompts():
-    """Of the lengths where blocks of 32 end, and of every order of magnitude."""
+    """Prompts with lengths around multiples of the block size 32 and of every order of magnitude."""
     draw = random.Random(3)
     lengths = [1, 2, 31, 32, 33, 64, LONGEST] + [round(LONGEST ** draw.random()) for _ in range(33)]
     return [[draw.randint(10, 500) for _ in range(length)] for length in lengths]
@@ -43,32 +43,32 @@ def handed_off(url):
 
 
 def check(url, arch, directory):
-    """Alone, and all at once; both sides of the hand-off end with as many free blocks as they began with."""
+    """Compare output sequentially and concurrently; both workers end with their initial number of free blocks."""
     before = block_counts(url)
     for how in ({"at_once": 1}, {"at_once": 40, "spread_s": 1.0}):
         made = asyncio.run(
             complete_all(url, prompts(), **how, max_tokens=OUTPUT, temperature=0, ignore_eos=True)
         )
         wrong = [i for i in range(len(made)) if made[i] != expected(arch, directory)[i]]
-        assert not wrong, f"{how}: prompts {wrong} differ"
+        assert not wrong, f"{how}: outputs of prompts {wrong} differ"
     assert asyncio.run(all_blocks_free(url))
     assert block_counts(url) == before
     assert handed_off(url) >= 2 * len(prompts())
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_llama_split_says_what_one_vllm_says(way, vllm_service, vllm_model_dir):
-    """Every way for KV to travel."""
+def test_split_llama_equals_one_vllm(way, vllm_service, vllm_model_dir):
+    """Every hand-off mode."""
     check(vllm_service("llama", *SPLIT, *WAYS[way]), "llama", vllm_model_dir("llama"))
 
 
-def test_qwen3_split_says_what_one_vllm_says(vllm_service, vllm_model_dir):
-    """Another architecture, layer-wise over NIXL."""
+def test_split_qwen3_equals_one_vllm(vllm_service, vllm_model_dir):
+    """Layer-wise over NIXL."""
     check(vllm_service("qwen3", *SPLIT, *WAYS["layer-wise"]), "qwen3", vllm_model_dir("qwen3"))
 
 
-def test_sampled_output_is_that_of_one_worker(vllm_service):
-    """Keyed by seed and position, whichever worker draws it."""
+def test_sampled_output_is_independent_of_the_split(vllm_service):
+    """Random draws are keyed by seed and position."""
     how = {"max_tokens": OUTPUT, "temperature": 0.9, "top_p": 0.95, "seed": 4, "ignore_eos": True}
     made = [
         asyncio.run(complete_all(vllm_service("llama", *flags), prompts(), at_once=20, **how))
@@ -78,13 +78,13 @@ def test_sampled_output_is_that_of_one_worker(vllm_service):
 
 
 @pytest.mark.parametrize("way", ["layer-wise", "pull"])
-def test_clients_that_leave_give_every_block_back(way, vllm_service):
-    """In the queue, in prefill, in the hand-off and in decode; by vLLM's own account."""
+def test_disconnected_clients_free_every_block(way, vllm_service):
+    """Clients disconnect in the queue, in prefill, in the hand-off and in decode."""
     check_disconnects(vllm_service("llama", *SPLIT, *WAYS[way]), 60)
 
 
-def test_decodes_that_are_preempted_go_on(vllm_service, vllm_model_dir):
-    """Memory for a few of them at a time: vLLM computes what it gave up once more, prompt and all."""
+def test_preempted_decodes_continue(vllm_service, vllm_model_dir):
+    """Memory fits few decodes at a time; vLLM recomputes preempted ones including the prompt."""
     some = [prompt[:300] for prompt in prompts() if len(prompt) >= 200] * 4
     assert len(some) >= 12
     long = greedy_by_vllm(vllm_model_dir("llama"), some, 200)

@@ -1,4 +1,4 @@
-"""What vLLM has cached of prompts is known to the router, and used."""
+"""The router uses vLLM's prefix cache."""
 
 import asyncio
 import random
@@ -13,15 +13,15 @@ BLOCK, OUTPUT = 32, 8
 
 
 async def twice(url, prompts):
-    """Every prompt once, and then again, with what was cached of it."""
+    """Send every prompt twice; returns (first outputs, (output, cached tokens) of the second round)."""
     async with aiohttp.ClientSession() as session:
         how = {"max_tokens": OUTPUT, "temperature": 0, "ignore_eos": True}
         first = [await complete(session, url, prompt, **how) for prompt in prompts]
         return first, [await complete_cached(session, url, prompt, **how) for prompt in prompts]
 
 
-def test_prompts_go_where_vllm_has_their_beginning(vllm_service, vllm_model_dir):
-    """All full blocks of each are found, wherever it was computed, and the output stays the same."""
+def test_routes_prompts_to_their_cached_prefix(vllm_service, vllm_model_dir):
+    """All full blocks of the second round are cached, and the output does not change."""
     draw = random.Random(8)
     prompts = [[draw.randint(10, 500) for _ in range(draw.randint(200, 600))] for _ in range(8)]
     first, again = asyncio.run(twice(vllm_service("llama", *FLAGS), prompts))

@@ -4,7 +4,17 @@ import asyncio
 
 import pytest
 
-from support.scripted_endpoint import Drop, Hang, Pause, Refuse, Send, UntilAsked, chunk, endpoint, obedient
+from support.scripted_endpoint import (
+    Drop,
+    Hang,
+    Pause,
+    Refuse,
+    Send,
+    UntilAsked,
+    chunk,
+    endpoint,
+    well_behaved,
+)
 from twofold.bench.endpoint import Endpoint
 from twofold.bench.load import LoadConfig, records, run_load
 from twofold.errors import ConfigurationError
@@ -68,7 +78,7 @@ def test_requests_do_not_wait_for_earlier_replies():
     in_flight = []
 
     def script(body):
-        return [UntilAsked(10), *obedient(body)]
+        return [UntilAsked(10), *well_behaved(body)]
 
     with endpoint(script) as scripted:
         result = load(
@@ -80,7 +90,7 @@ def test_requests_do_not_wait_for_earlier_replies():
 
 def test_max_concurrency_caps_requests_in_flight():
     in_flight = []
-    with endpoint(lambda body: [UntilAsked(2), Pause(0.01), *obedient(body)]) as scripted:
+    with endpoint(lambda body: [UntilAsked(2), Pause(0.01), *well_behaved(body)]) as scripted:
         result = load(
             scripted,
             trace(10),
@@ -95,7 +105,7 @@ def test_failures_are_counted_and_do_not_stop_the_rest():
     """Every third request is rejected; the others complete."""
 
     def script(body):
-        return [Refuse(429)] if len(body["prompt"]) % 3 == 0 else obedient(body)
+        return [Refuse(429)] if len(body["prompt"]) % 3 == 0 else well_behaved(body)
 
     with endpoint(script) as scripted:
         result = load(scripted, trace(9))
@@ -109,7 +119,7 @@ def test_stopping_keeps_the_completed_requests():
     """Stopping after two completions aborts the others and loses none."""
 
     def script(body):
-        return obedient(body) if len(body["prompt"]) < 12 else [Send(chunk()), Hang()]
+        return well_behaved(body) if len(body["prompt"]) < 12 else [Send(chunk()), Hang()]
 
     with endpoint(script) as scripted:
         result = load(scripted, [*trace(5), *trace(6, gap_s=3600)[5:]], stop_after=2)
@@ -146,8 +156,8 @@ def test_records_are_in_sending_order():
 
     def script(body):
         # The first request ends last.
-        kinds = {10: [UntilAsked(3), *obedient(body)], 11: [Send(chunk()), Drop()]}
-        return kinds.get(len(body["prompt"]), obedient(body))
+        kinds = {10: [UntilAsked(3), *well_behaved(body)], 11: [Send(chunk()), Drop()]}
+        return kinds.get(len(body["prompt"]), well_behaved(body))
 
     with endpoint(script) as scripted:
         lines = records(load(scripted, trace(3, gap_s=0.02)))

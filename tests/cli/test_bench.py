@@ -10,7 +10,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from support.scripted_endpoint import Hang, Refuse, Send, chunk, endpoint, obedient
+from support.scripted_endpoint import Hang, Refuse, Send, chunk, endpoint, well_behaved
 from twofold.cli.bench import bench
 from twofold.errors import ConfigurationError, UserError
 
@@ -86,7 +86,7 @@ def test_some_failures_are_shown_and_do_not_fail_the_run(trace):
     """The reason is in the table, an example on stderr, and the exit code is 0."""
 
     def script(body):
-        return [Refuse(429)] if len(body["prompt"]) == 25 else obedient(body)
+        return [Refuse(429)] if len(body["prompt"]) == 25 else well_behaved(body)
 
     with endpoint(script) as scripted:
         result = run("--base-url", scripted.url, "--workload", trace)
@@ -135,7 +135,7 @@ def test_interrupting_prints_what_was_measured(trace, tmp_path):
     """Ctrl-C in the middle: what has completed is in table and report, and the exit code is 130."""
 
     def script(body):
-        return obedient(body) if len(body["prompt"]) < 26 else [Send(chunk()), Hang()]
+        return well_behaved(body) if len(body["prompt"]) < 26 else [Send(chunk()), Hang()]
 
     report_path = tmp_path / "report.json"
     with endpoint(script) as scripted:

@@ -8,11 +8,11 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from support.ledgers import ledger
-from support.lives import SPLIT_LIFE, life
+from support.timelines import SPLIT_MOMENTS, request_timeline
 from twofold.instance import Role
 from twofold.scheduling.instance.status import InstanceStatus
-from twofold.serving.messages import HandoffReport, StoreStatus, StoreTier
-from twofold.serving.telemetry.metrics import ServiceMetrics
+from twofold.serving.messages import StoreStatus, StoreTier
+from twofold.serving.telemetry.metrics import OverloadMetrics, ServiceMetrics
 from twofold.serving.telemetry.snapshot import InstanceState
 from twofold.slo import Slo
 
@@ -25,7 +25,7 @@ OTHERS = {"job", "le"}  # labels that Prometheus and histograms add
 def exported_labels():
     """Label names of every metric sample, from a service with all kinds of events."""
     metrics = ServiceMetrics(Slo(ttft_s=1.0))
-    metrics.requests.observe(life([4.0, 6.0, 7.0], **SPLIT_LIFE))
+    metrics.requests.observe(request_timeline([4.0, 6.0, 7.0], **SPLIT_MOMENTS))
     for role in (Role.PREFILL, Role.DECODE):
         metrics.instances.role("p", role)
     metrics.instances.state("p", InstanceState.UP)
@@ -34,12 +34,12 @@ def exported_labels():
     )
     metrics.instances.prefilled("p", 9, 4)
     metrics.instances.restarted("p")
-    metrics.handoff(HandoffReport(instance="p", request_id="r", started_s=0, ended_s=1, bytes_moved=7))
-    metrics.rejected("queue_full")
+    metrics.transferred.inc(7)
+    metrics.rejections.labels("queue_full").inc()
     tier = StoreTier(capacity=9, blocks=5, hits=3, removals={"capacity": 1})
     metrics.stores.status(StoreStatus(host="h", epoch=1, tiers={"memory": tier}, bytes_moved={"loaded": 7}))
-    metrics.overload(ledger("p0", "d0"))
-    metrics.predicted(1.0, 2.0)
+    metrics.overload = OverloadMetrics(metrics.registry, ledger("p0", "d0"))
+    metrics.overload.predicted(1.0, 2.0)
     families = text_string_to_metric_families(metrics.exposition().decode())
     return {sample.name: set(sample.labels) for family in families for sample in family.samples}
 
@@ -59,7 +59,8 @@ def test_queries_use_existing_metrics_and_labels(expression):
 def test_dashboard_shows_every_metric():
     shown = set(re.findall(r"twofold:(\w+?)(?:_bucket|_sum|_count)?\{", " ".join(EXPRESSIONS)))
     everything = {
-        re.sub(r"_(bucket|sum|count|created)$", "", name).removeprefix("twofold:") for name in exported_labels()
+        re.sub(r"_(bucket|sum|count|created)$", "", name).removeprefix("twofold:")
+        for name in exported_labels()
     }
     created = {name.removesuffix("_total") for name in everything if name.endswith("_total")}
     assert everything - created <= shown

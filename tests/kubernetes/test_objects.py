@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from support.deployments import CASES, MISTAKES
-from support.helm import by_name, findings, rendered
+from support.helm import by_name, lint_messages, rendered
 from twofold.cli.main import load
 from twofold.errors import ConfigurationError
 from twofold.kubernetes.deploy import documents, values_of
@@ -64,7 +64,7 @@ def test_schema_rejects_unknown_and_invalid_values():
 
 
 def test_chart_passes_helm_lint():
-    assert findings() == []
+    assert lint_messages() == []
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -86,17 +86,17 @@ def test_pods_follow_the_roles_with_replicas():
         return {key[1]: each["spec"]["template"]["spec"]["containers"][0]["args"] for key, each in objects.items()
                 if each["kind"] == "StatefulSet"}  # fmt: skip
 
-    assert "--prefill=0" in args("as it is")["tf-gateway"]
-    assert args("as it is").keys() == {"tf-gateway", "tf-prefill", "tf-decode"}
+    assert "--prefill=0" in args("defaults")["tf-gateway"]
+    assert args("defaults").keys() == {"tf-gateway", "tf-prefill", "tf-decode"}
     assert "--colocated=0" in args("colocated")["tf-gateway"]
     assert args("colocated").keys() == {"tf-gateway", "tf-mixed"}
-    assert "--colocated=2" in args("roles that move")["tf-mixed"]
+    assert "--colocated=2" in args("moving roles")["tf-mixed"]
     assert args("emulated").keys() == {"tf-gateway"}
 
 
 def test_workers_reach_the_gateway_with_the_cluster_key():
     """The bus Service includes addresses that are not ready. An init container copies the key with mode 0400."""
-    objects = made(CASES["watched and fenced"])
+    objects = made(CASES["monitoring and network policy"])
     bus = objects["Service", "tf-bus"]["spec"]
     assert bus["publishNotReadyAddresses"]
     assert bus["ports"][0]["port"] == 7000

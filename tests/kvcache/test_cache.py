@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support import caches
-from support.caches import Seen
+from support.caches import RecordingObserver
 from twofold.kvcache.cache import PinnedBlocks, PrefixCache, RemovalReason
 from twofold.kvcache.eviction import EVICTIONS, create_eviction
 from twofold.kvcache.eviction.lru import Lru
@@ -67,7 +67,7 @@ class Plain:
 )
 def test_matches_a_reference_lru_cache(steps):
     """With held and pinned blocks; the capacity is never exceeded."""
-    seen = Seen()
+    seen = RecordingObserver()
     cache, plain = PrefixCache(CAPACITY, Lru(), seen), Plain(CAPACITY)
     asked = 0
     for now, (action, keys) in enumerate(steps):
@@ -121,7 +121,7 @@ def test_reports_all_evictions_with_every_policy(name, prompts):
 
 @pytest.fixture
 def seen():
-    return Seen()
+    return RecordingObserver()
 
 
 @pytest.fixture

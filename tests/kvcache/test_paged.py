@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from support.caches import Seen
+from support.caches import RecordingObserver
 from twofold.errors import OutOfBlocksError
 from twofold.kvcache.cache import RemovalReason
 from twofold.kvcache.eviction import EVICTIONS, create_eviction
@@ -28,7 +28,7 @@ class Memory:
     """Contents of each block: the whole prefix up to its last written token."""
 
     def __init__(self, name):
-        self.seen = Seen()
+        self.seen = RecordingObserver()
         self.blocks = PrefixBlockAllocator(NUM_BLOCKS, SIZE, create_eviction(name), self.seen, MOST_PINNED)
         self.contents = {}
         self.requests = []
@@ -170,7 +170,7 @@ def test_cached_blocks_have_the_right_contents_and_stay_read_only(name, steps):
 
 @pytest.fixture
 def seen():
-    return Seen()
+    return RecordingObserver()
 
 
 @pytest.fixture

@@ -42,5 +42,5 @@ def test_both_phases_of_a_request_run_on_one_host(joined):
 
     assert len(asyncio.run(ask())) == 12
     assert asyncio.run(all_blocks_free(joined.url))
-    used = set(routes(joined.said("serve.log")))
+    used = set(routes(joined.logged("serve.log")))
     assert used == {("prefill-0", "decode-0"), ("prefill-1", "decode-1")}

@@ -9,9 +9,9 @@ import os
 import pytest
 
 from support.api_client import all_blocks_free
-from support.chaos import Chaos, Hit
+from support.chaos import Chaos, Fault
 from support.flags import ENGINE
-from support.held import comes_back_to, holdings
+from support.held import holdings, leaks
 from support.running_service import running_service
 from support.transports import NIXL
 
@@ -33,16 +33,16 @@ pools:
 
 def check(process, url, roles):
     """Assert complete, identical streams and no leaked block, memory, socket or process."""
-    rounds = int(os.environ.get("TWOFOLD_CHAOS_ROUNDS", len(roles) * len(Hit)))
+    rounds = int(os.environ.get("TWOFOLD_CHAOS_ROUNDS", len(roles) * len(Fault)))
     chaos = Chaos(process, url, roles)
     asyncio.run(chaos.learn())
     before = holdings(process)
     asyncio.run(asyncio.wait_for(chaos.run(rounds), 600 + 120 * rounds))
     print(chaos.report())
     assert chaos.wrong == []
-    assert sum(chaos.hits.values()) == rounds
+    assert sum(chaos.faults.values()) == rounds
     assert asyncio.run(all_blocks_free(url))
-    assert comes_back_to(process, before) == {}, "(before, after)"
+    assert leaks(process, before) == {}, "(before, after)"
 
 
 @pytest.mark.parametrize(

@@ -71,13 +71,13 @@ def test_a_failed_worker_is_restarted_on_its_host(joined, expected, name, number
 @pytest.mark.parametrize("key", ["none", "another"])
 def test_rejects_clients_without_the_cluster_key(joined, expected, tmp_path, key):
     """The service logs the attempt and goes on."""
-    before = len(joined.said("serve.log"))
+    before = len(joined.logged("serve.log"))
     if key == "another":
         write_key(tmp_path / "key")
         process = joined.join("--decode", "1", key=tmp_path / "key", log="stranger.log", name="stranger")
-        joined.wait_said("stranger.log", "asking")
-        joined.wait_said("serve.log", "refused a connection", before)
-        assert "loading the model" not in joined.said("stranger.log")
+        joined.wait_logged("stranger.log", "asking")
+        joined.wait_logged("serve.log", "refused a connection", before)
+        assert "loading the model" not in joined.logged("stranger.log")
         process.send_signal(signal.SIGINT)
         assert process.wait(60) == 0
     else:
@@ -87,30 +87,30 @@ def test_rejects_clients_without_the_cluster_key(joined, expected, tmp_path, key
             socket.setsockopt(zmq.LINGER, 0)
             socket.connect(joined.controller)
             socket.send(b"\x81\xa4type\xa8Shutdown")
-            joined.wait_said("serve.log", "refused a connection", before)
+            joined.wait_logged("serve.log", "refused a connection", before)
     assert asyncio.run(ask(joined.url)) == expected
     secret = joined.key.read_text().splitlines()[-1]
-    assert secret not in joined.said("serve.log") + joined.said("join.log")
+    assert secret not in joined.logged("serve.log") + joined.logged("join.log")
 
 
 def test_rejects_a_host_with_another_model(joined, tmp_path):
     other = write_tiny_model("llama", tmp_path / "model", seed=1)
     process = joined.join("--decode", "1", model=other, log="refused.log", name="third")
     assert process.wait(120) == 2
-    assert "third has another model than the service" in joined.said("refused.log")
-    assert "third has another model than the service" in joined.said("serve.log")
+    assert "third has another model than the service" in joined.logged("refused.log")
+    assert "third has another model than the service" in joined.logged("serve.log")
 
 
 def test_rejects_mixed_workers_in_a_split_service(joined):
     process = joined.join("--colocated", "1", log="mixed.log", name="fourth")
     assert process.wait(120) == 2
-    assert "cannot use a mixed worker: it is split" in joined.said("mixed.log")
+    assert "cannot use a mixed worker: it is split" in joined.logged("mixed.log")
 
 
 def test_rejects_a_second_host_of_the_same_name(joined, expected):
     process = joined.join("--decode", "1", log="second.log")
     assert process.wait(120) == 2
-    assert "give this one another --name" in joined.said("second.log")
+    assert "give this one another --name" in joined.logged("second.log")
     assert asyncio.run(ask(joined.url)) == expected
 
 
@@ -150,6 +150,6 @@ def test_rejects_remote_hosts_under_shared_memory(tiny_model_dir, tmp_path):
         running.wait()
         assert running.join("--decode", "1").wait(120) == 2
         for log in ("serve.log", "join.log"):
-            assert "moves KV through shared_memory, which other does not share" in running.said(log)
+            assert "moves KV through shared_memory, which other does not share" in running.logged(log)
     finally:
         running.close()

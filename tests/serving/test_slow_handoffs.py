@@ -14,7 +14,7 @@ from support.api_client import all_blocks_free, complete, metric
 from support.chaos import DEADLINE_S, HANG_S
 from support.cut import cut_between
 from support.flags import ENGINE, SPLIT
-from support.held import comes_back_to, holdings
+from support.held import holdings, leaks
 from support.running_service import children, running_service
 from support.transports import NIXL
 
@@ -124,4 +124,4 @@ def test_requests_are_replayed_after_a_broken_transfer(handoff, tiny_model_dir, 
         assert all(cuts), "each cut must hit a connection"
         assert load.wrong == []
         assert asyncio.run(all_blocks_free(url))
-        assert comes_back_to(process, before) == {}, "(before, after)"
+        assert leaks(process, before) == {}, "(before, after)"

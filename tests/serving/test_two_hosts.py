@@ -79,7 +79,7 @@ def test_a_cut_link_changes_no_answer(running, expected):
     assert asyncio.run(ask(running.url)) == expected
     assert asyncio.run(all_blocks_free(running.url))
     # Without epochs on writes, the target of late writes restarts as well.
-    assert ("may yet arrive in its memory" in running.said("serve.log")) == running.writes_outlive_lease
+    assert ("may yet arrive in its memory" in running.logged("serve.log")) == running.writes_outlive_lease
 
 
 def cut_while_busy(running, expected, for_s):

@@ -68,7 +68,7 @@ def block_counts(url: str) -> dict[str, dict[str, float]]:
 
 
 def metric(url: str, name: str) -> float:
-    """Sum of the metric samples whose names start with `name` after the prefix `twofold:`."""
+    """Sum over the samples with a name that starts with `twofold:` and `name`."""
     lines = metrics(url).splitlines()
     return sum(float(line.split()[-1]) for line in lines if line.startswith(f"twofold:{name}"))
 

@@ -89,7 +89,7 @@ class Page:
             if await self.evaluate(f"Boolean({expression})"):
                 return
             await asyncio.sleep(pause_s)
-        raise AssertionError(f"it never came to {expression}; {self.errors}")
+        raise AssertionError(f"timeout waiting for {expression}; errors: {self.errors}")
 
     async def text(self, selector: str) -> str:
         return str(await self.evaluate(f"document.querySelector({json.dumps(selector)}).innerText"))
@@ -111,7 +111,7 @@ async def browsing(executable: str) -> AsyncIterator[Page]:
         "--disable-dev-shm-usage",
     ]
     if os.geteuid() == 0:
-        flags.append("--no-sandbox")  # it refuses to have one as root
+        flags.append("--no-sandbox")  # the sandbox does not run as root
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as home:
         process = await asyncio.create_subprocess_exec(
             executable,

@@ -12,7 +12,7 @@ def prompts(alphabet, longest):
     return tokens.map(lambda drawn: tuple(prefix_keys(drawn, 1)))
 
 
-class Seen(CacheObserver):
+class RecordingObserver(CacheObserver):
     """Records the keys and removal reasons reported to a cache observer."""
 
     def __init__(self):

@@ -15,23 +15,23 @@ import psutil
 from support.api_client import complete, metric, served_name
 from support.running_service import children
 
-DEADLINE_S = 240  # of every request
-HANG_S = DEADLINE_S + 120  # by then its client has heard something, on any machine
+DEADLINE_S = 240  # timeout of every request
+HANG_S = DEADLINE_S + 120  # client timeout; a response of any kind must arrive within it
 
 
-class Hit(StrEnum):
+class Fault(StrEnum):
     """A fault of a worker process."""
 
     KILL = "SIGKILL"
     STOP = "SIGSTOP"
-    PAUSE = "SIGSTOP, later SIGCONT"  # a pause may be too short to be noticed, or so long that it is replaced
+    PAUSE = "SIGSTOP, later SIGCONT"  # may be too short to be detected, or long enough for a replacement
 
 
 class Chaos:
     """Call `learn` for the reference outputs, then `run`, which injects each fault into each role while clients stream.
 
     `roles` are prefixes of worker names. One seed determines all random choices. `wrong` lists incorrect responses;
-    `hits` counts faults by (role, fault), `lost` lost attempts by stage, `alive` running requests by phase.
+    `faults` counts faults by (role, fault), `lost` lost attempts by stage, `alive` running requests by phase.
     """
 
     def __init__(self, process, url, roles, *, clients=5, seed=1):
@@ -40,7 +40,7 @@ class Chaos:
         self.over = False
         self.answered = self.left = 0
         self.answers, self.wrong, self.waking = [], [], set()
-        self.hits, self.lost, self.alive = Counter(), {}, Counter()
+        self.faults, self.lost, self.alive = Counter(), {}, Counter()
         self.questions = [
             {
                 "prompt": [self.draw.randint(10, 500) for _ in range(self.draw.randint(1, 300))],
@@ -70,10 +70,10 @@ class Chaos:
                 tasks.create_task(self._client(session, name))
             for number in range(rounds):
                 role = self.roles[number % len(self.roles)]
-                hit = list(Hit)[number // len(self.roles) % len(Hit)]
-                await self._hit(session, role, hit)
+                fault = list(Fault)[number // len(self.roles) % len(Fault)]
+                await self._inject(session, role, fault)
                 enough = self.answered + self.clients
-                while self.answered < enough:  # noqa: ASYNC110 (what it waits for is many tasks)
+                while self.answered < enough:  # noqa: ASYNC110 (several tasks change it)
                     await asyncio.sleep(0.02)
             self.over = True
         await asyncio.gather(*self.waking)
@@ -83,10 +83,10 @@ class Chaos:
 
     def report(self):
         """Summary of faults and responses as text."""
-        hits = ", ".join(f"{role} {hit}: {count}" for (role, hit), count in sorted(self.hits.items()))
+        hits = ", ".join(f"{role} {fault}: {count}" for (role, fault), count in sorted(self.faults.items()))
         return (
-            f"\n{self.answered} answers, {len(self.wrong)} of them wrong; {self.left} clients left early"
-            f"\nhit: {hits}\nalive then, by phase: {dict(self.alive)}\nattempts lost, by stage: {self.lost}"
+            f"\n{self.answered} responses, {len(self.wrong)} incorrect; {self.left} clients disconnected early"
+            f"\nfaults: {hits}\nrunning requests by phase: {dict(self.alive)}\nlost attempts by stage: {self.lost}"
         )
 
     async def _client(self, session, name):
@@ -94,7 +94,7 @@ class Chaos:
         while not self.over:
             number = self.draw.randrange(len(self.questions))
             leave_after = self.draw.randrange(60) if self.draw.random() < 0.1 else None
-            # Raises TimeoutError for a client that hangs.
+            # Raises TimeoutError if the stream hangs.
             got, ended = await asyncio.wait_for(
                 self._stream(session, {"model": name, **self.questions[number]}, leave_after), HANG_S
             )
@@ -121,24 +121,24 @@ class Chaos:
                     return tokens, False
         raise AssertionError(f"the stream broke off after {len(tokens)} tokens")
 
-    async def _hit(self, session, role, hit):
+    async def _inject(self, session, role, fault):
         await asyncio.sleep(self.draw.uniform(0.0, 0.5))
         async with session.get(f"{self.url}/dashboard/data") as response:
             self.alive.update((await response.json())["phases"])
-        while (victim := self._send(role, hit)) is None:  # noqa: ASYNC110 (a process in its back-off)
+        while (victim := self._send(role, fault)) is None:  # noqa: ASYNC110 (restarts back off)
             await asyncio.sleep(0.02)
-        self.hits[role, str(hit)] += 1
-        if hit is Hit.PAUSE:
+        self.faults[role, str(fault)] += 1
+        if fault is Fault.PAUSE:
             wakes = asyncio.create_task(_wake(victim.pid, self.draw.uniform(0.1, 2.5)))
             self.waking.add(wakes)
 
-    def _send(self, role, hit):
+    def _send(self, role, fault):
         """Signal a running worker of the role and return its process; None if there is none."""
-        with suppress(psutil.NoSuchProcess):  # one ended just now, from what was done before
+        with suppress(psutil.NoSuchProcess):  # a process ended because of an earlier fault
             able = [one for one in children(self.process) if one.name().startswith(role) and _runs(one)]
             if able:
                 victim = self.draw.choice(able)
-                victim.send_signal(signal.SIGKILL if hit is Hit.KILL else signal.SIGSTOP)
+                victim.send_signal(signal.SIGKILL if fault is Fault.KILL else signal.SIGSTOP)
                 return victim
         return None
 

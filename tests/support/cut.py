@@ -7,7 +7,7 @@ from contextlib import suppress
 
 import psutil
 
-_PIDFD_GETFD = 438  # on every architecture that Linux numbers in common
+_PIDFD_GETFD = 438  # in the common Linux syscall table
 
 
 def cut_between(processes):
@@ -24,7 +24,7 @@ def cut_between(processes):
     ours = {one.laddr for _, one in ends}
     between = [(process, one.fd) for process, one in ends if one.raddr in ours and one.fd >= 0]
     for process, fd in between:
-        with suppress(OSError, psutil.NoSuchProcess):  # it may have closed it just now
+        with suppress(OSError, psutil.NoSuchProcess):  # closed in the meantime
             _shut_down(process.pid, fd)
     return len(between)
 

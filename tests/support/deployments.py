@@ -37,7 +37,7 @@ GPU = {
 }
 
 CASES = {
-    "as it is": {},
+    "defaults": {},
     "gpus": {
         "workers": {"prefill": GPU, "decode": {**GPU, "kvStore": {"memory": "1Gi", "disk": "5Gi"}}},
         "image": {"repository": "registry.example.com/twofold", "tag": "1", "pullSecrets": ["registry"]},
@@ -57,19 +57,19 @@ CASES = {
         "workers": {"prefill": {"replicas": 0}, "decode": {"replicas": 0}, "mixed": {"replicas": 2}},
         "allowAnonymous": True,
     },
-    "roles that move": {
+    "moving roles": {
         "workers": {"mixed": {"replicas": 1, "workersPerPod": 2}},
         "serve": {"router": "splitwise", "transport": "nixl"},
     },
-    "secrets of its own": {
+    "created secrets": {
         "clusterKey": {"value": "# a key\n00ff\n"},
         "apiKeys": {"value": "ann secret 4 -\nbob hush\n"},
     },
-    "secrets of others": {
+    "existing secrets": {
         "clusterKey": {"existingSecret": "their-key"},
         "apiKeys": {"existingSecret": "theirs"},
     },
-    "watched and fenced": {
+    "monitoring and network policy": {
         "serviceMonitor": {"enabled": True, "interval": "5s", "labels": {"release": "prometheus"}},
         "grafanaDashboard": {"enabled": True},
         "networkPolicy": {
@@ -78,7 +78,7 @@ CASES = {
         },
         "gateway": {"serviceType": "LoadBalancer", "port": 80, "busPort": 7000, "disruptionBudget": False},
     },
-    "fenced, and open to all": {
+    "network policy with a public API": {
         "networkPolicy": {"enabled": True},
         "securityContext": {"runAsUser": 1000650},
     },

@@ -64,7 +64,7 @@ def drive(
     for i, (prompt, params) in enumerate(zip(prompts, each, strict=True)):
         count = -(-(len(prompt) + params.max_tokens) // engine.layout.block_size)
         blocks, free = free[:count], free[count:]
-        assert len(blocks) == count, "the pool of this test is too small"
+        assert len(blocks) == count, "too few blocks for the prompts"
         requests.append(Driven(str(i), list(prompt), params, blocks))
     while unfinished := [r for r in requests if not r.done]:
         batch = rng.sample(unfinished, min(max_batch, len(unfinished)))

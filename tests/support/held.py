@@ -24,7 +24,7 @@ def segments(process):
         for look in (_mapped, _open):
             try:
                 found |= look(one.pid)
-            except OSError:  # it has just ended
+            except OSError:  # the process has ended
                 continue
     return found
 
@@ -68,7 +68,7 @@ def holdings(process):
     }
 
 
-def comes_back_to(process, before, *, tries=600, pause_s=0.1):
+def leaks(process, before, *, tries=600, pause_s=0.1):
     """Poll until resources are back at `before`; returns {kind: (before, now)} of leaks, {} without leaks.
 
     Missing processes count as well. The gateway may have four more open files per worker: each of a worker's four

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 CHART = Path(__file__).parents[2] / "deploy/helm/twofold"
-_KUBERNETES = "1.30.0"  # what the chart is rendered for, without a cluster to ask
+_KUBERNETES = "1.30.0"  # rendered for this version, because there is no cluster
 
 
 def rendered(name, values):
@@ -28,7 +28,7 @@ def by_name(objects):
     return found
 
 
-def findings():
+def lint_messages():
     """Warnings and errors of `helm lint`."""
     if shutil.which("helm"):
         command = ["helm", "lint", "--strict", str(CHART)]

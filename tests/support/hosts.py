@@ -23,7 +23,7 @@ MODEL = Model(
     source="a test",
     date="2026-01-01",
 )
-# An iteration takes 10 ms and 1 ms a token, whatever it is.
+# Every iteration takes 10 ms plus 1 ms per token.
 TIMES = PackedTimes(
     base_s=0.010,
     token_s=(0.001,) * 7,

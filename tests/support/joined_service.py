@@ -45,17 +45,17 @@ class JoinedService:
         return self._start(1, [*command, "--model", str(model or self.model), *address, *flags], log)
 
     def wait(self):
-        assert wait_ready(self.service, self.url), self.said("serve.log")
+        assert wait_ready(self.service, self.url), self.logged("serve.log")
 
-    def wait_said(self, log, text, after=0, tries=600):
+    def wait_logged(self, log, text, after=0, tries=600):
         """Poll until the log of a process contains `text` after its first `after` characters."""
         for _ in range(tries):
-            if text in self.said(log)[after:]:
+            if text in self.logged(log)[after:]:
                 return
             time.sleep(0.1)
-        raise AssertionError(f"{text!r} was not said: {self.said(log)}")
+        raise AssertionError(f"{text!r} is not in the log: {self.logged(log)}")
 
-    def said(self, log):
+    def logged(self, log):
         return (self.folder / log).read_text()
 
     def close(self):
@@ -67,7 +67,7 @@ class JoinedService:
             env = dict(os.environ)
             if self.hosts is not None:
                 command = self.hosts.command(host, command)
-                # UCX would see that both hosts are one, and go past the cable.
+                # UCX would otherwise detect a single host and bypass the link.
                 env |= {"UCX_TLS": "tcp", "UCX_NET_DEVICES": self.hosts.devices[host]}
             process = subprocess.Popen(
                 command,
@@ -76,7 +76,7 @@ class JoinedService:
                 stderr=said,
                 stdin=subprocess.DEVNULL,
             )
-        # Workers compute on all cores of their host: those of two hosts that are one would wait for each other.
+        # Workers use all cores of their host; two emulated hosts on one machine need separate cores.
         os.sched_setaffinity(process.pid, {sorted(os.sched_getaffinity(0))[-host]})
         self.processes.append(process)
         return process

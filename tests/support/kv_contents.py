@@ -66,8 +66,8 @@ class KvContents:
                 for place in range(-(-start // self._size)):
                     found = self._here.get(table[place])
                     partial = (place + 1) * self._size > start and found == (item.request_id, place)
-                    assert partial or found == self._whole(item.request_id, place), "KV of somebody else"
-                assert end <= len(table) * self._size, "it writes beyond its blocks"
+                    assert partial or found == self._whole(item.request_id, place), "KV of another request"
+                assert end <= len(table) * self._size, "write beyond the blocks of the sequence"
             for place in range(start // self._size, min(len(table), -(-end // self._size))):
                 whole = (place + 1) * self._size <= end
                 self._here[table[place]] = (

@@ -37,7 +37,7 @@ def refused(request_id="chat-2", arrival_s=0.5):
     return Timeline(request, moments={Moment.ARRIVED: arrival_s}, finish_reason=FinishReason.ERROR)
 
 
-def tell(observer):
+def report_run(observer):
     """Report two instances, three runs, one transfer, a change of role, two notes and two requests."""
     observer.role("prefill-0", Role.PREFILL, 0)
     observer.role("decode-0", Role.DECODE, 0)

@@ -10,7 +10,7 @@ from ray.cluster_utils import Cluster
 from support.ray_service import until
 
 SMALL = {"object_store_memory": 80 * 2**20}
-# What Ray waits for beside much else, on a machine with two cores.
+# Longer timeouts for a busy machine with two cores.
 PATIENT = {
     "RAY_agent_register_timeout_ms": "300000",
     "RAY_worker_register_timeout_seconds": "300",
@@ -52,7 +52,7 @@ class RayNodes:
 
 
 def patient(get_node):
-    """Retry `get_node`, whose timeout of 30 s is too short on a busy machine."""
+    """Retry `get_node`: its timeout of 30 s is too short on a busy machine."""
 
     def found(*arguments):
         try:

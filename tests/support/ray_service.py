@@ -25,7 +25,7 @@ CLIENTS = 3
 
 
 class RayService:
-    """A `twofold serve --launcher ray` process; `said` is its output."""
+    """A `twofold serve --launcher ray` process; `output` is its output."""
 
     def __init__(self, model, address, folder, flags):
         self.log = folder / "serve.log"
@@ -37,12 +37,12 @@ class RayService:
             self.process = subprocess.Popen(command, stdout=said, stderr=said, stdin=subprocess.DEVNULL)
 
     @property
-    def said(self):
+    def output(self):
         return self.log.read_text()
 
     def nodes(self):
         """Latest node of each worker."""
-        return dict(re.findall(r"(\w+-\d) is on node (\w+)", re.sub(r"\s+", " ", self.said)))
+        return dict(re.findall(r"(\w+-\d) is on node (\w+)", re.sub(r"\s+", " ", self.output)))
 
     def states(self):
         """(role, state) of each worker."""
@@ -59,7 +59,7 @@ class RayService:
 def ray_service(model, address, folder, *flags):
     service = RayService(model, address, folder, flags)
     try:
-        assert wait_ready(service.process, service.url), (service.process.poll(), service.said)
+        assert wait_ready(service.process, service.url), (service.process.poll(), service.output)
         yield service
     finally:
         stop(service.process)
@@ -117,7 +117,7 @@ def answers_of(model):
 def under_load(service, answers, what):
     """Call `what` under load; no stream may break or change, and all blocks must be free at the end."""
     load = Load(service.url, answers)
-    with ThreadPoolExecutor(1) as pool:  # Ray's cluster wants the main thread
+    with ThreadPoolExecutor(1) as pool:  # Ray's test cluster needs the main thread
         clients = pool.submit(asyncio.run, load.run())
 
         def more():
@@ -152,4 +152,4 @@ def until(true, tries=1200, pause_s=0.1):
         if found:
             return found
         time.sleep(pause_s)
-    raise AssertionError(f"it never came to {true}")
+    raise AssertionError(f"timeout waiting for {true}")

@@ -9,7 +9,7 @@ import psutil
 
 from twofold.bench.services import free_port, wait_ready
 
-ROUTE = ("-m", "twofold.cli.main", "route")  # another `program`
+ROUTE = ("-m", "twofold.cli.main", "route")  # alternative `program`
 
 
 @contextmanager

@@ -70,7 +70,7 @@ def usage(prompt_tokens: int, completion_tokens: int) -> bytes:
 DONE = b"data: [DONE]\n\n"
 
 
-def obedient(body: Body) -> list[Step]:
+def well_behaved(body: Body) -> list[Step]:
     """Response with one chunk per requested token, then usage and [DONE]."""
     wanted = int(str(body["max_tokens"]))
     prompt = body["prompt"]
@@ -83,7 +83,7 @@ def obedient(body: Body) -> list[Step]:
 class ScriptedEndpoint:
     """A running server with its URL, and the bodies and headers of all completion requests in order."""
 
-    script: Script = obedient
+    script: Script = well_behaved
     models: Sequence[Body] = ({"id": "scripted", "max_model_len": 4096},)
     models_status: int = 200
     bodies: list[Body] = field(default_factory=list)
@@ -127,7 +127,7 @@ class ScriptedEndpoint:
 
 
 @contextmanager
-def endpoint(script: Script = obedient, **settings: object) -> Iterator[ScriptedEndpoint]:
+def endpoint(script: Script = well_behaved, **settings: object) -> Iterator[ScriptedEndpoint]:
     """Run a scripted endpoint in its own thread, so that a test may block or run an event loop."""
     scripted = ScriptedEndpoint(script=script, **settings)  # type: ignore[arg-type]
     started, finish = threading.Event(), asyncio.Event()

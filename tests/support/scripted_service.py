@@ -13,7 +13,7 @@ from twofold.serving.controller.service import ServedModel
 from twofold.serving.telemetry.history import History
 from twofold.serving.telemetry.snapshot import ServiceSnapshot
 
-EOS = 1  # the id of </s> in the tokenizers for tests
+EOS = 1  # id of </s> in the test tokenizers
 FIRST_TEXT_TOKEN = 2
 
 
@@ -31,7 +31,7 @@ class Gate:
             await asyncio.sleep(0.002)
 
 
-# A token id is sampled, a whole TokenOutput is yielded as it is, a Gate waited for, an exception raised.
+# Yields a token id or TokenOutput, waits for a Gate, raises an exception.
 Step = int | TokenOutput | Gate | Exception
 Script = Callable[[Generation], Sequence[Step]]
 

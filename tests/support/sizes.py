@@ -8,7 +8,7 @@ import psutil
 
 from support.running_service import children
 
-_SHARED = "/memfd:twofold-"  # what shared memory of ours is called where it is mapped
+_SHARED = "/memfd:twofold-"  # prefix of Twofold's segments in /proc/PID/maps
 
 
 def shared_bytes(process):
@@ -30,7 +30,7 @@ def _mappings(pid):
     try:
         lines = Path(f"/proc/{pid}/maps").read_text("utf-8").splitlines()
     except OSError:
-        return  # its process has ended
+        return  # the process has ended
     for line in lines:
         addresses, _, _, _, inode, *path = line.split()
         if path and path[0].startswith(_SHARED):
@@ -40,14 +40,14 @@ def _mappings(pid):
 
 def disk_bytes(directory):
     """Size of a directory: the larger of file sizes and allocated blocks."""
-    said = given = 0
+    apparent = allocated = 0
     for path in directory.glob("*"):
         try:
             status = path.stat()
         except FileNotFoundError:
-            continue  # a log of the index that was taken in
-        said, given = said + status.st_size, given + 512 * status.st_blocks
-    return max(said, given)
+            continue  # an index log, removed after compaction
+        apparent, allocated = apparent + status.st_size, allocated + 512 * status.st_blocks
+    return max(apparent, allocated)
 
 
 @contextmanager

@@ -88,7 +88,7 @@ def driven(engine, prompts):
 
 
 def first_tokens(engine, prompts):
-    """First tokens of a pipelined run: each chunk begins as soon as the first stage has finished the chunk before it."""
+    """First tokens of a pipelined run: a chunk begins once the first stage has finished the previous one."""
     begin = getattr(engine, "begin", lambda steps, on_layer, ended: ended(engine.run(steps, on_layer)))
     ended, begun, block = queue.SimpleQueue(), 0, 0
     for prompt in prompts:

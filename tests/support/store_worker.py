@@ -32,7 +32,7 @@ def until(happens):
         if happens():
             return
         time.sleep(0.01)
-    raise AssertionError("it does not happen")
+    raise AssertionError("timeout")
 
 
 class GatedCopier:
@@ -63,7 +63,7 @@ class GatedCopier:
         self.done.append(("write", layer))
 
 
-class Told:
+class RecordingOutbox:
     """Replacement of the outbox: tokens and reused prompt tokens of each request."""
 
     def __init__(self):
@@ -86,7 +86,7 @@ class StoreWorker:
         self.copier = GatedCopier(PoolCopier(self.pool))
         self.engine = TorchEngine(model, self.pool)
         self.shared = PrefixBlockAllocator(num_blocks, BLOCK, create_eviction("lru"))
-        self.told = Told()
+        self.outbox = RecordingOutbox()
         self.scheduler = InstanceScheduler(
             BATCHERS["mixed"](2048, 16), self.shared, LeaseTable(self.shared, "w", 1, 10.0), 16
         )
@@ -98,7 +98,7 @@ class StoreWorker:
             receiver=HandoffReceiver(),
             landing=KvLanding(),
             peers=None,
-            outbox=self.told,
+            outbox=self.outbox,
             controller="",
         )
         self.state.prefixes = StoredPrefixes(self.state, self.scheduler, self.shared, client, self.copier)
@@ -144,8 +144,8 @@ class StoreWorker:
     def answer(self, name, prompt, output):
         """Run a request; returns its tokens and the number of reused prompt tokens."""
         self.submit(name, prompt, output)
-        until(lambda: len(self.told.tokens.get(name, ())) == output)
-        return self.told.tokens[name], self.told.reused[name]
+        until(lambda: len(self.outbox.tokens.get(name, ())) == output)
+        return self.outbox.tokens[name], self.outbox.reused[name]
 
     def idle(self):
         """Whether no block is held and no put is pending."""

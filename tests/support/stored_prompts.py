@@ -1,4 +1,4 @@
-"""Prompts whose prefixes are in the KV stores of hosts, and the store metrics."""
+"""Prompts with prefixes in the hosts' KV stores, and the store metrics."""
 
 import os
 import random
@@ -11,7 +11,7 @@ from support.api_client import complete_cached, metric
 from support.running_service import children
 
 BLOCK, OUTPUT = 16, 8
-BLOCK_BYTES = 24576  # of the tiny llama
+BLOCK_BYTES = 24576  # a block of the tiny llama
 GREEDY = {"max_tokens": OUTPUT, "temperature": 0, "ignore_eos": True}
 
 
@@ -31,7 +31,7 @@ def until(happens):
         if happens():
             return
         time.sleep(0.1)
-    raise AssertionError("it does not happen")
+    raise AssertionError("timeout")
 
 
 def running(process, name):

@@ -73,7 +73,7 @@ class RunningPeering:
 
 
 class RunningStore:
-    """One epoch of a store on a thread; `told` has its reports to the controller.
+    """One epoch of a store on a thread; `reports` has its reports to the controller.
 
     With a `key` it exchanges blocks with other stores, `at_once` at a time.
     """
@@ -93,7 +93,7 @@ class RunningStore:
         self.manager = StoreManager(slots, 0 if disk is None else disk.capacity, eviction)
         for block in () if disk is None else disk.recovered():
             self.manager.recover(block.key, block.position)
-        self.told = []
+        self.reports = []
         self._context = zmq.Context()
         self._inbox = Inbox(self._context, f"ipc://{directory}/store.sock", ToStore)
         self._outbox = Outbox(self._context)
@@ -115,7 +115,7 @@ class RunningStore:
             self._inbox,
             self._outbox,
             welcome,
-            self.told.append,
+            self.reports.append,
             "",
             None if self.peers is None else self.peers.peering,
         )
@@ -191,7 +191,7 @@ def put(client, keys):
 def load(client, keys, **options):
     """Load blocks, check their contents, and return their number."""
     blocks = Blocks(2 * len(keys))
-    places = range(1, 2 * len(keys), 2)  # anywhere
+    places = range(1, 2 * len(keys), 2)  # arbitrary positions
     count = client.load(keys, blocks.copier, places, **options)
     assert all(blocks.holds(place, key) for place, key in zip(places, keys[:count], strict=False))
     return count

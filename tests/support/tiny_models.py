@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 ARCHITECTURES = ("llama", "qwen3", "gpt2", "opt", "gemma2", "mixtral")
-SLIDING_WINDOW = 128  # of every other layer of gemma2, in tokens
+SLIDING_WINDOW = 128  # tokens; every other layer of gemma2
 
 _SHAPE = {"hidden_size": 128, "num_hidden_layers": 3, "num_attention_heads": 4}
 _GROUPED = {**_SHAPE, "num_key_value_heads": 2, "intermediate_size": 320}

@@ -263,7 +263,7 @@ class VirtualCluster:
         self.at(end, COMPLETION, self._numbers[name], lambda: self._complete(name, run, version))
 
     def _cut_short(self, name: str, run: Run) -> None:
-        """End the run after its current iteration; an iteration due now is current until its event is processed."""
+        """End the run at the next iteration boundary: now, if an iteration ends now and its event is pending."""
         passed, rest = divmod(self.now - run.began, run.each_s)
         due = rest == 0 and self._order < (COMPLETION, self._numbers[name])
         count = max(1, int(passed) + (0 if due else 1))
@@ -296,7 +296,7 @@ class VirtualCluster:
             self._maybe_send(request_id)
         elif outcome.finish_reason is not None:
             self._end(request_id, outcome.finish_reason)
-            self._give_up(request_id)  # a request that ended with its first token leaves a lease behind
+            self._give_up(request_id)  # a request that ends with its first token leaves a lease
 
 
 def check_blocks(instance: InstanceScheduler) -> None:

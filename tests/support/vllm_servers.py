@@ -52,10 +52,10 @@ class VllmServer:
         """Kill the server and wait for its processes."""
         if self.process is None:
             return
-        with suppress(ProcessLookupError):  # a test has ended it
+        with suppress(ProcessLookupError):  # ended by a test
             self.send(signal.SIGKILL)
         self.process.wait()
-        psutil.wait_procs(self._children, timeout=60)  # the ports are theirs
+        psutil.wait_procs(self._children, timeout=60)  # they hold the ports
         self.process = None
 
     def complete(self, **fields: object) -> list[int]:
@@ -71,7 +71,7 @@ class VllmServer:
         lines = metrics(self.url).splitlines()
         return sum(float(line.split()[-1]) for line in lines if line.startswith(f"vllm:{name}{{"))
 
-    def comes_to_hold_nothing(self, *, tries: int = 300) -> bool:
+    def frees_all_blocks(self, *, tries: int = 300) -> bool:
         """Poll until every KV block of the server is free; False after `tries`."""
         for _ in range(tries):
             if self.metric("kv_cache_usage_perc") == 0.0:
@@ -91,7 +91,7 @@ class VllmServer:
             "publisher": "zmq",
             "endpoint": f"tcp://*:{self.events_port}",
         }
-        # vLLM 0.32 on CPU ends when the prompt of a request with a seed is cut in chunks.
+        # vLLM 0.32 on CPU crashes on chunked prefill of a request with a seed.
         flags = ["--enforce-eager", "--dtype", "float32", "--no-enable-chunked-prefill"]
         flags += ["--served-model-name", NAME, "--max-num-batched-tokens", "4096"]
         return [

@@ -9,9 +9,9 @@ import msgspec
 import pytest
 
 from support.browser import browsing, chromium
-from support.lives import SPLIT_LIFE, life
 from support.running_gateway import running_gateway
 from support.scripted_service import ScriptedService
+from support.timelines import SPLIT_MOMENTS, request_timeline
 from twofold.instance import Role
 from twofold.request import FinishReason
 from twofold.scheduling.instance.status import InstanceStatus
@@ -39,9 +39,9 @@ def busy_service():
     for number in range(4):
         at = now - 8 + number
         tokens = [at + 3.0, at + 5.0, at + 6.0]
-        moments = shifted(SPLIT_LIFE, at - 1.0)
-        history.observe(life(tokens, name=f"request-{number}", arrived=at, **moments), at + 6.0)
-    history.observe(life([], name="failed", arrived=now - 3, reason=FinishReason.ERROR), now)
+        moments = shifted(SPLIT_MOMENTS, at - 1.0)
+        history.observe(request_timeline(tokens, name=f"request-{number}", arrived=at, **moments), at + 6.0)
+    history.observe(request_timeline([], name="failed", arrived=now - 3, reason=FinishReason.ERROR), now)
     return service
 
 

@@ -87,7 +87,7 @@ def test_reports_stored_and_removed_blocks(tmp_path):
             put(client, keys_of(prompt, 5))
         assert client.lookup(keys_of(2, 5)).blocks == 5
     there = set()
-    for message in store.told:
+    for message in store.reports:
         if hasattr(message, "stored"):
             assert message.epoch == store.epoch
             there = (there | set(message.stored)) - set(message.removed)

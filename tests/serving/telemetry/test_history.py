@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from support.lives import SPLIT_LIFE, life
+from support.timelines import SPLIT_MOMENTS, request_timeline
 from twofold.instance import Role
 from twofold.request import FinishReason
 from twofold.scheduling.instance.status import InstanceStatus
@@ -84,9 +84,14 @@ def test_reports_of_unknown_instances_are_ignored(history):
 def test_requests_are_listed_by_arrival(history):
     for number in range(4):
         history.observe(
-            life([102.5 + number], name=str(number), arrived=101.0 + number, prefill_started=102.0), 104
+            request_timeline(
+                [102.5 + number], name=str(number), arrived=101.0 + number, prefill_started=102.0
+            ),
+            104,
         )
-    alive = life([103.0], name="alive", arrived=102.5, reason=None, prefill_started=102.8, routed=102.6)
+    alive = request_timeline(
+        [103.0], name="alive", arrived=102.5, reason=None, prefill_started=102.8, routed=102.6
+    )
     snapshot = history.snapshot([alive], 106.0)
     assert [request.id for request in snapshot.requests] == ["1", "alive", "2", "3"]
     assert snapshot.totals["ended_length"] == 4
@@ -96,22 +101,22 @@ def test_requests_are_listed_by_arrival(history):
 def test_prompts_not_waiting_on_an_instance_count_as_prefilling(history):
     history.status("prefill-0", status(waiting=1, running=1, blocks_total=10, blocks_free=4), 101.0)
     live = [
-        life(name="held", reason=None),
-        life(name="a", reason=None, routed=101.0),
-        life(name="b", reason=None, routed=101.0),
-        life([101.5], name="c", reason=None, routed=101.0, prefill_started=101.2),
-        life([4.0, 6.0], name="d", reason=None, **SPLIT_LIFE),
+        request_timeline(name="held", reason=None),
+        request_timeline(name="a", reason=None, routed=101.0),
+        request_timeline(name="b", reason=None, routed=101.0),
+        request_timeline([101.5], name="c", reason=None, routed=101.0, prefill_started=101.2),
+        request_timeline([4.0, 6.0], name="d", reason=None, **SPLIT_MOMENTS),
     ]
     phases = history.snapshot(live, 102.0).phases
     assert phases == {"held": 1, "queue": 1, "prefill": 1, "hand-off": 1, "decode queue": 0, "decode": 1}
 
 
 def test_failed_requests_do_not_meet_the_slo(history):
-    history.observe(life([101.5], name="x", arrived=101.0, reason=FinishReason.ERROR), 102.0)
+    history.observe(request_timeline([101.5], name="x", arrived=101.0, reason=FinishReason.ERROR), 102.0)
     assert history.snapshot([], 103.0).recent.good == 0.0
 
 
 def test_the_snapshot_round_trips_through_json(history):
-    history.observe(life([102.5], arrived=101.0), 103.0)
+    history.observe(request_timeline([102.5], arrived=101.0), 103.0)
     snapshot = history.snapshot([], 104.0)
     assert msgspec.json.decode(msgspec.json.encode(snapshot), type=ServiceSnapshot) == snapshot

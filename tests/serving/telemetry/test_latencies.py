@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from support.lives import life
+from support.timelines import request_timeline
 from twofold.serving.telemetry.latencies import RANKS, LatencyHistogram, LatencyWindow
 from twofold.slo import Slo
 
@@ -35,7 +35,7 @@ def test_the_sum_of_histograms_equals_one_histogram(groups):
 
 def test_tokens_of_live_requests_are_counted_once():
     latencies = LatencyWindow(Slo(ttft_s=2.0, tpot_s=1.0), 0.0, bin_s=5.0)
-    timeline = life([4.0, 4.5, 6.0], reason=None)
+    timeline = request_timeline([4.0, 4.5, 6.0], reason=None)
     latencies.take(timeline)
     latencies.take(timeline)
     assert latencies.flow(6.0).tokens == [2, 1]
@@ -50,11 +50,11 @@ def test_tokens_of_live_requests_are_counted_once():
 
 def test_old_bins_are_dropped():
     latencies = LatencyWindow(Slo(), 0.0, bin_s=5.0, bins=4)
-    latencies.end(life([1.5]), 2.0, good=True)
+    latencies.end(request_timeline([1.5]), 2.0, good=True)
     assert latencies.flow(19.0).requests == [1, 0, 0, 0]
     assert latencies.flow(20.0).requests == [0, 0, 0, 0]
     assert latencies.flow(1e6).requests == [0, 0, 0, 0]
-    late = life([2.0, 1e6 + 1], name="late")
+    late = request_timeline([2.0, 1e6 + 1], name="late")
     latencies.end(late, 1e6 + 1, good=True)
     assert latencies.flow(1e6 + 1).tokens == [0, 0, 0, 1]
 

@@ -5,7 +5,7 @@ import logging
 
 import pytest
 
-from support.lives import SPLIT_LIFE, life
+from support.timelines import SPLIT_MOMENTS, request_timeline
 from twofold.errors import ConfigurationError
 from twofold.serving.telemetry.context import context_of
 from twofold.serving.telemetry.logs import JsonFormatter, configure_logs
@@ -22,7 +22,7 @@ def lines(caplog):
 
 def test_a_finished_request_is_one_line(lines):
     context = context_of("mine", "/v1/completions", "")
-    log_ended(life([4.0, 6.0, 7.0], **SPLIT_LIFE), context)
+    log_ended(request_timeline([4.0, 6.0, 7.0], **SPLIT_MOMENTS), context)
     (line,) = lines()
     assert line["time"].endswith("+00:00")
     assert {name: line[name] for name in line if name != "time"} == {
@@ -65,7 +65,7 @@ def test_tracebacks_and_non_json_values_stay_in_one_line(lines, caplog):
 
 
 def test_the_text_format_has_no_request_lines(caplog):
-    log_ended(life([4.0]), None)
+    log_ended(request_timeline([4.0]), None)
     log_rejected("r", 10, "queue_full", None)
     assert not caplog.records
 

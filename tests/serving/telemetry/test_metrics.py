@@ -5,7 +5,7 @@ import re
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from support.lives import SPLIT_LIFE, life
+from support.timelines import SPLIT_MOMENTS, request_timeline
 from twofold.instance import Role
 from twofold.request import FinishReason
 from twofold.scheduling.instance.status import InstanceStatus
@@ -35,7 +35,7 @@ def value(metrics):
 
 
 def test_a_request_is_observed_once(metrics, value):
-    metrics.requests.observe(life([4.0, 6.0, 7.0], **SPLIT_LIFE))
+    metrics.requests.observe(request_timeline([4.0, 6.0, 7.0], **SPLIT_MOMENTS))
     for name, seconds in {
         "time_to_first_token_seconds": 3.0,
         "request_queue_time_seconds": 1.0,
@@ -55,7 +55,7 @@ def test_a_request_is_observed_once(metrics, value):
 
 
 def test_an_aborted_request_has_no_e2e_latency(metrics, value):
-    metrics.requests.observe(life([], reason=FinishReason.ABORT))
+    metrics.requests.observe(request_timeline([], reason=FinishReason.ABORT))
     assert value("request_success_total", finished_reason="abort") == 1
     assert (value("e2e_request_latency_seconds_count"), value("prompt_tokens_total")) == (0, 0)
 

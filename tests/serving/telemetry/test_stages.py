@@ -2,7 +2,7 @@
 
 import pytest
 
-from support.lives import SPLIT_LIFE, life
+from support.timelines import SPLIT_MOMENTS, request_timeline
 from twofold.request import FinishReason
 from twofold.serving.telemetry.snapshot import StageName, stage_of, stages_of
 
@@ -12,7 +12,7 @@ def spans(timeline, ended_s=None):
 
 
 def test_a_split_request_has_five_stages():
-    assert spans(life([4.0, 6.0, 7.0], **SPLIT_LIFE)) == {
+    assert spans(request_timeline([4.0, 6.0, 7.0], **SPLIT_MOMENTS)) == {
         "queue": (1.0, 2.0),
         "prefill": (2.0, 4.0),
         "hand-off": (2.5, 4.5),
@@ -22,7 +22,7 @@ def test_a_split_request_has_five_stages():
 
 
 def test_a_colocated_request_has_no_handoff():
-    whole = life([4.0, 6.0], prefill="m", decode="m", prefill_started=2.0, decode_started=5.0)
+    whole = request_timeline([4.0, 6.0], prefill="m", decode="m", prefill_started=2.0, decode_started=5.0)
     assert spans(whole) == {
         "queue": (1.0, 2.0),
         "prefill": (2.0, 4.0),
@@ -32,7 +32,7 @@ def test_a_colocated_request_has_no_handoff():
 
 
 def test_a_one_token_request_is_neither_handed_off_nor_decoded():
-    assert spans(life([4.0], prefill_started=2.0)) == {"queue": (1.0, 2.0), "prefill": (2.0, 4.0)}
+    assert spans(request_timeline([4.0], prefill_started=2.0)) == {"queue": (1.0, 2.0), "prefill": (2.0, 4.0)}
 
 
 @pytest.mark.parametrize(
@@ -46,11 +46,11 @@ def test_a_one_token_request_is_neither_handed_off_nor_decoded():
             {"prefill_started": 2.0, "handoff_started": 3.0, "handoff_ended": 5.0},
             StageName.DECODE_QUEUE,
         ),
-        ([4.0, 6.0], SPLIT_LIFE, StageName.DECODE),
+        ([4.0, 6.0], SPLIT_MOMENTS, StageName.DECODE),
     ],
 )
 def test_the_current_stage_is_open_until_an_abort(tokens, moments, stage):
-    alive = life(tokens, reason=None, **moments)
+    alive = request_timeline(tokens, reason=None, **moments)
     assert stage_of(alive) is stage
     assert [each.name for each in stages_of(alive) if each.end_s is None] == [stage]
     alive.finish_reason = FinishReason.ABORT
@@ -58,10 +58,14 @@ def test_the_current_stage_is_open_until_an_abort(tokens, moments, stage):
 
 
 def test_no_stage_ends_before_it_starts():
-    odd = life([4.0, 6.0], prefill_started=2.0, handoff_started=3.0, handoff_ended=5.5, decode_started=5.0)
+    odd = request_timeline(
+        [4.0, 6.0], prefill_started=2.0, handoff_started=3.0, handoff_ended=5.5, decode_started=5.0
+    )
     assert spans(odd)["decode queue"] == (5.5, 5.5)
 
 
 def test_a_waiting_handoff_starts_with_the_first_token():
-    late = life([4.0, 8.0], prefill_started=2.0, handoff_started=6.0, handoff_ended=7.0, decode_started=7.5)
+    late = request_timeline(
+        [4.0, 8.0], prefill_started=2.0, handoff_started=6.0, handoff_ended=7.0, decode_started=7.5
+    )
     assert spans(late)["hand-off"] == (4.0, 7.0)

@@ -9,7 +9,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import SpanKind, StatusCode
 
 from support.collector import collecting
-from support.lives import SPLIT_LIFE, life
+from support.timelines import SPLIT_MOMENTS, request_timeline
 from twofold.errors import ConfigurationError
 from twofold.request import FinishReason, Request
 from twofold.serving.telemetry.context import CURRENT, context_of
@@ -40,7 +40,7 @@ def traced():
 
 def test_a_request_has_a_span_for_each_stage(traced):
     context = context_of("mine", "/v1/chat/completions", f"00-{TRACE}-{SPAN}-01")
-    *stages, request = traced(life([4.0, 6.0, 7.0], **SPLIT_LIFE), context=context)
+    *stages, request = traced(request_timeline([4.0, 6.0, 7.0], **SPLIT_MOMENTS), context=context)
     assert (request.name, request.kind) == ("chat tiny", SpanKind.SERVER)
     assert (f"{request.context.trace_id:032x}", f"{request.parent.span_id:016x}") == (TRACE, SPAN)
     assert f"{request.context.span_id:016x}" == context.span.span_id  # the id returned to the client
@@ -76,7 +76,7 @@ def test_a_request_has_a_span_for_each_stage(traced):
 def test_a_request_without_a_trace_starts_one(traced):
     """Further generations of the HTTP request are below the first span."""
     context = context_of("mine", "/v1/completions", "")
-    spans = traced(life([4.0], name="a"), life([4.0], name="b"), context=context)
+    spans = traced(request_timeline([4.0], name="a"), request_timeline([4.0], name="b"), context=context)
     first, second = (span for span in spans if span.kind is SpanKind.SERVER)
     assert first.parent is None
     assert f"{first.context.trace_id:032x}" == context.span.trace_id
@@ -86,19 +86,23 @@ def test_a_request_without_a_trace_starts_one(traced):
 
 
 def test_requests_without_http_context_have_separate_traces(traced):
-    spans = [s for s in traced(life([4.0], name="a"), life([4.0], name="b")) if s.kind is SpanKind.SERVER]
+    spans = [
+        s
+        for s in traced(request_timeline([4.0], name="a"), request_timeline([4.0], name="b"))
+        if s.kind is SpanKind.SERVER
+    ]
     assert len({span.context.trace_id for span in spans}) == 2
 
 
 def test_unsampled_traces_are_not_recorded(traced):
     context = context_of("mine", "/v1/completions", f"00-{TRACE}-{SPAN}-00")
-    assert not traced(life([4.0]), context=context)
+    assert not traced(request_timeline([4.0]), context=context)
 
 
 def test_errors_are_marked_and_aborts_are_not(traced):
-    (*_, failed) = traced(life([4.0], reason=FinishReason.ERROR, prefill_started=2.0))
+    (*_, failed) = traced(request_timeline([4.0], reason=FinishReason.ERROR, prefill_started=2.0))
     assert (failed.status.status_code, failed.attributes["error.type"]) == (StatusCode.ERROR, "instance_lost")
-    (*_, left) = traced(life([], reason=FinishReason.ABORT))
+    (*_, left) = traced(request_timeline([], reason=FinishReason.ABORT))
     assert left.status.status_code is StatusCode.UNSET
 
 
@@ -106,7 +110,7 @@ def test_errors_are_marked_and_aborts_are_not(traced):
 def test_a_collector_receives_every_span_before_shutdown(path):
     with collecting() as collector:
         tracer = Tracer("tiny", otlp_exporter(collector.url + path))
-        tracer.ended(life([4.0, 6.0, 7.0], **SPLIT_LIFE), None, None, 7.0)
+        tracer.ended(request_timeline([4.0, 6.0, 7.0], **SPLIT_MOMENTS), None, None, 7.0)
         tracer.close()
     ((where, body),) = collector.received
     assert where == "/v1/traces"
@@ -128,6 +132,6 @@ def test_contexts_of_finished_requests_are_dropped():
     request = Request(id="r", arrival_s=0.0, prompt_tokens=1, output_tokens=1)
     telemetry.admitted(request, 0.0)
     assert len(telemetry._origins) == 1
-    telemetry.ended(life([4.0]), 7.0)
+    telemetry.ended(request_timeline([4.0]), 7.0)
     assert not telemetry._origins
     CURRENT.set(None)

@@ -30,7 +30,7 @@ def handoffs(fleet):
 
 async def settled(fleet):
     """Whether no server holds a block, by vLLM's own metrics."""
-    free = [await asyncio.to_thread(server.comes_to_hold_nothing) for server in fleet.servers]
+    free = [await asyncio.to_thread(server.frees_all_blocks) for server in fleet.servers]
     return all(free)
 
 
@@ -99,7 +99,7 @@ def test_unfetched_kv_is_released_immediately(fleet):
     (first,) = fleet.decode.complete(prompt=prompt, max_tokens=1)
     fields = {"temperature": 0, "max_tokens": 40, "stop_token_ids": [first]}
     assert asyncio.run(complete_all(fleet.url, [prompt], at_once=1, **fields)) == [[first]]
-    assert fleet.prefill.comes_to_hold_nothing(tries=30), "within less than the lease of 30 s"
+    assert fleet.prefill.frees_all_blocks(tries=30), "within less than the lease of 30 s"
 
 
 def test_usage_reports_cached_tokens(fleet):

@@ -71,8 +71,8 @@ def test_a_prompt_runs_while_its_prefix_is_loaded(model, host, expected):
         assert worker.copier.done == [("read", 0), ("write", 0)]
         worker.copier.open()
         assert worker.answer("again", PROMPT, OUTPUT) == (expected(PROMPT), 17 * BLOCK)
-        until(lambda: len(worker.told.tokens["a"]) == OUTPUT)
-        assert (worker.told.tokens["a"], worker.told.reused["a"]) == (expected(PROMPT), SHARED)
+        until(lambda: len(worker.outbox.tokens["a"]) == OUTPUT)
+        assert (worker.outbox.tokens["a"], worker.outbox.reused["a"]) == (expected(PROMPT), SHARED)
         until(lambda: stored(client, PROMPT) == 17)
 
 
@@ -87,7 +87,7 @@ def test_a_layer_is_handed_off_when_it_was_loaded(model, host):
         until(lambda: outgoing.layers_computed == 1)
         worker.copier.open()
         until(lambda: outgoing.layers_computed == worker.copier.layers)
-        until(lambda: "a" in worker.told.tokens)
+        until(lambda: "a" in worker.outbox.tokens)
         with worker.state.changed:
             worker.state.scheduler.handed_off("a")
 
@@ -108,8 +108,8 @@ def test_prompts_with_the_same_prefix_share_a_load(model, host, expected):
             ("b", other, SHARED),
             ("c", WHOLE, 8 * BLOCK - 1),
         ):
-            until(lambda name=name: len(worker.told.tokens.get(name, ())) == OUTPUT)
-            assert (worker.told.tokens[name], worker.told.reused[name]) == (expected(prompt), reused)
+            until(lambda name=name: len(worker.outbox.tokens.get(name, ())) == OUTPUT)
+            assert (worker.outbox.tokens[name], worker.outbox.reused[name]) == (expected(prompt), reused)
         assert worker.copier.done.count(("read", 2)) == 1
 
 
@@ -123,8 +123,8 @@ def test_a_fully_cached_prompt_waits_for_its_last_block(model, host, expected):
         worker.submit("a", WHOLE, OUTPUT)
         until(lambda: worker.state.batches_started_s)
         worker.copier.open()
-        until(lambda: len(worker.told.tokens.get("a", ())) == OUTPUT)
-        assert (worker.told.tokens["a"], worker.told.reused["a"]) == (expected(WHOLE), 8 * BLOCK - 1)
+        until(lambda: len(worker.outbox.tokens.get("a", ())) == OUTPUT)
+        assert (worker.outbox.tokens["a"], worker.outbox.reused["a"]) == (expected(WHOLE), 8 * BLOCK - 1)
         assert worker.copier.done.count(("read", 0)) == 1
 
 
@@ -139,7 +139,7 @@ def test_an_abort_does_not_stop_loads_and_puts(model, host, expected):
         worker.copier.open()
         until(worker.idle)
         assert worker.answer("b", PROMPT, OUTPUT) == (expected(PROMPT), 17 * BLOCK)
-        assert "a" not in worker.told.tokens
+        assert "a" not in worker.outbox.tokens
 
 
 def test_a_load_survives_the_death_of_the_store(model, host, expected):
@@ -152,8 +152,8 @@ def test_a_load_survives_the_death_of_the_store(model, host, expected):
         store.pause()
         client._end(client._session)  # as when its process is gone
         worker.copier.open()
-        until(lambda: len(worker.told.tokens.get("a", ())) == OUTPUT)
-        assert (worker.told.tokens["a"], worker.told.reused["a"]) == (expected(PROMPT), SHARED)
+        until(lambda: len(worker.outbox.tokens.get("a", ())) == OUTPUT)
+        assert (worker.outbox.tokens["a"], worker.outbox.reused["a"]) == (expected(PROMPT), SHARED)
 
 
 def test_recomputes_corrupt_blocks(model, host, expected):
@@ -180,7 +180,7 @@ def test_a_failed_batch_puts_nothing(model, host, expected):
 
         worker.engine.run = fail
         worker.submit("a", PROMPT, OUTPUT)
-        until(lambda: "a" in worker.told.failed)
+        until(lambda: "a" in worker.outbox.failed)
         until(worker.idle)
         assert stored(client, PROMPT) == SHARED // BLOCK
         assert worker.answer("b", PROMPT, OUTPUT) == (expected(PROMPT), SHARED)
@@ -205,10 +205,10 @@ def test_any_order_of_prompts_and_aborts_with_little_memory(model, host, expecte
                 worker.abort(victim)
                 aborted.add(victim)
             if draw.random() < 0.3:
-                until(lambda name=name: name in aborted or name in worker.told.tokens)
+                until(lambda name=name: name in aborted or name in worker.outbox.tokens)
         for name, prompt in asked:
             if name not in aborted:
-                until(lambda name=name: len(worker.told.tokens.get(name, ())) == OUTPUT)
-                assert worker.told.tokens[name] == expected(prompt)
-        assert not worker.told.failed
+                until(lambda name=name: len(worker.outbox.tokens.get(name, ())) == OUTPUT)
+                assert worker.outbox.tokens[name] == expected(prompt)
+        assert not worker.outbox.failed
         assert ("read", 0) in worker.copier.done

@@ -6,14 +6,14 @@ from itertools import groupby
 
 import pytest
 
-from support.observed import S, tell
+from support.observed import S, report_run
 from twofold.errors import ConfigurationError
 from twofold.instance import Role
 from twofold.simulation.observers.base import IterationRun
 from twofold.simulation.observers.chrome_trace import ChromeTrace
 
 
-def events_of(tmp_path, story=tell):
+def events_of(tmp_path, story=report_run):
     path = tmp_path / "trace.json"
     story(ChromeTrace(path))
     return json.loads(path.read_text("utf-8"))["traceEvents"]

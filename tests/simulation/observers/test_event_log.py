@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from support.observed import completed, tell
+from support.observed import completed, report_run
 from twofold.errors import ConfigurationError
 from twofold.simulation.observers.files import EventLog, _seconds
 from twofold.timeline import Timeline
@@ -18,19 +18,19 @@ def lines_of(path):
 
 
 def test_equal_runs_give_equal_bytes(tmp_path):
-    tell(EventLog(tmp_path / "a"))
-    tell(EventLog(tmp_path / "b"))
+    report_run(EventLog(tmp_path / "a"))
+    report_run(EventLog(tmp_path / "b"))
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
 
 
 def test_writes_every_event_in_order(tmp_path):
-    tell(EventLog(tmp_path / "log"))
+    report_run(EventLog(tmp_path / "log"))
     events = [line["event"] for line in lines_of(tmp_path / "log")]
     assert " ".join(events) == "role role note run transfer ended run ended role run note close"
 
 
 def test_lines_have_exact_times(tmp_path):
-    tell(EventLog(tmp_path / "log"))
+    report_run(EventLog(tmp_path / "log"))
     lines = lines_of(tmp_path / "log")
     assert lines[3] == {
         "at_s": Decimal("0.750000000001"),

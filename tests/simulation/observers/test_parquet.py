@@ -5,7 +5,7 @@ import gc
 
 import pytest
 
-from support.observed import completed, refused, tell
+from support.observed import completed, refused, report_run
 from twofold.errors import ConfigurationError
 from twofold.simulation.observers.files import ROWS_PER_GROUP, ParquetTable
 
@@ -14,7 +14,7 @@ parquet = pytest.importorskip("pyarrow.parquet")
 
 def test_rows_equal_the_timelines(tmp_path):
     path = tmp_path / "requests.parquet"
-    tell(ParquetTable(path))
+    report_run(ParquetTable(path))
     nothing = dict.fromkeys(["ttft_s", "tpot_s", "e2e_s", "queue_prefill_s", "prefill_s", "transfer_s"])
     nothing |= dict.fromkeys(["visible_transfer_s", "queue_decode_s", "prefill_instance", "decode_instance"])
     first, second = parquet.read_table(path).to_pylist()

@@ -2,7 +2,7 @@
 
 import pytest
 
-from support.observed import MS, completed, refused, tell
+from support.observed import MS, completed, refused, report_run
 from support.toy import CATALOG
 from twofold.cluster.spec import ClusterSpec, PoolSpec
 from twofold.instance import Role
@@ -56,7 +56,7 @@ def test_share_is_zero_without_requests():
 
 def test_rejects_iterations_without_a_token_for_a_request():
     with pytest.raises(RuntimeError, match="5 tokens, but there were 32 iterations"):
-        tell(TokenGaps())
+        report_run(TokenGaps())
 
 
 @pytest.mark.parametrize("spec", [COLOCATED, SPLIT])

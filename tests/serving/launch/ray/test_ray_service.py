@@ -63,7 +63,7 @@ def test_the_plan_shrinks_without_room_and_is_restored(service, cluster, answers
 
     def kill():
         cluster.kill(lost)
-        until(lambda: "continuing with 1P+1D" in " ".join(service.said.split()))
+        until(lambda: "continuing with 1P+1D" in " ".join(service.output.split()))
         until(lambda: service.roles_up() == ["decode", "prefill"])
 
     def add():

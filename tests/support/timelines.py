@@ -6,7 +6,7 @@ from twofold.events import Recorder
 from twofold.request import FinishReason, Request
 from twofold.timeline import Moment, Timeline
 
-SPLIT_LIFE = {
+SPLIT_MOMENTS = {
     "routed": 1.0,
     "prefill_started": 2.0,
     "handoff_started": 2.5,
@@ -15,7 +15,7 @@ SPLIT_LIFE = {
 }
 
 
-def life(
+def request_timeline(
     tokens: Sequence[float] = (),
     *,
     name: str = "r",

@@ -146,7 +146,7 @@ def test_interrupting_prints_what_was_measured(trace, tmp_path):
             while len(scripted.bodies) < 12 and process.poll() is None:
                 time.sleep(0.01)
             process.send_signal(signal.SIGINT)
-            stdout, stderr = process.communicate(timeout=300)
+            stdout, stderr = process.communicate(timeout=600)
     assert process.returncode == 130, stderr
     assert "Unfinished" in stdout
     assert "interrupted" in stderr

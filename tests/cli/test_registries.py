@@ -122,6 +122,6 @@ def test_added_policies_are_served(package, monkeypatch, tmp_path):
         request = urllib.request.Request(  # noqa: S310
             f"{url}/v1/completions", data=body, headers={"Content-Type": "application/json"}
         )
-        with urllib.request.urlopen(request, timeout=120) as response:  # noqa: S310
+        with urllib.request.urlopen(request, timeout=600) as response:  # noqa: S310
             answer = json.load(response)
     assert answer["usage"]["completion_tokens"] == 4

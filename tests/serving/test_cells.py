@@ -36,7 +36,7 @@ def routes(log):
 def test_both_phases_of_a_request_run_on_one_host(joined):
 
     async def ask():
-        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=300)) as session:
+        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=900)) as session:
             asked = [{"prompt": [5 + i, 6, 7] * 40, "max_tokens": 20, "ignore_eos": True} for i in range(12)]
             return await asyncio.gather(*(complete(session, joined.url, **question) for question in asked))
 

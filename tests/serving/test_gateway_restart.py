@@ -78,7 +78,7 @@ async def answer(url, max_tokens):
 
 def left_behind(processes, named):
     """Remaining processes, and shared files that still have names."""
-    _, alive = psutil.wait_procs(processes, timeout=120)
+    _, alive = psutil.wait_procs(processes, timeout=600)
     return alive, [path for path in named if Path(path).exists()]
 
 
@@ -100,7 +100,7 @@ def test_streams_end_and_a_new_gateway_answers_the_same(number, max_tokens, end,
         ends, got = asyncio.run(end_under_load(process, url, number, max_tokens))
         assert set(ends) == {end}
         assert all(tokens == (whole if end == "whole" else whole[: len(tokens)]) for tokens in got)
-        assert process.wait(timeout=300) == (-number if number == signal.SIGKILL else 0)
+        assert process.wait(timeout=600) == (-number if number == signal.SIGKILL else 0)
         with running_service(model, *ENGINE, *SPLIT, port=port) as (_, again):
             assert asyncio.run(answer(again, max_tokens)) == whole
             assert asyncio.run(all_blocks_free(again))
@@ -116,5 +116,5 @@ def test_answers_beyond_the_grace_period_are_cut_off(tmp_path):
         assert set(ends) == {"error"}, "streams end with an error"
         longest = max(got, key=len)
         assert all(tokens == longest[: len(tokens)] for tokens in got)
-        assert process.wait(timeout=300) == 0
+        assert process.wait(timeout=600) == 0
         assert left_behind(processes, named) == ([], [])

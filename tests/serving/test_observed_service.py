@@ -21,7 +21,7 @@ PROMPT = [7, 8, 9, 10]
 async def ask(url, **fields):
     body = {"model": "m", "prompt": PROMPT, "max_tokens": 4, "temperature": 0, "ignore_eos": True, **fields}
     headers = {"x-request-id": "mine", "traceparent": f"00-{TRACE}-{SPAN}-01"}
-    async with httpx.AsyncClient(timeout=300) as client:
+    async with httpx.AsyncClient(timeout=600) as client:
         return await client.post(f"{url}/v1/completions", json=body, headers=headers)
 
 
@@ -49,8 +49,8 @@ def observed(tiny_model_dir, tmp_path_factory):
             assert wait_ready(process, url), log.read_text()
             answer = asyncio.run(ask(url))
             several = asyncio.run(ask(url, n=2))
-            snapshot = httpx.get(f"{url}/dashboard/data", timeout=60).json()
-            metrics = httpx.get(f"{url}/metrics", timeout=60).text
+            snapshot = httpx.get(f"{url}/dashboard/data", timeout=600).json()
+            metrics = httpx.get(f"{url}/metrics", timeout=600).text
         finally:
             stop(process)
     lines = [json.loads(line) for line in log.read_text().splitlines()]

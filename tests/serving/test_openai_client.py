@@ -33,7 +33,7 @@ def openai_base_url(request, service):
 
 @pytest.fixture(scope="module")
 def client(openai_base_url):
-    with openai.OpenAI(base_url=openai_base_url, api_key="none", max_retries=0, timeout=300) as client:
+    with openai.OpenAI(base_url=openai_base_url, api_key="none", max_retries=0, timeout=600) as client:
         yield client
 
 
@@ -176,7 +176,7 @@ def test_concurrent_streams_are_complete_and_equal(openai_base_url, model):
         return "".join([chunk.choices[0].text async for chunk in stream])
 
     async def scenario():
-        async with openai.AsyncOpenAI(base_url=openai_base_url, api_key="none", timeout=300) as client:
+        async with openai.AsyncOpenAI(base_url=openai_base_url, api_key="none", timeout=600) as client:
             return await asyncio.gather(*(text(client) for _ in range(8)))
 
     assert len(set(asyncio.run(scenario()))) == 1

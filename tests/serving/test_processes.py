@@ -43,8 +43,8 @@ def test_stopping_leaves_no_process_and_no_file(own_service, number):
     family = children(process)
     assert len(family) == 3, "a fork server and two workers"
     process.send_signal(number)
-    assert process.wait(timeout=300) == 0
-    _, alive = psutil.wait_procs(family, timeout=120)
+    assert process.wait(timeout=600) == 0
+    _, alive = psutil.wait_procs(family, timeout=600)
     assert not alive
     assert not {path for path in leftovers() if f"-{process.pid}-" in path}
 
@@ -53,7 +53,7 @@ def test_workers_end_with_a_killed_service(own_service):
     process, _ = own_service
     family = children(process)
     process.kill()
-    _, alive = psutil.wait_procs(family, timeout=120)
+    _, alive = psutil.wait_procs(family, timeout=600)
     assert not alive
     assert not glob.glob("/dev/shm/*twofold*")
 

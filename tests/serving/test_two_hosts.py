@@ -21,7 +21,7 @@ QUESTIONS = [
     for i in range(8)
 ]
 SLOW_BITS_PER_S = 4_000_000  # the KV of all questions takes seconds
-CLIENT = aiohttp.ClientTimeout(total=300)
+CLIENT = aiohttp.ClientTimeout(total=900)
 
 
 async def ask(url):

@@ -73,7 +73,7 @@ def metric(url: str, name: str) -> float:
     return sum(float(line.split()[-1]) for line in lines if line.startswith(f"twofold:{name}"))
 
 
-async def all_blocks_free(url: str, *, tries: int = 1200, pause_s: float = 0.1) -> bool:
+async def all_blocks_free(url: str, *, tries: int = 6000, pause_s: float = 0.1) -> bool:
     """Poll until every block of every instance is free; False after `tries`."""
     for _ in range(tries):
         counts = await asyncio.to_thread(block_counts, url)

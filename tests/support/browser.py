@@ -83,7 +83,7 @@ class Page:
         assert "exceptionDetails" not in answer, answer["exceptionDetails"]
         return answer["result"].get("value")
 
-    async def until(self, expression: str, *, tries: int = 600, pause_s: float = 0.1) -> None:
+    async def until(self, expression: str, *, tries: int = 6000, pause_s: float = 0.1) -> None:
         """Poll until the JavaScript `expression` is true."""
         for _ in range(tries):
             if await self.evaluate(f"Boolean({expression})"):

@@ -68,7 +68,7 @@ def holdings(process):
     }
 
 
-def leaks(process, before, *, tries=600, pause_s=0.1):
+def leaks(process, before, *, tries=6000, pause_s=0.1):
     """Poll until resources are back at `before`; returns {kind: (before, now)} of leaks, {} without leaks.
 
     Missing processes count as well. The gateway may have four more open files per worker: each of a worker's four

@@ -47,7 +47,7 @@ class JoinedService:
     def wait(self):
         assert wait_ready(self.service, self.url), self.logged("serve.log")
 
-    def wait_logged(self, log, text, after=0, tries=600):
+    def wait_logged(self, log, text, after=0, tries=6000):
         """Poll until the log of a process contains `text` after its first `after` characters."""
         for _ in range(tries):
             if text in self.logged(log)[after:]:

@@ -145,7 +145,7 @@ def processes_of(worker):
     ]
 
 
-def until(true, tries=1200, pause_s=0.1):
+def until(true, tries=6000, pause_s=0.1):
     """Poll `true` until it returns a true value; returns that value."""
     for _ in range(tries):
         found = true()

@@ -38,7 +38,7 @@ def running_app(app: FastAPI, limits: RequestLimits | None = None) -> Iterator[s
     thread = threading.Thread(target=asyncio.run, args=(serve(),))
     thread.start()
     try:
-        assert up.wait(120)
+        assert up.wait(600)
         yield url
     finally:
         loops[0].call_soon_threadsafe(down[0].set)
@@ -55,5 +55,5 @@ def running_gateway(
 ) -> Iterator[httpx.Client]:
     """HTTP client of a gateway in front of `service`."""
     app = create_app(service, byte_level() if tokenizer else None, keys=keys, limits=limits)
-    with running_app(app, limits) as url, httpx.Client(base_url=url, timeout=120) as client:
+    with running_app(app, limits) as url, httpx.Client(base_url=url, timeout=600) as client:
         yield client

@@ -27,7 +27,7 @@ def running_service(model, *flags, port=None, program=("-m", "twofold.cli.main",
         process.wait()
 
 
-def ended(processes, tries=1200):
+def ended(processes, tries=6000):
     """Poll until all of these psutil processes have ended (or are zombies); False after a timeout."""
     for _ in range(tries):
         if not any(_running(process) for process in processes):

@@ -150,7 +150,7 @@ def endpoint(script: Script = well_behaved, **settings: object) -> Iterator[Scri
 
     thread = threading.Thread(target=asyncio.run, args=(serve(),), daemon=True)
     thread.start()
-    assert started.wait(120)
+    assert started.wait(600)
     try:
         yield scripted
     finally:

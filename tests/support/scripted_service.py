@@ -106,7 +106,7 @@ class ScriptedService:
     def wait_until(self, condition: Callable[["ScriptedService"], bool]) -> None:
         """Block the test's thread until the recorded calls meet `condition`; fails after a timeout."""
         with self._changed:
-            assert self._changed.wait_for(lambda: condition(self), timeout=120), (
+            assert self._changed.wait_for(lambda: condition(self), timeout=600), (
                 f"started {len(self.started)}, finished {len(self.finished)}, aborted {len(self.aborted)}"
             )
 

@@ -99,7 +99,7 @@ def first_tokens(engine, prompts):
             sampling = GREEDY if start + len(chunk) == len(prompt) else None
             begin([SequenceStep("a", chunk, start, table, sampling)], None, ended.put)
             begun += 1
-    results = [ended.get(timeout=60) for _ in range(begun)]
+    results = [ended.get(timeout=600) for _ in range(begun)]
     return [sampled.token_id for (sampled,) in results if sampled is not None]
 
 

@@ -55,7 +55,7 @@ class VllmServer:
         with suppress(ProcessLookupError):  # ended by a test
             self.send(signal.SIGKILL)
         self.process.wait()
-        psutil.wait_procs(self._children, timeout=60)  # they hold the ports
+        psutil.wait_procs(self._children, timeout=600)  # they hold the ports
         self.process = None
 
     def complete(self, **fields: object) -> list[int]:

@@ -63,7 +63,7 @@ def test_a_process_does_not_show_its_keys():
         env={**os.environ, "TWOFOLD_API_KEY": "from-variable"},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
         check=True,
     )
     assert done.stdout.startswith("('key-1', 'key-2') False False True ")

@@ -240,7 +240,7 @@ def send_until(url, said, outputs):
 
 
 def pools_of(url):
-    with urllib.request.urlopen(f"{url}/pools", timeout=60) as response:  # noqa: S310  (our own http URL)
+    with urllib.request.urlopen(f"{url}/pools", timeout=600) as response:  # noqa: S310  (our own http URL)
         return json.load(response)
 
 

@@ -13,7 +13,7 @@ def send(client, **fields):
     """Send a request on a bare socket that can be closed at any time."""
     body = json.dumps({"model": "tiny", "prompt": "The", "max_tokens": 100, **fields}).encode()
     head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode()
-    sock = socket.create_connection((client.base_url.host, client.base_url.port), timeout=120)
+    sock = socket.create_connection((client.base_url.host, client.base_url.port), timeout=600)
     sock.sendall(head + body)
     return sock
 

@@ -115,7 +115,7 @@ def test_concurrent_streams_do_not_mix():
     with running_gateway(ScriptedService(delay_s=0.001)) as client:
         body = {"model": "tiny", "prompt": "The", "max_tokens": 20, "seed": 4}
         alone = client.post("/v1/completions", json=body).json()["choices"][0]["text"]
-        with httpx.Client(base_url=client.base_url, timeout=120) as other:
+        with httpx.Client(base_url=client.base_url, timeout=600) as other:
             streams = [open_stream(each, body) for each in (client, other) * 5]
             assert {"".join(texts(stream)) for stream in streams} == {alone}
 

@@ -20,7 +20,7 @@ def client():
 def exchange(client, *parts):
     """Send raw bytes; return status, head and rest. The last request must ask to close the connection."""
     address = (client.base_url.host, client.base_url.port)
-    with socket.create_connection(address, timeout=120) as sock:
+    with socket.create_connection(address, timeout=600) as sock:
         try:
             for part in parts:
                 sock.sendall(part)
@@ -57,7 +57,7 @@ def test_rejects_large_headers(client, parts):
 def test_rejects_endless_headers_while_they_arrive(client):
     """So the buffered size is bounded."""
     address = (client.base_url.host, client.base_url.port)
-    with socket.create_connection(address, timeout=120) as sock:
+    with socket.create_connection(address, timeout=600) as sock:
         sock.sendall(LINE + b"X: ")
         with pytest.raises((BrokenPipeError, ConnectionResetError)):
             sock.sendall(b"a" * 100_000_000)

@@ -31,8 +31,8 @@ class Hosts:
         self.client, self.far = (
             running.enter_context(store_client(tmp_path / host)) for host in ("here", "there")
         )
-        assert self.client.wait(30)
-        assert self.far.wait(30)
+        assert self.client.wait(600)
+        assert self.far.wait(600)
         self.address = self.there.peers.server.address
 
     def fetch(self, keys, limit_s=LONG_S):
@@ -172,7 +172,7 @@ def test_ends_a_fetch_at_its_deadline(tmp_path):
 def test_a_store_without_peers_fetches_nothing(tmp_path):
     keys = keys_of(1, 6)
     with running_store(tmp_path / "alone") as alone, store_client(tmp_path / "alone") as client:
-        assert client.wait(30)
+        assert client.wait(600)
         assert alone.peers is None
         put(client, keys[:2])
         assert client.fetch(keys, "tcp://127.0.0.1:1", LONG_S) == 2

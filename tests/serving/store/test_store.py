@@ -14,8 +14,8 @@ def test_loads_blocks_of_another_client(tmp_path):
         store_client(tmp_path, "a") as writer,
         store_client(tmp_path, "b") as reader,
     ):
-        assert writer.wait(30)
-        assert reader.wait(30)
+        assert writer.wait(600)
+        assert reader.wait(600)
         assert load(reader, keys) == 0
         assert put(writer, keys[:9]) == 9
         assert reader.lookup(keys) == (9, 9)
@@ -28,7 +28,7 @@ def test_loads_blocks_of_another_client(tmp_path):
 def test_loads_layer_by_layer_after_the_count(tmp_path):
     keys, seen = keys_of(1, 4), []
     with running_store(tmp_path), store_client(tmp_path) as client:
-        assert client.wait(30)
+        assert client.wait(600)
         put(client, keys)
         load(client, keys, on_count=lambda count: seen.append(f"{count} blocks"), on_layer=seen.append)
         assert seen == ["4 blocks", *range(len(LAYOUT.layers))]
@@ -37,7 +37,7 @@ def test_loads_layer_by_layer_after_the_count(tmp_path):
 def test_stores_layers_as_they_are_computed(tmp_path):
     keys, blocks = keys_of(1, 6), filled(keys_of(1, 6))
     with running_store(tmp_path, slots=7), store_client(tmp_path) as client:
-        assert client.wait(30)
+        assert client.wait(600)
         asked = []
         assert client.store(keys, blocks.copier, range(6), computed=lambda n: asked.append(n) or n == 0) == 0
         assert asked == [0, 1]
@@ -53,7 +53,7 @@ def test_overflows_to_disk_within_both_capacities(tmp_path, eviction):
         running_store(tmp_path, slots=16, disk_bytes=DISK, eviction=eviction) as store,
         store_client(tmp_path) as client,
     ):
-        assert client.wait(30)
+        assert client.wait(600)
         for keys in prompts:
             put(client, keys)
         found = [load(client, keys) for keys in prompts + prompts]
@@ -69,10 +69,10 @@ def test_overflows_to_disk_within_both_capacities(tmp_path, eviction):
 def test_recovers_blocks_from_disk(tmp_path):
     keys = keys_of(1, 10)
     with running_store(tmp_path, disk_bytes=DISK), store_client(tmp_path, "a") as client:
-        assert client.wait(30)
+        assert client.wait(600)
         put(client, keys)
     with running_store(tmp_path, disk_bytes=DISK), store_client(tmp_path, "b") as client:
-        assert client.wait(30)
+        assert client.wait(600)
         found = client.lookup(keys)
         assert found.blocks
         assert not found.in_memory
@@ -82,7 +82,7 @@ def test_recovers_blocks_from_disk(tmp_path):
 
 def test_reports_stored_and_removed_blocks(tmp_path):
     with running_store(tmp_path, slots=9) as store, store_client(tmp_path) as client:
-        assert client.wait(30)
+        assert client.wait(600)
         for prompt in range(3):
             put(client, keys_of(prompt, 5))
         assert client.lookup(keys_of(2, 5)).blocks == 5
@@ -98,7 +98,7 @@ def test_reports_stored_and_removed_blocks(tmp_path):
 def test_rejects_corrupted_memory(tmp_path):
     keys = keys_of(1, 6)
     with running_store(tmp_path) as store, store_client(tmp_path) as client:
-        assert client.wait(30)
+        assert client.wait(600)
         put(client, keys)
         store.memory.slot(store.manager._blocks[keys[4]].slot)[7] ^= 1
         assert load(client, keys) == 4
@@ -108,7 +108,7 @@ def test_rejects_corrupted_memory(tmp_path):
 def test_does_not_wait_for_a_silent_store(tmp_path):
     keys = keys_of(1, 6)
     with running_store(tmp_path) as store, store_client(tmp_path, timeout_s=0.2) as client:
-        assert client.wait(30)
+        assert client.wait(600)
         put(client, keys)
         store.pause()
         assert load(client, keys) == 0
@@ -121,12 +121,12 @@ def test_keeps_epochs_apart(tmp_path):
     keys = keys_of(1, 6)
     with store_client(tmp_path, timeout_s=0.2) as client:
         with running_store(tmp_path) as first:
-            assert client.wait(30)
+            assert client.wait(600)
             put(client, keys)
             assert client.epoch == first.epoch
         with running_store(tmp_path) as second:
             assert load(client, keys) == 0, "the request was sent to the first epoch"
-            assert client.wait(30)
+            assert client.wait(600)
             assert client.epoch == second.epoch
             assert load(client, keys) == 0
             assert put(client, keys) == 6

@@ -174,7 +174,7 @@ async def handed_off_again(fleet, asked, alone):
     """Wait until the recovered server takes hand-offs again."""
     before = handoffs(fleet)
     async with aiohttp.ClientSession() as session:
-        for _ in range(600):
+        for _ in range(6000):
             assert await complete(session, fleet.url, asked, **LONG) == alone
             if await asyncio.to_thread(handoffs, fleet) > before:
                 return

@@ -48,12 +48,12 @@ def host(tmp_path, model):
     block_bytes = model.layout(BLOCK).bytes_per_block
     with running_store(tmp_path, slots=64, block_bytes=block_bytes) as store:
         with store_client(tmp_path, "first") as first:
-            assert first.wait(30)
+            assert first.wait(600)
             with store_worker(model, first) as worker:
                 worker.answer("first", BEGIN, OUTPUT)
                 until(lambda: stored(first, BEGIN) == SHARED // BLOCK)
         with store_client(tmp_path, "second") as second:
-            assert second.wait(30)
+            assert second.wait(600)
             yield store, second
 
 

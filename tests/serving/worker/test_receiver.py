@@ -17,7 +17,7 @@ class Recording:
 
     def _receive(self, incoming):
         self.reading.set()
-        assert self.gate.wait(120)
+        assert self.gate.wait(600)
         self.log.append(("received", incoming.request_id))
 
     def _ended(self, incoming):
@@ -26,7 +26,7 @@ class Recording:
 
     def finished(self, count):
         for _ in range(count):
-            assert self.over.acquire(timeout=120)
+            assert self.over.acquire(timeout=600)
         self.receiver.close()
         return self.log
 
@@ -55,7 +55,7 @@ def test_an_aborted_handoff_ends_after_its_pending_read():
     recording.gate.clear()
     for name in "ab":
         recording.receiver.add(incoming(name))
-    assert recording.reading.wait(120)
+    assert recording.reading.wait(600)
     recording.receiver.cancel("a")
     recording.receiver.cancel("b")
     assert not recording.log
@@ -69,7 +69,7 @@ def test_a_lost_source_fails_its_unread_handoffs():
     some = [incoming("a"), incoming("b", "q"), incoming("c", pulled=False), incoming("d")]
     for each in some:
         recording.receiver.add(each)
-    assert recording.reading.wait(120)
+    assert recording.reading.wait(600)
     recording.receiver.cancel_from("p")
     recording.gate.set()
     recording.finished(4)

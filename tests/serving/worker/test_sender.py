@@ -32,7 +32,7 @@ class Recording:
 
     def _write(self, outgoing, layers):
         self.writing.set()
-        assert self.write_gate.wait(120)
+        assert self.write_gate.wait(600)
         self.writes.append(layers)
         self.log.extend(("write", outgoing.request_id, layer) for layer in layers)
         return 10 * len(layers)
@@ -46,7 +46,7 @@ class Recording:
         self.over.set()
 
     def finished(self):
-        assert self.over.wait(120)
+        assert self.over.wait(600)
         self.sender.close()
         return self.log
 
@@ -85,7 +85,7 @@ def test_layer_wise_overlaps_the_prefill_and_serialized_does_not():
         recording.sender.lease(lease())
         recording.sender.begin("r", [7])
         compute(recording.sender, layers=range(1))
-    assert early.writing.wait(120)
+    assert early.writing.wait(600)
     assert not late.writing.is_set()
     for recording in (early, late):
         compute(recording.sender, layers=range(1, LAYERS))
@@ -101,7 +101,7 @@ def test_nothing_is_written_after_a_cancelled_handoff_ended():
     sender.begin("r", [7])
     recording.write_gate.clear()
     compute(sender)
-    assert recording.writing.wait(120)
+    assert recording.writing.wait(600)
     sender.cancel("r")
     assert not recording.over.is_set(), "a write is under way"
     recording.write_gate.set()
@@ -132,7 +132,7 @@ def pulled(recording, *, lease_first=True):
     if not lease_first:
         assert not recording.offered.is_set(), "the target has no room yet"
         sender.lease(lease())
-    assert recording.offered.wait(120)
+    assert recording.offered.wait(600)
 
 
 @pytest.mark.parametrize("lease_first", [True, False])

@@ -1,1 +1,1 @@
-"""Twofold on Kubernetes: from a plan to values, and from values to the objects of a cluster."""
+"""Deployment on Kubernetes: convert plans to Helm values and values to Kubernetes objects."""

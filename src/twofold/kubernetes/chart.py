@@ -31,19 +31,15 @@ class _Group(msgspec.Struct, frozen=True):
 
 
 def schema() -> Json:
-    """`values.schema.json`."""
+    """JSON schema of the values, for `values.schema.json`."""
     made = msgspec.json.schema(Values, schema_hook=lambda _: _ANYTHING)
     return {"$schema": "http://json-schema.org/draft-07/schema#", **made}
 
 
 def values_yaml() -> str:
-    """`values.yaml`: every value with its default, and its description as a comment."""
-    head = [
-        "# The values of the chart, written from src/twofold/kubernetes/values.py. Change them there, and run",
-        "",
-    ]
-    head[0] += " `make chart`."
-    return "\n".join([*head, *_lines("Values", msgspec.to_builtins(Values()), 0)]) + "\n"
+    """Text of `values.yaml`: every value with its default, and its description as a comment."""
+    head = "# Generated from src/twofold/kubernetes/values.py: edit the values there, then run `make chart`."
+    return "\n".join([head, "", *_lines("Values", msgspec.to_builtins(Values()), 0)]) + "\n"
 
 
 def table() -> str:
@@ -56,12 +52,12 @@ def table() -> str:
 
 
 def with_table(readme: str) -> str:
-    """The README with the current table."""
+    """Replace the table in the README with the current one."""
     return _TABLE.sub(lambda _: table(), readme)
 
 
 def write(chart: Path) -> None:
-    """Write all three into the directory of the chart."""
+    """Write `values.yaml` and `values.schema.json` to the directory `chart`, and update the table in its README."""
     (chart / "values.yaml").write_text(values_yaml(), encoding="utf-8")
     text = msgspec.json.format(msgspec.json.encode(schema()), indent=2) + b"\n"
     (chart / "values.schema.json").write_bytes(text)

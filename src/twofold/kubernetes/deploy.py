@@ -1,4 +1,4 @@
-"""`twofold deploy`: a plan as Kubernetes objects, or as values for the Helm chart."""
+"""`twofold deploy`: convert a plan to Kubernetes objects or to values for the Helm chart."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -103,9 +103,9 @@ def _write(text: str, output: str, name: str) -> None:
 
 
 def values_from(spec: ClusterSpec, catalog: Catalog, text: str, *, emulated: bool) -> Json:
-    """The values of a plan, for the chart and `Values`; `text` is its file.
+    """Helm values of a plan; `text` is the content of its file.
 
-    A pod has one worker, an instance of the plan on one accelerator, and runs on a node with the label of its machine.
+    Each instance of the plan becomes a pod with one worker on one accelerator, on a node labelled with its machine.
     Raises ConfigurationError for pools that pods cannot serve.
     """
     if emulated:
@@ -171,7 +171,7 @@ def merged(below: Json, above: Json) -> Json:
 
 
 def read_values(path: Path) -> Json:
-    """The values of a file (YAML); raises ConfigurationError."""
+    """Read a YAML values file; raises ConfigurationError."""
     try:
         found = msgspec.yaml.decode(path.read_bytes())
     except OSError as error:
@@ -184,7 +184,7 @@ def read_values(path: Path) -> Json:
 
 
 def values_of(given: Json) -> Values:
-    """All values, with defaults; raises ConfigurationError with the path of an invalid value."""
+    """Add the defaults to `given`; raises ConfigurationError with the path of an invalid value."""
     try:
         return msgspec.convert(merged(msgspec.to_builtins(Values()), given), Values)
     except msgspec.ValidationError as error:
@@ -193,12 +193,12 @@ def values_of(given: Json) -> Values:
 
 
 def documents(objects: Iterable[Json]) -> str:
-    """A YAML document for each object, for `kubectl apply -f`."""
+    """Format objects as YAML documents for `kubectl apply -f`."""
     return "".join(f"---\n{as_yaml(each)}" for each in objects)
 
 
 def as_yaml(value: Json) -> str:
-    """YAML, with multi-line texts as blocks."""
+    """Format as YAML, with multi-line texts as blocks."""
     return str(
         yaml.dump(
             msgspec.to_builtins(value), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=_WIDTH

@@ -1,4 +1,4 @@
-"""The objects of a deployment, the same as those of the Helm chart."""
+"""Kubernetes objects of a deployment, equal to those that the Helm chart renders."""
 
 from collections.abc import Iterator
 from importlib.resources import files
@@ -64,7 +64,7 @@ def _objects(name: str, values: Values) -> Iterator[Json]:
 
 
 def _gateway(name: str, values: Values) -> Json:
-    """A StatefulSet, which never has a second pod: there can be only one controller."""
+    """A StatefulSet never runs two pods at once, and there can be only one controller."""
     return {
         **_object("apps/v1", "StatefulSet", name, "gateway"),
         "spec": {

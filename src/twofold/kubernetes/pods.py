@@ -21,7 +21,7 @@ _TMP: Final = "/tmp"  # noqa: S108  (a volume of the pod, and its only writable 
 
 
 def workers_of(values: Values) -> dict[Role, WorkerValues]:
-    """The workers of each role that has pods."""
+    """Workers of each role with pods."""
     if values.engine == "emulated":
         return {}
     workers = values.workers
@@ -30,7 +30,7 @@ def workers_of(values: Values) -> dict[Role, WorkerValues]:
 
 
 def serve_args(values: Values) -> list[str]:
-    """Arguments of the gateway, which has no workers unless they are emulated; Kubernetes fills in `$(POD_IP)`."""
+    """Arguments of `twofold serve` without local workers, unless they are emulated; Kubernetes expands `$(POD_IP)`."""
     args = ["serve"]
     if values.engine == "emulated":
         args += ["--engine=emulated", f"--cluster={PLAN_DIR}/plan.yaml"]
@@ -46,7 +46,7 @@ def serve_args(values: Values) -> list[str]:
 
 
 def _flags(group: ServeValues) -> Iterator[str]:
-    """The flags of the values in alphabetical order, as the chart writes them, and the extra arguments."""
+    """Flags in alphabetical order, as in the chart, then the extra arguments."""
     values = msgspec.to_builtins(group)
     for key, value in sorted(values.items()):
         flag = re.sub(r"(?=[A-Z])", "-", key).lower()
@@ -58,7 +58,7 @@ def _flags(group: ServeValues) -> Iterator[str]:
 
 
 def join_args(name: str, values: Values, role: Role, workers: WorkerValues) -> list[str]:
-    """Arguments of the workers of a role, which find the gateway by its Service."""
+    """Arguments of `twofold join` for the workers of a role, which reach the gateway through its Service."""
     args = ["join", f"tcp://{name}-bus:{values.gateway.bus_port}", f"--cluster-key={KEY_FILE}"]
     args += [f"--model={values.model.path}", f"{_JOIN_FLAGS[role]}={workers.workers_per_pod}"]
     args += ["--name=$(POD_NAME)", "--address=$(POD_IP)", f"--device={workers.device}"]
@@ -101,7 +101,7 @@ def gateway_pod(name: str, values: Values) -> Json:
         secret = values.api_keys.existing_secret or f"{name}-api-keys"
         volumes.append({"name": "api-keys", "secret": {"secretName": secret}})
     made = _pod(name, values, "gateway", gateway, container, mounts, volumes)
-    if values.plan:  # a new plan is a new pod
+    if values.plan:  # the checksum restarts the pod when the plan changes
         digest = sha256(values.plan.encode()).hexdigest()
         metadata = made["metadata"]
         assert isinstance(metadata, dict)  # noqa: S101  (made so below; tells the type checker)

@@ -1,7 +1,7 @@
-"""The values of a deployment: types, defaults and descriptions, for the Helm chart and for `twofold deploy`.
+"""Types, defaults and descriptions of a deployment's values, for the Helm chart and for `twofold deploy`.
 
-Flags of `twofold serve` and `twofold join` derive from the settings of these commands. `make chart` writes the chart's
-`values.yaml`, `values.schema.json` and the table in its README from this module.
+Values for flags of `twofold serve` and `twofold join` derive from the settings of these commands. `make chart` writes
+the chart's `values.yaml`, `values.schema.json` and the table in its README from this module.
 """
 
 from dataclasses import fields
@@ -19,7 +19,7 @@ from twofold.cli.settings import Settings, flag_name, flags_of, help_text
 Port = Annotated[int, Meta(ge=1, le=65535)]
 Json = dict[str, object]
 
-# Flags of `twofold serve` that the pods set, or that are for workers, which run in pods of their own.
+# Flags of `twofold serve` that the pods set, or that apply to local workers.
 _SET_BY_PODS: Final = {
     *("model", "engine", "cluster", "catalog", "served_model_name", "log_format"),
     *("prefill", "decode", "colocated", "listen_workers", "cluster_key", "pin_cores", "device"),
@@ -30,16 +30,16 @@ _SET_BY_PODS: Final = {
 
 
 class _Values(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
-    """One group of values."""
+    """Base class of a group of values."""
 
 
 def _flag(settings: type[Settings], name: str) -> Meta:
-    """The description of a flag, as the help has it."""
+    """Description of a flag, from its help text."""
     return Meta(description=f"`{flag_name(name)}`: {help_text(settings, name)}")
 
 
 def _serve_fields() -> list[tuple[str, Any, Any]]:
-    """A value for each flag of `twofold serve` that is not set otherwise; null leaves the flag out."""
+    """Fields for the flags of `twofold serve` that the pods do not set; null omits a flag."""
     hints, flags = get_type_hints(ServeSettings), flags_of(ServeSettings)
     made: list[tuple[str, Any, Any]] = []
     for field in fields(ServeSettings):
@@ -98,7 +98,7 @@ class SecretText(_Values, frozen=True):
 if TYPE_CHECKING:
 
     class ServeValues(_Values, frozen=True):
-        """The values that other modules read."""
+        """Fields for type checking; the others are generated."""
 
         router: str | None = None
 
@@ -225,7 +225,7 @@ class NetworkPolicy(_Values, frozen=True):
 
 
 class Values(_Values, frozen=True):
-    """All values."""
+    """Root of the values."""
 
     image: Annotated[Image, Meta(description="Container image of gateway and workers.")] = Image()
     engine: Annotated[
@@ -252,7 +252,7 @@ class Values(_Values, frozen=True):
         ),
     ] = SecretText()
     allow_anonymous: Annotated[bool, Meta(description="Serve the API without keys.")] = False
-    serve: Annotated[ServeValues, Meta(description="Flags of `twofold serve`; null leaves a flag out.")] = (
+    serve: Annotated[ServeValues, Meta(description="Flags of `twofold serve`; null omits the flag.")] = (
         ServeValues()
     )
     gateway: Annotated[

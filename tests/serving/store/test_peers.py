@@ -61,7 +61,7 @@ def test_fetches_blocks_once(tmp_path):
         assert load(hosts.client, keys) == 12
         assert hosts.fetch(keys) == 12
         assert hosts.brought() == hosts.there.manager.moved["peer_sent"] == 12
-        told = [message for message in hosts.here.told if hasattr(message, "stored")]
+        told = [message for message in hosts.here.reports if hasattr(message, "stored")]
         assert {key for message in told for key in message.stored} == set(keys)
         assert {message.address for message in told} == {hosts.here.peers.server.address}
         assert hosts.there.manager.tiers.tiers[0].hits == 12

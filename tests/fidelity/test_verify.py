@@ -8,11 +8,12 @@ import pytest
 from support.hosts import profile
 from twofold.batch import Batch, BatchItem
 from twofold.errors import ConfigurationError
-from twofold.fidelity.comparison import ATTAINMENT, Figure, compared, knee, summarised
+from twofold.fidelity.comparison import ATTAINMENT, Figure, compare_replays, knee
 from twofold.fidelity.service import ServiceDesign, SimulatedService, cluster_of
 from twofold.fidelity.worker_log import Slowness, WorkerLog
 from twofold.hardware.catalog import load_catalog
 from twofold.performance.host_profile import dump_host_profile
+from twofold.reporting.summary import summarize
 from twofold.request import Phase, Request
 from twofold.serving.telemetry.journal import JournalEntry
 from twofold.slo import Slo
@@ -73,8 +74,8 @@ def test_knee_is_at_least_the_throughput_of_the_prefill_worker(host):
     split = twin(ServiceDesign(prefill=1, decode=1), one, path.parent)
     found = knee(split, regular, SLO)
     assert found >= 1 / 0.11
-    kept = summarised(split.timelines(regular(found)), SLO)
-    beyond = summarised(split.timelines(regular(found * 1.1)), SLO)
+    kept = summarize(split.timelines(regular(found)), slo=SLO)
+    beyond = summarize(split.timelines(regular(found * 1.1)), slo=SLO)
     assert kept.slo_attainment >= 0.9 > beyond.slo_attainment
 
 
@@ -91,7 +92,7 @@ def test_simulates_a_slow_host_at_its_measured_speed(host):
     requests = regular(4.0)
     live = slow.timelines(requests, Slowness(1.5, 1.5))
     logs = {name: WorkerLog(entries) for name, entries in journals(live, slower=1.5).items()}
-    found = compared(slow, 4.0, requests, [live, live], logs, SLO)
+    found = compare_replays(slow, 4.0, requests, [live, live], logs, SLO)
     assert found.slowness == (pytest.approx((1.5, 1.5), rel=0.01),) * 2
     assert found.holds
     assert not all(each.calibrated_holds for each in found.figures())
@@ -110,7 +111,7 @@ def test_each_replay_is_simulated_at_its_own_speed(host):
         for name, entries in journals(timelines, slower=slower).items():
             logs[name] += entries
     logs = {name: WorkerLog(entries) for name, entries in logs.items()}
-    found = compared(split, 4.0, requests, [quick, slow_later], logs, SLO)
+    found = compare_replays(split, 4.0, requests, [quick, slow_later], logs, SLO)
     assert [each.prompts for each in found.slowness] == pytest.approx([1.0, 1.5], rel=0.01)
     assert max(abs(each.error) for each in found.figures()) < 0.02
 

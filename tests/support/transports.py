@@ -21,5 +21,5 @@ HAS_NIXL = any(importlib.util.find_spec(name) for name in TRANSPORTS["nixl"].pac
 NIXL = pytest.mark.skipif(not HAS_NIXL, reason="the nixl extra is not installed")
 MOONCAKE = pytest.mark.skipif(
     not _loads("mooncake.engine"),
-    reason="the mooncake extra, or what it needs of the system, is not installed",
+    reason="the mooncake extra or its system libraries are not installed",
 )

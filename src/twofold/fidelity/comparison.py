@@ -144,10 +144,10 @@ def compare(
                     on_load(f"{design.name}, {rate:.3g} requests/s, replay {replay + 1} of {replays}")
                     live[rate].append(_replay(url, requests).timelines)
         logs = read_workers(Path(journals))
-    return [compared(twin, rate, requests, live[rate], logs, slo) for rate, requests in loads.items()]
+    return [compare_replays(twin, rate, requests, live[rate], logs, slo) for rate, requests in loads.items()]
 
 
-def compared(
+def compare_replays(
     twin: SimulatedService,
     rate: float,
     requests: Sequence[Request],
@@ -164,14 +164,10 @@ def compared(
         requests=len(requests),
         slo=slo,
         slowness=slow,
-        calibrated=summarised(twin.timelines(requests), slo),
-        simulated=tuple(summarised(twin.timelines(requests, each), slo) for each in slow),
-        live=tuple(summarised(timelines, slo) for timelines in live),
+        calibrated=summarize(twin.timelines(requests), slo=slo),
+        simulated=tuple(summarize(twin.timelines(requests, each), slo=slo) for each in slow),
+        live=tuple(summarize(timelines, slo=slo) for timelines in live),
     )
-
-
-def summarised(timelines: Sequence[Timeline], slo: Slo) -> Summary:
-    return summarize(timelines, slo=slo)
 
 
 def knee(
@@ -183,7 +179,7 @@ def knee(
     """
 
     def kept(rate: float) -> bool:
-        return _attained(summarised(twin.timelines(make(rate)), slo)) >= attainment
+        return _attained(summarize(twin.timelines(make(rate)), slo=slo)) >= attainment
 
     low, high = 0.0, 1 / 16
     while kept(high):

@@ -171,7 +171,7 @@ def test_an_interrupted_plan_is_taken_up(fresh, planned, tmp_path, how):
     [
         ((*SMALL, "--slo", "ttft=0.001,tpot=0.06"), "nearly idle, has a TTFT P90 of"),
         ((*SMALL, "--slo", "fast"), "fast"),
-        ((*SMALL, "--attainment", "90"), "--attainment must be more than 0"),
+        ((*SMALL, "--attainment", "90"), "--attainment 90 is out of range"),
         ((*SMALL, "--max-machines", "0"), "--max-machines must be more than 0"),
         ((*SMALL, "--max-machines", "few"), "few"),
         ((*SMALL, "--max-machines", "1", "--no-colocated"), "one machine per phase"),

@@ -156,6 +156,7 @@ class VirtualInstance(SimulatedInstance):
         self._cores = cores
         self._stages = self.timing.model.stages
         self._first, self._later = self.timing.stages() if self._stages > 1 else (self.timing, self.timing)
+        self._idle_mw = self._first.idle_mw
         self._runs: list[_Run] = []  # oldest first; at most one without a pipeline
         self._cut = False  # the run ends at its next iteration
         self._free_at = [0] * self._stages
@@ -190,12 +191,12 @@ class VirtualInstance(SimulatedInstance):
         """Start the next batch, if the first stage is free and there is one."""
         kernel, scheduler, stages = self.kernel, self.scheduler, self._stages
         now = kernel.now
-        if now < self._free_at[0] or len(self._runs) == stages:
+        if len(self._runs) == stages or (stages > 1 and now < self._free_at[0]):
             return
         batch = scheduler.start(now)
         if batch is None:
             if stages == 1:
-                self.milliwatts = self.timing.idle_mw
+                self.milliwatts = self._idle_mw
             if not self._runs:
                 self.environment.idle(self)
             return
@@ -203,7 +204,7 @@ class VirtualInstance(SimulatedInstance):
         self.batch = batch
         self.started_at = now
         self._runs.append(run)
-        self.milliwatts += run.timing.milliwatts - self._first.idle_mw
+        self.milliwatts += run.timing.milliwatts - self._idle_mw
         if self._cores is None:
             kernel.add(run)
         else:
@@ -220,13 +221,14 @@ class VirtualInstance(SimulatedInstance):
 
     def complete(self, run: "_Run") -> None:
         """End the oldest run."""
-        now, batch, timing, lane = self.kernel.now, run.batch, run.timing, run.batch.lane
+        now, batch, timing = self.kernel.now, run.batch, run.timing
         self._runs.pop(0)
         self._charge(run)
-        self.milliwatts -= timing.milliwatts - self._first.idle_mw
+        self.milliwatts -= timing.milliwatts - self._idle_mw
         if not self._runs:
             self.batch = None
         if self._stages > 1:
+            lane = batch.lane
             gap, self._last_token[lane] = now - self._last_token[lane], now
             self.environment.passed(self, batch, run.begun, gap, timing.milliwatts)
         else:
@@ -273,8 +275,9 @@ class VirtualInstance(SimulatedInstance):
             self.start()
 
     def _charge(self, run: "_Run") -> None:
-        above_idle = run.timing.milliwatts - self._first.idle_mw
-        self.charge(run.computed(self.kernel.now), above_idle, run.batch, self._stages)
+        now, begins = self.kernel.now, run.begins
+        duration = now - run.begun if begins is None else run.computed(now, begins)
+        self.charge(duration, run.timing.milliwatts - self._idle_mw, run.batch, self._stages)
 
 
 def pass_through(now: int, first: int, later: int, free_at: list[int]) -> list[int]:
@@ -325,12 +328,10 @@ class _Run(Event):
         self.later_ps = later_ps
         self.void = False
 
-    def computed(self, now: int) -> int:
-        """Picoseconds spent computing until `now`, summed over stages."""
-        if self.begins is None:
-            return now - self.begun
+    def computed(self, now: int, begins: list[int]) -> int:
+        """Picoseconds that the stages have spent computing until `now`, in all."""
         total, duration = 0, self.timing.first_ps
-        for begin in self.begins:
+        for begin in begins:
             total += max(0, min(now - begin, duration))
             duration = self.later_ps
         return total

@@ -6,18 +6,15 @@ from pathlib import Path
 from setuptools import setup
 
 HOT = """
-    events instance placement
-    kvcache/allocator kvcache/cache kvcache/index kvcache/leases kvcache/tiers kvcache/eviction/*
+    events instance kvcache/allocator kvcache/cache kvcache/index kvcache/tiers kvcache/eviction/*
     performance/base performance/splitwise_published performance/fitted performance/power
-    scheduling/cluster/pools scheduling/instance/batcher scheduling/cluster/cells
-    scheduling/instance/lane scheduling/instance/kv_receiver scheduling/cluster/scheduler scheduling/instance/queues
-    scheduling/cluster/forecast scheduling/instance/swap_preemption scheduling/cluster/handoff_policy
-    scheduling/instance/scheduler scheduling/instance/batch scheduling/instance/sequence
-    scheduling/instance/kv_reservation scheduling/cluster/router scheduling/cluster/shared
-    scheduling/batchers/* scheduling/routers/* simulation/cluster simulation/controllers simulation/handoffs
-    simulation/host simulation/hosted simulation/instance simulation/kernel simulation/request
-    simulation/network cluster/timing compat/stagewise compat/splitwise_sim simulation/statistics
-    simulation/tally
+    scheduling/cluster/pools scheduling/instance/batcher scheduling/cluster/cells scheduling/instance/lane
+    scheduling/instance/kv_receiver scheduling/cluster/scheduler scheduling/instance/queues
+    scheduling/cluster/forecast scheduling/instance/swap_preemption scheduling/instance/scheduler
+    scheduling/instance/sequence scheduling/cluster/router scheduling/cluster/shared scheduling/batchers/*
+    scheduling/routers/* simulation/cluster simulation/controllers simulation/handoffs simulation/resources
+    simulation/hosted simulation/instance simulation/kernel simulation/request cluster/timing
+    compat/stagewise compat/splitwise_sim simulation/statistics simulation/histogram
 """
 
 if os.environ.get("TWOFOLD_COMPILE") == "1":

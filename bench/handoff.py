@@ -35,11 +35,11 @@ from second_token import SecondToken, second_token
 from twofold.bench.two_hosts import TwoHosts, two_hosts
 from twofold.cluster.paths import KvEgress, ModelledPaths
 from twofold.errors import UserError
+from twofold.events import Route
 from twofold.handoff import HandoffMode
-from twofold.placement import Route
 from twofold.reporting.summary import seconds
 from twofold.request import Request
-from twofold.scheduling.cluster.handoff_policy import AutoHandoff
+from twofold.scheduling.cluster.scheduler import AutoHandoff
 from twofold.transport.base import MemoryDescriptor
 
 MODES = (HandoffMode.SERIALIZED, HandoffMode.LAYER_WISE)

@@ -23,8 +23,7 @@ from twofold.bench.endpoint import discover
 from twofold.bench.services import served
 from twofold.handoff import HandoffMode
 from twofold.instance import Role
-from twofold.scheduling.cluster.handoff_policy import FixedHandoff
-from twofold.scheduling.cluster.scheduler import ClusterScheduler
+from twofold.scheduling.cluster.scheduler import ClusterScheduler, FixedHandoff
 from twofold.scheduling.routers import ROUTERS
 
 CLUSTER = """

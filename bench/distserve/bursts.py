@@ -24,8 +24,8 @@ from twofold.hardware.catalog import Catalog, load_catalog
 from twofold.instance import Role
 from twofold.request import Request
 from twofold.scheduling.instance.status import InstanceStatus
-from twofold.simulation.build import build_cluster
 from twofold.simulation.observers.base import Observer
+from twofold.simulation.simulate import build_cluster
 from twofold.simulation.statistics import RunStatistics
 from twofold.timeline import Timeline
 

@@ -48,8 +48,8 @@ from twofold.performance.fitting.packed import MeasuredIteration, fit_packed
 from twofold.performance.host_profile import PackedModel, PackedTimes
 from twofold.performance.instance import LayersStage, Pipeline
 from twofold.request import Request
-from twofold.simulation.build import build_cluster
 from twofold.simulation.observers.base import Observer
+from twofold.simulation.simulate import build_cluster
 from twofold.simulation.statistics import RunStatistics
 from twofold.timeline import Timeline
 

@@ -36,8 +36,8 @@ from twofold.engine.model_factory import ModelSpec, create_model
 from twofold.engine.torch.engine import TorchEngine
 from twofold.engine.torch.loader import LoadedModel, load_model
 from twofold.instance import Role
+from twofold.kvcache.allocator import LeaseTable
 from twofold.kvcache.eviction import create_eviction
-from twofold.kvcache.leases import LeaseTable
 from twofold.kvcache.paged import PrefixBlockAllocator
 from twofold.performance.reuse import layer_wise
 from twofold.reporting.summary import NOTHING

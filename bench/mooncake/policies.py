@@ -25,7 +25,7 @@ from twofold.hardware.catalog import load_catalog
 from twofold.instance import Role
 from twofold.request import Request
 from twofold.simulation.result import SimulationResult
-from twofold.simulation.reuse_statistics import ReuseResult
+from twofold.simulation.reuse import ReuseResult
 from twofold.simulation.simulate import simulate
 from twofold.workload.trace import open_trace
 

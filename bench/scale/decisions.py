@@ -29,10 +29,9 @@ from twofold.handoff import HandoffMode
 from twofold.instance import Role
 from twofold.kvcache.index import PrefixIndex
 from twofold.scheduling.cluster.forecast import ClusterForecast, Prediction
-from twofold.scheduling.cluster.handoff_policy import FixedHandoff
 from twofold.scheduling.cluster.pools import LoadTotals
 from twofold.scheduling.cluster.router import Router
-from twofold.scheduling.cluster.scheduler import ClusterScheduler
+from twofold.scheduling.cluster.scheduler import ClusterScheduler, FixedHandoff
 from twofold.scheduling.cluster.shared import LoadReport, SharedCluster
 from twofold.scheduling.routers import ROUTERS
 from twofold.scheduling.routers.cells import CellRouter

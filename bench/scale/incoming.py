@@ -32,8 +32,7 @@ from twofold.handoff import HandoffMode
 from twofold.request import Generation, Request, SamplingParams
 from twofold.scheduling.admission.admission import Admission
 from twofold.scheduling.admission.limits import AdmissionLimits
-from twofold.scheduling.cluster.handoff_policy import FixedHandoff
-from twofold.scheduling.cluster.scheduler import ClusterScheduler
+from twofold.scheduling.cluster.scheduler import ClusterScheduler, FixedHandoff
 from twofold.scheduling.routers import ROUTERS
 from twofold.serving.config import EngineConfig, ServiceConfig
 from twofold.serving.controller.controller import Controller

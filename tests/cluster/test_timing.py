@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from support.scheduled import request
 from support.toy import ToyModel
 from twofold.cluster.timing import PS, RunTiming, Timing
-from twofold.scheduling.instance.batch import RunningBatch
+from twofold.scheduling.instance.queues import RunningBatch
 from twofold.scheduling.instance.sequence import ScheduledSequence
 
 paces = st.builds(RunTiming, st.integers(1, 10**11), st.integers(0, 10**9) | st.just(0), st.just(1000))

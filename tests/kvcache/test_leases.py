@@ -3,7 +3,7 @@
 import pytest
 
 from twofold.errors import StaleEpochError
-from twofold.kvcache.leases import LeaseTable
+from twofold.kvcache.allocator import LeaseTable
 from twofold.kvcache.paged import PagedBlockAllocator
 
 

@@ -12,13 +12,12 @@ from support.flags import COLOCATED, ENGINE, SPLIT
 from twofold.bench.services import served
 from twofold.handoff import HandoffMode
 from twofold.instance import Role
+from twofold.kvcache.allocator import LeaseTable
 from twofold.kvcache.eviction import create_eviction
-from twofold.kvcache.leases import LeaseTable
 from twofold.kvcache.paged import PagedBlockAllocator, PrefixBlockAllocator
 from twofold.request import Request
 from twofold.scheduling.batchers import BATCHERS
-from twofold.scheduling.cluster.handoff_policy import FixedHandoff
-from twofold.scheduling.cluster.scheduler import ClusterScheduler
+from twofold.scheduling.cluster.scheduler import ClusterScheduler, FixedHandoff
 from twofold.scheduling.instance.scheduler import InstanceScheduler
 from twofold.scheduling.instance.swap_preemption import SwapPreemption
 from twofold.scheduling.routers import ROUTERS

@@ -7,7 +7,7 @@ from twofold.cluster.profiles import instance_profiles
 from twofold.cluster.spec import ClusterSpec, PoolSpec
 from twofold.instance import Role
 from twofold.request import Request
-from twofold.simulation.build import build_cluster
+from twofold.simulation.simulate import build_cluster
 from twofold.simulation.statistics import RunStatistics
 
 PROMPT, OUTPUT, BURST = 400, 100, 80

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from twofold.simulation.histogram import Histogram
-from twofold.simulation.tally import Tally, width_of
+from twofold.simulation.histogram import Histogram, Tally, width_of
 
 PRECISION = 2**-11
 

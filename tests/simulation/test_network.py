@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from twofold.cluster.timing import PS
 from twofold.simulation.kernel import Event, EventOrder, Kernel
-from twofold.simulation.network import MachineLink, VirtualNetwork
+from twofold.simulation.resources import MachineLink, VirtualNetwork
 
 
 class Landed(Event):

@@ -2,7 +2,7 @@
 
 from support.routed import load, pools
 from support.toy import ToyModel
-from twofold.placement import PlacedRequest, Route
+from twofold.events import PlacedRequest, Route
 from twofold.request import Request
 from twofold.scheduling.admission.ledger import InstanceCapacity, OverloadLedger
 from twofold.scheduling.admission.overload import OverloadControl, create_overload_rule

@@ -6,9 +6,8 @@ from support.predicted import forecast
 from twofold.handoff import HandoffMode
 from twofold.instance import InstanceLoad, Role
 from twofold.request import Request
-from twofold.scheduling.cluster.handoff_policy import FixedHandoff
 from twofold.scheduling.cluster.pools import Pools
-from twofold.scheduling.cluster.scheduler import ClusterScheduler
+from twofold.scheduling.cluster.scheduler import ClusterScheduler, FixedHandoff
 from twofold.scheduling.routers import FORECASTING_ROUTERS, ROUTERS
 
 _ROLES = {"p": Role.PREFILL, "d": Role.DECODE, "m": Role.MIXED}

@@ -1,14 +1,13 @@
 """Idle instance schedulers and requests for them."""
 
-from twofold.kvcache.allocator import BlockAllocator
-from twofold.kvcache.leases import LeaseTable
+from twofold.kvcache.allocator import BlockAllocator, LeaseTable
 from twofold.kvcache.paged import PagedBlockAllocator
 from twofold.request import Request
 from twofold.scheduling.batchers import BATCHERS
-from twofold.scheduling.instance.batch import StepResult
 from twofold.scheduling.instance.batcher import Batcher
-from twofold.scheduling.instance.kv_reservation import FULL_RESERVATION, KvReservation
+from twofold.scheduling.instance.queues import StepResult
 from twofold.scheduling.instance.scheduler import InstanceScheduler
+from twofold.scheduling.instance.sequence import FULL_RESERVATION, KvReservation
 from twofold.scheduling.instance.swap_preemption import SwapPreemption
 
 EPOCH = 3

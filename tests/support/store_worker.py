@@ -9,8 +9,8 @@ from twofold.engine.torch.engine import TorchEngine
 from twofold.engine.torch.pool import KvPool
 from twofold.handoff import HandoffMode
 from twofold.instance import Role
+from twofold.kvcache.allocator import LeaseTable
 from twofold.kvcache.eviction import create_eviction
-from twofold.kvcache.leases import LeaseTable
 from twofold.kvcache.paged import PrefixBlockAllocator
 from twofold.kvcache.prefix import prefix_keys
 from twofold.request import Request, SamplingParams

@@ -14,8 +14,8 @@ from twofold.performance.cost import DecodeCost, ModelAccuracy
 from twofold.performance.instance import Pipeline
 from twofold.request import Request
 from twofold.scheduling.batchers import BATCHERS, can_swap
-from twofold.simulation.build import build_cluster
 from twofold.simulation.observers.base import Observer
+from twofold.simulation.simulate import build_cluster
 from twofold.simulation.statistics import RunStatistics, Sampler
 from twofold.slo import Slo
 

@@ -15,17 +15,15 @@ from support.kv_contents import KvContents
 from twofold.batch import Batch
 from twofold.handoff import HandoffMode, Lease
 from twofold.instance import Role
-from twofold.kvcache.allocator import BlockAllocator
-from twofold.kvcache.leases import LeaseTable
+from twofold.kvcache.allocator import BlockAllocator, LeaseTable
 from twofold.kvcache.paged import PagedBlockAllocator, PrefixBlockAllocator
 from twofold.request import BlockKey, FinishReason, Phase, Request
 from twofold.scheduling.batchers import BATCHERS, can_swap
-from twofold.scheduling.cluster.handoff_policy import FixedHandoff
 from twofold.scheduling.cluster.router import FixedRoles, Router
-from twofold.scheduling.cluster.scheduler import ClusterScheduler
-from twofold.scheduling.instance.batch import RunningBatch, StepResult
-from twofold.scheduling.instance.kv_reservation import FULL_RESERVATION, KvReservation
+from twofold.scheduling.cluster.scheduler import ClusterScheduler, FixedHandoff
+from twofold.scheduling.instance.queues import RunningBatch, StepResult
 from twofold.scheduling.instance.scheduler import InstanceScheduler
+from twofold.scheduling.instance.sequence import FULL_RESERVATION, KvReservation
 from twofold.scheduling.instance.swap_preemption import SwapPreemption
 
 EPOCH = 1

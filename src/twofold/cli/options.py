@@ -12,7 +12,7 @@ from twofold.kvcache.eviction import EVICTIONS
 from twofold.performance.registry import PERFORMANCE_MODELS
 from twofold.scheduling.admission.overload import OVERLOAD_RULES
 from twofold.scheduling.batchers import BATCHERS
-from twofold.scheduling.cluster.handoff_policy import HANDOFF_POLICIES
+from twofold.scheduling.cluster.scheduler import HANDOFF_POLICIES
 from twofold.slo import Slo, SlowdownSlo, parse_slo
 
 if TYPE_CHECKING:

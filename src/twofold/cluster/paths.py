@@ -10,7 +10,7 @@ from twofold.cluster.spec import ClusterSpec
 from twofold.hardware.specs import Model
 from twofold.performance.host_profile import read_host_profile
 from twofold.performance.transfer import TransferModel, default_sync_s
-from twofold.scheduling.cluster.handoff_policy import TransferPaths
+from twofold.scheduling.cluster.scheduler import TransferPaths
 
 NO_CROSSOVER = 1 << 62  # layer-wise transfer never pays: synchronisation costs more than prefill hides
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from twofold.errors import ConfigurationError
-from twofold.scheduling.instance.kv_reservation import FULL_RESERVATION, KvReservation
+from twofold.scheduling.instance.sequence import FULL_RESERVATION, KvReservation
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from typing import Final
 from mypy_extensions import mypyc_attr
 
 from twofold.performance.base import PerformanceModel
-from twofold.scheduling.instance.batch import RunningBatch
+from twofold.scheduling.instance.queues import RunningBatch
 from twofold.scheduling.instance.swap_preemption import BlockCopy
 
 PS: Final = 10**12  # picoseconds in a second

@@ -7,7 +7,7 @@ from twofold.cluster.spec import CONTROL_ROUTERS, SATURATING, ClusterSpec, Contr
 from twofold.errors import ConfigurationError
 from twofold.instance import Role
 from twofold.scheduling.batchers import BATCHERS, INLINED, batchers_with
-from twofold.scheduling.cluster.handoff_policy import HANDOFF_POLICIES
+from twofold.scheduling.cluster.scheduler import HANDOFF_POLICIES
 from twofold.scheduling.routers import CELL_ROUTERS, FIXED_ROLE_ROUTERS, ROUTERS
 
 

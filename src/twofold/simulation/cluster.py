@@ -10,7 +10,7 @@ from twofold.events import RequestEvents
 from twofold.instance import Role
 from twofold.request import FinishReason, Request
 from twofold.scheduling.cluster.scheduler import ClusterScheduler
-from twofold.scheduling.instance.batch import RunningBatch, StepResult
+from twofold.scheduling.instance.queues import RunningBatch, StepResult
 from twofold.scheduling.instance.scheduler import InstanceScheduler
 from twofold.simulation.handoffs import SimulatedHandoffs
 from twofold.simulation.instance import InstanceEnvironment, SimulatedInstance

@@ -12,9 +12,9 @@ from twofold.performance.transfer import TransferModel
 from twofold.scheduling.instance.scheduler import InstanceScheduler
 from twofold.simulation.instance import SimulatedInstance
 from twofold.simulation.kernel import Event, EventOrder, Kernel
-from twofold.simulation.network import VirtualNetwork
 from twofold.simulation.observers.base import KvTransfer, Observer
 from twofold.simulation.request import NEVER, SimulatedRequest
+from twofold.simulation.resources import VirtualNetwork
 from twofold.simulation.statistics import RunStatistics
 
 _LAYER_WISE: Final = HandoffMode.LAYER_WISE

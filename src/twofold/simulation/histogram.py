@@ -1,14 +1,101 @@
-"""Histogram of non-negative integers in constant memory, with the buckets of `tally.py`."""
+"""Counters in constant memory: tallies and histograms of non-negative integers, and time series.
+
+A bucket holds the values that share their top eleven bits: every value below 2,048 has its own bucket, and larger
+buckets are at most 2⁻¹⁰ of their values wide (the layout of HdrHistogram). A bucket is identified by its lowest value.
+"""
 
 import math
 from bisect import bisect_right
 from collections.abc import Sequence
-from itertools import accumulate
+from itertools import accumulate, compress, pairwise, zip_longest
 from typing import Final
 
 import msgspec
 
-from twofold.simulation.tally import LIMIT, Tally, width_of
+from twofold.cluster.timing import product
+
+# Upper limit of values (106 days in picoseconds), and the initial `low`.
+LIMIT: Final = (1 << 63) - 1
+_ROWS: Final = 54  # values below 1,024, then one row per bit length up to 63
+_ROW: Final = 1024
+_PLACES: Final = range(_ROW)
+
+
+def width_of(lowest: int) -> int:
+    """Number of integers in the bucket that starts at `lowest`."""
+    return 1 << max(0, lowest.bit_length() - 11)
+
+
+class Tally:
+    """Bucket counts with the exact total, minimum and maximum (−1 when empty) of all values."""
+
+    __slots__ = ("_rows", "high", "low", "total")
+
+    def __init__(self) -> None:
+        # One row per bit length of values; rows without values are empty.
+        self._rows: list[list[int]] = [[]] * _ROWS
+        self.total = 0
+        self.low = LIMIT
+        self.high = -1
+
+    @property
+    def counts(self) -> dict[int, int]:
+        """Counts of the non-empty buckets, by lowest value in rising order."""
+        return {
+            (_ROW + place << row - 1) if row else place: counts[place]
+            for row, counts in enumerate(self._rows)
+            for place in compress(_PLACES, counts)
+        }
+
+    def add(self, value: int, weight: int = 1) -> None:
+        """Count `value` `weight` times (at least once); raises ValueError if out of range."""
+        if value < self.low or value > self.high:
+            self._extend(value, value)
+        self.total += value if weight == 1 else product(value, weight)
+        row = value.bit_length() - 10
+        if row > 0:
+            place = (value >> row - 1) - _ROW
+        else:
+            row, place = 0, value
+        counts = self._rows[row]
+        if not counts:
+            counts = self._rows[row] = [0] * _ROW
+        before: int = counts[place]
+        counts[place] = before + weight
+
+    def add_ramp(self, first: int, step: int, count: int, weight: int = 1) -> None:
+        """Count `first`, `first + step`, … (`count` values), each `weight` times.
+
+        Equals adding them one by one, in time proportional to the number of buckets.
+        Raises ValueError if the step is negative or a value is out of range.
+        """
+        if step < 0:
+            raise ValueError(f"the step of a ramp must be at least 0, not {step}")
+        if count < 1 or weight < 1:
+            return
+        if step == 0:
+            self.add(first, count * weight)
+            return
+        last = first + product(step, count - 1)
+        self._extend(first, last)
+        total = self.total + weight * (product(first, count) + product(step, count * (count - 1) // 2))
+        value, left = first, count
+        while left:
+            width = width_of(value)
+            rest = width - value % width  # of the bucket, from this value
+            inside = left if value + rest > last else (rest - 1) // step + 1
+            self.add(value, inside * weight)
+            value += inside * step
+            left -= inside
+        self.total = total  # corrects values added as the first of their bucket
+
+    def _extend(self, first: int, last: int) -> None:
+        """Extend `low` and `high` to include both values."""
+        if first < 0 or last >= LIMIT:
+            raise ValueError(f"a histogram counts integers from 0 to 2**63 - 2, not {first} to {last}")
+        self.low = min(self.low, first)
+        self.high = max(self.high, last)
+
 
 # 0.3 / 1e-9 may round below 300,000,000, but a bound of 0.3 s must include 300,000,000 ns.
 _ROUNDING: Final = 1.0 + 2.0**-51
@@ -127,3 +214,98 @@ class Histogram(msgspec.Struct):
             here, there = value_at(rank), value_at(min(rank + 1, last))
             values.append((here + (there - here) * (fraction * last - rank)) * self.unit)
         return values
+
+
+_MOST_BINS: Final = 1024
+_FIRST_WIDTH_PS: Final = 10**6  # a microsecond, shorter than any event in a cluster
+_NEVER: Final = -(1 << 63)
+_PS_PER_S: Final = 1e12
+
+
+class Series(msgspec.Struct):
+    """A step function of time, stored as mean and maximum over at most 1,024 equal bins.
+
+    Times are picoseconds. The function begins with the first `set` or `add`; bin widths double as it grows. Values
+    replaced at the time they were set are ignored. `areas` are value × picoseconds and `peaks` maxima, one per bin;
+    the last bin ends at `at_ps`, and `value` holds from there on.
+    """
+
+    start_ps: int = _NEVER
+    at_ps: int = _NEVER
+    end_ps: int = _NEVER
+    width_ps: int = _FIRST_WIDTH_PS
+    value: float = 0.0
+    areas: list[float] = []
+    peaks: list[float] = []
+
+    def set(self, at: int, value: float) -> None:
+        """Set the value from `at` on; raises ValueError if `at` is before an earlier call's."""
+        if at != self.at_ps:
+            self.finish(at)
+        self.value = value
+
+    def add(self, at: int, delta: float) -> None:
+        """Add `delta` to the value at `at`, starting from 0; raises ValueError as `set` does."""
+        if at != self.at_ps:
+            self.finish(at)
+        self.value += delta
+
+    def finish(self, at: int) -> None:
+        """Extend the current value to `at`; raises ValueError as `set` does."""
+        held = at - self.at_ps
+        if held < 0:
+            raise ValueError(f"time runs backwards, from {self.at_ps} to {at} ps")
+        if at <= self.end_ps:  # common case: within the open bin
+            if held:
+                self.areas[-1] += self.value * held
+                if self.value > self.peaks[-1]:  # noqa: PLR1730  (max() takes twice as long)
+                    self.peaks[-1] = self.value
+        elif self.start_ps == _NEVER:
+            self.start_ps = self.end_ps = at
+        else:
+            self._fill(at)
+        self.at_ps = at
+
+    def mean(self) -> float:
+        """Time-weighted mean, or the value if no time has passed."""
+        passed = self.at_ps - self.start_ps
+        return sum(self.areas) / passed if passed else self.value
+
+    def maximum(self) -> float:
+        """Maximum over time, or the value if no time has passed."""
+        return max(self.peaks, default=self.value)
+
+    def integral(self) -> float:
+        """Value × seconds: joules for watts."""
+        return sum(self.areas) / _PS_PER_S
+
+    def points(self) -> list[tuple[float, float, float]]:
+        """(start in seconds, mean, maximum) of every bin."""
+        starts = [self.start_ps + i * self.width_ps for i in range(len(self.areas))]
+        widths = [end - start for start, end in pairwise([*starts, self.at_ps])]
+        rows = zip(starts, self.areas, widths, self.peaks, strict=True)
+        return [(start / _PS_PER_S, area / width, peak) for start, area, width, peak in rows]
+
+    def _fill(self, at: int) -> None:
+        """Extend the current value to `at`, beyond the end of the open bin."""
+        while at > self.start_ps + _MOST_BINS * self.width_ps:
+            self._merge_pairs()
+        value, width = self.value, self.width_ps
+        if self.areas and self.at_ps < self.end_ps:
+            self.areas[-1] += value * (min(at, self.end_ps) - self.at_ps)
+            self.peaks[-1] = max(self.peaks[-1], value)
+        if at > self.end_ps:
+            whole, rest = divmod(at - self.end_ps, width)
+            areas = [float(value * width)] * whole + [float(value * rest)] * bool(rest)
+            self.areas += areas
+            self.peaks += [float(value)] * len(areas)
+            self.end_ps = self.start_ps + len(self.areas) * width
+
+    def _merge_pairs(self) -> None:
+        """Halve the number of bins by merging pairs; an odd last bin stays alone."""
+        odd = self.areas[1::2]
+        self.areas = [a + b for a, b in zip_longest(self.areas[::2], odd, fillvalue=0.0)]
+        left, right = self.peaks[::2], self.peaks[1::2]
+        self.peaks = [max(a, b) for a, b in zip_longest(left, right, fillvalue=left[-1] if left else 0.0)]
+        self.width_ps *= 2
+        self.end_ps = self.start_ps + len(self.areas) * self.width_ps

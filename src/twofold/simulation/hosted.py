@@ -14,13 +14,13 @@ from twofold.instance import Role
 from twofold.performance.host_profile import COLD_AFTER_S, GatewayTimes, HostProfile
 from twofold.request import Request
 from twofold.scheduling.cluster.scheduler import ClusterScheduler
-from twofold.scheduling.instance.batch import RunningBatch, StepResult
+from twofold.scheduling.instance.queues import RunningBatch, StepResult
 from twofold.simulation.cluster import VirtualCluster
-from twofold.simulation.host import Host, HostCores, HostTask
 from twofold.simulation.instance import SimulatedInstance
 from twofold.simulation.kernel import Event, EventOrder, Kernel
 from twofold.simulation.observers.base import Observer
 from twofold.simulation.request import SimulatedRequest
+from twofold.simulation.resources import Host, HostCores, HostTask
 from twofold.simulation.statistics import RunStatistics
 
 

@@ -5,9 +5,9 @@ from math import sqrt
 import msgspec
 
 from twofold.cluster.timing import PS
-from twofold.placement import PlacedRequest
+from twofold.events import PlacedRequest
 from twofold.scheduling.admission.overload import OverloadControl
-from twofold.simulation.series import Series
+from twofold.simulation.histogram import Series
 
 PREFILL, DECODE = "load/prefill", "load/decode"
 

@@ -7,10 +7,9 @@ from twofold.cluster.timing import PS, RunTiming, nearest
 from twofold.instance import Role
 from twofold.performance.base import PerformanceModel
 from twofold.scheduling.instance.sequence import ScheduledSequence
+from twofold.simulation.histogram import Series, Tally
 from twofold.simulation.instance import SimulatedInstance
 from twofold.simulation.request import NEVER, SimulatedRequest
-from twofold.simulation.series import Series
-from twofold.simulation.tally import Tally
 from twofold.slo import Slo
 
 _PREFILL: Final = Role.PREFILL

@@ -14,7 +14,7 @@ from twofold.engine.base import SequenceStep
 from twofold.engine.emulated.engine import EmulatedEngine, LatenessMonitor, RandomTokens
 from twofold.engine.emulated.prefills import LayerGroups, PrefillTimes
 from twofold.request import SamplingParams
-from twofold.scheduling.instance.batch import RunningBatch
+from twofold.scheduling.instance.queues import RunningBatch
 from twofold.scheduling.instance.sequence import ScheduledSequence
 
 MODEL = ToyModel(4, 1, 7)

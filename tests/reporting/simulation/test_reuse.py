@@ -5,7 +5,7 @@ import msgspec
 from support.simulated import multiples, result
 from twofold.reporting.simulation.facts import ReuseReport, reuse_lines
 from twofold.reporting.simulation.report import SimulationReport
-from twofold.simulation.reuse_statistics import HotBlock, ReuseResult, TierHits
+from twofold.simulation.reuse import HotBlock, ReuseResult, TierHits
 
 REUSE = ReuseResult(
     caches=4,

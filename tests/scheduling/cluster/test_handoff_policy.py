@@ -5,15 +5,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.scheduled import request
+from twofold.events import Route
 from twofold.handoff import HandoffMode
 from twofold.performance.transfer import TransferModel
-from twofold.placement import Route
-from twofold.scheduling.cluster.handoff_policy import (
-    HANDOFF_POLICIES,
-    AutoHandoff,
-    BySizeHandoff,
-    TransferPaths,
-)
+from twofold.scheduling.cluster.scheduler import HANDOFF_POLICIES, AutoHandoff, BySizeHandoff, TransferPaths
 
 ROUTE = Route("p0", "d0")
 KV = 1000  # bytes per token

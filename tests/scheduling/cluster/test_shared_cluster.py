@@ -7,10 +7,9 @@ from hypothesis import strategies as st
 from support.routed import request
 from twofold.handoff import HandoffMode
 from twofold.instance import Role
-from twofold.scheduling.cluster.handoff_policy import FixedHandoff
 from twofold.scheduling.cluster.pools import NO_LOAD, LoadTotals, load_totals
 from twofold.scheduling.cluster.router import FixedRoles
-from twofold.scheduling.cluster.scheduler import ClusterScheduler
+from twofold.scheduling.cluster.scheduler import ClusterScheduler, FixedHandoff
 from twofold.scheduling.cluster.shared import LoadReport, OwnLoad, SharedCluster
 from twofold.scheduling.routers import ROUTERS
 

@@ -5,7 +5,7 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from twofold.kvcache.leases import LeaseTable
+from twofold.kvcache.allocator import LeaseTable
 from twofold.kvcache.paged import PagedBlockAllocator
 from twofold.request import Request
 from twofold.scheduling.batchers import BATCHERS

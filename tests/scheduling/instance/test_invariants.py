@@ -8,7 +8,7 @@ from twofold.instance import Role
 from twofold.kvcache.allocator import BlockAllocator
 from twofold.kvcache.paged import PagedBlockAllocator
 from twofold.request import Request
-from twofold.scheduling.instance.kv_reservation import FULL_RESERVATION, KvReservation
+from twofold.scheduling.instance.sequence import FULL_RESERVATION, KvReservation
 from twofold.scheduling.routers import ROUTERS
 from twofold.scheduling.routers.splitwise import SplitwiseRouter, SplitwiseSimRouter
 

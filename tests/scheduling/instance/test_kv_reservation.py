@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.scheduled import arrive, ran, request, scheduler, step
-from twofold.scheduling.instance.kv_reservation import FULL_RESERVATION, KvReservation
+from twofold.scheduling.instance.sequence import FULL_RESERVATION, KvReservation
 
 LATE = KvReservation(output_at_decode_start=True)
 

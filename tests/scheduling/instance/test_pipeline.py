@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from twofold.kvcache.leases import LeaseTable
+from twofold.kvcache.allocator import LeaseTable
 from twofold.kvcache.paged import PagedBlockAllocator
 from twofold.request import FinishReason, Request
 from twofold.scheduling.batchers import BATCHERS

@@ -10,8 +10,8 @@ from twofold.kvcache.allocator import BlockAllocator
 from twofold.kvcache.paged import PagedBlockAllocator
 from twofold.scheduling.batchers import BATCHERS
 from twofold.scheduling.instance.batcher import SchedulingBudget
-from twofold.scheduling.instance.kv_reservation import FULL_RESERVATION, KvReservation
 from twofold.scheduling.instance.scheduler import InstanceScheduler
+from twofold.scheduling.instance.sequence import FULL_RESERVATION, KvReservation
 
 # Commands to an instance: action, request, prompt length, output length.
 commands = st.lists(

@@ -7,9 +7,8 @@ from support.routed import request
 from twofold.handoff import HandoffMode
 from twofold.instance import Role
 from twofold.scheduling.cluster.cells import CellLoad
-from twofold.scheduling.cluster.handoff_policy import FixedHandoff
 from twofold.scheduling.cluster.pools import Pools
-from twofold.scheduling.cluster.scheduler import ClusterScheduler
+from twofold.scheduling.cluster.scheduler import ClusterScheduler, FixedHandoff
 from twofold.scheduling.routers import ROUTERS
 from twofold.scheduling.routers.cells import CellSelector
 

@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 from support.predicted import BLOCK_TOKENS, Proportional, forecast
 from support.routed import cluster, load, pools, request
+from twofold.events import PrefixFetch, Route
 from twofold.instance import Role
-from twofold.placement import PrefixFetch, Route
 from twofold.scheduling.routers.conductor import Conductor
 
 KEYS = tuple(range(10))

@@ -2,7 +2,7 @@
 
 from support.predicted import forecast
 from support.routed import load, pools, request
-from twofold.placement import Route
+from twofold.events import Route
 from twofold.scheduling.routers.forecasting import ShortestPredictedQueue
 
 

@@ -5,8 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.routed import cluster, load, pools, request
+from twofold.events import RoleMove, Route
 from twofold.instance import Role
-from twofold.placement import RoleMove, Route
 from twofold.scheduling.cluster.pools import pending_tokens
 from twofold.scheduling.routers.splitwise import SplitwiseRouter, SplitwiseSimRouter
 

@@ -1,7 +1,7 @@
 """The power of two choices."""
 
 from support.routed import load, pools, request
-from twofold.placement import Route
+from twofold.events import Route
 from twofold.scheduling.routers.two_choices import TwoChoices
 
 

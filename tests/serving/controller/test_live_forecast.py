@@ -8,10 +8,10 @@ from support.measured import link, registered
 from support.routed import load, pools, request
 from twofold.cluster.profiles import instance_profiles
 from twofold.cluster.spec import ClusterSpec, PoolSpec
+from twofold.events import PrefixFetch, Route
 from twofold.hardware.catalog import load_catalog
 from twofold.instance import Role
 from twofold.performance.transfer import PrefillSpeed
-from twofold.placement import PrefixFetch, Route
 from twofold.scheduling.routers.conductor import Conductor
 from twofold.serving.config import ForecastConfig
 from twofold.serving.controller.forecast import LiveForecast, MeasuredPaths

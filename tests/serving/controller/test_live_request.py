@@ -7,9 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from twofold.errors import InstanceLostError
-from twofold.placement import PlacedRequest, Route
+from twofold.events import PlacedRequest, Route
 from twofold.request import FinishReason, Generation, Request, SamplingParams, TokenOutput
-from twofold.serving.controller.live_request import AttemptStage, LiveRequest
+from twofold.serving.controller.live_request import LiveRequest
+from twofold.serving.telemetry.snapshot import AttemptStage
 
 PLACEMENT = PlacedRequest(Request(id="r", arrival_s=0.0, prompt_tokens=3, output_tokens=6), Route("p", "d"))
 

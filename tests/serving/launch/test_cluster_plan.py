@@ -9,7 +9,7 @@ from twofold.cluster.spec import ClusterSpec, ControlSpec, InstanceFailure
 from twofold.errors import ConfigurationError
 from twofold.instance import Role
 from twofold.serving.launch.worker_plan import plan_cluster
-from twofold.simulation.build import build_cluster
+from twofold.simulation.simulate import build_cluster
 from twofold.simulation.statistics import RunStatistics
 
 

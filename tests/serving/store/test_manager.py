@@ -6,16 +6,8 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from twofold.serving.store.manager import (
-    DISK,
-    MEMORY,
-    DiskForget,
-    DiskRead,
-    DiskSpare,
-    DiskWrite,
-    StoreManager,
-)
-from twofold.serving.store.messages import Block
+from twofold.serving.store.manager import DISK, MEMORY, StoreManager
+from twofold.serving.store.messages import Block, DiskForget, DiskRead, DiskSpare, DiskWrite
 
 SLOTS, DISK_BLOCKS = 9, 6
 PROMPTS = [[bytes([prompt, i]) for i in range(7)] for prompt in range(3)]

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from twofold.placement import PlacedRequest, PrefixFetch, Route
+from twofold.events import PlacedRequest, PrefixFetch, Route
 from twofold.request import Request
 from twofold.serving.telemetry.journal import ENCODER, Journal, read_journal
 

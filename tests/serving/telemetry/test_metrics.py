@@ -9,9 +9,8 @@ from support.timelines import SPLIT_MOMENTS, request_timeline
 from twofold.instance import Role
 from twofold.request import FinishReason
 from twofold.scheduling.instance.status import InstanceStatus
-from twofold.serving.controller.live_request import AttemptStage
 from twofold.serving.telemetry.metrics import ServiceMetrics
-from twofold.serving.telemetry.snapshot import InstanceState
+from twofold.serving.telemetry.snapshot import AttemptStage, InstanceState
 from twofold.slo import Slo
 
 

@@ -4,7 +4,7 @@ from prometheus_client import generate_latest
 
 from support.predicted import forecast
 from support.routed import load, pools
-from twofold.placement import PrefixFetch, Route
+from twofold.events import PrefixFetch, Route
 from twofold.serving.telemetry.metrics import RouteMetrics
 from twofold.serving.telemetry.request_metrics import MetricRegistry
 

@@ -9,8 +9,7 @@ from twofold.request import Request
 from twofold.scheduling.admission.limits import AdmissionLimits, RefusalReason
 from twofold.scheduling.admission.queue import QueuedRequest
 from twofold.scheduling.cluster.forecast import ClusterForecast
-from twofold.scheduling.cluster.handoff_policy import FixedHandoff
-from twofold.scheduling.cluster.scheduler import ClusterScheduler
+from twofold.scheduling.cluster.scheduler import ClusterScheduler, FixedHandoff
 from twofold.scheduling.routers import ROUTERS
 from twofold.serving.upstream.forecast import NOMINAL_S, PrefillSpeeds, ServerPrediction, TtftAdmission
 from twofold.serving.upstream.metrics import PrefillTotals

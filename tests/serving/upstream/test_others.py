@@ -3,8 +3,7 @@
 from twofold.handoff import HandoffMode
 from twofold.instance import Role
 from twofold.request import Request
-from twofold.scheduling.cluster.handoff_policy import FixedHandoff
-from twofold.scheduling.cluster.scheduler import ClusterScheduler
+from twofold.scheduling.cluster.scheduler import ClusterScheduler, FixedHandoff
 from twofold.scheduling.routers import ROUTERS
 from twofold.serving.upstream.metrics import ExternalLoads, PrefillTotals, ServerMetrics
 

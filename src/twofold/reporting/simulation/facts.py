@@ -10,7 +10,7 @@ from twofold.reporting.summary import NOTHING, seconds
 from twofold.request import Phase
 from twofold.simulation.overload import DECODE, PREFILL
 from twofold.simulation.result import Check, PoolResult, SimulationResult
-from twofold.simulation.reuse_statistics import ReuseResult
+from twofold.simulation.reuse import ReuseResult
 from twofold.slo import Slo, SlowdownSlo
 
 

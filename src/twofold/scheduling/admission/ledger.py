@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from operator import itemgetter
 
+from twofold.events import PlacedRequest
 from twofold.performance.base import PerformanceModel
-from twofold.placement import PlacedRequest
 from twofold.scheduling.admission.decode_load import DecodeLoad, InstanceDecodes
 from twofold.scheduling.admission.estimates import PredictionMargin, RunningMean, SpeedFactor
 from twofold.scheduling.admission.prefill_queue import PrefillQueue, QueuedPrompt

@@ -11,8 +11,7 @@ from math import ceil
 from typing import Final
 
 from twofold.errors import ConfigurationError
-from twofold.events import RequestSubscriber
-from twofold.placement import PlacedRequest
+from twofold.events import PlacedRequest, RequestSubscriber
 from twofold.scheduling.admission.admission import Admission
 from twofold.scheduling.admission.ledger import OverloadLedger
 from twofold.scheduling.admission.limits import AdmissionLimits, Refusal, RefusalReason

@@ -5,8 +5,8 @@ from typing import ClassVar
 
 from mypy_extensions import mypyc_attr
 
+from twofold.events import Route
 from twofold.instance import InstanceLoad, Role
-from twofold.placement import Route
 from twofold.request import Request
 from twofold.scheduling.cluster.pools import Pools
 

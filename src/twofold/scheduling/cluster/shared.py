@@ -7,13 +7,12 @@ current load of its own requests and substitutes it for its share of the report.
 
 from enum import StrEnum
 
-from twofold.placement import PlacedRequest
+from twofold.events import PlacedRequest
 from twofold.request import Request
-from twofold.scheduling.cluster.handoff_policy import HandoffPolicy
 from twofold.scheduling.cluster.pools import NO_LOAD, LoadTotals, load_totals, replace_totals
 from twofold.scheduling.cluster.router import Router
-from twofold.scheduling.cluster.scheduler import ClusterScheduler
-from twofold.scheduling.instance.kv_reservation import FULL_RESERVATION, KvReservation
+from twofold.scheduling.cluster.scheduler import ClusterScheduler, HandoffPolicy
+from twofold.scheduling.instance.sequence import FULL_RESERVATION, KvReservation
 
 
 class OwnLoad(StrEnum):

@@ -7,8 +7,7 @@ from mypy_extensions import mypyc_attr
 
 from twofold.kvcache.allocator import BlockAllocator
 from twofold.kvcache.paged import PrefixBlockAllocator
-from twofold.scheduling.instance.batch import RunningBatch
-from twofold.scheduling.instance.queues import Queues
+from twofold.scheduling.instance.queues import Queues, RunningBatch
 from twofold.scheduling.instance.sequence import PrefillChunk, ScheduledSequence, SequenceQueue
 from twofold.scheduling.instance.swap_preemption import SwapPreemption
 

@@ -3,11 +3,9 @@
 from mypy_extensions import mypyc_attr
 
 from twofold.handoff import Lease
-from twofold.kvcache.allocator import BlockAllocation, BlockAllocator
-from twofold.kvcache.leases import LeaseTable
+from twofold.kvcache.allocator import BlockAllocation, BlockAllocator, LeaseTable
 from twofold.request import Request
-from twofold.scheduling.instance.kv_reservation import KvReservation
-from twofold.scheduling.instance.sequence import ScheduledSequence, SequenceQueue
+from twofold.scheduling.instance.sequence import KvReservation, ScheduledSequence, SequenceQueue
 from twofold.scheduling.instance.swap_preemption import SwapPreemption
 
 

@@ -7,9 +7,8 @@ has one lane.
 
 from twofold.batch import Batch
 from twofold.kvcache.allocator import BlockAllocation
-from twofold.scheduling.instance.batch import RunningBatch
 from twofold.scheduling.instance.batcher import SchedulerOutput
-from twofold.scheduling.instance.queues import Queues
+from twofold.scheduling.instance.queues import Queues, RunningBatch
 from twofold.scheduling.instance.sequence import ScheduledSequence
 
 

@@ -20,18 +20,21 @@ from typing import Final
 from mypy_extensions import mypyc_attr
 
 from twofold.batch import Batch
-from twofold.kvcache.allocator import BlockAllocation, BlockAllocator
+from twofold.kvcache.allocator import BlockAllocation, BlockAllocator, LeaseTable
 from twofold.kvcache.cache import RemovalReason
-from twofold.kvcache.leases import LeaseTable
 from twofold.kvcache.paged import PrefixBlockAllocator
 from twofold.request import FinishReason, Phase, Request
-from twofold.scheduling.instance.batch import RunningBatch, StepResult
 from twofold.scheduling.instance.batcher import Batcher, SchedulerOutput, SchedulingBudget
 from twofold.scheduling.instance.kv_receiver import KvReceiver, allocation_of
-from twofold.scheduling.instance.kv_reservation import FULL_RESERVATION, KvReservation
 from twofold.scheduling.instance.lane import Lane
-from twofold.scheduling.instance.queues import DecodeSet, Queues
-from twofold.scheduling.instance.sequence import PrefillChunk, ScheduledSequence, SequenceQueue
+from twofold.scheduling.instance.queues import DecodeSet, Queues, RunningBatch, StepResult
+from twofold.scheduling.instance.sequence import (
+    FULL_RESERVATION,
+    KvReservation,
+    PrefillChunk,
+    ScheduledSequence,
+    SequenceQueue,
+)
 from twofold.scheduling.instance.status import InstanceStatus
 from twofold.scheduling.instance.swap_preemption import SwapPreemption
 

@@ -16,9 +16,8 @@ from typing import Final
 from mypy_extensions import mypyc_attr
 
 from twofold.kvcache.allocator import BlockAllocation, BlockAllocator
-from twofold.scheduling.instance.kv_reservation import KvReservation
 from twofold.scheduling.instance.queues import Queues
-from twofold.scheduling.instance.sequence import ScheduledSequence
+from twofold.scheduling.instance.sequence import KvReservation, ScheduledSequence
 
 STEP_TOKENS: Final = 64
 

@@ -2,7 +2,7 @@
 
 from typing import ClassVar
 
-from twofold.placement import Route
+from twofold.events import Route
 from twofold.request import Request
 from twofold.scheduling.cluster.cells import CellLoad, CellPools
 from twofold.scheduling.cluster.pools import Pools

@@ -2,8 +2,8 @@
 
 from typing import Final
 
+from twofold.events import PrefixFetch
 from twofold.instance import InstanceLoad
-from twofold.placement import PrefixFetch
 from twofold.request import Request
 from twofold.scheduling.cluster.forecast import ClusterForecast
 from twofold.scheduling.cluster.pools import Pool

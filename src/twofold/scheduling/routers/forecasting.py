@@ -5,8 +5,8 @@ from typing import ClassVar
 
 from mypy_extensions import mypyc_attr
 
+from twofold.events import PrefixFetch, Route
 from twofold.instance import InstanceLoad
-from twofold.placement import PrefixFetch, Route
 from twofold.request import Request
 from twofold.scheduling.cluster.forecast import ClusterForecast
 from twofold.scheduling.cluster.pools import Pool, Pools, reserved_tokens

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from twofold.placement import Route
+from twofold.events import Route
 from twofold.request import Request
 from twofold.scheduling.cluster.pools import Pool, Pools
 from twofold.scheduling.cluster.router import FixedRoles

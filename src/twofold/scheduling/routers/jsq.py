@@ -1,7 +1,7 @@
 """Join the shortest queue, with fixed roles and with roles that re-planning changes."""
 
+from twofold.events import Route
 from twofold.instance import InstanceLoad, Role
-from twofold.placement import Route
 from twofold.request import Request
 from twofold.scheduling.cluster.pools import LoadMeasure, Pools, pending_tokens, requests, reserved_tokens
 from twofold.scheduling.cluster.router import FixedRoles, Router

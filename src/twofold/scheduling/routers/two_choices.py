@@ -1,7 +1,7 @@
 """The power of two choices: the less loaded of two random instances."""
 
+from twofold.events import Route
 from twofold.instance import InstanceLoad
-from twofold.placement import Route
 from twofold.request import Request
 from twofold.scheduling.cluster.pools import LoadMeasure, Pool, Pools, pending_tokens, reserved_tokens
 from twofold.scheduling.cluster.router import FixedRoles

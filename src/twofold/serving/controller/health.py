@@ -4,9 +4,8 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Protocol
 
-from twofold.events import RequestSubscriber
+from twofold.events import PlacedRequest, RequestSubscriber, Route
 from twofold.instance import Role
-from twofold.placement import PlacedRequest, Route
 from twofold.scheduling.cluster.breaker import Breaker, BreakerState
 from twofold.scheduling.cluster.scheduler import ClusterScheduler
 from twofold.serving.messages import Message

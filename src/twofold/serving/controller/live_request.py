@@ -11,7 +11,7 @@ from collections import deque
 import msgspec
 
 from twofold.errors import RequestError, TwofoldError
-from twofold.placement import PlacedRequest
+from twofold.events import PlacedRequest
 from twofold.request import Generation, TokenOutput
 from twofold.scheduling.admission.limits import Refusal, RefusalReason
 from twofold.scheduling.admission.queue import QueuedRequest

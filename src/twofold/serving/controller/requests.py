@@ -9,9 +9,8 @@ import time
 from collections.abc import AsyncGenerator
 
 from twofold.errors import InstanceLostError, RequestError, TwofoldError
-from twofold.events import Recorder, RequestEvents
+from twofold.events import PlacedRequest, Recorder, RequestEvents
 from twofold.handoff import HandoffMode, Lease
-from twofold.placement import PlacedRequest
 from twofold.request import FinishReason, Generation, TokenOutput
 from twofold.scheduling.admission.admission import Admission
 from twofold.scheduling.admission.overload import OverloadControl

@@ -21,8 +21,7 @@ from twofold.hardware.catalog import load_catalog
 from twofold.scheduling.admission.admission import Admission
 from twofold.scheduling.admission.limits import AdmissionLimits
 from twofold.scheduling.admission.overload import OverloadAdmission, OverloadControl
-from twofold.scheduling.cluster.handoff_policy import HANDOFF_POLICIES, TransferPaths
-from twofold.scheduling.cluster.scheduler import ClusterScheduler
+from twofold.scheduling.cluster.scheduler import HANDOFF_POLICIES, ClusterScheduler, TransferPaths
 from twofold.scheduling.routers import FIXED_ROLE_ROUTERS, ROUTERS
 from twofold.security.guard import Guard
 from twofold.security.key import read_key

@@ -13,11 +13,11 @@ from typing import BinaryIO, ParamSpec, TypeVar
 import msgspec
 
 from twofold.batch import Batch
+from twofold.events import PlacedRequest, PrefixFetch, RoleMove, Route
 from twofold.handoff import Lease
-from twofold.placement import PlacedRequest, PrefixFetch, RoleMove, Route
 from twofold.request import Request
 from twofold.scheduling.cluster.scheduler import ClusterScheduler
-from twofold.scheduling.instance.batch import StepResult
+from twofold.scheduling.instance.queues import StepResult
 from twofold.scheduling.instance.scheduler import InstanceScheduler
 
 log = logging.getLogger(__name__)

@@ -8,9 +8,8 @@ from typing import Protocol
 import msgspec
 
 from twofold.errors import ConfigurationError
-from twofold.events import RequestSubscriber
+from twofold.events import PlacedRequest, RequestSubscriber
 from twofold.instance import Role
-from twofold.placement import PlacedRequest
 from twofold.request import Request
 from twofold.scheduling.admission.admission import Admission
 from twofold.scheduling.admission.ledger import OverloadLedger

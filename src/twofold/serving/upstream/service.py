@@ -15,8 +15,7 @@ from twofold.handoff import HandoffMode
 from twofold.instance import Role
 from twofold.request import Generation, TokenOutput
 from twofold.scheduling.admission.admission import Admission
-from twofold.scheduling.cluster.handoff_policy import FixedHandoff
-from twofold.scheduling.cluster.scheduler import ClusterScheduler
+from twofold.scheduling.cluster.scheduler import ClusterScheduler, FixedHandoff
 from twofold.scheduling.routers import FIXED_ROLE_ROUTERS, FORECASTING_ROUTERS, ROUTERS
 from twofold.serving.controller.health import WorkerHealth
 from twofold.serving.controller.membership import WorkerRoles

@@ -9,7 +9,7 @@ from functools import partial
 from twofold.batch import Batch, BatchItem
 from twofold.engine.base import Engine, OnLayer, PipelineEngine, Sampled, SequenceStep
 from twofold.request import Phase, TokenOutput
-from twofold.scheduling.instance.batch import StepResult
+from twofold.scheduling.instance.queues import StepResult
 from twofold.scheduling.instance.scheduler import InstanceScheduler
 from twofold.scheduling.instance.swap_preemption import BlockCopy
 from twofold.serving.messages import PrefillStarted, StepDone

@@ -6,8 +6,8 @@ from collections.abc import Callable
 import zmq
 
 from twofold.engine.base import PipelineEngine
+from twofold.kvcache.allocator import LeaseTable
 from twofold.kvcache.eviction import create_eviction
-from twofold.kvcache.leases import LeaseTable
 from twofold.kvcache.paged import PagedBlockAllocator, PrefixBlockAllocator
 from twofold.performance.host_profile import PackedModel
 from twofold.scheduling.batchers import create_batcher

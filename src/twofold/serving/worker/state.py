@@ -10,8 +10,8 @@ from typing import Protocol
 
 from twofold.handoff import Lease
 from twofold.instance import Role
+from twofold.kvcache.allocator import LeaseTable
 from twofold.kvcache.cache import CacheObserver, RemovalReason
-from twofold.kvcache.leases import LeaseTable
 from twofold.request import BlockKey, Request, SamplingParams
 from twofold.scheduling.instance.status import InstanceStatus
 from twofold.serving.controller.heartbeat import ParentWatchdog, watchdog_clock

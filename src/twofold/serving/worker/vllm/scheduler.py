@@ -15,8 +15,7 @@ from enum import Enum, auto
 
 from twofold.engine.vllm.bridge import SettledTransfers, VllmBlockCounts
 from twofold.handoff import Lease, LeaseWatcher
-from twofold.kvcache.allocator import BlockAllocation, BlockAllocator
-from twofold.kvcache.leases import LeaseTable
+from twofold.kvcache.allocator import BlockAllocation, BlockAllocator, LeaseTable
 from twofold.request import Request
 from twofold.scheduling.instance.status import InstanceStatus
 

@@ -95,9 +95,9 @@ def test_every_command_loads_and_has_help(name):
 
 
 def test_flags_of_one_name_have_one_help():
-    from twofold.cli.plan.command import PlanSettings
-    from twofold.cli.serve.command import ServeSettings
-    from twofold.cli.simulate.command import SimulateSettings
+    from twofold.cli.plan.settings import PlanSettings
+    from twofold.cli.serve.settings import ServeSettings
+    from twofold.cli.simulate.settings import SimulateSettings
 
     all_flags = [flags_of(kind) for kind in (ServeSettings, SimulateSettings, PlanSettings)]
     for name in ("batcher", "max_num_seqs", "max_num_batched_tokens", "handoff", "catalog"):

@@ -45,7 +45,7 @@ class EntrySettings(CatalogSettings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReuseSettings(CatalogSettings):
+class PrefixCostSettings(CatalogSettings):
     """All flags of `twofold catalog reuse`."""
 
     DEFAULTS: ClassVar = {"performance": "auto", "tp": "all accelerators of a machine"}
@@ -87,7 +87,7 @@ def tiers(settings: EntrySettings) -> None:
 
 
 @command
-def reuse(settings: ReuseSettings) -> None:
+def reuse(settings: PrefixCostSettings) -> None:
     """Show when loading a prefix beats computing it: the bandwidth, and for each link the shortest prefix."""
     catalog, tensor_parallel = load_catalog(settings.catalog), settings.tp
     model = catalog.model(settings.model)

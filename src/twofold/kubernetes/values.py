@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, get_args, get_
 import msgspec
 from msgspec import Meta
 
-from twofold.cli.serve.command import ServeSettings
 from twofold.cli.serve.join import JoinSettings
+from twofold.cli.serve.settings import ServeSettings
 from twofold.cli.settings import Settings, flag_name, flags_of, help_text
 
 Port = Annotated[int, Meta(ge=1, le=65535)]

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from support.tokenizers_for_tests import byte_level
-from twofold.cli.serve.command import ServeSettings
 from twofold.cli.serve.config import public_name, service_config
+from twofold.cli.serve.settings import ServeSettings
 from twofold.errors import ConfigurationError, ModelError, UserError
 from twofold.instance import Role
 

@@ -108,8 +108,8 @@ def test_a_cluster_file_names_all_workers(key, refused, tmp_path):
 
 def test_a_colocated_service_may_have_all_its_workers_elsewhere(model, key):
     """`--colocated 0` takes mixed workers that join; without a place to join at it says nothing."""
-    from twofold.cli.serve.command import ServeSettings
     from twofold.cli.serve.config import service_config
+    from twofold.cli.serve.settings import ServeSettings
 
     joined = service_config(ServeSettings(model=model, colocated=0, listen_workers=LISTEN, cluster_key=key))
     assert joined.workers == ()

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from support.hosts import TIMES, profile
-from twofold.cli.serve.command import ServeSettings
 from twofold.cli.serve.config import service_config
+from twofold.cli.serve.settings import ServeSettings
 from twofold.errors import ConfigurationError
 from twofold.instance import Role
 from twofold.performance.host_profile import dump_host_profile

@@ -6,9 +6,9 @@ import sys
 import pytest
 from msgspec.structs import replace
 
-from twofold.cli.serve.command import ServeSettings
 from twofold.cli.serve.config import service_config
 from twofold.cli.serve.ray import launcher_of, worker_resources
+from twofold.cli.serve.settings import ServeSettings
 from twofold.instance import Role
 from twofold.security.key import read_key
 from twofold.serving.launch.launcher import LocalLauncher

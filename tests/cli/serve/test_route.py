@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 
 from twofold.cli.serve import route_run
-from twofold.cli.serve.route import RouteSettings
+from twofold.cli.serve.route_settings import RouteSettings
 from twofold.errors import ModelError
 from twofold.instance import Role
 

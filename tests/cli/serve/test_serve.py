@@ -8,8 +8,8 @@ from functools import partial
 import pytest
 import torch
 
-from twofold.cli.serve.command import ServeSettings
 from twofold.cli.serve.config import service_config
+from twofold.cli.serve.settings import ServeSettings
 from twofold.errors import ConfigurationError, UserError
 from twofold.serving.worker.torch_parts import check_device, prepare
 

@@ -5,7 +5,8 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from twofold.cli.simulate.command import SimulateSettings, simulate
+from twofold.cli.simulate.command import simulate
+from twofold.cli.simulate.settings import SimulateSettings
 from twofold.cli.simulate.spec import cluster_spec
 from twofold.cluster.file import dump_cluster, parse_cluster, read_cluster
 from twofold.cluster.spec import ControlSpec

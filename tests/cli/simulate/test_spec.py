@@ -2,7 +2,7 @@
 
 import pytest
 
-from twofold.cli.simulate.command import SimulateSettings
+from twofold.cli.simulate.settings import SimulateSettings
 from twofold.cli.simulate.spec import cluster_spec, parse_failure
 from twofold.cluster.spec import InstanceFailure
 from twofold.errors import ConfigurationError

@@ -7,8 +7,8 @@ import msgspec
 import typer
 from rich.console import Console
 
-from twofold.cli.plan.command import PlanSettings
 from twofold.cli.plan.placement import only_machine
+from twofold.cli.plan.settings import PlanSettings
 from twofold.cli.workload import nonempty
 from twofold.errors import ConfigurationError
 from twofold.hardware.specs import StorageTier

@@ -6,8 +6,8 @@ from typing import Final
 import typer
 from rich.console import Console
 
-from twofold.cli.plan.command import PlanSettings
 from twofold.cli.plan.search import PlanEnvironment, open_search
+from twofold.cli.plan.settings import PlanSettings
 from twofold.errors import ConfigurationError
 from twofold.planning.deployment import deployment_of, deployment_text
 from twofold.planning.evaluator import Effort

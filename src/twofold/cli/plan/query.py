@@ -7,7 +7,7 @@ from typing import Final
 import msgspec
 import typer
 
-from twofold.cli.plan.command import PlanSettings
+from twofold.cli.plan.settings import PlanSettings
 from twofold.cli.simulate.spec import link_bytes_per_s
 from twofold.cli.workload import check_limits
 from twofold.cluster.spec import ClusterSpec

@@ -8,10 +8,10 @@ from rich.console import Console
 
 from twofold.cli.options import check_outputs
 from twofold.cli.plan.capacity import run_capacity
-from twofold.cli.plan.command import PlanSettings
 from twofold.cli.plan.placement import run_placement
 from twofold.cli.plan.query import read_problem, read_query, with_ray_machines
 from twofold.cli.plan.search import OpenSearch, PlanEnvironment, open_search
+from twofold.cli.plan.settings import PlanSettings
 from twofold.errors import ConfigurationError
 from twofold.planning.advice import Advice, advise
 from twofold.planning.deployment import deployment_of, deployment_text

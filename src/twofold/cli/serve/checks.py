@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from pathlib import Path
 
-from twofold.cli.serve.command import ServeSettings
+from twofold.cli.serve.settings import ServeSettings
 from twofold.cluster.spec import ClusterSpec
 from twofold.engine.registry import ENGINES
 from twofold.errors import ConfigurationError

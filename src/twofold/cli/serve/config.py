@@ -14,7 +14,6 @@ from twofold.cli.serve.checks import (
     check_use,
     refuse,
 )
-from twofold.cli.serve.command import ServeSettings
 from twofold.cli.serve.predictions import (
     DEFAULT_REPLAN_ROUTER,
     forecast_config,
@@ -23,6 +22,7 @@ from twofold.cli.serve.predictions import (
     replan_config,
 )
 from twofold.cli.serve.ray import ray_network
+from twofold.cli.serve.settings import ServeSettings
 from twofold.cluster.file import load_cluster
 from twofold.cluster.spec import ClusterSpec
 from twofold.engine.registry import ENGINES

@@ -8,7 +8,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Final
 
-from twofold.cli.serve.command import ServeSettings
+from twofold.cli.serve.settings import ServeSettings
 from twofold.cluster.overload import overload_control
 from twofold.cluster.profiles import instance_profiles
 from twofold.cluster.spec import ClusterSpec, PoolSpec

@@ -6,7 +6,7 @@ from typing import Final
 
 import msgspec
 
-from twofold.cli.serve.command import LINK_LABEL, ServeSettings
+from twofold.cli.serve.settings import LINK_LABEL, ServeSettings
 from twofold.errors import ConfigurationError
 from twofold.raycluster.cluster import AUTO_ADDRESS, head_endpoint
 from twofold.security.key import write_key

@@ -7,7 +7,7 @@ from typing import Final
 
 from twofold.cli.serve.http import find_keys, http_config, listen, serve, telemetry_config
 from twofold.cli.serve.predictions import PREFIX_ROUTERS
-from twofold.cli.serve.route import RouteSettings
+from twofold.cli.serve.route_settings import RouteSettings
 from twofold.errors import ConfigurationError, ModelError
 from twofold.instance import Role
 from twofold.scheduling.routers import FORECASTING_ROUTERS

@@ -5,10 +5,10 @@ import tempfile
 
 import msgspec
 
-from twofold.cli.serve.command import ServeSettings
 from twofold.cli.serve.config import public_name, service_config
 from twofold.cli.serve.http import find_keys, http_config, listen, serve, telemetry_config
 from twofold.cli.serve.ray import launcher_of
+from twofold.cli.serve.settings import ServeSettings
 from twofold.serving.launch.local_service import LocalService
 from twofold.serving.telemetry.logs import configure_logs
 from twofold.serving.telemetry.telemetry import make_telemetry

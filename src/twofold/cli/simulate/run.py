@@ -10,7 +10,7 @@ from rich.console import Console
 
 from twofold.cli.options import check_outputs
 from twofold.cli.progress import simulation_progress
-from twofold.cli.simulate.command import SimulateSettings
+from twofold.cli.simulate.settings import SimulateSettings
 from twofold.cli.simulate.spec import cluster_spec
 from twofold.cluster.profiles import instance_profiles, performance_of, with_host_profile
 from twofold.cluster.spec import ClusterSpec

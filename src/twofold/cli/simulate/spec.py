@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import msgspec
 
-from twofold.cli.simulate.command import SimulateSettings
+from twofold.cli.simulate.settings import SimulateSettings
 from twofold.cluster.file import MAX_SECONDS, MIN_BYTES_PER_S, load_cluster, parse_cluster
 from twofold.cluster.spec import ClusterSpec, ControlSpec, InstanceFailure
 from twofold.errors import ConfigurationError

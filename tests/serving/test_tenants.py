@@ -19,4 +19,4 @@ def test_tenants_do_not_see_each_others_cache(tiny_model_dir, tmp_path):
         check=False,
     )
     assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert "tokens cached: as it should be" in ended.stdout
+    assert "tokens cached: as expected" in ended.stdout

@@ -46,5 +46,5 @@ def test_rejects_the_batcher_without_its_bound():
 
 def test_a_service_rejects_the_inlined_batcher_of_a_cluster_file():
     """It has no performance model."""
-    with pytest.raises(ConfigurationError, match="does not inline prompts by expected times"):
+    with pytest.raises(ConfigurationError, match="an emulated service cannot inline prompts"):
         check_servable(SPEC)

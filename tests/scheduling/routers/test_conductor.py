@@ -133,7 +133,7 @@ def test_cluster_scheduler_updates_the_forecast():
 
 
 def test_requires_a_forecast():
-    with pytest.raises(RuntimeError, match="was given none"):
+    with pytest.raises(RuntimeError, match="needs a forecast"):
         Conductor().route(request(), 109, pools(load("p0"), load("d0")), 0.0)
 
 

@@ -7,7 +7,7 @@ import re
 import aiohttp
 import pytest
 
-from support.api_client import all_blocks_free, complete_all, served_name
+from support.api_client import all_blocks_free, complete_all, metric_reaches, served_name
 from support.flags import COLOCATED, SPLIT
 from support.transports import NIXL
 from twofold.bench.services import metrics
@@ -36,8 +36,7 @@ def test_output_equals_that_of_a_colocated_service(flags, service):
     made = asyncio.run(complete_all(url, some, at_once=30, spread_s=0.5, **HOW))
     assert made == expected
     assert asyncio.run(all_blocks_free(url))
-    handed_off = re.search(r"^twofold:kv_transfer_seconds_count (\S+)$", metrics(url), re.MULTILINE)
-    assert float(handed_off[1]) >= len(some)
+    assert metric_reaches(url, "kv_transfer_seconds_count", len(some)), "all were handed off"
 
 
 @pytest.mark.parametrize("flags", WAYS)

@@ -3,6 +3,7 @@
 import asyncio
 import random
 import re
+import time
 from collections.abc import Sequence
 
 import aiohttp
@@ -71,6 +72,15 @@ def metric(url: str, name: str) -> float:
     """Sum over the samples with a name that starts with `twofold:` and `name`."""
     lines = metrics(url).splitlines()
     return sum(float(line.split()[-1]) for line in lines if line.startswith(f"twofold:{name}"))
+
+
+def metric_reaches(url: str, name: str, least: float, *, tries: int = 6000, pause_s: float = 0.1) -> bool:
+    """Whether a metric reaches a value within a bounded number of looks: reports may follow the answer."""
+    for _ in range(tries):
+        if metric(url, name) >= least:
+            return True
+        time.sleep(pause_s)
+    return False
 
 
 async def all_blocks_free(url: str, *, tries: int = 6000, pause_s: float = 0.1) -> bool:

@@ -134,6 +134,7 @@ from twofold.cli.plan.command import plan
 from twofold.planning.evaluator import SqliteStore
 
 put = SqliteStore.put
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job inherits that it is ignored
 
 def put_and_stop(store, *result):
     put(store, *result)

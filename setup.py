@@ -13,8 +13,8 @@ HOT = """
     scheduling/cluster/forecast scheduling/instance/swap_preemption scheduling/instance/scheduler
     scheduling/instance/sequence scheduling/cluster/router scheduling/cluster/shared scheduling/batchers/*
     scheduling/routers/* simulation/cluster simulation/controllers simulation/handoffs simulation/resources
-    simulation/hosted simulation/instance simulation/kernel simulation/request cluster/timing
-    compat/stagewise compat/splitwise_sim simulation/statistics simulation/histogram
+    simulation/hosted simulation/instance simulation/kernel simulation/statistics cluster/timing
+    compat/stagewise compat/splitwise_sim simulation/tally
 """
 
 if os.environ.get("TWOFOLD_COMPILE") == "1":

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from twofold.simulation.histogram import Histogram, Tally, width_of
+from twofold.simulation.histogram import Histogram
+from twofold.simulation.tally import Tally, width_of
 
 PRECISION = 2**-11
 

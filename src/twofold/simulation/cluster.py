@@ -17,9 +17,8 @@ from twofold.simulation.instance import InstanceEnvironment, SimulatedInstance
 from twofold.simulation.kernel import Event, EventOrder, Kernel
 from twofold.simulation.observers.base import IterationRun, Observer
 from twofold.simulation.overload import SimulatedOverload
-from twofold.simulation.request import NEVER, SimulatedRequest, refused_timeline
 from twofold.simulation.reuse import PrefixReuse
-from twofold.simulation.statistics import RunStatistics
+from twofold.simulation.statistics import NEVER, RunStatistics, SimulatedRequest, refused_timeline
 
 _LENGTH: Final = FinishReason.LENGTH
 

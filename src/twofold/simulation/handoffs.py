@@ -13,9 +13,8 @@ from twofold.scheduling.instance.scheduler import InstanceScheduler
 from twofold.simulation.instance import SimulatedInstance
 from twofold.simulation.kernel import Event, EventOrder, Kernel
 from twofold.simulation.observers.base import KvTransfer, Observer
-from twofold.simulation.request import NEVER, SimulatedRequest
 from twofold.simulation.resources import VirtualNetwork
-from twofold.simulation.statistics import RunStatistics
+from twofold.simulation.statistics import NEVER, RunStatistics, SimulatedRequest
 
 _LAYER_WISE: Final = HandoffMode.LAYER_WISE
 _PULL: Final = HandoffMode.PULL

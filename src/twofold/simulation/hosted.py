@@ -19,9 +19,8 @@ from twofold.simulation.cluster import VirtualCluster
 from twofold.simulation.instance import SimulatedInstance
 from twofold.simulation.kernel import Event, EventOrder, Kernel
 from twofold.simulation.observers.base import Observer
-from twofold.simulation.request import SimulatedRequest
 from twofold.simulation.resources import Host, HostCores, HostTask
-from twofold.simulation.statistics import RunStatistics
+from twofold.simulation.statistics import RunStatistics, SimulatedRequest
 
 
 class HostedCluster(VirtualCluster):

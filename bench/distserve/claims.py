@@ -190,7 +190,7 @@ def main() -> None:
         "req/s per GPU",
         "against mixed",
         "against chunked",
-        "paper's claim",
+        "against old vLLM",
         "paper claims",
         "simulations; requests",
     ):

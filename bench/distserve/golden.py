@@ -132,7 +132,7 @@ def main() -> None:
     if not files:
         raise SystemExit("no files: set TWOFOLD_DATA or give FILE")
     table = Table(title=f"distserve-published against DistServe's simulator, SLO {ttft_ms:g}/{tpot_ms:g} ms")
-    for column in ("file", "requests", "TTFT off", "TPOT off", *(f"attained ×{scale:g}" for scale in SCALES)):
+    for column in ("file", "requests", "TTFT error", "TPOT error", *(f"attained ×{scale:g}" for scale in SCALES)):
         table.add_column(column, justify="left" if column == "file" else "right")
     for file in files:
         found = compare(file, (ttft_ms, tpot_ms))

@@ -43,7 +43,7 @@ PARTS = (
 )
 WITHIN = 0.005
 COLUMNS = (
-    "instance", "requests/s", "formula", "simulator", "recursion", "on all", "± s.e.", "simulator on all", "off",
+    "instance", "requests/s", "formula", "simulator", "recursion", "on all", "± s.e.", "simulator on all", "error",
 )  # fmt: skip
 _NAME = "constant"
 

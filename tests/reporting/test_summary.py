@@ -25,12 +25,17 @@ def ended(name, arrived, tokens, reason=FinishReason.LENGTH, prompt_tokens=10):
     return recorder.end(name, reason)
 
 
+def seconds(longest):
+    """Times in whole microseconds: rates over a subnormal duration are infinite, which JSON cannot hold."""
+    return st.integers(0, longest * 1_000_000).map(lambda microseconds: microseconds / 1e6)
+
+
 @st.composite
 def runs(draw, reasons=tuple(FinishReason)):
     lines = []
     for number in range(draw(st.integers(0, 12))):
-        arrived = draw(st.floats(0, 100))
-        gaps = draw(st.lists(st.floats(0, 10), min_size=1, max_size=8))
+        arrived = draw(seconds(100))
+        gaps = draw(st.lists(seconds(10), min_size=1, max_size=8))
         tokens = [arrived + sum(gaps[: place + 1]) for place in range(len(gaps))]
         lines.append(ended(str(number), arrived, tokens, draw(st.sampled_from(reasons))))
     return lines

@@ -55,17 +55,14 @@ def derive(trace: Path, name: str) -> LengthDistribution:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("trace", type=Path)
     parser.add_argument("name")
     arguments = parser.parse_args()
     distribution = derive(arguments.trace, arguments.name)
     # One line per field keeps diffs small.
     fields = (
-        f'  "{key}": {msgspec.json.encode(value).decode()}'
-        for key, value in msgspec.to_builtins(distribution).items()
+        f'  "{key}": {msgspec.json.encode(value).decode()}' for key, value in msgspec.to_builtins(distribution).items()
     )
     path = DATA / f"{arguments.name}.json"
     path.write_text("{\n" + ",\n".join(fields) + "\n}\n")

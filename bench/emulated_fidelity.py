@@ -161,16 +161,13 @@ def _span(name: str, timelines: Sequence[Timeline], before: Totals, after: Total
 
 def _added(pairs: Sequence[tuple[Timeline, Timeline]], name: str) -> LatencyDistribution | None:
     both = [(getattr(live, name), getattr(simulated, name)) for live, simulated in pairs]
-    return LatencyDistribution.of(
-        live - simulated for live, simulated in both if None not in (live, simulated)
-    )
+    return LatencyDistribution.of(live - simulated for live, simulated in both if None not in (live, simulated))
 
 
 def one_by_one(count: int) -> list[Request]:
     """Requests that never overlap."""
     return [
-        Request(id=f"alone-{i}", arrival_s=2.5 * i, prompt_tokens=200 * (i + 1), output_tokens=20)
-        for i in range(count)
+        Request(id=f"alone-{i}", arrival_s=2.5 * i, prompt_tokens=200 * (i + 1), output_tokens=20) for i in range(count)
     ]
 
 
@@ -237,9 +234,7 @@ def _only_mean(seconds: float) -> tuple[str, ...]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cluster", type=Path, help="a cluster file (2 + 2 DGX-H100 with bloom-176b)")
     parser.add_argument("--workload", default="azure-conv")
     parser.add_argument("--rate", type=float, default=4.0, help="requests per second")
@@ -254,11 +249,7 @@ def main() -> None:
             path.write_text(CLUSTER)
         requests = list(
             workload(
-                flags.workload,
-                rate=flags.rate,
-                duration_s=flags.duration,
-                seed=flags.seed,
-                max_model_len=flags.context,
+                flags.workload, rate=flags.rate, duration_s=flags.duration, seed=flags.seed, max_model_len=flags.context
             )
         )
         report = run(load_cluster(path), path, requests, flags.context)

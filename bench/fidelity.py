@@ -46,9 +46,7 @@ def settings(flags: argparse.Namespace, profile: Path) -> VerifySettings:
 def summary(comparisons: list[Comparison]) -> Table:
     """Errors (and spreads) of all metrics in percent; misses are marked with a star."""
     names = [figure.name for figure in comparisons[0].figures()]
-    table = Table(
-        "", "requests/s", "host", *names, title="Error of the simulation (spread of the replays), %"
-    )
+    table = Table("", "requests/s", "host", *names, title="Error of the simulation (spread of the replays), %")
     for one in comparisons:
         cells = [
             f"{figure.error * 100:+.0f} ({figure.spread * 100:.0f}){'' if figure.holds else ' *'}"
@@ -59,9 +57,7 @@ def summary(comparisons: list[Comparison]) -> Table:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path)
     parser.add_argument("--profile", type=Path)
     parser.add_argument("--workload", default="azure-conv")

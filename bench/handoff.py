@@ -92,11 +92,7 @@ class End:
         command = [sys.executable, str(script), role, str(model), str(blocks), str(cores[host % len(cores)])]
         env = {**os.environ, "UCX_TLS": "tcp", "UCX_NET_DEVICES": hosts.devices[host]}
         self.process = subprocess.Popen(
-            hosts.command(host, command),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env=env,
+            hosts.command(host, command), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env
         )
 
     def say(self, message: msgspec.Struct) -> None:
@@ -145,9 +141,7 @@ def measure(hosts: TwoHosts, model: Path, bits_per_s: int, rounds: int) -> LinkR
 
 def cell(facts: StartupFacts, tokens: int, seen: dict[HandoffMode, list[HandoffTimes]]) -> Cell:
     prefill_s = statistics.median(each.prefill_s for runs in seen.values() for each in runs)
-    layer_s = facts.link.overhead_s + (
-        tokens * facts.kv_bytes_per_token / facts.layers / facts.link.bytes_per_s
-    )
+    layer_s = facts.link.overhead_s + (tokens * facts.kv_bytes_per_token / facts.layers / facts.link.bytes_per_s)
     path = facts.link.transfer(facts.kv_bytes_per_token, facts.layers)
     paths = ModelledPaths({"prefill-0": KvEgress.of(path, facts.prefill.seconds)})
     request = Request(id="r", arrival_s=0.0, prompt_tokens=tokens, output_tokens=2)
@@ -211,9 +205,7 @@ def main() -> None:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="twofold-handoff-")))
         model = given.model or folder / "model"
         if given.model is None:
-            subprocess.run(
-                [sys.executable, "-m", "twofold.cli.main", "model", "create", str(model)], check=True
-            )
+            subprocess.run([sys.executable, "-m", "twofold.cli.main", "model", "create", str(model)], check=True)
         try:
             hosts = stack.enter_context(two_hosts())
         except UserError as error:

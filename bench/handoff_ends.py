@@ -98,12 +98,7 @@ class PrefillSide:
         self._over.clear()
         self._sender.expect("r", "decode-0", ask.mode)
         lease = Lease(
-            request_id="r",
-            source="prefill-0",
-            instance="decode-0",
-            epoch=1,
-            blocks=tuple(blocks),
-            deadline_s=0.0,
+            request_id="r", source="prefill-0", instance="decode-0", epoch=1, blocks=tuple(blocks), deadline_s=0.0
         )
         self._sender.lease(lease)
         self._sender.begin("r", blocks)

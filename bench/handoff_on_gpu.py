@@ -74,15 +74,12 @@ def table(seen: list[TokenTimes], device: str) -> Table:
     for length in lengths:
         drawn.add_column(f"{length:,}", justify="right")
     drawn.add_row(
-        f"{COLOCATED}: first token, ms",
-        *(f"{plain[n].ttft_s * 1e3:.0f} [{_step(plain[n])}]" for n in lengths),
+        f"{COLOCATED}: first token, ms", *(f"{plain[n].ttft_s * 1e3:.0f} [{_step(plain[n])}]" for n in lengths)
     )
     for service in dict.fromkeys(each.service for each in seen if each.service != COLOCATED):
         rows = {each.prompt_tokens: each for each in seen if each.service == service}
         later = [rows[n].second_s - plain[n].second_s for n in lengths]
-        drawn.add_row(
-            service, *(f"{s * 1e3:+.1f} [{_step(rows[n])}]" for n, s in zip(lengths, later, strict=True))
-        )
+        drawn.add_row(service, *(f"{s * 1e3:+.1f} [{_step(rows[n])}]" for n, s in zip(lengths, later, strict=True)))
     return drawn
 
 

@@ -111,13 +111,7 @@ class Subject:
             replies = [Reply() for _ in range(self._setting.streams)]
             streams = [
                 tasks.create_task(
-                    self._ask(
-                        client,
-                        f"{name}/stream",
-                        self._setting.stream_prompt,
-                        self._setting.stream_output,
-                        reply,
-                    )
+                    self._ask(client, f"{name}/stream", self._setting.stream_prompt, self._setting.stream_output, reply)
                 )
                 for reply in replies
             ]
@@ -128,12 +122,7 @@ class Subject:
         return self._phase_of(timelines)
 
     async def _disturb(
-        self,
-        client: Client,
-        name: str,
-        spacing_s: float,
-        streams: list[asyncio.Task[None]],
-        tasks: asyncio.TaskGroup,
+        self, client: Client, name: str, spacing_s: float, streams: list[asyncio.Task[None]], tasks: asyncio.TaskGroup
     ) -> None:
         due_s = time.monotonic()
         while not any(stream.done() for stream in streams):
@@ -146,10 +135,7 @@ class Subject:
     ) -> None:
         self._number += 1
         request = Request(
-            id=f"{name}/{self._number}",
-            arrival_s=0.0,
-            prompt_tokens=prompt_tokens,
-            output_tokens=output_tokens,
+            id=f"{name}/{self._number}", arrival_s=0.0, prompt_tokens=prompt_tokens, output_tokens=output_tokens
         )
         outcome = await client.send(request, client.body(request, self._prompts.prompt(request)), reply)
         if outcome.error is not None:
@@ -242,9 +228,7 @@ def main() -> None:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="twofold-interference-")))
         model = given.model or folder / "model"
         if given.model is None:
-            subprocess.run(
-                [sys.executable, "-m", "twofold.cli.main", "model", "create", str(model)], check=True
-            )
+            subprocess.run([sys.executable, "-m", "twofold.cli.main", "model", "create", str(model)], check=True)
         cold = ["--no-enable-prefix-caching"]  # prompts repeat in the next round
         urls = {name: stack.enter_context(served(model, [*flags, *cold])) for name, flags in SERVICES.items()}
         report = asyncio.run(measure(urls, setting))

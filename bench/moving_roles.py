@@ -96,10 +96,7 @@ def streams(period_s: float) -> Iterator[Request]:
         for number in range(STREAMS):
             at = (run + number / STREAMS) * STREAM_EVERY_S
             yield Request(
-                id=f"s-{number}-{run}",
-                arrival_s=at,
-                prompt_tokens=STREAM_PROMPT,
-                output_tokens=STREAM_TOKENS,
+                id=f"s-{number}-{run}", arrival_s=at, prompt_tokens=STREAM_PROMPT, output_tokens=STREAM_TOKENS
             )
 
 
@@ -177,9 +174,7 @@ async def live(url: str, requests: Sequence[Request], period_s: float) -> tuple[
         client=ClientConfig(ignore_eos=True),
     )
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None)) as session:
-        before = await asyncio.gather(
-            *(stream(session, url, endpoint.model, number) for number in range(STREAMS))
-        )
+        before = await asyncio.gather(*(stream(session, url, endpoint.model, number) for number in range(STREAMS)))
 
         async def run(request: Request) -> None:
             number = int(request.id.split("-")[1])
@@ -196,18 +191,8 @@ async def live(url: str, requests: Sequence[Request], period_s: float) -> tuple[
 
 
 def table(title: str, outcomes: dict[str, Outcome]) -> Table:
-    made = Table(
-        title=f"{title}: requests within {SLO.ttft_s} s TTFT and {SLO.tpot_s} s TPOT", title_justify="left"
-    )
-    for column in (
-        "design",
-        "goodput /s",
-        "all",
-        "prompts",
-        "outputs",
-        "prompts",
-        f"each after {RECOVERY_S:.0f} s",
-    ):
+    made = Table(title=f"{title}: requests within {SLO.ttft_s} s TTFT and {SLO.tpot_s} s TPOT", title_justify="left")
+    for column in ("design", "goodput /s", "all", "prompts", "outputs", "prompts", f"each after {RECOVERY_S:.0f} s"):
         made.add_column(column, justify="left" if column == "design" else "right")
     for name, one in outcomes.items():
         after = " ".join(f"{share:.0%}" for share in one.recovered)
@@ -217,9 +202,7 @@ def table(title: str, outcomes: dict[str, Outcome]) -> Table:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--simulate-only", action="store_true")
     parser.add_argument("--period", type=float, default=40.0, help="seconds")
     parser.add_argument("--seed", type=int, default=0)

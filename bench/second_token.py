@@ -60,9 +60,7 @@ async def ask(url: str, prompt_tokens: int) -> list[Timeline]:
     prompts, timelines = PromptMaker(seed=0, lowest=lowest, vocabulary=vocabulary), list[Timeline]()
     async with Client(endpoint, Recorder([timelines.append]), ClientConfig()) as client:
         for number in range(TIMES + 1):
-            request = Request(
-                id=str(number), arrival_s=0.0, prompt_tokens=prompt_tokens, output_tokens=OUTPUT_TOKENS
-            )
+            request = Request(id=str(number), arrival_s=0.0, prompt_tokens=prompt_tokens, output_tokens=OUTPUT_TOKENS)
             outcome = await client.send(request, client.body(request, prompts.prompt(request)))
             if outcome.error is not None:
                 raise RuntimeError(f"{url}: {outcome.error}: {outcome.detail}")

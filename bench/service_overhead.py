@@ -50,13 +50,7 @@ async def streams(url: str, count: int, tokens: int) -> int:
     """Total number of tokens received."""
     endpoint = await discover(url)
     slots = asyncio.Semaphore(AT_ONCE)
-    body = {
-        "model": endpoint.model,
-        "prompt": [5] * 200,
-        "max_tokens": tokens,
-        "ignore_eos": True,
-        "stream": True,
-    }
+    body = {"model": endpoint.model, "prompt": [5] * 200, "max_tokens": tokens, "ignore_eos": True, "stream": True}
     async with aiohttp.ClientSession() as session:
 
         async def one() -> int:
@@ -85,16 +79,12 @@ def service_cost(requests: int) -> tuple[float, float]:
             long_s, long = cost(requests // 2, LONG)
     each = short_s / requests
     if short != requests or long != requests // 2 * LONG:
-        raise SystemExit(
-            f"{short} and {long} tokens arrived, but {requests} and {requests // 2 * LONG} were requested"
-        )
+        raise SystemExit(f"{short} and {long} tokens arrived, but {requests} and {requests // 2 * LONG} were requested")
     return each, (long_s - each * (requests // 2)) / (long - requests // 2)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--decisions", type=int, default=40_000)
     parser.add_argument("--requests", type=int, default=200)
     args = parser.parse_args()
@@ -109,17 +99,11 @@ def main() -> None:
                 f"routing decision, {router}, {instances:,} instances", f"{1e6 / rate:.1f} µs", f"{rate:,.0f}"
             )
     request_s, token_s = service_cost(args.requests)
-    table.add_row(
-        "request through gateway and controller", f"{request_s * 1e6:,.0f} µs", f"{1 / request_s:,.0f}"
-    )
-    table.add_row(
-        "streamed token through gateway and controller", f"{token_s * 1e6:,.0f} µs", f"{1 / token_s:,.0f}"
-    )
+    table.add_row("request through gateway and controller", f"{request_s * 1e6:,.0f} µs", f"{1 / request_s:,.0f}")
+    table.add_row("streamed token through gateway and controller", f"{token_s * 1e6:,.0f} µs", f"{1 / token_s:,.0f}")
     loops.append(cpu_seconds(reference_loop))
     table.add_row(
-        "a million iterations of a plain loop",
-        f"{min(loops) * 1e3:.1f} ms (at most {max(loops) * 1e3:.1f})",
-        "",
+        "a million iterations of a plain loop", f"{min(loops) * 1e3:.1f} ms (at most {max(loops) * 1e3:.1f})", ""
     )
     Console(width=110).print(table)
 

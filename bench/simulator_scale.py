@@ -103,9 +103,7 @@ def show(cases: Sequence[Case]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--instances", type=int, nargs="+", default=INSTANCES)
     parser.add_argument("--requests", type=int, nargs="+", default=REQUESTS)
     parser.add_argument("--quick", action="store_true", help="a few small cases")

@@ -92,10 +92,7 @@ async def soak(url: str, flags: list[str], given: argparse.Namespace) -> Report:
     async with Client(endpoint, recorder, ClientConfig()) as client:
         load = Load(client, prompts, ends, given.seed)
         capacity = await load.capacity(given.capacity_seconds)
-        print(
-            f"capacity: {capacity:.2f} requests a second, {AT_ONCE} at once; now {given.share:.0%} of it",
-            flush=True,
-        )
+        print(f"capacity: {capacity:.2f} requests a second, {AT_ONCE} at once; now {given.share:.0%} of it", flush=True)
     before = await at_rest(sampler)
     async with Client(endpoint, recorder, ClientConfig()) as client:
         load = Load(client, prompts, ends, given.seed + 1)
@@ -106,9 +103,7 @@ async def soak(url: str, flags: list[str], given: argparse.Namespace) -> Report:
         if not watching.cancelled():
             watching.result()  # re-raise its error
     after = await at_rest(sampler)
-    restarts = [
-        line for line in metrics(url).splitlines() if line.startswith("twofold:worker_restarts_total{")
-    ]
+    restarts = [line for line in metrics(url).splitlines() if line.startswith("twofold:worker_restarts_total{")]
     return Report(
         flags=flags,
         minutes=given.minutes,
@@ -170,9 +165,7 @@ def serve_and_soak(given: argparse.Namespace) -> Report:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, help="model directory (default: a small model is created)")
     parser.add_argument("--minutes", type=float, default=30.0)
     parser.add_argument("--share", type=float, default=0.9, help="load as a share of the capacity")

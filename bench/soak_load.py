@@ -84,7 +84,5 @@ class Load:
             self.ended["left"] += 1
             return
         error = sending.result().error
-        whole = (
-            timeline.output_tokens == request.output_tokens and timeline.finish_reason is FinishReason.LENGTH
-        )
+        whole = timeline.output_tokens == request.output_tokens and timeline.finish_reason is FinishReason.LENGTH
         self.ended[error or ("whole" if whole else "an output of wrong length")] += 1

@@ -37,9 +37,7 @@ class Trend(msgspec.Struct, frozen=True, kw_only=True):
     def of(cls, times_s: Sequence[float], values: Sequence[float]) -> "Trend":
         """Fit the trend. Raises ValueError for fewer samples than parts."""
         if len(values) < PARTS:
-            raise ValueError(
-                f"{len(values)} samples are not enough for {PARTS} parts: run longer or sample more often"
-            )
+            raise ValueError(f"{len(values)} samples are not enough for {PARTS} parts: run longer or sample more often")
         x = np.array([part.mean() for part in np.array_split(np.array(times_s), PARTS)]) / HOUR_S
         y = np.array([part.mean() for part in np.array_split(np.array(values, dtype=np.float64), PARTS)])
         from_mean = x - x.mean()

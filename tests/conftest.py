@@ -15,11 +15,7 @@ os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)
 
 # A slow machine is no error: neither a case nor the drawing of one has a time limit.
 settings.register_profile(
-    "any machine",
-    parent=settings.default,
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow],
-    print_blob=True,
+    "any machine", parent=settings.default, deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True
 )
 settings.load_profile("any machine")
 

@@ -30,9 +30,7 @@ def download(listed: Path, folder: Path) -> list[str]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", type=Path, default=ROOT / "data")
     parser.add_argument("--list", type=Path, default=ROOT / "tools" / "data.toml")
     arguments = parser.parse_args()

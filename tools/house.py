@@ -15,11 +15,7 @@ from pathlib import Path
 PACKAGE = Path(__file__).parent.parent / "src" / "twofold"
 MAX_FILES_IN_FOLDER = 15
 # A folder of policies grows by one file with each policy.
-REGISTRIES = {
-    "scheduling/routers",
-    "scheduling/batchers",
-    "kvcache/eviction",
-}
+REGISTRIES = {"scheduling/routers", "scheduling/batchers", "kvcache/eviction"}
 LOOSE_IN_SERVING = {"__init__.py", "config.py", "messages.py"}
 # Worlds that share decisions only: neither may import the other.
 FORBIDDEN = [(room, "twofold.simulation") for room in ("serving", "engine", "transport")]
@@ -64,9 +60,7 @@ def import_violations(known: dict[str, ast.Module]) -> Iterator[str]:
     for room, forbidden in FORBIDDEN:
         for name, targets in graph.items():
             if name.startswith(f"twofold.{room}"):
-                yield from (
-                    f"{name} imports {target}" for target in sorted(targets) if target.startswith(forbidden)
-                )
+                yield from (f"{name} imports {target}" for target in sorted(targets) if target.startswith(forbidden))
 
 
 def folder_violations() -> Iterator[str]:

@@ -146,13 +146,7 @@ def _healthy(port: int) -> bool:
 
 
 def _ask(port: int) -> None:
-    body = {
-        "model": "llama2-70b",
-        "prompt": list(range(300)),
-        "max_tokens": 8,
-        "stream": True,
-        "ignore_eos": True,
-    }
+    body = {"model": "llama2-70b", "prompt": list(range(300)), "max_tokens": 8, "stream": True, "ignore_eos": True}
     url = f"http://127.0.0.1:{port}/v1/completions"
     headers = {"Content-Type": "application/json"}
     request = urllib.request.Request(url, json.dumps(body).encode(), headers)
@@ -176,9 +170,7 @@ def _wait(happened: Callable[[], bool], timeout_s: float = 120.0) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--list", action="store_true", help="print the files")
     parser.add_argument("--package", type=Path, default=Path(__file__).parent.parent / "src" / "twofold")
     arguments = parser.parse_args()

@@ -89,9 +89,7 @@ def _python(path: Path) -> Iterator[tuple[str, int, str]]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--list", action="store_true", help="print each match")
     parser.add_argument("paths", nargs="*", type=Path, help="files (default: all that git tracks)")
     arguments = parser.parse_args()

@@ -45,9 +45,7 @@ def attainments(comparisons: list[Comparison]) -> tuple[Table, bool]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path)
     parser.add_argument("--profile", type=Path)
     parser.add_argument("--prefill", type=int, default=1)

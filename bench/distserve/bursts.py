@@ -102,15 +102,7 @@ def watch(spec: ClusterSpec, some: Sequence[Request], catalog: Catalog, every_s:
 
 def over_time(seen: BurstRun, title: str) -> Table:
     """Number of requests in each state per sample."""
-    headings = (
-        "s",
-        "prompts wait",
-        "held by prefill",
-        "its memory",
-        "decode memory",
-        "decoding",
-        "swapped out",
-    )
+    headings = ("s", "prompts wait", "held by prefill", "its memory", "decode memory", "decoding", "swapped out")
     table = Table(title=title, title_justify="left")
     for heading in headings:
         table.add_column(heading, justify="right")

@@ -64,13 +64,9 @@ APPLICATIONS = (
     Application("figure 1", "512+64", "opt-13b", 0.4, 0.04, 3, 1, "2x 1,1 / 1,1", "2.1x (3.3 of 1.6)", VLLM),
     Application("chat-13b", "distserve-chat", "opt-13b", 0.25, 0.1, 3, 1, "2,1 / 1,1", "2.0-4.6x; 1.8-3.2x"),
     Application("chat-66b", "distserve-chat", "opt-66b", 2.5, 0.15, 8, 4, "4,1 / 2,2", "2.0-4.6x; 1.8-3.2x"),
-    Application(
-        "chat-175b", "distserve-chat", "opt-175b", 4.0, 0.2, 21, 8, "3,3 / 4,3", "2.0-4.6x; 1.8-3.2x"
-    ),
+    Application("chat-175b", "distserve-chat", "opt-175b", 4.0, 0.2, 21, 8, "3,3 / 4,3", "2.0-4.6x; 1.8-3.2x"),
     Application("code-66b", "distserve-code", "opt-66b", 0.125, 0.2, 8, 4, "4,1 / 2,2", "5.7x; 1.4x"),
-    Application(
-        "summaries-66b", "distserve-summaries", "opt-66b", 15.0, 0.15, 8, 4, "4,1 / 2,2", "4.3x; 12.6x"
-    ),
+    Application("summaries-66b", "distserve-summaries", "opt-66b", 15.0, 0.15, 8, 4, "4,1 / 2,2", "4.3x; 12.6x"),
 )
 
 
@@ -84,20 +80,14 @@ def problem(one: Application, performance: str, requests: int) -> Problem:
             handoff="by-size",
             link_bytes_per_s=BETWEEN_NODES,
         ),
-        workload=WorkloadArguments(
-            workload=one.workload, duration_s=1.0, min_requests=requests, max_model_len=CONTEXT
-        ),
+        workload=WorkloadArguments(workload=one.workload, duration_s=1.0, min_requests=requests, max_model_len=CONTEXT),
         slo=Slo(ttft_s=one.ttft_s, tpot_s=one.tpot_s),
         catalog=load_catalog(),
     )
 
 
 def colocated(
-    what: Problem,
-    tensor_parallel: int,
-    ways: Sequence[tuple[str, int | None]],
-    where: PlanEnvironment,
-    grid: RateGrid,
+    what: Problem, tensor_parallel: int, ways: Sequence[tuple[str, int | None]], where: PlanEnvironment, grid: RateGrid
 ) -> list[SimulatedPlacement | None]:
     """Goodput of one colocated instance per batching policy."""
     kind = what.instance(MACHINE, tensor_parallel)
@@ -118,9 +108,7 @@ def colocated(
     return _search(what, where, grid, all_of_them)
 
 
-def tightest(
-    what: Problem, design: Design, rate: float, where: PlanEnvironment, grid: RateGrid
-) -> float | None:
+def tightest(what: Problem, design: Design, rate: float, where: PlanEnvironment, grid: RateGrid) -> float | None:
     """Smallest SLO scale that a design meets at a rate."""
 
     async def one(search: RateSearch) -> float | None:
@@ -129,9 +117,7 @@ def tightest(
     return _search(what, where, grid, one)
 
 
-def _search(
-    what: Problem, where: PlanEnvironment, grid: RateGrid, ask: Callable[[RateSearch], Awaitable[T]]
-) -> T:
+def _search(what: Problem, where: PlanEnvironment, grid: RateGrid, ask: Callable[[RateSearch], Awaitable[T]]) -> T:
     async def asked(search: RateSearch) -> T:
         return await ask(search)
 
@@ -142,9 +128,7 @@ def _search(
 
 def degrees(plan: PlacementPlan) -> str:
     """Parallelism as the paper writes it, for example `2,1 / 1,1`."""
-    return " / ".join(
-        f"{kind.tensor_parallel},{kind.pipeline_parallel}" for kind in plan.best.design.family.kinds
-    )
+    return " / ".join(f"{kind.tensor_parallel},{kind.pipeline_parallel}" for kind in plan.best.design.family.kinds)
 
 
 def row(one: Application, requests: int, grid: RateGrid, where: PlanEnvironment) -> list[str]:
@@ -173,16 +157,12 @@ def row(one: Application, requests: int, grid: RateGrid, where: PlanEnvironment)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--requests", type=int, default=1000)
     parser.add_argument("--tolerance", type=float, default=0.05)
     parser.add_argument("--only", action="append")
     flags = parser.parse_args()
-    table = Table(
-        title="Goodput per GPU and SLO tightness of the best placement, as multiples of colocated ones"
-    )
+    table = Table(title="Goodput per GPU and SLO tightness of the best placement, as multiples of colocated ones")
     for heading in (
         "application",
         "paper's placement",

@@ -28,9 +28,7 @@ from twofold.simulation.observers.base import Observer
 from twofold.simulation.simulate import simulate
 from twofold.timeline import Moment, Timeline
 
-NAME = re.compile(
-    r"golden-(?P<engine>distserve|vllm)-(?P<model>.+)-(?P<degrees>\d{4})-r(?P<rate>[\d.]+)-N\d+"
-)
+NAME = re.compile(r"golden-(?P<engine>distserve|vllm)-(?P<model>.+)-(?P<degrees>\d{4})-r(?P<rate>[\d.]+)-N\d+")
 SCALES = (0.5, 0.75, 1.0, 1.5)
 
 
@@ -77,12 +75,7 @@ def cluster_of(name: str) -> ClusterSpec:
 def _pool(role: Role, degrees: str) -> PoolSpec:
     tensor, stages = map(int, degrees)
     return PoolSpec(
-        machines=stages,
-        machine="dgx-a100",
-        role=role,
-        tensor_parallel=tensor,
-        pipeline_parallel=stages,
-        instances=1,
+        machines=stages, machine="dgx-a100", role=role, tensor_parallel=tensor, pipeline_parallel=stages, instances=1
     )
 
 
@@ -91,10 +84,7 @@ def compare(path: Path, slo_ms: tuple[float, float]) -> Comparison:
     theirs = [msgspec.convert(row, Golden) for row in json.loads(path.read_text())]
     requests = [
         Request(
-            id=str(number),
-            arrival_s=row.arrival_ms / 1e3,
-            prompt_tokens=row.prompt_len,
-            output_tokens=row.output_len,
+            id=str(number), arrival_s=row.arrival_ms / 1e3, prompt_tokens=row.prompt_len, output_tokens=row.output_len
         )
         for number, row in enumerate(theirs)
     ]
@@ -102,17 +92,12 @@ def compare(path: Path, slo_ms: tuple[float, float]) -> Comparison:
     simulate(cluster_of(path.name), requests, catalog=load_catalog(), observers=[ends], series=False)
     ours = [ends.latencies[request.id] for request in requests]
     published = [(row.ttft_ms, row.tpot_ms) for row in theirs]
-    errors = [
-        (abs(mine[0] / own[0] - 1), abs(mine[1] / own[1] - 1))
-        for mine, own in zip(ours, published, strict=True)
-    ]
+    errors = [(abs(mine[0] / own[0] - 1), abs(mine[1] / own[1] - 1)) for mine, own in zip(ours, published, strict=True)]
     return Comparison(
         requests=len(theirs),
         ttft_error=max(error[0] for error in errors),
         tpot_error=max(error[1] for error in errors),
-        attainment=tuple(
-            (attained(published, slo_ms, scale), attained(ours, slo_ms, scale)) for scale in SCALES
-        ),
+        attainment=tuple((attained(published, slo_ms, scale), attained(ours, slo_ms, scale)) for scale in SCALES),
     )
 
 

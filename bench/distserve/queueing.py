@@ -38,9 +38,7 @@ from twofold.simulation.simulate import simulate
 PROMPT = 512
 RATES = (2.0, 5.0, 8.0, 10.0)
 SHAPES = {"one instance": (1, 1), "pipeline of 2": (1, 2), "tensor of 2": (2, 1)}
-PARTS = (
-    64  # independent parts of the recursion; a part's mean has eight times the standard error of the total
-)
+PARTS = 64  # independent parts of the recursion; a part's mean has eight times the standard error of the total
 WITHIN = 0.005
 COLUMNS = (
     "instance", "requests/s", "formula", "simulator", "recursion", "on all", "± s.e.", "simulator on all", "error",
@@ -105,9 +103,7 @@ class Simulator:
             ),
             PoolSpec(machines=1, machine="dgx-a100", role=Role.DECODE),
         )
-        spec = ClusterSpec(
-            pools=pools, model="opt-13b", performance=_NAME, router="jsq", max_num_batched_tokens=PROMPT
-        )
+        spec = ClusterSpec(pools=pools, model="opt-13b", performance=_NAME, router="jsq", max_num_batched_tokens=PROMPT)
         result = simulate(spec, self._arrivals(rate), catalog=load_catalog(), series=False)
         mean_s = result.ttft_s.mean
         assert mean_s is not None  # noqa: S101  (requests were made; for the type checker)
@@ -184,9 +180,7 @@ def main() -> None:
     generator = np.random.default_rng(args.seed)
     few = arrivals(generator, args.requests)
     simulator, same = Simulator(prefill_s, speedup, few), Recursion(prefill_s, speedup, few)
-    parts = [
-        Recursion(prefill_s, speedup, arrivals(generator, args.recursion // PARTS)) for _ in range(PARTS)
-    ]
+    parts = [Recursion(prefill_s, speedup, arrivals(generator, args.recursion // PARTS)) for _ in range(PARTS)]
     table = Table(
         title=f"mean TTFT in ms, D = {args.prefill_ms:g} ms: simulator and recursion on the same {args.requests:,} "
         f"arrivals, recursion on {args.recursion:,}"
@@ -197,11 +191,7 @@ def main() -> None:
     for name, formula in formulas.items():
         for rate in RATES:
             shape = SHAPES[name]
-            expected_s, found_s, same_s = (
-                formula(rate),
-                simulator.mean_s(shape, rate),
-                same.mean_s(shape, rate),
-            )
+            expected_s, found_s, same_s = (formula(rate), simulator.mean_s(shape, rate), same.mean_s(shape, rate))
             all_s, error_s = mean_and_error([each.mean_s(shape, rate) for each in parts])
             corrected_s = found_s + (all_s - same_s)
             off = corrected_s / expected_s - 1
@@ -209,10 +199,7 @@ def main() -> None:
             table.add_row(
                 name,
                 f"{rate:g}",
-                *(
-                    f"{value * 1e3:.3f}"
-                    for value in (expected_s, found_s, same_s, all_s, error_s, corrected_s)
-                ),
+                *(f"{value * 1e3:.3f}" for value in (expected_s, found_s, same_s, all_s, error_s, corrected_s)),
                 f"{off:+.3%}",
             )
     console = Console(width=150)

@@ -74,26 +74,15 @@ def requests(parts: Sequence[tuple[Traffic, float]], seed: int) -> Iterator[Requ
             number += 1
 
 
-def served(
-    wanted: Sequence[Request], router: str, *, replan: bool
-) -> tuple[list[Timeline], Sequence[ReplanDecision]]:
+def served(wanted: Sequence[Request], router: str, *, replan: bool) -> tuple[list[Timeline], Sequence[ReplanDecision]]:
     spec = msgspec.structs.replace(parse_cluster(CLUSTER, model=MODEL, catalog=CATALOG), router=router)
     ends = TimelineCollector()
     observers: list[Observer] = [ends]
     if not replan:
         simulate(spec, wanted, catalog=CATALOG, observers=observers, series=False)
         return ends.timelines, ()
-    replanning = SimulatedReplanning(
-        Replanner(TrafficMonitor()), SplitPlanner(spec, CATALOG, SLO), search_s=SEARCH_S
-    )
-    simulate(
-        spec,
-        wanted,
-        catalog=CATALOG,
-        observers=[*observers, replanning],
-        series=False,
-        prepare=replanning.attach,
-    )
+    replanning = SimulatedReplanning(Replanner(TrafficMonitor()), SplitPlanner(spec, CATALOG, SLO), search_s=SEARCH_S)
+    simulate(spec, wanted, catalog=CATALOG, observers=[*observers, replanning], series=False, prepare=replanning.attach)
     return ends.timelines, replanning.log
 
 
@@ -164,9 +153,7 @@ def delays(seeds: int, console: Console) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=int, default=10)
     parser.add_argument("--hours", type=float, default=1.0)
     parser.add_argument("--seeds", type=int, default=3)

@@ -38,8 +38,7 @@ def requests(rate: float, count: int, seed: int) -> list[Request]:
 
 def cluster(model: str, budget: int | str) -> ClusterSpec:
     pools = tuple(
-        PoolSpec(machines=1, machine="dgx-a100", role=role, tensor_parallel=1)
-        for role in (Role.PREFILL, Role.DECODE)
+        PoolSpec(machines=1, machine="dgx-a100", role=role, tensor_parallel=1) for role in (Role.PREFILL, Role.DECODE)
     )
     return ClusterSpec(
         pools=pools,
@@ -52,9 +51,7 @@ def cluster(model: str, budget: int | str) -> ClusterSpec:
     )
 
 
-def run(
-    model: str, budget: int | str, rate: float, count: int, seed: int, catalog: Catalog
-) -> SimulationResult:
+def run(model: str, budget: int | str, rate: float, count: int, seed: int, catalog: Catalog) -> SimulationResult:
     spec = cluster(model, budget)
     return simulate(spec, requests(rate, count, seed), catalog=catalog, series=False)
 
@@ -71,8 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     together = round(kind.max_num_batched_tokens / mean)  # prompts per batch
     best = instances * together / kind.model.prefill_s(round(together * mean), together * round(mean) ** 2)
     table = Table(
-        title=f"mean / P90 TTFT in ms, {given.model}, L_m = {kind.max_num_batched_tokens} tokens",
-        title_justify="left",
+        title=f"mean / P90 TTFT in ms, {given.model}, L_m = {kind.max_num_batched_tokens} tokens", title_justify="left"
     )
     budgets = sorted((*OTHERS, kind.max_num_batched_tokens))
     for heading in ("load", "requests/s", *(f"{budget:,}" for budget in budgets)):

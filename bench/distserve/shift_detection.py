@@ -36,9 +36,7 @@ def arrivals(rate: float, burstiness: float, seed: int) -> Iterator[float]:
 def false_alarms(rate: float, burstiness: float, name: str, hours: float, seed: int) -> int:
     """Number of alarms over hours of stationary traffic."""
     watch, now, alarms = TrafficMonitor(), 0.0, 0
-    for gap, (prompt, output) in zip(
-        arrivals(rate, burstiness, seed), load_lengths(name).sample(seed), strict=False
-    ):
+    for gap, (prompt, output) in zip(arrivals(rate, burstiness, seed), load_lengths(name).sample(seed), strict=False):
         now += gap
         if now > hours * 3600:
             return alarms
@@ -49,9 +47,7 @@ def false_alarms(rate: float, burstiness: float, name: str, hours: float, seed: 
     raise AssertionError("both are endless")
 
 
-def delay(
-    quantity: Quantity, factor: float, rate: float, burstiness: float, seed: int
-) -> tuple[int, float] | None:
+def delay(quantity: Quantity, factor: float, rate: float, burstiness: float, seed: int) -> tuple[int, float] | None:
     """Requests and seconds from a step after one hour to the alarm; None without an alarm within an hour."""
     watch, now, since = TrafficMonitor(), 0.0, 0
     lengths = load_lengths("azure-conv").sample(seed)
@@ -111,12 +107,7 @@ def recorded(path: Path) -> Table:
         if watch.alarmed:
             shifts = watch.shifts()
             for shift in shifts:
-                numbers = (
-                    f"{shift.before:.3g}",
-                    f"{shift.after:.3g}",
-                    str(shift.requests),
-                    f"{shift.sigmas:.1f}",
-                )
+                numbers = (f"{shift.before:.3g}", f"{shift.after:.3g}", str(shift.requests), f"{shift.sigmas:.1f}")
                 table.add_row(f"{request.arrival_s:.0f}", shift.quantity.value, *numbers)
             watch.accept(shifts)
     return table
@@ -130,9 +121,7 @@ def _table(title: str, headings: tuple[str, ...]) -> Table:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--hours", type=float, default=1.0, help="hours per seed")
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--trace", type=Path, action="append", default=[])

@@ -46,9 +46,7 @@ def hit_rates(prompts: Prompts) -> Table:
     start = time.process_time()
     least = least_capacities(prompts)
     once = time.process_time() - start
-    table = Table(
-        title=f"LRU hit rates; one pass over {len(least):,} blocks: {once:.2f} CPU s", title_justify="left"
-    )
+    table = Table(title=f"LRU hit rates; one pass over {len(least):,} blocks: {once:.2f} CPU s", title_justify="left")
     for heading in ("blocks", "published", "one pass", "replayed", "CPU s"):
         table.add_column(heading, justify="right")
     for capacity, published in PUBLISHED.items():

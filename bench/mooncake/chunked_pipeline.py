@@ -101,9 +101,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 async def live(urls: Mapping[str, str], setting: Setting, engine: "Engine") -> dict[str, Ttft]:
     """Rounds in which the services alternate prompt by prompt; the first round is a warm-up."""
     async with AsyncExitStack() as stack:
-        services = [
-            await stack.enter_async_context(MeasuredService.service(name, url)) for name, url in urls.items()
-        ]
+        services = [await stack.enter_async_context(MeasuredService.service(name, url)) for name, url in urls.items()]
         for number in range(setting.rounds + 1):
             for index, length in enumerate([setting.long] + [setting.short] * setting.shorts):
                 turn = (number + index) % len(services)
@@ -227,9 +225,7 @@ def simulate_all(
         )
     one_long_s, one_short_s = seconds[ONE]
     return {
-        name: Ttft(
-            long_s=long_s, short_s=short_s, long_ratio=long_s / one_long_s, short_ratio=short_s / one_short_s
-        )
+        name: Ttft(long_s=long_s, short_s=short_s, long_ratio=long_s / one_long_s, short_ratio=short_s / one_short_s)
         for name, (long_s, short_s) in seconds.items()
     }
 
@@ -249,9 +245,7 @@ def measure_engine(directory: Path, longest: int) -> list[MeasuredIteration]:
             taken.append(time.perf_counter() - began)
         squares = tokens * (tokens + 2 * context)
         made.append(
-            MeasuredIteration(
-                tokens=tokens, squares=squares, sequences=0, context=0, seconds=statistics.median(taken)
-            )
+            MeasuredIteration(tokens=tokens, squares=squares, sequences=0, context=0, seconds=statistics.median(taken))
         )
     return made
 
@@ -337,15 +331,7 @@ def table(report: Report) -> Table:
     """TTFT of each service relative to one stage, live and simulated."""
     setting = report.setting
     drawn = Table(title=f"TTFT relative to {ONE}, chunks of {setting.chunk:,} tokens", title_justify="left")
-    for heading in (
-        "prompt",
-        "service",
-        "live",
-        "simulated",
-        "live / simulated",
-        "live, seconds",
-        "simulated",
-    ):
+    for heading in ("prompt", "service", "live", "simulated", "live / simulated", "live, seconds", "simulated"):
         drawn.add_column(heading, justify="left" if heading in ("prompt", "service") else "right")
     for what, tokens in (("long", setting.long), ("short", setting.short)):
         for name in (ONE, TWO, CHUNKED):
@@ -370,9 +356,7 @@ def verdict(report: Report) -> tuple[list[str], bool]:
         for name in report.live
         for what in ("long_s", "short_s")
     )
-    sentences.append(
-        f"live and simulated seconds differ by at most {apart:.0%} (at most {APART:.0%} expected)"
-    )
+    sentences.append(f"live and simulated seconds differ by at most {apart:.0%} (at most {APART:.0%} expected)")
     return sentences, holds and apart <= APART
 
 
@@ -408,9 +392,7 @@ def main() -> int:
         urls = {name: stack.enter_context(served(model, flags)) for name, flags in services(setting).items()}
         engine = stack.enter_context(Engine(model, setting.long))
         seen = asyncio.run(live(urls, setting, engine))
-        slower = statistics.median(engine.seconds) / PackedModel("", alone).prefill_s(
-            setting.long, setting.long**2
-        )
+        slower = statistics.median(engine.seconds) / PackedModel("", alone).prefill_s(setting.long, setting.long**2)
         print(f"the engine took {slower:.2f} times as long as at calibration")
         alone, crowded = alone.slower(slower), crowded.slower(slower)
         besides_s = seen[ONE].short_s - PackedModel("", alone).prefill_s(setting.short, setting.short**2)
@@ -428,11 +410,7 @@ def services(setting: Setting) -> dict[str, Sequence[str]]:
     """Services without CPU pinning: each stage needs its own core."""
     common = ["--no-pin-cores", "--kv-cache-memory-bytes", "256MiB"]
     chunks = ["--pipeline-chunk", str(setting.chunk)]
-    return {
-        ONE: common,
-        TWO: [*common, "--prefill-pp", "2"],
-        CHUNKED: [*common, "--prefill-pp", "2", *chunks],
-    }
+    return {ONE: common, TWO: [*common, "--prefill-pp", "2"], CHUNKED: [*common, "--prefill-pp", "2", *chunks]}
 
 
 def made_model(directory: Path, setting: Setting) -> Path:

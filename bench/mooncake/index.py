@@ -129,9 +129,7 @@ def measure(index: PrefixIndex, prompts: Prompts, stored: list[Where]) -> list[W
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--instances", type=int, default=1000)
     parser.add_argument("--blocks", type=int, default=2_000_000)
     args = parser.parse_args()

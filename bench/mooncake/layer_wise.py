@@ -170,19 +170,13 @@ class Worker:
         state, began_s = self.state, time.perf_counter()
         self._prompts += 1
         request = Request(
-            id=str(self._prompts),
-            arrival_s=0.0,
-            prompt_tokens=len(tokens),
-            output_tokens=1,
-            prefix_blocks=tuple(keys),
+            id=str(self._prompts), arrival_s=0.0, prompt_tokens=len(tokens), output_tokens=1, prefix_blocks=tuple(keys)
         )
         sampling = SamplingParams(max_tokens=1, temperature=0.0)
         queue = partial(state.scheduler.submit, request, decodes_here=True)
         with state.changed:
             state.closing = False
-            state.sequences[request.id] = TokenSequence(
-                sampling, token_ids=tokens, prefix_blocks=request.prefix_blocks
-            )
+            state.sequences[request.id] = TokenSequence(sampling, token_ids=tokens, prefix_blocks=request.prefix_blocks)
             state.prefixes.bring(request.id, request.prefix_blocks, queue)
         self._iterations.run()
         with state.changed:
@@ -212,10 +206,7 @@ class Bench:
         found: list[Lanes] = []
         for slowed in (False, True):
             lanes = Lanes(
-                layers=len(self._model.layers),
-                prompt_tokens=prompt_tokens,
-                reused_tokens=reused,
-                bytes_per_s=None,
+                layers=len(self._model.layers), prompt_tokens=prompt_tokens, reused_tokens=reused, bytes_per_s=None
             )
             if slowed:
                 moved = reused * self._model.layout(BLOCK).bytes_per_token
@@ -322,16 +313,12 @@ def table(found: Sequence[Lanes]) -> Table:
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, help="model directory (default: one of 32 layers is created)")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--lengths", type=int, nargs="+", default=[1024, 2048, 4096], help="prompt tokens")
     parser.add_argument("--shares", type=float, nargs="+", default=[0.5, 0.9], help="shares of reused tokens")
-    parser.add_argument(
-        "--throttle", type=float, help="GB/s of throttled copies (default: as slow as compute)"
-    )
+    parser.add_argument("--throttle", type=float, help="GB/s of throttled copies (default: as slow as compute)")
     parser.add_argument("--json", type=Path, help="write all measurements to this file")
     return parser.parse_args()
 

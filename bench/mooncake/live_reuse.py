@@ -59,9 +59,7 @@ class PromptSender:
         return [self._draw.randrange(self._lowest, self._end) for _ in range(count)]
 
     async def ttft_s(self, prompt: list[int]) -> float:
-        request = Request(
-            id=str(len(self._timelines)), arrival_s=0.0, prompt_tokens=len(prompt), output_tokens=1
-        )
+        request = Request(id=str(len(self._timelines)), arrival_s=0.0, prompt_tokens=len(prompt), output_tokens=1)
         outcome = await self._client.send(request, self._client.body(request, prompt))
         ttft_s = self._timelines[-1].ttft_s
         if outcome.error is not None or ttft_s is None:
@@ -100,9 +98,7 @@ def table(found: list[Reuse]) -> Table:
     for share in SHARES:
         drawn.add_column(f"{share:.0%} cached", justify="right")
     for reuse in found:
-        warm = [
-            f"{seconds(statistics.median(reuse.warm_s[share]))}, {reuse.ratio(share):.1%}" for share in SHARES
-        ]
+        warm = [f"{seconds(statistics.median(reuse.warm_s[share]))}, {reuse.ratio(share):.1%}" for share in SHARES]
         drawn.add_row(f"{reuse.prompt_tokens:,}", seconds(statistics.median(reuse.cold_s)), *warm)
     return drawn
 

@@ -103,11 +103,7 @@ def failures(results: dict[str, SimulationResult], slo: Slo) -> Iterator[str]:
         without, with_it = (fluctuation(loads_of(results[name])[place]) for name in ("early", "predicted"))
         if with_it >= without:
             yield f"the {phase} load fluctuates by {with_it:.3f} with prediction, not less than {without:.3f} without"
-    if (
-        not refused_late(results["predicted"])
-        <= refused_late(results["early"])
-        < refused_late(results["baseline"])
-    ):
+    if not refused_late(results["predicted"]) <= refused_late(results["early"]) < refused_late(results["baseline"]):
         yield "wasted prefills are not below the baseline's, or higher with prediction than without"
     for name in order:
         for what, latencies, bound in (
@@ -120,9 +116,7 @@ def failures(results: dict[str, SimulationResult], slo: Slo) -> Iterator[str]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--trace", type=Path, default=TRACE)
     parser.add_argument("--speed", type=float, default=2.0, help="replay speed relative to the recording")
     parser.add_argument("--slo", default=SLO)
@@ -149,9 +143,7 @@ def main() -> int:
     results: dict[str, SimulationResult] = {}
     for name in OVERLOAD_RULES if args.only is None else (args.only,):
         arriving = take(scale_rate(open_trace(args.trace), args.speed), args.requests)
-        results[name] = simulate(
-            cluster(args), arriving, catalog=load_catalog(), slo=slo, series=False, overload=name
-        )
+        results[name] = simulate(cluster(args), arriving, catalog=load_catalog(), slo=slo, series=False, overload=name)
         table.add_row(*row(name, results[name]))
     console.print(table)
     wrong = [] if args.only is not None else list(failures(results, slo))

@@ -131,22 +131,16 @@ def show(console: Console, load: Load, slo: Slo, error: float | None) -> None:
         waits = sorted(line.ttft_s or 0.0 for line in taken)
         gaps = sorted(line.tpot_s or 0.0 for line in taken)
         at = len(taken) * 9 // 10
-        console.print(
-            f"within the SLO: {good:.1%}; P90 TTFT {waits[at]:.3f} s, P90 TPOT {gaps[at] * 1e3:.0f} ms"
-        )
+        console.print(f"within the SLO: {good:.1%}; P90 TTFT {waits[at]:.3f} s, P90 TPOT {gaps[at] * 1e3:.0f} ms")
     if refused:
         waits = sorted(each.seconds * 1e3 for each in refused)
         middle, ninth = waits[len(waits) // 2], waits[len(waits) * 9 // 10]
-        console.print(
-            f"a refusal takes {middle:.1f} ms median, {ninth:.1f} ms P90, {waits[-1]:.1f} ms maximum"
-        )
+        console.print(f"a refusal takes {middle:.1f} ms median, {ninth:.1f} ms P90, {waits[-1]:.1f} ms maximum")
     console.print("median error of a predicted TTFT: " + ("–" if error is None else f"at most {error:.1%}"))
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path)
     parser.add_argument("--profile", type=Path)
     parser.add_argument("--rule", choices=tuple(OVERLOAD_RULES), default="predicted")
@@ -161,11 +155,7 @@ def main() -> int:
     def requests(rate: float) -> list[Request]:
         return list(
             workload(
-                args.workload,
-                rate=rate,
-                num_requests=args.requests,
-                length_scale=args.length_scale,
-                max_model_len=2048,
+                args.workload, rate=rate, num_requests=args.requests, length_scale=args.length_scale, max_model_len=2048
             )
         )
 
@@ -176,12 +166,7 @@ def main() -> int:
         host = read_host_profile(profile)
         tokens = 2**30 // host.model.kv_bytes_per_token
         twin = SimulatedService(
-            DESIGN,
-            host,
-            Path(directory),
-            kv_capacity_tokens=tokens,
-            max_num_seqs=SEQS,
-            catalog=load_catalog(),
+            DESIGN, host, Path(directory), kv_capacity_tokens=tokens, max_num_seqs=SEQS, catalog=load_catalog()
         )
         capacity = knee(twin, requests, slo)
         console.print(

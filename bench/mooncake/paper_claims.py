@@ -168,13 +168,10 @@ def effective(system: str, path: Path, count: int) -> Share:
     """Shares within 30 s and each of `TBT_BOUNDS_S`, by the longest tenth of gaps."""
     gaps = TokenGaps()
     arriving = trace(path)[:count]
-    result = simulate(
-        fast25_systems()[system], arriving, catalog=load_catalog(), observers=[gaps], series=False
-    )
+    result = simulate(fast25_systems()[system], arriving, catalog=load_catalog(), observers=[gaps], series=False)
     completed = result.completed / result.arrived
     return Share(
-        tuple(completed * gaps.share_within(TRACE_SLO.ttft_s or 0.0, bound_s) for bound_s in TBT_BOUNDS_S),
-        result.cpu_s,
+        tuple(completed * gaps.share_within(TRACE_SLO.ttft_s or 0.0, bound_s) for bound_s in TBT_BOUNDS_S), result.cpu_s
     )
 
 
@@ -260,9 +257,7 @@ class Job:
         slos = list(self._pool.map(bounds, chosen))
         asked: list[dict[str, Future[SearchResult]]] = [
             {
-                name: self._pool.submit(
-                    search_generated, setting, name, slo, self._given.requests, self._grid
-                )
+                name: self._pool.submit(search_generated, setting, name, slo, self._given.requests, self._grid)
                 for name in generated_systems(setting)
             }
             for setting, slo in zip(chosen, slos, strict=True)
@@ -277,10 +272,7 @@ class Job:
         systems, count = trace_systems(), self._given.trace_requests
         searches = {name: self._pool.submit(search_trace, name, path, count, self._grid) for name in systems}
         rates = (None, paper_rate(path, count))
-        replays = {
-            name: [self._pool.submit(within_at, name, path, count, rate) for rate in rates]
-            for name in systems
-        }
+        replays = {name: [self._pool.submit(within_at, name, path, count, rate) for rate in rates] for name in systems}
         found = {name: future.result() for name, future in searches.items()}
         shares = {name: [future.result() for future in futures] for name, futures in replays.items()}
         table = table_of(
@@ -326,9 +318,7 @@ class Job:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parts = [*(setting.name for setting in SETTINGS), "trace", "fast25"]
     parser.add_argument("--only", action="append", choices=parts)
     parser.add_argument("--requests", type=int, default=400, help="minimum requests of a run")

@@ -34,24 +34,12 @@ POLICIES = ("random", "load", "local-prefix", "conductor")  # slowest first
 MARGIN = 0.05  # required improvement over the previous policy
 MOST, WIDE = 0.20, 0.5
 LINK_BYTES_PER_S = 100e9
-HEADINGS = (
-    "policy",
-    "mean TTFT",
-    "P90",
-    "P99",
-    "found",
-    "fetched",
-    "reused tokens",
-    "busiest",
-    "spread",
-    "CPU s",
-)
+HEADINGS = ("policy", "mean TTFT", "P90", "P99", "found", "fetched", "reused tokens", "busiest", "spread", "CPU s")
 
 
 def cluster(router: str, given: argparse.Namespace) -> ClusterSpec:
     pools = tuple(
-        PoolSpec(machines=given.instances, machine=given.machine, role=role)
-        for role in (Role.PREFILL, Role.DECODE)
+        PoolSpec(machines=given.instances, machine=given.machine, role=role) for role in (Role.PREFILL, Role.DECODE)
     )
     return ClusterSpec(
         pools=pools,
@@ -98,9 +86,7 @@ def row(policy: str, result: SimulationResult) -> list[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("trace", type=Path, nargs="?")
     parser.add_argument("--model", default="llama-3.1-70b")
     parser.add_argument("--machine", default="dgx-a100")

@@ -48,10 +48,7 @@ def run(spec: ClusterSpec, arriving: Sequence[Request], slo: Slo | None = None) 
 
 def missed(result: SimulationResult, slo: Slo) -> str:
     """The bound that P90 misses, or an empty string. TBT is the time per output token of a request."""
-    for name, histogram, bound_s in (
-        ("TTFT", result.ttft_s, slo.ttft_s),
-        ("TBT", result.tpot_s, slo.tpot_s),
-    ):
+    for name, histogram, bound_s in (("TTFT", result.ttft_s, slo.ttft_s), ("TBT", result.tpot_s, slo.tpot_s)):
         value = histogram.percentile(90)
         if value is not None and bound_s is not None and value > bound_s:
             return name

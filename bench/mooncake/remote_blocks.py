@@ -87,9 +87,7 @@ class Service:
                 for choice in event["choices"]:
                     ttft_s = ttft_s or time.monotonic() - began_s
                     tokens += choice["token_ids"]
-                cached = ((event.get("usage") or {}).get("prompt_tokens_details") or {}).get(
-                    "cached_tokens", cached
-                )
+                cached = ((event.get("usage") or {}).get("prompt_tokens_details") or {}).get("cached_tokens", cached)
         return Answer(ttft_s, tokens, cached)
 
     def count(self, name: str, **labels: str) -> float:
@@ -137,16 +135,13 @@ class Rounds:
         cold = await self._computed(self._prompt(), SECOND)
         await self._computed(self._prompt(), FIRST)
         local = await service.ask(prompt)
-        await service.until(
-            "kv_store_hits_total", hits + blocks + 1, host=SECOND
-        )  # the engine may still hold some
+        await service.until("kv_store_hits_total", hits + blocks + 1, host=SECOND)  # the engine may still hold some
         again = service.count("kv_store_bytes_total", host=SECOND, way="peer_read") - brought
         self._check("tokens differ", first.tokens == remote.tokens == local.tokens)
         self._check("the prompt was not fully cached", remote.cached == local.cached == blocks * BLOCK)
         self._check("the cold prompt was cached", first.cached == cold.cached == 0)
         self._check(
-            f"{again / self._block_bytes:g} blocks were fetched, of {blocks}",
-            again == blocks * self._block_bytes,
+            f"{again / self._block_bytes:g} blocks were fetched, of {blocks}", again == blocks * self._block_bytes
         )
         return cold.ttft_s, remote.ttft_s, local.ttft_s
 
@@ -185,10 +180,7 @@ def running(model: Path, folder: Path, flags: list[str], store: str, hosts: TwoH
         for host, command in enumerate((serve, join)):
             whole = [sys.executable, *command]
             process = subprocess.Popen(
-                whole if hosts is None else hosts.command(host, whole),
-                stdout=log,
-                stderr=log,
-                stdin=subprocess.DEVNULL,
+                whole if hosts is None else hosts.command(host, whole), stdout=log, stderr=log, stdin=subprocess.DEVNULL
             )
             stack.callback(stop, process)
             # Workers use all cores of their host; two hosts on one machine would compete.
@@ -199,9 +191,7 @@ def running(model: Path, folder: Path, flags: list[str], store: str, hosts: TwoH
         yield url
 
 
-async def measure(
-    url: str, prompt_tokens: int, rounds: int, vocabulary: int, block_bytes: int
-) -> LengthResult:
+async def measure(url: str, prompt_tokens: int, rounds: int, vocabulary: int, block_bytes: int) -> LengthResult:
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=WAIT_S)) as session:
         async with session.get(f"{url}/v1/models") as response:
             name = (await response.json())["data"][0]["id"]
@@ -249,9 +239,7 @@ def main() -> int:
             hosts = stack.enter_context(two_hosts(first_local=True))
             hosts.limit(given.bits_per_s)
         config = msgspec.json.decode((model / "config.json").read_bytes())
-        found = [
-            measure_length(model, folder, config, length, given.rounds, hosts) for length in given.lengths
-        ]
+        found = [measure_length(model, folder, config, length, given.rounds, hosts) for length in given.lengths]
     console = Console()
     console.print(table(found))
     if given.json is not None:
@@ -272,15 +260,7 @@ def measure_length(
     block_bytes = BLOCK * 2 * config["num_hidden_layers"] * kv_heads * head_dim * 4
     blocks = length // BLOCK + 2
     memory = ["--kv-cache-memory-bytes", str((blocks + 4) * block_bytes)]
-    flags = [
-        "--dtype",
-        "float32",
-        "--block-size",
-        str(BLOCK),
-        "--max-model-len",
-        str(length + BLOCK),
-        *memory,
-    ]
+    flags = ["--dtype", "float32", "--block-size", str(BLOCK), "--max-model-len", str(length + BLOCK), *memory]
     store = str(8 * blocks * block_bytes)  # more than a round needs
     with running(model, folder, flags, store, hosts) as url:
         return asyncio.run(measure(url, length, rounds, config["vocab_size"], block_bytes))

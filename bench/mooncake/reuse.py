@@ -28,15 +28,7 @@ from twofold.workload.trace import open_trace
 NAME = "mooncake-conversation.jsonl"
 HIGHEST = 36.64  # percent of repeated blocks
 FIGURES = {  # hit rate in percent, by policy and capacity in blocks
-    "lru": {
-        1_000: 4.45,
-        3_000: 6.50,
-        5_000: 11.04,
-        10_000: 21.12,
-        30_000: 32.57,
-        50_000: 35.46,
-        100_000: 36.37,
-    },
+    "lru": {1_000: 4.45, 3_000: 6.50, 5_000: 11.04, 10_000: 21.12, 30_000: 32.57, 50_000: 35.46, 100_000: 36.37},
     "lfu": {10_000: 13.15, 30_000: 27.55, 50_000: 34.38},
 }
 
@@ -47,9 +39,7 @@ def replay(requests: Sequence[Request], cache: PrefixCache) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("trace", type=Path, nargs="?")
     parser.add_argument("--eviction", nargs="+", choices=tuple(EVICTIONS), default=tuple(EVICTIONS))
     parser.add_argument("--capacity", nargs="+", type=int, help="in blocks")

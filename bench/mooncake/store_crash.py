@@ -58,9 +58,7 @@ class Tally(Structure):
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=100)
     parser.add_argument("--clients", type=int, default=3)
     parser.add_argument("--seed", type=int, default=1)
@@ -168,9 +166,7 @@ class Crashes:
         self._most_bytes = max(self._most_bytes, sum(sizes))
 
     def _verdict(self, kills: dict[int, int]) -> int:
-        total = {
-            name: sum(getattr(t, name) for t in (*self._tallies, *self._done)) for name, *_ in Tally._fields_
-        }
+        total = {name: sum(getattr(t, name) for t in (*self._tallies, *self._done)) for name, *_ in Tally._fields_}
         store = self._config.store
         assert store is not None  # noqa: S101  (created above; for the type checker)
         whole, recovered = read_all(Path(self._directory / "disk"), store.disk_bytes)
@@ -261,9 +257,7 @@ def fill(pool: KvPool, block: int, key: bytes) -> None:
 
 def holds(pool: KvPool, block: int, key: bytes) -> bool:
     return all(
-        torch.equal(
-            torch.cat([rows[block] for rows in pool.block_rows(layer)]), pattern(key, layer).view(torch.uint8)
-        )
+        torch.equal(torch.cat([rows[block] for rows in pool.block_rows(layer)]), pattern(key, layer).view(torch.uint8))
         for layer in range(len(LAYOUT.layers))
     )
 
@@ -274,9 +268,7 @@ def read_all(directory: Path, capacity_bytes: int) -> tuple[int, int]:
     into = memoryview(bytearray(LAYOUT.bytes_per_block))
     whole = 0
     for block in disk.recovered():
-        expected = b"".join(
-            pattern(block.key, layer).numpy().tobytes() for layer in range(len(LAYOUT.layers))
-        )
+        expected = b"".join(pattern(block.key, layer).numpy().tobytes() for layer in range(len(LAYOUT.layers)))
         whole += disk.read(block.key, into) is not None and bytes(into) == expected
     disk.close()
     return whole, len(disk.recovered())

@@ -127,9 +127,7 @@ def compare(first_s: list[float], second_s: list[float]) -> Comparison:
     as_far = np.abs(signs @ differences) >= abs(differences.sum()) * (1 - 1e-12)
     below = (first[:, None] < second[None, :]).mean() + (first[:, None] == second[None, :]).mean() / 2
     apart = second - first
-    medians = [
-        statistics.median(apart[draw.integers(0, len(apart), len(apart))].tolist()) for _ in range(1000)
-    ]
+    medians = [statistics.median(apart[draw.integers(0, len(apart), len(apart))].tolist()) for _ in range(1000)]
     return Comparison(
         p=float((1 + as_far.sum()) / (1 + PERMUTATIONS)),
         told=float(below),
@@ -173,9 +171,7 @@ def counters_right(found: list[Pair], tokens: int) -> bool:
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, help="model directory (default: a small model is created)")
     parser.add_argument("--pairs", type=int, default=200)
     parser.add_argument("--tokens", type=int, default=1024, help="tokens of each prompt")

@@ -131,16 +131,12 @@ def measure(way: str, case: Case, transport: PooledTransport, connection: Connec
 
 
 def table(figures: list[Figure]) -> Table:
-    drawn = Table(
-        title="KV written between processes, GB/s (relative to shared memory)", title_justify="left"
-    )
+    drawn = Table(title="KV written between processes, GB/s (relative to shared memory)", title_justify="left")
     drawn.add_column("transport")
     for case in CASES:
         drawn.add_column(case.name, justify="right", no_wrap=True)
     medians = {
-        (way, case): statistics.median(
-            each.bytes_per_s for each in figures if (each.way, each.case) == (way, case)
-        )
+        (way, case): statistics.median(each.bytes_per_s for each in figures if (each.way, each.case) == (way, case))
         for way in dict.fromkeys(each.way for each in figures)
         for case in CASES
     }

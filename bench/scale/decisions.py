@@ -18,13 +18,7 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
-from twofold.bench.decisions import (
-    LOOP_ITERATIONS,
-    cpu_seconds,
-    decisions_per_s,
-    reference_loop,
-    sample_requests,
-)
+from twofold.bench.decisions import LOOP_ITERATIONS, cpu_seconds, decisions_per_s, reference_loop, sample_requests
 from twofold.handoff import HandoffMode
 from twofold.instance import Role
 from twofold.kvcache.index import PrefixIndex
@@ -109,17 +103,13 @@ def bytes_per_instance(name: str, instances: int) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--instances", type=int, nargs="+", default=INSTANCES)
     parser.add_argument("--decisions", type=int, default=20_000)
     args = parser.parse_args()
     loops = [cpu_seconds(reference_loop) for _ in range(3)]
     memory = bytes_per_instance("jsq", max(args.instances))
-    rows = [
-        (name, [rate_of(name, instances, args.decisions) for instances in args.instances]) for name in KNOWN
-    ]
+    rows = [(name, [rate_of(name, instances, args.decisions) for instances in args.instances]) for name in KNOWN]
     rows += [
         (f"reports, {name}", [reports_per_s(name, instances, args.decisions) for instances in args.instances])
         for name in ("jsq", "cells:jsq")

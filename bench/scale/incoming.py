@@ -199,9 +199,7 @@ def sizes(workers: int) -> list[tuple[str, int]]:
     """Frame sizes in bytes."""
     peer = registered(1, "ipc:///run/user/1000/twofold/decode-1.sock")
     tokens = [(f"chatcmpl-{number:032x}.1", outputs(5, 9)) for number in range(32)]
-    step = StepDone(
-        instance="decode-1", epoch=1, started_s=1.0, started=[], tokens=tokens, status=STATUS, number=9
-    )
+    step = StepDone(instance="decode-1", epoch=1, started_s=1.0, started=[], tokens=tokens, status=STATUS, number=9)
     messages: list[tuple[str, Message]] = [
         ("Alive", Alive(instance="decode-1", epoch=1, batch_s=0.1, said_s=1.0, now_s=1.0)),
         ("Status", Status(instance="decode-1", epoch=1, status=STATUS, number=9)),
@@ -241,9 +239,7 @@ def show(rows: dict[int, list[Measured]], turn_s: float) -> Table:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workers", type=int, nargs="+", default=(40, 100, 400))
     parser.add_argument("--messages", type=int, default=40_000)
     parser.add_argument("--batch", type=int, nargs="+", default=(1, 8, 32))
@@ -258,9 +254,7 @@ def main() -> None:
     for name, context in (("ZeroMQ by itself", zmq.Context()), ("as a service", new_context())):
         console.print(f"{name}: {sockets(context)}.")
     console.print(f"A process may have {soft:,} files (at most {hard:,}).")
-    console.print(
-        f"A million loop iterations took {min(loops) * 1e3:.1f} ms (at most {max(loops) * 1e3:.1f})."
-    )
+    console.print(f"A million loop iterations took {min(loops) * 1e3:.1f} ms (at most {max(loops) * 1e3:.1f}).")
 
 
 if __name__ == "__main__":

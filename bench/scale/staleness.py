@@ -77,9 +77,7 @@ def run(
         model="bloom-176b",
         router=router,
         cells=max(1, instances // CELL) if router == "cells:jsq" else msgspec.UNSET,
-        control=ControlSpec(
-            controllers=controllers, reports_every_s=every_s, report_delay_s=delay_s, own_load=own
-        ),
+        control=ControlSpec(controllers=controllers, reports_every_s=every_s, report_delay_s=delay_s, own_load=own),
     )
     requests = workload(
         "azure-conv", rate=rate * instances, num_requests=round(rate * instances * seconds), arrival="poisson"
@@ -103,15 +101,7 @@ def run(
 
 def show(cases: Sequence[Case]) -> Table:
     table = Table()
-    for column in (
-        "policy",
-        "controllers",
-        "reports s",
-        "goodput",
-        "TTFT P50 / P90 / P99 s",
-        "TPOT P99",
-        "CPU s",
-    ):
+    for column in ("policy", "controllers", "reports s", "goodput", "TTFT P50 / P90 / P99 s", "TPOT P99", "CPU s"):
         table.add_column(column, justify="left" if column == "policy" else "right")
     for before, case in zip((None, *cases), cases, strict=False):
         if before is not None and before.policy != case.policy:
@@ -129,9 +119,7 @@ def show(cases: Sequence[Case]) -> Table:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--instances", type=int, default=1_000)
     parser.add_argument("--controllers", type=int, nargs="+", default=(1,))
     parser.add_argument("--reports", type=float, nargs="+", default=(0.0, 0.01, 0.1, 1.0, 10.0))

@@ -52,15 +52,9 @@ def number_of(instance: str) -> int:
 
 
 def registered(number: int, inbox: str) -> Registered:
-    memory = MemoryDescriptor(
-        instance=name_of(number), epoch=1, address="x" * 40, num_blocks=4096, layout=LAYOUT
-    )
+    memory = MemoryDescriptor(instance=name_of(number), epoch=1, address="x" * 40, num_blocks=4096, layout=LAYOUT)
     return Registered(
-        peer=Peer(inbox=inbox, memory=memory),
-        role=role_of(number),
-        model="/model",
-        status=STATUS,
-        prefill=SPEED,
+        peer=Peer(inbox=inbox, memory=memory), role=role_of(number), model="/model", status=STATUS, prefill=SPEED
     )
 
 
@@ -110,9 +104,7 @@ class Workers:
         for source in range(0, self._count, 4):
             for target in range(self._count):
                 if target % 4:
-                    self.say(
-                        source, LinkMeasured(source=name_of(source), target=name_of(target), speed=speed)
-                    )
+                    self.say(source, LinkMeasured(source=name_of(source), target=name_of(target), speed=speed))
 
     def alive(self, count: int) -> None:
         frames = [ENCODE(Alive(instance=name_of(number), epoch=1)) for number in range(self._count)]
@@ -123,9 +115,7 @@ class Workers:
     def status(self, count: int) -> None:
         for turn in range(count):
             number = turn % self._count
-            self.say(
-                number, Status(instance=name_of(number), epoch=1, status=STATUS, number=self._next(number))
-            )
+            self.say(number, Status(instance=name_of(number), epoch=1, status=STATUS, number=self._next(number)))
 
     def steps(self, count: int) -> None:
         """Send iterations without tokens, as of chunked prefill."""

@@ -29,12 +29,9 @@ def batch_jobs(settings: Settings, catalog: Catalog, workload: str) -> None:
         bounds = AnalyticBounds(problem)
         kinds = [kind for kind in KINDS if kind.name in counts]
         designs = [
-            Design(family=family(kind, catalog, timing.mixed_batchers[0]), counts=counts[kind.name])
-            for kind in kinds
+            Design(family=family(kind, catalog, timing.mixed_batchers[0]), counts=counts[kind.name]) for kind in kinds
         ]
-        whole = run_all(
-            [Job(problem, design, _OVERLOAD * bounds.upper(design)) for design in designs], settings.jobs
-        )
+        whole = run_all([Job(problem, design, _OVERLOAD * bounds.upper(design)) for design in designs], settings.jobs)
         base = dict(zip((kind.name for kind in kinds), whole, strict=True))["Baseline-H100"].requests_per_s
         rows = [
             [

@@ -41,9 +41,7 @@ def knots(rows: Sequence[ProfileRow]) -> list[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("profile", nargs="?", type=Path, default=default_profile())
     rows = read_profile(parser.parse_args().profile)
     lines = [

@@ -32,9 +32,7 @@ def fit_decode(pairs: Sequence[Pair]) -> tuple[Floats, float]:
         alone_s = min(one.token_time for one in pair.kept) / 1e3
         used = memory_share(pair.model, pair.machine, pair.tensor_parallel, alone_s)
         for one in pair.kept:
-            measured = [
-                row.average_power for row in one.rows if row.average_power and one.prompt_size <= 2048
-            ]
+            measured = [row.average_power for row in one.rows if row.average_power and one.prompt_size <= 2048]
             if measured:
                 lines.append((1.0, used, one.batch_size - 1.0))
                 shares.append(median(measured))
@@ -59,8 +57,7 @@ def fit_prefill(pairs: Sequence[Pair]) -> tuple[int, float]:
 
     def error(saturation: int) -> float:
         return fmean(
-            abs((base + (1 - base) * min(tokens / saturation, 1.0)) / peak - 1)
-            for tokens, peak, base in points
+            abs((base + (1 - base) * min(tokens / saturation, 1.0)) / peak - 1) for tokens, peak, base in points
         )
 
     best = min(SATURATIONS, key=error)
@@ -68,13 +65,9 @@ def fit_prefill(pairs: Sequence[Pair]) -> tuple[int, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("profile", nargs="?", type=Path, default=default_profile())
-    pairs = [
-        pair for pair in measured_pairs(parser.parse_args().profile) if decode_power(pair.kept) is not None
-    ]
+    pairs = [pair for pair in measured_pairs(parser.parse_args().profile) if decode_power(pair.kept) is not None]
     (decode, memory, sequence), decode_error = fit_decode(pairs)
     saturation, prefill_error = fit_prefill(pairs)
     path = DATA / "power.toml"

@@ -20,9 +20,7 @@ from twofold.performance.fitted import KNEE, long_share
 from twofold.performance.fitting.fit import Floats, non_negative_least_squares
 from twofold.performance.roofline import LeftOut, RooflineConstants, RooflineTerms, roofline_with
 
-SOURCE = (
-    "all measured pairs of the Splitwise profile (SplitwiseSim data/perf_model.csv, MIT), arXiv 2311.18677"
-)
+SOURCE = "all measured pairs of the Splitwise profile (SplitwiseSim data/perf_model.csv, MIT), arXiv 2311.18677"
 DATE = "2023-11"
 HEADING = """# Efficiencies and overheads of the roofline: see twofold.performance.roofline.
 # Written by bench/splitwise/fit_roofline.py. Seconds, and shares of the peak. Each error is the mean relative error on
@@ -34,8 +32,7 @@ def fit(pairs: Sequence[Pair]) -> RooflineConstants:
     """Constants that predict these pairs best."""
     launch, step, memory, sequence, kv = fit_decode(pairs)
     floors = [
-        needs.layers * launch + needs.steps * step + needs.weights_s * (1 + memory)
-        for needs in map(_needs, pairs)
+        needs.layers * launch + needs.steps * step + needs.weights_s * (1 + memory) for needs in map(_needs, pairs)
     ]
     prefill_launch, compute, all_reduce, long_batch = fit_prefill(pairs, floors)
     return RooflineConstants(
@@ -75,14 +72,8 @@ def fit_prefill(pairs: Sequence[Pair], floors: Sequence[float]) -> list[float]:
         needs = _needs(pair)
         for one in pair.kept:
             n = one.prefill_tokens
-            compute, reduce, attention = (
-                needs.compute_s * n,
-                needs.all_reduce_s * n,
-                needs.attention_s * one.squares,
-            )
-            lines.append(
-                (floor, needs.layers, compute, reduce, long_share(n), attention, one.prompt_time / 1e3)
-            )
+            compute, reduce, attention = (needs.compute_s * n, needs.all_reduce_s * n, needs.attention_s * one.squares)
+            lines.append((floor, needs.layers, compute, reduce, long_share(n), attention, one.prompt_time / 1e3))
     floor, layers, compute, reduce, long, attention, time = np.array(lines, dtype=np.float64).T
 
     def errors(x: Floats) -> Floats:
@@ -99,9 +90,7 @@ def minimise(errors: Callable[[Floats], Floats], start: Floats) -> Floats:
     at, damping = np.log(start), 1e-2
     now = errors(np.exp(at))
     for _ in range(200):
-        slopes = np.column_stack(
-            [(errors(np.exp(at + nudge)) - now) / 1e-6 for nudge in np.eye(len(at)) * 1e-6]
-        )
+        slopes = np.column_stack([(errors(np.exp(at + nudge)) - now) / 1e-6 for nudge in np.eye(len(at)) * 1e-6])
         normal = slopes.T @ slopes
         step = np.linalg.solve(normal + damping * np.diag(np.diag(normal) + 1e-9), -slopes.T @ now)
         after = errors(np.exp(at + np.clip(step, -1, 1)))
@@ -146,9 +135,7 @@ def _lines(values: dict[str, object]) -> list[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("profile", nargs="?", type=Path, default=default_profile())
     pairs = list(measured_pairs(parser.parse_args().profile))
     text = [HEADING, f'source = "{SOURCE}"', f'date = "{DATE}"', "", "[constants]"]

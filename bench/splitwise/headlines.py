@@ -3,17 +3,7 @@
 import asyncio
 
 import msgspec
-from designs import (
-    AA,
-    BASELINE_A100,
-    BASELINE_H100,
-    H100_MACHINES,
-    HHCAP,
-    WORKLOADS,
-    Kind,
-    power_units,
-    within,
-)
+from designs import AA, BASELINE_A100, BASELINE_H100, H100_MACHINES, HHCAP, WORKLOADS, Kind, power_units, within
 from show import percent, progress, split_name, table, times
 from study import BestDesign, Settings, Study, study, timings
 
@@ -40,12 +30,7 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
 
 CLAIMS = (
     Claim(
-        text="1.4× throughput, cost −20%",
-        kind=AA,
-        against=BASELINE_H100,
-        machines=H100_MACHINES,
-        price=0.82,
-        power=1.0,
+        text="1.4× throughput, cost −20%", kind=AA, against=BASELINE_H100, machines=H100_MACHINES, price=0.82, power=1.0
     ),
     Claim(
         text="2.35× (section 6: 2.15×), same cost and power",

@@ -12,20 +12,7 @@ from twofold.planning.design import Design
 from twofold.simulation.result import verdict
 from twofold.slo import SPLITWISE
 
-_HEADER = (
-    "cluster",
-    "req/s",
-    "TTFT P50",
-    "P90",
-    "P99",
-    "TBT P50",
-    "P90",
-    "P99",
-    "E2E P50",
-    "P90",
-    "P99",
-    "nine SLOs",
-)
+_HEADER = ("cluster", "req/s", "TTFT P50", "P90", "P99", "TBT P50", "P90", "P99", "E2E P50", "P90", "P99", "nine SLOs")
 
 
 def latency_over_load(settings: Settings, catalog: Catalog, workload: str, rates: Sequence[float]) -> None:
@@ -35,17 +22,11 @@ def latency_over_load(settings: Settings, catalog: Catalog, workload: str, rates
         problem = problem_of(timing, workload, settings, catalog)
         cases = [(kind, rate) for kind in KINDS if kind.name in counts for rate in rates]
         jobs = [
-            Job(
-                problem,
-                Design(family=family(kind, catalog, timing.mixed_batchers[0]), counts=counts[kind.name]),
-                rate,
-            )
+            Job(problem, Design(family=family(kind, catalog, timing.mixed_batchers[0]), counts=counts[kind.name]), rate)
             for kind, rate in cases
         ]
         whole = run_all(jobs, settings.jobs)
-        rows = [
-            _row(kind, counts[kind.name], rate, each) for (kind, rate), each in zip(cases, whole, strict=True)
-        ]
+        rows = [_row(kind, counts[kind.name], rate, each) for (kind, rate), each in zip(cases, whole, strict=True)]
         table(f"Latency over load: iso-power, {workload}, {timing.name} timing", _HEADER, rows)
 
 

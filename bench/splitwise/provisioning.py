@@ -43,9 +43,7 @@ def provisioning(
         html.write_text(_page(planes, f"{kind.name}, {workload}, {rate:g} requests/s"), encoding="utf-8")
 
 
-async def _plane(
-    searches: Study, kind: Kind, rate: float, prefill: Sequence[int], decode: Sequence[int]
-) -> Plane:
+async def _plane(searches: Study, kind: Kind, rate: float, prefill: Sequence[int], decode: Sequence[int]) -> Plane:
     points = [(first, second) for first in prefill for second in decode]
     trials = [Trial(searches.design(kind, point), rate) for point in points]
     told = await asyncio.gather(*(searches.search.evaluate(trial) for trial in trials))
@@ -54,10 +52,7 @@ async def _plane(
 
 def _show(searches: Study, kind: Kind, workload: str, rate: float, plane: Plane) -> None:
     prefill, decode = _axes(plane)
-    rows = [
-        [f"{second} decode", *(_cell(plane, first, second) for first in prefill)]
-        for second in reversed(decode)
-    ]
+    rows = [[f"{second} decode", *(_cell(plane, first, second) for first in prefill)] for second in reversed(decode)]
     name = searches.timing.name
     title = f"Provisioning: {kind.name}, {workload}, {rate:g} requests/s, {name} timing"
     table(title, ["machines", *(f"{first} prefill" for first in prefill)], rows)
@@ -95,9 +90,7 @@ def _on_frontier(plane: Plane, first: int, second: int) -> bool:
 
 def _worst(told: Evaluation) -> float:
     """Worst ratio of the nine bounds; a run that was stopped early misses one by more than shown."""
-    ratios = [
-        check.value / check.bound for check in told.checks if check.value is not None and not check.at_least
-    ]
+    ratios = [check.value / check.bound for check in told.checks if check.value is not None and not check.at_least]
     return min(max(ratios, default=0.0), _OVER)
 
 
@@ -111,21 +104,12 @@ def _page(planes: dict[str, Plane], title: str) -> str:
         prefill, decode = _axes(plane)
         worst = [[_worst(plane[first, second]) for first in prefill] for second in decode]
         frontier = [point for point in plane if plane[point].met and _on_frontier(plane, *point)]
-        figure.add_trace(
-            go.Heatmap(x=prefill, y=decode, z=worst, zmin=0.5, zmax=2.0, coloraxis="coloraxis"), 1, place
-        )
+        figure.add_trace(go.Heatmap(x=prefill, y=decode, z=worst, zmin=0.5, zmax=2.0, coloraxis="coloraxis"), 1, place)
         marks = {"x": [first for first, _ in frontier], "y": [second for _, second in frontier]}
-        figure.add_trace(
-            go.Scatter(**marks, mode="markers", name="SLO frontier", marker_color="red"), 1, place
-        )
+        figure.add_trace(go.Scatter(**marks, mode="markers", name="SLO frontier", marker_color="red"), 1, place)
         figure.update_xaxes(title_text="prefill machines", row=1, col=place)
         figure.update_yaxes(title_text="decode machines", row=1, col=place)
-    colors = {
-        "colorscale": "Viridis_r",
-        "cmin": 0.5,
-        "cmax": 2.0,
-        "colorbar_title": "worst slow-down ÷ bound",
-    }
+    colors = {"colorscale": "Viridis_r", "cmin": 0.5, "cmax": 2.0, "colorbar_title": "worst slow-down ÷ bound"}
     figure.update_layout(title=title, coloraxis=colors, showlegend=False)
     page: str = figure.to_html(include_plotlyjs=True)
     return page

@@ -68,9 +68,7 @@ _PARTS = ("headlines", "sets", "provisioning", "load", "batch", "robustness")
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name in _PARTS:
         parser.add_argument(f"--{name}", action="store_true")
     parser.add_argument("--minutes", type=float, default=2.0, help="simulated minutes per rate")

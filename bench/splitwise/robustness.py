@@ -44,9 +44,7 @@ async def _tuned(searches: Study, kind: Kind, workload: str) -> BestDesign:
 async def _rows(searches: Study, workload: str, own: dict[str, dict[str, BestDesign]]) -> list[list[str]]:
     other = next(each for each in WORKLOADS if each != workload)
     kinds = [kind for kind in KINDS if kind.split]
-    crossed = await asyncio.gather(
-        *(searches.capacity(kind, own[other][kind.name].design.counts) for kind in kinds)
-    )
+    crossed = await asyncio.gather(*(searches.capacity(kind, own[other][kind.name].design.counts) for kind in kinds))
     return [
         [
             kind.name,

@@ -69,14 +69,7 @@ def compare(run: ReferenceRun, checkout: Path, python: str) -> Round:
     """Compare one reference run. Raises SystemExit if a run fails, loses a request or differs."""
     with tempfile.TemporaryDirectory() as folder:
         theirs = _cost(
-            [
-                python,
-                str(HERE / "splitwise_sim_driver.py"),
-                str(checkout),
-                str(run.trace_path),
-                folder,
-                *run.overrides,
-            ]
+            [python, str(HERE / "splitwise_sim_driver.py"), str(checkout), str(run.trace_path), folder, *run.overrides]
         )
         table = Path(folder) / "ours.csv"
         driver = [sys.executable, str(HERE / "twofold_driver.py"), run.name]
@@ -86,13 +79,7 @@ def compare(run: ReferenceRun, checkout: Path, python: str) -> Round:
         requests, worst = _differences(Path(folder) / "detailed" / "0.csv", table)
     if worst > 1e-6:
         raise SystemExit(f"{run.name}: a request's time differs by {worst:.1e} of it")
-    return Round(
-        splitwise_sim=theirs,
-        twofold=ours,
-        with_series=with_series,
-        requests=requests,
-        worst_difference=worst,
-    )
+    return Round(splitwise_sim=theirs, twofold=ours, with_series=with_series, requests=requests, worst_difference=worst)
 
 
 def _cost(command: Sequence[str]) -> Cost:
@@ -148,9 +135,7 @@ def _geometric_mean(values: Sequence[float]) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("checkout", type=Path)
     parser.add_argument("--python", default=sys.executable, help="interpreter for SplitwiseSim")
     parser.add_argument("--rounds", type=int, default=3)

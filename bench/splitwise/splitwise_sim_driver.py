@@ -35,9 +35,7 @@ def configuration(checkout: Path, trace: Path, folder: Path, overrides: list[str
     OmegaConf.save(top, configs / "config.yaml")
     with initialize_config_dir(config_dir=str(configs), version_base=None):
         whole = compose(
-            "config",
-            overrides=["performance_model=db", f"trace.path={trace}", *overrides],
-            return_hydra_config=True,
+            "config", overrides=["performance_model=db", f"trace.path={trace}", *overrides], return_hydra_config=True
         )
     with open_dict(whole):
         whole.hydra.runtime.cwd = str(checkout)  # base path of its modules' data
@@ -87,16 +85,12 @@ def simulator(config: DictConfig) -> Simulator:
         arbiter=arbiter,
         end_time=config.end_time,
     )
-    initialize.init_start_state(
-        config, cluster=cluster, applications=applications, router=router, arbiter=arbiter
-    )
+    initialize.init_start_state(config, cluster=cluster, applications=applications, router=router, arbiter=arbiter)
     return made
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("checkout", type=Path)
     parser.add_argument("trace", type=Path)
     parser.add_argument("folder", type=Path)

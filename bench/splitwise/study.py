@@ -73,12 +73,7 @@ def timings(settings: Settings, catalog: Catalog) -> dict[str, Timing]:
 
 def problem_of(timing: Timing, workload: str, settings: Settings, catalog: Catalog) -> Problem:
     """The planning problem: the nine SLOs relative to a DGX-A100 under the same timing."""
-    return Problem(
-        template=timing.template,
-        workload=settings.workload(workload),
-        slo=SPLITWISE,
-        catalog=catalog,
-    )
+    return Problem(template=timing.template, workload=settings.workload(workload), slo=SPLITWISE, catalog=catalog)
 
 
 class Study:
@@ -137,9 +132,7 @@ def study(timing: Timing, workload: str, settings: Settings, catalog: Catalog) -
     problem = problem_of(timing, workload, settings, catalog)
     with _store(settings) as store, LocalExecutor(problem, settings.jobs) as executor:
         evaluator = Evaluator(executor, store, Keys(problem).of)
-        search = RateSearch(
-            evaluate=evaluator, bound=AnalyticBounds(problem), grid=RateGrid(settings.tolerance)
-        )
+        search = RateSearch(evaluate=evaluator, bound=AnalyticBounds(problem), grid=RateGrid(settings.tolerance))
         yield Study(timing, problem, search)
 
 

@@ -30,9 +30,7 @@ class Ended(Observer):
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("name", choices=[run.name for run in RUNS])
     parser.add_argument("--series", action="store_true", help="also record time series")
     parser.add_argument("--table", type=Path, help="write the latencies of every request")

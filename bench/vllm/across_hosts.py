@@ -42,26 +42,8 @@ class AcrossHosts:
         controller = f"tcp://{here.address}:{free_port()}"
         joint = ["--cluster-key", str(key)]
         serve = ["serve", str(self.stock.model), "--served-model-name", SERVED_NAME, "--port", str(port)]
-        serve += [
-            "--engine",
-            "vllm",
-            "--prefill",
-            "1",
-            "--decode",
-            "0",
-            "--listen-workers",
-            controller,
-            *joint,
-        ]
-        serve += [
-            "--handoff",
-            mode,
-            "--transport",
-            "nixl",
-            "--dtype",
-            "float32",
-            "--no-enable-prefix-caching",
-        ]
+        serve += ["--engine", "vllm", "--prefill", "1", "--decode", "0", "--listen-workers", controller, *joint]
+        serve += ["--handoff", mode, "--transport", "nixl", "--dtype", "float32", "--no-enable-prefix-caching"]
         serve += ["--max-model-len", str(self.longest), "--max-num-batched-tokens", str(self.longest)]
         join = ["join", controller, *joint, "--model", str(self.stock.model), "--decode", "1"]
         join += ["--name", "decode-host", "--address", there.address]
@@ -74,9 +56,7 @@ class AcrossHosts:
     def _place(self, host: int) -> Place:
         """Forces NIXL to use the link instead of shared memory."""
         network = {"UCX_TLS": "tcp", "UCX_NET_DEVICES": self.hosts.devices[host]}
-        return Place(
-            address=self.hosts.addresses[host], enter=self.hosts.command(host, []), environment=network
-        )
+        return Place(address=self.hosts.addresses[host], enter=self.hosts.command(host, []), environment=network)
 
     @staticmethod
     def _cores(host: int) -> str:

@@ -51,9 +51,7 @@ def machine() -> str:
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
     parser.add_argument("--proxy", type=Path, help="vLLM's toy_proxy_server.py (docs/comparison.md)")
-    parser.add_argument(
-        "--only", nargs="+", choices=SYSTEMS, help="systems to run; keep the others from --json"
-    )
+    parser.add_argument("--only", nargs="+", choices=SYSTEMS, help="systems to run; keep the others from --json")
     parser.add_argument("--model", type=Path, help="model directory (default: a small model is created)")
     parser.add_argument("--rates", type=float, nargs="+", default=[0.5, 1.0, 1.5], help="requests/s")
     parser.add_argument("--seconds", type=float, default=30.0, help="seconds of arrivals per rate")
@@ -61,9 +59,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--outputs", type=int, nargs=2, default=(32, 64), metavar=("LEAST", "MOST"))
     parser.add_argument("--ttft", type=float, default=2.0, help="SLO in seconds")
     parser.add_argument("--tpot", type=float, default=0.05, help="SLO in seconds")
-    parser.add_argument(
-        "--cores", type=int, help="cores for the systems (default: all); the client gets the rest"
-    )
+    parser.add_argument("--cores", type=int, help="cores for the systems (default: all); the client gets the rest")
     parser.add_argument("--transport", default="nixl", help="transport of Twofold's workers")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--logs", type=Path, help="keep the processes' logs in this directory")
@@ -83,9 +79,7 @@ def merge_earlier(path: Path, report: Report) -> Report:
     return before
 
 
-def rates(
-    setting: Setting, system: str, given: argparse.Namespace, report: Report, logs: Path
-) -> list[Measured]:
+def rates(setting: Setting, system: str, given: argparse.Namespace, report: Report, logs: Path) -> list[Measured]:
     """Measure all rates of one system, started and stopped for it."""
     found = []
     began_s = time.monotonic()

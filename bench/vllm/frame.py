@@ -28,9 +28,7 @@ def model_directory(model: Path | None, folder: Path, *flags: str) -> Path:
     return model
 
 
-def run_and_exit(
-    name: str, run: Callable[[Path], tuple[T, list[str]]], show: Callable[[T], None]
-) -> NoReturn:
+def run_and_exit(name: str, run: Callable[[Path], tuple[T, list[str]]], show: Callable[[T], None]) -> NoReturn:
     """Call `run` with a temporary folder, show its result, print the problems, and exit with 1 if there are any."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # unwind the stack to stop the processes
     with tempfile.TemporaryDirectory(prefix=f"twofold-{name}-") as folder:

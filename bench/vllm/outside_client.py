@@ -71,9 +71,7 @@ class _Result(msgspec.Struct, frozen=True, kw_only=True):
     generated_texts: list[str]
 
 
-def measure(
-    url: str, stock: StockVllm, load: Load, rate: float, folder: Path, cores: Sequence[int]
-) -> Measured:
+def measure(url: str, stock: StockVllm, load: Load, rate: float, folder: Path, cores: Sequence[int]) -> Measured:
     """Run the client once on these cores in `folder`.
 
     Raises ConfigurationError with its output if it fails or does not end.
@@ -95,25 +93,11 @@ def measure(
         SERVED_NAME,
     ]
     command += ["--tokenizer", str(stock.model), "--dataset-name", "random", *_lengths(load)]
-    command += [
-        "--num-prompts",
-        str(load.requests(rate)),
-        "--request-rate",
-        str(rate),
-        "--seed",
-        str(load.seed),
-    ]
+    command += ["--num-prompts", str(load.requests(rate)), "--request-rate", str(rate), "--seed", str(load.seed)]
     command += ["--temperature", "0", "--ignore-eos", "--num-warmups", str(WARM_UPS), "--disable-tqdm"]
     command += ["--goodput", f"ttft:{load.ttft_s * 1e3:g}", f"tpot:{load.tpot_s * 1e3:g}"]
     command += ["--percentile-metrics", "ttft,tpot,itl", "--metric-percentiles", "50,99"]
-    command += [
-        "--save-result",
-        "--save-detailed",
-        "--result-dir",
-        str(folder),
-        "--result-filename",
-        result.name,
-    ]
+    command += ["--save-result", "--save-detailed", "--result-dir", str(folder), "--result-filename", result.name]
     with log.open("wb") as output:
         try:
             done = subprocess.run(
@@ -146,17 +130,14 @@ def _measured(result: _Result, rate: float, sent: int) -> Measured:
         p99_tpot_ms=result.p99_tpot_ms,
         p50_itl_ms=result.p50_itl_ms,
         p99_itl_ms=result.p99_itl_ms,
-        answers=[
-            hashlib.sha256(text[-COMPARED:].encode()).hexdigest()[:16] for text in result.generated_texts
-        ],
+        answers=[hashlib.sha256(text[-COMPARED:].encode()).hexdigest()[:16] for text in result.generated_texts],
     )
 
 
 def _lengths(load: Load) -> list[str]:
     """Mean and relative half-width of a range, as the client expects them."""
     (prompt, prompt_share), (output, output_share) = (
-        ((low + high) / 2, (high - low) / (high + low))
-        for low, high in (load.prompt_tokens, load.output_tokens)
+        ((low + high) / 2, (high - low) / (high + low)) for low, high in (load.prompt_tokens, load.output_tokens)
     )
     shares = msgspec.json.encode({"input": prompt_share, "output": output_share}).decode()
     lengths = ["--random-input-len", f"{prompt:.0f}", "--random-output-len", f"{output:.0f}"]

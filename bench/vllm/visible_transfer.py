@@ -105,9 +105,7 @@ def merge_earlier(given: argparse.Namespace) -> list[Pair]:
         return []
     before = msgspec.json.decode(given.json.read_bytes(), type=Report)
     if before.bits_per_s != given.bits_per_s:
-        raise ConfigurationError(
-            f"{given.json} was measured with a different --bits-per-s: give another --json"
-        )
+        raise ConfigurationError(f"{given.json} was measured with a different --bits-per-s: give another --json")
     return [each for each in before.pairs if each.split not in given.only]
 
 
@@ -146,9 +144,7 @@ def violations(report: Report, lengths: list[int]) -> Iterator[str]:
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
     parser.add_argument("--proxy", type=Path, help="vLLM's toy_proxy_server.py (docs/comparison.md)")
-    parser.add_argument(
-        "--only", nargs="+", choices=SPLITS, help="services to run; keep the others from --json"
-    )
+    parser.add_argument("--only", nargs="+", choices=SPLITS, help="services to run; keep the others from --json")
     parser.add_argument("--model", type=Path, help="model directory (default: a small model is created)")
     parser.add_argument("--lengths", type=int, nargs="+", default=[256, 512, 1024, 2048, 4096])
     parser.add_argument("--bits-per-s", type=int, default=200_000_000, help="bandwidth of the link")

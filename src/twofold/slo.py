@@ -20,14 +20,8 @@ class Slo(msgspec.Struct, frozen=True, kw_only=True):
 
     def met_by(self, timeline: Timeline) -> bool:
         """Whether a request completed within every bound."""
-        bounds = (
-            (self.ttft_s, timeline.ttft_s),
-            (self.tpot_s, timeline.tpot_s),
-            (self.e2e_s, timeline.e2e_s),
-        )
-        return timeline.complete and all(
-            bound is None or value is None or value <= bound for bound, value in bounds
-        )
+        bounds = ((self.ttft_s, timeline.ttft_s), (self.tpot_s, timeline.tpot_s), (self.e2e_s, timeline.e2e_s))
+        return timeline.complete and all(bound is None or value is None or value <= bound for bound, value in bounds)
 
     @classmethod
     def parse(cls, text: str) -> "Slo":
@@ -41,9 +35,7 @@ class Slo(msgspec.Struct, frozen=True, kw_only=True):
             except ValueError:
                 seconds = -1.0
             if key not in cls.__struct_fields__ or key in bounds or not 0 < seconds < float("inf"):
-                raise ConfigurationError(
-                    f"SLO {part!r} is invalid: write seconds as in ttft=2,tpot=0.1,e2e=30"
-                )
+                raise ConfigurationError(f"SLO {part!r} is invalid: write seconds as in ttft=2,tpot=0.1,e2e=30")
             bounds[key] = seconds
         return cls(**bounds)
 
@@ -62,9 +54,7 @@ class SlowdownSlo(msgspec.Struct, frozen=True, kw_only=True):
 
 # The nine bounds of Splitwise (table VI), relative to an uncontended DGX-A100; its TBT is tpot here.
 SPLITWISE: Final = SlowdownSlo(
-    ttft={50: 2.0, 90: 3.0, 99: 6.0},
-    tpot={50: 1.25, 90: 1.5, 99: 5.0},
-    e2e={50: 1.25, 90: 1.5, 99: 5.0},
+    ttft={50: 2.0, 90: 3.0, 99: 6.0}, tpot={50: 1.25, 90: 1.5, 99: 5.0}, e2e={50: 1.25, 90: 1.5, 99: 5.0}
 )
 
 

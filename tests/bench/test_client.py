@@ -60,9 +60,7 @@ def test_prompt_length_is_taken_from_usage():
 
 def test_several_tokens_in_a_chunk_are_counted_from_usage():
     """Two chunks with six tokens give six times, at most two of them distinct."""
-    with endpoint(
-        lambda _: [Send(chunk("abc")), Send(chunk("def", "length") + usage(3, 6) + DONE)]
-    ) as scripted:
+    with endpoint(lambda _: [Send(chunk("abc")), Send(chunk("def", "length") + usage(3, 6) + DONE)]) as scripted:
         timeline, outcome = send(scripted)
     assert outcome.chunks == 2
     assert timeline.output_tokens == 6
@@ -113,8 +111,7 @@ def test_a_refused_connection_fails_the_request():
 
 def test_chat_sends_the_prompt_as_a_user_message():
     deltas = [
-        event(choices=[{"delta": delta}])
-        for delta in ({"role": "assistant"}, {"content": "a"}, {"content": "b"})
+        event(choices=[{"delta": delta}]) for delta in ({"role": "assistant"}, {"content": "a"}, {"content": "b"})
     ]
     closing = event(choices=[{"delta": {}, "finish_reason": "length"}])
     with endpoint(lambda _: [Send(b"".join(deltas) + closing + usage(3, 2) + DONE)]) as scripted:

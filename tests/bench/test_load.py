@@ -4,17 +4,7 @@ import asyncio
 
 import pytest
 
-from support.scripted_endpoint import (
-    Drop,
-    Hang,
-    Pause,
-    Refuse,
-    Send,
-    UntilAsked,
-    chunk,
-    endpoint,
-    well_behaved,
-)
+from support.scripted_endpoint import Drop, Hang, Pause, Refuse, Send, UntilAsked, chunk, endpoint, well_behaved
 from twofold.bench.endpoint import Endpoint
 from twofold.bench.load import LoadConfig, records, run_load
 from twofold.errors import ConfigurationError
@@ -81,9 +71,7 @@ def test_requests_do_not_wait_for_earlier_replies():
         return [UntilAsked(10), *well_behaved(body)]
 
     with endpoint(script) as scripted:
-        result = load(
-            scripted, trace(10), on_change=lambda counts: in_flight.append(counts.sent - counts.done)
-        )
+        result = load(scripted, trace(10), on_change=lambda counts: in_flight.append(counts.sent - counts.done))
     assert result.errors == {}
     assert max(in_flight) == 10
 
@@ -92,10 +80,7 @@ def test_max_concurrency_caps_requests_in_flight():
     in_flight = []
     with endpoint(lambda body: [UntilAsked(2), Pause(0.01), *well_behaved(body)]) as scripted:
         result = load(
-            scripted,
-            trace(10),
-            max_concurrency=2,
-            on_change=lambda counts: in_flight.append(counts.sent - counts.done),
+            scripted, trace(10), max_concurrency=2, on_change=lambda counts: in_flight.append(counts.sent - counts.done)
         )
     assert max(in_flight) == 2
     assert len(result.outcomes) == 10

@@ -66,9 +66,7 @@ def test_vllm_names_of_options_are_understood(trace):
 def test_text_prompts(trace):
     """Endpoints that take no token ids get words."""
     with endpoint() as scripted:
-        result = run(
-            "--base-url", scripted.url, "--workload", trace, "--num-requests", 2, "--prompt-form", "text"
-        )
+        result = run("--base-url", scripted.url, "--workload", trace, "--num-requests", 2, "--prompt-form", "text")
     assert result.exit_code == 0, result.output
     assert sorted(len(str(body["prompt"]).split()) for body in scripted.bodies) == [20, 21]
 

@@ -15,8 +15,7 @@ SHAPES = [(2**power, 1) for power in range(7, 14)] + [(512, 2**power) for power 
 def profile(tmp_path):
     """A machine of round numbers, and one configuration that cannot be."""
     lines = [
-        f"mine,rtx,2,{prompt},{batch},128,{40 + 0.1 * prompt * batch},{20 + 0.5 * batch}\n"
-        for prompt, batch in SHAPES
+        f"mine,rtx,2,{prompt},{batch},128,{40 + 0.1 * prompt * batch},{20 + 0.5 * batch}\n" for prompt, batch in SHAPES
     ]
     path = tmp_path / "profile.csv"
     path.write_text(HEADER + "".join(lines) + "mine,rtx,2,512,128,128,90,80\n", encoding="utf-8")

@@ -47,8 +47,7 @@ def test_json_has_each_machine():
 def test_an_instance_of_some_accelerators():
     """Half the accelerators need half the bandwidth."""
     whole, half = (
-        json.loads(run("a100", "--performance", "roofline", "--tp", degree, "--json").stdout)
-        for degree in (8, 4)
+        json.loads(run("a100", "--performance", "roofline", "--tp", degree, "--json").stdout) for degree in (8, 4)
     )
     assert half["dgx-a100"]["peak"] == pytest.approx(whole["dgx-a100"]["peak"] / 2)
     assert half["dgx-a100"]["accelerators"] == 4

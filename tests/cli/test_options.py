@@ -4,21 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from twofold.cli.options import (
-    StoreSettings,
-    check_outputs,
-    parse_batchers,
-    parse_budget,
-    parse_disk,
-    parse_size,
-)
+from twofold.cli.options import StoreSettings, check_outputs, parse_batchers, parse_budget, parse_disk, parse_size
 from twofold.errors import ConfigurationError
 from twofold.instance import Role
 
 
 @pytest.mark.parametrize(
-    ("text", "size"),
-    [("1024", 1024), ("2KiB", 2048), ("2k", 2000), ("1.5GiB", 3 * 2**29), ("500MB", 500_000_000)],
+    ("text", "size"), [("1024", 1024), ("2KiB", 2048), ("2k", 2000), ("1.5GiB", 3 * 2**29), ("500MB", 500_000_000)]
 )
 def test_parses_binary_and_decimal_sizes(text, size):
     assert parse_size(text) == size
@@ -48,9 +40,7 @@ def test_parses_batchers_of_all_roles_or_of_one():
     }
 
 
-@pytest.mark.parametrize(
-    ("text", "reason"), [("fastest", "choose one of prefill"), ("p=mixed", "'p' is not one")]
-)
+@pytest.mark.parametrize(("text", "reason"), [("fastest", "choose one of prefill"), ("p=mixed", "'p' is not one")])
 def test_rejects_invalid_batchers(text, reason):
     with pytest.raises(ConfigurationError, match=reason):
         parse_batchers(text, "--batcher")

@@ -46,10 +46,7 @@ def test_shows_every_worker_and_sets_a_role(service, pools):
 
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
-    [
-        (("set", "nobody", "decode"), "no worker 'nobody'"),
-        (("set", "decode-0", "sideways"), "sideways"),
-    ],
+    [(("set", "nobody", "decode"), "no worker 'nobody'"), (("set", "decode-0", "sideways"), "sideways")],
 )
 def test_mistakes_are_one_sentence(service, pools, arguments, sentence):
     """An unknown worker or role."""

@@ -83,9 +83,7 @@ def test_rejects_an_invalid_config_file(tmp_path, text, reason):
 
 
 def test_rejects_numbers_out_of_range():
-    with pytest.raises(
-        ConfigurationError, match="--share nan is out of range: give more than 0 and at most 1"
-    ):
+    with pytest.raises(ConfigurationError, match="--share nan is out of range: give more than 0 and at most 1"):
         run("a", "--share", "nan")
 
 

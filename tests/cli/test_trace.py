@@ -34,13 +34,7 @@ def failure(*arguments):
 def test_show_prints_counts_and_lengths(trace):
     """The table holds what a person asks of a trace."""
     shown = run("show", trace).stdout
-    for expected in (
-        "(mooncake)",
-        "1.000 requests/s",
-        "20, 10 distinct",
-        "50.00% of prefix blocks",
-        "1,004.5",
-    ):
+    for expected in ("(mooncake)", "1.000 requests/s", "20, 10 distinct", "50.00% of prefix blocks", "1,004.5"):
         assert expected in shown
 
 
@@ -150,18 +144,7 @@ def test_convert_refuses_in_one_sentence(trace, tmp_path, arguments, message):
 
 def test_generate_repeats_to_the_byte(tmp_path):
     """The same seed gives the same file, another seed another one."""
-    options = (
-        "generate",
-        "azure-conv",
-        "--rate",
-        5,
-        "--num-requests",
-        50,
-        "--arrival",
-        "gamma",
-        "--burstiness",
-        0.5,
-    )
+    options = ("generate", "azure-conv", "--rate", 5, "--num-requests", 50, "--arrival", "gamma", "--burstiness", 0.5)
     for name, seed in (("a", 1), ("b", 1), ("c", 2)):
         run(*options, "--output", tmp_path / name, "--seed", seed)
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()

@@ -43,9 +43,7 @@ def test_parses_the_sizes_of_cache_tiers():
     """A size without a tier is DRAM."""
     assert parse_cache("128GiB") == CacheSpec(dram="128GiB")
     line = "dram=3000000 tokens, disk=2TB,eviction=lfu,disk_bytes_per_s=3e9"
-    assert parse_cache(line) == CacheSpec(
-        dram="3000000 tokens", disk="2TB", eviction="lfu", disk_bytes_per_s=3e9
-    )
+    assert parse_cache(line) == CacheSpec(dram="3000000 tokens", disk="2TB", eviction="lfu", disk_bytes_per_s=3e9)
     assert [tier for tier, _ in parse_cache(line).tier_sizes] == ["dram", "disk"]
 
 

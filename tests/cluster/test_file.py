@@ -29,23 +29,14 @@ def pool(machines, machine, role, **more):
 @pytest.mark.parametrize(
     ("text", "pools"),
     [
-        (
-            "35xh100:prefill,5xh100:decode",
-            (pool(35, "dgx-h100", "prefill"), pool(5, "dgx-h100", "decode")),
-        ),
+        ("35xh100:prefill,5xh100:decode", (pool(35, "dgx-h100", "prefill"), pool(5, "dgx-h100", "decode"))),
         ("40xh100", (pool(40, "dgx-h100", "mixed"),)),
         ("40xh100:mixed", (pool(40, "dgx-h100", "mixed"),)),
         ("1xdgx-a100:MIXED/chunked-prefill", (pool(1, "dgx-a100", "mixed", batcher="chunked-prefill"),)),
-        (
-            "4xdgx-a100@2x4:prefill",
-            (pool(4, "dgx-a100", "prefill", tensor_parallel=2, pipeline_parallel=4),),
-        ),
+        ("4xdgx-a100@2x4:prefill", (pool(4, "dgx-a100", "prefill", tensor_parallel=2, pipeline_parallel=4),)),
         (
             " 4xh100-pcap@4:prefill , 2xmi300x-8@8 ",
-            (
-                pool(4, "dgx-h100-pcap", "prefill", tensor_parallel=4),
-                pool(2, "mi300x-8", "mixed", tensor_parallel=8),
-            ),
+            (pool(4, "dgx-h100-pcap", "prefill", tensor_parallel=4), pool(2, "mi300x-8", "mixed", tensor_parallel=8)),
         ),
     ],
 )
@@ -67,10 +58,7 @@ def test_parses_a_cluster_line(text, pools):
         ("99999999xh100", "machines must be at most 1000000, not 99999999"),
         ("0xh100", "pool '0xh100': machines must be at least 1, not 0"),
         ("5xh10", "pool '5xh10': unknown machine 'h10' (did you mean h100?); choose from dgx-a100"),
-        (
-            "5xh100:prefil",
-            "unknown role 'prefil' (did you mean prefill?); choose from decode, mixed, prefill",
-        ),
+        ("5xh100:prefil", "unknown role 'prefil' (did you mean prefill?); choose from decode, mixed, prefill"),
         ("5xh100:", "unknown role ''"),
         ("5xh100@9:decode", "dgx-h100 has 8 accelerators, so tensor parallelism is 1 to 8, not 9"),
         ("5xh100@0", "not 0"),
@@ -90,10 +78,7 @@ def test_rejects_invalid_pools(text, message):
 def test_yaml_and_toml_files_are_equivalent(tmp_path):
     toml = 'model = "bloom-176b"\nlink_bytes_per_s = 200e9\n' + "".join(
         f'[[pools]]\nmachines = {machines}\nmachine = "{machine}"\nrole = "{role}"\n{more}\n'
-        for machines, machine, role, more in (
-            (35, "h100", "prefill", ""),
-            (5, "a100", "decode", "tensor_parallel = 4"),
-        )
+        for machines, machine, role, more in ((35, "h100", "prefill", ""), (5, "a100", "decode", "tensor_parallel = 4"))
     )
     (tmp_path / "a.toml").write_text(toml)
     (tmp_path / "a.yml").write_text(YAML + "link_bytes_per_s: 200e9\n")
@@ -124,32 +109,20 @@ def test_accepts_machines_of_a_user_catalog(tmp_path):
         ("model: m", "missing required field pools"),
         ("model: m\npools: []", "it has no pools"),
         (YAML + "ruter: jsq\n", "unknown field ruter (did you mean router?)"),
-        (
-            YAML.replace("machines: 35", "machins: 35"),
-            "pools[0]: unknown field machins (did you mean machines?)",
-        ),
+        (YAML.replace("machines: 35", "machins: 35"), "pools[0]: unknown field machins (did you mean machines?)"),
         (YAML.replace("35", "many"), "pools[0].machines: expected int, got str"),
         (YAML.replace("35", "0"), "pools[0]: machines must be at least 1, not 0"),
         (YAML.replace("decode", "token"), "pools[1].role: 'token' is not one of prefill, decode, mixed"),
         (YAML.replace("h100", "h10"), "pools[0]: unknown machine 'h10'"),
         (YAML.replace(": 4", ": 9"), "pools[1]: dgx-a100 has 8 accelerators"),
         (YAML + "max_num_batched_tokens: 0\n", "max_num_batched_tokens must be more than 0, not 0"),
-        (
-            YAML + "max_num_batched_tokens: much\n",
-            "max_num_batched_tokens: 'much' is not a number or auto",
-        ),
+        (YAML + "max_num_batched_tokens: much\n", "max_num_batched_tokens: 'much' is not a number or auto"),
         (YAML + "link_bytes_per_s: .inf\n", "link_bytes_per_s must be more than 0, not inf"),
         (YAML + "link_latency_s: -1\n", "link_latency_s must be seconds from 0"),
         (YAML + "memory_utilization: 95\n", "memory_utilization must be more than 0 and at most 1, not 95.0"),
         (YAML + "failures: [{instance: a, at_s: -1}]\n", "failures[0]: at_s must be seconds from 0"),
-        (
-            YAML + "failures: [{instance: a, at_s: 5, back_s: 5}]\n",
-            "failures[0]: back_s must be after at_s",
-        ),
-        (
-            YAML + "failures: [{instance: a, at: 5}]\n",
-            "failures[0]: unknown field at (did you mean at_s?)",
-        ),
+        (YAML + "failures: [{instance: a, at_s: 5, back_s: 5}]\n", "failures[0]: back_s must be after at_s"),
+        (YAML + "failures: [{instance: a, at: 5}]\n", "failures[0]: unknown field at (did you mean at_s?)"),
         (YAML + YAML, "repeats the key model"),
         ("pools: [", "is not YAML: did not find expected node content (line 2, column 1)"),
         ("a: b: c", "is not YAML: mapping values are not allowed in this context (line 1, column 5)"),
@@ -241,9 +214,7 @@ def test_invalid_text_gives_a_configuration_error(text):
 
 def test_omits_unset_fields_and_writes_pools_first():
     text = dump_cluster(parse_cluster("2xh100@4:prefill,1xa100:decode", model="bloom-176b", catalog=CATALOG))
-    assert text.startswith(
-        "pools:\n- machines: 2\n  machine: dgx-h100\n  role: prefill\n  tensor_parallel: 4\n"
-    )
+    assert text.startswith("pools:\n- machines: 2\n  machine: dgx-h100\n  role: prefill\n  tensor_parallel: 4\n")
     assert "null" not in text
     assert "failures" not in text
 

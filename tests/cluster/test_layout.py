@@ -19,12 +19,7 @@ A100 = CATALOG.machine("dgx-a100")
 
 def pool(machines, parallel=8, stages=1, role=Role.MIXED, **more):
     return PoolSpec(
-        machines=machines,
-        machine="dgx-a100",
-        role=role,
-        tensor_parallel=parallel,
-        pipeline_parallel=stages,
-        **more,
+        machines=machines, machine="dgx-a100", role=role, tensor_parallel=parallel, pipeline_parallel=stages, **more
     )
 
 
@@ -46,10 +41,7 @@ def cluster(*pools, **more):
         (pool(2, 8, 2), [[0, 1]]),
         (pool(1, 2, 4), [[0]]),
         (pool(1, 2, 2), [[0], [0]]),
-        (
-            pool(2, 2, 3),
-            [[0], [1]],
-        ),  # eight stages fit, but instances do not span machines if avoidable
+        (pool(2, 2, 3), [[0], [1]]),  # eight stages fit, but instances do not span machines if avoidable
         (pool(4, 2, 4, instances=2), [[0, 1], [2, 3]]),
         (pool(2, 2, 2, instances=1), [[0, 1]]),
         (pool(3, 8, 1, instances=2), [[0], [1]]),
@@ -60,12 +52,7 @@ def test_stages_are_spread_evenly(spec, machines):
     assert on(spec) == machines
 
 
-@given(
-    st.integers(1, 40),
-    st.sampled_from([1, 2, 3, 4, 8]),
-    st.integers(1, 12),
-    st.integers(1, 60) | st.none(),
-)
+@given(st.integers(1, 40), st.sampled_from([1, 2, 3, 4, 8]), st.integers(1, 12), st.integers(1, 60) | st.none())
 def test_every_layout_fits(machines, parallel, stages, instances):
     """Layouts stay within the machines and their accelerators; `spans` matches the placement."""
     try:
@@ -98,8 +85,7 @@ def test_rejects_layouts_that_do_not_fit(pools, message):
 def test_pools_on_shared_nodes_count_the_machine_once():
     """A prefill instance with four accelerators and a decode instance with two."""
     spec = cluster(
-        pool(1, 4, 1, Role.PREFILL, instances=1, nodes="here"),
-        pool(1, 2, 1, Role.DECODE, instances=1, nodes="here"),
+        pool(1, 4, 1, Role.PREFILL, instances=1, nodes="here"), pool(1, 2, 1, Role.DECODE, instances=1, nodes="here")
     )
     kinds = instance_profiles(spec, CATALOG)
     assert [(seat.name, seat.machine) for seat in instance_slots(kinds)] == [
@@ -112,12 +98,9 @@ def test_pools_on_shared_nodes_count_the_machine_once():
 def test_pipelines_share_the_same_machines():
     """Stages are placed side by side, so that KV caches stay within a machine."""
     spec = cluster(
-        pool(2, 4, 2, Role.PREFILL, instances=1, nodes="pair"),
-        pool(2, 2, 2, Role.DECODE, instances=1, nodes="pair"),
+        pool(2, 4, 2, Role.PREFILL, instances=1, nodes="pair"), pool(2, 2, 2, Role.DECODE, instances=1, nodes="pair")
     )
-    assert {seat.machine for seat in instance_slots(instance_profiles(spec, CATALOG))} == {
-        "nodes-pair/0+nodes-pair/1"
-    }
+    assert {seat.machine for seat in instance_slots(instance_profiles(spec, CATALOG))} == {"nodes-pair/0+nodes-pair/1"}
 
 
 def test_pipeline_bandwidth_is_the_sum_over_its_machines():

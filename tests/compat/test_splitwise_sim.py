@@ -73,9 +73,7 @@ def test_age_order_is_fixed_when_a_task_is_added():
     made.submit(request("big", prompt=112, output=1, arrival_s=1.0), decodes_here=True)  # seven
     made.submit(request("small", prompt=16, output=1, arrival_s=2.0), decodes_here=False)
     for _ in range(8):
-        assert ran(made) == ["a"], (
-            "`small` is overdue too, but the decode of `big`, which never ages, is before it"
-        )
+        assert ran(made) == ["a"], "`small` is overdue too, but the decode of `big`, which never ages, is before it"
 
 
 @pytest.mark.parametrize("decodes_here", [False, True])

@@ -20,8 +20,7 @@ def play(shape, sizes, *, budget=100, later=None, failures=()):
     model = Pipeline("toy", ToyModel.error, ToyModel(), later or ToyModel(), stages.pop())
     spec = ClusterSpec(
         pools=tuple(
-            PoolSpec(machines=count, machine="dgx-h100", role=role, pipeline_parallel=count)
-            for role, count in shape
+            PoolSpec(machines=count, machine="dgx-h100", role=role, pipeline_parallel=count) for role, count in shape
         ),
         model="llama2-70b",
         router="jsq",

@@ -29,9 +29,7 @@ def exported_labels():
     for role in (Role.PREFILL, Role.DECODE):
         metrics.instances.role("p", role)
     metrics.instances.state("p", InstanceState.UP)
-    metrics.instances.status(
-        "p", InstanceStatus(0, 0, 0, 0, 0, 1, 1, 0, swap_blocks_total=1, blocks_evicted=1)
-    )
+    metrics.instances.status("p", InstanceStatus(0, 0, 0, 0, 0, 1, 1, 0, swap_blocks_total=1, blocks_evicted=1))
     metrics.instances.prefilled("p", 9, 4)
     metrics.instances.restarted("p")
     metrics.transferred.inc(7)
@@ -59,8 +57,7 @@ def test_queries_use_existing_metrics_and_labels(expression):
 def test_dashboard_shows_every_metric():
     shown = set(re.findall(r"twofold:(\w+?)(?:_bucket|_sum|_count)?\{", " ".join(EXPRESSIONS)))
     everything = {
-        re.sub(r"_(bucket|sum|count|created)$", "", name).removeprefix("twofold:")
-        for name in exported_labels()
+        re.sub(r"_(bucket|sum|count|created)$", "", name).removeprefix("twofold:") for name in exported_labels()
     }
     created = {name.removesuffix("_total") for name in everything if name.endswith("_total")}
     assert everything - created <= shown

@@ -149,9 +149,7 @@ def found():
         shared=shared_logs(),
         link=LINK,
     )
-    return calibrate(
-        measured, MODEL, cores=2, threads=1, kv_capacity_tokens=1000, source="a test", date="2026-01-01"
-    )
+    return calibrate(measured, MODEL, cores=2, threads=1, kv_capacity_tokens=1000, source="a test", date="2026-01-01")
 
 
 def test_fits_iterations_of_every_kind(found):

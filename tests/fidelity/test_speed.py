@@ -59,10 +59,7 @@ def test_phases_have_separate_speeds():
     entries = []
     for number, start in enumerate(TIMES_S):
         batch = msgspec.to_builtins(Batch(number, (BatchItem(str(number), Phase.PREFILL, 100, 0, True),)))
-        entries += [
-            JournalEntry(start, "next_batch", {}, batch),
-            JournalEntry(start + prompt_s, "complete", {}, []),
-        ]
+        entries += [JournalEntry(start, "next_batch", {}, batch), JournalEntry(start + prompt_s, "complete", {}, [])]
     later = [start + 0.5 for start in TIMES_S]
     logs = {"prefill-0": WorkerLog(entries), "decode-0": log(later, 4 / 3)}
     found = slowness(host(), ServiceDesign(prefill=1, decode=1).workers(), logs, span())

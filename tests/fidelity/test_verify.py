@@ -37,9 +37,7 @@ def figure(name, simulated, live, limit):
 
 
 def twin(design, one, directory):
-    return SimulatedService(
-        design, one, directory, kv_capacity_tokens=64_000, max_num_seqs=64, catalog=CATALOG
-    )
+    return SimulatedService(design, one, directory, kv_capacity_tokens=64_000, max_num_seqs=64, catalog=CATALOG)
 
 
 def regular(rate):
@@ -135,10 +133,7 @@ def journals(timelines, *, slower):
 
 
 def iteration(start, end, batch):
-    return [
-        JournalEntry(start, "next_batch", {}, msgspec.to_builtins(batch)),
-        JournalEntry(end, "complete", {}, []),
-    ]
+    return [JournalEntry(start, "next_batch", {}, msgspec.to_builtins(batch)), JournalEntry(end, "complete", {}, [])]
 
 
 def test_rejects_a_profile_with_other_core_counts(host):
@@ -155,10 +150,7 @@ def test_rejects_a_profile_with_other_core_counts(host):
 
 
 def test_designs_have_names_and_flags():
-    assert (ServiceDesign(prefill=2, decode=1).name, ServiceDesign(colocated=2).name) == (
-        "2P+1D",
-        "colocated 2",
-    )
+    assert (ServiceDesign(prefill=2, decode=1).name, ServiceDesign(colocated=2).name) == ("2P+1D", "colocated 2")
     cold = "--no-enable-prefix-caching"  # as in the simulation
     assert ServiceDesign(prefill=2, decode=1).flags == ["--prefill", "2", "--decode", "1", cold]
 

@@ -50,8 +50,7 @@ class Ended(Observer):
 
     def ended(self, timeline, now):
         arrived, first, last = (
-            timeline.moments[moment] * 1e3
-            for moment in (Moment.ARRIVED, Moment.FIRST_TOKEN, Moment.LAST_TOKEN)
+            timeline.moments[moment] * 1e3 for moment in (Moment.ARRIVED, Moment.FIRST_TOKEN, Moment.LAST_TOKEN)
         )
         self.latencies[timeline.request.id] = first - arrived, (last - first) / timeline.output_tokens
 
@@ -67,9 +66,7 @@ def play(spec, rows, slo=None):
     return [ended.latencies[request.id] for request in requests], result
 
 
-@pytest.mark.skipif(
-    not files(), reason="needs the reference output of DistServe's simulator: set TWOFOLD_DATA"
-)
+@pytest.mark.skipif(not files(), reason="needs the reference output of DistServe's simulator: set TWOFOLD_DATA")
 @pytest.mark.parametrize("path", files(), ids=lambda path: path.stem)
 def test_latencies_equal_distserve(path):
     """Latencies to 1e-4, SLO attainment to half a point."""

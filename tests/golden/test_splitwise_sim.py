@@ -19,9 +19,7 @@ from twofold.slo import SPLITWISE
 from twofold.workload.source import workload
 
 CATALOG = load_catalog()
-REFERENCE = performance_model(
-    "splitwise-published", CATALOG.model("bloom-176b"), CATALOG.machine("dgx-a100"), 8
-)
+REFERENCE = performance_model("splitwise-published", CATALOG.model("bloom-176b"), CATALOG.machine("dgx-a100"), 8)
 
 
 def h100(prefill=0, decode=0, mixed=0):
@@ -85,9 +83,7 @@ def run(request):
     golden = find_data(f"golden/splitwise/{name}.csv")
     requests = find_data(f"traces/splitwise-{trace}-70rps-2min.csv")
     if golden is None or requests is None:
-        pytest.skip(
-            "the reference runs are absent; set TWOFOLD_DATA to the folder that holds golden/ and traces/"
-        )
+        pytest.skip("the reference runs are absent; set TWOFOLD_DATA to the folder that holds golden/ and traces/")
     observer = Ended()
     result = simulate(
         splitwise_sim(pools, catalog=CATALOG),

@@ -99,19 +99,9 @@ CONFIGS = {
 GEMMA2_9B = llama(42, 3584, 16, 8, 14_336, 256_000, 8192, model_type="gemma2", head_dim=256)
 MIXTRAL = llama(32, 4096, 32, 8, 14_336, 32_000, 32_768, model_type="mixtral")
 QWEN2_7B = llama(28, 3584, 28, 4, 18_944, 152_064, 32_768, model_type="qwen2")
-GPT2 = {
-    "model_type": "gpt2",
-    "n_layer": 12,
-    "n_embd": 768,
-    "n_head": 12,
-    "vocab_size": 50_257,
-    "n_positions": 1024,
-}
+GPT2 = {"model_type": "gpt2", "n_layer": 12, "n_embd": 768, "n_head": 12, "vocab_size": 50_257, "n_positions": 1024}
 V2_LITE = llama(27, 2048, 16, 16, 10_944, 102_400, 163_840) | {
-    **{
-        key: DEEPSEEK_V3[key]
-        for key in ("kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim")
-    },
+    **{key: DEEPSEEK_V3[key] for key in ("kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim")},
     "model_type": "deepseek_v2",
     "moe_intermediate_size": 1408,
     "n_shared_experts": 2,

@@ -12,9 +12,7 @@ CATALOG = load_catalog()
 
 
 def planned(text, **more):
-    return values_from(
-        read_cluster(text, "plan.yaml", catalog=CATALOG), CATALOG, text, **{"emulated": False} | more
-    )
+    return values_from(read_cluster(text, "plan.yaml", catalog=CATALOG), CATALOG, text, **{"emulated": False} | more)
 
 
 def test_pools_become_workers():
@@ -32,10 +30,7 @@ def test_pools_become_workers():
 
 def test_policies_become_flags():
     values = values_of(
-        planned(
-            PLAN
-            + "max_num_batched_tokens: auto\nhandoff: pull\nmax_num_seqs: 99\nswap_space_bytes: 8000000000\n"
-        )
+        planned(PLAN + "max_num_batched_tokens: auto\nhandoff: pull\nmax_num_seqs: 99\nswap_space_bytes: 8000000000\n")
     )
     serve = values.serve
     assert (serve.router, serve.handoff, serve.max_num_seqs) == ("jsq", "pull", 99)

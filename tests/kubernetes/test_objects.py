@@ -145,7 +145,6 @@ def test_containers_run_unprivileged():
 def test_a_new_plan_restarts_the_gateway():
     """The pod template changes with the plan and is otherwise reproducible."""
     template = [
-        msgspec.json.encode(made({"plan": plan})["StatefulSet", "tf-gateway"])
-        for plan in ("a: 1", "a: 1", "a: 2")
+        msgspec.json.encode(made({"plan": plan})["StatefulSet", "tf-gateway"]) for plan in ("a: 1", "a: 1", "a: 2")
     ]
     assert template[0] == template[1] != template[2]

@@ -60,11 +60,7 @@ class Plain:
 
 
 @settings(max_examples=400)
-@given(
-    st.lists(
-        st.tuples(st.sampled_from(["ask", "ask", "ask", "hold", "release", "pin"]), prompts), max_size=40
-    )
-)
+@given(st.lists(st.tuples(st.sampled_from(["ask", "ask", "ask", "hold", "release", "pin"]), prompts), max_size=40))
 def test_matches_a_reference_lru_cache(steps):
     """With held and pinned blocks; the capacity is never exceeded."""
     seen = RecordingObserver()
@@ -112,9 +108,7 @@ def test_reports_all_evictions_with_every_policy(name, prompts):
         gone += len(evicted)
         there = {key for key in there | set(keys) if key in cache}
         assert not set(evicted) & there
-        assert cache.match(keys) >= min(len(keys), CAPACITY), (
-            "nothing is held, so only the end may be missing"
-        )
+        assert cache.match(keys) >= min(len(keys), CAPACITY), "nothing is held, so only the end may be missing"
         assert len(cache) == len(there) <= CAPACITY
     assert gone == cache.removals[RemovalReason.CAPACITY]
 

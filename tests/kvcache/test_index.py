@@ -9,9 +9,7 @@ from twofold.kvcache.index import PrefixIndex
 NAMES = ("a", "b", "c", "d")
 prompts = caches.prompts(alphabet=2, longest=6)
 steps = st.lists(
-    st.tuples(
-        st.sampled_from(["stored", "stored", "stored", "removed", "lost"]), st.sampled_from(NAMES), prompts
-    ),
+    st.tuples(st.sampled_from(["stored", "stored", "stored", "removed", "lost"]), st.sampled_from(NAMES), prompts),
     max_size=80,
 )
 

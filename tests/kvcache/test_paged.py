@@ -74,9 +74,7 @@ class Memory:
     def write(self, request, block, prefix):
         assert block not in self.blocks._keys, "wrote to a cached block"
         others = [other for other in self.requests if other is not request]
-        assert not any(block in self.blocks.blocks_of(other.grant) for other in others), (
-            "wrote to a shared block"
-        )
+        assert not any(block in self.blocks.blocks_of(other.grant) for other in others), "wrote to a shared block"
         self.contents[block] = prefix
 
     def finish(self, request):

@@ -17,10 +17,7 @@ from twofold.kvcache.sharding import (
 
 
 @given(
-    tensor=st.integers(1, 8),
-    pipeline=st.integers(1, 8),
-    per_rank=st.integers(1, 4),
-    extra_layers=st.integers(0, 20),
+    tensor=st.integers(1, 8), pipeline=st.integers(1, 8), per_rank=st.integers(1, 4), extra_layers=st.integers(0, 20)
 )
 def test_assigns_every_head_of_every_layer_to_one_rank(tensor, pipeline, per_rank, extra_layers):
     split, layers, heads = Sharding(tensor, pipeline), pipeline + extra_layers, tensor * per_rank
@@ -70,11 +67,7 @@ def test_a_reshard_moves_every_head_of_every_layer_once(source, target, heads):
             assert set(piece.heads) <= set(source.heads(piece.source, heads[layer]))
             got[piece.target] += [(layer, head) for head in piece.heads]
     for rank, held in got.items():
-        wanted = [
-            (layer, head)
-            for layer in target.layers(rank, layers)
-            for head in target.heads(rank, heads[layer])
-        ]
+        wanted = [(layer, head) for layer in target.layers(rank, layers) for head in target.heads(rank, heads[layer])]
         assert sorted(held) == wanted
 
 
@@ -87,9 +80,7 @@ def test_the_reverse_plan_has_the_same_pieces(source, target, heads):
 
 @given(source=SPLITS, target=SPLITS, heads=st.lists(st.sampled_from([12, 24]), min_size=5, max_size=12))
 def test_the_busiest_rank_sends_its_shard(source, target, heads):
-    for count, layer in zip(
-        heads, layer_traffic(plan_reshard(source, target, heads), len(heads)), strict=True
-    ):
+    for count, layer in zip(heads, layer_traffic(plan_reshard(source, target, heads), len(heads)), strict=True):
         assert layer.heads == count // source.tensor
         assert 1 <= layer.pieces <= target.tensor
 

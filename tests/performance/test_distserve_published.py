@@ -61,9 +61,7 @@ def test_pipeline_stages_share_the_work(models, machines):
         ("golden-vllm-opt-66b-4100-r2-N300.json", "opt-66b", 4, "vllm"),
     ],
 )
-def test_the_first_request_has_the_ttft_of_the_simulator(
-    models, machines, file, name, tensor_parallel, engine
-):
+def test_the_first_request_has_the_ttft_of_the_simulator(models, machines, file, name, tensor_parallel, engine):
     path = find_data(f"golden/distserve/{file}")
     if path is None:
         pytest.skip("needs the reference output of DistServe's simulator: set TWOFOLD_DATA")

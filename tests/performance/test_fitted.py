@@ -36,9 +36,7 @@ def test_times_match_the_profile_within_the_stated_error(all_fitted, profile_pat
         wanted = (entry.model, entry.accelerator, entry.tensor_parallel)
         seen = group_batches(row for row in rows if row.pair == wanted)
         seen = [one for one in seen if one.prefill_tokens <= entry.max_prefill_tokens]
-        prefill = [
-            model.prefill_s(one.prefill_tokens, one.squares) * 1e3 / one.prompt_time - 1 for one in seen
-        ]
+        prefill = [model.prefill_s(one.prefill_tokens, one.squares) * 1e3 / one.prompt_time - 1 for one in seen]
         costs = [model.decode_cost(one.batch_size) for one in seen]
         decode = [
             (cost.base_s + cost.context_s * one.mean_context) * 1e3 / one.token_time - 1
@@ -98,9 +96,7 @@ def test_uncontended_latency_is_a_prefill_and_single_decodes(all_fitted):
 
 
 def test_rejects_pairs_without_calibration(models, machines):
-    with pytest.raises(
-        ConfigurationError, match=r"bloom-176b on h100-80gb TP4, only of .*h100-80gb TP8.*roofline"
-    ):
+    with pytest.raises(ConfigurationError, match=r"bloom-176b on h100-80gb TP4, only of .*h100-80gb TP8.*roofline"):
         fitted(models["bloom-176b"], machines["dgx-h100"], 4)
     with pytest.raises(ConfigurationError, match="tensor parallelism is 1 to 8, not 16"):
         fitted(models["bloom-176b"], machines["dgx-h100"], 16)

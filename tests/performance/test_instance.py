@@ -4,12 +4,7 @@ import msgspec
 import pytest
 
 from twofold.errors import ConfigurationError
-from twofold.performance.instance import (
-    boundary_bandwidth,
-    by_layers,
-    kv_capacity_tokens,
-    resident_kv_bytes_per_token,
-)
+from twofold.performance.instance import boundary_bandwidth, by_layers, kv_capacity_tokens, resident_kv_bytes_per_token
 from twofold.performance.registry import PERFORMANCE_MODELS, performance_model
 
 
@@ -27,9 +22,7 @@ def test_utilization_and_token_size_change_the_capacity(models, machines):
 
 
 def test_rejects_weights_that_do_not_fit(models, machines):
-    with pytest.raises(
-        ConfigurationError, match=r"bloom-176b needs 329 GB .* 2x a100-80gb have 172 GB: use more"
-    ):
+    with pytest.raises(ConfigurationError, match=r"bloom-176b needs 329 GB .* 2x a100-80gb have 172 GB: use more"):
         kv_capacity_tokens(models["bloom-176b"], machines["dgx-a100"], 2, 1.0)
     with pytest.raises(ConfigurationError, match="of which 45% may be used"):
         kv_capacity_tokens(models["bloom-176b"], machines["dgx-a100"], 8, 0.45)
@@ -41,9 +34,7 @@ def test_the_largest_stage_bounds_the_capacity_of_a_pipeline(models, machines):
     weights, token = -(-329_000_000_000 * 24 // 70), -(-4_014_080 * 24 // 70)
     expected = (4 * (80 << 30) - weights) // token
     assert kv_capacity_tokens(model, machine, 4, 1.0, pipeline_parallel=3) == expected
-    with pytest.raises(
-        ConfigurationError, match="a stage of 35 layers of bloom-176b needs 164 GB for weights"
-    ):
+    with pytest.raises(ConfigurationError, match="a stage of 35 layers of bloom-176b needs 164 GB for weights"):
         kv_capacity_tokens(model, machine, 1, 1.0, pipeline_parallel=2)
     with pytest.raises(ConfigurationError, match="pipeline parallelism is 1 to 70, not 71"):
         kv_capacity_tokens(model, machine, 8, 1.0, pipeline_parallel=71)
@@ -58,11 +49,7 @@ def test_rejects_invalid_shares_and_sizes(models, machines, utilization, kv):
 def test_replicates_heads_that_cannot_be_sharded(models):
     """8 KV heads over 8 accelerators once, over 16 twice; a latent vector on each."""
     llama = models["llama2-70b"]
-    assert [resident_kv_bytes_per_token(llama, parallel) for parallel in (1, 8, 16)] == [
-        327_680,
-        327_680,
-        655_360,
-    ]
+    assert [resident_kv_bytes_per_token(llama, parallel) for parallel in (1, 8, 16)] == [327_680, 327_680, 655_360]
     latent = msgspec.structs.replace(llama, kv_latent_dims=576)
     assert resident_kv_bytes_per_token(latent, 4) == 4 * latent.kv_bytes_per_token
 
@@ -91,9 +78,7 @@ def test_stages_take_their_share_of_the_time(models, machines, whole):
 def test_all_stages_are_timed_as_the_largest(models, machines, whole):
     """70 layers on 4 stages: 18 at most."""
     quarters = by_layers(whole, models["bloom-176b"], machines["dgx-a100"], 8, 4, boundary_bytes_per_s=1e30)
-    assert quarters.first_stage.prefill_s(100, 10_000) == pytest.approx(
-        18 / 70 * whole.prefill_s(100, 10_000)
-    )
+    assert quarters.first_stage.prefill_s(100, 10_000) == pytest.approx(18 / 70 * whole.prefill_s(100, 10_000))
 
 
 def test_activations_use_interconnect_or_network(models, machines):
@@ -131,9 +116,7 @@ def test_one_stage_is_the_instance_itself(models, machines, whole):
 @pytest.mark.parametrize("stages", [0, 71])
 def test_rejects_more_stages_than_layers(models, machines, stages):
     for name in ("fitted", "roofline", "auto"):
-        with pytest.raises(
-            ConfigurationError, match=f"70 layers, so pipeline parallelism is 1 to 70, not {stages}"
-        ):
+        with pytest.raises(ConfigurationError, match=f"70 layers, so pipeline parallelism is 1 to 70, not {stages}"):
             performance_model(name, models["bloom-176b"], machines["dgx-a100"], 8, stages)
 
 

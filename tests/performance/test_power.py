@@ -38,14 +38,9 @@ def test_a_cap_cuts_prefill_and_spares_decode(models, machines):
 
 def test_half_a_machine_draws_half(models, machines):
     whole, half = (
-        instance_power(machines["dgx-a100"], parallel, memory_share=0.4, decode_share=0.5)
-        for parallel in (8, 4)
+        instance_power(machines["dgx-a100"], parallel, memory_share=0.4, decode_share=0.5) for parallel in (8, 4)
     )
-    for watts in (
-        lambda power: power.idle_w,
-        lambda power: power.prefill_w(300),
-        lambda power: power.decode_w(7),
-    ):
+    for watts in (lambda power: power.idle_w, lambda power: power.prefill_w(300), lambda power: power.decode_w(7)):
         assert watts(half) == pytest.approx(watts(whole) / 2)
 
 

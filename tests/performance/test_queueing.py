@@ -127,8 +127,7 @@ def test_takes_stage_times_from_a_performance_model(models, machines):
 def test_finds_the_quickest_option_at_each_rate(models, machines):
     times = {
         f"TP{tensor} PP{stages}": stage_times(
-            performance_model("distserve-published", models["opt-13b"], machines["dgx-a100"], tensor, stages),
-            512,
+            performance_model("distserve-published", models["opt-13b"], machines["dgx-a100"], tensor, stages), 512
         )
         for tensor, stages in ((1, 1), (2, 1), (1, 2), (4, 1), (2, 2), (1, 4))
     }

@@ -55,15 +55,11 @@ def test_every_model_has_positive_times_and_watts(models, machines, name, model,
 
 
 def test_rejects_an_unknown_name(models, machines):
-    with pytest.raises(
-        ConfigurationError, match="unknown performance model 'fited': choose one of auto, fitted"
-    ):
+    with pytest.raises(ConfigurationError, match="unknown performance model 'fited': choose one of auto, fitted"):
         performance_model("fited", models["bloom-176b"], machines["dgx-a100"], 8)
 
 
 def test_does_not_import_numpy():
-    code = (
-        "import sys, twofold.performance.registry; print([m for m in ('numpy', 'rich') if m in sys.modules])"
-    )
+    code = "import sys, twofold.performance.registry; print([m for m in ('numpy', 'rich') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"

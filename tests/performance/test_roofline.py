@@ -40,8 +40,7 @@ def test_is_within_20_percent_of_the_fitted_pairs(models, machines):
         pair = models[entry.model], machines[named[entry.accelerator]], entry.tensor_parallel
         estimate, known = roofline(*pair), fitted(*pair)
         prefill = [
-            abs(estimate.prefill_s(n, n * n) / known.prefill_s(n, n * n) - 1)
-            for n in (128, 512, 1500, 2048, 8192)
+            abs(estimate.prefill_s(n, n * n) / known.prefill_s(n, n * n) - 1) for n in (128, 512, 1500, 2048, 8192)
         ]
         decode = [abs(estimate.decode_cost(b).base_s / known.decode_cost(b).base_s - 1) for b in (1, 8, 32)]
         assert sum(prefill) / len(prefill) < 0.2
@@ -50,20 +49,10 @@ def test_is_within_20_percent_of_the_fitted_pairs(models, machines):
 
 def test_is_near_distserve_s_latency_model(models, machines):
     prefill, decode = [], []
-    for name, parallel in (
-        ("13b", 1),
-        ("13b", 2),
-        ("13b", 4),
-        ("66b", 2),
-        ("66b", 3),
-        ("66b", 4),
-        ("66b", 8),
-    ):
+    for name, parallel in (("13b", 1), ("13b", 2), ("13b", 4), ("66b", 2), ("66b", 3), ("66b", 4), ("66b", 8)):
         pair = models[f"opt-{name}"], machines["dgx-a100"], parallel
         estimate, known = roofline(*pair), distserve_published(*pair)
-        prefill += [
-            abs(estimate.prefill_s(n, n * n) / known.prefill_s(n, n * n) - 1) for n in (128, 512, 1024, 2048)
-        ]
+        prefill += [abs(estimate.prefill_s(n, n * n) / known.prefill_s(n, n * n) - 1) for n in (128, 512, 1024, 2048)]
         for batch in (1, 16, 64, 128):
             mine, theirs = estimate.decode_cost(batch), known.decode_cost(batch)
             context = 600 * batch
@@ -109,19 +98,14 @@ def test_a_faster_machine_is_faster(models, machines):
 
 def test_a_power_cap_slows_prefill_only(models, machines):
     """1.3 times at half of TDP."""
-    free, capped = (
-        roofline(models["llama2-70b"], machines[name], 4) for name in ("dgx-h100", "dgx-h100-capped")
-    )
+    free, capped = (roofline(models["llama2-70b"], machines[name], 4) for name in ("dgx-h100", "dgx-h100-capped"))
     assert capped.prefill_s(1000, 10**6) == pytest.approx(1.3 * free.prefill_s(1000, 10**6))
     assert capped.decode_cost(8) == free.decode_cost(8)
 
 
 def test_times_respect_peak_flops_and_bandwidth(models, machines, mixture):
     for model in (*models.values(), mixture):
-        estimate, needs = (
-            roofline(model, machines["dgx-h100"], 8),
-            RooflineTerms.of(model, machines["dgx-h100"], 8),
-        )
+        estimate, needs = (roofline(model, machines["dgx-h100"], 8), RooflineTerms.of(model, machines["dgx-h100"], 8))
         assert estimate.prefill_s(8192, 8192**2) > needs.compute_s * 8192
         assert estimate.decode_cost(1).base_s > needs.weights_s * needs.active
         assert estimate.decode_cost(1).context_s > needs.kv_s

@@ -39,8 +39,7 @@ def test_flags_differences_within_the_error():
     assert "within the error" in advise(split_and_colocated(10.8, 10.0), TOLERANCE).text
     assert not advise(split_and_colocated(11.3, 10.0), TOLERANCE).within_error
     unsure = plan(
-        choice(design(5, 5), 12.0, error=ESTIMATED),
-        choice(design(10, family=COLOCATED), 10.0, error=ESTIMATED),
+        choice(design(5, 5), 12.0, error=ESTIMATED), choice(design(10, family=COLOCATED), 10.0, error=ESTIMATED)
     )
     assert advise(unsure, TOLERANCE).within_error
 

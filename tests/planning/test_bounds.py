@@ -13,9 +13,7 @@ def designs(problem):
     yield Design(family=Family(kinds=(fast, fast)), counts=(2, 3))
     yield Design(family=Family(kinds=(fast, slow)), counts=(1, 4))
     yield Design(family=Family(kinds=(fast,), batcher="mixed"), counts=(4,))
-    yield Design(
-        family=Family(kinds=(slow,), batcher="chunked-prefill", max_num_batched_tokens=512), counts=(4,)
-    )
+    yield Design(family=Family(kinds=(slow,), batcher="chunked-prefill", max_num_batched_tokens=512), counts=(4,))
 
 
 @pytest.mark.parametrize("slo", ["splitwise", "ttft=1.5,tpot=0.08"])

@@ -19,10 +19,7 @@ def machines(cluster, family, rate):
     if not family.split:
         return next(n for n in range(1, 999) if cluster.capacity(design(n, family=family)) >= rate)
     return min(
-        p + d
-        for p in range(1, 60)
-        for d in range(1, 60)
-        if cluster.capacity(design(p, d, family=family)) >= rate
+        p + d for p in range(1, 60) for d in range(1, 60) if cluster.capacity(design(p, d, family=family)) >= rate
     )
 
 

@@ -22,14 +22,7 @@ def brute_force(cluster, family, rate, budget, weigh, most=24):
     return min(map(weigh, able), default=None)
 
 
-@given(
-    speeds,
-    speeds,
-    st.floats(0.5, 10),
-    st.floats(1.0, 4.0),
-    st.sampled_from([by_price, by_power]),
-    st.booleans(),
-)
+@given(speeds, speeds, st.floats(0.5, 10), st.floats(1.0, 4.0), st.sampled_from([by_price, by_power]), st.booleans())
 def test_cheapest_split_equals_brute_force(per_prefill, per_decode, rate, slack, weigh, same):
     cluster = AnalyticCluster(per_prefill, per_decode, slack=slack)
     family = SAME if same else SPLIT

@@ -17,9 +17,7 @@ def key(problem, **more):
 
 
 def replaced(problem, name, **changes):
-    return msgspec.structs.replace(
-        problem, **{name: msgspec.structs.replace(getattr(problem, name), **changes)}
-    )
+    return msgspec.structs.replace(problem, **{name: msgspec.structs.replace(getattr(problem, name), **changes)})
 
 
 def test_equal_problems_have_equal_keys(make_problem):

@@ -19,11 +19,7 @@ def test_steps_and_rates_are_each_others_inverse(step, tolerance):
 
 
 @given(
-    st.floats(0.05, 50),
-    st.floats(0.05, 50),
-    st.integers(1, 30),
-    st.integers(1, 30),
-    st.none() | st.integers(-200, 500),
+    st.floats(0.05, 50), st.floats(0.05, 50), st.integers(1, 30), st.integers(1, 30), st.none() | st.integers(-200, 500)
 )
 def test_the_capacity_is_found_wherever_the_search_begins(per_prefill, per_decode, prefill, decode, start):
     """The kept step is within the capacity, the next one is not."""

@@ -22,9 +22,7 @@ PROMPTS, OUTPUTS = of(8.0, 1500, 40), of(14.0, 400, 200)
 
 
 def planner(text="2xh100:prefill,2xh100:decode", **how):
-    spec = msgspec.structs.replace(
-        parse_cluster(text, model="llama2-70b", catalog=CATALOG), router="jsq-planned"
-    )
+    spec = msgspec.structs.replace(parse_cluster(text, model="llama2-70b", catalog=CATALOG), router="jsq-planned")
     return SplitPlanner(spec, CATALOG, SLO, **how)
 
 

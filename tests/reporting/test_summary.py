@@ -16,9 +16,7 @@ INFINITE = Slo(ttft_s=float("inf"), tpot_s=float("inf"), e2e_s=float("inf"))
 
 def ended(name, arrived, tokens, reason=FinishReason.LENGTH, prompt_tokens=10):
     recorder = Recorder()
-    request = Request(
-        id=name, arrival_s=arrived, prompt_tokens=prompt_tokens, output_tokens=max(1, len(tokens))
-    )
+    request = Request(id=name, arrival_s=arrived, prompt_tokens=prompt_tokens, output_tokens=max(1, len(tokens)))
     recorder.arrive(request, arrived)
     for token in tokens:
         recorder.token(name, token)

@@ -80,9 +80,7 @@ def test_a_lost_instance_gives_back_the_requests_it_held():
     for name in "ab":
         made.first_token(name, 0.0)
     made.handed_off("a", 0.0, 0.0)
-    assert made.remove_instance("prefill-0") == ["b", "c"], (
-        "b's KV cache is on its way, and its source is gone"
-    )
+    assert made.remove_instance("prefill-0") == ["b", "c"], "b's KV cache is on its way, and its source is gone"
     assert made.remove_instance("decode-1") == ["a", "b", "c"]
     assert made.place(request("d"), 0.0) is None
 
@@ -144,12 +142,7 @@ placed = st.lists(st.tuples(st.integers(1, 500), st.integers(1, 50), st.integers
 
 
 @settings(max_examples=300)
-@given(
-    st.sampled_from(sorted(ROUTERS)),
-    st.sampled_from([None, 600, 2000]),
-    placed,
-    st.randoms(use_true_random=False),
-)
+@given(st.sampled_from(sorted(ROUTERS)), st.sampled_from([None, 600, 2000]), placed, st.randoms(use_true_random=False))
 def test_loads_return_to_zero_when_all_requests_end(router, capacity, sizes, draw):
     """Whatever is placed and however it ends, the accounts balance, and every instance is back in its pool."""
     made = cluster([Role.PREFILL, Role.PREFILL, Role.DECODE, Role.DECODE], router, capacity_tokens=capacity)

@@ -51,9 +51,7 @@ def test_rejects_a_file_of_another_user(tmp_path):
         read_key(file)
 
 
-@pytest.mark.parametrize(
-    "content", ["", "# only a comment\n", "deadbeef\n", "z" * 64, "00" * 33, "\xff" * 64]
-)
+@pytest.mark.parametrize("content", ["", "# only a comment\n", "deadbeef\n", "z" * 64, "00" * 33, "\xff" * 64])
 def test_rejects_an_invalid_key_without_quoting_it(tmp_path, content):
     file = tmp_path / "key"
     file.write_bytes(content.encode("latin-1"))

@@ -49,9 +49,7 @@ def test_pull_keeps_kv_on_the_prefill_worker_until_decode_has_room(service):
     async def look():
         while True:
             counts = await asyncio.to_thread(block_counts, url)
-            held = await asyncio.to_thread(
-                metric, url, 'num_requests{instance="prefill-0",state="handing_off"}'
-            )
+            held = await asyncio.to_thread(metric, url, 'num_requests{instance="prefill-0",state="handing_off"}')
             looks.append((held, counts["decode-0"]["free"], counts["decode-0"]["total"]))
             await asyncio.sleep(0.05)
 

@@ -16,9 +16,7 @@ from twofold.transport.base import SCRATCH_BYTES
 BLOCK, BLOCK_BYTES = 16, 24576  # of the tiny llama
 ENGINE_BYTES, STORE_BYTES, DISK_BYTES = 1536 << 10, 3 << 20, 5 << 20
 GREEDY = {"max_tokens": 8, "temperature": 0, "ignore_eos": True}
-GAUGE = re.compile(
-    r'^twofold:(kv_\w+)\{(?:host|instance)="([^"]+)",(?:tier|state)="([^"]+)"\} (\S+)$', re.MULTILINE
-)
+GAUGE = re.compile(r'^twofold:(kv_\w+)\{(?:host|instance)="([^"]+)",(?:tier|state)="([^"]+)"\} (\S+)$', re.MULTILINE)
 
 
 def prompts(count):
@@ -68,6 +66,4 @@ def test_capacity_is_never_exceeded(tiny_model_dir, tmp_path):
     assert blocks["kv_store_capacity_blocks", "home", "disk"] <= DISK_BYTES // BLOCK_BYTES
     # The disk tier was full.
     assert blocks["kv_store_blocks", "home", "disk"] == blocks["kv_store_capacity_blocks", "home", "disk"]
-    assert (
-        blocks["kv_cache_blocks", "prefill-0", "cached"] > blocks["kv_cache_blocks", "prefill-0", "total"] / 2
-    )
+    assert blocks["kv_cache_blocks", "prefill-0", "cached"] > blocks["kv_cache_blocks", "prefill-0", "total"] / 2

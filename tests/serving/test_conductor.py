@@ -67,9 +67,7 @@ def kill(process, instance):
 def emulated(tmp_path_factory):
     path = tmp_path_factory.mktemp("cluster") / "cluster.yaml"
     path.write_text(CLUSTER)
-    with running_service(
-        None, "--engine", "emulated", "--enable-prefix-caching", "--cluster", str(path)
-    ) as made:
+    with running_service(None, "--engine", "emulated", "--enable-prefix-caching", "--cluster", str(path)) as made:
         yield made
 
 
@@ -120,9 +118,7 @@ def test_the_prefixes_of_a_killed_worker_are_recomputed(emulated):
 def test_output_equals_the_models(tiny_model_dir):
     """On real workers with measured speeds, one of which is killed."""
     begin = [tokens(f"real {number}", 40 * BLOCK) for number in range(4)]
-    prompts = [
-        prompt + tokens(f"{number} {turn}", 30) for turn in range(4) for number, prompt in enumerate(begin)
-    ]
+    prompts = [prompt + tokens(f"{number} {turn}", 30) for turn in range(4) for number, prompt in enumerate(begin)]
     expected = greedy_outputs(tiny_model_dir("llama"), prompts, OUTPUT)
     fields = {"max_tokens": OUTPUT, "temperature": 0, "ignore_eos": True}
     flags = ("--prefill", "2", "--decode", "1", "--router", "conductor")

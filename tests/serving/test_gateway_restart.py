@@ -65,9 +65,7 @@ async def end_under_load(process, url, number, max_tokens):
             assert not any(task.done() for task in reading), "a stream ended before the gateway did"
             await asyncio.sleep(0.01)
         process.send_signal(number)
-        ends = await asyncio.wait_for(
-            asyncio.gather(*reading), HANG_S
-        )  # raises TimeoutError for a stream that hangs
+        ends = await asyncio.wait_for(asyncio.gather(*reading), HANG_S)  # raises TimeoutError for a stream that hangs
         return ends, [client.tokens for client in clients]
 
 

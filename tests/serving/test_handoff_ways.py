@@ -56,8 +56,7 @@ def test_disconnects_free_every_block(flags, service):
         async with aiohttp.ClientSession() as session:
             name = await served_name(session, url)
             await asyncio.gather(
-                *(leave(session, name, p, draw.uniform(0, 1)) for p in prompts(30, seed=3)),
-                return_exceptions=True,
+                *(leave(session, name, p, draw.uniform(0, 1)) for p in prompts(30, seed=3)), return_exceptions=True
             )
         return await all_blocks_free(url)
 

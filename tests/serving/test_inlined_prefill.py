@@ -50,11 +50,7 @@ async def beside_a_decode(url, decode, short, long):
     """The three outputs and the order of their tokens; each request is sent at the first token of the previous one."""
     events, tasks = [], []
     async with aiohttp.ClientSession() as session, asyncio.TaskGroup() as group:
-        for name, ids, output in (
-            ("decode", decode, LONG_OUTPUT),
-            ("short", short, OUTPUT),
-            ("long", long, OUTPUT),
-        ):
+        for name, ids, output in (("decode", decode, LONG_OUTPUT), ("short", short, OUTPUT), ("long", long, OUTPUT)):
             began = asyncio.Event()
             tasks.append(group.create_task(stream(session, url, name, ids, output, events, began)))
             await began.wait()

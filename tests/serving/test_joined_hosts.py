@@ -14,13 +14,7 @@ from support.tiny_models import write_tiny_model
 from twofold.security.key import write_key
 
 QUESTIONS = [
-    {
-        "prompt": [5 + i, 6, 7] * (20 * i + 1),
-        "max_tokens": 40,
-        "temperature": i % 2,
-        "seed": i,
-        "ignore_eos": True,
-    }
+    {"prompt": [5 + i, 6, 7] * (20 * i + 1), "max_tokens": 40, "temperature": i % 2, "seed": i, "ignore_eos": True}
     for i in range(6)
 ]
 

@@ -31,20 +31,9 @@ def observed(tiny_model_dir, tmp_path_factory):
     port, log = free_port(), tmp_path_factory.mktemp("log") / "log"
     url = f"http://127.0.0.1:{port}"
     flags = ("--port", str(port), "--served-model-name", "m", "--log-format", "json", "--slo", "e2e=600")
-    command = [
-        sys.executable,
-        "-m",
-        "twofold.cli.main",
-        "serve",
-        str(tiny_model_dir("llama")),
-        *ENGINE,
-        *SPLIT,
-        *flags,
-    ]
+    command = [sys.executable, "-m", "twofold.cli.main", "serve", str(tiny_model_dir("llama")), *ENGINE, *SPLIT, *flags]
     with collecting() as collector, log.open("w") as out:
-        process = subprocess.Popen(
-            [*command, "--otlp-endpoint", collector.url], stderr=out, stdin=subprocess.DEVNULL
-        )
+        process = subprocess.Popen([*command, "--otlp-endpoint", collector.url], stderr=out, stdin=subprocess.DEVNULL)
         try:
             assert wait_ready(process, url), log.read_text()
             answer = asyncio.run(ask(url))
@@ -70,9 +59,7 @@ def test_the_log_has_one_json_line_per_request(observed):
         ("mine", TRACE, "length")
     ] * 3
     assert {(line["prompt_tokens"], line["output_tokens"]) for line in ended} == {(4, 4)}
-    assert {(line["prefill_instance"], line["decode_instance"]) for line in ended} == {
-        ("prefill-0", "decode-0")
-    }
+    assert {(line["prefill_instance"], line["decode_instance"]) for line in ended} == {("prefill-0", "decode-0")}
     assert any(line["message"].startswith("ready on ") for line in observed["lines"])
     assert "7, 8, 9, 10" not in json.dumps(observed["lines"])
 

@@ -159,15 +159,8 @@ def test_replaying_a_live_run_takes_the_same_decisions(flags, tiny_model_dir, tm
         asyncio.run(complete_all(url, prompts[:10], at_once=3, max_tokens=1, n=2))
     journals = {path.stem: read_journal(path) for path in sorted(tmp_path.glob("*.jsonl"))}
     assert len(journals) == 3, "one for the controller and each worker"
-    joined = [
-        entry.args["instance_id"]
-        for log in journals.values()
-        for entry in log
-        if entry.call == "add_instance"
-    ]
-    assert joined in (["prefill-0", "decode-0"], ["mixed-0", "mixed-1"]), (
-        "in the order of the plan, as simulated"
-    )
+    joined = [entry.args["instance_id"] for log in journals.values() for entry in log if entry.call == "add_instance"]
+    assert joined in (["prefill-0", "decode-0"], ["mixed-0", "mixed-1"]), "in the order of the plan, as simulated"
     virtual = VirtualRun()
     virtual.run(journals)
     assert len(virtual.placements) == 80

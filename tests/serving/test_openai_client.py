@@ -50,9 +50,7 @@ def complete(client, model):
 
 @pytest.fixture(scope="module")
 def chat(client, model):
-    return lambda **fields: client.chat.completions.create(
-        **{"model": model, "messages": MESSAGES, **FIXED, **fields}
-    )
+    return lambda **fields: client.chat.completions.create(**{"model": model, "messages": MESSAGES, **FIXED, **fields})
 
 
 def counts(usage):
@@ -127,9 +125,7 @@ def test_choice_i_equals_seed_plus_i(complete):
 def test_batched_prompts_equal_single_prompts(complete):
     prompts = [PROMPT, "Prefill reads"]
     together = complete(prompt=prompts).choices
-    assert [choice.text for choice in together] == [
-        complete(prompt=prompt).choices[0].text for prompt in prompts
-    ]
+    assert [choice.text for choice in together] == [complete(prompt=prompt).choices[0].text for prompt in prompts]
 
 
 def test_completion_logprobs_are_parallel_lists(complete):

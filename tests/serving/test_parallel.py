@@ -54,9 +54,7 @@ def expected(tiny_model_dir):
 def test_output_equals_generate_across_degrees(arch, flags, tiny_model_dir, expected):
     """Grouped-query and multi-head attention, tensor and pipeline parallelism, all hand-off modes."""
     with running_service(tiny_model_dir(arch), *ENGINE, *flags) as (_, url):
-        made = asyncio.run(
-            complete_all(url, prompts(), at_once=12, max_tokens=OUTPUT, temperature=0, ignore_eos=True)
-        )
+        made = asyncio.run(complete_all(url, prompts(), at_once=12, max_tokens=OUTPUT, temperature=0, ignore_eos=True))
         assert made == expected(arch)
         assert asyncio.run(all_blocks_free(url))
 
@@ -82,9 +80,7 @@ def test_a_failed_rank_restarts_its_worker(of_ranks, number):
             whole = await complete(session, url, [5, 6, 7] * 30, **fields)
             before = ranks("decode-0")
             (hit,) = (pid for pid in before if psutil.Process(pid).name() == "decode-0.1")
-            streams = [
-                asyncio.create_task(complete(session, url, [5, 6, 7] * 30, **fields)) for _ in range(3)
-            ]
+            streams = [asyncio.create_task(complete(session, url, [5, 6, 7] * 30, **fields)) for _ in range(3)]
             await asyncio.sleep(0.1)
             os.kill(hit, number)
             assert await asyncio.gather(*streams) == [whole] * 3
@@ -107,9 +103,7 @@ def test_a_failed_stage_restarts_its_worker_with_chunks_in_flight(tiny_model_dir
             async with aiohttp.ClientSession() as session:
                 whole = await complete(session, url, [5, 6, 7] * 400, **fields)
                 (hit,) = (child.pid for child in children(process) if child.name() == "prefill-0.1")
-                streams = [
-                    asyncio.create_task(complete(session, url, [5, 6, 7] * 400, **fields)) for _ in range(6)
-                ]
+                streams = [asyncio.create_task(complete(session, url, [5, 6, 7] * 400, **fields)) for _ in range(6)]
                 await asyncio.sleep(0.1)
                 os.kill(hit, signal.SIGKILL)
                 assert await asyncio.gather(*streams) == [whole] * 6

@@ -181,10 +181,7 @@ def test_prefixes_are_shared_under_equal_cache_salts_only(service):
 
 def test_a_pinned_prefix_outlasts_unpinned_ones(split_tight):
     prompts = {name: tokens(name, 5 * BLOCK + 1) for name in ("kept", "for a while", "other")}
-    keeping = {
-        "kept": {"prompt_cache_retention": "24h"},
-        "for a while": {"prompt_cache_options": {"ttl": "30m"}},
-    }
+    keeping = {"kept": {"prompt_cache_retention": "24h"}, "for a while": {"prompt_cache_options": {"ttl": "30m"}}}
     _, url = split_tight
     for name, prompt in prompts.items():
         asyncio.run(ask(url, prompt, **GREEDY, **keeping.get(name, {})))

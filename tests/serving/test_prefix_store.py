@@ -29,9 +29,7 @@ def test_the_same_tokens_from_every_tier(tiny_model_dir, tmp_path):
         until(lambda: hits(url, "disk") >= 40)
         assert asyncio.run(all_blocks_free(url))
     with running_service(tiny_model_dir("llama"), *ENGINE, *SPLIT, *store) as (_, url):
-        assert asyncio.run(ask(url, prompt)) == (expected, 40 * BLOCK), (
-            "the disk tier must outlive the service"
-        )
+        assert asyncio.run(ask(url, prompt)) == (expected, 40 * BLOCK), "the disk tier must outlive the service"
 
 
 @pytest.mark.parametrize("flags", [SPLIT, COLOCATED], ids=["split", "colocated"])

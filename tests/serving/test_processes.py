@@ -69,9 +69,7 @@ def test_the_only_worker_of_a_phase_is_restarted(lasting_service, name, number):
             fields = {"max_tokens": 120, "ignore_eos": True, "temperature": 1.0, "seed": 6}
             whole = await complete(session, url, [5, 6, 7] * 30, **fields)
             before = worker(process, name)
-            streams = [
-                asyncio.create_task(complete(session, url, [5, 6, 7] * 30, **fields)) for _ in range(3)
-            ]
+            streams = [asyncio.create_task(complete(session, url, [5, 6, 7] * 30, **fields)) for _ in range(3)]
             await asyncio.sleep(0.1)
             os.kill(before, number)
             assert await asyncio.gather(*streams) == [whole] * 3
@@ -102,18 +100,12 @@ def test_a_prefill_worker_killed_during_a_handoff_is_replaced(lasting_service):
 
 
 def test_requests_are_served_by_the_remaining_prefill_worker(tiny_model_dir):
-    with running_service(tiny_model_dir("llama"), *ENGINE, "--prefill", "2", "--decode", "1") as (
-        process,
-        url,
-    ):
+    with running_service(tiny_model_dir("llama"), *ENGINE, "--prefill", "2", "--decode", "1") as (process, url):
 
         async def go_on():
             async with aiohttp.ClientSession() as session:
                 os.kill(worker(process, "prefill-0"), signal.SIGKILL)
-                return [
-                    len(await complete(session, url, [7] * 40, max_tokens=4, ignore_eos=True))
-                    for _ in range(4)
-                ]
+                return [len(await complete(session, url, [7] * 40, max_tokens=4, ignore_eos=True)) for _ in range(4)]
 
         assert asyncio.run(asyncio.wait_for(go_on(), 600)) == [4] * 4
         assert asyncio.run(all_blocks_free(url))

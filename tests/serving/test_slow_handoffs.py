@@ -73,10 +73,7 @@ def worker(process, name):
 def test_requests_are_replayed_when_a_source_outsleeps_its_lease(tiny_model_dir):
     """The leased blocks stay held until its late writes are over."""
     model = tiny_model_dir("llama")
-    with running_service(model, *ENGINE, *SPLIT, program=(serve_with_lease.__file__, LEASE_S)) as (
-        process,
-        url,
-    ):
+    with running_service(model, *ENGINE, *SPLIT, program=(serve_with_lease.__file__, LEASE_S)) as (process, url):
         load = Load(url)
         asyncio.run(load.learn())
 
@@ -118,9 +115,7 @@ def test_requests_are_replayed_after_a_broken_transfer(handoff, tiny_model_dir, 
         asyncio.run(load.learn())
         before = holdings(process)
         asyncio.run(asyncio.wait_for(run(), 300 + 60 * ROUNDS))
-        print(
-            f"{load.answered} answers, cuts {cuts}, {metric(url, 'request_replays_total'):.0f} attempts lost"
-        )
+        print(f"{load.answered} answers, cuts {cuts}, {metric(url, 'request_replays_total'):.0f} attempts lost")
         assert all(cuts), "each cut must hit a connection"
         assert load.wrong == []
         assert asyncio.run(all_blocks_free(url))

@@ -33,13 +33,9 @@ def test_greedy_output_equals_generate(arch, service, tiny_model_dir):
         "at random times": {"at_once": PROMPTS, "spread_s": 5.0},
     }
     for way, how in ways.items():
-        made = asyncio.run(
-            complete_all(url, prompts, **how, max_tokens=OUTPUT, temperature=0, ignore_eos=True)
-        )
+        made = asyncio.run(complete_all(url, prompts, **how, max_tokens=OUTPUT, temperature=0, ignore_eos=True))
         wrong = [i for i in range(PROMPTS) if made[i] != expected[i]]
-        assert not wrong, (
-            f"{way}: prompts {wrong[:5]} differ, of {[len(prompts[i]) for i in wrong[:5]]} tokens"
-        )
+        assert not wrong, f"{way}: prompts {wrong[:5]} differ, of {[len(prompts[i]) for i in wrong[:5]]} tokens"
     assert asyncio.run(all_blocks_free(url))
 
 
@@ -49,9 +45,7 @@ def test_sampled_output_depends_on_the_seed_alone(service):
     how = {"max_tokens": 24, "temperature": 0.9, "top_p": 0.95, "top_k": 50, "ignore_eos": True}
     runs = [
         asyncio.run(
-            complete_all(
-                service("llama", flags), prompts, at_once=at_once, spread_s=spread, **how | {"seed": 11}
-            )
+            complete_all(service("llama", flags), prompts, at_once=at_once, spread_s=spread, **how | {"seed": 11})
         )
         for flags, at_once, spread in [
             (SPLIT, 1, 0.0),

@@ -11,13 +11,7 @@ from support.joined_service import joined_service
 from support.transports import MOONCAKE, NIXL
 
 QUESTIONS = [
-    {
-        "prompt": [5 + i, 6, 7] * (30 * i + 20),
-        "max_tokens": 30,
-        "temperature": i % 2,
-        "seed": i,
-        "ignore_eos": True,
-    }
+    {"prompt": [5 + i, 6, 7] * (30 * i + 20), "max_tokens": 30, "temperature": i % 2, "seed": i, "ignore_eos": True}
     for i in range(8)
 ]
 SLOW_BITS_PER_S = 4_000_000  # the KV of all questions takes seconds

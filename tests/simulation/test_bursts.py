@@ -34,8 +34,7 @@ def watched(spec, output=OUTPUT):
 
     cluster.kernel.before_step = look
     requests = [
-        Request(id=str(i), arrival_s=0.001 * i, prompt_tokens=PROMPT, output_tokens=output)
-        for i in range(BURST)
+        Request(id=str(i), arrival_s=0.001 * i, prompt_tokens=PROMPT, output_tokens=output) for i in range(BURST)
     ]
     cluster.feed(requests)
     cluster.kernel.run(until_events=1 << 60)
@@ -60,9 +59,7 @@ def test_decode_blocks_are_reserved_when_a_prompt_starts():
     for handoff, waits in (("pull", True), ("layer-wise", False)):
         seen, _ = watched(msgspec.structs.replace(PULL, handoff=handoff))
         ahead = [
-            decode.arriving + decode.lease_queue > prefill.handing_off
-            for prefill, decode in seen
-            if prefill.waiting
+            decode.arriving + decode.lease_queue > prefill.handing_off for prefill, decode in seen if prefill.waiting
         ]
         assert any(ahead) != waits
 

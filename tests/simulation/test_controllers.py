@@ -48,10 +48,7 @@ def routed(control=msgspec.UNSET, requested=None, **change):
     ended = Ended()
     spec = msgspec.structs.replace(SPLIT, control=control, **change)
     simulate(spec, requested or requests(), catalog=CATALOG, observers=[ended])
-    return {
-        each.request.id: (each.prefill_instance, each.decode_instance, each.moments)
-        for each in ended.timelines
-    }
+    return {each.request.id: (each.prefill_instance, each.decode_instance, each.moments) for each in ended.timelines}
 
 
 @pytest.mark.parametrize(
@@ -141,10 +138,7 @@ def test_rejects_requests_larger_than_every_instance():
         ({"control": ControlSpec(), "router": "splitwise"}, "the router splitwise cannot use load reports"),
         ({"control": ControlSpec(), "router": "conductor"}, "the router conductor cannot use load reports"),
         ({"cells": 2}, "cells need one of the routers cells:jsq, not jsq"),
-        (
-            {"cells": 5, "router": "cells:jsq"},
-            "cells must be from 1 to 4, the number of prefill instances, not 5",
-        ),
+        ({"cells": 5, "router": "cells:jsq"}, "cells must be from 1 to 4, the number of prefill instances, not 5"),
         ({"cells": 0, "router": "cells:jsq"}, "cells must be from 1 to 4"),
     ],
 )

@@ -89,9 +89,7 @@ def test_dropped_task_does_not_end():
 
 @given(
     st.lists(
-        st.tuples(st.floats(0, 10), st.floats(0.001, 5), st.sampled_from([(0,), (1,), (0, 1)])),
-        min_size=1,
-        max_size=8,
+        st.tuples(st.floats(0, 10), st.floats(0.001, 5), st.sampled_from([(0,), (1,), (0, 1)])), min_size=1, max_size=8
     )
 )
 def test_cores_are_never_oversubscribed(jobs):

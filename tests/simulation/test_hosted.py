@@ -34,9 +34,7 @@ def run(tmp_path_factory):
         counts = {Role.PREFILL: prefill, Role.DECODE: decode, Role.MIXED: 0}
         if colocated:
             counts = {Role.MIXED: colocated}
-        pools = tuple(
-            PoolSpec(machines=count, machine=HOST, role=role) for role, count in counts.items() if count
-        )
+        pools = tuple(PoolSpec(machines=count, machine=HOST, role=role) for role, count in counts.items() if count)
         spec = ClusterSpec(
             pools=pools, model="small", router="jsq", handoff="layer-wise", profile=str(path), **settings
         )
@@ -66,12 +64,7 @@ def test_single_request_takes_the_engine_time(run):
 def test_gateway_adds_time_before_and_after(run):
     """2.5 ms plus 10 µs per prompt token before; 1 ms plus 0.5 ms per token after each iteration."""
     front = GatewayTimes(
-        request_s=0.002,
-        prompt_token_s=1e-5,
-        request_delay_s=0.0005,
-        step_s=0.0002,
-        token_s=0.0005,
-        step_delay_s=0.0008,
+        request_s=0.002, prompt_token_s=1e-5, request_delay_s=0.0005, step_s=0.0002, token_s=0.0005, step_delay_s=0.0008
     )
     ((ttft, e2e),) = run(profile(front=front), [(0.0, 100, 3)])
     assert ttft == pytest.approx(0.0035 + 0.110 + 0.0015)
@@ -115,12 +108,7 @@ def test_no_request_is_faster_than_alone(run_many, requests):
 @pytest.fixture(scope="module")
 def run_many(run):
     front = GatewayTimes(
-        request_s=0.002,
-        prompt_token_s=1e-5,
-        request_delay_s=0.0005,
-        step_s=0.0002,
-        token_s=0.0005,
-        step_delay_s=0.0008,
+        request_s=0.002, prompt_token_s=1e-5, request_delay_s=0.0005, step_s=0.0002, token_s=0.0005, step_delay_s=0.0008
     )
     slower = ContentionFactors(crowded=1.2, shared=1.1)
     one = profile(front=front, prefill=slower, decode=slower)

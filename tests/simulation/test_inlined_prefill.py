@@ -15,10 +15,7 @@ from twofold.simulation.simulate import simulate
 BOUND_S = 0.06
 MIXED = PoolSpec(machines=1, machine="dgx-h100", role=Role.MIXED)
 SPEC = ClusterSpec(
-    pools=(msgspec.structs.replace(MIXED, batcher="inlined"),),
-    model="llama2-70b",
-    router="jsq",
-    inline_tbt_s=BOUND_S,
+    pools=(msgspec.structs.replace(MIXED, batcher="inlined"),), model="llama2-70b", router="jsq", inline_tbt_s=BOUND_S
 )
 
 

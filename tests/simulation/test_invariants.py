@@ -52,9 +52,7 @@ def test_time_never_runs_backwards_in_a_request(cluster, requests):
         assert (Moment.DECODE_STARTED in moments) == (timeline.output_tokens > 1)
         if timeline.prefill_instance != timeline.decode_instance and timeline.output_tokens > 1:
             assert moments[Moment.HANDOFF_STARTED] <= moments[Moment.HANDOFF_ENDED]
-            assert (
-                moments[Moment.FIRST_TOKEN] <= moments[Moment.HANDOFF_ENDED] <= moments[Moment.DECODE_STARTED]
-            )
+            assert moments[Moment.FIRST_TOKEN] <= moments[Moment.HANDOFF_ENDED] <= moments[Moment.DECODE_STARTED]
 
 
 @settings(max_examples=500)
@@ -64,11 +62,7 @@ def test_distributions_match_the_timelines(cluster, requests):
     world = run(cluster, requests)
     done = [t for t in world.ends.timelines if t.finish_reason is FinishReason.LENGTH]
     counts = world.statistics
-    for histogram, name in (
-        (counts.ttft, "ttft_s"),
-        (counts.e2e, "e2e_s"),
-        (counts.queue, "queue_prefill_s"),
-    ):
+    for histogram, name in ((counts.ttft, "ttft_s"), (counts.e2e, "e2e_s"), (counts.queue, "queue_prefill_s")):
         assert sum(histogram.counts.values()) == len(done)
         assert abs(histogram.total - sum(getattr(t, name) for t in done) * PS) <= len(requests)
     if cluster[0].rules == "twofold":

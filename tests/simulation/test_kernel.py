@@ -10,10 +10,7 @@ from twofold.simulation.kernel import EventOrder, Kernel
 
 @given(
     st.lists(
-        st.tuples(
-            st.integers(0, 5),
-            st.sampled_from([EventOrder.COMPLETION, EventOrder.TRANSFER, EventOrder.ARRIVAL]),
-        )
+        st.tuples(st.integers(0, 5), st.sampled_from([EventOrder.COMPLETION, EventOrder.TRANSFER, EventOrder.ARRIVAL]))
     )
 )
 def test_orders_events_by_time_then_kind_then_scheduling(events):

@@ -75,9 +75,7 @@ def test_local_transfers_use_the_interconnect():
 
 
 transfers = st.lists(
-    st.tuples(
-        st.integers(0, 3), st.integers(0, 3), st.integers(1, 500), st.sampled_from([0.0, 0.5, 1.0, 2.5])
-    ),
+    st.tuples(st.integers(0, 3), st.integers(0, 3), st.integers(1, 500), st.sampled_from([0.0, 0.5, 1.0, 2.5])),
     min_size=1,
     max_size=12,
 )

@@ -68,12 +68,7 @@ def splits(drawn):
 def test_every_request_ends_and_rejected_ones_are_not_computed(drawn, requests, rule, ttft_s, tbt_s):
     spec, batchers, model, capacity = drawn
     world = ToyRun(
-        spec,
-        requests,
-        model=model,
-        capacity=capacity,
-        batchers=batchers,
-        prepare=attach(rule, model, ttft_s, tbt_s),
+        spec, requests, model=model, capacity=capacity, batchers=batchers, prepare=attach(rule, model, ttft_s, tbt_s)
     )
     counts, overload = world.statistics, world.cluster.overload
     assert not world.cluster.requests

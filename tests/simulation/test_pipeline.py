@@ -50,10 +50,7 @@ def requests(*sizes):
 
 
 def moments(world, moment):
-    return [
-        round(t.moments[moment] * 1e3, 6)
-        for t in sorted(world.ends.timelines, key=lambda t: int(t.request.id))
-    ]
+    return [round(t.moments[moment] * 1e3, 6) for t in sorted(world.ends.timelines, key=lambda t: int(t.request.id))]
 
 
 def test_prompt_passes_every_stage():
@@ -93,10 +90,7 @@ def test_idle_stages_are_not_busy():
     assert world.cluster.instances["decode-0"].busy == 25 * MS
 
 
-@given(
-    st.integers(1, 5),
-    st.lists(st.tuples(st.integers(0, 90), st.integers(1, 50), st.integers(1, 50)), max_size=30),
-)
+@given(st.integers(1, 5), st.lists(st.tuples(st.integers(0, 90), st.integers(1, 50), st.integers(1, 50)), max_size=30))
 def test_stages_compute_one_iteration_at_a_time(stages, iterations):
     """Each starts an iteration as soon as it is free and the stage before it is done."""
     free_at, now = [0] * stages, 0
@@ -149,9 +143,7 @@ def test_simulates_a_pipeline_of_the_catalog():
     spec = ClusterSpec(
         pools=(
             PoolSpec(machines=1, machine="dgx-a100", role=Role.PREFILL, tensor_parallel=4, instances=1),
-            PoolSpec(
-                machines=1, machine="dgx-a100", role=Role.DECODE, tensor_parallel=2, pipeline_parallel=2
-            ),
+            PoolSpec(machines=1, machine="dgx-a100", role=Role.DECODE, tensor_parallel=2, pipeline_parallel=2),
         ),
         model="opt-66b",
         router="jsq",
@@ -167,8 +159,6 @@ def test_rejects_pipelines_with_an_unpipelined_batcher():
     """SplitwiseSim's batcher, by name or by the rules."""
     pool = PoolSpec(machines=2, machine="dgx-h100", role=Role.MIXED, pipeline_parallel=2)
     for change, more in (({"batcher": "splitwise-sim"}, {}), ({}, {"rules": "splitwise-sim"})):
-        spec = ClusterSpec(
-            pools=(msgspec.structs.replace(pool, **change),), model="llama2-70b", router="jsq", **more
-        )
+        spec = ClusterSpec(pools=(msgspec.structs.replace(pool, **change),), model="llama2-70b", router="jsq", **more)
         with pytest.raises(ConfigurationError, match="does not support pipelines"):
             instance_profiles(spec, CATALOG)

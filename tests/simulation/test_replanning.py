@@ -16,13 +16,7 @@ from twofold.errors import ConfigurationError
 from twofold.instance import Role
 from twofold.planning.splits import SplitPlanner
 from twofold.request import Request
-from twofold.scheduling.replan.replanner import (
-    Replanner,
-    ReplanOutcome,
-    ReplanRules,
-    SearchResult,
-    SplitForecast,
-)
+from twofold.scheduling.replan.replanner import Replanner, ReplanOutcome, ReplanRules, SearchResult, SplitForecast
 from twofold.scheduling.replan.split import RoleSplit
 from twofold.scheduling.replan.traffic import TrafficMonitor
 from twofold.simulation.kernel import EventOrder
@@ -77,24 +71,13 @@ class Always:
     def search(self, traffic, running, stock):
         self.asked.append((running, stock))
         forecasts = SplitForecast(running, 0.5), SplitForecast(self.split, 0.9)
-        return SearchResult(
-            running=forecasts[0], best=forecasts[1], searched=forecasts, requests=1, cpu_s=0.0
-        )
+        return SearchResult(running=forecasts[0], best=forecasts[1], searched=forecasts, requests=1, cpu_s=0.0)
 
 
 def replanned(spec, requests, planner, *, search_s=5.0, spare=0, rules=None, **how):
     seen = Seen()
-    replanning = SimulatedReplanning(
-        Replanner(TrafficMonitor(), rules), planner, search_s=search_s, spare=spare
-    )
-    result = simulate(
-        spec,
-        requests,
-        catalog=CATALOG,
-        observers=[seen, replanning],
-        prepare=replanning.attach,
-        **how,
-    )
+    replanning = SimulatedReplanning(Replanner(TrafficMonitor(), rules), planner, search_s=search_s, spare=spare)
+    result = simulate(spec, requests, catalog=CATALOG, observers=[seen, replanning], prepare=replanning.attach, **how)
     return result, seen, replanning.log
 
 
@@ -154,16 +137,12 @@ def test_retiring_replicas_finish_their_requests():
     assert len(retired) == 2
     assert result.completed == result.arrived
     late = [each for each in seen.timelines if each.request.arrival_s > log[0].at_s]
-    assert retired.isdisjoint(
-        {name for each in late for name in (each.prefill_instance, each.decode_instance)}
-    )
+    assert retired.isdisjoint({name for each in late for name in (each.prefill_instance, each.decode_instance)})
 
 
 def test_rejected_requests_count_as_arrivals():
     draw = list(traffic((PROMPTS, 120.0)))
-    huge = [
-        msgspec.structs.replace(each, prompt_tokens=10**8) if i % 3 else each for i, each in enumerate(draw)
-    ]
+    huge = [msgspec.structs.replace(each, prompt_tokens=10**8) if i % 3 else each for i, each in enumerate(draw)]
     result, _, _ = replanned(cluster(), huge, Always(RoleSplit(2, 2)))
     assert result.rejected > result.completed > 0
 
@@ -171,11 +150,7 @@ def test_rejected_requests_count_as_arrivals():
 @pytest.mark.parametrize(
     ("text", "router", "says"),
     [
-        (
-            "1xh100:prefill,1xh100:decode",
-            "jsq",
-            "never moves an instance: re-plan with jsq-planned, splitwise",
-        ),
+        ("1xh100:prefill,1xh100:decode", "jsq", "never moves an instance: re-plan with jsq-planned, splitwise"),
         ("1xh100:prefill,1xh100:decode,1xh100", "splitwise", "no mixed pool"),
         ("1xh100:prefill,1xa100:decode", "splitwise", "take each other's place"),
     ],
@@ -198,8 +173,7 @@ def test_assign_splits_an_idle_cluster():
 
 
 moves = st.lists(
-    st.tuples(st.integers(0, 3000), st.integers(0, 3), st.sampled_from([Role.PREFILL, Role.DECODE, None])),
-    max_size=30,
+    st.tuples(st.integers(0, 3000), st.integers(0, 3), st.sampled_from([Role.PREFILL, Role.DECODE, None])), max_size=30
 )
 
 

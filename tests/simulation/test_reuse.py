@@ -159,9 +159,7 @@ def test_survives_a_failed_source():
     slow = msgspec.structs.replace(PAIR, link_bytes_per_s=1e10, router="conductor")
     burst = [prompt("first", 0.0, range(8)), *(prompt(str(i), 100.0, range(8)) for i in range(4))]
     for name in ("prefill-0", "prefill-1"):
-        failing = msgspec.structs.replace(
-            slow, failures=(InstanceFailure(instance=name, at_s=100.05, back_s=110.0),)
-        )
+        failing = msgspec.structs.replace(slow, failures=(InstanceFailure(instance=name, at_s=100.05, back_s=110.0),))
         result = simulate(failing, burst, catalog=CATALOG)
         assert result.completed + result.failed == 5
         assert result.unfinished == 0
@@ -198,13 +196,7 @@ def test_instances_share_the_cache_of_their_machine():
         (
             {
                 "pools": (
-                    PoolSpec(
-                        machines=1,
-                        machine="dgx-a100",
-                        role=Role.MIXED,
-                        pipeline_parallel=2,
-                        tensor_parallel=4,
-                    ),
+                    PoolSpec(machines=1, machine="dgx-a100", role=Role.MIXED, pipeline_parallel=2, tensor_parallel=4),
                 )
             },
             "set pipeline_parallel 1",

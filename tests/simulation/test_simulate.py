@@ -57,10 +57,7 @@ def test_a_lone_request_takes_the_sum_of_its_parts(mode):
     machine, llama = CATALOG.machine("dgx-h100"), CATALOG.model("llama2-70b")
     rate = machine.network_bytes_per_s
     transfer = TransferModel(
-        kv_bytes_per_token=llama.kv_bytes_per_token,
-        layers=llama.layers,
-        bytes_per_s=rate,
-        sync_s=default_sync_s(rate),
+        kv_bytes_per_token=llama.kv_bytes_per_token, layers=llama.layers, bytes_per_s=rate, sync_s=default_sync_s(rate)
     )
     visible = transfer.serialized_s(1500) if mode == "serialized" else transfer.layer_wise_s(1500, prefill)
     cost = model().decode_cost(1)
@@ -85,11 +82,7 @@ def test_a_failed_instance_fails_what_it_held_and_takes_work_again_when_it_is_ba
     )
     result, ended = timelines(spec, [one(500, 100), one(500, 4, 2.0, "b"), one(500, 4, 4.0, "c")])
     assert (result.failed, result.rejected, result.completed) == (1, 1, 1)
-    assert [t.finish_reason.value for t in sorted(ended, key=lambda t: t.request.id)] == [
-        "error",
-        "error",
-        "length",
-    ]
+    assert [t.finish_reason.value for t in sorted(ended, key=lambda t: t.request.id)] == ["error", "error", "length"]
 
 
 def test_rejects_requests_larger_than_every_instance():

@@ -104,9 +104,7 @@ def test_rejects_clusters_that_cannot_swap(change, says):
 
 
 def test_rejects_a_request_larger_than_the_swap_space():
-    little = msgspec.structs.replace(
-        ALONE, swap_space_bytes=16 * 16 * CATALOG.model("llama2-70b").kv_bytes_per_token
-    )
+    little = msgspec.structs.replace(ALONE, swap_space_bytes=16 * 16 * CATALOG.model("llama2-70b").kv_bytes_per_token)
     assert simulate(little, two(), catalog=CATALOG).rejected == 2
 
 

@@ -24,9 +24,7 @@ class AnalyticCluster:
     `overhead` requests/s. `asked` lists the evaluated trials. With `tells`, evaluations name the limiting phase.
     """
 
-    def __init__(
-        self, per_prefill=5.0, per_decode=3.0, per_mixed=2.0, *, slack=1.2, overhead=0.0, tells=True
-    ):
+    def __init__(self, per_prefill=5.0, per_decode=3.0, per_mixed=2.0, *, slack=1.2, overhead=0.0, tells=True):
         self.per_prefill, self.per_decode, self.per_mixed = per_prefill, per_decode, per_mixed
         self.slack, self.overhead, self.tells = slack, overhead, tells
         self.asked = []

@@ -11,9 +11,7 @@ import aiohttp
 from twofold.bench.services import metrics
 
 
-async def complete(
-    session: aiohttp.ClientSession, url: str, prompt: list[int], **fields: object
-) -> list[int]:
+async def complete(session: aiohttp.ClientSession, url: str, prompt: list[int], **fields: object) -> list[int]:
     """Output token ids of one completion."""
     answer = await _answer(session, url, prompt, **fields)
     return list(answer["choices"][0]["token_ids"])
@@ -60,9 +58,7 @@ async def complete_all(
 def block_counts(url: str) -> dict[str, dict[str, float]]:
     """KV blocks by instance and state (total, free, in_flight), from /metrics."""
     counts: dict[str, dict[str, float]] = {}
-    pattern = re.compile(
-        r'^twofold:kv_cache_blocks\{instance="([^"]+)",state="([^"]+)"\} (\S+)$', re.MULTILINE
-    )
+    pattern = re.compile(r'^twofold:kv_cache_blocks\{instance="([^"]+)",state="([^"]+)"\} (\S+)$', re.MULTILINE)
     for instance, state, value in pattern.findall(metrics(url)):
         counts.setdefault(instance, {})[state] = float(value)
     return counts

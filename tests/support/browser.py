@@ -63,11 +63,7 @@ class Page:
 
     async def size(self, width: int, height: int) -> None:
         await self.call(
-            "Emulation.setDeviceMetricsOverride",
-            width=width,
-            height=height,
-            deviceScaleFactor=1,
-            mobile=False,
+            "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False
         )
 
     async def scheme(self, name: str) -> None:
@@ -77,9 +73,7 @@ class Page:
 
     async def evaluate(self, expression: str) -> object:
         """Value of a JavaScript expression; promises are awaited."""
-        answer = await self.call(
-            "Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True
-        )
+        answer = await self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
         assert "exceptionDetails" not in answer, answer["exceptionDetails"]
         return answer["result"].get("value")
 
@@ -103,13 +97,7 @@ class Page:
 @asynccontextmanager
 async def browsing(executable: str) -> AsyncIterator[Page]:
     """Start a browser with an empty page; stop it and delete its profile afterwards."""
-    flags = [
-        "--headless",
-        "--remote-debugging-port=0",
-        "--no-first-run",
-        "--disable-gpu",
-        "--disable-dev-shm-usage",
-    ]
+    flags = ["--headless", "--remote-debugging-port=0", "--no-first-run", "--disable-gpu", "--disable-dev-shm-usage"]
     if os.geteuid() == 0:
         flags.append("--no-sandbox")  # the sandbox does not run as root
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as home:

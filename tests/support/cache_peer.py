@@ -84,15 +84,11 @@ class Cache:
     def rows(self):
         """Blocks of each layer as bytes: keys, then values."""
         pool = self.transport.landing_pool
-        return [
-            torch.cat(pool.block_rows(k), dim=1).cpu().numpy().copy() for k in range(len(pool.layout.layers))
-        ]
+        return [torch.cat(pool.block_rows(k), dim=1).cpu().numpy().copy() for k in range(len(pool.layout.layers))]
 
 
 def lease(instance, epoch, source, blocks):
-    return Lease(
-        request_id="r", source=source, instance=instance, epoch=epoch, blocks=tuple(blocks), deadline_s=0.0
-    )
+    return Lease(request_id="r", source=source, instance=instance, epoch=epoch, blocks=tuple(blocks), deadline_s=0.0)
 
 
 def _obey(name, key, pipe):

@@ -61,10 +61,7 @@ class Chaos:
     async def run(self, rounds):
         timeout = aiohttp.ClientTimeout(total=None)
         connector = aiohttp.TCPConnector(limit=0, force_close=True)
-        async with (
-            aiohttp.ClientSession(timeout=timeout, connector=connector) as session,
-            asyncio.TaskGroup() as tasks,
-        ):
+        async with aiohttp.ClientSession(timeout=timeout, connector=connector) as session, asyncio.TaskGroup() as tasks:
             name = await served_name(session, self.url)
             for _ in range(self.clients):
                 tasks.create_task(self._client(session, name))

@@ -61,27 +61,15 @@ CASES = {
         "workers": {"mixed": {"replicas": 1, "workersPerPod": 2}},
         "serve": {"router": "splitwise", "transport": "nixl"},
     },
-    "created secrets": {
-        "clusterKey": {"value": "# a key\n00ff\n"},
-        "apiKeys": {"value": "ann secret 4 -\nbob hush\n"},
-    },
-    "existing secrets": {
-        "clusterKey": {"existingSecret": "their-key"},
-        "apiKeys": {"existingSecret": "theirs"},
-    },
+    "created secrets": {"clusterKey": {"value": "# a key\n00ff\n"}, "apiKeys": {"value": "ann secret 4 -\nbob hush\n"}},
+    "existing secrets": {"clusterKey": {"existingSecret": "their-key"}, "apiKeys": {"existingSecret": "theirs"}},
     "monitoring and network policy": {
         "serviceMonitor": {"enabled": True, "interval": "5s", "labels": {"release": "prometheus"}},
         "grafanaDashboard": {"enabled": True},
-        "networkPolicy": {
-            "enabled": True,
-            "clients": [{"namespaceSelector": {"matchLabels": {"team": "web"}}}],
-        },
+        "networkPolicy": {"enabled": True, "clients": [{"namespaceSelector": {"matchLabels": {"team": "web"}}}]},
         "gateway": {"serviceType": "LoadBalancer", "port": 80, "busPort": 7000, "disruptionBudget": False},
     },
-    "network policy with a public API": {
-        "networkPolicy": {"enabled": True},
-        "securityContext": {"runAsUser": 1000650},
-    },
+    "network policy with a public API": {"networkPolicy": {"enabled": True}, "securityContext": {"runAsUser": 1000650}},
     "emulated": {"engine": "emulated", "plan": PLAN, "allowAnonymous": True},
 }
 

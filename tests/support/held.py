@@ -74,10 +74,7 @@ def leaks(process, before, *, tries=6000, pause_s=0.1):
     Missing processes count as well. The gateway may have four more open files per worker: each of a worker's four
     threads connects to the controller with its first message.
     """
-    most = {
-        **before,
-        "open files of the gateway": before["open files of the gateway"] + 4 * before["processes"],
-    }
+    most = {**before, "open files of the gateway": before["open files of the gateway"] + 4 * before["processes"]}
     for _ in range(tries):
         now = holdings(process)
         more = {what: (before[what], count) for what, count in now.items() if count > most[what]}

@@ -1,13 +1,7 @@
 """Host profiles with round numbers, for simulations with known results."""
 
 from twofold.hardware.specs import Model
-from twofold.performance.host_profile import (
-    ContentionFactors,
-    GatewayTimes,
-    HostLink,
-    HostProfile,
-    PackedTimes,
-)
+from twofold.performance.host_profile import ContentionFactors, GatewayTimes, HostLink, HostProfile, PackedTimes
 
 MODEL = Model(
     name="small",

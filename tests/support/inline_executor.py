@@ -19,9 +19,7 @@ class InlineExecutor:
             raise KeyboardInterrupt
         self.runs += 1
         future = Future()
-        future.set_result(
-            SimulatedTrial(evaluation=self.cluster.judged(trial.design, trial.rate), cpu_s=0.001)
-        )
+        future.set_result(SimulatedTrial(evaluation=self.cluster.judged(trial.design, trial.rate), cpu_s=0.001))
         return future
 
     def __enter__(self):

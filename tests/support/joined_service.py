@@ -69,13 +69,7 @@ class JoinedService:
                 command = self.hosts.command(host, command)
                 # UCX would otherwise detect a single host and bypass the link.
                 env |= {"UCX_TLS": "tcp", "UCX_NET_DEVICES": self.hosts.devices[host]}
-            process = subprocess.Popen(
-                command,
-                env=env,
-                stdout=said,
-                stderr=said,
-                stdin=subprocess.DEVNULL,
-            )
+            process = subprocess.Popen(command, env=env, stdout=said, stderr=said, stdin=subprocess.DEVNULL)
         # Workers use all cores of their host; two emulated hosts on one machine need separate cores.
         os.sched_setaffinity(process.pid, {sorted(os.sched_getaffinity(0))[-host]})
         self.processes.append(process)

@@ -70,9 +70,7 @@ class KvContents:
                 assert end <= len(table) * self._size, "write beyond the blocks of the sequence"
             for place in range(start // self._size, min(len(table), -(-end // self._size))):
                 whole = (place + 1) * self._size <= end
-                self._here[table[place]] = (
-                    self._whole(item.request_id, place) if whole else (item.request_id, place)
-                )
+                self._here[table[place]] = self._whole(item.request_id, place) if whole else (item.request_id, place)
 
     def _whole(self, request_id: str, place: int) -> Label:
         keys = self._keys_of(request_id)

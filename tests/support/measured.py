@@ -10,14 +10,7 @@ from twofold.transport.base import MemoryDescriptor
 # 4000 bytes of KV a token, 800 of them a layer.
 LAYOUT = KvLayout(layers=(LayerShape(1, 100, 100),) * 5, block_size=16, dtype="float32", itemsize=4)
 STATUS = InstanceStatus(
-    waiting=0,
-    running=0,
-    arriving=0,
-    handing_off=0,
-    lease_queue=0,
-    blocks_total=1,
-    blocks_free=1,
-    blocks_in_flight=0,
+    waiting=0, running=0, arriving=0, handing_off=0, lease_queue=0, blocks_total=1, blocks_free=1, blocks_in_flight=0
 )
 
 

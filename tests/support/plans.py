@@ -28,19 +28,10 @@ def evaluation(rate, error=FITTED, ttft_s=0.5):
 
 
 def choice(one, rate, highest_rate=None, **more):
-    return DesignChoice(
-        design=one, rate=rate, highest_rate=highest_rate or rate, evaluation=evaluation(rate, **more)
-    )
+    return DesignChoice(design=one, rate=rate, highest_rate=highest_rate or rate, evaluation=evaluation(rate, **more))
 
 
-def plan(
-    *choices,
-    objective=Objective.THROUGHPUT,
-    rate=None,
-    break_even=None,
-    without=(),
-    families=(SPLIT, COLOCATED),
-):
+def plan(*choices, objective=Objective.THROUGHPUT, rate=None, break_even=None, without=(), families=(SPLIT, COLOCATED)):
     question = PlanQuery(objective=objective, families=families, budget=Budget(machines=10), rate=rate)
     return Plan(query=question, choices=choices, without=without, break_even=break_even)
 

@@ -18,8 +18,7 @@ from twofold.bench.services import free_port, served, stop, wait_ready
 from twofold.cli import pools as pools_run
 
 QUESTIONS = [
-    {"prompt": [5 + i, 6, 7] * (25 * i + 5), "max_tokens": 150, "temperature": 0, "ignore_eos": True}
-    for i in range(5)
+    {"prompt": [5 + i, 6, 7] * (25 * i + 5), "max_tokens": 150, "temperature": 0, "ignore_eos": True} for i in range(5)
 ]
 CLIENTS = 3
 
@@ -138,11 +137,7 @@ def under_load(service, answers, what):
 def processes_of(worker):
     """Processes of a worker on any node, found by process name with a Ray actor as ancestor."""
     named = [one for one in psutil.process_iter() if one.name() == worker]
-    return [
-        one
-        for one in named
-        if any("twofold.serving.launch.ray.host" in each.cmdline() for each in one.parents())
-    ]
+    return [one for one in named if any("twofold.serving.launch.ray.host" in each.cmdline() for each in one.parents())]
 
 
 def until(true, tries=6000, pause_s=0.1):

@@ -31,9 +31,7 @@ def cluster(roles: list[Role], router: str = "jsq", capacity_tokens: int | None 
 def load(name: str, capacity: int | None = None, queued: int = 0, **numbers: int) -> InstanceLoad:
     """Load of an instance with `queued` waiting sequences; the first letter of its name gives the role."""
     role = _ROLES[name[0]]
-    return InstanceLoad(
-        name, role, home=role, capacity_tokens=capacity, queued=partial(int, queued), **numbers
-    )
+    return InstanceLoad(name, role, home=role, capacity_tokens=capacity, queued=partial(int, queued), **numbers)
 
 
 def pools(*loads: InstanceLoad) -> Pools:

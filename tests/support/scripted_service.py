@@ -44,9 +44,7 @@ def served_model(**changes: object) -> ServedModel:
 class ScriptedService:
     """Generates tokens from prompt, seed and position, or from `script` if given."""
 
-    def __init__(
-        self, script: Script | None = None, *, model: ServedModel | None = None, delay_s: float = 0.0
-    ) -> None:
+    def __init__(self, script: Script | None = None, *, model: ServedModel | None = None, delay_s: float = 0.0) -> None:
         self.model = model or served_model()
         self.script = script or self._improvise
         self.delay_s = delay_s

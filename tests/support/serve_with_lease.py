@@ -9,8 +9,6 @@ from twofold.cli.serve import run as serve_run
 
 if __name__ == "__main__":
     lease_s, service_config = float(sys.argv.pop(1)), serve_run.service_config
-    serve_run.service_config = lambda settings: msgspec.structs.replace(
-        service_config(settings), lease_s=lease_s
-    )
+    serve_run.service_config = lambda settings: msgspec.structs.replace(service_config(settings), lease_s=lease_s)
     sys.argv.insert(1, "serve")
     main()

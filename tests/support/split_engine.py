@@ -42,9 +42,7 @@ def of_split(model, files, split, prompts):
     """Run one pair of degrees. The first rank is forked too, because ranks shard the model in place."""
     plan = MemoryPlan(layout=model.layout(16), num_blocks=BLOCKS, max_model_len=model.max_model_len)
     factory = TorchFactory(model, "", plan, "cpu", None, None)
-    spec = WorkerConfig(
-        instance="w", role=Role.MIXED, batcher="mixed", max_num_batched_tokens=512, split=split
-    )
+    spec = WorkerConfig(instance="w", role=Role.MIXED, batcher="mixed", max_num_batched_tokens=512, split=split)
     pipes = RankPipes(split.ranks, f"{files}/store")
     read, write = os.pipe()
 

@@ -106,9 +106,7 @@ class RunningStore:
         )
         self.epoch = welcome.epoch
         mover = None if disk is None else DiskThread(disk, self.memory)
-        self.peers = (
-            None if key is None else RunningPeering(self.manager, self.memory, key, contents, at_once)
-        )
+        self.peers = None if key is None else RunningPeering(self.manager, self.memory, key, contents, at_once)
         self._store = StoreServer(
             self.manager,
             mover,

@@ -52,13 +52,7 @@ _CONFIGS: dict[str, dict[str, Any]] = {
 
 
 def write_tiny_model(
-    arch: str,
-    directory: Path,
-    *,
-    seed: int = 0,
-    vocab_size: int = 512,
-    max_positions: int = 2048,
-    **changes: Any,
+    arch: str, directory: Path, *, seed: int = 0, vocab_size: int = 512, max_positions: int = 2048, **changes: Any
 ) -> Path:
     """Write a model of architecture `arch` (a transformers model type) to `directory` and return the directory.
 

@@ -137,9 +137,7 @@ def workloads(draw, most=30, outputs=(1, 2, 3, 7, 20, 45)):
         at += gap
         prompt = draw(st.sampled_from([1, 3, 17, 40, 64, 65, 130, 350]))
         output = draw(st.sampled_from(outputs))
-        requests.append(
-            Request(id=str(number), arrival_s=at / 1e3, prompt_tokens=prompt, output_tokens=output)
-        )
+        requests.append(Request(id=str(number), arrival_s=at / 1e3, prompt_tokens=prompt, output_tokens=output))
     return requests
 
 
@@ -193,9 +191,7 @@ def clusters(draw, swapping=False, failures=True):
         swap_space_bytes=draw(st.sampled_from([600, 2000, 10_000])) if swapping else None,
         failures=lost,
     )
-    model = ToyModel(
-        draw(st.sampled_from([1, 4])), draw(st.sampled_from([0, 1])), draw(st.sampled_from([0, 1, 7]))
-    )
+    model = ToyModel(draw(st.sampled_from([1, 4])), draw(st.sampled_from([0, 1])), draw(st.sampled_from([0, 1, 7])))
     return spec, batchers, model, draw(st.sampled_from([400, 600, 5000]))
 
 
@@ -203,14 +199,10 @@ def clusters(draw, swapping=False, failures=True):
 def pipelines(draw, failures=True):
     """Clusters of instances with two or three stages; later stages may be slower or faster than the first."""
     spec, batchers, first, capacity = draw(clusters(failures=failures))
-    batchers = {
-        role: "splitwise" if not BATCHERS[name].pipelined else name for role, name in batchers.items()
-    }
+    batchers = {role: "splitwise" if not BATCHERS[name].pipelined else name for role, name in batchers.items()}
     stages = draw(st.integers(2, 3))
     later = ToyModel(draw(st.sampled_from([1, 4, 9])), first.per_sequence, first.per_token)
-    piped = tuple(
-        replace(pool, machines=pool.machines * stages, pipeline_parallel=stages) for pool in spec.pools
-    )
+    piped = tuple(replace(pool, machines=pool.machines * stages, pipeline_parallel=stages) for pool in spec.pools)
     model = Pipeline("toy", ToyModel.error, first, later, stages)
     return replace(spec, pools=piped), batchers, model, capacity
 

@@ -20,6 +20,5 @@ def _loads(module):
 HAS_NIXL = any(importlib.util.find_spec(name) for name in TRANSPORTS["nixl"].packages)
 NIXL = pytest.mark.skipif(not HAS_NIXL, reason="the nixl extra is not installed")
 MOONCAKE = pytest.mark.skipif(
-    not _loads("mooncake.engine"),
-    reason="the mooncake extra or its system libraries are not installed",
+    not _loads("mooncake.engine"), reason="the mooncake extra or its system libraries are not installed"
 )

@@ -305,9 +305,7 @@ def check_blocks(instance: InstanceScheduler) -> None:
         return
     assert 0 <= blocks.num_in_flight <= blocks.num_blocks - blocks.num_free <= blocks.num_blocks
     if isinstance(blocks, PagedBlockAllocator):
-        grants = [
-            sequence.allocation for sequence in instance.sequences.values() if sequence.allocation is not None
-        ]
+        grants = [sequence.allocation for sequence in instance.sequences.values() if sequence.allocation is not None]
         owned = [block for grant in grants if grant.owned for block in blocks.blocks_of(grant)]
         assert len(owned) == len(set(owned)), "a block has two owners"
         held = blocks.num_blocks - blocks.num_free
@@ -316,9 +314,7 @@ def check_blocks(instance: InstanceScheduler) -> None:
 
 def check_shared(blocks: PrefixBlockAllocator) -> None:
     """Check that owner counts match the holders, and that shared and idle blocks are found by key."""
-    held = Counter(block for each in blocks._tables.values() for block in each) + Counter(
-        blocks._copies.values()
-    )
+    held = Counter(block for each in blocks._tables.values() for block in each) + Counter(blocks._copies.values())
     assert blocks._owners == [held[block] for block in range(blocks.num_blocks)]
     assert blocks.num_free == blocks._owners.count(0)
     assert all(len(set(each)) == len(each) for each in blocks._tables.values())

@@ -86,11 +86,7 @@ class VllmServer:
             "kv_buffer_device": "cpu",
             "kv_connector_extra_config": {"kv_lease_duration": self._lease_s},
         }
-        events = {
-            "enable_kv_cache_events": True,
-            "publisher": "zmq",
-            "endpoint": f"tcp://*:{self.events_port}",
-        }
+        events = {"enable_kv_cache_events": True, "publisher": "zmq", "endpoint": f"tcp://*:{self.events_port}"}
         # vLLM 0.32 on CPU crashes on chunked prefill of a request with a seed.
         flags = ["--enforce-eager", "--dtype", "float32", "--no-enable-chunked-prefill"]
         flags += ["--served-model-name", NAME, "--max-num-batched-tokens", "4096"]

@@ -123,16 +123,10 @@ def test_rejects_a_single_host_service():
         load_transport("curve")("prefill", 1, LAYOUT, 4, "cpu", None)
 
 
-LEASES = st.tuples(
-    st.sampled_from("pq"), st.sampled_from("abc"), st.frozensets(st.integers(0, 9), min_size=1)
-)
+LEASES = st.tuples(st.sampled_from("pq"), st.sampled_from("abc"), st.frozensets(st.integers(0, 9), min_size=1))
 
 
-@given(
-    st.lists(st.tuples(st.booleans(), LEASES), max_size=30),
-    st.sampled_from("pq"),
-    st.frozensets(st.integers(0, 9)),
-)
+@given(st.lists(st.tuples(st.booleans(), LEASES), max_size=30), st.sampled_from("pq"), st.frozensets(st.integers(0, 9)))
 def test_the_gate_admits_blocks_of_one_current_lease(changes, source, blocks):
     gate, standing = LeaseGate(), {}
     for opens, (holder, request_id, leased) in changes:
@@ -143,9 +137,7 @@ def test_the_gate_admits_blocks_of_one_current_lease(changes, source, blocks):
             gate.close(holder, request_id)
             standing.pop((holder, request_id), None)
     with gate.passing(source, tuple(blocks)) as allowed:
-        assert allowed == any(
-            holder == source and blocks <= leased for (holder, _), leased in standing.items()
-        )
+        assert allowed == any(holder == source and blocks <= leased for (holder, _), leased in standing.items())
 
 
 def test_close_waits_for_running_writes():

@@ -43,9 +43,7 @@ class World:
         began = self.clock.now()
         end = began + ps(prefill_s)
         self.prefills.note([blocks], began, end)
-        return self.seconds(
-            end, blocks, lambda group: self.clock.sleep_until(self.groups.ready(group, began, end))
-        )
+        return self.seconds(end, blocks, lambda group: self.clock.sleep_until(self.groups.ready(group, began, end)))
 
     def seconds(self, since, blocks, wait_for):
         for group in range(len(self.groups)):
@@ -55,9 +53,7 @@ class World:
 
 
 def model(bytes_per_s=1e9):
-    return TransferModel(
-        kv_bytes_per_token=KV_BYTES, layers=70, bytes_per_s=bytes_per_s, latency_s=0.002, sync_s=0.005
-    )
+    return TransferModel(kv_bytes_per_token=KV_BYTES, layers=70, bytes_per_s=bytes_per_s, latency_s=0.002, sync_s=0.005)
 
 
 @given(st.integers(1, 60))

@@ -92,10 +92,7 @@ def test_refuses_data_for_another_epoch_at_the_same_port(cache, peer):
 def test_a_failed_write_has_no_pieces_in_flight(cache, peer):
     blocks = 64
     connection = prepared(cache, peer, LARGE, blocks)
-    connection._remote._parts[0] = (
-        0,
-        connection._remote._parts[0][1],
-    )  # an invalid address for the first keys
+    connection._remote._parts[0] = (0, connection._remote._parts[0][1])  # an invalid address for the first keys
     with pytest.raises(InstanceLostError):
         connection.write(range(2), range(blocks), range(blocks))
     first = peer.do("rows")

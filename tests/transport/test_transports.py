@@ -18,9 +18,7 @@ EVERY = ["shared_memory", "curve", *ONE_SIDED]
 LAYOUTS = {
     "small": KvLayout(layers=(LayerShape(2, 8, 8),) * 3, block_size=4, dtype="float32", itemsize=4),
     "wide": KvLayout(layers=(LayerShape(8, 128, 128),) * 2, block_size=16, dtype="bfloat16", itemsize=2),
-    "uneven": KvLayout(
-        layers=(LayerShape(1, 3, 5), LayerShape(2, 8, 4)), block_size=3, dtype="float16", itemsize=2
-    ),
+    "uneven": KvLayout(layers=(LayerShape(1, 3, 5), LayerShape(2, 8, 4)), block_size=3, dtype="float16", itemsize=2),
 }
 OURS, THEIRS = 12, 9  # blocks; caches may differ in size
 

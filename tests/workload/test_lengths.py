@@ -18,9 +18,7 @@ PUBLISHED = {"azure-code": ((1469, 2048), (13, 28)), "azure-conv": ((1020, 1155)
 def test_generated_lengths_have_the_published_median_and_mean(name):
     """The mean of the quantiles is within 1% of the trace's, that of samples within 4% or one token."""
     lengths = load_lengths(name)
-    for quantiles, (_, mean) in zip(
-        (lengths.prompt_tokens, lengths.output_tokens), PUBLISHED[name], strict=True
-    ):
+    for quantiles, (_, mean) in zip((lengths.prompt_tokens, lengths.output_tokens), PUBLISHED[name], strict=True):
         segments = pairwise(zip(lengths.probabilities, quantiles, strict=True))
         own = sum((right - left) * (low + high) / 2 for (left, low), (right, high) in segments)
         assert own == pytest.approx(mean, rel=0.01)
@@ -60,11 +58,7 @@ def test_data_names_its_source(name):
 
 @pytest.mark.parametrize(
     ("name", "prompt", "output"),
-    [
-        ("distserve-chat", 755.5, 200.3),
-        ("distserve-code", 171.3, 98.2),
-        ("distserve-summaries", 1738.3, 90.7),
-    ],
+    [("distserve-chat", 755.5, 200.3), ("distserve-code", 171.3, 98.2), ("distserve-summaries", 1738.3, 90.7)],
 )
 def test_distserve_lengths_have_the_means_of_the_paper(name, prompt, output):
     """Within 3%, after clipping to the context length of the paper's models."""

@@ -29,9 +29,7 @@ def trace(tmp_path):
 )
 def test_same_seed_gives_the_same_requests(name, seed, rate, arrival):
     """Equal arguments give equal requests, with ordered times and consecutive ids."""
-    one, two = (
-        list(workload(name, rate=rate, num_requests=20, arrival=arrival, seed=seed)) for _ in range(2)
-    )
+    one, two = (list(workload(name, rate=rate, num_requests=20, arrival=arrival, seed=seed)) for _ in range(2))
     assert one == two
     assert [request.id for request in one] == [str(index) for index in range(20)]
     assert all(before.arrival_s <= after.arrival_s for before, after in pairwise(one))
@@ -40,10 +38,7 @@ def test_same_seed_gives_the_same_requests(name, seed, rate, arrival):
 def test_lengths_do_not_depend_on_arrivals():
     """Runs with different arrival processes or rates use the same prompts."""
     lengths = [
-        [
-            (r.prompt_tokens, r.output_tokens)
-            for r in workload("azure-conv", num_requests=50, seed=3, **options)
-        ]
+        [(r.prompt_tokens, r.output_tokens) for r in workload("azure-conv", num_requests=50, seed=3, **options)]
         for options in ({"rate": 1.0}, {"rate": 9.0, "arrival": "constant"}, {"rate": 1.0, "burstiness": 0.5})
     ]
     assert lengths[0] == lengths[1] == lengths[2]
@@ -85,29 +80,16 @@ def test_trace_lengths_combine_with_an_arrival_process(trace):
     own = list(workload(trace, arrival="constant"))
     assert [request.arrival_s for request in own] == [float(index) for index in range(10)]
     faster = list(workload(trace, arrival="constant", rate=2.0, start_s=1.0, duration_s=2.0))
-    assert [(r.arrival_s, r.prompt_tokens) for r in faster] == [
-        (0.0, 101),
-        (0.5, 102),
-        (1.0, 103),
-        (1.5, 104),
-    ]
+    assert [(r.arrival_s, r.prompt_tokens) for r in faster] == [(0.0, 101), (0.5, 102), (1.0, 103), (1.5, 104)]
 
 
 @pytest.mark.parametrize(
     ("spec", "options", "message"),
     [
-        (
-            "azure-cod",
-            {},
-            r"nor lengths as in 512\+64 nor one of azure-code, .*\(did you mean azure-code\?\)",
-        ),
+        ("azure-cod", {}, r"nor lengths as in 512\+64 nor one of azure-code, .*\(did you mean azure-code\?\)"),
         ("zebra", {}, "'zebra' is neither a trace file nor lengths .*, distserve-summaries$"),
         ("", {}, "'' is neither a trace file"),
-        (
-            "azure-code",
-            {"num_requests": 1},
-            r"azure-code needs a rate .* \(its trace has 2.57\)",
-        ),
+        ("azure-code", {"num_requests": 1}, r"azure-code needs a rate .* \(its trace has 2.57\)"),
         ("azure-code", {"rate": 1.0}, "give a number of requests or a duration"),
         ("azure-code", {"rate": 1.0, "num_requests": 1, "arrival": "trace"}, "has no arrival times"),
         ("azure-code", {"rate": 1.0, "num_requests": 1, "arrival": "pareto"}, "'pareto' is not one of"),
@@ -146,7 +128,5 @@ def test_rejects_invalid_trace_arguments_at_the_call(trace):
 
 def test_unknown_name_suggests_the_nearest():
     """`generate` accepts names only, not files."""
-    with pytest.raises(
-        ConfigurationError, match=r"unknown workload 'azure-convs' \(did you mean azure-conv\?\)"
-    ):
+    with pytest.raises(ConfigurationError, match=r"unknown workload 'azure-convs' \(did you mean azure-conv\?\)"):
         generate("azure-convs", rate=1.0, num_requests=1)

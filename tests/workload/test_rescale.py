@@ -73,9 +73,7 @@ def test_resizing_a_prompt_keeps_its_whole_prefix_blocks():
     half, same, double = (next(scale_lengths([request], factor)) for factor in (0.5, 1.0, 2.0))
     assert half.prefix_blocks == (7,)
     assert same == request
-    assert double.prefix_blocks == (7, 8), (
-        "the last block was not full, so its id says nothing of a longer prompt"
-    )
+    assert double.prefix_blocks == (7, 8), "the last block was not full, so its id says nothing of a longer prompt"
 
 
 def test_lengths_are_scaled_before_they_are_clipped():

@@ -13,8 +13,7 @@ from twofold.workload.trace import FORMATS, detect_format, open_trace
 AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03.9799600,4808,10\n"
 MOONCAKE = '{"timestamp": 5, "input_length": 700, "output_length": 5, "hash_ids": [0, 1]}\n'
 SPLITWISE = (
-    "request_id,request_type,application_id,arrival_timestamp,batch_size,prompt_size,token_size\n"
-    "7,2,0,0.25,1,1787,6\n"
+    "request_id,request_type,application_id,arrival_timestamp,batch_size,prompt_size,token_size\n7,2,0,0.25,1,1787,6\n"
 )
 TWOFOLD = '{"id":"a","arrival_s":0.5,"prompt_tokens":3,"output_tokens":2,"prefix_blocks":[9]}\n'
 EXAMPLES = {"azure": AZURE, "mooncake": MOONCAKE, "splitwise": SPLITWISE, "twofold": TWOFOLD}
@@ -68,9 +67,7 @@ def test_azure_times_keep_their_seven_digits_and_offsets(write):
 
 def test_columns_are_found_by_name(write):
     """Column order, extra columns, spaces, blank lines, quotes and CRLF do not matter."""
-    content = (
-        ' GeneratedTokens , Extra,TIMESTAMP,ContextTokens\r\n\r\n"10",x,2023-11-16 18:17:03,"4808"\r\n\r\n'
-    )
+    content = ' GeneratedTokens , Extra,TIMESTAMP,ContextTokens\r\n\r\n"10",x,2023-11-16 18:17:03,"4808"\r\n\r\n'
     assert list(open_trace(write(content))) == [ask(0, 0.0, 4808, 10)]
 
 
@@ -90,14 +87,8 @@ def test_output_of_length_zero_is_read_as_one_and_counted(write):
         ("", ": the file is empty"),
         ("\n\n", ": the file is empty"),
         (AZURE.splitlines()[0], ": the trace has no requests"),
-        (
-            "TIMESTAMP,ContextTokens\n",
-            ":1: missing column GeneratedTokens (it looks like the azure format)",
-        ),
-        (
-            '{"timestamp": 1, "input_length": 3}\n',
-            ":1: missing key output_length (it looks like the mooncake format)",
-        ),
+        ("TIMESTAMP,ContextTokens\n", ":1: missing column GeneratedTokens (it looks like the azure format)"),
+        ('{"timestamp": 1, "input_length": 3}\n', ":1: missing key output_length (it looks like the mooncake format)"),
         (AZURE + "2023-11-16 18:17:04\n", ":3: 1 columns where the header has 3"),
         (AZURE + "2023-11-16 18:17:04,1,2,3\n", ":3: 4 columns where the header has 3"),
         (AZURE + "2023-11-16 18:17:04,x,2\n", ":3: ContextTokens is 'x', which is not a whole number"),
@@ -105,10 +96,7 @@ def test_output_of_length_zero_is_read_as_one_and_counted(write):
         (AZURE + "2023-11-16 18:17:04,nan,2\n", ":3: ContextTokens is 'nan', which is not a whole number"),
         (AZURE + "2023-11-16 18:17:04,,2\n", ":3: ContextTokens is '', which is not a whole number"),
         (AZURE + "2023-11-16 18:17:04,0,2\n", ":3: ContextTokens is 0, and a prompt has at least one token"),
-        (
-            AZURE + "\n2023-11-16 18:17:04,1,-2\n",
-            ":4: GeneratedTokens is -2, and an output has no negative length",
-        ),
+        (AZURE + "\n2023-11-16 18:17:04,1,-2\n", ":4: GeneratedTokens is -2, and an output has no negative length"),
         (
             AZURE + "2023-11-16 18:17:04,4000000000,2\n",
             ":3: ContextTokens is 4000000000, more than a trace can hold (2,147,483,647)",
@@ -121,24 +109,15 @@ def test_output_of_length_zero_is_read_as_one_and_counted(write):
             AZURE + "2023-11-16 18:17:03.9799599,1,2\n",
             ":3: arrives 1e-07 s before the request above it; arrivals must be in order",
         ),
-        (
-            AZURE + '"2023-11-16 18:17:04,1,2\n2023-11-16 18:17:05,1,2\n',
-            ":3: not a csv line: unexpected end of data",
-        ),
+        (AZURE + '"2023-11-16 18:17:04,1,2\n2023-11-16 18:17:05,1,2\n', ":3: not a csv line: unexpected end of data"),
         (MOONCAKE + '{"timestamp": 6, "input_le', ":2: the JSON is cut off"),
         (MOONCAKE + '{"timestamp": 6}', ':2: missing key "input_length"'),
-        (
-            MOONCAKE + MOONCAKE.replace("700", '"700"'),
-            ':2: "input_length" is a text where a whole number is expected',
-        ),
+        (MOONCAKE + MOONCAKE.replace("700", '"700"'), ':2: "input_length" is a text where a whole number is expected'),
         (
             MOONCAKE + MOONCAKE.replace("[0, 1]", "[0, null]"),
             ':2: "hash_ids[1]" is null where a whole number is expected',
         ),
-        (
-            MOONCAKE + MOONCAKE.replace("700", "-7"),
-            ":2: input_length is -7, and a prompt has at least one token",
-        ),
+        (MOONCAKE + MOONCAKE.replace("700", "-7"), ":2: input_length is -7, and a prompt has at least one token"),
         (MOONCAKE + MOONCAKE.replace("5,", "NaN,", 1), ":2: not valid JSON: invalid character (byte 14)"),
         (MOONCAKE + MOONCAKE.replace("5,", "1e999,", 1), ':2: "timestamp" is a number out of range'),
         (MOONCAKE + MOONCAKE.replace("700", "7" * 5000), ':2: "input_length" is a number out of range'),
@@ -149,27 +128,12 @@ def test_output_of_length_zero_is_read_as_one_and_counted(write):
             ":2: arrives 0.001 s before the request above it; arrivals must be in order",
         ),
         ("[1]\n", ":1: a list where a JSON object is expected"),
-        (
-            SPLITWISE + "8,2,0,inf,1,1,1\n",
-            ":3: arrival_timestamp is 'inf', which is not a time in seconds from 0 on",
-        ),
-        (
-            SPLITWISE + "8,2,0,nan,1,1,1\n",
-            ":3: arrival_timestamp is 'nan', which is not a time in seconds from 0 on",
-        ),
+        (SPLITWISE + "8,2,0,inf,1,1,1\n", ":3: arrival_timestamp is 'inf', which is not a time in seconds from 0 on"),
+        (SPLITWISE + "8,2,0,nan,1,1,1\n", ":3: arrival_timestamp is 'nan', which is not a time in seconds from 0 on"),
         (SPLITWISE + "8,2,0,one,1,1,1\n", ":3: arrival_timestamp is 'one', which is not a number"),
-        (
-            SPLITWISE + "8,2,0,1.0,4,1,1\n",
-            ":3: batch_size is 4, and only rows of one request are supported",
-        ),
-        (
-            TWOFOLD + TWOFOLD.replace("0.5", "-0.5"),
-            ":2: arrival_s is -0.5, which is not a time in seconds from 0 on",
-        ),
-        (
-            AZURE.encode() + b"\xff\xfe\n",
-            ":3: this is not UTF-8 text; a trace is csv or jsonl, plain or gzip",
-        ),
+        (SPLITWISE + "8,2,0,1.0,4,1,1\n", ":3: batch_size is 4, and only rows of one request are supported"),
+        (TWOFOLD + TWOFOLD.replace("0.5", "-0.5"), ":2: arrival_s is -0.5, which is not a time in seconds from 0 on"),
+        (AZURE.encode() + b"\xff\xfe\n", ":3: this is not UTF-8 text; a trace is csv or jsonl, plain or gzip"),
         (b"\x7fELF\x02\x01\x00\x00", ":1: this is a binary file, not a trace in csv or jsonl"),
         (gzip.compress(AZURE.encode(), mtime=0)[:-12], ":2: the gzip data is damaged or cut off here"),
     ],
@@ -210,10 +174,7 @@ def test_reading_is_lazy(write):
 
 @pytest.mark.parametrize(
     ("name", "requests", "prompt", "output"),
-    [
-        ("azure-2023-code.csv", 8819, (1469, 2048), (13, 28)),
-        ("azure-2023-conv.csv", 19366, (1020, 1155), (129, 211)),
-    ],
+    [("azure-2023-code.csv", 8819, (1469, 2048), (13, 28)), ("azure-2023-conv.csv", 19366, (1020, 1155), (129, 211))],
 )
 def test_azure_traces_have_the_published_lengths(name, requests, prompt, output):
     """Median and mean lengths of the Splitwise paper, section 3."""

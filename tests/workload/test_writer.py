@@ -57,8 +57,7 @@ def test_mooncake_keeps_blocks_and_times_to_a_millisecond(requests):
 
 
 @pytest.mark.parametrize(
-    ("trace", "name"),
-    [("azure-2023-code.csv", "azure"), ("mooncake-conversation.jsonl", "mooncake")],
+    ("trace", "name"), [("azure-2023-code.csv", "azure"), ("mooncake-conversation.jsonl", "mooncake")]
 )
 def test_public_traces_round_trip_in_their_own_format(trace, name, tmp_path):
     """No losses are reported."""
@@ -70,8 +69,7 @@ def test_public_traces_round_trip_in_their_own_format(trace, name, tmp_path):
 def test_losses_are_reported_with_counts(tmp_path):
     requests = [ask("x", 0.0, prefix_blocks=(1,)), ask(1, 0.0005)]
     azure, mooncake = (
-        write_trace(requests, tmp_path / name, FORMATS[name]).losses(FORMATS[name])
-        for name in ("azure", "mooncake")
+        write_trace(requests, tmp_path / name, FORMATS[name]).losses(FORMATS[name]) for name in ("azure", "mooncake")
     )
     assert azure == [
         "the azure format has no prefix blocks: 1 requests lost theirs",

@@ -252,9 +252,7 @@ class Client:
         chunks = len(reply.chunk_times_s)
         if failure is None:
             return RequestOutcome(request_id=request.id, chunks=chunks)
-        return RequestOutcome(
-            request_id=request.id, chunks=chunks, error=failure.reason, detail=failure.detail
-        )
+        return RequestOutcome(request_id=request.id, chunks=chunks, error=failure.reason, detail=failure.detail)
 
     def _record(self, timeline: Timeline, reply: Reply, reason: FinishReason) -> None:
         request = timeline.request

@@ -83,8 +83,6 @@ def _unlisted(root: str, model: str | None, why: str) -> Endpoint:
 def _chosen(root: str, model: str | None, cards: list[_Card]) -> Endpoint:
     for card in cards:
         if model in (None, card.id):
-            return Endpoint(
-                base_url=root, model=card.id, max_model_len=card.max_model_len, vocab_size=card.vocab_size
-            )
+            return Endpoint(base_url=root, model=card.id, max_model_len=card.max_model_len, vocab_size=card.vocab_size)
     served = ", ".join(card.id for card in cards) or "no model"
     raise ConfigurationError(f"{root} serves {served}" + (f", not {model}" if model else ""))

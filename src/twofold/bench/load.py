@@ -118,9 +118,7 @@ async def _until_done(sending: asyncio.Task[None], stop: asyncio.Event | None, r
 class _Load:
     """One run: the sender and its tasks."""
 
-    def __init__(
-        self, config: LoadConfig, client: Client, result: LoadResult, on_change: OnChange | None
-    ) -> None:
+    def __init__(self, config: LoadConfig, client: Client, result: LoadResult, on_change: OnChange | None) -> None:
         self._config, self._client, self._result = config, client, result
         self._on_change = on_change or (lambda _: None)
         self._counts = LoadCounts()
@@ -160,15 +158,12 @@ class _Load:
         names = [f"warmup-{number}" for number in range(self._config.warmup)]
         # No prefix blocks: a warm-up must not fill caches for the run.
         samples = [msgspec.structs.replace(like, id=name, prefix_blocks=()) for name in names]
-        outcomes = await asyncio.gather(
-            *(self._client.send(sample, self._body(sample)) for sample in samples)
-        )
+        outcomes = await asyncio.gather(*(self._client.send(sample, self._body(sample)) for sample in samples))
         self._result.timelines.clear()
         failed = [outcome for outcome in outcomes if outcome.error is not None]
         if failed and len(failed) == len(outcomes):
             raise ConfigurationError(
-                f"{self._config.endpoint.base_url} fails every warm-up request: "
-                f"{failed[0].error}: {failed[0].detail}"
+                f"{self._config.endpoint.base_url} fails every warm-up request: {failed[0].error}: {failed[0].detail}"
             )
 
     def _body(self, request: Request) -> bytes:

@@ -60,9 +60,7 @@ class PromptMaker(msgspec.Struct, frozen=True, kw_only=True):
     def _draw(self, request: Request, low: int, high: int) -> npt.NDArray[np.int64]:
         wanted = request.prompt_tokens
         blocks = request.prefix_blocks[: -(-wanted // self.block_tokens)]
-        parts = [
-            self._stream("block", _name(block)).integers(low, high, self.block_tokens) for block in blocks
-        ]
+        parts = [self._stream("block", _name(block)).integers(low, high, self.block_tokens) for block in blocks]
         rest = wanted - len(parts) * self.block_tokens
         if rest > 0:
             parts.append(self._stream("request", request.id).integers(low, high, rest))

@@ -44,11 +44,7 @@ class TwoHosts:
     def restore(self) -> None:
         """Restore the link to full bandwidth."""
         for host, device in enumerate(self.devices):
-            _run(
-                self.command(
-                    host, ["tc", "qdisc", "replace", "dev", device, "root", "pfifo", "limit", "1000"]
-                )
-            )
+            _run(self.command(host, ["tc", "qdisc", "replace", "dev", device, "root", "pfifo", "limit", "1000"]))
 
 
 @contextmanager
@@ -84,6 +80,4 @@ def _run(command: list[str]) -> None:
         raise ConfigurationError(f"{command[0]} is not installed: install iproute2")
     done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603  (ours)
     if done.returncode:
-        raise ConfigurationError(
-            f"cannot create network namespaces: {' '.join(command)}: {done.stderr.strip()}"
-        )
+        raise ConfigurationError(f"cannot create network namespaces: {' '.join(command)}: {done.stderr.strip()}")

@@ -171,9 +171,7 @@ def bench(settings: BenchSettings) -> None:
         try:
             settings.output.write_bytes(report.json())
         except OSError as error:
-            raise ConfigurationError(
-                f"--output {settings.output} cannot be written: {error.strerror}"
-            ) from error
+            raise ConfigurationError(f"--output {settings.output} cannot be written: {error.strerror}") from error
     if result.interrupted:
         raise typer.Exit(_INTERRUPTED)
     if report.summary.failed and not report.summary.completed:

@@ -48,15 +48,12 @@ class FitSettings(Settings):
             metavar="PROFILE",
         ),
     ]
-    output: Annotated[
-        Path, Flag("Calibration file to write (TOML).", names=("--output", "-o"), metavar="FILE")
-    ]
+    output: Annotated[Path, Flag("Calibration file to write (TOML).", names=("--output", "-o"), metavar="FILE")]
     folds: Annotated[int, Flag("Number of cross-validation folds over the configurations.", ge=2)] = 5
     source: Annotated[str | None, Flag("Origin of the profile.")] = None
     date: Annotated[str | None, Flag("Date of the measurement.", metavar="YYYY-MM-DD")] = None
     note: Annotated[
-        tuple[str, ...],
-        Flag("Remark that is kept with each fit of a hardware; repeatable.", metavar="HARDWARE=TEXT"),
+        tuple[str, ...], Flag("Remark that is kept with each fit of a hardware; repeatable.", metavar="HARDWARE=TEXT")
     ] = ()
 
 
@@ -182,14 +179,7 @@ def calibrate_host(
     known = read_model(model)
     _require_writable(output)
     cores = available_cores()
-    flags = [
-        "--kv-cache-memory-bytes",
-        str(kv_cache_bytes),
-        "--max-num-seqs",
-        str(max_num_seqs),
-        "--dtype",
-        dtype,
-    ]
+    flags = ["--kv-cache-memory-bytes", str(kv_cache_bytes), "--max-num-seqs", str(max_num_seqs), "--dtype", dtype]
     with _progress() as on_group:
         measured = measure(model, flags, max_num_seqs, on_group)
     profile = calibrate(
@@ -209,11 +199,7 @@ def calibrate_host(
 def profile_table(profile: HostProfile) -> Table:
     """The profile as times of typical iterations and transfers."""
     engine, front, prefill, decode = profile.engine, profile.front, profile.prefill, profile.decode
-    alone = (
-        engine.seconds(1024, 1024 * 1024, 0, 0),
-        engine.seconds(0, 0, 1, 512),
-        engine.seconds(0, 0, 16, 8192),
-    )
+    alone = (engine.seconds(1024, 1024 * 1024, 0, 0), engine.seconds(0, 0, 1, 512), engine.seconds(0, 0, 16, 8192))
     rows = (
         ("prefill of 1,024 tokens", _ms(alone[0]), _share(engine.prefill_error)),
         ("decode, 1 sequence of 512 tokens", _ms(alone[1]), _share(engine.decode_error)),
@@ -223,35 +209,19 @@ def profile_table(profile: HostProfile) -> Table:
             _ms(engine.seconds(512, 512 * 512, 8, 4096)),
             _share(engine.mixed_error),
         ),
-        (
-            "slowdown of prefill, decode by busy cores",
-            f"x {prefill.crowded:.2f}, x {decode.crowded:.2f}",
-            "",
-        ),
-        (
-            "further slowdown by sharing a core",
-            f"x {prefill.shared:.2f}, x {decode.shared:.2f}",
-            "",
-        ),
+        ("slowdown of prefill, decode by busy cores", f"x {prefill.crowded:.2f}, x {decode.crowded:.2f}", ""),
+        ("further slowdown by sharing a core", f"x {prefill.shared:.2f}, x {decode.shared:.2f}", ""),
         (
             "gateway, request of 1,024 tokens",
             _ms(front.request_s + 1024 * front.prompt_token_s + front.request_delay_s),
             "",
         ),
-        (
-            "gateway, 8 tokens of an iteration",
-            _ms(front.step_s + 8 * front.token_s + front.step_delay_s),
-            "",
-        ),
+        ("gateway, 8 tokens of an iteration", _ms(front.step_s + 8 * front.token_s + front.step_delay_s), ""),
         ("KV transfer between workers", f"{profile.link.bytes_per_s / 1e9:.2g} GB/s", ""),
         ("hand-off overhead after the first token", _ms(profile.link.sync_s), ""),
     )
     table = Table(
-        "",
-        "",
-        "held-out error",
-        title=f"{profile.model.name} on this host: {profile.source}",
-        title_justify="left",
+        "", "", "held-out error", title=f"{profile.model.name} on this host: {profile.source}", title_justify="left"
     )
     for row in rows:
         table.add_row(*row)
@@ -264,12 +234,7 @@ def _progress() -> Iterator[OnGroup]:
     if not sys.stderr.isatty():
         yield lambda _design, _done, _total: None
         return
-    columns = (
-        TextColumn("measuring {task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-    )
+    columns = (TextColumn("measuring {task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), refresh_per_second=2, transient=True) as bar:
         task = bar.add_task("")
         yield lambda design, done, total: bar.update(task, description=design, completed=done, total=total)

@@ -27,12 +27,9 @@ Item = Accelerator | Machine | Model | Link | StorageTier
 class CatalogSettings(Settings):
     """The entries to show; also TWOFOLD_CATALOG names catalog files."""
 
-    name: Annotated[
-        tuple[str, ...], Flag("Entries to show; all if none.", positional=True, metavar="NAME")
-    ] = ()
+    name: Annotated[tuple[str, ...], Flag("Entries to show; all if none.", positional=True, metavar="NAME")] = ()
     catalog: Annotated[
-        tuple[Path, ...],
-        Flag("Catalog file (TOML) with more entries or other figures; repeatable.", metavar="FILE"),
+        tuple[Path, ...], Flag("Catalog file (TOML) with more entries or other figures; repeatable.", metavar="FILE")
     ] = ()
     json: Json = False
 
@@ -104,9 +101,7 @@ def reuse(settings: PrefixCostSettings) -> None:
     if settings.json:
         typer.echo(msgspec.json.format(msgspec.json.encode(facts), indent=2))
     else:
-        Console().print(
-            Group(_bandwidths(facts, model.name, settings.prefix), _prefixes(facts), Text(_published()))
-        )
+        Console().print(Group(_bandwidths(facts, model.name, settings.prefix), _prefixes(facts), Text(_published())))
 
 
 def _show(kind: str, settings: EntrySettings) -> None:
@@ -198,10 +193,7 @@ def _row(item: Item) -> dict[str, str]:
                 "context": "-" if context is None else f"{context:,}",
             }
         case Link():
-            return {
-                "bandwidth": f"{item.bytes_per_s / 1e9:,.2f} GB/s",
-                "start-up": f"{item.latency_s * 1e6:,.0f} µs",
-            }
+            return {"bandwidth": f"{item.bytes_per_s / 1e9:,.2f} GB/s", "start-up": f"{item.latency_s * 1e6:,.0f} µs"}
         case StorageTier():
             return {
                 "price": f"${1e3 * item.price_per_gb_h:,.3f}/h for 1,000 GB",
@@ -233,12 +225,7 @@ class Loading(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _loading(
-    catalog: Catalog,
-    model: Model,
-    machine: Machine,
-    performance: str,
-    tensor_parallel: int | None,
-    prefix: int,
+    catalog: Catalog, model: Model, machine: Machine, performance: str, tensor_parallel: int | None, prefix: int
 ) -> Loading:
     accelerators = tensor_parallel or machine.count
     times = performance_model(performance, model, machine, accelerators)
@@ -261,8 +248,7 @@ def _loading(
 
 def _bandwidths(facts: dict[str, Loading], model: str, prefix: int) -> Table:
     table = Table(
-        title=f"Loading {prefix:,} tokens of {model} beats computing them from so many GB/s on",
-        title_justify="left",
+        title=f"Loading {prefix:,} tokens of {model} beats computing them from so many GB/s on", title_justify="left"
     )
     for heading in ("instance", "as predicted", "at its peak"):
         table.add_column(heading, justify="left" if heading == "instance" else "right")

@@ -27,9 +27,7 @@ COMMANDS: Final = {
     "bench": Entry("twofold.cli.bench", "bench", "Load an OpenAI-compatible endpoint."),
     "simulate": Entry("twofold.cli.simulate.command", "simulate", "Simulate a workload on a cluster."),
     "plan": Entry("twofold.cli.plan.command", "plan", "Find the best machines for a workload."),
-    "deploy": Entry(
-        "twofold.kubernetes.deploy", "deploy", "Write a plan as Kubernetes objects or Helm values."
-    ),
+    "deploy": Entry("twofold.kubernetes.deploy", "deploy", "Write a plan as Kubernetes objects or Helm values."),
     "verify": Entry("twofold.cli.verify", "verify", "Compare a live service with its simulation."),
     "calibrate": Entry("twofold.cli.calibrate", "app", "Fit performance models to measurements."),
     "catalog": Entry("twofold.cli.catalog", "app", "Show machines, models, links and storage tiers."),
@@ -86,12 +84,7 @@ def _print_version(wanted: bool) -> None:
 @app.callback()
 def _root(
     version: bool = typer.Option(
-        False,
-        "--version",
-        callback=_print_version,
-        is_eager=True,
-        metavar="",
-        help="Show the version and exit.",
+        False, "--version", callback=_print_version, is_eager=True, metavar="", help="Show the version and exit."
     ),
 ) -> None:
     """Options of `twofold` itself."""

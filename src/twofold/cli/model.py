@@ -41,10 +41,7 @@ def create(settings: ModelSettings) -> None:
         dtype=settings.dtype,
     )
     create_model(
-        settings.directory,
-        spec,
-        force=settings.force,
-        report=lambda stage: typer.echo(f"{stage} …", err=True),
+        settings.directory, spec, force=settings.force, report=lambda stage: typer.echo(f"{stage} …", err=True)
     )
     typer.echo(settings.directory)
 

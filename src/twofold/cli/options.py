@@ -81,9 +81,7 @@ def parse_disk(text: str, flag: str) -> tuple[Path, int]:
     """Read a directory and a size in bytes from `/var/kv:100GiB`; raises ConfigurationError."""
     directory, separator, size = text.rpartition(":")
     if not (separator and directory):
-        raise ConfigurationError(
-            f"{flag} {text!r} is not a directory and a size: write them as in /var/kv:100GiB"
-        )
+        raise ConfigurationError(f"{flag} {text!r} is not a directory and a size: write them as in /var/kv:100GiB")
     return Path(directory).absolute(), parse_size(size, flag)
 
 
@@ -113,21 +111,17 @@ Start = Annotated[float, Flag("Skip this many seconds of the trace.")]
 Arrival = Annotated[str | None, Flag("Arrival process: trace, poisson, gamma or constant.")]
 Burstiness = Annotated[float, Flag("Shape of gamma arrivals; 1 is Poisson, less is burstier.")]
 LengthScale = Annotated[float, Flag("Factor on prompt and output lengths.")]
-ClipLength = Annotated[
-    int | None, Flag("Clip requests to this many tokens, prompt and output together.", ge=2)
-]
+ClipLength = Annotated[int | None, Flag("Clip requests to this many tokens, prompt and output together.", ge=2)]
 Seed = Annotated[int, Flag("Random seed of arrivals, lengths and prompts.", ge=0)]
 
 # Model and machines
 ModelDirectory = Annotated[Path, Flag("Model directory.", positional=True, metavar="MODEL")]
 Catalog = Annotated[
-    tuple[Path, ...],
-    Flag("Catalog file (TOML) with more machines, models or links; repeatable.", metavar="FILE"),
+    tuple[Path, ...], Flag("Catalog file (TOML) with more machines, models or links; repeatable.", metavar="FILE")
 ]
 Performance = Annotated[str | None, Flag("Performance model.", choices=PERFORMANCE_MODELS)]
 Profile = Annotated[
-    Path | None,
-    Flag("Performance profile of this host, as written by `twofold calibrate live`.", metavar="FILE"),
+    Path | None, Flag("Performance profile of this host, as written by `twofold calibrate live`.", metavar="FILE")
 ]
 LinkBandwidth = Annotated[float | None, Flag("Bandwidth of KV transfers in GB/s.")]
 KvCacheMemory = Annotated[
@@ -175,9 +169,7 @@ SwapSpace = Annotated[
         parse=parse_size,
     ),
 ]
-Overload = Annotated[
-    str | None, Flag("Reject requests that are predicted to miss --slo.", choices=OVERLOAD_RULES)
-]
+Overload = Annotated[str | None, Flag("Reject requests that are predicted to miss --slo.", choices=OVERLOAD_RULES)]
 
 # Objectives
 SloBounds = Annotated[
@@ -250,12 +242,10 @@ class HttpSettings(Settings):
     port: Annotated[int, Flag("Port to listen on; 0 picks a free port.", ge=0, le=65535)] = 8000
     served_model_name: Annotated[str | None, Flag("Name of the model in the API.", metavar="NAME")] = None
     api_key: Annotated[
-        tuple[str, ...],
-        Flag("API key that clients must send; repeatable.", env="TWOFOLD_API_KEY", metavar="KEY"),
+        tuple[str, ...], Flag("API key that clients must send; repeatable.", env="TWOFOLD_API_KEY", metavar="KEY")
     ] = ()
     api_keys: Annotated[
-        Path | None,
-        Flag("File with a key per line: name key [max_concurrent] [requests_per_minute].", metavar="FILE"),
+        Path | None, Flag("File with a key per line: name key [max_concurrent] [requests_per_minute].", metavar="FILE")
     ] = None
     allow_anonymous: Annotated[bool, Flag("Let other machines connect without a key.")] = False
 
@@ -269,13 +259,9 @@ class LimitSettings(Settings):
 
     max_running: Annotated[int, Flag("Maximum number of running requests.", ge=1)] = 1024
     max_waiting: Annotated[int, Flag("Maximum number of queued requests.", ge=0)] = 1024
-    request_timeout: Annotated[float, Flag("Timeout of requests that set none, in seconds.", ge=0.001)] = (
-        1800.0
-    )
+    request_timeout: Annotated[float, Flag("Timeout of requests that set none, in seconds.", ge=0.001)] = 1800.0
     max_prompt_tokens: Annotated[int | None, Flag("Maximum prompt length in tokens.", ge=1)] = None
-    max_body_bytes: Annotated[
-        int, Flag("Maximum size of a request body.", metavar="SIZE", parse=parse_size)
-    ] = 32 << 20
+    max_body_bytes: Annotated[int, Flag("Maximum size of a request body.", metavar="SIZE", parse=parse_size)] = 32 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -287,6 +273,5 @@ class TelemetrySettings(Settings):
     slo: SloBounds = None
     log_format: Annotated[str, Flag("Log format.", choices=LOG_FORMATS)] = "text"
     otlp_endpoint: Annotated[
-        str | None,
-        Flag("OTLP/HTTP collector for traces.", env="OTEL_EXPORTER_OTLP_ENDPOINT", metavar="URL"),
+        str | None, Flag("OTLP/HTTP collector for traces.", env="OTEL_EXPORTER_OTLP_ENDPOINT", metavar="URL")
     ] = None

@@ -53,9 +53,7 @@ def set_role(settings: SetSettings) -> None:
     show_pools(ask(settings.base_url, settings.api_key, instance=settings.instance, role=settings.role))
 
 
-def ask(
-    url: str, api_key: str | None, *, instance: str | None = None, role: Role | None = None
-) -> PoolsResponse:
+def ask(url: str, api_key: str | None, *, instance: str | None = None, role: Role | None = None) -> PoolsResponse:
     """The pools of the service at `url`, after giving `instance` the `role` if there is one."""
     if not url.startswith(("http://", "https://")):
         raise ConfigurationError(f"--base-url {url!r} is not a URL: write it as in http://127.0.0.1:8000")
@@ -92,17 +90,7 @@ def _reason(body: bytes) -> str:
 def show_pools(response: PoolsResponse) -> None:
     """Print a row for each worker, and a line for each decision of re-planning."""
     table = Table(box=None, header_style="bold", pad_edge=False)
-    for column in (
-        "worker",
-        "role",
-        "home",
-        "state",
-        "circuit breaker",
-        "restarts",
-        "waiting",
-        "running",
-        "KV",
-    ):
+    for column in ("worker", "role", "home", "state", "circuit breaker", "restarts", "waiting", "running", "KV"):
         table.add_column(column, no_wrap=True, justify="right" if column in _NUMBERS else "left")
     for member in response.pools:
         table.add_row(

@@ -7,15 +7,7 @@ from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Final
 
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    Progress,
-    ProgressColumn,
-    SpinnerColumn,
-    TaskID,
-    TextColumn,
-    TimeElapsedColumn,
-)
+from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
 from twofold.request import Request
 
@@ -102,11 +94,7 @@ def trace_progress(requests: Iterable[Request]) -> Iterator[Request]:
         for count, request in enumerate(requests):
             if count % _TRACE_STEP == 0 and time.monotonic() - start > TRACE_PATIENCE_S:
                 if bar is None:
-                    columns = (
-                        SpinnerColumn(),
-                        TextColumn("{task.completed:,.0f} requests"),
-                        TimeElapsedColumn(),
-                    )
+                    columns = (SpinnerColumn(), TextColumn("{task.completed:,.0f} requests"), TimeElapsedColumn())
                     bar = stack.enter_context(_bar(*columns))
                     bar.add_task("", total=None)
                 bar.update(bar.task_ids[0], completed=count)
@@ -151,12 +139,6 @@ def plan_progress(objective: "Objective") -> Iterator[PlanProgress]:
     if not sys.stderr.isatty():
         yield PlanProgress(objective, None)
         return
-    columns = (
-        SpinnerColumn(),
-        TextColumn(_PLAN),
-        TextColumn(_PLAN_SPEED),
-        TimeElapsedColumn(),
-        TextColumn(_PLAN_BEST),
-    )
+    columns = (SpinnerColumn(), TextColumn(_PLAN), TextColumn(_PLAN_SPEED), TimeElapsedColumn(), TextColumn(_PLAN_BEST))
     with _bar(*columns) as bar:
         yield PlanProgress(objective, bar)

@@ -77,13 +77,7 @@ class Group(TyperGroup):
 
 def group(text: str, commands: Mapping[str, Callable[..., object]]) -> typer.Typer:
     """A group of commands by name, with `text` as its help."""
-    app = typer.Typer(
-        cls=Group,
-        help=text,
-        no_args_is_help=True,
-        add_completion=False,
-        pretty_exceptions_enable=False,
-    )
+    app = typer.Typer(cls=Group, help=text, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
     app.callback()(lambda: None)  # keeps a group of one command a group
     for name, run in commands.items():
         app.command(name, cls=Command)(run)
@@ -149,9 +143,7 @@ def full_help(kind: type[Settings], name: str) -> str:
     """The help of a field, with a line for each choice."""
     choices = [f"{choice}: {summary(entry)}" for choice, entry in flags_of(kind)[name].registry().items()]
     text = help_text(kind, name)
-    return (
-        "\n".join([text, "\n\b", *choices]) if choices else text
-    )  # Typer keeps the lines of a paragraph after \b
+    return "\n".join([text, "\n\b", *choices]) if choices else text  # Typer keeps the lines of a paragraph after \b
 
 
 def summary(entry: object) -> str:
@@ -182,9 +174,7 @@ def _parameter(kind: type[Settings], field: "Field[Any]", flag: Flag) -> inspect
         "show_default": False,
     }
     panel = owner_of(kind, field.name).PANEL
-    info = (
-        typer.Argument(**shared) if flag.positional else typer.Option(*names, **shared, rich_help_panel=panel)
-    )
+    info = typer.Argument(**shared) if flag.positional else typer.Option(*names, **shared, rich_help_panel=panel)
     return inspect.Parameter(
         field.name,
         inspect.Parameter.KEYWORD_ONLY,

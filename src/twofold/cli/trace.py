@@ -82,9 +82,7 @@ class ConvertSettings(TraceSettings):
 
     DEFAULTS: ClassVar = {"to": "twofold"}
 
-    out: Annotated[
-        Path, Flag("File to write; compressed if its name ends in .gz.", positional=True, metavar="OUT")
-    ]
+    out: Annotated[Path, Flag("File to write; compressed if its name ends in .gz.", positional=True, metavar="OUT")]
     to: TargetFormat = None
     rate: Rate = None
     rate_scale: Annotated[float | None, Flag("Factor on the rate of arrivals.")] = None
@@ -102,8 +100,7 @@ class GenerateSettings(Settings):
     DEFAULTS: ClassVar = {"to": "twofold", "arrival": "poisson"}
 
     name: Annotated[
-        str,
-        Flag("Named workload such as azure-conv, or lengths as in 512+64.", positional=True, metavar="NAME"),
+        str, Flag("Named workload such as azure-conv, or lengths as in 512+64.", positional=True, metavar="NAME")
     ]
     output: Output
     rate: Annotated[float, Flag("Requests per second.", names=("--rate", "--request-rate"))]

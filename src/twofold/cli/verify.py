@@ -10,16 +10,7 @@ import msgspec
 import typer
 from rich.console import Console
 
-from twofold.cli.options import (
-    Dtype,
-    Json,
-    KvCacheMemory,
-    LengthScale,
-    MaxNumSeqs,
-    ModelDirectory,
-    Seed,
-    SloBounds,
-)
+from twofold.cli.options import Dtype, Json, KvCacheMemory, LengthScale, MaxNumSeqs, ModelDirectory, Seed, SloBounds
 from twofold.cli.settings import Flag, Settings, command
 from twofold.errors import ConfigurationError
 from twofold.fidelity.comparison import Comparison, compare, fidelity_table, knee
@@ -64,8 +55,7 @@ class VerifySettings(Settings):
 
     model: ModelDirectory
     profile: Annotated[
-        Path,
-        Flag("Performance profile of this host, as written by `twofold calibrate live`.", metavar="FILE"),
+        Path, Flag("Performance profile of this host, as written by `twofold calibrate live`.", metavar="FILE")
     ]
     prefill: Annotated[int, Flag("Number of prefill workers.", ge=0)] = 0
     decode: Annotated[int, Flag("Number of decode workers.", ge=0)] = 0
@@ -87,9 +77,7 @@ class VerifySettings(Settings):
         Flag("Requests per second, in place of --loads; repeatable.", names=("--rate", "--request-rate")),
     ] = ()
     length_scale: LengthScale = 1.0
-    max_model_len: Annotated[
-        int, Flag("Clip requests to this many tokens, prompt and output together.", ge=2)
-    ] = 2048
+    max_model_len: Annotated[int, Flag("Clip requests to this many tokens, prompt and output together.", ge=2)] = 2048
     slo: SloBounds = None
     replays: Annotated[int, Flag("Number of live replays of each load; their spread is tolerated.", ge=1)] = 2
     seed: Seed = 0

@@ -75,17 +75,10 @@ class WorkloadSettings(ShapeSettings):
         from twofold.workload.source import workload  # noqa: PLC0415  (imports numpy)
 
         check_limits(
-            rate=self.rate,
-            duration_s=self.duration_s,
-            burstiness=self.burstiness,
-            length_scale=self.length_scale,
+            rate=self.rate, duration_s=self.duration_s, burstiness=self.burstiness, length_scale=self.length_scale
         )
         requests = workload(
-            self.workload,
-            rate=self.rate,
-            num_requests=self.num_requests,
-            duration_s=self.duration_s,
-            **self.shape(),
+            self.workload, rate=self.rate, num_requests=self.num_requests, duration_s=self.duration_s, **self.shape()
         )
         return nonempty(self.workload, requests)
 
@@ -124,9 +117,7 @@ def nonempty(name: str, requests: Iterator[Request]) -> Iterator[Request]:
         raise ConfigurationError(f"workload {name} has no request within the limits")
 
 
-def check_limits(
-    *, rate: float | None, duration_s: float | None, burstiness: float, length_scale: float
-) -> None:
+def check_limits(*, rate: float | None, duration_s: float | None, burstiness: float, length_scale: float) -> None:
     """Raise ConfigurationError for a workload too large to finish; the workload itself rejects NaN and infinity."""
     for flag, value, most, unit in (
         ("--rate", rate, MAX_REQUESTS, "requests per second"),
@@ -136,9 +127,7 @@ def check_limits(
         if value is not None and most < value < math.inf:
             raise ConfigurationError(f"{flag} {value:g} is too large: give at most {most:g} {unit}")
     if 0 < burstiness < _MIN_BURSTINESS:
-        raise ConfigurationError(
-            f"--burstiness {burstiness:g} is too small: give at least {_MIN_BURSTINESS:g}"
-        )
+        raise ConfigurationError(f"--burstiness {burstiness:g} is too small: give at least {_MIN_BURSTINESS:g}")
     requests = (rate or 0.0) * (duration_s or 0.0)
     if MAX_REQUESTS < requests < math.inf:
         raise ConfigurationError(

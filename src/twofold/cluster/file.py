@@ -82,9 +82,7 @@ def read_cluster(text: str, name: str, *, catalog: Catalog | None = None) -> Clu
         # Not strict: YAML 1.1 reads 200e9 as a string.
         spec = msgspec.convert(raw, ClusterSpec, strict=False)
         known = catalog or load_catalog()
-        return _checked(
-            spec, known if spec.profile is None else read_host_profile(spec.profile).extend(known)
-        )
+        return _checked(spec, known if spec.profile is None else read_host_profile(spec.profile).extend(known))
     except msgspec.ValidationError as error:
         raise ConfigurationError(f"cluster {name}: {_describe(error)}") from error
     except ConfigurationError as error:
@@ -149,8 +147,7 @@ def _checked(spec: ClusterSpec, catalog: Catalog) -> ClusterSpec:
     for field in ("link_bytes_per_s", "swap_bytes_per_s"):
         speed = getattr(spec, field)
         _require(
-            speed is None or speed >= MIN_BYTES_PER_S,
-            f"{field} must be at least {MIN_BYTES_PER_S:g}, not {speed}",
+            speed is None or speed >= MIN_BYTES_PER_S, f"{field} must be at least {MIN_BYTES_PER_S:g}, not {speed}"
         )
     _require(0 < share <= 1, f"memory_utilization must be more than 0 and at most 1, not {share}")
     for index, failure in enumerate(spec.failures):

@@ -23,9 +23,7 @@ def overload_control(
     """
     chosen = create_overload_rule(rule)
     if slo is None or slo.ttft_s is None or slo.tpot_s is None:
-        raise ConfigurationError(
-            "overload control needs both bounds of the SLO, such as --slo ttft=30,tpot=0.1"
-        )
+        raise ConfigurationError("overload control needs both bounds of the SLO, such as --slo ttft=30,tpot=0.1")
     if spec.router not in FIXED_ROLE_ROUTERS:
         raise ConfigurationError(f"overload control needs a router with fixed roles, not {spec.router}")
     for kind in kinds:
@@ -35,9 +33,7 @@ def overload_control(
         if kind.layout.stages > 1:
             raise ConfigurationError("overload control does not support pipeline parallelism")
         if role.prefills and not BATCHERS[kind.batcher].whole_prompts:
-            raise ConfigurationError(
-                f"overload control needs a batcher of whole prompts in order, not {kind.batcher}"
-            )
+            raise ConfigurationError(f"overload control needs a batcher of whole prompts in order, not {kind.batcher}")
     facts = {
         slot.name: InstanceCapacity(
             slot.profile.model,

@@ -46,10 +46,7 @@ class ModelledPaths(TransferPaths):
 
 def paths_of(spec: ClusterSpec, model: Model, profiles: Sequence[InstanceProfile]) -> ModelledPaths:
     """Build the transfer paths of a cluster."""
-    egress = [
-        KvEgress.of(transfer_model(spec, model, profile), partial(_prefill_s, profile))
-        for profile in profiles
-    ]
+    egress = [KvEgress.of(transfer_model(spec, model, profile), partial(_prefill_s, profile)) for profile in profiles]
     return ModelledPaths({slot.name: egress[slot.pool] for slot in instance_slots(profiles)})
 
 

@@ -110,12 +110,7 @@ def performance_of(
     if across and spec.link_bytes_per_s is not None:
         boundary = spec.link_bytes_per_s
     return performance_model(
-        spec.performance,
-        model,
-        machine,
-        tensor_parallel,
-        pipeline_parallel,
-        boundary_bytes_per_s=boundary,
+        spec.performance, model, machine, tensor_parallel, pipeline_parallel, boundary_bytes_per_s=boundary
     )
 
 
@@ -177,13 +172,9 @@ def _swap_capacity(spec: ClusterSpec, model: Model, tensor_parallel: int, catalo
             "swap_space_bytes needs fixed roles and the rules twofold: use one of the routers "
             f"{', '.join(FIXED_ROLE_ROUTERS)}"
         )
-    block_bytes = spec.block_size * (
-        spec.kv_bytes_per_token or resident_kv_bytes_per_token(model, tensor_parallel)
-    )
+    block_bytes = spec.block_size * (spec.kv_bytes_per_token or resident_kv_bytes_per_token(model, tensor_parallel))
     if space < block_bytes:
-        raise ConfigurationError(
-            f"swap_space_bytes {space:,} is less than one KV block of {block_bytes:,} bytes"
-        )
+        raise ConfigurationError(f"swap_space_bytes {space:,} is less than one KV block of {block_bytes:,} bytes")
     speed = spec.swap_bytes_per_s or catalog.link(_SWAP_LINK).bytes_per_s * tensor_parallel
     return SwapCapacity(space // block_bytes, block_bytes, block_bytes / speed)
 

@@ -55,9 +55,7 @@ def cache_size_tokens(text: str, kv_bytes_per_token: int) -> int:
     """Convert a cache size in tokens or bytes to tokens; raises ConfigurationError if it is malformed."""
     found = _CACHE_SIZE.fullmatch(text.strip())
     if found is None:
-        raise ConfigurationError(
-            f"invalid prefix cache size {text!r}: write 3000000 tokens, or bytes as in 128GiB"
-        )
+        raise ConfigurationError(f"invalid prefix cache size {text!r}: write 3000000 tokens, or bytes as in 128GiB")
     number, unit = float(found["number"]), found["unit"].lower()
     if unit == "tokens":
         return int(number)
@@ -73,9 +71,7 @@ def parse_cache(text: str) -> CacheSpec:
         field = name.strip() if given else "dram"
         if field in fields or field not in CacheSpec.__struct_fields__:
             known = ", ".join(CacheSpec.__struct_fields__)
-            raise ConfigurationError(
-                f"unknown or repeated setting {part.strip()!r}: give each of {known} at most once"
-            )
+            raise ConfigurationError(f"unknown or repeated setting {part.strip()!r}: give each of {known} at most once")
         fields[field] = (value if given else name).strip()
     try:
         return msgspec.convert(fields, CacheSpec, strict=False)
@@ -98,9 +94,7 @@ class ControlSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     def __post_init__(self) -> None:
         if not 1 <= self.controllers <= MAX_CONTROLLERS:
-            raise ConfigurationError(
-                f"controllers must be from 1 to {MAX_CONTROLLERS}, not {self.controllers}"
-            )
+            raise ConfigurationError(f"controllers must be from 1 to {MAX_CONTROLLERS}, not {self.controllers}")
         for field in ("reports_every_s", "report_delay_s"):
             seconds = getattr(self, field)
             if not 0.0 <= seconds <= _MAX_DELAY_S:

@@ -14,10 +14,7 @@ from twofold.scheduling.routers import CELL_ROUTERS, FIXED_ROLE_ROUTERS, ROUTERS
 def check_spec(spec: ClusterSpec) -> None:
     """Check everything that needs neither machines nor models; raises ConfigurationError."""
     _check_caches(spec)
-    for what, name, known in (
-        ("router", spec.router, ROUTERS),
-        ("hand-off", spec.handoff, HANDOFF_POLICIES),
-    ):
+    for what, name, known in (("router", spec.router, ROUTERS), ("hand-off", spec.handoff, HANDOFF_POLICIES)):
         if name not in known:
             raise ConfigurationError(f"unknown {what} {name!r}: choose one of {', '.join(known)}")
     if isinstance(spec.control, ControlSpec) and spec.router not in CONTROL_ROUTERS:
@@ -68,9 +65,7 @@ def check_cells(spec: ClusterSpec, instances: Mapping[Role, int]) -> None:
     if not isinstance(spec.cells, int):
         return
     if spec.router not in CELL_ROUTERS:
-        raise ConfigurationError(
-            f"cells need one of the routers {', '.join(CELL_ROUTERS)}, not {spec.router}"
-        )
+        raise ConfigurationError(f"cells need one of the routers {', '.join(CELL_ROUTERS)}, not {spec.router}")
     role = min(instances, key=instances.__getitem__)
     if not 1 <= spec.cells <= instances[role]:
         raise ConfigurationError(

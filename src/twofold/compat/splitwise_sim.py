@@ -148,11 +148,7 @@ class SplitwiseSimBatcher(Batcher):
         return prompt and sequence.decodes_here and self._interrupts(sequence, False, running, blocks)
 
     def _interrupts(
-        self,
-        sequence: ScheduledSequence,
-        prompt: bool,
-        running: RunningBatch | None,
-        blocks: BlockAllocator,
+        self, sequence: ScheduledSequence, prompt: bool, running: RunningBatch | None, blocks: BlockAllocator
     ) -> bool:
         if running is None:
             return blocks.fits(sequence.start_tokens if prompt else sequence.decode_tokens)
@@ -182,9 +178,7 @@ class SplitwiseSimBatcher(Batcher):
         budget.free_seats = self.max_num_seqs  # its only limit on sequences is per batch
         if len(self._left_out) == 1 and not queues.paused.size:
             task, decodes = self._left_out[0], queues.decoding.size
-            if decodes < self.max_num_seqs and (
-                not decodes or decodes + task.tokens <= self.max_num_batched_tokens
-            ):
+            if decodes < self.max_num_seqs and (not decodes or decodes + task.tokens <= self.max_num_batched_tokens):
                 return self._one_more(task, budget)
         draft = _Draft(queues, budget, self.max_num_seqs, self.max_num_batched_tokens)
         self._take_overdue(draft)

@@ -40,23 +40,14 @@ class StagewiseScheduler(InstanceScheduler):
     """
 
     def __init__(
-        self,
-        blocks: BlockAllocator,
-        leases: LeaseTable,
-        max_num_seqs: int,
-        max_tokens: int,
-        reservation: KvReservation,
+        self, blocks: BlockAllocator, leases: LeaseTable, max_num_seqs: int, max_tokens: int, reservation: KvReservation
     ) -> None:
         super().__init__(PrefillFcfs(max_tokens, max_num_seqs), blocks, leases, max_num_seqs, reservation)
         self.max_tokens = max_tokens
         self._decoding = SequenceQueue()
 
-    def submit(
-        self, request: Request, *, decodes_here: bool, reused_tokens: int = 0, fetching: bool = False
-    ) -> None:
-        super().submit(
-            _one_more(request), decodes_here=decodes_here, reused_tokens=reused_tokens, fetching=fetching
-        )
+    def submit(self, request: Request, *, decodes_here: bool, reused_tokens: int = 0, fetching: bool = False) -> None:
+        super().submit(_one_more(request), decodes_here=decodes_here, reused_tokens=reused_tokens, fetching=fetching)
 
     def reserve(self, request: Request, source: str) -> None:
         super().reserve(_one_more(request), source)
@@ -97,9 +88,7 @@ class StagewiseScheduler(InstanceScheduler):
             if sequence.generated >= sequence.output_tokens:
                 self._decoding.remove(sequence)
                 self.finish(sequence)
-                results.append(
-                    StepResult(sequence, sequence.generated - 1, FinishReason.LENGTH, hands_off=False)
-                )
+                results.append(StepResult(sequence, sequence.generated - 1, FinishReason.LENGTH, hands_off=False))
         return results
 
     @property

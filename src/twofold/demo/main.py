@@ -58,9 +58,7 @@ def _demonstrate() -> None:
             if goal is None:
                 goal = _probe(url, trace)
             result = _load(url, list(_requests(trace, goal.rate)), warmup=2)
-        runs[name] = summarize(
-            result.timelines, duration_s=result.duration_s, slo=goal.slo, errors=result.errors
-        )
+        runs[name] = summarize(result.timelines, duration_s=result.duration_s, slo=goal.slo, errors=result.errors)
         console.print(f"  {runs[name].completed} requests served in {result.duration_s:.0f} s")
     cores = len(os.sched_getaffinity(0))
     console.print(comparison_table(runs, title=f"The same model and requests on the same {cores} cores"))
@@ -69,9 +67,7 @@ def _demonstrate() -> None:
 
 def _make_model() -> None:
     if not (MODEL_DIR / "config.json").is_file():
-        console.print(
-            f"Creating a small Llama model with seeded weights and its own tokenizer in {MODEL_DIR} …"
-        )
+        console.print(f"Creating a small Llama model with seeded weights and its own tokenizer in {MODEL_DIR} …")
         from twofold.engine.model_factory import create_model  # noqa: PLC0415  (imports torch, which only this step needs)
 
         making = MODEL_DIR.with_name("model.part")  # an interrupted run leaves no partial model
@@ -91,18 +87,11 @@ def _probe(url: str, trace: Path | None) -> Objectives:
 def _requests(trace: Path | None, rate: float) -> Iterator[Request]:
     spec, arrival = (str(trace), "trace") if trace else ("azure-conv", "poisson")
     return workload(
-        spec,
-        rate=rate,
-        num_requests=REQUESTS,
-        arrival=arrival,
-        length_scale=LENGTH_SCALE,
-        max_model_len=MAX_LEN,
+        spec, rate=rate, num_requests=REQUESTS, arrival=arrival, length_scale=LENGTH_SCALE, max_model_len=MAX_LEN
     )
 
 
-def _load(
-    url: str, requests: list[Request], *, warmup: int, max_concurrency: int | None = None
-) -> LoadResult:
+def _load(url: str, requests: list[Request], *, warmup: int, max_concurrency: int | None = None) -> LoadResult:
     async def load() -> LoadResult:
         config = LoadConfig(endpoint=await discover(url), warmup=warmup, max_concurrency=max_concurrency)
         with load_progress(len(requests)) as on_change:

@@ -40,18 +40,13 @@ def probe_requests(sample: Sequence[Request]) -> list[Request]:
     """Probe requests with the mean lengths of `sample`."""
     prompt = round(fmean(request.prompt_tokens for request in sample))
     output = max(8, round(fmean(request.output_tokens for request in sample)))
-    return [
-        Request(id=f"probe-{i}", arrival_s=0.0, prompt_tokens=prompt, output_tokens=output)
-        for i in range(PROBES)
-    ]
+    return [Request(id=f"probe-{i}", arrival_s=0.0, prompt_tokens=prompt, output_tokens=output) for i in range(PROBES)]
 
 
 def objectives(alone: Sequence[Timeline]) -> Objectives:
     """Derive rate and SLO from the timelines of the probes."""
     if not any(timeline.output_tokens > 1 for timeline in alone):
-        raise ConfigurationError(
-            "no probe request succeeded, so rate and SLO cannot be derived: see the service's log"
-        )
+        raise ConfigurationError("no probe request succeeded, so rate and SLO cannot be derived: see the service's log")
     ttft_s = median(t.ttft_s for t in alone if t.ttft_s is not None)
     tpot_s = median(t.tpot_s for t in alone if t.tpot_s is not None)
     return Objectives(

@@ -108,10 +108,7 @@ class Engine(Protocol):
     def num_blocks(self) -> int: ...
 
     def run(
-        self,
-        steps: Sequence[SequenceStep],
-        on_layer: OnLayer | None = None,
-        wait_for: OnLayer | None = None,
+        self, steps: Sequence[SequenceStep], on_layer: OnLayer | None = None, wait_for: OnLayer | None = None
     ) -> list[Sampled | None]:
         """Run one iteration. The result has one entry per step, None if no token was sampled.
 

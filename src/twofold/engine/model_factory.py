@@ -32,9 +32,7 @@ CHAT_TEMPLATE = """\
 """
 
 
-def train_tokenizer(
-    vocab_size: int, max_length: int, corpus_bytes: int = _CORPUS_BYTES
-) -> PreTrainedTokenizerFast:
+def train_tokenizer(vocab_size: int, max_length: int, corpus_bytes: int = _CORPUS_BYTES) -> PreTrainedTokenizerFast:
     """Train a tokenizer of at most `vocab_size` tokens on the first `corpus_bytes` of the corpus.
 
     The same Python release gives the same tokenizer. `max_length` is the context length of its model.
@@ -143,9 +141,7 @@ def _check_directory(directory: Path, *, force: bool) -> None:
     if directory.exists() and not directory.is_dir():
         raise ConfigurationError(f"{directory} is a file: choose a directory")
     if directory.is_dir() and any(directory.iterdir()) and not force:
-        raise ConfigurationError(
-            f"{directory} is not empty: choose a new directory, or overwrite with --force"
-        )
+        raise ConfigurationError(f"{directory} is not empty: choose a new directory, or overwrite with --force")
 
 
 def _draw_model(spec: ModelSpec, bos: int, eos: int, pad: int) -> LlamaForCausalLM:

@@ -11,13 +11,7 @@ from twofold.fidelity.worker_log import LoadSpan, TimedIteration, WorkerLog
 from twofold.hardware.specs import Model
 from twofold.performance.fitting.fit import non_negative_least_squares
 from twofold.performance.fitting.packed import MeasuredIteration, fit_packed
-from twofold.performance.host_profile import (
-    ContentionFactors,
-    GatewayTimes,
-    HostLink,
-    HostProfile,
-    PackedTimes,
-)
+from twofold.performance.host_profile import ContentionFactors, GatewayTimes, HostLink, HostProfile, PackedTimes
 
 _ALONE, _BESIDE = 0.05, 0.95  # overlap with another worker: at most, at least, as a fraction of the iteration
 _ENOUGH = 5
@@ -26,14 +20,7 @@ _SHARING, _BESIDE_THEM = ("prefill-1", "decode-0"), "prefill-0"  # as `share_cor
 
 
 def calibrate(
-    measured: Measurements,
-    model: Model,
-    *,
-    cores: int,
-    threads: int,
-    kv_capacity_tokens: int,
-    source: str,
-    date: str,
+    measured: Measurements, model: Model, *, cores: int, threads: int, kv_capacity_tokens: int, source: str, date: str
 ) -> HostProfile:
     """Fit a host profile to `measured`.
 
@@ -115,9 +102,7 @@ def _front_share(observed: Sequence[GroupResult]) -> float:
     return sum(one.front_cpu_s for one in observed) / loaded_s if loaded_s else 0.0
 
 
-def _as_if_alone(
-    logs: Sequence[WorkerLog], crowded: Sequence[float], taken: float
-) -> Iterator[MeasuredIteration]:
+def _as_if_alone(logs: Sequence[WorkerLog], crowded: Sequence[float], taken: float) -> Iterator[MeasuredIteration]:
     """Iterations of colocated workers, corrected for contention with the other worker and with the gateway."""
     prefill, decode = crowded
     for log in logs:

@@ -135,10 +135,7 @@ def compare(
     design = twin.design
     live: dict[float, list[list[Timeline]]] = {rate: [] for rate in loads}
     with tempfile.TemporaryDirectory(prefix="twofold-verify-") as journals:
-        with (
-            served(model, (*design.flags, *flags, "--journal", journals)) as url,
-            clients_beside(design),
-        ):
+        with served(model, (*design.flags, *flags, "--journal", journals)) as url, clients_beside(design):
             for replay in range(replays):
                 for rate, requests in loads.items():
                     on_load(f"{design.name}, {rate:.3g} requests/s, replay {replay + 1} of {replays}")
@@ -170,9 +167,7 @@ def compare_replays(
     )
 
 
-def knee(
-    twin: SimulatedService, make: Callable[[float], list[Request]], slo: Slo, attainment: float = 0.9
-) -> float:
+def knee(twin: SimulatedService, make: Callable[[float], list[Request]], slo: Slo, attainment: float = 0.9) -> float:
     """Highest simulated rate (requests/s, within 2%) with at least `attainment` SLO attainment.
 
     This is DistServe's goodput (section 4.1) of the whole service. Raises ConfigurationError if no rate reaches it.

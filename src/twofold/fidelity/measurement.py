@@ -113,12 +113,7 @@ def _beside(purpose: Purpose, name: str, prompts: list[int], output: int, togeth
     streams = _group(purpose, f"{name}-stream", _STREAMS, 64, output).requests
     short = [size for size in prompts if size <= prompts[-1] // 2] * _REPEATS
     comers = tuple(
-        Request(
-            id=f"{name}-{number}-{each}",
-            arrival_s=0.5 + 0.25 * number,
-            prompt_tokens=size,
-            output_tokens=8,
-        )
+        Request(id=f"{name}-{number}-{each}", arrival_s=0.5 + 0.25 * number, prompt_tokens=size, output_tokens=8)
         for number, size in enumerate(short)
         for each in range(together)
     )
@@ -205,10 +200,7 @@ def _groups(design: ServiceDesign, max_model_len: int, max_num_seqs: int) -> lis
 
 
 def _run(
-    service: ServedProcess,
-    endpoint: Endpoint,
-    groups: Sequence[RequestGroup],
-    on_done: Callable[[int, int], None],
+    service: ServedProcess, endpoint: Endpoint, groups: Sequence[RequestGroup], on_done: Callable[[int, int], None]
 ) -> list[GroupResult]:
     config = load_config(endpoint)
     _send(config, groups[0])  # warm-up
@@ -254,6 +246,4 @@ def _link(url: str) -> LinkSpeed:
         for family in text_string_to_metric_families(metrics(url))
         for sample in family.samples
     }
-    return LinkSpeed(
-        overhead_s=found["kv_link_overhead_seconds"], bytes_per_s=found["kv_link_bytes_per_second"]
-    )
+    return LinkSpeed(overhead_s=found["kv_link_overhead_seconds"], bytes_per_s=found["kv_link_bytes_per_second"])

@@ -148,6 +148,5 @@ def cluster_of(
 def _pools(workers: Sequence[WorkerConfig]) -> list[PoolSpec]:
     kinds = groupby(workers, key=lambda worker: (worker.role, worker.batcher))
     return [
-        PoolSpec(machines=len(list(same)), machine=HOST, role=role, batcher=batcher)
-        for (role, batcher), same in kinds
+        PoolSpec(machines=len(list(same)), machine=HOST, role=role, batcher=batcher) for (role, batcher), same in kinds
     ]

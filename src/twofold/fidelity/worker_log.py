@@ -52,9 +52,7 @@ class WorkerLog:
 
     def __init__(self, entries: Sequence[JournalEntry]) -> None:
         self.ran = list(_iterations(entries))
-        self.landed = {
-            str(entry.args["request_id"]): entry.at for entry in entries if entry.call == "kv_received"
-        }
+        self.landed = {str(entry.args["request_id"]): entry.at for entry in entries if entry.call == "kv_received"}
         self._starts = [one.start_s for one in self.ran]
 
     @classmethod

@@ -164,9 +164,7 @@ def deepseek(config: ConfigJson) -> Architecture:
     )
 
 
-def _multi_head(
-    config: ConfigJson, hidden: int, inner: int, outside: int, max_context: int | None
-) -> Architecture:
+def _multi_head(config: ConfigJson, hidden: int, inner: int, outside: int, max_context: int | None) -> Architecture:
     """Multi-head attention and two feed-forward matrices with biases, two norms per layer; `outside` is the rest."""
     layers = config.number("num_hidden_layers", "n_layer")
     heads = config.number("num_attention_heads", "n_head")
@@ -202,9 +200,7 @@ def _feed_forward(config: ConfigJson, hidden: int, layers: int) -> tuple[int, in
 
 def _is_sparse(config: ConfigJson, index: int) -> bool:
     """Whether a layer has experts instead of one feed-forward matrix."""
-    if index < (config.optional_number("first_k_dense_replace") or 0) or index in config.numbers(
-        "mlp_only_layers"
-    ):
+    if index < (config.optional_number("first_k_dense_replace") or 0) or index in config.numbers("mlp_only_layers"):
         return False
     return (index + 1) % config.number("decoder_sparse_step", default=1) == 0 and (
         index % config.number("moe_layer_freq", default=1) == 0

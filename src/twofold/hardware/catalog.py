@@ -105,9 +105,7 @@ def _entries(section: str, tables: object, name: str) -> dict[str, CatalogEntry]
     """Read the tables of one section."""
     place = f"catalog {name}"
     if not isinstance(tables, dict):
-        raise ConfigurationError(
-            f"{place}: {section} must hold a table for each name, as in [{section}.mine]"
-        )
+        raise ConfigurationError(f"{place}: {section} must hold a table for each name, as in [{section}.mine]")
     entries = {}
     for key, fields in tables.items():
         entry = CatalogEntry(f"{place}: {section}.{key}", fields if isinstance(fields, dict) else {})
@@ -191,9 +189,7 @@ def load_catalog(extra: Sequence[Path] = ()) -> Catalog:
     sections = _package_sections()
     for path in (*_environment_files(), *extra):
         sections = merge_sections(sections, read_file(path))
-    accelerators = {
-        name: build_entry(name, entry, Accelerator) for name, entry in sections["accelerators"].items()
-    }
+    accelerators = {name: build_entry(name, entry, Accelerator) for name, entry in sections["accelerators"].items()}
     return Catalog(
         accelerators=accelerators,
         machines={
@@ -202,10 +198,7 @@ def load_catalog(extra: Sequence[Path] = ()) -> Catalog:
         },
         links={name: build_entry(name, entry, Link) for name, entry in sections["links"].items()},
         tiers={name: build_entry(name, entry, StorageTier) for name, entry in sections["tiers"].items()},
-        models={
-            name: _validated(build_entry(name, entry, Model), entry)
-            for name, entry in sections["models"].items()
-        },
+        models={name: _validated(build_entry(name, entry, Model), entry) for name, entry in sections["models"].items()},
     )
 
 
@@ -216,9 +209,7 @@ def _package_sections() -> Sections:
     sections: Sections = {section: {} for section in SECTION_TYPES}
     for section in SECTION_TYPES:
         name = f"{section}.toml"
-        sections = merge_sections(
-            sections, read_text(folder.joinpath(name).read_text(encoding="utf-8"), name)
-        )
+        sections = merge_sections(sections, read_text(folder.joinpath(name).read_text(encoding="utf-8"), name))
     return sections
 
 
@@ -235,9 +226,7 @@ def _with_accelerator(entry: CatalogEntry, accelerators: Mapping[str, CatalogEnt
         raise entry.error("accelerator", "it must be the name of an accelerator")
     if name not in accelerators:
         raise entry.error("accelerator", str(unknown_name("accelerator", name, accelerators)))
-    return CatalogEntry(
-        entry.where, {**entry.fields, "accelerator": {"name": name, **accelerators[name].fields}}
-    )
+    return CatalogEntry(entry.where, {**entry.fields, "accelerator": {"name": name, **accelerators[name].fields}})
 
 
 def _validated(model: Model, entry: CatalogEntry) -> Model:

@@ -75,9 +75,7 @@ def _quantized_bytes(config: ConfigJson, directory: Path, parameters: int) -> in
         return stored
     bits = 8 if quantization.get("quant_method") == "fp8" else quantization.get("bits")
     if not isinstance(bits, int) or bits < 1:
-        raise config.error(
-            "the weights are quantized and missing, and quantization_config has no number of bits"
-        )
+        raise config.error("the weights are quantized and missing, and quantization_config has no number of bits")
     return -(-parameters * bits // 8)
 
 

@@ -18,9 +18,7 @@ def suggestion(name: str, known: Iterable[str]) -> str:
     return f" (did you mean {by_lower[found[0]]}?)" if found else ""
 
 
-def unknown_name(
-    kind: str, name: str, known: Iterable[str], *, also: Iterable[str] = ()
-) -> ConfigurationError:
+def unknown_name(kind: str, name: str, known: Iterable[str], *, also: Iterable[str] = ()) -> ConfigurationError:
     """Create the error for a name that is not in `known`; `also` are accepted aliases that the error does not list."""
     names = sorted(known)
     hint = suggestion(name, (*names, *also))

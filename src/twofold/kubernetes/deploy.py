@@ -24,10 +24,7 @@ from twofold.kubernetes.values import Json, Values
 from twofold.performance.host_profile import HOST
 from twofold.serving.launch.worker_plan import check_servable
 
-FORMATS: Final = {
-    "k8s": "Manifests for `kubectl apply`.",
-    "helm": "Values for the chart in deploy/helm/twofold.",
-}
+FORMATS: Final = {"k8s": "Manifests for `kubectl apply`.", "helm": "Values for the chart in deploy/helm/twofold."}
 MACHINE_LABEL: Final = "twofold/machine"
 GPU: Final = "nvidia.com/gpu"
 _FILES: Final = {"k8s": "manifests.yaml", "helm": "values.yaml"}
@@ -42,11 +39,7 @@ class DeploySettings(Settings):
 
     plan: Annotated[
         Path,
-        Flag(
-            "Deployment written by `twofold plan --output`, or any cluster file.",
-            positional=True,
-            metavar="PLAN",
-        ),
+        Flag("Deployment written by `twofold plan --output`, or any cluster file.", positional=True, metavar="PLAN"),
     ]
     format: Annotated[str, Flag("Output format.", choices=FORMATS)] = "k8s"
     values: Annotated[
@@ -199,11 +192,7 @@ def documents(objects: Iterable[Json]) -> str:
 
 def as_yaml(value: Json) -> str:
     """Format as YAML, with multi-line texts as blocks."""
-    return str(
-        yaml.dump(
-            msgspec.to_builtins(value), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=_WIDTH
-        )
-    )
+    return str(yaml.dump(msgspec.to_builtins(value), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=_WIDTH))
 
 
 class _Dumper(yaml.SafeDumper):  # type: ignore[misc]  # PyYAML has no types

@@ -23,9 +23,7 @@ def check(values: Values) -> None:
         raise ConfigurationError("workers: all replicas are 0")
     router = values.serve.router or "jsq"
     if Role.MIXED in roles and len(roles) > 1 and router not in MOVING:
-        raise ConfigurationError(
-            f"workers.mixed beside others is for serve.router {' or '.join(MOVING)}, not {router}"
-        )
+        raise ConfigurationError(f"workers.mixed beside others is for serve.router {' or '.join(MOVING)}, not {router}")
 
 
 def objects_of(name: str, values: Values) -> list[Json]:
@@ -86,10 +84,7 @@ def _workers(name: str, values: Values, role: Role, workers: WorkerValues) -> Js
         "template": worker_pod(name, values, role, workers),
     }
     if store.disk and store.volume_size:
-        claim: Json = {
-            "accessModes": ["ReadWriteOnce"],
-            "resources": {"requests": {"storage": store.volume_size}},
-        }
+        claim: Json = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": store.volume_size}}}
         if store.storage_class:
             claim["storageClassName"] = store.storage_class
         spec["volumeClaimTemplates"] = [{"metadata": {"name": "kv-store"}, "spec": claim}]
@@ -108,10 +103,7 @@ def _monitoring(name: str, values: Values) -> Iterator[Json]:
         }
     if dashboard.enabled:
         text = files(__package__).joinpath("data/grafana.json").read_text(encoding="utf-8")
-        yield {
-            **_object("v1", "ConfigMap", name, "dashboard", dashboard.labels),
-            "data": {"twofold.json": text},
-        }
+        yield {**_object("v1", "ConfigMap", name, "dashboard", dashboard.labels), "data": {"twofold.json": text}}
 
 
 def _policies(name: str, values: Values) -> Iterator[Json]:
@@ -120,11 +112,7 @@ def _policies(name: str, values: Values) -> Iterator[Json]:
         api["from"] = values.network_policy.clients
     yield {
         **_object("networking.k8s.io/v1", "NetworkPolicy", name, "api"),
-        "spec": {
-            "podSelector": {"matchLabels": labels(name, "gateway")},
-            "policyTypes": ["Ingress"],
-            "ingress": [api],
-        },
+        "spec": {"podSelector": {"matchLabels": labels(name, "gateway")}, "policyTypes": ["Ingress"], "ingress": [api]},
     }
     # Workers listen on free ports, so pods of the release accept each other on all.
     yield {
@@ -139,11 +127,7 @@ def _policies(name: str, values: Values) -> Iterator[Json]:
 
 def _object(version: str, kind: str, name: str, part: str | None, more: dict[str, str] | None = None) -> Json:
     full = name if part is None else f"{name}-{part}"
-    return {
-        "apiVersion": version,
-        "kind": kind,
-        "metadata": {"name": full, "labels": {**labels(name), **(more or {})}},
-    }
+    return {"apiVersion": version, "kind": kind, "metadata": {"name": full, "labels": {**labels(name), **(more or {})}}}
 
 
 def _secret(name: str, part: str, data: dict[str, str]) -> Json:

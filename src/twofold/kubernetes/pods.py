@@ -122,13 +122,7 @@ def worker_pod(name: str, values: Values, role: Role, workers: WorkerValues) -> 
 
 
 def _pod(
-    name: str,
-    values: Values,
-    component: str,
-    pod: PodValues,
-    container: Json,
-    mounts: list[Json],
-    volumes: list[Json],
+    name: str, values: Values, component: str, pod: PodValues, container: Json, mounts: list[Json], volumes: list[Json]
 ) -> Json:
     user = values.security_context.run_as_user
     joins = values.engine != "emulated"
@@ -196,10 +190,7 @@ def _key_copier(values: Values) -> Json:
         "name": "cluster-key",
         **_image(values),
         "command": ["install", "-m", "0400", "/etc/twofold/cluster-key/cluster.key", KEY_FILE],
-        "resources": {
-            "requests": {"cpu": "10m", "memory": "16Mi"},
-            "limits": {"memory": "64Mi"},
-        },
+        "resources": {"requests": {"cpu": "10m", "memory": "16Mi"}, "limits": {"memory": "64Mi"}},
         "securityContext": _confined(),
         "volumeMounts": [
             {"name": "cluster-key", "mountPath": "/etc/twofold/cluster-key", "readOnly": True},
@@ -214,11 +205,7 @@ def _image(values: Values) -> Json:
 
 
 def _confined() -> Json:
-    return {
-        "allowPrivilegeEscalation": False,
-        "readOnlyRootFilesystem": True,
-        "capabilities": {"drop": ["ALL"]},
-    }
+    return {"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]}}
 
 
 def _from_pod(variable: str, field: str) -> Json:

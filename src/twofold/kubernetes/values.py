@@ -62,19 +62,17 @@ def _serve_fields() -> list[tuple[str, Any, Any]]:
 class Image(_Values, frozen=True):
     repository: Annotated[str, Meta(description="Image of deploy/container/Dockerfile.")] = "twofold"
     tag: Annotated[str, Meta(description="Image tag; the version of Twofold if empty.")] = ""
-    pull_policy: Annotated[
-        Literal["Always", "IfNotPresent", "Never"], Meta(description="Image pull policy.")
-    ] = "IfNotPresent"
+    pull_policy: Annotated[Literal["Always", "IfNotPresent", "Never"], Meta(description="Image pull policy.")] = (
+        "IfNotPresent"
+    )
     pull_secrets: Annotated[list[str], Meta(description="Names of Secrets for the image registry.")] = []
 
 
 class ModelValues(_Values, frozen=True):
-    path: Annotated[
-        str, Meta(description="Model directory in every pod, or hub id: MODEL of `twofold serve`.")
-    ] = "/models/model"
-    served_name: Annotated[
-        str, Meta(description="Name of the model in the API; that of the directory if empty.")
-    ] = ""
+    path: Annotated[str, Meta(description="Model directory in every pod, or hub id: MODEL of `twofold serve`.")] = (
+        "/models/model"
+    )
+    served_name: Annotated[str, Meta(description="Name of the model in the API; that of the directory if empty.")] = ""
     mount_path: Annotated[str, Meta(description="Mount path of `volume`.")] = "/models"
     volume: Annotated[
         Json,
@@ -90,8 +88,7 @@ class SecretText(_Values, frozen=True):
         str, Meta(description="Contents of a Secret that the chart creates; `existingSecret` is safer.")
     ] = ""
     existing_secret: Annotated[
-        str,
-        Meta(description="Name of an existing Secret; the Secret of the release, created by hand, if empty."),
+        str, Meta(description="Name of an existing Secret; the Secret of the release, created by hand, if empty.")
     ] = ""
 
 
@@ -147,33 +144,22 @@ class GatewayValues(PodValues, frozen=True):
         ),
     ] = 3600
     disruption_budget: Annotated[
-        bool,
-        Meta(description="Block node drains until the gateway is stopped by hand: all streams end with it."),
+        bool, Meta(description="Block node drains until the gateway is stopped by hand: all streams end with it.")
     ] = True
 
 
 class KvStore(_Values, frozen=True):
     memory: Annotated[str, _flag(JoinSettings, "kv_store_dram")] = ""
-    disk: Annotated[str, Meta(description="Disk space of `--kv-store-disk`, as in 100Gi; none if empty.")] = (
-        ""
-    )
+    disk: Annotated[str, Meta(description="Disk space of `--kv-store-disk`, as in 100Gi; none if empty.")] = ""
     volume_size: Annotated[
-        str,
-        Meta(description="Size of a persistent volume for `disk`, slightly larger; emptyDir if empty."),
+        str, Meta(description="Size of a persistent volume for `disk`, slightly larger; emptyDir if empty.")
     ] = ""
-    storage_class: Annotated[
-        str, Meta(description="Storage class of the volume; the cluster's default if empty.")
-    ] = ""
+    storage_class: Annotated[str, Meta(description="Storage class of the volume; the cluster's default if empty.")] = ""
 
 
 class WorkerValues(PodValues, frozen=True):
-    replicas: Annotated[
-        int,
-        Meta(ge=0, description="Number of pods; each runs `twofold join`."),
-    ] = 0
-    workers_per_pod: Annotated[
-        int, Meta(ge=1, description="Number of workers in a pod; 1 if a worker has a GPU.")
-    ] = 1
+    replicas: Annotated[int, Meta(ge=0, description="Number of pods; each runs `twofold join`.")] = 0
+    workers_per_pod: Annotated[int, Meta(ge=1, description="Number of workers in a pod; 1 if a worker has a GPU.")] = 1
     device: Annotated[str, _flag(JoinSettings, "device")] = "cpu"
     kv_cache_memory: Annotated[str, _flag(JoinSettings, "kv_cache_memory_bytes")] = "1Gi"
     kv_store: Annotated[KvStore, Meta(description="KV store that the workers of a pod share.")] = KvStore()
@@ -188,9 +174,7 @@ class RoleValues(_Values, frozen=True):
     decode: Annotated[WorkerValues, Meta(description="Workers that decode.")] = WorkerValues(replicas=1)
     mixed: Annotated[
         WorkerValues,
-        Meta(
-            description="Workers that run both phases: alone, or beside the others with a router that moves roles."
-        ),
+        Meta(description="Workers that run both phases: alone, or beside the others with a router that moves roles."),
     ] = WorkerValues()
 
 
@@ -206,18 +190,16 @@ class ServiceMonitor(_Values, frozen=True):
 
 class GrafanaDashboard(_Values, frozen=True):
     enabled: Annotated[
-        bool,
-        Meta(description="Create a ConfigMap with deploy/grafana/twofold.json for Grafana's sidecar."),
+        bool, Meta(description="Create a ConfigMap with deploy/grafana/twofold.json for Grafana's sidecar.")
     ] = False
-    labels: Annotated[dict[str, str], Meta(description="Labels that the sidecar selects by.")] = (
-        msgspec.field(default_factory=lambda: {"grafana_dashboard": "1"})
+    labels: Annotated[dict[str, str], Meta(description="Labels that the sidecar selects by.")] = msgspec.field(
+        default_factory=lambda: {"grafana_dashboard": "1"}
     )
 
 
 class NetworkPolicy(_Values, frozen=True):
     enabled: Annotated[
-        bool,
-        Meta(description="Accept connections only between pods of the release, and to the API."),
+        bool, Meta(description="Accept connections only between pods of the release, and to the API.")
     ] = False
     clients: Annotated[
         list[Json], Meta(description="Peers that may use the API (NetworkPolicyPeer); all if empty.")
@@ -230,20 +212,15 @@ class Values(_Values, frozen=True):
     image: Annotated[Image, Meta(description="Container image of gateway and workers.")] = Image()
     engine: Annotated[
         Literal["torch", "emulated"],
-        Meta(
-            description="torch, or emulated: the gateway's pod emulates the machines in `plan`, without other pods."
-        ),
+        Meta(description="torch, or emulated: the gateway's pod emulates the machines in `plan`, without other pods."),
     ] = "torch"
     model: Annotated[ModelValues, Meta(description="The model, the same for all pods.")] = ModelValues()
     plan: Annotated[
         str,
-        Meta(
-            description="Text of a file of `twofold plan --output`; emulated serves it, otherwise it is a record."
-        ),
+        Meta(description="Text of a file of `twofold plan --output`; emulated serves it, otherwise it is a record."),
     ] = ""
     cluster_key: Annotated[
-        SecretText,
-        Meta(description="Cluster key of `twofold keygen`: Secret RELEASE-cluster-key, key cluster.key."),
+        SecretText, Meta(description="Cluster key of `twofold keygen`: Secret RELEASE-cluster-key, key cluster.key.")
     ] = SecretText()
     api_keys: Annotated[
         SecretText,
@@ -252,25 +229,14 @@ class Values(_Values, frozen=True):
         ),
     ] = SecretText()
     allow_anonymous: Annotated[bool, Meta(description="Serve the API without keys.")] = False
-    serve: Annotated[ServeValues, Meta(description="Flags of `twofold serve`; null omits the flag.")] = (
-        ServeValues()
+    serve: Annotated[ServeValues, Meta(description="Flags of `twofold serve`; null omits the flag.")] = ServeValues()
+    gateway: Annotated[GatewayValues, Meta(description="Gateway and controller: one process in one pod.")] = (
+        GatewayValues()
     )
-    gateway: Annotated[
-        GatewayValues,
-        Meta(description="Gateway and controller: one process in one pod."),
-    ] = GatewayValues()
-    workers: Annotated[
-        RoleValues, Meta(description="Workers by role; a StatefulSet for each role with replicas.")
-    ] = RoleValues()
-    security_context: Annotated[SecurityContext, Meta(description="User of the processes.")] = (
-        SecurityContext()
+    workers: Annotated[RoleValues, Meta(description="Workers by role; a StatefulSet for each role with replicas.")] = (
+        RoleValues()
     )
-    service_monitor: Annotated[ServiceMonitor, Meta(description="Metrics for Prometheus Operator.")] = (
-        ServiceMonitor()
-    )
-    grafana_dashboard: Annotated[GrafanaDashboard, Meta(description="Dashboard for Grafana.")] = (
-        GrafanaDashboard()
-    )
-    network_policy: Annotated[NetworkPolicy, Meta(description="Connections that the pods accept.")] = (
-        NetworkPolicy()
-    )
+    security_context: Annotated[SecurityContext, Meta(description="User of the processes.")] = SecurityContext()
+    service_monitor: Annotated[ServiceMonitor, Meta(description="Metrics for Prometheus Operator.")] = ServiceMonitor()
+    grafana_dashboard: Annotated[GrafanaDashboard, Meta(description="Dashboard for Grafana.")] = GrafanaDashboard()
+    network_policy: Annotated[NetworkPolicy, Meta(description="Connections that the pods accept.")] = NetworkPolicy()

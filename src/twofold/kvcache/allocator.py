@@ -132,12 +132,7 @@ class LeaseTable:
     """
 
     def __init__(
-        self,
-        blocks: BlockAllocator,
-        instance: str,
-        epoch: int,
-        lease_s: float,
-        watcher: LeaseWatcher | None = None,
+        self, blocks: BlockAllocator, instance: str, epoch: int, lease_s: float, watcher: LeaseWatcher | None = None
     ) -> None:
         self._blocks = blocks
         self._watcher = watcher

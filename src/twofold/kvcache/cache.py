@@ -157,9 +157,7 @@ class PrefixCache:
         """
         evicted: list[BlockKey] = []
         positions, eviction = self._positions, self._eviction
-        own: frozenset[BlockKey] = (
-            frozenset() if len(positions) + len(keys) <= self.capacity else frozenset(keys)
-        )
+        own: frozenset[BlockKey] = frozenset() if len(positions) + len(keys) <= self.capacity else frozenset(keys)
         for position in range(start, len(keys)):
             key = keys[position]
             if key in positions:

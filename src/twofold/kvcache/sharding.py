@@ -121,8 +121,6 @@ def layer_traffic(pieces: Sequence[ReshardPiece], num_layers: int) -> list[Layer
             if layer in piece.layers:
                 sent.setdefault(piece.source, []).append(len(piece.heads))
         found.append(
-            LayerTraffic(
-                max(sum(heads) for heads in sent.values()), max(len(heads) for heads in sent.values())
-            )
+            LayerTraffic(max(sum(heads) for heads in sent.values()), max(len(heads) for heads in sent.values()))
         )
     return found

@@ -104,14 +104,7 @@ class TieredCache:
             tier.remove(key, RemovalReason.MOVED)
             self._store(0, key, position, keep, gone)
 
-    def _store(
-        self,
-        index: int,
-        key: BlockKey,
-        position: int,
-        keep: Container[BlockKey],
-        gone: list[BlockKey],
-    ) -> None:
+    def _store(self, index: int, key: BlockKey, position: int, keep: Container[BlockKey], gone: list[BlockKey]) -> None:
         """Store a block in the tier of this index, or in the next tier with room."""
         if index == len(self.tiers):
             gone.append(key)

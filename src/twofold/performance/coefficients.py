@@ -91,9 +91,7 @@ def read_calibrations(path: Path) -> list[Calibration]:
     try:
         return msgspec.toml.decode(content, type=CalibrationFile).calibration
     except (msgspec.MsgspecError, ValueError) as error:
-        raise ConfigurationError(
-            f"{path} is not a calibration file of `twofold calibrate fit`: {error}"
-        ) from error
+        raise ConfigurationError(f"{path} is not a calibration file of `twofold calibrate fit`: {error}") from error
 
 
 def calibrations(extra: Sequence[Path] = ()) -> list[Calibration]:

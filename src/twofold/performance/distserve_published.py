@@ -82,9 +82,7 @@ class DistservePublishedModel(PoweredModel):
         kind = "distserve-published" + ("-vllm" if latency.engine == "vllm" else "")
         self.name = instance_name(kind, model, machine, tensor_parallel)
         self.error = ModelAccuracy(
-            prefill=None,
-            decode=None,
-            basis=f"the latency model of DistServe's simulator for {latency.engine}",
+            prefill=None, decode=None, basis=f"the latency model of DistServe's simulator for {latency.engine}"
         )
         self._latency, self._parts = latency, stages
         self._overhead_ms = _OVERHEAD_MS if first else 0.0
@@ -113,11 +111,7 @@ class DistservePublishedModel(PoweredModel):
 
 
 def distserve_published(
-    model: Model,
-    machine: Machine,
-    tensor_parallel: int,
-    *,
-    engine: str = "distserve",
+    model: Model, machine: Machine, tensor_parallel: int, *, engine: str = "distserve"
 ) -> DistservePublishedModel:
     """The published model of an instance.
 
@@ -128,20 +122,13 @@ def distserve_published(
 
 
 def distserve_pipeline(
-    model: Model,
-    machine: Machine,
-    tensor_parallel: int,
-    pipeline_parallel: int,
-    *,
-    engine: str = "distserve",
+    model: Model, machine: Machine, tensor_parallel: int, pipeline_parallel: int, *, engine: str = "distserve"
 ) -> Pipeline:
     """The published model of a pipeline. Raises ConfigurationError also for more stages than layers."""
     stage_layers(model, pipeline_parallel)
     line = _line(model, machine, tensor_parallel, engine)
     first, later = (
-        DistservePublishedModel(
-            line, model, machine, tensor_parallel, stages=pipeline_parallel, first=is_first
-        )
+        DistservePublishedModel(line, model, machine, tensor_parallel, stages=pipeline_parallel, first=is_first)
         for is_first in (True, False)
     )
     return Pipeline(f"{first.name} PP{pipeline_parallel}", first.error, first, later, pipeline_parallel)

@@ -35,9 +35,7 @@ LARGE_BATCH = 32
 class FittedModel(PoweredModel):
     """The formula of this module with the coefficients of one calibration."""
 
-    def __init__(
-        self, calibration: Calibration, model: Model, machine: Machine, tensor_parallel: int
-    ) -> None:
+    def __init__(self, calibration: Calibration, model: Model, machine: Machine, tensor_parallel: int) -> None:
         self.name = instance_name("fitted", model, machine, tensor_parallel)
         self.calibration = calibration
         self.error = ModelAccuracy(
@@ -81,9 +79,7 @@ def long_share(tokens: float) -> float:
     return min(max((tokens - LONG_TOKENS) / (FULL_LONG_TOKENS - LONG_TOKENS), 0.0), 1.0)
 
 
-def fitted(
-    model: Model, machine: Machine, tensor_parallel: int, *, extra: Sequence[Path] = ()
-) -> FittedModel:
+def fitted(model: Model, machine: Machine, tensor_parallel: int, *, extra: Sequence[Path] = ()) -> FittedModel:
     """The calibrated model of a pair, from `extra` files first.
 
     Raises ConfigurationError, listing the calibrated pairs, if this one has no calibration.
@@ -104,8 +100,6 @@ def is_fitted(model: Model, machine: Machine, tensor_parallel: int) -> bool:
     return _find(calibrations(), model, machine, tensor_parallel) is not None
 
 
-def _find(
-    known: Sequence[Calibration], model: Model, machine: Machine, tensor_parallel: int
-) -> Calibration | None:
+def _find(known: Sequence[Calibration], model: Model, machine: Machine, tensor_parallel: int) -> Calibration | None:
     wanted = (model.name, profile_name(machine), tensor_parallel)
     return next((one for one in known if (one.model, one.accelerator, one.tensor_parallel) == wanted), None)

@@ -220,14 +220,10 @@ def read_host_profile(path: Path | str) -> HostProfile:
         raise ConfigurationError(f"cannot read profile {path}: {error.strerror}") from error
     except (msgspec.MsgspecError, ValueError) as error:
         reason = str(error).splitlines()[0]
-        raise ConfigurationError(
-            f"{path} is not a host profile of `twofold calibrate live`: {reason}"
-        ) from error
+        raise ConfigurationError(f"{path} is not a host profile of `twofold calibrate live`: {reason}") from error
 
 
 def dump_host_profile(profile: HostProfile) -> str:
     """Text of a profile file."""
-    heading = (
-        "# Measured by `twofold calibrate live`. Times in seconds; see twofold.performance.host_profile.\n"
-    )
+    heading = "# Measured by `twofold calibrate live`. Times in seconds; see twofold.performance.host_profile.\n"
     return heading + msgspec.yaml.encode(profile).decode()

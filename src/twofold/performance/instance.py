@@ -160,9 +160,7 @@ def by_layers(
         whole.error, basis=f"{whole.error.basis}; divided by layers among stages", estimated=True
     )
     name = f"{whole.name} PP{pipeline_parallel}"
-    return Pipeline(
-        name, error, LayersStage(whole, share, 0.0), LayersStage(whole, share, token_s), pipeline_parallel
-    )
+    return Pipeline(name, error, LayersStage(whole, share, 0.0), LayersStage(whole, share, token_s), pipeline_parallel)
 
 
 def boundary_bandwidth(machine: Machine, tensor_parallel: int, *, across: bool) -> float:

@@ -21,15 +21,7 @@ from twofold.performance.coefficients import power_law
 class InstancePower:
     """Watts of one instance. Shares refer to the accelerators' TDP; see the module for the assumptions."""
 
-    __slots__ = (
-        "accelerators_w",
-        "cap",
-        "decode_share",
-        "idle_w",
-        "overhead_w",
-        "saturation_tokens",
-        "sequence_share",
-    )
+    __slots__ = ("accelerators_w", "cap", "decode_share", "idle_w", "overhead_w", "saturation_tokens", "sequence_share")
 
     def __init__(
         self,
@@ -64,11 +56,7 @@ class InstancePower:
 
 
 def instance_power(
-    machine: Machine,
-    tensor_parallel: int,
-    *,
-    memory_share: float,
-    decode_share: float | None = None,
+    machine: Machine, tensor_parallel: int, *, memory_share: float, decode_share: float | None = None
 ) -> InstancePower:
     """Power of an instance on `tensor_parallel` accelerators of a machine.
 

@@ -57,9 +57,7 @@ def performance_model(
     """
     factory = PERFORMANCE_MODELS.get(name)
     if factory is None:
-        raise ConfigurationError(
-            f"unknown performance model {name!r}: choose one of {', '.join(PERFORMANCE_MODELS)}"
-        )
+        raise ConfigurationError(f"unknown performance model {name!r}: choose one of {', '.join(PERFORMANCE_MODELS)}")
     if pipeline_parallel == 1:
         return factory(model, machine, tensor_parallel)
     if name not in _PIPELINES:

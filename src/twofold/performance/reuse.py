@@ -58,9 +58,7 @@ class PrefixCost(msgspec.Struct, frozen=True, kw_only=True):
 
 
 # LLaMA-70B in the paper: 80 layers of width 8,192, eight query heads per KV head, two bytes per value.
-PUBLISHED = PrefixCost(
-    kv_bytes=2 * 80 * 8192 * 2 / 8, flops=80 * 22 * 8192**2, square_flops=80 * _ATTENTION * 8192
-)
+PUBLISHED = PrefixCost(kv_bytes=2 * 80 * 8192 * 2 / 8, flops=80 * 22 * 8192**2, square_flops=80 * _ATTENTION * 8192)
 
 
 def prefix_bytes_per_s(model: PerformanceModel, kv_bytes: int, prefix: int, rest: int = REST) -> float:

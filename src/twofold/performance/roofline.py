@@ -81,20 +81,14 @@ class RooflineModel(PoweredModel):
     """The formula of this module for one model on one machine."""
 
     def __init__(
-        self,
-        constants: RooflineConstants,
-        error: ModelAccuracy,
-        model: Model,
-        machine: Machine,
-        tensor_parallel: int,
+        self, constants: RooflineConstants, error: ModelAccuracy, model: Model, machine: Machine, tensor_parallel: int
     ) -> None:
         self.name = instance_name("roofline", model, machine, tensor_parallel)
         self.error = error
         needs = RooflineTerms.of(model, machine, tensor_parallel)
         self._slowdown = 1.0 + (_CAPPED_SLOWDOWN - 1.0) * (1.0 - machine.power_cap) / (1.0 - _CAP)
         self._token_s = (
-            needs.compute_s / constants.compute_efficiency
-            + needs.all_reduce_s / constants.interconnect_efficiency
+            needs.compute_s / constants.compute_efficiency + needs.all_reduce_s / constants.interconnect_efficiency
         )
         self._square_s = needs.attention_s / constants.compute_efficiency
         self._context_s = needs.kv_s / constants.kv_efficiency
@@ -188,9 +182,7 @@ def _error(left_out: list[LeftOut], wanted: tuple[str, str, int]) -> ModelAccura
     for one in left_out:
         if (one.model, one.accelerator, one.tensor_parallel) == wanted:
             basis = "roofline fitted to other measured pairs"
-            return ModelAccuracy(
-                prefill=one.prefill_error, decode=one.decode_error, basis=basis, estimated=True
-            )
+            return ModelAccuracy(prefill=one.prefill_error, decode=one.decode_error, basis=basis, estimated=True)
     return ModelAccuracy(
         prefill=round(fmean(one.prefill_error for one in left_out), 3),
         decode=round(fmean(one.decode_error for one in left_out), 3),

@@ -23,9 +23,7 @@ class PiecewiseLinear:
 
     def __init__(self, xs: Sequence[float], ys: Sequence[float]) -> None:
         if len(xs) != len(ys) or len(xs) < 2:
-            raise ConfigurationError(
-                f"interpolation needs at least two points, each with an x and a y, not {len(xs)}"
-            )
+            raise ConfigurationError(f"interpolation needs at least two points, each with an x and a y, not {len(xs)}")
         if any(right <= left for left, right in pairwise(xs)):
             raise ConfigurationError("interpolation points must be in ascending order of x")
         # Converted once, because floats compare fastest with floats and a simulator evaluates millions of points.
@@ -47,9 +45,7 @@ class SplitwisePublishedModel(PoweredModel):
     def __init__(self, knots: Knots, model: Model, machine: Machine, tensor_parallel: int) -> None:
         self.name = instance_name("splitwise-published", model, machine, tensor_parallel)
         self.error = ModelAccuracy(
-            prefill=None,
-            decode=None,
-            basis="SplitwiseSim's interpolation, known to be wrong for decode batches",
+            prefill=None, decode=None, basis="SplitwiseSim's interpolation, known to be wrong for decode batches"
         )
         self._prompt_s = PiecewiseLinear(knots.tokens, knots.prompt_s)
         self._token_s = PiecewiseLinear(knots.tokens, knots.token_s)

@@ -71,9 +71,7 @@ class TransferModel(msgspec.Struct, frozen=True, kw_only=True):
         `prefill_s` gives the seconds of a prefill by number of tokens and must not decrease. None if no prompt is
         long enough, because synchronization costs more than prefill could hide.
         """
-        return shortest(
-            lambda tokens: self.layer_wise_s(tokens, prefill_s(tokens)) < self.serialized_s(tokens)
-        )
+        return shortest(lambda tokens: self.layer_wise_s(tokens, prefill_s(tokens)) < self.serialized_s(tokens))
 
 
 def shortest(pays: Callable[[int], bool]) -> int | None:

@@ -104,11 +104,7 @@ def _below(plan: Plan, *, pays: bool) -> str:
 def _one_kind(plan: Plan) -> str:
     best = plan.best
     kind, other = ("split", "colocated") if best.design.family.split else ("colocated", "split")
-    missing = (
-        f"no {other} design meets the SLO"
-        if _asked(plan, other == "split")
-        else f"{other} designs were excluded"
-    )
+    missing = f"no {other} design meets the SLO" if _asked(plan, other == "split") else f"{other} designs were excluded"
     return f"{best.design.name} is the best {kind} design, at {best.rate:.3g} requests/s; {missing}."
 
 
@@ -122,11 +118,7 @@ def _rated(choice: DesignChoice) -> str:
 
 def _weight(objective: Objective, choice: DesignChoice) -> str:
     design = choice.design
-    return (
-        f"{design.tdp_w / 1e3:,.1f} kW"
-        if objective is Objective.POWER
-        else f"${design.price_per_h:,.2f} per hour"
-    )
+    return f"{design.tdp_w / 1e3:,.1f} kW" if objective is Objective.POWER else f"${design.price_per_h:,.2f} per hour"
 
 
 def _error(choices: Sequence[DesignChoice]) -> float:

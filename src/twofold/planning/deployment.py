@@ -162,11 +162,7 @@ def _model(pool: PoolResult) -> str:
         for phase, value in (("prefill", error.prefill), ("decode", error.decode))
         if value is not None
     )
-    parts = [
-        part
-        for part in ("estimated" if error.estimated else "", known or "error unknown", error.basis)
-        if part
-    ]
+    parts = [part for part in ("estimated" if error.estimated else "", known or "error unknown", error.basis) if part]
     return f"{pool.performance}: {'; '.join(parts)}"
 
 

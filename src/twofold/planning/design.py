@@ -138,11 +138,7 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
         return self.bounded or all(kind.name in self.of_kind for kind in family.kinds)
 
     def allows(self, design: Design) -> bool:
-        within = (
-            (design.machines, self.machines),
-            (design.price_per_h, self.price_per_h),
-            (design.tdp_w, self.tdp_w),
-        )
+        within = ((design.machines, self.machines), (design.price_per_h, self.price_per_h), (design.tdp_w, self.tdp_w))
         if any(bound is not None and value > bound * _SLACK for value, bound in within):
             return False
         return all(self._used(design, name) <= most for name, most in self.of_kind.items())

@@ -129,9 +129,7 @@ class SqliteStore:
             self._database = sqlite3.connect(path, timeout=_BUSY_S, isolation_level=None)
             (layout,) = self._database.execute("PRAGMA user_version").fetchone()
             if layout not in {0, _LAYOUT}:
-                raise ConfigurationError(
-                    f"{path} was written by another version of Twofold: choose another --store"
-                )
+                raise ConfigurationError(f"{path} was written by another version of Twofold: choose another --store")
             if not layout and self._tables() - {"evaluations"}:
                 raise ConfigurationError(f"{path} is a database of another program: choose another --store")
             self._database.execute("PRAGMA journal_mode=WAL")
@@ -145,16 +143,13 @@ class SqliteStore:
 
     def get(self, key: str) -> Evaluation | None:
         with self._explained():
-            row = self._database.execute(
-                "SELECT evaluation FROM evaluations WHERE key = ?", (key,)
-            ).fetchone()
+            row = self._database.execute("SELECT evaluation FROM evaluations WHERE key = ?", (key,)).fetchone()
             return None if row is None else msgspec.json.decode(row[0], type=Evaluation)
 
     def put(self, key: str, trial: str, evaluation: Evaluation) -> None:
         with self._explained():
             self._database.execute(
-                "INSERT OR REPLACE INTO evaluations VALUES (?, ?, ?)",
-                (key, trial, msgspec.json.encode(evaluation)),
+                "INSERT OR REPLACE INTO evaluations VALUES (?, ?, ?)", (key, trial, msgspec.json.encode(evaluation))
             )
 
     def __len__(self) -> int:
@@ -199,11 +194,7 @@ class Evaluator:
     """Implements `Evaluate` with an executor; equal trials are run once."""
 
     def __init__(
-        self,
-        executor: Executor,
-        store: EvaluationStore,
-        key: Callable[[Trial], str],
-        listener: Listener | None = None,
+        self, executor: Executor, store: EvaluationStore, key: Callable[[Trial], str], listener: Listener | None = None
     ) -> None:
         self._executor, self._store, self._key, self._listener = executor, store, key, listener
         self._asked: dict[Trial, asyncio.Future[Evaluation]] = {}

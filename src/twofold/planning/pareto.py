@@ -20,9 +20,7 @@ class ParetoPoint(msgspec.Struct, frozen=True, kw_only=True):
     def covers(self, other: "ParetoPoint") -> bool:
         """Whether the other point is no better in rate, price or power."""
         mine, others = self.design, other.design
-        return (
-            self.rate >= other.rate and mine.price_per_h <= others.price_per_h and mine.tdp_w <= others.tdp_w
-        )
+        return self.rate >= other.rate and mine.price_per_h <= others.price_per_h and mine.tdp_w <= others.tdp_w
 
 
 def pareto_front(points: Iterable[ParetoPoint]) -> tuple[ParetoPoint, ...]:

@@ -48,9 +48,7 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
     def kind(self, machine: str) -> MachineKind:
         """Look up a machine; raises ConfigurationError if unknown."""
         found = self.catalog.machine(machine)
-        return MachineKind(
-            name=found.name, price_per_h=found.price_per_h, tdp_w=found.tdp_w, accelerators=found.count
-        )
+        return MachineKind(name=found.name, price_per_h=found.price_per_h, tdp_w=found.tdp_w, accelerators=found.count)
 
     def instance(self, machine: str, tensor_parallel: int, pipeline_parallel: int = 1) -> MachineKind:
         """An instance on part of a machine, at its share of price and power."""
@@ -83,11 +81,7 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
         machine = self.catalog.machine(kind.name)
         model = self.catalog.model(self.template.model)
         return performance_model(
-            self.template.performance,
-            model,
-            machine,
-            self.tensor_parallel_on(kind),
-            kind.pipeline_parallel,
+            self.template.performance, model, machine, self.tensor_parallel_on(kind), kind.pipeline_parallel
         )
 
     def tensor_parallel_on(self, kind: MachineKind) -> int:
@@ -129,21 +123,15 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
     def require_sensible(self) -> None:
         """Raise ConfigurationError for numbers out of range."""
         if not 0.0 < self.attainment <= 1.0:
-            raise ConfigurationError(
-                f"--attainment must be more than 0 and at most 1, not {self.attainment:g}"
-            )
+            raise ConfigurationError(f"--attainment must be more than 0 and at most 1, not {self.attainment:g}")
         if not 0.0 < self.workload.duration_s < float("inf"):
-            raise ConfigurationError(
-                f"--duration must be more than 0 seconds, not {self.workload.duration_s:g}"
-            )
+            raise ConfigurationError(f"--duration must be more than 0 seconds, not {self.workload.duration_s:g}")
 
     def _nearby(self, family: Family) -> ClusterSpec:
         """Template for judging one phase; on shared nodes, hand-offs stay within the node."""
         if not family.shared:
             return self.template
-        links = [
-            self.catalog.machine(kind.name).accelerator.interconnect_bytes_per_s for kind in family.kinds
-        ]
+        links = [self.catalog.machine(kind.name).accelerator.interconnect_bytes_per_s for kind in family.kinds]
         return replace(self.template, link_bytes_per_s=min(links), contention=False)
 
     def _pool(self, kind: MachineKind, count: int, role: Role, design: Design) -> PoolSpec:
@@ -151,11 +139,7 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
         batcher = family.batcher or self.batchers.get(role)
         if kind.tensor_parallel is None:
             return PoolSpec(
-                machines=count,
-                machine=kind.name,
-                role=role,
-                tensor_parallel=self.tensor_parallel,
-                batcher=batcher,
+                machines=count, machine=kind.name, role=role, tensor_parallel=self.tensor_parallel, batcher=batcher
             )
         return PoolSpec(
             machines=self._machines(kind, count, design),

@@ -86,10 +86,7 @@ class RateSearch(msgspec.Struct, frozen=True, kw_only=True):
 
     async def _bracket(self, design: Design, start: int) -> dict[int, Evaluation]:
         """Step up or down with doubling strides until the result changes or the range ends."""
-        lowest, highest = (
-            self.lowest(design),
-            max(self.grid.step(self.bound.upper(design)), self.lowest(design)),
-        )
+        lowest, highest = (self.lowest(design), max(self.grid.step(self.bound.upper(design)), self.lowest(design)))
         step, stride = min(max(start, lowest), highest), self.grid.stride
         known = {step: await self.at(design, step)}
         up = known[step].met
@@ -99,9 +96,7 @@ class RateSearch(msgspec.Struct, frozen=True, kw_only=True):
             known[step] = await self.at(design, step)
         return known
 
-    async def _bisect(
-        self, design: Design, known: dict[int, Evaluation], kept: int, missed: int
-    ) -> tuple[int, int]:
+    async def _bisect(self, design: Design, known: dict[int, Evaluation], kept: int, missed: int) -> tuple[int, int]:
         while missed - kept > 1:
             middle = (kept + missed) // 2
             known[middle] = await self.at(design, middle)

@@ -28,9 +28,7 @@ async def find_passing(
     if not open_places:
         return None
     tried: dict[int, Evaluation] = {}
-    place = _nearest(
-        open_places, start if start is not None else _best_estimate(search, designs, open_places)
-    )
+    place = _nearest(open_places, start if start is not None else _best_estimate(search, designs, open_places))
     first = last = place
     low, high = open_places[0], open_places[-1]
     while low <= high:
@@ -52,9 +50,7 @@ async def find_passing(
     return await _among(search, designs, rate, sorted(near & set(open_places) - set(tried)))
 
 
-async def _among(
-    search: RateSearch, designs: Sequence[Design], rate: float, places: Sequence[int]
-) -> Design | None:
+async def _among(search: RateSearch, designs: Sequence[Design], rate: float, places: Sequence[int]) -> Design | None:
     told = await asyncio.gather(*(search.evaluate(Trial(designs[place], rate)) for place in places))
     passed = (designs[place] for place, each in zip(places, told, strict=True) if each.met)
     return next(passed, None)
@@ -100,9 +96,7 @@ async def cheapest(
         best = await _shrunk(search, best, rate)
         limit = weigh(best)
         lighter = frontier(family, lambda design, limit=limit: allows(design) and weigh(design) < limit)  # type: ignore[misc]
-        found = (
-            await find_passing(search, lighter, rate, _cheapest_nearest(lighter, best)) if lighter else None
-        )
+        found = await find_passing(search, lighter, rate, _cheapest_nearest(lighter, best)) if lighter else None
         if found is None:
             return best
         best = found
@@ -181,12 +175,7 @@ _RUNG = 2.0  # ratio of successive rates on the way down
 _CLOSE = 1.1  # precision of the break-even rate
 
 
-async def break_even(
-    search: RateSearch,
-    families: Sequence[Family],
-    rate: float,
-    weigh: CostFunction,
-) -> float | None:
+async def break_even(search: RateSearch, families: Sequence[Family], rate: float, weigh: CostFunction) -> float | None:
     """Find the approximate rate up to which the cheapest colocated design is as cheap as any split one.
 
     Searches downward from `rate`. Returns `rate` if splitting does not pay there, and None if it pays down to the
@@ -213,31 +202,19 @@ async def break_even(
     return search.grid.rate(lower)
 
 
-async def _splitting_pays(
-    search: RateSearch, families: Sequence[Family], rate: float, weigh: CostFunction
-) -> bool:
+async def _splitting_pays(search: RateSearch, families: Sequence[Family], rate: float, weigh: CostFunction) -> bool:
     """Whether a split design that meets the SLO at `rate` is cheaper than every colocated one."""
     colocated = await asyncio.gather(
-        *(
-            cheapest(search, family, rate, _anything, _first_only(weigh))
-            for family in families
-            if not family.split
-        )
+        *(cheapest(search, family, rate, _anything, _first_only(weigh)) for family in families if not family.split)
     )
     weights = [weigh(design)[0] for design in colocated if design is not None]
     found = await asyncio.gather(
-        *(
-            _lighter(search, family, rate, weigh, min(weights, default=None))
-            for family in families
-            if family.split
-        )
+        *(_lighter(search, family, rate, weigh, min(weights, default=None)) for family in families if family.split)
     )
     return any(found)
 
 
-async def _lighter(
-    search: RateSearch, family: Family, rate: float, weigh: CostFunction, limit: float | None
-) -> bool:
+async def _lighter(search: RateSearch, family: Family, rate: float, weigh: CostFunction, limit: float | None) -> bool:
     if limit is None:  # no colocated design meets the SLO
         return await cheapest(search, family, rate, _anything, weigh) is not None
     lighter = frontier(family, lambda design: weigh(design)[0] < limit)

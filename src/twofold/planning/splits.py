@@ -37,13 +37,7 @@ class SplitPlanner:
     """
 
     def __init__(
-        self,
-        spec: ClusterSpec,
-        catalog: Catalog,
-        slo: Slo,
-        *,
-        attainment: float = 0.9,
-        replicas: bool = False,
+        self, spec: ClusterSpec, catalog: Catalog, slo: Slo, *, attainment: float = 0.9, replicas: bool = False
     ) -> None:
         """Raises ConfigurationError if instances are not interchangeable or the SLO has no bounds."""
         require_movable(spec, instance_profiles(spec, catalog))

@@ -66,9 +66,7 @@ class TrialAbandoned(Exception):  # noqa: N818 (not an error)
     """The result of the trial is no longer needed."""
 
 
-def simulate_trial(
-    problem: Problem, trial: Trial, abandoned: Callable[[], bool] = lambda: False
-) -> SimulatedTrial:
+def simulate_trial(problem: Problem, trial: Trial, abandoned: Callable[[], bool] = lambda: False) -> SimulatedTrial:
     """Simulate and judge a trial; raises TrialAbandoned soon after `abandoned` returns True, and otherwise as
     `simulate`.
     """
@@ -160,9 +158,7 @@ def _excess(histogram: Histogram | None, bounds: dict[int, float]) -> float:
 
 def _latency(histogram: Histogram) -> LatencyPercentiles | None:
     p50, p90, p99 = (histogram.percentile(p) for p in (50, 90, 99))
-    return (
-        None if p50 is None or p90 is None or p99 is None else LatencyPercentiles(p50=p50, p90=p90, p99=p99)
-    )
+    return None if p50 is None or p90 is None or p99 is None else LatencyPercentiles(p50=p50, p90=p90, p99=p99)
 
 
 def _first_tokens(requests: Sequence[Request]) -> tuple[Request, ...]:

@@ -95,9 +95,7 @@ class WorkloadShape(msgspec.Struct, frozen=True, kw_only=True):
         if not count:
             raise ConfigurationError("the workload has no requests")
         steps = [request.output_tokens - 1 for request in requests]
-        read = sum(
-            n * request.prompt_tokens + n * (n + 1) // 2 for n, request in zip(steps, requests, strict=True)
-        )
+        read = sum(n * request.prompt_tokens + n * (n + 1) // 2 for n, request in zip(steps, requests, strict=True))
         return cls(
             prompt_tokens=sum(request.prompt_tokens for request in requests) / count,
             decode_tokens=sum(steps) / count,

@@ -72,21 +72,14 @@ def connect(address: str, what: str) -> Any:  # noqa: ANN401  (the module, which
     try:
         import ray  # noqa: PLC0415  (an extra)
     except ImportError as error:
-        raise ConfigurationError(
-            f"{what} needs Ray, which is not installed: pip install 'twofold[ray]'"
-        ) from error
+        raise ConfigurationError(f"{what} needs Ray, which is not installed: pip install 'twofold[ray]'") from error
     if ray.is_initialized():  # by an earlier call
         return ray
     if address != AUTO_ADDRESS and ":" in address and "://" not in address:
         _probe(address)
     try:
         ray.init(address=address, log_to_driver=False, logging_level="ERROR")
-    except (
-        ConnectionError,
-        ImportError,
-        ValueError,
-        RuntimeError,
-    ) as error:  # Ray's client is another package
+    except (ConnectionError, ImportError, ValueError, RuntimeError) as error:  # Ray's client is another package
         raise ConfigurationError(f"no Ray cluster at {address}: {_first_line(error)}") from error
     return ray
 
@@ -105,9 +98,7 @@ def head_endpoint(address: str) -> TcpEndpoint:
     try:
         return TcpEndpoint.parse(f"tcp://{found}", "the Ray cluster")
     except ConfigurationError:
-        raise ConfigurationError(
-            f"{found!r} is not a Ray address: expected auto, or HOST:PORT of the head"
-        ) from None
+        raise ConfigurationError(f"{found!r} is not a Ray address: expected auto, or HOST:PORT of the head") from None
 
 
 def _known_here() -> str:

@@ -62,13 +62,7 @@ def grid(rows: int, columns: int, axes: Sequence[tuple[Layout, Layout]], **more:
         **more,
     }
     if rows * columns > 1:
-        layout["grid"] = {
-            "rows": rows,
-            "columns": columns,
-            "pattern": "independent",
-            "ygap": 0.3,
-            "xgap": 0.14,
-        }
+        layout["grid"] = {"rows": rows, "columns": columns, "pattern": "independent", "ygap": 0.3, "xgap": 0.14}
     for index, (x, y) in enumerate(axes):
         layout[f"xaxis{suffix(index)}"] = x
         layout[f"yaxis{suffix(index)}"] = y

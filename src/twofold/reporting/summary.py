@@ -126,9 +126,7 @@ LATENCIES = (("TTFT", "ttft_s"), ("ITL", "itl_s"), ("TPOT", "tpot_s"), ("E2E", "
 STATISTICS = (("mean", "mean"), ("P50", "p50"), ("P90", "p90"), ("P99", "p99"), ("max", "max"))
 
 
-def summary_table(
-    summary: Summary, title: str | None = None, notes: Mapping[str, str] | None = None
-) -> Table:
+def summary_table(summary: Summary, title: str | None = None, notes: Mapping[str, str] | None = None) -> Table:
     """Table of one run: a row per latency, counts and rates, and extra rows from `notes`."""
     table = Table(title=title, title_justify="left")
     table.add_column("")

@@ -33,13 +33,8 @@ class Guard:
 
     def __init__(self, context: zmq.Context[Socket], key: ClusterKey) -> None:
         self._context = context
-        self._server_secret, self._client_secret = (
-            z85.encode(key.server_secret),
-            z85.encode(key.client_secret),
-        )
-        self._server_public, self._client_public = map(
-            zmq.curve_public, (self._server_secret, self._client_secret)
-        )
+        self._server_secret, self._client_secret = (z85.encode(key.server_secret), z85.encode(key.client_secret))
+        self._server_public, self._client_public = map(zmq.curve_public, (self._server_secret, self._client_secret))
         self._zap = context.socket(zmq.REP)
         self._zap.bind(_ZAP)
         self._monitors: list[Socket] = []

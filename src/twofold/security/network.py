@@ -43,9 +43,7 @@ class TcpEndpoint(msgspec.Struct, frozen=True):
     def own_address(self) -> str:
         """This host's source address for packets to the endpoint. Raises ConfigurationError."""
         try:
-            family, kind, *_, address = socket.getaddrinfo(
-                self.host.strip("[]"), self.port, type=socket.SOCK_DGRAM
-            )[0]
+            family, kind, *_, address = socket.getaddrinfo(self.host.strip("[]"), self.port, type=socket.SOCK_DGRAM)[0]
             with socket.socket(family, kind) as probe:
                 probe.connect(address)  # sends nothing, only selects the route
                 found = str(probe.getsockname()[0])
@@ -60,9 +58,7 @@ def own_host(host: str, flag: str) -> str:
     Raises ConfigurationError for an unknown name and for wildcard addresses, which others cannot connect to.
     """
     if host in {"*", "0.0.0.0", "[::]"}:  # noqa: S104  (refused here)
-        raise ConfigurationError(
-            f"{flag} {host} is a wildcard: use the address at which other hosts reach this one"
-        )
+        raise ConfigurationError(f"{flag} {host} is a wildcard: use the address at which other hosts reach this one")
     try:
         found = str(socket.getaddrinfo(host.strip("[]"), None, type=socket.SOCK_STREAM)[0][4][0])
     except OSError as error:

@@ -71,9 +71,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         if self.max_model_len is None:
             return model_len
         if self.max_model_len > model_len:
-            raise ConfigurationError(
-                f"--max-model-len {self.max_model_len:,} is more than the model's {model_len:,}"
-            )
+            raise ConfigurationError(f"--max-model-len {self.max_model_len:,} is more than the model's {model_len:,}")
         return self.max_model_len
 
 

@@ -31,11 +31,7 @@ class VirtualCluster(InstanceEnvironment):
     """
 
     def __init__(
-        self,
-        kernel: Kernel,
-        scheduler: ClusterScheduler,
-        statistics: RunStatistics,
-        observers: Sequence[Observer],
+        self, kernel: Kernel, scheduler: ClusterScheduler, statistics: RunStatistics, observers: Sequence[Observer]
     ) -> None:
         self.kernel, self.scheduler, self.statistics = kernel, scheduler, statistics
         self.instances: dict[str, SimulatedInstance] = {}
@@ -207,9 +203,7 @@ class VirtualCluster(InstanceEnvironment):
         life.last_token = now
         life.ended = True
         del self.requests[life.id]
-        if (
-            life.splits and life.handoff_ended == NEVER
-        ):  # it ended with its first token: nothing is to be decoded
+        if life.splits and life.handoff_ended == NEVER:  # it ended with its first token: nothing is to be decoded
             self.handoffs.give_up(life)
             life.decode.poke()
         self.events.finished(life.id, life.output_tokens, now / PS)

@@ -78,9 +78,7 @@ class ReplicatedControllers(ClusterScheduler):
 
     # -- instances --------------------------------------------------------------------------------------------------
 
-    def add_instance(
-        self, instance_id: str, role: Role, capacity_tokens: int | None = None, cell: str = ""
-    ) -> None:
+    def add_instance(self, instance_id: str, role: Role, capacity_tokens: int | None = None, cell: str = "") -> None:
         super().add_instance(instance_id, role, capacity_tokens, cell)
         pools = self.pools
         if not isinstance(pools, CellPools):

@@ -111,9 +111,7 @@ class SimulatedHandoffs:
         life.lease = life.decode.scheduler.lease_now(life.request, life.prefill.name, self._kernel.now)
         if life.lease is not None:
             self._send_all(life)
-        elif (
-            self._kernel.pending > self._asking
-        ):  # else nothing else is left to happen: there will never be room
+        elif self._kernel.pending > self._asking:  # else nothing else is left to happen: there will never be room
             self._asking += 1
             at = self._kernel.now + (self._retry or 0)
             self._kernel.schedule(at, EventOrder.RETRY + life.number, self._ask_again, life)

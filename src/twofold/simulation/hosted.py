@@ -64,9 +64,7 @@ class HostedCluster(VirtualCluster):
         self._gateway.stream(self._streaming, _sampled(batch))
 
     def stepped(self, instance: SimulatedInstance, results: list[StepResult]) -> None:
-        self._streaming.firsts = [
-            self.requests[result.sequence.id] for result in results if result.index == 0
-        ]
+        self._streaming.firsts = [self.requests[result.sequence.id] for result in results if result.index == 0]
         super().stepped(instance, results)
 
     def record(self, life: SimulatedRequest) -> None:

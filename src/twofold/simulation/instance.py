@@ -37,9 +37,7 @@ class InstanceEnvironment(ABC):
         ...
 
     @abstractmethod
-    def passed(
-        self, instance: "SimulatedInstance", batch: RunningBatch, begun: int, gap: int, milliwatts: int
-    ) -> None:
+    def passed(self, instance: "SimulatedInstance", batch: RunningBatch, begun: int, gap: int, milliwatts: int) -> None:
         """A batch left a pipeline: its last stage began it at `begun`, `gap` after the previous one of its lane."""
         ...
 

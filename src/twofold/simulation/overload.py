@@ -66,9 +66,7 @@ class SimulatedOverload:
 
 def correlation(one: Series, other: Series) -> float | None:
     """Pearson's correlation of the bin means of two series with equal sampling times."""
-    pairs = [
-        (mean, others) for (_, mean, _), (_, others, _) in zip(one.points(), other.points(), strict=True)
-    ]
+    pairs = [(mean, others) for (_, mean, _), (_, others, _) in zip(one.points(), other.points(), strict=True)]
     count = len(pairs)
     if not count:
         return None

@@ -24,9 +24,7 @@ class SimulatedReplanning(Observer):
     them. Instances that change their role or retire finish their requests first.
     """
 
-    def __init__(
-        self, replanner: Replanner, search: ReplanSearch, *, search_s: float, spare: int = 0
-    ) -> None:
+    def __init__(self, replanner: Replanner, search: ReplanSearch, *, search_s: float, spare: int = 0) -> None:
         self._replanner, self._search = replanner, search
         self._search_s, self._spare = search_s, spare
         self._retired: list[str] = []
@@ -112,9 +110,7 @@ def require_movable(spec: ClusterSpec, kinds: Sequence[InstanceProfile]) -> None
         movers = ", ".join(name for name in ROUTERS if name not in FIXED_ROLE_ROUTERS)
         raise ConfigurationError(f"the router {spec.router} never moves an instance: re-plan with {movers}")
     if any(kind.pool.role is Role.MIXED for kind in kinds):
-        raise ConfigurationError(
-            "re-planning splits instances between prefill and decode: give no mixed pool"
-        )
+        raise ConfigurationError("re-planning splits instances between prefill and decode: give no mixed pool")
     alike = {(kind.machine.name, kind.tensor_parallel, kind.batcher) for kind in kinds}
     if len(alike) > 1:
         raise ConfigurationError(

@@ -180,9 +180,7 @@ class Host:
                 slowdown *= task.contention.shared
             self._set_rate(task, share / slowdown)
 
-    def _shares_with_other_phase(
-        self, task: HostTask, own: list[int], places: dict[HostTask, list[int]]
-    ) -> bool:
+    def _shares_with_other_phase(self, task: HostTask, own: list[int], places: dict[HostTask, list[int]]) -> bool:
         """Whether a task on the same cores runs the other phase.
 
         A prefill and a decode that take turns evict each other's caches; two decodes read the same weights.

@@ -127,9 +127,7 @@ def verdict(result: SimulationResult, slo: Slo | SlowdownSlo, attainment: float 
     """
     if not 0.0 < attainment <= 1.0:
         raise ConfigurationError(f"attainment must be more than 0 and at most 1, not {attainment:g}")
-    checks = (
-        (_attained(result, attainment),) if isinstance(slo, Slo) else tuple(_slowdown_checks(result, slo))
-    )
+    checks = (_attained(result, attainment),) if isinstance(slo, Slo) else tuple(_slowdown_checks(result, slo))
     return Verdict(met=all(check.met for check in checks), checks=checks)
 
 

@@ -94,9 +94,7 @@ class ReuseStatistics:
         self._requests = dict.fromkeys(instances, 0)
         self._blocks = self._fetched = self._prompt_tokens = self._reused_tokens = 0
         self._uses: dict[BlockKey, int] = {}
-        self._where: dict[
-            BlockKey, int
-        ] = {}  # the bits of the caches where prompts with a block were prefilled
+        self._where: dict[BlockKey, int] = {}  # the bits of the caches where prompts with a block were prefilled
         self._most = _MANY
         self._error = Tally()
 

@@ -193,9 +193,7 @@ def _schedule_failures(cluster: VirtualCluster, failures: Sequence[InstanceFailu
         if instance is None:
             names = list(cluster.instances)
             known = ", ".join(names[:6]) + (" …" if len(names) > 6 else "")
-            raise ConfigurationError(
-                f"unknown instance {failure.instance!r} in failures: the instances are {known}"
-            )
+            raise ConfigurationError(f"unknown instance {failure.instance!r} in failures: the instances are {known}")
         if failure.at_s < 0 or (failure.back_s is not None and failure.back_s <= failure.at_s):
             raise ConfigurationError(
                 f"the failure of {failure.instance} at {failure.at_s:g} s must be at 0 s or later and before back_s"

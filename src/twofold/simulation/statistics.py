@@ -191,9 +191,7 @@ class RunStatistics:
             needed = max(ttft / max_ttft, e2e / max_e2e, 0.0 if tpot is None else tpot / max_tpot)
             self.slo_scale.add(nearest(needed * MICRO))
 
-    def gaps(
-        self, pace: RunTiming, count: int, decodes: int, start: int, joined: Sequence[ScheduledSequence]
-    ) -> None:
+    def gaps(self, pace: RunTiming, count: int, decodes: int, start: int, joined: Sequence[ScheduledSequence]) -> None:
         """Record the inter-token gaps of a run of decodes; `joined` sequences wait since their own last token."""
         if not decodes:
             return

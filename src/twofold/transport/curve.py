@@ -65,9 +65,7 @@ class CurveConnection:
     def write(self, layers: range, source_blocks: Sequence[int], target_blocks: Sequence[int]) -> int:
         if not source_blocks:
             return 0
-        question = WriteBlocks(
-            self._instance, self._peer.epoch, (layers.start, layers.stop), tuple(target_blocks)
-        )
+        question = WriteBlocks(self._instance, self._peer.epoch, (layers.start, layers.stop), tuple(target_blocks))
         self._ask(question, gather(self._engine_pool, layers, source_blocks))
         return moved_bytes(self._peer.layout, layers, len(source_blocks))
 
@@ -158,9 +156,7 @@ class CurveTransport(SharedMemoryTransport):
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._guard = Guard(self._context, read_key(Path(network.key_file)))
         self._gate = LeaseGate()
-        self._server = CurveServer(
-            self._context, self._guard, network.address, epoch, self.landing_pool, self._gate
-        )
+        self._server = CurveServer(self._context, self._guard, network.address, epoch, self.landing_pool, self._gate)
         address = CurveAddress(network.host, self.descriptor.address, self._server.address)
         self.descriptor = msgspec.structs.replace(self.descriptor, address=address.encode())
 
@@ -172,12 +168,7 @@ class CurveTransport(SharedMemoryTransport):
         socket = self._context.socket(zmq.DEALER)
         self._guard.call(socket, address.server, bulk=True)
         return CurveConnection(
-            socket,
-            address.server,
-            self.descriptor.instance,
-            peer,
-            self.engine_pool,
-            self.landing_pool,
+            socket, address.server, self.descriptor.instance, peer, self.engine_pool, self.landing_pool
         )
 
     def granted(self, lease: Lease) -> None:

@@ -61,9 +61,7 @@ def gather(pool: KvPool, layers: range, blocks: Sequence[int]) -> list[Bytes]:
     """Copy the bytes of these layers and blocks into one buffer per part."""
     take = torch.tensor(blocks, device=pool.device)
     return [
-        part.index_select(0, take).cpu().numpy().reshape(-1).data
-        for layer in layers
-        for part in pool.block_rows(layer)
+        part.index_select(0, take).cpu().numpy().reshape(-1).data for layer in layers for part in pool.block_rows(layer)
     ]
 
 
@@ -103,9 +101,7 @@ class LeaseGate:
     def passing(self, source: str, blocks: Sequence[int]) -> Iterator[bool]:
         """Whether one lease of `source` covers all these blocks, for the duration of the context."""
         with self._lock:
-            yield any(
-                holder == source and leased.issuperset(blocks) for (holder, _), leased in self._leases.items()
-            )
+            yield any(holder == source and leased.issuperset(blocks) for (holder, _), leased in self._leases.items())
 
 
 log = logging.getLogger(__name__)
@@ -129,9 +125,7 @@ class CurveServer:
         self._socket = context.socket(zmq.ROUTER)
         guard.listen(self._socket, host_address, bulk=True)
         largest = max(pool.layout.layer_bytes_per_block(layer) for layer in range(len(pool.layout.layers)))
-        self._socket.setsockopt(
-            zmq.MAXMSGSIZE, max(SCRATCH_BYTES, largest * pool.num_blocks) + ENCRYPTION_BYTES
-        )
+        self._socket.setsockopt(zmq.MAXMSGSIZE, max(SCRATCH_BYTES, largest * pool.num_blocks) + ENCRYPTION_BYTES)
         self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)  # a reconnecting peer keeps its identity
         self._socket.bind(f"tcp://{host_address}:*")
         self.address = self._socket.getsockopt(zmq.LAST_ENDPOINT).rstrip(b"\0").decode()  # type: ignore[union-attr]
@@ -150,9 +144,7 @@ class CurveServer:
             if self._socket.poll(_LOOK_MS):
                 caller, number, *frames = self._socket.recv_multipart(copy=False)
                 answer, data = self._answer(frames)
-                self._socket.send_multipart(
-                    [caller, number, msgspec.msgpack.encode(answer), *data], copy=False
-                )
+                self._socket.send_multipart([caller, number, msgspec.msgpack.encode(answer), *data], copy=False)
 
     def _answer(self, frames: list[zmq.Frame]) -> tuple[CurveReply, list[Bytes]]:
         try:

@@ -35,8 +35,7 @@ class SharedMemory:
         except OSError as error:
             os.close(fd)
             raise ConfigurationError(
-                f"cannot reserve {nbytes / 2**20:,.0f} MiB of shared memory for {name} "
-                f"({error.strerror}): lower {flag}"
+                f"cannot reserve {nbytes / 2**20:,.0f} MiB of shared memory for {name} ({error.strerror}): lower {flag}"
             ) from error
         return cls(fd, nbytes, f"/proc/{os.getpid()}/fd/{fd}")
 

@@ -33,11 +33,7 @@ _DONE, _FAILED = 1, -1  # status of a piece; anything else is in flight
 # Read once at start. After a timeout the engine would report a failed write although its bytes may still arrive; the
 # controller reports dead peers instead. Version 1 of its protocol reports a write as done once it left the sender.
 _NEVER_S = str(365 * 24 * 3600)
-_SETTINGS = {
-    "MC_TCP_PROTO": "2",
-    "MC_TCP_PROGRESS_TIMEOUT_SEC": _NEVER_S,
-    "MC_TCP_STATUS_TIMEOUT_SEC": _NEVER_S,
-}
+_SETTINGS = {"MC_TCP_PROTO": "2", "MC_TCP_PROGRESS_TIMEOUT_SEC": _NEVER_S, "MC_TCP_STATUS_TIMEOUT_SEC": _NEVER_S}
 
 
 class MooncakeEngine:
@@ -71,9 +67,7 @@ class MooncakeEngine:
     ) -> None:
         """Implements `TransferEngine.move`."""
         engine, under_way, whole = self._engine, deque[int](), True
-        submit = (
-            engine.batch_transfer_async_write if operation == "WRITE" else engine.batch_transfer_async_read
-        )
+        submit = engine.batch_transfer_async_write if operation == "WRITE" else engine.batch_transfer_async_read
         for (here, nbytes), (there, _) in zip(local.rows.tolist(), remote.rows.tolist(), strict=True):
             if len(under_way) == MAX_UNDER_WAY:
                 whole = _moved(engine, under_way.popleft(), cancelled)

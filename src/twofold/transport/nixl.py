@@ -61,9 +61,7 @@ class NixlAgent:
         try:
             self._agent.registerMem(pieces, [])
         except Exception as error:  # as above
-            raise ConfigurationError(
-                f"NIXL cannot register {nbytes / 2**20:,.0f} MiB of memory: {error}"
-            ) from error
+            raise ConfigurationError(f"NIXL cannot register {nbytes / 2**20:,.0f} MiB of memory: {error}") from error
 
     def metadata(self) -> bytes:
         """Metadata of this agent and its memory, for peers."""
@@ -197,9 +195,7 @@ class NixlTransport(PooledTransport):
         else:
             memory = torch.zeros(nbytes, dtype=torch.uint8, device=where)
         self.engine_pool = self.landing_pool = KvPool(layout, num_blocks, memory)
-        self._cache = cache_memory(
-            layout, num_blocks, memory.data_ptr(), None if on_cpu else where.index or 0
-        )
+        self._cache = cache_memory(layout, num_blocks, memory.data_ptr(), None if on_cpu else where.index or 0)
         self._life_word = memory[life : life + 16].view(torch.int64)
         self._life_word[0] = epoch
         self._agent.register(memory.data_ptr(), nbytes, self._cache.device)

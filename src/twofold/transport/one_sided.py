@@ -50,14 +50,7 @@ class CacheMemory:
     """
 
     def __init__(
-        self,
-        layout: KvLayout,
-        num_blocks: int,
-        *,
-        base: int,
-        life: int,
-        scratch: int,
-        device: int | None = None,
+        self, layout: KvLayout, num_blocks: int, *, base: int, life: int, scratch: int, device: int | None = None
     ) -> None:
         self.layout, self.life, self.scratch, self.device = layout, life, scratch, device
         # (address, bytes per block) of each layer's keys and values, if stored separately.
@@ -109,18 +102,14 @@ class OneSidedConnection:
         if self._ready is not None:
             self._ready(layers, source_blocks)
         sources, targets, counts = _transposed(source_blocks, target_blocks)
-        self._move(
-            "WRITE", self._local.pieces(layers, sources, counts), self._remote.pieces(layers, targets, counts)
-        )
+        self._move("WRITE", self._local.pieces(layers, sources, counts), self._remote.pieces(layers, targets, counts))
         return moved_bytes(self._local.layout, layers, len(source_blocks))
 
     def read(self, layers: range, source_blocks: Sequence[int], target_blocks: Sequence[int]) -> int:
         if not source_blocks:
             return 0
         sources, targets, counts = _transposed(source_blocks, target_blocks)
-        self._move(
-            "READ", self._local.pieces(layers, targets, counts), self._remote.pieces(layers, sources, counts)
-        )
+        self._move("READ", self._local.pieces(layers, targets, counts), self._remote.pieces(layers, sources, counts))
         return moved_bytes(self._local.layout, layers, len(source_blocks))
 
     def probe(self, nbytes: int) -> None:
@@ -150,9 +139,7 @@ class OneSidedConnection:
     def _move(self, operation: Operation, local: Pieces, remote: Pieces, deadline: float = math.inf) -> None:
         if self._closed:
             raise InstanceLostError(f"{self._name} was lost")
-        self._mover.move(
-            operation, local, remote, self._name, lambda: self._closed or time.monotonic() > deadline
-        )
+        self._mover.move(operation, local, remote, self._name, lambda: self._closed or time.monotonic() > deadline)
 
 
 def pause(checks: int, waited_s: float) -> None:
@@ -160,9 +147,7 @@ def pause(checks: int, waited_s: float) -> None:
     time.sleep(0 if checks < 4 else min(waited_s / 16, 0.001))
 
 
-def _transposed(
-    source_blocks: Sequence[int], target_blocks: Sequence[int]
-) -> tuple[list[int], list[int], list[int]]:
+def _transposed(source_blocks: Sequence[int], target_blocks: Sequence[int]) -> tuple[list[int], list[int], list[int]]:
     """Runs of blocks that are contiguous on both sides: first sources, first targets and lengths."""
     runs = block_runs(source_blocks, target_blocks)
     return [run[0] for run in runs], [run[1] for run in runs], [run[2] for run in runs]

@@ -156,9 +156,7 @@ class ShardedConnection:
         self._ranks.ask(Close(self._key))
         self._own.close()
 
-    def _move(
-        self, layers: range, source_blocks: Sequence[int], target_blocks: Sequence[int], *, writes: bool
-    ) -> int:
+    def _move(self, layers: range, source_blocks: Sequence[int], target_blocks: Sequence[int], *, writes: bool) -> int:
         move = MoveBlocks(self._key, writes, layers.start, layers.stop, source_blocks, target_blocks)
         return self._ranks.ask(move, lambda: move.through(self._own))
 

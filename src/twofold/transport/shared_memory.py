@@ -9,14 +9,7 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from twofold.engine.base import KvLayout, LayerShape
-from twofold.engine.torch.pool import (
-    KvPool,
-    PinnedMemory,
-    PoolHeads,
-    copy_all_layers,
-    copy_blocks,
-    copy_heads,
-)
+from twofold.engine.torch.pool import KvPool, PinnedMemory, PoolHeads, copy_all_layers, copy_blocks, copy_heads
 from twofold.errors import ConfigurationError
 from twofold.kvcache.sharding import UNSHARDED, Sharding, overlap, plan_reshard
 from twofold.security.network import HostNetwork
@@ -65,9 +58,7 @@ class RankShard:
     def heads(self, pool: KvPool, layer: int, heads: range, blocks: Sequence[int]) -> PoolHeads:
         """Heads of a model layer in this rank's pool."""
         first = self._first_heads[layer]
-        return PoolHeads(
-            pool, layer - self._first_layer, range(heads.start - first, heads.stop - first), blocks
-        )
+        return PoolHeads(pool, layer - self._first_layer, range(heads.start - first, heads.stop - first), blocks)
 
 
 class ReshardConnection:

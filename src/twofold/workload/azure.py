@@ -58,11 +58,4 @@ def _nanoseconds(lines: Lines, text: str) -> int:
     return (moment - _EPOCH) // _SECOND * 10**9 + int((match[2] or "").ljust(9, "0"))
 
 
-AZURE = TraceFormat(
-    name="azure",
-    keys=COLUMNS,
-    suffix=".csv",
-    read=read,
-    encode=encode,
-    header=",".join(COLUMNS),
-)
+AZURE = TraceFormat(name="azure", keys=COLUMNS, suffix=".csv", read=read, encode=encode, header=",".join(COLUMNS))

@@ -149,9 +149,7 @@ class LengthDistribution(msgspec.Struct, frozen=True, kw_only=True):
         def pairs() -> Iterator[tuple[int, int]]:
             while True:
                 yield from zip(
-                    self._draw(prompts, self.prompt_tokens),
-                    self._draw(outputs, self.output_tokens),
-                    strict=True,
+                    self._draw(prompts, self.prompt_tokens), self._draw(outputs, self.output_tokens), strict=True
                 )
 
         return pairs()

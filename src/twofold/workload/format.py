@@ -63,6 +63,4 @@ def _bounded(lines: Lines, name: str, tokens: int) -> int:
 
 def block_numbers(request: Request) -> tuple[int, ...]:
     """Prefix blocks of a request as integers; hashes are truncated to their first eight bytes."""
-    return tuple(
-        block if isinstance(block, int) else int.from_bytes(block[:8]) for block in request.prefix_blocks
-    )
+    return tuple(block if isinstance(block, int) else int.from_bytes(block[:8]) for block in request.prefix_blocks)

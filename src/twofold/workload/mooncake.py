@@ -49,11 +49,5 @@ def encode(_index: int, request: Request) -> str:
 
 
 MOONCAKE = TraceFormat(
-    name="mooncake",
-    keys=KEYS,
-    suffix=".jsonl",
-    read=read,
-    encode=encode,
-    keeps_prefix_blocks=True,
-    resolution_s=1e-3,
+    name="mooncake", keys=KEYS, suffix=".jsonl", read=read, encode=encode, keeps_prefix_blocks=True, resolution_s=1e-3
 )

@@ -92,11 +92,7 @@ def scale_lengths(requests: Iterable[Request], factor: float) -> Iterator[Reques
     """Multiply every prompt and output length by `factor`, rounded, at least 1 token."""
     require_positive("length scale", factor)
     return (
-        resize(
-            request,
-            max(1, round(request.prompt_tokens * factor)),
-            max(1, round(request.output_tokens * factor)),
-        )
+        resize(request, max(1, round(request.prompt_tokens * factor)), max(1, round(request.output_tokens * factor)))
         for request in requests
     )
 
@@ -112,9 +108,7 @@ def fit_to_context(requests: Iterable[Request], max_model_len: int) -> Iterator[
     return (_clipped(request, max_model_len) for request in requests)
 
 
-def fit_lengths(
-    requests: Iterable[Request], length_scale: float, max_model_len: int | None
-) -> Iterator[Request]:
+def fit_lengths(requests: Iterable[Request], length_scale: float, max_model_len: int | None) -> Iterator[Request]:
     """Scale lengths, then clip them to a context if given."""
     scaled = iter(requests) if length_scale == 1 else scale_lengths(requests, length_scale)
     return scaled if max_model_len is None else fit_to_context(scaled, max_model_len)
@@ -125,9 +119,7 @@ def _clipped(request: Request, limit: int) -> Request:
     if whole <= limit:
         return request
     # Rounding down keeps the sum within the limit and leaves room for the minimum of 1.
-    prompt, output = (
-        max(1, part * limit // whole) for part in (request.prompt_tokens, request.output_tokens)
-    )
+    prompt, output = (max(1, part * limit // whole) for part in (request.prompt_tokens, request.output_tokens))
     return resize(request, prompt, output)
 
 

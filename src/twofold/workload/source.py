@@ -9,16 +9,7 @@ from twofold.errors import ConfigurationError, WorkloadError
 from twofold.hardware.suggestions import suggestion, unknown_name
 from twofold.request import Request
 from twofold.workload.distributions import ARRIVALS, REPLAY, arrival_process, load_lengths, uniform_lengths
-from twofold.workload.rescale import (
-    fit_lengths,
-    mean_rate,
-    require_positive,
-    retime,
-    scale_rate,
-    take,
-    to_rate,
-    window,
-)
+from twofold.workload.rescale import fit_lengths, mean_rate, require_positive, retime, scale_rate, take, to_rate, window
 from twofold.workload.rows import require_file
 from twofold.workload.trace import open_trace
 
@@ -68,13 +59,7 @@ class Replay:
 
 
 # Each name is a quantile file in data/.
-NAMED: tuple[str, ...] = (
-    "azure-code",
-    "azure-conv",
-    "distserve-chat",
-    "distserve-code",
-    "distserve-summaries",
-)
+NAMED: tuple[str, ...] = ("azure-code", "azure-conv", "distserve-chat", "distserve-code", "distserve-summaries")
 
 
 def is_named(spec: str) -> bool:
@@ -163,14 +148,10 @@ def _from_trace(
 ) -> Iterator[Request]:
     if arrival == REPLAY:
         if burstiness != 1:
-            raise ConfigurationError(
-                f"a burstiness of {burstiness:g} needs gamma arrivals, not the trace's own"
-            )
+            raise ConfigurationError(f"a burstiness of {burstiness:g} needs gamma arrivals, not the trace's own")
         return part.requests(reopen)
     if arrival not in ARRIVALS:
-        raise ConfigurationError(
-            f"arrival process {arrival!r} is not one of {', '.join((REPLAY, *ARRIVALS))}"
-        )
+        raise ConfigurationError(f"arrival process {arrival!r} is not one of {', '.join((REPLAY, *ARRIVALS))}")
     own = part.rate or mean_rate(window(reopen(), part.start_s))
     process = arrival_process(arrival, own or 1.0, burstiness)
     timed = retime(window(reopen(), part.start_s), process.times(seed))

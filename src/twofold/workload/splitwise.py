@@ -40,11 +40,5 @@ def encode(_index: int, request: Request) -> str:
 
 
 SPLITWISE = TraceFormat(
-    name="splitwise",
-    keys=COLUMNS,
-    suffix=".csv",
-    read=read,
-    encode=encode,
-    header=HEADER,
-    keeps_ids=True,
+    name="splitwise", keys=COLUMNS, suffix=".csv", read=read, encode=encode, header=HEADER, keeps_ids=True
 )

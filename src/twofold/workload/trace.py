@@ -18,17 +18,10 @@ from twofold.workload.native import TWOFOLD
 from twofold.workload.rows import ReadNotes, csv_fields, json_keys, open_lines, require_file
 from twofold.workload.splitwise import SPLITWISE
 
-FORMATS: dict[str, TraceFormat] = {
-    "azure": AZURE,
-    "mooncake": MOONCAKE,
-    "splitwise": SPLITWISE,
-    "twofold": TWOFOLD,
-}
+FORMATS: dict[str, TraceFormat] = {"azure": AZURE, "mooncake": MOONCAKE, "splitwise": SPLITWISE, "twofold": TWOFOLD}
 
 
-def open_trace(
-    path: str | Path, format_name: str | None = None, notes: ReadNotes | None = None
-) -> Iterator[Request]:
+def open_trace(path: str | Path, format_name: str | None = None, notes: ReadNotes | None = None) -> Iterator[Request]:
     """Stream the requests of a trace; memory does not grow with the file.
 
     A missing file raises immediately; lines are read by the iterator. `format_name` is one of `FORMATS`, detected
@@ -79,9 +72,7 @@ def _read(path: Path, chosen: TraceFormat, notes: ReadNotes) -> Iterator[Request
         for request in chosen.read(lines):
             early = 0.0 if latest is None else latest - request.arrival_s
             if early > 0:
-                raise lines.error(
-                    f"arrives {early:g} s before the request above it; arrivals must be in order"
-                )
+                raise lines.error(f"arrives {early:g} s before the request above it; arrivals must be in order")
             latest = request.arrival_s
             yield request
     if latest is None:

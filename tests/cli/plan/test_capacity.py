@@ -114,10 +114,7 @@ def test_the_conversation_trace_at_once():
         (("TRACE", *FLAGS, "--dram-gb", "-1"), "--dram-gb -1 is out of range"),
         (("TRACE", *FLAGS, "--html", "page.html"), "leave out --html"),
         (("TRACE", *FLAGS, "--tp", 1), "needs 138 GB for weights"),
-        (
-            ("TRACE", "--model", "llama2-70b", "--max-machines", 4, "--nodes", 4),
-            "--nodes needs --kv-capacity",
-        ),
+        (("TRACE", "--model", "llama2-70b", "--max-machines", 4, "--nodes", 4), "--nodes needs --kv-capacity"),
     ],
 )
 def test_mistakes_are_one_sentence(trace, words, message):

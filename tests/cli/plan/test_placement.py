@@ -14,15 +14,7 @@ app.command()(plan)
 
 # One node of four A100s, OPT-13B, 200 and 100 ms: what DistServe's own search is shown with.
 NODE = (
-    *(
-        "distserve-chat",
-        "--model",
-        "opt-13b",
-        "--performance",
-        "distserve-published",
-        "--objective",
-        "goodput",
-    ),
+    *("distserve-chat", "--model", "opt-13b", "--performance", "distserve-published", "--objective", "goodput"),
     *("--slo", "ttft=0.2,tpot=0.1", "--duration", 1, "--max-model-len", 2048),
 )
 ROUGH = ("--tolerance", 0.1, "--min-requests", 200, "--max-pipeline", 2)
@@ -52,9 +44,7 @@ def planned(invoke):
 
 
 def degrees(placed):
-    return [
-        (pool["tensor_parallel"], pool.get("pipeline_parallel", 1)) for pool in placed["cluster"]["pools"]
-    ]
+    return [(pool["tensor_parallel"], pool.get("pipeline_parallel", 1)) for pool in placed["cluster"]["pools"]]
 
 
 def test_one_node_of_four_has_prefill_on_two_and_decode_on_one(planned):
@@ -101,9 +91,7 @@ def test_a_rate_is_carried_by_a_deployment(planned, tmp_path):
 
 def test_a_slow_network_keeps_phases_together(planned):
     """Hand-offs over 1 GB/s would take longer than prefill: stages share nodes, in copies."""
-    report = planned(
-        *NODE, *ROUGH, "--machines", "a100", "--max-gpus", 16, "--link-gb-per-s", 0.2, "--rate", 20
-    )
+    report = planned(*NODE, *ROUGH, "--machines", "a100", "--max-gpus", 16, "--link-gb-per-s", 0.2, "--rate", 20)
     assert report["algorithm"] == "Algorithm 2"
     best = report["best"]
     assert {pool["nodes"] for pool in best["cluster"]["pools"]} == {"shared"}

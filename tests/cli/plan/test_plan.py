@@ -76,16 +76,7 @@ def test_a_second_run_reuses_all(fresh, planned):
 def test_tables_say_what_to_do(invoke):
     """The designs, how near they are to the SLO, and the verdict with its break-even."""
     shown = invoke(*SMALL, "--slo", "ttft=1,tpot=0.06").stdout
-    for words in (
-        "h100+h100",
-        "chunked-prefill",
-        "model error",
-        "±",
-        "Margins",
-        "Pareto front",
-        "plit",
-        "CPU second",
-    ):
+    for words in ("h100+h100", "chunked-prefill", "model error", "±", "Margins", "Pareto front", "plit", "CPU second"):
         assert words in shown, words
 
 
@@ -202,10 +193,7 @@ def test_an_interrupted_plan_is_taken_up(fresh, planned, tmp_path, how):
         ((*SMALL, "--arrival", "gamma", "--burstiness", "1e-300"), "--burstiness 1e-300 is too small"),
         (("azure-cond", *SMALL[1:]), "did you mean azure-conv"),
         (("azure-conv", *MODEL), "needs a budget"),
-        (
-            ("azure-conv", "--model", "deepseek-v3", "--machines", "a100", "--max-machines", "4"),
-            "deepseek-v3 needs",
-        ),
+        (("azure-conv", "--model", "deepseek-v3", "--machines", "a100", "--max-machines", "4"), "deepseek-v3 needs"),
     ],
 )
 def test_mistakes_are_one_sentence(invoke, arguments, words):

@@ -14,9 +14,7 @@ COMMON = ("plan", "azure-conv", "--model", "llama2-70b", "--ray", "auto")
 
 def node(gpus, kind="H100"):
     return RayNode(
-        id="n",
-        address="10.0.0.1",
-        total={"GPU": float(gpus), f"accelerator_type:{kind}": 1.0} if gpus else {},
+        id="n", address="10.0.0.1", total={"GPU": float(gpus), f"accelerator_type:{kind}": 1.0} if gpus else {}
     )
 
 

@@ -118,9 +118,7 @@ def test_flags_that_cannot_be(flags, said):
 def test_a_file_that_cannot_be_served(cluster):
     """The file is named, and the reason."""
     cluster.write_text(CLUSTER.replace("round-robin", "splitwise-sim"))
-    with pytest.raises(
-        ConfigurationError, match=r"cluster.yaml: the router splitwise-sim is for simulations"
-    ):
+    with pytest.raises(ConfigurationError, match=r"cluster.yaml: the router splitwise-sim is for simulations"):
         emulated(cluster)
 
 

@@ -81,15 +81,7 @@ def test_rejects_overload_without_a_profile(model):
 
 
 def test_rejects_overload_of_a_colocated_service(model, host):
-    rejected(
-        "does not support mixed pools",
-        served,
-        model,
-        colocated=1,
-        overload="predicted",
-        slo=BOTH,
-        profile=host,
-    )
+    rejected("does not support mixed pools", served, model, colocated=1, overload="predicted", slo=BOTH, profile=host)
 
 
 def test_replan_of_an_emulated_service_uses_its_cluster(cluster):

@@ -81,12 +81,7 @@ def test_the_operators_own_door_is_kept(model, tmp_path):
     from twofold.security.key import write_key
 
     write_key(key)
-    flags = ServeSettings(
-        model=str(model),
-        listen_workers="tcp://127.0.0.1:7611",
-        cluster_key=key,
-        **RAY,
-    )
+    flags = ServeSettings(model=str(model), listen_workers="tcp://127.0.0.1:7611", cluster_key=key, **RAY)
     config = service_config(flags)
     assert launcher_of(flags, config)[0].network == config.network
     assert config.network.controller == "tcp://127.0.0.1:7611"
@@ -94,14 +89,7 @@ def test_the_operators_own_door_is_kept(model, tmp_path):
 
 def test_replanning_knows_the_workers_on_ray(model, host):
     """They are the service's own, wherever they are; not so those that join by themselves."""
-    flags = ServeSettings(
-        model=str(model),
-        **RAY,
-        replan=True,
-        profile=host,
-        slo=Slo(ttft_s=1.0),
-        retire=True,
-    )
+    flags = ServeSettings(model=str(model), **RAY, replan=True, profile=host, slo=Slo(ttft_s=1.0), retire=True)
     replan = service_config(flags).replan
     assert replan.replicas
     assert [pool.role for pool in replan.cluster.pools] == [Role.PREFILL, Role.DECODE]

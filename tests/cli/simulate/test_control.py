@@ -17,18 +17,7 @@ from twofold.scheduling.cluster.shared import OwnLoad
 app = typer.Typer()
 app.command()(simulate)
 CLUSTER = "2xh100:prefill,2xh100:decode"
-RUN = (
-    "azure-conv",
-    "--rate",
-    5,
-    "--num-requests",
-    40,
-    "--cluster",
-    CLUSTER,
-    "--model",
-    "llama2-70b",
-    "--json",
-)
+RUN = ("azure-conv", "--rate", 5, "--num-requests", 40, "--cluster", CLUSTER, "--model", "llama2-70b", "--json")
 
 
 def invoke(*arguments):

@@ -29,9 +29,7 @@ def step(tmp_path_factory):
     while (now := now + draw.expovariate(8.0 if now < 90 else 14.0)) < 150.0:
         mean = (1500, 40) if now < 90 else (400, 200)
         prompt, output = (round(draw.gammavariate(2, each / 2)) + 1 for each in mean)
-        requests.append(
-            Request(id=str(len(requests)), arrival_s=now, prompt_tokens=prompt, output_tokens=output)
-        )
+        requests.append(Request(id=str(len(requests)), arrival_s=now, prompt_tokens=prompt, output_tokens=output))
     path = tmp_path_factory.mktemp("traces") / "step.jsonl"
     write_trace(requests, path, FORMATS["twofold"])
     return path

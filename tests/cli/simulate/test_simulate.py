@@ -60,18 +60,13 @@ def test_json_is_everything_and_repeats():
     ended = counts["completed"] + counts["rejected"] + counts["failed"] + counts["unfinished"]
     assert counts["arrived"] == ended > 0
     assert first["spec"]["model"] == "bloom-176b"
-    assert 0 < first["slowdowns"]["ttft_slowdown"]["p50"] < 1, (
-        "an H100 is faster than the A100 of the reference"
-    )
+    assert 0 < first["slowdowns"]["ttft_slowdown"]["p50"] < 1, "an H100 is faster than the A100 of the reference"
     assert {pool["role"] for pool in first["pools"]} == {"prefill", "decode"}
 
 
 def test_flags_reach_the_simulation():
     """A hand-off over a thin link takes longer; a lost instance comes back."""
-    quick, slow = (
-        simulated("--handoff", "serialized"),
-        simulated("--handoff", "serialized", "--link-gb-per-s", 1),
-    )
+    quick, slow = (simulated("--handoff", "serialized"), simulated("--handoff", "serialized", "--link-gb-per-s", 1))
     assert slow["latencies_s"]["transfer_s"]["p50"] > 2 * quick["latencies_s"]["transfer_s"]["p50"]
     report = simulated("--fail", "decode-0@5+5")
     assert report["spec"]["failures"] == [{"instance": "decode-0", "at_s": 5.0, "back_s": 10.0}]
@@ -173,10 +168,7 @@ def test_a_bad_line_leaves_no_half_file(tmp_path):
         ((*SMALL, *CLUSTER, "--duration", "1e300"), "--duration 1e+300 is too large"),
         ((*SMALL, *CLUSTER, "--rate", "1e6", "--duration", "1e6"), "make 1e+12 requests"),
         ((*SMALL, *CLUSTER, "--length-scale", "1e300"), "--length-scale 1e+300 is too large"),
-        (
-            (*SMALL, *CLUSTER, "--arrival", "gamma", "--burstiness", "1e-300"),
-            "--burstiness 1e-300 is too small",
-        ),
+        ((*SMALL, *CLUSTER, "--arrival", "gamma", "--burstiness", "1e-300"), "--burstiness 1e-300 is too small"),
         ((*SMALL, *CLUSTER, "--link-gb-per-s", "1e-300"), "--link-gb-per-s 1e-300 is too slow"),
         ((*SMALL, *CLUSTER, "--fail", "decode-0@1e300"), "--fail decode-0@1e300"),
         (("azure-conv", *CLUSTER, "--model", "bloom-176b"), "needs a rate"),

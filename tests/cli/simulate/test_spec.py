@@ -25,11 +25,7 @@ def test_reads_a_line_of_pools():
 
 def test_flags_override_the_defaults():
     made = spec(
-        max_num_batched_tokens=4096,
-        pipeline_chunk=2048,
-        contention=False,
-        link_gb_per_s=25.0,
-        fail=("decode-0@30",),
+        max_num_batched_tokens=4096, pipeline_chunk=2048, contention=False, link_gb_per_s=25.0, fail=("decode-0@30",)
     )
     assert (made.max_num_batched_tokens, made.pipeline_chunk, made.contention) == (4096, 2048, False)
     assert made.link_bytes_per_s == 25e9

@@ -26,9 +26,7 @@ def engine(clock, layers=10):
     groups = LayerGroups(layers)
     prefills = PrefillTimes(groups)
     layout = groups.layout(1000, 16)
-    return EmulatedEngine(
-        Timing(MODEL), layout, 100, prefills, RandomTokens(1000), clock, LatenessMonitor("prefill-0")
-    )
+    return EmulatedEngine(Timing(MODEL), layout, 100, prefills, RandomTokens(1000), clock, LatenessMonitor("prefill-0"))
 
 
 def prompt(tokens, start=0, name="a", sampling=SAMPLING):
@@ -40,8 +38,7 @@ def decode(context, name="b", output_index=1, sampling=SAMPLING):
 
 
 @given(
-    st.lists(st.tuples(st.integers(1, 300), st.integers(0, 300)), max_size=3),
-    st.lists(st.integers(1, 500), max_size=4),
+    st.lists(st.tuples(st.integers(1, 300), st.integers(0, 300)), max_size=3), st.lists(st.integers(1, 500), max_size=4)
 )
 def test_iterations_take_the_time_of_the_simulator(prompts, contexts):
     """To the picosecond, for prompts, chunks and decodes in any mixture."""
@@ -51,9 +48,7 @@ def test_iterations_take_the_time_of_the_simulator(prompts, contexts):
     ]
     if not parts and not contexts:
         return
-    iteration = RunningBatch(
-        parts, sum(tokens for tokens, _ in prompts), len(parts), len(contexts), sum(contexts), 1
-    )
+    iteration = RunningBatch(parts, sum(tokens for tokens, _ in prompts), len(parts), len(contexts), sum(contexts), 1)
     clock = FakeClock()
     steps = [prompt(tokens, start) for tokens, start in prompts] + [decode(context) for context in contexts]
     engine(clock).run(steps)

@@ -37,6 +37,4 @@ def test_layout_has_all_bytes_of_the_model(layers, kv_bytes_per_token, block_siz
 def test_layers_take_equally_long():
     """Group k is ready when its last layer is computed."""
     groups = LayerGroups(10)
-    assert [groups.ready(k, 100, 1100) for k in range(len(groups))] == [
-        100 + 100 * end for end in groups.ends
-    ]
+    assert [groups.ready(k, 100, 1100) for k in range(len(groups))] == [100 + 100 * end for end in groups.ends]

@@ -71,10 +71,7 @@ def test_equals_dense_attention(
         ]
         for position in range(start):
             block, offset = table[position // block_size], position % block_size
-            pool.keys(0)[block, offset], pool.values(0)[block, offset] = (
-                states[1][position],
-                states[2][position],
-            )
+            pool.keys(0)[block, offset], pool.values(0)[block, offset] = (states[1][position], states[2][position])
         sequences.append(states)
     steps = [
         SequenceStep(str(i), [0] * count, start, table, None)

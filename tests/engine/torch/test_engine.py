@@ -51,17 +51,13 @@ class TestEqualsGenerate:
         """Chunks of any size beside decodes, a few sequences at a time, in scattered blocks of an odd size."""
         rng = random.Random(5)
         sizes = lambda: rng.choice((1, 3, 17, 64, 131, 400))  # noqa: E731
-        outputs = drive(
-            engine(arch, 600, block_size=5), prompts_of(LENGTHS), GREEDY, chunk=sizes, max_batch=5, seed=2
-        )
+        outputs = drive(engine(arch, 600, block_size=5), prompts_of(LENGTHS), GREEDY, chunk=sizes, max_batch=5, seed=2)
         assert token_ids(outputs) == expected(arch)
 
     def test_contiguous_blocks(self, arch, engine, expected):
         """Contiguous blocks are read in place, with the same result."""
         chunks = iter([100, 50] * 10_000)
-        outputs = drive(
-            engine(arch), prompts_of(LENGTHS), GREEDY, chunk=lambda: next(chunks), scatter=False, seed=3
-        )
+        outputs = drive(engine(arch), prompts_of(LENGTHS), GREEDY, chunk=lambda: next(chunks), scatter=False, seed=3)
         assert token_ids(outputs) == expected(arch)
 
 

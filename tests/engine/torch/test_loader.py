@@ -100,9 +100,7 @@ def test_random_weights_from_a_config_alone(config_only):
     """The same seed gives the same weights, and torch's own random state stays the same."""
     directory = config_only("llama", **TINY)
     state = torch.random.get_rng_state()
-    first, again, other = (
-        load_model(directory, seed=seed).model.lm_head.weight.clone() for seed in (1, 1, 2)
-    )
+    first, again, other = (load_model(directory, seed=seed).model.lm_head.weight.clone() for seed in (1, 1, 2))
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
     assert torch.equal(state, torch.random.get_rng_state())
@@ -166,11 +164,7 @@ class TestMistakes:
     [
         ("t5", {"d_model": 64, "num_layers": 2, "num_heads": 4, "vocab_size": 64}, "encoder-decoder"),
         ("bert", TINY, "not causal"),
-        (
-            "mamba",
-            {"hidden_size": 64, "num_hidden_layers": 2, "vocab_size": 64},
-            "state other than a KV cache",
-        ),
+        ("mamba", {"hidden_size": 64, "num_hidden_layers": 2, "vocab_size": 64}, "state other than a KV cache"),
         ("bloom", {"hidden_size": 64, "n_layer": 2, "n_head": 4, "vocab_size": 64}, "position_ids"),
         ("gptj", {"n_embd": 64, "n_layer": 2, "n_head": 4, "rotary_dim": 8}, "attention interface"),
         ("stablelm", TINY, "does not pass its arguments"),

@@ -11,10 +11,7 @@ from twofold.engine.base import KvLayout, LayerShape
 from twofold.engine.torch.pool import KvPool, copy_blocks
 
 LAYOUT = KvLayout(
-    layers=(LayerShape(2, 8, 8), LayerShape(1, 6, 4), LayerShape(3, 1, 1)),
-    block_size=5,
-    dtype="float32",
-    itemsize=4,
+    layers=(LayerShape(2, 8, 8), LayerShape(1, 6, 4), LayerShape(3, 1, 1)), block_size=5, dtype="float32", itemsize=4
 )
 
 

@@ -169,9 +169,7 @@ def test_samples_do_not_depend_on_the_batch(engine):
     rng = random.Random(3)
     prompts = [[rng.randrange(3, 512) for _ in range(rng.randrange(1, 120))] for _ in range(8)]
     params = [
-        SamplingParams(
-            max_tokens=15, seed=100 + i, temperature=0.8, top_p=0.95 if i % 2 else 1.0, top_k=i * 10
-        )
+        SamplingParams(max_tokens=15, seed=100 + i, temperature=0.8, top_p=0.95 if i % 2 else 1.0, top_k=i * 10)
         for i in range(8)
     ]
     together = token_ids(drive(engine(), prompts, params))

@@ -54,9 +54,7 @@ def test_sharded_models_equal_the_whole_model(arch, outputs):
             assert [token for token, _ in other] == [token for token, _ in one], split
             assert [p for _, p in other] == pytest.approx([p for _, p in one], abs=2e-4), split
         assert layers == whole[1], f"{split} announces every layer once and in order"
-        assert first == whole[2] == [output[0][0] for output in whole[0]], (
-            f"{split} with chunks on all stages"
-        )
+        assert first == whole[2] == [output[0][0] for output in whole[0]], f"{split} with chunks on all stages"
 
 
 @pytest.mark.parametrize(
@@ -65,11 +63,7 @@ def test_sharded_models_equal_the_whole_model(arch, outputs):
         ("llama", Sharding(4, 1), "2 key-value heads, which 4 tensor ranks"),
         ("llama", Sharding(1, 4), "3 layers, too few for the 4 pipeline stages"),
         ("gpt2", Sharding(2, 1), "tensor parallelism .* no plan that divides the heads of gpt2"),
-        (
-            "deepseek_v3",
-            Sharding(2, 1),
-            "no plan that divides the heads of deepseek_v3",
-        ),  # its plan is for experts
+        ("deepseek_v3", Sharding(2, 1), "no plan that divides the heads of deepseek_v3"),  # its plan is for experts
         ("gpt2", Sharding(1, 2), "pipeline parallelism .* no plan for gpt2"),
     ],
 )

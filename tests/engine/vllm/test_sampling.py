@@ -49,17 +49,11 @@ def test_rows_follow_their_requests_through_the_batch():
     one.update_state(update(2, removed=[0], moved=[(2, 0, MoveDirectionality.UNIDIRECTIONAL)]))
     logits = torch.randn(3, VOCABULARY, generator=torch.Generator().manual_seed(9))
     got = one.apply(logits.clone())
-    assert [int(row.argmax()) for row in got[:2]] == [
-        expected(logits[0], DRAWN, 8),
-        expected(logits[1], DRAWN, 4),
-    ]
+    assert [int(row.argmax()) for row in got[:2]] == [expected(logits[0], DRAWN, 8), expected(logits[1], DRAWN, 4)]
     assert torch.equal(got[2], logits[2]), "nobody is there any more"
     one.update_state(update(2, moved=[(0, 1, MoveDirectionality.SWAP)]))
     got = one.apply(logits.clone())
-    assert [int(row.argmax()) for row in got[:2]] == [
-        expected(logits[0], DRAWN, 4),
-        expected(logits[1], DRAWN, 8),
-    ]
+    assert [int(row.argmax()) for row in got[:2]] == [expected(logits[0], DRAWN, 4), expected(logits[1], DRAWN, 8)]
 
 
 def test_min_tokens_counts_output_of_other_workers():

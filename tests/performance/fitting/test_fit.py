@@ -8,13 +8,7 @@ from hypothesis import strategies as st
 
 from twofold.errors import ConfigurationError
 from twofold.performance.coefficients import DecodeCoefficients, PrefillCoefficients, packaged
-from twofold.performance.fitting.fit import (
-    FitOptions,
-    decode_ms,
-    fit_profile,
-    non_negative_least_squares,
-    prefill_ms,
-)
+from twofold.performance.fitting.fit import FitOptions, decode_ms, fit_profile, non_negative_least_squares, prefill_ms
 from twofold.performance.fitting.profile import ProfileRow, group_batches, read_profile
 
 OPTIONS = FitOptions(source="made", date="2025-01-01")
@@ -35,9 +29,7 @@ def made_rows(prefill, decode):
             token_time=1.0,
         )
         (one,) = group_batches([blank])
-        yield msgspec.structs.replace(
-            blank, prompt_time=prefill_ms(prefill, one), token_time=decode_ms(decode, one)
-        )
+        yield msgspec.structs.replace(blank, prompt_time=prefill_ms(prefill, one), token_time=decode_ms(decode, one))
 
 
 @settings(max_examples=20)
@@ -77,9 +69,7 @@ def test_least_squares_are_non_negative_and_optimal(true):
 def test_rejects_too_few_batch_sizes():
     prefill = PrefillCoefficients(floor_ms=50, token_ms=0.1, long_token_ms=0, square_ms=0)
     decode = DecodeCoefficients(base_ms=40, sequence_ms=0.2, large_batch_ms=0, context_ms=0)
-    with pytest.raises(
-        ConfigurationError, match=r"2 consistent batch sizes .* m on h TP2: measure at least 3"
-    ):
+    with pytest.raises(ConfigurationError, match=r"2 consistent batch sizes .* m on h TP2: measure at least 3"):
         fit_profile(list(made_rows(prefill, decode))[:2], OPTIONS)
     with pytest.raises(ConfigurationError, match="no rows"):
         fit_profile([], OPTIONS)

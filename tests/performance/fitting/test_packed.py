@@ -20,18 +20,14 @@ COUNTS = st.integers(0, 4096)
 
 def iteration(tokens, squares, sequences, context, slower=1.0):
     seconds = TRUE.seconds(tokens, squares, sequences, context) * slower
-    return MeasuredIteration(
-        tokens=tokens, squares=squares, sequences=sequences, context=context, seconds=seconds
-    )
+    return MeasuredIteration(tokens=tokens, squares=squares, sequences=sequences, context=context, seconds=seconds)
 
 
 def measured():
     """A grid of prefills, decodes and mixed iterations, each three times with one outlier."""
     prompts = [(size, size * size, 0, 0) for size in (16, 48, 128, 320, 640, 1024, 2000)]
     packed = [(size, size * 64, 0, 0) for size in (192, 512, 1600)]
-    decodes = [
-        (0, 0, batch, batch * context) for batch in (1, 2, 4, 8, 16, 32, 64) for context in (32, 256, 1024)
-    ]
+    decodes = [(0, 0, batch, batch * context) for batch in (1, 2, 4, 8, 16, 32, 64) for context in (32, 256, 1024)]
     mixed = [(size, size * size, batch, batch * 200) for size in (16, 128, 400) for batch in (2, 8)]
     for one in (*prompts, *packed, *decodes, *mixed):
         yield from (iteration(*one, slower=slower) for slower in (1.0, 1.0, 2.5))
@@ -53,9 +49,7 @@ def test_spread_adds_up_to_the_tokens(tokens):
 def test_the_model_follows_the_formula(tokens, squares, sequences, context):
     model = PackedModel("it", TRUE)
     assert model.prefill_s(tokens, squares) == TRUE.seconds(tokens, squares, 0, 0)
-    assert model.mixed_s(tokens, squares, sequences, context) == TRUE.seconds(
-        tokens, squares, sequences, context
-    )
+    assert model.mixed_s(tokens, squares, sequences, context) == TRUE.seconds(tokens, squares, sequences, context)
     cost = model.decode_cost(sequences)
     assert cost.base_s + cost.context_s * context == pytest.approx(TRUE.seconds(0, 0, sequences, context))
 

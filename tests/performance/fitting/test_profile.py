@@ -102,8 +102,7 @@ def test_drops_the_invalid_rows_of_the_splitwise_profile(profile_path):
     """llama2-70b TP2 (512, 64), and nothing else."""
     rows = read_profile(profile_path)
     dropped = {
-        pair: consistent_batches([one for one in rows if one.pair == pair])[1]
-        for pair in {one.pair for one in rows}
+        pair: consistent_batches([one for one in rows if one.pair == pair])[1] for pair in {one.pair for one in rows}
     }
     assert {pair for pair, reasons in dropped.items() if reasons} == {
         ("llama2-70b", hardware, 2) for hardware in ("a100-80gb", "h100-80gb", "h100-80gb-pcap")

@@ -50,10 +50,7 @@ def test_local_caches_need_capacity_on_every_node():
     assert local.at(1.0).hit_rate == pool.at(0.25).hit_rate
 
 
-@given(
-    st.lists(st.tuples(st.integers(0, 50), st.floats(0, 5)), min_size=1, max_size=30),
-    st.floats(0, 0.1),
-)
+@given(st.lists(st.tuples(st.integers(0, 50), st.floats(0, 5)), min_size=1, max_size=30), st.floats(0, 0.1))
 def test_best_has_the_highest_net_savings(found, price):
     least, saved = zip(*found, strict=True)
     made = curve(least, saved, gb_price=price)

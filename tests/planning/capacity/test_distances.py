@@ -18,9 +18,7 @@ from twofold.workload.trace import open_trace
 def branches(draws):
     """Prompts as a tree makes them: a block id stands for the block and all before it."""
     ids = {}
-    return [
-        [ids.setdefault(tuple(path[:depth]), len(ids)) for depth in range(1, len(path) + 1)] for path in draws
-    ]
+    return [[ids.setdefault(tuple(path[:depth]), len(ids)) for depth in range(1, len(path) + 1)] for path in draws]
 
 
 LONGEST, LARGEST = 8, 40  # blocks of a prompt; of a cache, which has room for a prompt at least
@@ -103,15 +101,7 @@ def test_reproduces_mooncakes_published_hit_rates():
     prompts = [request.prefix_blocks for request in open_trace(public_trace("mooncake-conversation.jsonl"))]
     least = least_capacities(prompts)
     assert len(least) == len(list(chain.from_iterable(prompts))) == 288_500
-    published = {
-        1_000: 4.45,
-        3_000: 6.50,
-        5_000: 11.04,
-        10_000: 21.12,
-        30_000: 32.57,
-        50_000: 35.46,
-        100_000: 36.37,
-    }
+    published = {1_000: 4.45, 3_000: 6.50, 5_000: 11.04, 10_000: 21.12, 30_000: 32.57, 50_000: 35.46, 100_000: 36.37}
     for capacity, expected in published.items():
         assert round(100 * float((least <= capacity).mean()), 2) == pytest.approx(expected)
     assert round(100 * float((least < NEVER).mean()), 2) == pytest.approx(36.64)

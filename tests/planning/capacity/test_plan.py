@@ -37,9 +37,7 @@ def conversations():
     for turn in range(6):
         for talk in range(11):
             blocks = [1000 * talk + block for block in range(4 * (turn + 1))]
-            requests.append(
-                ask(len(requests), len(requests) * 0.5, len(blocks) * BLOCK, 10, prefix_blocks=blocks)
-            )
+            requests.append(ask(len(requests), len(requests) * 0.5, len(blocks) * BLOCK, 10, prefix_blocks=blocks))
     return requests
 
 

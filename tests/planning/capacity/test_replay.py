@@ -30,11 +30,7 @@ def test_the_conversation_trace_hits_as_published(name, figures):
 
 def test_a_cache_without_end_hits_what_came_before():
     """And a small one less; each rule and capacity is a cache of its own."""
-    requests = [
-        ask(0, 0.0, prefix_blocks=(0, 1)),
-        ask(1, 1.0, prefix_blocks=(0, 2)),
-        ask(2, 2.0, prefix_blocks=(0, 1)),
-    ]
+    requests = [ask(0, 0.0, prefix_blocks=(0, 1)), ask(1, 1.0, prefix_blocks=(0, 2)), ask(2, 2.0, prefix_blocks=(0, 1))]
     found = trace_reuse(requests, (2, 100), ("lru", "lfu"))
     assert (found.blocks, found.distinct_blocks, found.highest) == (6, 3, 0.5)
     hits = {(cache.eviction, cache.capacity): (cache.hits, cache.evicted) for cache in found.caches}

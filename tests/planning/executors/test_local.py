@@ -32,13 +32,8 @@ def test_workers_return_the_results_of_a_local_simulation(make_problem):
 
 def test_user_errors_keep_their_message(make_problem):
     problem = make_problem()
-    wrong = msgspec.structs.replace(
-        problem, template=msgspec.structs.replace(problem.template, handoff="pigeon")
-    )
-    with (
-        LocalExecutor(wrong, 1) as executor,
-        pytest.raises(ConfigurationError, match="pigeon"),
-    ):
+    wrong = msgspec.structs.replace(problem, template=msgspec.structs.replace(problem.template, handoff="pigeon"))
+    with LocalExecutor(wrong, 1) as executor, pytest.raises(ConfigurationError, match="pigeon"):
         asyncio.run(Evaluator(executor, NullStore(), str)(trial(wrong)))
 
 
@@ -62,9 +57,7 @@ def test_rejects_zero_jobs(make_problem):
 
 def test_sigint_is_blocked_while_the_fork_server_starts(make_problem, monkeypatch):
     held = []
-    monkeypatch.setattr(
-        local, "ensure_running", lambda: held.append(signal.pthread_sigmask(signal.SIG_BLOCK, []))
-    )
+    monkeypatch.setattr(local, "ensure_running", lambda: held.append(signal.pthread_sigmask(signal.SIG_BLOCK, [])))
     with LocalExecutor(make_problem(), 1):
         pass
     assert signal.SIGINT in held[0]

@@ -9,9 +9,7 @@ from twofold.raycluster.cluster import RayNode
 
 def node(gpus, kind=None, address="10.0.0.1"):
     total = {"CPU": 96.0, "memory": 1e12} | ({"GPU": float(gpus)} if gpus else {})
-    return RayNode(
-        id="n", address=address, total=total | ({} if kind is None else {f"accelerator_type:{kind}": 1.0})
-    )
+    return RayNode(id="n", address=address, total=total | ({} if kind is None else {f"accelerator_type:{kind}": 1.0}))
 
 
 @pytest.mark.parametrize(

@@ -24,8 +24,7 @@ def test_the_first_candidate_has_the_highest_predicted_goodput(prefill, takes, d
     found = balanced([one], [other], most)
     best = max(
         (
-            min(count * takes, more * others)
-            / (count * one.kind.accelerators + more * other.kind.accelerators)
+            min(count * takes, more * others) / (count * one.kind.accelerators + more * other.kind.accelerators)
             for count in range(1, most)
             for more in range(1, most)
             if count * one.kind.accelerators + more * other.kind.accelerators <= most

@@ -35,8 +35,7 @@ def test_prefers_tensor_parallelism_at_low_and_pipelines_at_high_rates(explain):
     (start, first), (crossing, second) = found.best
     assert (start, first, second) == (0.0, "tensor parallelism (TP2)", "a pipeline (PP2)")
     tensor, pipeline = (
-        stage_times(problem.performance(problem.instance("a100", *degrees)), 512)
-        for degrees in ((2, 1), (1, 2))
+        stage_times(problem.performance(problem.instance("a100", *degrees)), 512) for degrees in ((2, 1), (1, 2))
     )
     assert mean_ttft_s(crossing, *tensor) == pytest.approx(mean_ttft_s(crossing, *pipeline))
     assert found.text == (

@@ -15,9 +15,7 @@ SLOW, FAST = (kind(1, name="slow"), kind(2, name="slow")), (kind(1, name="fast")
 
 
 def goodputs(phase, rates):
-    return [
-        PhaseGoodput(kind=one, phase=phase, rate=rate) for one, rate in zip(SLOW + FAST, rates, strict=True)
-    ]
+    return [PhaseGoodput(kind=one, phase=phase, rate=rate) for one, rate in zip(SLOW + FAST, rates, strict=True)]
 
 
 def fits(ways, stock):
@@ -47,9 +45,7 @@ def test_the_division_is_optimal(prefill, decode, slow, fast):
         for one in of_slow
         for other in of_fast
     )
-    found = divided(
-        {"slow": slow, "fast": fast}, goodputs(Phase.PREFILL, prefill), goodputs(Phase.DECODE, decode), 4
-    )
+    found = divided({"slow": slow, "fast": fast}, goodputs(Phase.PREFILL, prefill), goodputs(Phase.DECODE, decode), 4)
     assert abs(found[0].rate - best) < 1e-6
     for candidate in found:
         used = {"slow": 0, "fast": 0}

@@ -24,9 +24,7 @@ def plan():
         disk=catalog.tier("nvme"),
         nodes=2,
     )
-    requests = [
-        ask(n, float(n), 20 * 512, prefix_blocks=range(100 * (n % 5), 100 * (n % 5) + 20)) for n in range(60)
-    ]
+    requests = [ask(n, float(n), 20 * 512, prefix_blocks=range(100 * (n % 5), 100 * (n % 5) + 20)) for n in range(60)]
     return capacity_plan(requests, query)
 
 
@@ -42,9 +40,7 @@ def test_marginal_gains_add_up(plan):
     curve = plan.tiers[0].pool
     points = [curve.at(gb) for gb in capacities(plan.tiers[0])]
     total = sum(
-        added_by(plan, before, point).accelerator_s_per_gb_h
-        * (point.gb_per_node - before.gb_per_node)
-        * plan.nodes
+        added_by(plan, before, point).accelerator_s_per_gb_h * (point.gb_per_node - before.gb_per_node) * plan.nodes
         for before, point in pairwise(points)
     )
     assert total == pytest.approx(points[-1].accelerators * 3600)
@@ -55,11 +51,7 @@ def test_returns_exceed_one_up_to_the_best_capacity(plan):
     rows = capacities(plan.tiers[0])
     best = curve.best().gb_per_node
     points = [curve.at(gb) for gb in rows]
-    beyond = [
-        added_by(plan, before, point).returns
-        for before, point in pairwise(points)
-        if before.gb_per_node >= best
-    ]
+    beyond = [added_by(plan, before, point).returns for before, point in pairwise(points) if before.gb_per_node >= best]
     assert all(returns < 1 for returns in beyond)
 
 

@@ -37,9 +37,7 @@ def test_plotly_accepts_every_picture(results, slo):
         axes = [key for key in picture.layout if key.startswith(("xaxis", "yaxis"))]
         assert all(picture.layout[key]["title"]["text"] for key in axes)
         used = {
-            f"{axis[0]}axis{axis[1:]}"
-            for t in picture.traces
-            for axis in (t.get("xaxis", "x"), t.get("yaxis", "y"))
+            f"{axis[0]}axis{axis[1:]}" for t in picture.traces for axis in (t.get("xaxis", "x"), t.get("yaxis", "y"))
         }
         assert used == set(axes)
 
@@ -120,9 +118,7 @@ def test_utilization_is_coloured_by_phase_or_by_run():
 def test_gantt_tells_phases_and_instances_apart():
     """A row for each instance, also an idle one, in the order of their numbers; a trace for each phase."""
     made = kept(
-        run("prefill-10"),
-        run("prefill-9", 0.5, 1.5, decodes=3),
-        run("decode-0", 1.0, 1.25, prompts=0, decodes=7),
+        run("prefill-10"), run("prefill-9", 0.5, 1.5, decodes=3), run("decode-0", 1.0, 1.25, prompts=0, decodes=7)
     )
     made.role("decode-1", Role.DECODE, 0)
     picture = gantt(made, "split")

@@ -55,9 +55,7 @@ def gantt_runs(count):
 
 def test_every_picture_has_a_place_and_data():
     """A place for each, its data beside it, the whole below six megabytes with 5,000 runs in the Gantt."""
-    text = html_report(
-        {"split": result()}, title="35 + 5 H100", slo=SPLITWISE, runs={"split": gantt_runs(6000)}
-    )
+    text = html_report({"split": result()}, title="35 + 5 H100", slo=SPLITWISE, runs={"split": gantt_runs(6000)})
     page = Page(text)
     expected = {"latencies", "slowdowns", "load", "membership", "power", "utilization", "gantt-0"}
     assert page.places == set(page.data) == expected

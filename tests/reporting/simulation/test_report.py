@@ -29,12 +29,7 @@ def test_json_holds_everything():
         "output_tokens_per_s": 20_000 / 300,
         "goodput_per_s": 0.3,
     }
-    assert (read["energy_j"], read["mean_power_w"], read["price_per_h"], read["tdp_w"]) == (
-        7.2e6,
-        24e3,
-        114,
-        30600,
-    )
+    assert (read["energy_j"], read["mean_power_w"], read["price_per_h"], read["tdp_w"]) == (7.2e6, 24e3, 114, 30600)
     assert read["pools"][0]["error"] == {
         "prefill": 0.1,
         "decode": 0.02,
@@ -70,6 +65,5 @@ def test_series_are_sorted():
     run = result()
     turned = result(series=dict(reversed(run.series.items())))
     assert (
-        SimulationReport.of(run, workload={}, seed=0).json()
-        == SimulationReport.of(turned, workload={}, seed=0).json()
+        SimulationReport.of(run, workload={}, seed=0).json() == SimulationReport.of(turned, workload={}, seed=0).json()
     )

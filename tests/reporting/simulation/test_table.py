@@ -55,9 +55,7 @@ def test_every_latency_shows_its_model_error():
 
 
 def test_missing_values_are_dashes():
-    rows = {
-        label: texts for label, texts, _ in latency_rows(result(transfer_s=histogram(), e2e_slowdown=None))
-    }
+    rows = {label: texts for label, texts, _ in latency_rows(result(transfer_s=histogram(), e2e_slowdown=None))}
     assert set(rows["KV transfer"]) == {"-"}
     assert "E2E slowdown" not in rows
 
@@ -87,9 +85,7 @@ def test_accuracy_is_that_of_the_worst_pool():
 
 def test_an_empty_run_has_no_rates():
     """Nothing is divided by nothing."""
-    empty = result(
-        arrived=0, completed=0, output_tokens=0, duration_s=0.0, arrival_s=0.0, cpu_s=0.0, slo_met=0
-    )
+    empty = result(arrived=0, completed=0, output_tokens=0, duration_s=0.0, arrival_s=0.0, cpu_s=0.0, slo_met=0)
     assert "requests/s" not in printed(empty, "t", verdict(empty, Slo(ttft_s=1.0)))
 
 

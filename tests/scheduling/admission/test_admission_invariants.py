@@ -17,10 +17,7 @@ class Door(RuleBasedStateMachine):
 
     @initialize(running=st.integers(1, 4), waiting=st.integers(0, 5))
     def open(self, running, waiting):
-        limits = {
-            "slots": KeyLimits(max_concurrent=3),
-            "minute": KeyLimits(requests_per_minute=5),
-        }
+        limits = {"slots": KeyLimits(max_concurrent=3), "minute": KeyLimits(requests_per_minute=5)}
         self.door = admission(max_running=running, max_waiting=waiting, timeout_s=30.0, keys=limits)
         self.now = 0.0
         self.fates = Counter()
@@ -194,12 +191,7 @@ def test_a_retry_with_a_later_deadline_is_admitted(service, left_s):
         assert offer(door, "early", now=now, priority=9, deadline_s=now + left_s) is None
 
 
-@given(
-    st.integers(1, 4),
-    st.sampled_from([0.5, 3.0, 10.0]),
-    st.floats(0, 1),
-    st.none() | st.integers(1, 600),
-)
+@given(st.integers(1, 4), st.sampled_from([0.5, 3.0, 10.0]), st.floats(0, 1), st.none() | st.integers(1, 600))
 @settings(max_examples=80, deadline=None)
 def test_a_retry_after_the_key_wait_is_admitted(slots, stay_s, phase, per_minute):
     door = admission(keys={"k": KeyLimits(max_concurrent=slots, requests_per_minute=per_minute)})
@@ -221,10 +213,7 @@ def test_a_retry_after_the_key_wait_is_admitted(slots, stay_s, phase, per_minute
 
 
 @given(
-    st.lists(st.floats(0.01, 30), min_size=1, max_size=80),
-    st.integers(0, 200),
-    st.integers(0, 200),
-    st.floats(0, 100),
+    st.lists(st.floats(0.01, 30), min_size=1, max_size=80), st.integers(0, 200), st.integers(0, 200), st.floats(0, 100)
 )
 @settings(max_examples=40, deadline=None)
 def test_estimates_grow_with_the_queue(gaps, one, other, silence_s):

@@ -68,12 +68,7 @@ def test_coming_decode_load_counts_requests_in_prefill():
     """Of the same decode instance, without requests that ended or have one output token."""
     made = ledger("p0", "p1", "d0", "d1")
     decoding(made, "there")
-    for name, prefill, decode in (
-        ("a", "p0", "d0"),
-        ("b", "p0", "d1"),
-        ("c", "p1", "d0"),
-        ("gone", "p1", "d0"),
-    ):
+    for name, prefill, decode in (("a", "p0", "d0"), ("b", "p0", "d1"), ("c", "p1", "d0"), ("gone", "p1", "d0")):
         made.place(placed(name, prefill=prefill, decode=decode), 0.0)
     made.place(placed("short", output=1), 0.0)
     made.remove("gone", 0.0)

@@ -93,11 +93,7 @@ def test_inlines_prompts_within_the_tbt_bound():
     """4 + 10 + 3 ms fit; the next prompt would make it 27 ms, and prompts behind it do not overtake it."""
     chosen = selected(inlined(0.020), waiting(10, 10, 1), decoding(2), ready(1))
     assert (chosen.prefills, chosen.resume) == ([("w0", 10)], ["r0"])
-    assert selected(inlined(0.030), waiting(10, 10, 1), decoding(2)).prefills == [
-        ("w0", 10),
-        ("w1", 10),
-        ("w2", 1),
-    ]
+    assert selected(inlined(0.030), waiting(10, 10, 1), decoding(2)).prefills == [("w0", 10), ("w1", 10), ("w2", 1)]
 
 
 def test_a_prompt_is_inlined_whole_or_not_at_all():
@@ -148,10 +144,7 @@ def test_ready_sequence_waits_for_output_blocks(name):
 
 @pytest.mark.parametrize("name", sorted(set(BATCHERS) - ONLY_DECODE - {"splitwise-sim"}))
 def test_starts_no_more_prompts_than_free_slots(name):
-    assert selected(BATCHERS[name](2048, 64), waiting(10, 10, 10), room(seats=2)).prefills == [
-        ("w0", 10),
-        ("w1", 10),
-    ]
+    assert selected(BATCHERS[name](2048, 64), waiting(10, 10, 10), room(seats=2)).prefills == [("w0", 10), ("w1", 10)]
 
 
 @pytest.mark.parametrize("name", sorted(BATCHERS))

@@ -92,9 +92,7 @@ class Watched(SplitwiseMixed):
         self.longest = 0
 
     def select(self, queues, room):
-        waiting, paused, ready = (
-            [s.id for s in line] for line in (queues.waiting, queues.paused, queues.ready)
-        )
+        waiting, paused, ready = ([s.id for s in line] for line in (queues.waiting, queues.paused, queues.ready))
         before = list(queues.decoding)
         selection = super().select(queues, room)
         pause, resume = {s.id for s in selection.pause}, [s.id for s in selection.resume]
@@ -125,9 +123,7 @@ class Watched(SplitwiseMixed):
 
 
 lives = st.lists(
-    st.tuples(
-        st.integers(0, 60), st.integers(1, 14), st.integers(1, 12), st.sampled_from(["here", "goes", "comes"])
-    ),
+    st.tuples(st.integers(0, 60), st.integers(1, 14), st.integers(1, 12), st.sampled_from(["here", "goes", "comes"])),
     min_size=1,
     max_size=40,
 )

@@ -51,11 +51,7 @@ def test_by_size_uses_the_crossover_of_the_prefill_instance():
 
 @pytest.mark.parametrize(
     ("name", "mode"),
-    [
-        ("serialized", HandoffMode.SERIALIZED),
-        ("layer-wise", HandoffMode.LAYER_WISE),
-        ("pull", HandoffMode.PULL),
-    ],
+    [("serialized", HandoffMode.SERIALIZED), ("layer-wise", HandoffMode.LAYER_WISE), ("pull", HandoffMode.PULL)],
 )
 def test_fixed_policies_ignore_the_request(name, mode):
     policy = HANDOFF_POLICIES[name](Given())
@@ -86,8 +82,7 @@ def test_auto_counts_outstanding_bytes():
 
 @given(
     st.lists(
-        st.tuples(st.sampled_from("abc"), st.integers(1, 100), st.sampled_from(["d0", "d1"])),
-        unique_by=lambda x: x[0],
+        st.tuples(st.sampled_from("abc"), st.integers(1, 100), st.sampled_from(["d0", "d1"])), unique_by=lambda x: x[0]
     )
 )
 def test_no_bytes_are_outstanding_after_all_handoffs(some):

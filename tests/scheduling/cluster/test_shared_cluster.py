@@ -54,9 +54,7 @@ def test_load_of_others_is_known_from_reports():
     assert seen(mine)["p0"] == LoadTotals(900, 400, 0, 0, 0)
 
 
-@pytest.mark.parametrize(
-    ("own", "sent", "done"), [("followed", 100, 0), ("sent", 100, 100), ("ignored", 0, 0)]
-)
+@pytest.mark.parametrize(("own", "sent", "done"), [("followed", 100, 0), ("sent", 100, 100), ("ignored", 0, 0)])
 def test_own_load_depends_on_the_mode(own, sent, done):
     made = shared(OwnLoad(own))
     made.place(request("a", prompt=100), 0.0)
@@ -97,11 +95,7 @@ class Told(FixedRoles):
 
 
 events = st.lists(
-    st.tuples(
-        st.sampled_from(["arrive", "arrive", *EVENTS, "report", "hear"]),
-        st.integers(0, 99),
-        st.integers(0, 2),
-    ),
+    st.tuples(st.sampled_from(["arrive", "arrive", *EVENTS, "report", "hear"]), st.integers(0, 99), st.integers(0, 2)),
     max_size=80,
 )
 

@@ -91,9 +91,7 @@ def test_computes_each_uncached_token_once(batcher, prompts, draw):
     left, computed, ended = {}, {}, set()
     for number, (prompt, most, fetching) in enumerate(prompts):
         name, reused = str(number), min(most, prompt - 1)
-        made.submit(
-            request(name, prompt=prompt, output=1), decodes_here=True, reused_tokens=reused, fetching=fetching
-        )
+        made.submit(request(name, prompt=prompt, output=1), decodes_here=True, reused_tokens=reused, fetching=fetching)
         computed[name] = reused
         if fetching:
             left[name] = reused

@@ -24,10 +24,7 @@ class ShortIdleQueues(SplitwiseSimRouter):
 
 
 def pools(batcher, prefill=2, decode=2):
-    named = (
-        ("p", Role.PREFILL, prefill, batcher or "prefill"),
-        ("d", Role.DECODE, decode, batcher or "decode"),
-    )
+    named = (("p", Role.PREFILL, prefill, batcher or "prefill"), ("d", Role.DECODE, decode, batcher or "decode"))
     return [(f"{name}{i}", role, made) for name, role, count, made in named for i in range(count)]
 
 
@@ -39,20 +36,14 @@ FIXED = {
     "preempting": [("m0", Role.MIXED, "splitwise")],
 }
 # Under SplitwiseSim's rules a prompt without blocks delays decodes that have theirs, so blocks suffice here too.
-ROOMY = {
-    "sim": [("m0", Role.MIXED, "splitwise-sim")],
-    "sim split": pools("splitwise-sim", prefill=1),
-}
+ROOMY = {"sim": [("m0", Role.MIXED, "splitwise-sim")], "sim split": pools("splitwise-sim", prefill=1)}
 MOVING = {
     "splitwise": pools("splitwise"),
     "splitwise 1P+1D": pools("splitwise", prefill=1, decode=1),
     "splitwise-sim": pools("splitwise-sim", decode=1),
 }
 CLUSTERS = FIXED | ROOMY | MOVING
-MOVERS = {
-    "splitwise": ShortQueues,
-    "returns when idle": ShortIdleQueues,
-}
+MOVERS = {"splitwise": ShortQueues, "returns when idle": ShortIdleQueues}
 # Blocks of an instance and the KV reservation. With fixed roles the largest request just fits. With hand-offs in both
 # directions, or output reserved late, requests could deadlock, so blocks suffice for all.
 TIGHT, AMPLE, LATE = (
@@ -68,9 +59,7 @@ FIXED_ROUTERS = st.sampled_from(["jsq", "round-robin"])
 worlds = st.one_of(
     st.tuples(st.sampled_from(sorted(FIXED)), FIXED_ROUTERS, st.sampled_from([TIGHT, TIGHT, LATE])),
     st.tuples(st.sampled_from(sorted(ROOMY)), FIXED_ROUTERS, st.sampled_from([AMPLE, LATE])),
-    st.tuples(
-        st.sampled_from(sorted(MOVING)), st.sampled_from(sorted(MOVERS)), st.sampled_from([AMPLE, LATE])
-    ),
+    st.tuples(st.sampled_from(sorted(MOVING)), st.sampled_from(sorted(MOVERS)), st.sampled_from([AMPLE, LATE])),
 )
 
 sizes = st.lists(
@@ -119,9 +108,7 @@ def preemptions(world):
 
 
 @settings(max_examples=600)
-@given(
-    worlds, sizes, milliseconds, milliseconds, budgets, st.sampled_from([PagedBlockAllocator, BlockAllocator])
-)
+@given(worlds, sizes, milliseconds, milliseconds, budgets, st.sampled_from([PagedBlockAllocator, BlockAllocator]))
 def test_requests_end_once_with_their_tokens_in_order_and_blocks_freed(
     world, sizes, per_token, transfer, budget, accounts
 ):

@@ -16,9 +16,7 @@ from twofold.scheduling.instance.scheduler import InstanceScheduler
 def make(stages, batcher="mixed", *, blocks=1000, budget=64, max_num_seqs=8):
     accounts = PagedBlockAllocator(blocks, 4)
     leases = LeaseTable(accounts, "i", 1, lease_s=1e9)
-    return InstanceScheduler(
-        BATCHERS[batcher](budget, max_num_seqs), accounts, leases, max_num_seqs, stages=stages
-    )
+    return InstanceScheduler(BATCHERS[batcher](budget, max_num_seqs), accounts, leases, max_num_seqs, stages=stages)
 
 
 def request(name, prompt=10, output=5):

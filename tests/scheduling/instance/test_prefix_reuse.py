@@ -86,10 +86,7 @@ def test_publishes_full_blocks_after_each_chunk():
     assert [(item.num_tokens, item.context_tokens) for item in step_items] == [(10, 0)]
     instance.submit(prompt("b", 14, "abc"), decodes_here=True)
     assert [(i.request_id, i.num_tokens, i.context_tokens) for i in items(instance)] == [("a", 10, 10)]
-    assert [(i.request_id, i.num_tokens, i.context_tokens) for i in items(instance)] == [
-        ("a", 2, 20),
-        ("b", 2, 12),
-    ]
+    assert [(i.request_id, i.num_tokens, i.context_tokens) for i in items(instance)] == [("a", 2, 20), ("b", 2, 12)]
 
 
 def test_keeps_full_blocks_of_an_aborted_prefill():

@@ -66,9 +66,7 @@ def check(fast, naive):
     assert fast.iterations_to_end() == naive.iterations_to_end()
     items = [(item.request_id, item.context_tokens) for item in fast.items()]
     assert items == [(member.name, member.computed) for member in naive.members]
-    assert all(
-        (item.phase, item.num_tokens, item.samples) == (Phase.DECODE, 1, True) for item in fast.items()
-    )
+    assert all((item.phase, item.num_tokens, item.samples) == (Phase.DECODE, 1, True) for item in fast.items())
     assert [fast.generated(sequence) for sequence in fast] == [m.generated for m in naive.members]
 
 

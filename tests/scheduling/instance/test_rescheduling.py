@@ -109,8 +109,7 @@ def peer_lost(made):
 
 
 @pytest.mark.parametrize(
-    ("first", "last"),
-    [(end_lease, abort), (peer_lost, abort), (abort, end_lease), (abort, land), (abort, peer_lost)],
+    ("first", "last"), [(end_lease, abort), (peer_lost, abort), (abort, end_lease), (abort, land), (abort, peer_lost)]
 )
 def test_failed_lease_sets_changed_for_a_waiting_prompt(first, last):
     """The lease ends before or after its request is aborted."""

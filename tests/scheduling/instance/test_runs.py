@@ -17,17 +17,7 @@ from twofold.scheduling.instance.sequence import FULL_RESERVATION, KvReservation
 commands = st.lists(
     st.tuples(
         st.sampled_from(
-            [
-                "colocated",
-                "handed off",
-                "reserve",
-                "lease now",
-                "land",
-                "land",
-                "give up",
-                "abort",
-                "hand-off over",
-            ]
+            ["colocated", "handed off", "reserve", "lease now", "land", "land", "give up", "abort", "hand-off over"]
         ),
         st.integers(0, 8),
         st.integers(1, 30),

@@ -32,10 +32,7 @@ def test_stop_token_ends_only_its_own_request():
     for name in "abc":
         arrive(decode, request(name, output=9))
     outcomes = step(decode, stopped={"a"})
-    assert [(o.request_id, o.index, o.finish_reason) for o in outcomes] == [
-        ("a", 1, FinishReason.STOP),
-        ("b", 1, None),
-    ]
+    assert [(o.request_id, o.index, o.finish_reason) for o in outcomes] == [("a", 1, FinishReason.STOP), ("b", 1, None)]
     assert ran(decode) == ["b", "c"]
 
 

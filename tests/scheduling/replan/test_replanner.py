@@ -7,13 +7,7 @@ import pytest
 
 from support.routed import cluster
 from twofold.instance import Role
-from twofold.scheduling.replan.replanner import (
-    Replanner,
-    ReplanOutcome,
-    ReplanRules,
-    SearchResult,
-    SplitForecast,
-)
+from twofold.scheduling.replan.replanner import Replanner, ReplanOutcome, ReplanRules, SearchResult, SplitForecast
 from twofold.scheduling.replan.split import ReplanAction, RoleSplit
 from twofold.scheduling.replan.traffic import TrafficMonitor
 
@@ -44,9 +38,7 @@ class World:
 
     def answer(self, best, attainment, running=0.5, retired=()):
         forecasts = SplitForecast(RoleSplit(3, 1), running), SplitForecast(best, attainment)
-        findings = SearchResult(
-            running=forecasts[0], best=forecasts[1], searched=forecasts, requests=600, cpu_s=1.0
-        )
+        findings = SearchResult(running=forecasts[0], best=forecasts[1], searched=forecasts, requests=600, cpu_s=1.0)
         return self.replanner.decide(findings, POOLS, retired, self.now)
 
 
@@ -123,13 +115,7 @@ def test_a_failed_search_keeps_the_split(shifted):
 
 def test_log_has_the_numbers(shifted):
     text = str(shifted.answer(RoleSplit(1, 3), 0.95))
-    for part in (
-        "requests/s",
-        "times",
-        "sigmas",
-        "2 splits with 600 requests",
-        "running 3P+1D",
-    ):
+    for part in ("requests/s", "times", "sigmas", "2 splits with 600 requests", "running 3P+1D"):
         assert part in text
     assert "50% within the SLO, 1P+3D 95%" in text
     assert "prefill-0 becomes decode, prefill-1 becomes decode" in text

@@ -18,9 +18,7 @@ def test_complete_outputs_keep_their_distribution():
 
 def test_product_limit_by_hand():
     assert estimate_output_lengths([1, 2, 6], [7], 4)[:3] == (1, 2, 6)
-    assert estimate_output_lengths([1, 2, 6], [3], 4) == (1, 2, 6, 6), (
-        "the output running at 3 tokens counts as longer"
-    )
+    assert estimate_output_lengths([1, 2, 6], [3], 4) == (1, 2, 6, 6), "the output running at 3 tokens counts as longer"
 
 
 def test_tail_ends_at_the_rate_of_the_second_half():

@@ -17,11 +17,7 @@ def traffic(seed, *, rate, burstiness=1.0, prompt=1000, output=150, end_s=HOUR_S
     """Gamma arrivals with lognormal lengths: (time, prompt, output)."""
     draw, now = random.Random(f"{seed} {rate} {begin_s}"), begin_s
     while (now := now + draw.gammavariate(burstiness, 1 / (rate * burstiness))) < end_s:
-        yield (
-            now,
-            round(prompt * exp(draw.gauss(0.0, 1.0))) + 1,
-            round(output * exp(draw.gauss(0.0, 1.0))) + 1,
-        )
+        yield (now, round(prompt * exp(draw.gauss(0.0, 1.0))) + 1, round(output * exp(draw.gauss(0.0, 1.0))) + 1)
 
 
 def made(number):
@@ -86,9 +82,7 @@ def test_forgets_a_shift_that_passed():
     assert tell(watch, traffic(0, rate=40.0, begin_s=600.0, end_s=660.0)) is not None
     feed(watch, traffic(1, rate=10.0, begin_s=660.0, end_s=900.0))
     assert watch.alarmed
-    assert all(shift.ratio < 1.0 for shift in watch.shifts()), (
-        "if anything it is quieter now than it was lately"
-    )
+    assert all(shift.ratio < 1.0 for shift in watch.shifts()), "if anything it is quieter now than it was lately"
 
 
 def test_accept_sets_a_new_baseline():

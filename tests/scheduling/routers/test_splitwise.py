@@ -34,20 +34,14 @@ def to_mixed(name):
 
 def test_picks_fewest_pending_tokens_and_least_memory():
     busy = load("p0", pending_prefill_tokens=20, decodes=5)
-    assert route(
-        busy, load("p1", pending_prefill_tokens=24), load("d0", reserved_tokens=9), load("d1")
-    ) == Route("p1", "d1")
+    assert route(busy, load("p1", pending_prefill_tokens=24), load("d0", reserved_tokens=9), load("d1")) == Route(
+        "p1", "d1"
+    )
 
 
 @pytest.mark.parametrize(
     ("queued", "pending", "prompt", "stays"),
-    [
-        (1, 8092, 100, True),
-        (1, 8093, 100, False),
-        (0, 8093, 100, True),
-        (0, 0, 9000, True),
-        (1, 0, 8193, False),
-    ],
+    [(1, 8092, 100, True), (1, 8093, 100, False), (0, 8093, 100, True), (0, 0, 9000, True), (1, 0, 8193, False)],
 )
 def test_a_long_queue_exceeds_the_threshold_with_waiting_work(queued, pending, prompt, stays):
     first = load("p0", queued=queued, pending_prefill_tokens=pending)
@@ -62,20 +56,14 @@ def test_the_mixed_pool_is_used_before_taking_an_instance():
 
 def test_a_long_prefill_queue_takes_a_decode_instance():
     made = route(
-        long("p0"),
-        long("m0"),
-        load("d0", decodes=3, reserved_tokens=1),
-        load("d1", decodes=2, reserved_tokens=2),
+        long("p0"), long("m0"), load("d0", decodes=3, reserved_tokens=1), load("d1", decodes=2, reserved_tokens=2)
     )
     assert made == Route("d1", "d0", (to_mixed("d1"),))
 
 
 def test_a_full_decode_pool_takes_a_prefill_instance():
     made = route(
-        load("p0", reserved_tokens=50),
-        load("p1", reserved_tokens=40, pending_prefill_tokens=7),
-        full("m0"),
-        full("d0"),
+        load("p0", reserved_tokens=50), load("p1", reserved_tokens=40, pending_prefill_tokens=7), full("m0"), full("d0")
     )
     assert made == Route("p0", "p1", (to_mixed("p1"),))
 

@@ -17,9 +17,7 @@ def test_picks_the_less_loaded_of_two():
 
 
 def test_never_picks_the_most_loaded():
-    known = pools(
-        load("m0", pending_prefill_tokens=1), load("m1", pending_prefill_tokens=9), load("m2", decodes=2)
-    )
+    known = pools(load("m0", pending_prefill_tokens=1), load("m1", pending_prefill_tokens=9), load("m2", decodes=2))
     routes = {TwoChoices().route(request(str(number)), 109, known, 0.0) for number in range(200)}
     assert routes == {Route("m0", "m0"), Route("m2", "m2")}
 

@@ -48,9 +48,7 @@ class World:
             elif what == "answer" and ended is None:
                 self.watchdog.acknowledged(value)
         ends = self.true(self.theirs(0.0) + self._until())
-        return min(
-            ends, ends if ended is None else ended
-        ), given_up or self.heard_s + WATCHDOG_S + WATCHDOG_MARGIN_S
+        return min(ends, ends if ended is None else ended), given_up or self.heard_s + WATCHDOG_S + WATCHDOG_MARGIN_S
 
     def _until(self):
         """Convert a true time to the worker's clock."""

@@ -7,9 +7,7 @@ KEYS = [b"a", b"b", b"c"]
 
 
 def changed(stores, host, epoch, stored=(), removed=(), address=None):
-    message = StoreChanged(
-        host=host, epoch=epoch, stored=list(stored), removed=list(removed), address=address
-    )
+    message = StoreChanged(host=host, epoch=epoch, stored=list(stored), removed=list(removed), address=address)
     stores.changed(message)
 
 

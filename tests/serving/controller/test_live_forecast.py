@@ -35,9 +35,7 @@ class World:
             self.live.joined(self.pools.get(name), host)
 
     def blocks(self, instance, stored=(), removed=()):
-        self.live.blocks_changed(
-            BlocksChanged(instance=instance, epoch=1, stored=list(stored), removed=list(removed))
-        )
+        self.live.blocks_changed(BlocksChanged(instance=instance, epoch=1, stored=list(stored), removed=list(removed)))
 
     def store(self, host, stored=(), address=None, epoch=1):
         changed = StoreChanged(host=host, epoch=epoch, stored=list(stored), removed=[], address=address)

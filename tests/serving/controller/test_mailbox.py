@@ -32,9 +32,7 @@ SAMPLING = SamplingParams(max_tokens=2)
 STATUS = msgspec.convert(dict.fromkeys(InstanceStatus.__struct_fields__, 0), InstanceStatus)
 RESERVE = Reserve(request=REQUEST, sampling=SAMPLING, source="p")
 MESSAGES: list[Message] = [
-    Prefill(
-        generation=Generation(request=REQUEST, prompt_token_ids=[1, 2, 3], sampling=SAMPLING), target="d"
-    ),
+    Prefill(generation=Generation(request=REQUEST, prompt_token_ids=[1, 2, 3], sampling=SAMPLING), target="d"),
     Prefill(
         generation=Generation(request=REQUEST, prompt_token_ids=[1, 2, 3], sampling=SAMPLING),
         fetch=StoreFetch(host="far", address="tcp://10.0.0.2:5555", blocks=7),

@@ -178,10 +178,7 @@ def test_restarts_back_off_exponentially():
     [
         (registered("d", model="/other"), "another model"),
         (
-            registered(
-                "d",
-                layout=KvLayout(layers=(LayerShape(2, 8, 8),), block_size=32, dtype="float32", itemsize=4),
-            ),
+            registered("d", layout=KvLayout(layers=(LayerShape(2, 8, 8),), block_size=32, dtype="float32", itemsize=4)),
             "another KV cache layout",
         ),
         (registered("x"), "no worker called"),

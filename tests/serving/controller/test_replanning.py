@@ -217,9 +217,7 @@ async def load(url, requests):
     endpoint = await discover(url)
     lowest, vocabulary = token_range(endpoint.vocab_size)
     maker = PromptMaker(lowest=lowest, vocabulary=vocabulary)
-    return await run_load(
-        LoadConfig(endpoint=endpoint, prompts=maker, client=ClientConfig(ignore_eos=True)), requests
-    )
+    return await run_load(LoadConfig(endpoint=endpoint, prompts=maker, client=ClientConfig(ignore_eos=True)), requests)
 
 
 def send(url, requests):
@@ -253,9 +251,7 @@ def test_role_moves_break_no_stream(tmp_path):
         send(url, [*traffic(0.0, 14.0, 4, seed=0), *traffic(14.0, 36.0, 60, seed=1)])
         send_until(url, "becomes decode", 60)
         told, counted = pools_of(url), metrics(url)
-    assert any(
-        f'replans_total{{outcome="{ReplanOutcome.MOVE}"}} 1.0' in line for line in counted.splitlines()
-    ), told
+    assert any(f'replans_total{{outcome="{ReplanOutcome.MOVE}"}} 1.0' in line for line in counted.splitlines()), told
     assert [member["role"] for member in told["pools"]].count("decode") > 1
     assert "becomes decode" in told["replans"][0]
 

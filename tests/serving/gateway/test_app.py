@@ -21,9 +21,7 @@ def test_unknown_paths_are_404(client, path):
     assert response.json()["error"]["type"] == "invalid_request_error"
 
 
-@pytest.mark.parametrize(
-    ("method", "path"), [("GET", "/v1/completions"), ("POST", "/v1/models"), ("PUT", "/health")]
-)
+@pytest.mark.parametrize(("method", "path"), [("GET", "/v1/completions"), ("POST", "/v1/models"), ("PUT", "/health")])
 def test_wrong_methods_are_405(client, method, path):
     """The Allow header names the right methods."""
     response = client.request(method, path)
@@ -70,9 +68,7 @@ def test_echoes_safe_request_ids(client, path):
 def test_continues_the_clients_trace(client):
     """Without a traceparent header, a new trace starts."""
     trace = "0af7651916cd43dd8448eb211c80319c"
-    given = client.post(
-        "/v1/completions", json=ASK, headers={"traceparent": f"00-{trace}-b7ad6b7169203331-01"}
-    )
+    given = client.post("/v1/completions", json=ASK, headers={"traceparent": f"00-{trace}-b7ad6b7169203331-01"})
     assert re.fullmatch(rf"00-{trace}-(?!b7ad6b7169203331)[0-9a-f]{{16}}-01", given.headers["traceparent"])
     new = client.post("/v1/completions", json=ASK).headers["traceparent"]
     assert re.fullmatch(r"00-[0-9a-f]{32}-[0-9a-f]{16}-01", new)

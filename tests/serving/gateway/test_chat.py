@@ -28,22 +28,13 @@ def test_answer_has_openais_form(chat):
 
 def test_stream_equals_the_whole_answer(chat, events):
     """The stream of each choice starts with its role."""
-    fields = {
-        "max_completion_tokens": 50,
-        "max_tokens": 9,
-        "seed": 3,
-        "n": 2,
-        "logprobs": True,
-        "top_logprobs": 3,
-    }
+    fields = {"max_completion_tokens": 50, "max_tokens": 9, "seed": 3, "n": 2, "logprobs": True, "top_logprobs": 3}
     whole = chat(**fields).json()
     *chunks, usage, done = events(chat(**fields, stream=True, stream_options={"include_usage": True}))
     assert (done, usage["choices"], usage["usage"]) == ("[DONE]", [], whole["usage"])
     assert whole["usage"]["completion_tokens"] == 100
     for choice in whole["choices"]:
-        first, *rest = [
-            chunk["choices"][0] for chunk in chunks if chunk["choices"][0]["index"] == choice["index"]
-        ]
+        first, *rest = [chunk["choices"][0] for chunk in chunks if chunk["choices"][0]["index"] == choice["index"]]
         assert first["delta"] == {"role": "assistant", "content": ""}
         assert all("role" not in part["delta"] for part in rest)
         assert "".join(part["delta"]["content"] for part in rest) == choice["message"]["content"]
@@ -76,10 +67,7 @@ def test_prompt_follows_the_chat_template():
     with running_gateway(service) as client:
         assert ask(client, messages, max_tokens=1).status_code == 200
         ask(client, HELLO, max_tokens=1, add_generation_prompt=False, chat_template_kwargs={"shout": True})
-    assert (
-        prompt_text(service)
-        == "<|system|>Be brief.</s><|user|>One\nTwo</s><|assistant|>Three</s><|assistant|>"
-    )
+    assert prompt_text(service) == "<|system|>Be brief.</s><|user|>One\nTwo</s><|assistant|>Three</s><|assistant|>"
     assert prompt_text(service, 1) == "<|user|>Hello</s>!"
     assert EOS in service.started[0].prompt_token_ids
 

@@ -42,9 +42,7 @@ def test_default_max_tokens_is_clipped_to_the_context(complete):
     assert complete(prompt=[5] * 250).json()["usage"]["completion_tokens"] == 6
 
 
-@pytest.mark.parametrize(
-    "fields", [{}, {"n": 3}, {"logprobs": 2}, {"stop": ["e", " t"]}, {"return_token_ids": True}]
-)
+@pytest.mark.parametrize("fields", [{}, {"n": 3}, {"logprobs": 2}, {"stop": ["e", " t"]}, {"return_token_ids": True}])
 def test_stream_equals_the_whole_answer(complete, events, fields):
     fields = {"max_tokens": 60, "seed": 5, "prompt": ["The", "fox"], **fields}
     whole = complete(**fields).json()
@@ -106,8 +104,7 @@ def test_text_and_token_ids_are_the_same_prompt(complete):
     """Alone or in a list."""
     ids = ids_of("The fox")
     texts = {
-        complete(prompt=prompt, seed=1).json()["choices"][0]["text"]
-        for prompt in ("The fox", ["The fox"], ids, [ids])
+        complete(prompt=prompt, seed=1).json()["choices"][0]["text"] for prompt in ("The fox", ["The fox"], ids, [ids])
     }
     assert len(texts) == 1
 
@@ -170,17 +167,13 @@ def test_the_stop_token_is_counted_but_not_shown():
     assert (answer["choices"][0]["text"], answer["choices"][0]["finish_reason"]) == ("the dog", "stop")
     assert answer["usage"]["completion_tokens"] == len(ids_of("the dog")) + 1
     assert shown["choices"][0]["text"] == "the dog</s>"
-    assert stopped["choices"][0]["text"] == byte_level().decode(
-        ids_of("the dog")[:-1], skip_special_tokens=True
-    )
+    assert stopped["choices"][0]["text"] == byte_level().decode(ids_of("the dog")[:-1], skip_special_tokens=True)
 
 
 def test_completion_logprobs():
     """One entry per token; alternatives include the chosen token; offsets point to each token's text."""
     script = [
-        TokenOutput(
-            index=0, token_id=ids_of("the")[0], logprob=-0.5, top_logprobs=((3, -0.1), (4, float("-inf")))
-        ),
+        TokenOutput(index=0, token_id=ids_of("the")[0], logprob=-0.5, top_logprobs=((3, -0.1), (4, float("-inf")))),
         TokenOutput(index=1, token_id=ids_of("😀")[0], logprob=-1.5, top_logprobs=((3, -0.1),)),
         TokenOutput(index=2, token_id=EOS, logprob=float("nan"), finish_reason=FinishReason.STOP),
     ]
@@ -227,9 +220,7 @@ def test_errors_after_the_first_token_end_the_stream(error, events, caplog):
     assert last["error"]["type"] == "server_error"
 
 
-@pytest.mark.parametrize(
-    "script", [[5], [5, TokenOutput(index=1, token_id=5, finish_reason=FinishReason.ERROR)]]
-)
+@pytest.mark.parametrize("script", [[5], [5, TokenOutput(index=1, token_id=5, finish_reason=FinishReason.ERROR)]])
 def test_a_truncated_generation_is_an_error(script):
     """A generation without a last token is never returned as a complete answer."""
     with running_gateway(ScriptedService(lambda _: script)) as client:
@@ -239,9 +230,7 @@ def test_a_truncated_generation_is_an_error(script):
 def test_token_ids_without_a_tokenizer():
     """A model without a tokenizer takes and returns token ids."""
     with running_gateway(ScriptedService(model=served_model(vocab_size=10)), tokenizer=False) as client:
-        answer = ask(client, prompt=[1, 2], return_token_ids=True, logprobs=0, max_tokens=3).json()[
-            "choices"
-        ][0]
+        answer = ask(client, prompt=[1, 2], return_token_ids=True, logprobs=0, max_tokens=3).json()["choices"][0]
         refused = [ask(client), ask(client, prompt=[1], stop="a")]
     assert answer["text"] == ""
     assert answer["logprobs"]["tokens"] == [f"token_id:{token_id}" for token_id in answer["token_ids"]]

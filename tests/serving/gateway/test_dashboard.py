@@ -141,7 +141,5 @@ def test_a_browser_prompts_for_the_key_and_reports_a_lost_service():
         await page.evaluate(f"document.querySelector('#secret').value = '{key}'; {form}.requestSubmit()")
 
     with ExitStack() as running:
-        client = running.enter_context(
-            running_gateway(busy_service(), keys=KeyRing([ApiKey("watcher", "secret")]))
-        )
+        client = running.enter_context(running_gateway(busy_service(), keys=KeyRing([ApiKey("watcher", "secret")])))
         asyncio.run(look(client.base_url, running.close))

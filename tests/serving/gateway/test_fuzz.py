@@ -12,27 +12,18 @@ values = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=2),
     max_leaves=6,
 )
-common = {
-    "temperature": st.floats(0, 2),
-    "n": st.integers(1, 3),
-    "stop": st.text(max_size=3),
-    "seed": st.integers(),
-}
+common = {"temperature": st.floats(0, 2), "n": st.integers(1, 3), "stop": st.text(max_size=3), "seed": st.integers()}
 tame = {
     "/v1/completions": {"prompt": st.text(max_size=9) | st.lists(st.integers(0, 420), max_size=4), **common},
     "/v1/chat/completions": {
         "messages": st.lists(
-            st.fixed_dictionaries({"role": st.sampled_from(["user", "system"]), "content": st.text()}),
-            max_size=2,
+            st.fixed_dictionaries({"role": st.sampled_from(["user", "system"]), "content": st.text()}), max_size=2
         ),
         "max_tokens": st.integers(-1, 9),
         **common,
     },
 }
-names = {
-    "/v1/completions": CompletionFields.__struct_fields__,
-    "/v1/chat/completions": ChatFields.__struct_fields__,
-}
+names = {"/v1/completions": CompletionFields.__struct_fields__, "/v1/chat/completions": ChatFields.__struct_fields__}
 
 
 @given(st.data())

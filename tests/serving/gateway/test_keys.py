@@ -43,8 +43,7 @@ def test_rejects_wrong_and_missing_keys_alike(guarded, header):
 
 
 @pytest.mark.parametrize(
-    ("header", "name"),
-    [(f"Bearer {SECRET}", "alice"), (f"bearer {SECRET}", "alice"), ("Bearer other", "bob")],
+    ("header", "name"), [(f"Bearer {SECRET}", "alice"), (f"bearer {SECRET}", "alice"), ("Bearer other", "bob")]
 )
 def test_the_key_name_is_passed_with_the_generation(guarded, service, header, name):
     response = guarded.post("/v1/completions", json=ASK, headers={"authorization": header})
@@ -64,9 +63,7 @@ def test_keys_are_ignored_when_none_are_configured(client):
 
 def test_more_generations_than_the_keys_limit_are_400(guarded):
     """A retry would not help."""
-    response = guarded.post(
-        "/v1/completions", json={**ASK, "n": 3}, headers={"authorization": "Bearer other"}
-    )
+    response = guarded.post("/v1/completions", json={**ASK, "n": 3}, headers={"authorization": "Bearer other"})
     assert (response.status_code, response.json()["error"]["param"]) == (400, "n")
 
 

@@ -32,13 +32,7 @@ def left(generation):
 @pytest.mark.parametrize(("path", "body"), [("/v1/completions", ASK), ("/v1/chat/completions", CHAT)])
 @pytest.mark.parametrize(
     ("fields", "header", "seconds"),
-    [
-        ({}, None, 600),
-        ({"timeout": 5}, None, 5),
-        ({}, "7.5", 7.5),
-        ({"timeout": 9}, "8", 8),
-        ({"timeout": 8}, "9", 8),
-    ],
+    [({}, None, 600), ({"timeout": 5}, None, 5), ({}, "7.5", 7.5), ({"timeout": 9}, "8", 8), ({"timeout": 8}, "9", 8)],
 )
 def test_timeout_from_field_and_header(client, service, path, body, fields, header, seconds):
     """The shorter one wins; without either the service default applies."""
@@ -97,9 +91,7 @@ def test_timeout_within_a_stream_ends_with_an_error_event(events):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize(
-    "reason", [reason for reason in RefusalReason if reason is not RefusalReason.BEYOND_SLO]
-)
+@pytest.mark.parametrize("reason", [reason for reason in RefusalReason if reason is not RefusalReason.BEYOND_SLO])
 def test_rejection_is_429_with_retry_after(stream, reason):
     service = ScriptedService(lambda _: [rejection_error(Refusal(reason, 17))])
     with running_gateway(service) as client:

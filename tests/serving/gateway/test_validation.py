@@ -47,8 +47,7 @@ def test_rejects_wrong_types_and_values(complete, field, value):
 
 
 @pytest.mark.parametrize(
-    ("prompt", "param"),
-    [([-1], "prompt[0]"), ([[1, -1]], "prompt[0][1]"), ([True], "prompt[0]"), ([1.5], "prompt[0]")],
+    ("prompt", "param"), [([-1], "prompt[0]"), ([[1, -1]], "prompt[0][1]"), ([True], "prompt[0]"), ([1.5], "prompt[0]")]
 )
 def test_errors_name_the_place_within_a_list(complete, prompt, param):
     refused(complete(prompt=prompt), param=param)

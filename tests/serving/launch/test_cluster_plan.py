@@ -29,13 +29,7 @@ def test_each_simulated_instance_becomes_a_worker():
     assert [(w.instance, w.role) for w in workers(made)] == [
         (name, instance.role) for name, instance in virtual.instances.items()
     ]
-    assert [w.instance for w in workers(made)] == [
-        "prefill-0",
-        "prefill-1",
-        "decode-0",
-        "decode-1",
-        "mixed-0",
-    ]
+    assert [w.instance for w in workers(made)] == ["prefill-0", "prefill-1", "decode-0", "decode-1", "mixed-0"]
 
 
 def test_a_pools_batcher_overrides_its_roles():

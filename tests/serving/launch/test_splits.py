@@ -13,11 +13,7 @@ from twofold.serving.launch.worker_plan import check_splits, with_chunks, with_s
 def workers(**splits):
     made = [
         WorkerConfig(instance=name, role=role, batcher=role.value, max_num_batched_tokens=64)
-        for name, role in (
-            ("prefill-0", Role.PREFILL),
-            ("prefill-1", Role.PREFILL),
-            ("decode-0", Role.DECODE),
-        )
+        for name, role in (("prefill-0", Role.PREFILL), ("prefill-1", Role.PREFILL), ("decode-0", Role.DECODE))
     ]
     return with_splits(made, {Role(role): split for role, split in splits.items()})
 
@@ -30,9 +26,7 @@ def service(made, **changes):
 def test_each_phase_has_its_degree_and_ranks_are_global():
     made = workers(prefill=Sharding(2, 1), decode=Sharding(1, 3))
     assert [(w.split.ranks, w.first_rank) for w in made] == [(2, 0), (2, 2), (3, 4)]
-    assert [w.first_rank for w in workers(prefill=UNSHARDED)] == [0, 0, 0], (
-        "where none is split all share a device"
-    )
+    assert [w.first_rank for w in workers(prefill=UNSHARDED)] == [0, 0, 0], "where none is split all share a device"
 
 
 @pytest.mark.parametrize(
@@ -53,9 +47,7 @@ def test_rejects_settings_that_cannot_reshard(changes, why):
 
 def test_pipeline_chunks_need_several_prefill_stages():
     made = with_chunks(workers(prefill=Sharding(1, 2)), 512)
-    assert [(w.batcher, w.max_num_batched_tokens) for w in made] == [("prefill-chunks", 512)] * 2 + [
-        ("decode", 64)
-    ]
+    assert [(w.batcher, w.max_num_batched_tokens) for w in made] == [("prefill-chunks", 512)] * 2 + [("decode", 64)]
     assert with_chunks(workers(), None) == workers()
     for others in (workers(), workers(prefill=Sharding(2, 1)), workers(decode=Sharding(1, 2))):
         with pytest.raises(ConfigurationError, match=r"--pipeline-chunk 512 needs .* several stages"):

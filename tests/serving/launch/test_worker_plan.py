@@ -44,9 +44,7 @@ def test_cores_overlap_only_when_workers_outnumber_them(monkeypatch):
 
 def test_memory_is_divided_into_whole_blocks():
     per_block = 4 * 2 * 16 * 16 * 4
-    made = plan_memory(
-        LAYOUT, kv_cache_bytes=10 * per_block + 5, max_model_len=100, workers=2, available_bytes=10**9
-    )
+    made = plan_memory(LAYOUT, kv_cache_bytes=10 * per_block + 5, max_model_len=100, workers=2, available_bytes=10**9)
     assert (LAYOUT.bytes_per_block, made.num_blocks) == (per_block, 10)
 
 

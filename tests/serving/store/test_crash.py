@@ -13,10 +13,7 @@ def test_reads_no_torn_block_after_crashes():
     Requests continue, and the disk recovers within its capacity.
     """
     ended = subprocess.run(
-        [sys.executable, str(SCRIPT), "--rounds", "6", "--clients", "2"],
-        capture_output=True,
-        text=True,
-        check=False,
+        [sys.executable, str(SCRIPT), "--rounds", "6", "--clients", "2"], capture_output=True, text=True, check=False
     )
     print(ended.stdout)
     assert ended.returncode == 0, ended.stdout + ended.stderr

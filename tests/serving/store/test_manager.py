@@ -20,9 +20,7 @@ def put(manager, keys, requester=("a", 1)):
     last = False
     while not last:
         for part in manager.take_grants():
-            manager.commit(
-                requester, [Block(block.slot, keys[index][-1]) for index, block in part.blocks.items()]
-            )
+            manager.commit(requester, [Block(block.slot, keys[index][-1]) for index, block in part.blocks.items()])
             last = part.last
         write_all(manager)
 
@@ -169,9 +167,7 @@ class StoreLives(RuleBasedStateMachine):
     @precondition(lambda self: any(self.filling.values()))
     @rule(data=st.data())
     def commit(self, data):
-        requester = data.draw(
-            st.sampled_from([requester for requester, slots in self.filling.items() if slots])
-        )
+        requester = data.draw(st.sampled_from([requester for requester, slots in self.filling.items() if slots]))
         slots = self.filling[requester]
         whole = data.draw(st.lists(st.sampled_from(sorted(slots)), unique=True))
         for slot in whole:
@@ -183,9 +179,7 @@ class StoreLives(RuleBasedStateMachine):
     @precondition(lambda self: any(self.reading.values()))
     @rule(data=st.data())
     def release(self, data):
-        requester = data.draw(
-            st.sampled_from([requester for requester, slots in self.reading.items() if slots])
-        )
+        requester = data.draw(st.sampled_from([requester for requester, slots in self.reading.items() if slots]))
         done = data.draw(st.lists(st.sampled_from(sorted(self.reading[requester])), unique=True))
         for slot in done:
             del self.reading[requester][slot]

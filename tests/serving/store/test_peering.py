@@ -70,9 +70,7 @@ class PeersLive(RuleBasedStateMachine):
             assert granted.puts
             keys = self.puts.get(granted.requester)
             if keys is not None:
-                self.putting[granted.requester] = {
-                    block.slot: keys[index] for index, block in granted.blocks.items()
-                }
+                self.putting[granted.requester] = {block.slot: keys[index] for index, block in granted.blocks.items()}
         for requester, blocks in self.peering.take_done():
             keys = self.asked.pop(requester)
             assert blocks == self.manager.lookup(keys)[0]
@@ -100,9 +98,7 @@ class PeersLive(RuleBasedStateMachine):
     @precondition(lambda self: any(self.putting.values()))
     @rule(data=st.data())
     def commit(self, data):
-        requester = data.draw(
-            st.sampled_from([requester for requester, slots in self.putting.items() if slots])
-        )
+        requester = data.draw(st.sampled_from([requester for requester, slots in self.putting.items() if slots]))
         for slot, key in self.putting[requester].items():
             self.memory[slot] = key
         whole = [Block(slot, 0) for slot in self.putting.pop(requester)]

@@ -28,9 +28,7 @@ class Hosts:
         self.here = running.enter_context(running_store(tmp_path / "here", **{"key": KEY, **here}))
         self.closing = running.enter_context(ExitStack())
         self.there = self.closing.enter_context(running_store(tmp_path / "there", **{"key": KEY, **there}))
-        self.client, self.far = (
-            running.enter_context(store_client(tmp_path / host)) for host in ("here", "there")
-        )
+        self.client, self.far = (running.enter_context(store_client(tmp_path / host)) for host in ("here", "there"))
         assert self.client.wait(600)
         assert self.far.wait(600)
         self.address = self.there.peers.server.address
@@ -105,10 +103,7 @@ def test_concurrent_fetches_share_blocks(tmp_path):
     with two_hosts(tmp_path, here={"slots": 64}, there={"slots": 64}) as hosts:
         put(hosts.far, keys)
         counts = []
-        fetches = [
-            threading.Thread(target=lambda n=n: counts.append(hosts.fetch(keys[:n])))
-            for n in (40, 24, 40, 31)
-        ]
+        fetches = [threading.Thread(target=lambda n=n: counts.append(hosts.fetch(keys[:n]))) for n in (40, 24, 40, 31)]
         for fetch in fetches:
             fetch.start()
         for fetch in fetches:
@@ -255,8 +250,7 @@ def test_ignores_malformed_requests(tmp_path):
         @settings(max_examples=60)
         @given(
             st.lists(
-                frames_near(GetBlocks(b"same", 1, keys), GetBlocks)
-                | st.just(msgspec.msgpack.encode(too_many)),
+                frames_near(GetBlocks(b"same", 1, keys), GetBlocks) | st.just(msgspec.msgpack.encode(too_many)),
                 max_size=3,
             )
         )
@@ -295,9 +289,7 @@ def test_survives_malformed_replies(tmp_path):
         def any_answer(head, body):
             keys = [next(numbers).to_bytes(4) for _ in range(4)]
             counts = []
-            fetching = threading.Thread(
-                target=lambda: counts.append(hosts.client.fetch(keys, address, LONG_S))
-            )
+            fetching = threading.Thread(target=lambda: counts.append(hosts.client.fetch(keys, address, LONG_S)))
             fetching.start()
             assert socket.poll(30_000)
             caller, _ = socket.recv_multipart()

@@ -9,11 +9,7 @@ DISK = (2 << 20) + 200 * (BLOCK_BYTES + 256)
 
 def test_loads_blocks_of_another_client(tmp_path):
     keys = keys_of(1, 12)
-    with (
-        running_store(tmp_path),
-        store_client(tmp_path, "a") as writer,
-        store_client(tmp_path, "b") as reader,
-    ):
+    with running_store(tmp_path), store_client(tmp_path, "a") as writer, store_client(tmp_path, "b") as reader:
         assert writer.wait(600)
         assert reader.wait(600)
         assert load(reader, keys) == 0

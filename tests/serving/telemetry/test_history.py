@@ -54,10 +54,7 @@ def test_role_changes_are_recorded(history):
     snapshot = history.snapshot([], 103.0)
     instance = only(snapshot)
     assert (instance.role, instance.home) == (Role.MIXED, Role.PREFILL)
-    assert [(span.role.value, span.since_s) for span in instance.roles] == [
-        ("prefill", 100.0),
-        ("mixed", 101.0),
-    ]
+    assert [(span.role.value, span.since_s) for span in instance.roles] == [("prefill", 100.0), ("mixed", 101.0)]
     assert [event.text for event in snapshot.events] == ["prefill → mixed"]
 
 
@@ -84,14 +81,9 @@ def test_reports_of_unknown_instances_are_ignored(history):
 def test_requests_are_listed_by_arrival(history):
     for number in range(4):
         history.observe(
-            request_timeline(
-                [102.5 + number], name=str(number), arrived=101.0 + number, prefill_started=102.0
-            ),
-            104,
+            request_timeline([102.5 + number], name=str(number), arrived=101.0 + number, prefill_started=102.0), 104
         )
-    alive = request_timeline(
-        [103.0], name="alive", arrived=102.5, reason=None, prefill_started=102.8, routed=102.6
-    )
+    alive = request_timeline([103.0], name="alive", arrived=102.5, reason=None, prefill_started=102.8, routed=102.6)
     snapshot = history.snapshot([alive], 106.0)
     assert [request.id for request in snapshot.requests] == ["1", "alive", "2", "3"]
     assert snapshot.totals["ended_length"] == 4

@@ -62,10 +62,7 @@ def test_an_aborted_request_has_no_e2e_latency(metrics, value):
 def test_instance_gauges_end_with_the_instance(metrics, value):
     metrics.instances.status("d", InstanceStatus(1, 2, 3, 4, 5, 10, 4, 2))
     assert value("kv_cache_usage_perc", instance="d") == 0.6
-    assert (value("num_requests_running", instance="d"), value("num_requests_waiting", instance="d")) == (
-        2,
-        1,
-    )
+    assert (value("num_requests_running", instance="d"), value("num_requests_waiting", instance="d")) == (2, 1)
     assert value("kv_leases", instance="d") == 3
     assert value("num_requests", instance="d", state="lease_queue") == 5
     metrics.instances.remove("d")

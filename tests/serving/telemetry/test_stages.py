@@ -41,11 +41,7 @@ def test_a_one_token_request_is_neither_handed_off_nor_decoded():
         ([], {}, StageName.QUEUE),
         ([], {"prefill_started": 2.0}, StageName.PREFILL),
         ([4.0], {"prefill_started": 2.0}, StageName.HANDOFF),
-        (
-            [4.0],
-            {"prefill_started": 2.0, "handoff_started": 3.0, "handoff_ended": 5.0},
-            StageName.DECODE_QUEUE,
-        ),
+        ([4.0], {"prefill_started": 2.0, "handoff_started": 3.0, "handoff_ended": 5.0}, StageName.DECODE_QUEUE),
         ([4.0, 6.0], SPLIT_MOMENTS, StageName.DECODE),
     ],
 )
@@ -58,14 +54,10 @@ def test_the_current_stage_is_open_until_an_abort(tokens, moments, stage):
 
 
 def test_no_stage_ends_before_it_starts():
-    odd = request_timeline(
-        [4.0, 6.0], prefill_started=2.0, handoff_started=3.0, handoff_ended=5.5, decode_started=5.0
-    )
+    odd = request_timeline([4.0, 6.0], prefill_started=2.0, handoff_started=3.0, handoff_ended=5.5, decode_started=5.0)
     assert spans(odd)["decode queue"] == (5.5, 5.5)
 
 
 def test_a_waiting_handoff_starts_with_the_first_token():
-    late = request_timeline(
-        [4.0, 8.0], prefill_started=2.0, handoff_started=6.0, handoff_ended=7.0, decode_started=7.5
-    )
+    late = request_timeline([4.0, 8.0], prefill_started=2.0, handoff_started=6.0, handoff_ended=7.0, decode_started=7.5)
     assert spans(late)["hand-off"] == (4.0, 7.0)

@@ -59,9 +59,7 @@ def test_a_request_has_a_span_for_each_stage(traced):
         "twofold.prefill.instance": "prefill-0",
         "twofold.decode.instance": "decode-0",
     }
-    offsets = {
-        s.name: tuple((t - request.start_time) / 1e9 for t in (s.start_time, s.end_time)) for s in stages
-    }
+    offsets = {s.name: tuple((t - request.start_time) / 1e9 for t in (s.start_time, s.end_time)) for s in stages}
     assert offsets == {
         "queue": pytest.approx((0, 1)),
         "prefill": pytest.approx((1, 3)),

@@ -5,13 +5,7 @@ import json
 import pytest
 
 from twofold.request import FinishReason, Generation, Request, SamplingParams
-from twofold.serving.upstream.client import (
-    REMOTE_DECODE,
-    ServerError,
-    UpstreamChoice,
-    completion_body,
-    read_completion,
-)
+from twofold.serving.upstream.client import REMOTE_DECODE, ServerError, UpstreamChoice, completion_body, read_completion
 
 FIRST = (
     b'{"id":"cmpl-1","object":"text_completion","created":1,"model":"m","choices":[{"index":0,"text":" POP","logprobs":'
@@ -77,12 +71,7 @@ def test_every_sampling_field_is_explicit():
     """Otherwise a server fills it in from its model's generation_config.json."""
     fields = asked()
     assert (fields["prompt"], fields["max_tokens"], fields["temperature"]) == ([1, 2, 3], 8, 1.0)
-    assert (fields["top_p"], fields["top_k"], fields["min_p"], fields["repetition_penalty"]) == (
-        1.0,
-        0,
-        0.0,
-        1.0,
-    )
+    assert (fields["top_p"], fields["top_k"], fields["min_p"], fields["repetition_penalty"]) == (1.0, 0, 0.0, 1.0)
     assert fields["return_token_ids"]
     assert "kv_transfer_params" not in fields
 

@@ -66,9 +66,7 @@ def feed(numbers, lost=(), *, replays=False):
             events=publisher.events,
             replay=publisher.replay if replays else None,
         )
-        feed = EventFeed(
-            config, context, lambda batch: heard.append(int(batch.ts)), lambda: heard.append("gap")
-        )
+        feed = EventFeed(config, context, lambda batch: heard.append(int(batch.ts)), lambda: heard.append("gap"))
         feed.start()
         first, *others = numbers
         while not heard:  # subscribing takes a moment

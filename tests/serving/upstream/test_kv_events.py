@@ -92,9 +92,7 @@ def test_ignores_blocks_that_no_prompt_can_match(event):
     assert follow(event) == []
 
 
-@pytest.mark.parametrize(
-    ("key", "salt"), [("", ""), ("", "mine"), ("alice", ""), ("alice", "mine"), ("bob", "")]
-)
+@pytest.mark.parametrize(("key", "salt"), [("", ""), ("", "mine"), ("alice", ""), ("alice", "mine"), ("bob", "")])
 def test_prompt_keys_equal_event_keys(key, salt):
     """vLLM puts the prompt's cache salt into the event of the first block."""
     names = UpstreamPromptKeys()

@@ -48,9 +48,7 @@ def test_conductor_routes_to_cached_prefixes(vllm_pair):
             server.complete(prompt=prompt, max_tokens=1)
             before = server.metric("prefix_cache_hits_total")
             for _ in range(100):  # until the events have arrived and the servers are idle
-                if metric(url, "prefix_index_blocks") >= known + len(prompt) // 128 and not metric(
-                    url, "prefill_q"
-                ):
+                if metric(url, "prefix_index_blocks") >= known + len(prompt) // 128 and not metric(url, "prefill_q"):
                     break
                 time.sleep(0.1)
             asyncio.run(complete_all(url, [prompt], at_once=1, **GREEDY))
@@ -64,10 +62,7 @@ def test_conductor_routes_to_cached_prefixes(vllm_pair):
 
 def test_greedy_tokens_equal_one_server(fleet):
     """Prefilled and decoded on different servers, concurrently; some prompts end on a block boundary."""
-    asked = [
-        *prompts(8, 1),
-        *([(number * 7) % 500 for number in range(n)] for n in (127, 128, 129, 256, 384)),
-    ]
+    asked = [*prompts(8, 1), *([(number * 7) % 500 for number in range(n)] for n in (127, 128, 129, 256, 384))]
     alone = [fleet.decode.complete(prompt=prompt, max_tokens=40) for prompt in asked]
     before = handoffs(fleet)
     assert asyncio.run(complete_all(fleet.url, asked, at_once=6, **GREEDY)) == alone

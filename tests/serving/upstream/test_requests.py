@@ -89,9 +89,7 @@ def attempt():
 
 def test_the_first_token_comes_from_the_prefill(attempt):
     """The decode server repeats it, and the repeated token is dropped."""
-    heard, raised, (asked, fetched) = attempt(
-        whole(7), stream(chunk(7), chunk(8, 9), chunk(10, finish="length"))
-    )
+    heard, raised, (asked, fetched) = attempt(whole(7), stream(chunk(7), chunk(8, 9), chunk(10, finish="length")))
     assert raised is None
     assert heard.tokens == [(0, 7, "p"), (1, 8, "d"), (2, 9, "d"), (3, 10, "d")]
     assert (heard.finish, heard.reused, heard.arrivals) == (FinishReason.LENGTH, 2, 1)

@@ -34,9 +34,7 @@ def routes(behind, tiny_model_dir):
         def start(probe_timeout):
             flags = ("--model", str(tiny_model_dir("llama")), "--served-model-name", "tiny")
             servers = [flag for _, url in behind for flag in ("--colocated", url)]
-            gateway = running_service(
-                None, *flags, "--probe-timeout", str(probe_timeout), *servers, program=ROUTE
-            )
+            gateway = running_service(None, *flags, "--probe-timeout", str(probe_timeout), *servers, program=ROUTE)
             return running.enter_context(gateway)[1]
 
         yield cache(start)

@@ -10,16 +10,7 @@ from twofold.bench.services import served
 
 collect_ignore_glob = [] if find_spec("vllm") else ["test_*.py"]
 
-ENGINE = (
-    "--engine",
-    "vllm",
-    "--dtype",
-    "float32",
-    "--kv-cache-memory-bytes",
-    "64MiB",
-    "--max-num-seqs",
-    "16",
-)
+ENGINE = ("--engine", "vllm", "--dtype", "float32", "--kv-cache-memory-bytes", "64MiB", "--max-num-seqs", "16")
 
 
 @pytest.fixture(scope="session")

@@ -46,9 +46,7 @@ def check(url, arch, directory):
     """Compare output sequentially and concurrently; both workers end with their initial number of free blocks."""
     before = block_counts(url)
     for how in ({"at_once": 1}, {"at_once": 40, "spread_s": 1.0}):
-        made = asyncio.run(
-            complete_all(url, prompts(), **how, max_tokens=OUTPUT, temperature=0, ignore_eos=True)
-        )
+        made = asyncio.run(complete_all(url, prompts(), **how, max_tokens=OUTPUT, temperature=0, ignore_eos=True))
         wrong = [i for i in range(len(made)) if made[i] != expected(arch, directory)[i]]
         assert not wrong, f"{how}: outputs of prompts {wrong} differ"
     assert asyncio.run(all_blocks_free(url))
@@ -90,8 +88,6 @@ def test_preempted_decodes_continue(vllm_service, vllm_model_dir):
     long = greedy_by_vllm(vllm_model_dir("llama"), some, 200)
     flags = (*SPLIT, *WAYS["layer-wise"], "--max-model-len", "1024", "--kv-cache-memory-bytes", "6MiB")
     url = vllm_service("llama", *flags)
-    made = asyncio.run(
-        complete_all(url, some, at_once=len(some), max_tokens=200, temperature=0, ignore_eos=True)
-    )
+    made = asyncio.run(complete_all(url, some, at_once=len(some), max_tokens=200, temperature=0, ignore_eos=True))
     assert made == long
     assert asyncio.run(all_blocks_free(url))

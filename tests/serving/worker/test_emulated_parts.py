@@ -36,10 +36,7 @@ def test_memory_equals_the_simulators():
 
 def test_sizes_default_to_the_model():
     """The context may exceed the model's own, as far as the KV cache holds it."""
-    assert (prepare(config(), print).max_model_len, prepare(config(), print).vocab_size) == (
-        2048,
-        DEFAULT_VOCAB_SIZE,
-    )
+    assert (prepare(config(), print).max_model_len, prepare(config(), print).vocab_size) == (2048, DEFAULT_VOCAB_SIZE)
     told = prepare(config(max_model_len=8192, vocab_size=99), print)
     assert (told.max_model_len, told.vocab_size) == (8192, 99)
 

@@ -81,9 +81,7 @@ class Decode:
         return all(
             torch.equal(ours[list(self.lease.blocks[:3])], theirs[list(SOURCE_BLOCKS)])
             for layer in range(5)
-            for ours, theirs in zip(
-                self.pool.block_rows(layer), self.source.engine_pool.block_rows(layer), strict=True
-            )
+            for ours, theirs in zip(self.pool.block_rows(layer), self.source.engine_pool.block_rows(layer), strict=True)
         )
 
     def sums(self):

@@ -103,11 +103,7 @@ def test_prompts_with_the_same_prefix_share_a_load(model, host, expected):
         worker.submit("b", other, OUTPUT)
         worker.submit("c", WHOLE, OUTPUT)
         worker.copier.open()
-        for name, prompt, reused in (
-            ("a", PROMPT, SHARED),
-            ("b", other, SHARED),
-            ("c", WHOLE, 8 * BLOCK - 1),
-        ):
+        for name, prompt, reused in (("a", PROMPT, SHARED), ("b", other, SHARED), ("c", WHOLE, 8 * BLOCK - 1)):
             until(lambda name=name: len(worker.outbox.tokens.get(name, ())) == OUTPUT)
             assert (worker.outbox.tokens[name], worker.outbox.reused[name]) == (expected(prompt), reused)
         assert worker.copier.done.count(("read", 2)) == 1
@@ -191,9 +187,7 @@ def test_any_order_of_prompts_and_aborts_with_little_memory(model, host, expecte
     """Two prompts do not fit at once: blocks are evicted, loaded again, and put beside running prompts."""
     _, client = host
     draw = random.Random(4)
-    prompts = [
-        BEGIN[: BLOCK * draw.randint(2, 12)] + tokens(number, draw.randint(1, 70)) for number in range(12)
-    ]
+    prompts = [BEGIN[: BLOCK * draw.randint(2, 12)] + tokens(number, draw.randint(1, 70)) for number in range(12)]
     with store_worker(model, client, num_blocks=20) as worker:
         aborted, asked = set(), []
         for number in range(60):

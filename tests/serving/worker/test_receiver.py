@@ -33,12 +33,7 @@ class Recording:
 
 def incoming(name, source="p", *, pulled=True):
     return IncomingHandoff(
-        request_id=name,
-        source=source,
-        epoch=1,
-        first_token=5,
-        blocks=(1,),
-        source_blocks=(2,) if pulled else None,
+        request_id=name, source=source, epoch=1, first_token=5, blocks=(1,), source_blocks=(2,) if pulled else None
     )
 
 
@@ -73,9 +68,4 @@ def test_a_lost_source_fails_its_unread_handoffs():
     recording.receiver.cancel_from("p")
     recording.gate.set()
     recording.finished(4)
-    assert [each.error for each in some] == [
-        "p ended during the hand-off",
-        None,
-        None,
-        "p ended during the hand-off",
-    ]
+    assert [each.error for each in some] == ["p ended during the hand-off", None, None, "p ended during the hand-off"]

@@ -38,11 +38,7 @@ def test_runs_are_complete_events(tmp_path):
 def test_instances_are_threads_of_the_pool_they_joined_first(tmp_path):
     """A change of role moves no thread: it is an instant event."""
     events = events_of(tmp_path)
-    names = {
-        (m["name"], m["pid"], m["tid"]): m["args"]["name"]
-        for m in of_kind(events, "M")
-        if "name" in m["args"]
-    }
+    names = {(m["name"], m["pid"], m["tid"]): m["args"]["name"] for m in of_kind(events, "M") if "name" in m["args"]}
     assert names == {
         ("process_name", 1, 0): "prefill",
         ("thread_name", 1, 1): "prefill-0",
@@ -69,10 +65,7 @@ def test_a_transfer_is_a_pair_of_asynchronous_events(tmp_path):
 def test_power_returns_to_zero_between_runs(tmp_path):
     """A counter for each instance, in the order of time."""
     counters = sorted(of_kind(events_of(tmp_path), "C"), key=lambda c: (c["name"], c["ts"]))
-    power = {
-        name: [(c["ts"], c["args"]["W"]) for c in group]
-        for name, group in groupby(counters, lambda c: c["name"])
-    }
+    power = {name: [(c["ts"], c["args"]["W"]) for c in group] for name, group in groupby(counters, lambda c: c["name"])}
     assert power == {
         "power of prefill-0": [(375_000.0, 4_000.0), (750_000.000001, 0.0)],
         "power of decode-0": [(875_000.0, 2_500.5), (1_250_000.0, 0.0), (2e6, 3_000.0), (3e6, 0.0)],

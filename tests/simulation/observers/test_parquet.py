@@ -77,9 +77,7 @@ def test_a_broken_run_leaves_no_file(tmp_path):
 
 
 def test_rejects_unwritable_paths(tmp_path):
-    with pytest.raises(
-        ConfigurationError, match=r"gone/t.parquet cannot be written: No such file or directory"
-    ):
+    with pytest.raises(ConfigurationError, match=r"gone/t.parquet cannot be written: No such file or directory"):
         ParquetTable(tmp_path / "gone" / "t.parquet")
 
 

@@ -40,9 +40,7 @@ def test_the_longest_tenth_counts():
     gaps.run(decodes("decode-0", 500, 875, 4))  # before it came
     gaps.run(decodes("decode-1", 0, 2000, 100))  # of others
     gaps.run(decodes("decode-0", 875, 1250, 4))
-    gaps.run(
-        IterationRun("decode-0", 1250 * MS, 1260 * MS, 1, 500, 1, 0, 0, 100.0)
-    )  # a prompt, and no decodes
+    gaps.run(IterationRun("decode-0", 1250 * MS, 1260 * MS, 1, 500, 1, 0, 0, 100.0))  # a prompt, and no decodes
     gaps.ended(completed(), 0.0)
     gaps.ended(refused(), 0.0)
     assert gaps.latencies == [(0.5, pytest.approx(0.21875))]

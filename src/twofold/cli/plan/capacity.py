@@ -28,14 +28,9 @@ def run_capacity(problem: Problem, settings: PlanSettings) -> None:
         raise ConfigurationError("--kv-capacity writes no files: leave out --html and --output")
     name = settings.workload
     if is_named(name):
-        raise ConfigurationError(
-            f"--kv-capacity needs a trace with prefix blocks: {name} is generated without"
-        )
+        raise ConfigurationError(f"--kv-capacity needs a trace with prefix blocks: {name} is generated without")
     requests = workload(
-        name,
-        start_s=settings.start,
-        length_scale=settings.length_scale,
-        max_model_len=settings.max_model_len,
+        name, start_s=settings.start, length_scale=settings.length_scale, max_model_len=settings.max_model_len
     )
     plan = capacity_plan(list(nonempty(name, requests)), query)
     if settings.json:
@@ -69,7 +64,5 @@ def _priced(tier: StorageTier, price: float | None, flag: str) -> StorageTier:
     if price is None:
         return tier
     if not 0 <= price < math.inf:
-        raise ConfigurationError(
-            f"{flag} {price:g} is out of range: give dollars for a GB and hour, 0 or more"
-        )
+        raise ConfigurationError(f"{flag} {price:g} is out of range: give dollars for a GB and hour, 0 or more")
     return msgspec.structs.replace(tier, price_per_gb_h=price, source=flag)

@@ -12,13 +12,7 @@ from twofold.errors import ConfigurationError
 from twofold.planning.deployment import deployment_of, deployment_text
 from twofold.planning.evaluator import Effort
 from twofold.planning.placement.instances import Affinity
-from twofold.planning.placement.plan import (
-    PlacementPlan,
-    PlacementQuery,
-    PreparedPlacement,
-    make_placement,
-    prepare,
-)
+from twofold.planning.placement.plan import PlacementPlan, PlacementQuery, PreparedPlacement, make_placement, prepare
 from twofold.planning.plan import DesignChoice
 from twofold.planning.problem import Problem
 from twofold.planning.rates import RateGrid
@@ -34,9 +28,7 @@ def run_placement(problem: Problem, settings: PlanSettings, environment: PlanEnv
     """Search, write the deployment, and print tables or JSON."""
     query = read_placement_query(problem, settings)
     if settings.html is not None:
-        raise ConfigurationError(
-            "--html shows plans of whole machines: leave it out with --objective goodput"
-        )
+        raise ConfigurationError("--html shows plans of whole machines: leave it out with --objective goodput")
     prepared = prepare(problem, query)
     deployment = None if settings.output is None else AtomicFile(settings.output)
     plan, effort = search_placement(prepared, RateGrid(settings.tolerance), environment)
@@ -102,9 +94,7 @@ def _count(number: str, word: str) -> int:
     except ValueError:
         count = 0
     if not 1 <= count <= _MAX_GPUS:
-        raise ConfigurationError(
-            f"--max-gpus {word!r} is not understood: give 1 to {_MAX_GPUS}, or a100=8,h100=16"
-        )
+        raise ConfigurationError(f"--max-gpus {word!r} is not understood: give 1 to {_MAX_GPUS}, or a100=8,h100=16")
     return count
 
 
@@ -118,8 +108,6 @@ def _title(prepared: PreparedPlacement) -> str:
 
 def _deployment(plan: PlacementPlan) -> str:
     best, problem = plan.best, plan.prepared.problem
-    choice = DesignChoice(
-        design=best.design, rate=best.rate, highest_rate=best.rate, evaluation=best.evaluation
-    )
+    choice = DesignChoice(design=best.design, rate=best.rate, highest_rate=best.rate, evaluation=best.evaluation)
     comment = f"{_title(plan.prepared)}: {best.design.name}, planned by simulation.\n{verdict_text(plan)}"
     return deployment_text(deployment_of(problem, choice, Objective.GOODPUT), comment)

@@ -21,9 +21,7 @@ from twofold.planning.search import Objective
 from twofold.planning.workload import WorkloadArguments
 from twofold.raycluster.cluster import connect, list_nodes
 
-_MAX_RATE: Final = (
-    1e6  # requests per second: a trial of this many takes minutes, and a plan hundreds of trials
-)
+_MAX_RATE: Final = 1e6  # requests per second: a trial of this many takes minutes, and a plan hundreds of trials
 
 
 def read_problem(settings: PlanSettings) -> Problem:
@@ -47,10 +45,7 @@ def read_problem(settings: PlanSettings) -> Problem:
     )
     problem.require_sensible()
     check_limits(
-        rate=None,
-        duration_s=settings.duration,
-        burstiness=settings.burstiness,
-        length_scale=settings.length_scale,
+        rate=None, duration_s=settings.duration, burstiness=settings.burstiness, length_scale=settings.length_scale
     )
     return problem
 
@@ -64,11 +59,7 @@ def read_query(problem: Problem, settings: PlanSettings) -> PlanQuery:
         raise ConfigurationError("--max-gpus needs --objective goodput; other objectives use --max-machines")
     objective = Objective(settings.objective)
     wanted = parse_families(
-        problem,
-        settings.family,
-        settings.machines,
-        split=settings.split,
-        colocated=settings.colocated,
+        problem, settings.family, settings.machines, split=settings.split, colocated=settings.colocated
     )
     families, reasons = fitting(problem, wanted)
     for reason in reasons:
@@ -119,9 +110,7 @@ def _template(settings: PlanSettings) -> ClusterSpec:
         "handoff": settings.handoff,
         "max_num_batched_tokens": settings.max_num_batched_tokens,
         "max_num_seqs": settings.max_num_seqs,
-        "link_bytes_per_s": None
-        if settings.link_gb_per_s is None
-        else link_bytes_per_s(settings.link_gb_per_s),
+        "link_bytes_per_s": None if settings.link_gb_per_s is None else link_bytes_per_s(settings.link_gb_per_s),
     }
     router = settings.router or ("jsq" if settings.goodput else "splitwise")
     return msgspec.structs.replace(

@@ -89,9 +89,7 @@ async def _search(search: OpenSearch, query: PlanQuery, *, with_curves: bool) ->
     points = [ParetoPoint(design=trial.design, rate=trial.rate) for trial in met]
     front = await front_of(search.rates, plan.choices, points)
     best = [choice for choice in (plan.best_split, plan.best_colocated) if choice is not None]
-    curves = (
-        {choice.design.name: await rate_curve(search.rates, choice) for choice in best} if with_curves else {}
-    )
+    curves = {choice.design.name: await rate_curve(search.rates, choice) for choice in best} if with_curves else {}
     return PlanResult(
         plan=plan,
         advice=advise(plan, search.rates.grid.tolerance),

@@ -76,8 +76,7 @@ class CapacitySettings(Settings):
     }
 
     kv_capacity: Annotated[
-        bool,
-        Flag("Plan prefix caches: hit rate, saved GPU time and price of each capacity of DRAM and disk."),
+        bool, Flag("Plan prefix caches: hit rate, saved GPU time and price of each capacity of DRAM and disk.")
     ] = False
     nodes: Annotated[int | None, Flag("Number of machines that prefill.", ge=1)] = None
     dram_gb: Annotated[float | None, Flag("GB of DRAM of each node in front of the disk.")] = None
@@ -94,13 +93,9 @@ class MachineSettings(Settings):
 
     family: Annotated[
         tuple[str, ...],
-        Flag(
-            "PREFILL+DECODE machines, as in h100+a100, or AA, HH, HA, HHcap; separated by commas, repeatable."
-        ),
+        Flag("PREFILL+DECODE machines, as in h100+a100, or AA, HH, HA, HHcap; separated by commas, repeatable."),
     ] = ()
-    machines: Annotated[str | None, Flag("Machines, separated by commas: plan with all pairs of them.")] = (
-        None
-    )
+    machines: Annotated[str | None, Flag("Machines, separated by commas: plan with all pairs of them.")] = None
     split: Annotated[bool, Flag("Plan disaggregated designs.")] = True
     colocated: Annotated[bool, Flag("Plan colocated designs, to compare.")] = True
     max_machines: Annotated[
@@ -110,16 +105,14 @@ class MachineSettings(Settings):
     max_power: Annotated[float | None, Flag("Maximum provisioned power in kW.")] = None
     max_gpus: Annotated[
         str | None,
-        Flag(
-            "Number of accelerators for goodput: 8 of the one kind in --machines, or a stock, a100=8,h100=16."
-        ),
+        Flag("Number of accelerators for goodput: 8 of the one kind in --machines, or a stock, a100=8,h100=16."),
     ] = None
     max_pipeline: Annotated[
         int | None, Flag("Maximum pipeline stages for goodput; fewer make the search quicker.", ge=1)
     ] = None
-    affinity: Annotated[
-        str, Flag("Whether KV may be transferred between nodes, for goodput.", choices=AFFINITIES)
-    ] = "auto"
+    affinity: Annotated[str, Flag("Whether KV may be transferred between nodes, for goodput.", choices=AFFINITIES)] = (
+        "auto"
+    )
     catalog: Catalog = ()
 
 
@@ -131,9 +124,9 @@ class PlanWorkloadSettings(ShapeSettings):
     DEFAULTS: ClassVar = {"min_requests": f"{_MIN_REQUESTS}; {_MIN_REQUESTS_FOR_GOODPUT} for goodput"}
 
     workload: Workload
-    duration: Annotated[
-        float, Flag("Seconds of arrivals in each simulation; more if they have too few requests.")
-    ] = DEFAULT_DURATION_S
+    duration: Annotated[float, Flag("Seconds of arrivals in each simulation; more if they have too few requests.")] = (
+        DEFAULT_DURATION_S
+    )
     min_requests: Annotated[int | None, Flag("Minimum number of requests in each simulation.", ge=1)] = None
 
 
@@ -173,16 +166,10 @@ class RunSettings(Settings):
     jobs: Annotated[int | None, Flag("Number of simulations at a time.", ge=1)] = None
     ray: Annotated[
         str | None,
-        Flag(
-            "Simulate on this Ray cluster, and plan for its machines unless flags name others.",
-            metavar="ADDRESS",
-        ),
+        Flag("Simulate on this Ray cluster, and plan for its machines unless flags name others.", metavar="ADDRESS"),
     ] = None
     store: Annotated[
-        Path,
-        Flag(
-            "Store of finished simulations; an interrupted or repeated plan resumes from it.", metavar="FILE"
-        ),
+        Path, Flag("Store of finished simulations; an interrupted or repeated plan resumes from it.", metavar="FILE")
     ] = Path(".twofold/plan.sqlite")
 
 

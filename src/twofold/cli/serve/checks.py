@@ -47,9 +47,7 @@ def check_use(settings: ServeSettings) -> None:
     if settings.emulated:
         _check_emulated(settings)
         return
-    refuse(
-        "--vocab-size", settings.vocab_size, "needs --engine emulated: other engines read it from the model"
-    )
+    refuse("--vocab-size", settings.vocab_size, "needs --engine emulated: other engines read it from the model")
     if settings.cluster is None:
         refuse("--catalog", settings.catalog or None, "needs --cluster, whose machines it describes")
     if settings.engine == "vllm":
@@ -113,9 +111,7 @@ def _check_vllm(settings: ServeSettings) -> None:
     ENGINES["vllm"].check_installed()
 
 
-def check_repeats(
-    settings: ServeSettings, file: Path, spec: ClusterSpec, workers: tuple[WorkerConfig, ...]
-) -> None:
+def check_repeats(settings: ServeSettings, file: Path, spec: ClusterSpec, workers: tuple[WorkerConfig, ...]) -> None:
     """Raise ConfigurationError for a flag that contradicts the cluster file; repeating it is valid."""
     roles = [worker.role for worker in workers]
     for flag, given, planned in (
@@ -141,11 +137,7 @@ def check_repeats(
 def check_reuse(settings: ServeSettings, config: ServiceConfig) -> None:
     """Raise ConfigurationError for prefix caching with batchers that recompute every prompt."""
     batchers = {worker.batcher for worker in config.workers}
-    if (
-        settings.enable_prefix_caching
-        and batchers
-        and not any(BATCHERS[batcher].reuses_prefix for batcher in batchers)
-    ):
+    if settings.enable_prefix_caching and batchers and not any(BATCHERS[batcher].reuses_prefix for batcher in batchers):
         raise ConfigurationError(
             f"--enable-prefix-caching has no effect with the batcher {min(batchers)}, which computes whole prompts"
         )

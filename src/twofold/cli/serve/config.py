@@ -6,14 +6,7 @@ from typing import Any
 
 import msgspec
 
-from twofold.cli.serve.checks import (
-    check_inline,
-    check_repeats,
-    check_reuse,
-    check_store,
-    check_use,
-    refuse,
-)
+from twofold.cli.serve.checks import check_inline, check_repeats, check_reuse, check_store, check_use, refuse
 from twofold.cli.serve.predictions import (
     DEFAULT_REPLAN_ROUTER,
     forecast_config,
@@ -81,9 +74,7 @@ def _from_flags(settings: ServeSettings) -> ServiceConfig:
     others_join = network is not None
     if network is None and settings.launcher == "ray":
         network = ray_network(settings)
-    unsplit = colocated > 0 or (
-        settings.colocated == 0 and others_join
-    )  # all workers may join from other hosts
+    unsplit = colocated > 0 or (settings.colocated == 0 and others_join)  # all workers may join from other hosts
     default = 0 if unsplit else 1
     policies: dict[str, Any] = {
         "max_num_batched_tokens": settings.max_num_batched_tokens,
@@ -158,9 +149,7 @@ def _config(
     )
 
 
-def _model_engine(
-    settings: ServeSettings, block_size: int, max_num_seqs: int, swap_bytes: int | None
-) -> EngineConfig:
+def _model_engine(settings: ServeSettings, block_size: int, max_num_seqs: int, swap_bytes: int | None) -> EngineConfig:
     """Run MODEL on torch or vLLM; raises ConfigurationError, and ModelError if there is no such model."""
     if settings.model is None:
         raise ConfigurationError("give MODEL: a model directory or a hub id, or use --engine emulated")
@@ -266,7 +255,5 @@ def _journal(path: Path | None) -> str | None:
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigurationError(
-            f"--journal {path} is not a directory to write to: {error.strerror}"
-        ) from error
+        raise ConfigurationError(f"--journal {path} is not a directory to write to: {error.strerror}") from error
     return str(path)

@@ -130,8 +130,7 @@ def hide_variable(environment: bytes) -> bytes:
     """Replace the value of TWOFOLD_API_KEY in zero-terminated `NAME=value` strings by asterisks."""
     name = KEY_VARIABLE.encode() + b"="
     return b"\0".join(
-        name + b"*" * (len(each) - len(name)) if each.startswith(name) else each
-        for each in environment.split(b"\0")
+        name + b"*" * (len(each) - len(name)) if each.startswith(name) else each for each in environment.split(b"\0")
     )
 
 

@@ -44,17 +44,10 @@ class JoinSettings(StoreSettings):
     }
 
     controller: Annotated[
-        str,
-        Flag(
-            "Address of the service, as in its --listen-workers.",
-            positional=True,
-            metavar="tcp://ADDRESS:PORT",
-        ),
+        str, Flag("Address of the service, as in its --listen-workers.", positional=True, metavar="tcp://ADDRESS:PORT")
     ]
     cluster_key: Annotated[Path, Flag("Cluster key file, as written by `twofold keygen`.", metavar="FILE")]
-    model: Annotated[
-        str, Flag("Model directory or hub id; the same model as that of the service.", metavar="MODEL")
-    ]
+    model: Annotated[str, Flag("Model directory or hub id; the same model as that of the service.", metavar="MODEL")]
     prefill: Annotated[int, Flag("Number of prefill workers.", ge=0)] = 0
     decode: Annotated[int, Flag("Number of decode workers.", ge=0)] = 0
     colocated: Annotated[int, Flag("Number of workers that run both phases.", ge=0)] = 0
@@ -86,9 +79,7 @@ def join(settings: JoinSettings) -> None:
         uvloop.run(_run(settings, network, offer, model, run_dir))
 
 
-def keygen(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="File to write; it must not exist.")],
-) -> None:
+def keygen(file: Annotated[Path, typer.Argument(metavar="FILE", help="File to write; it must not exist.")]) -> None:
     """Write a new cluster key, which authenticates the hosts of a service (see `twofold join`).
 
     Copy FILE to each host over a secure channel: everybody who has it may join.
@@ -113,9 +104,7 @@ def host_network(settings: JoinSettings) -> HostNetwork:
     )
 
 
-def host_config(
-    config: ServiceConfig, settings: JoinSettings, network: HostNetwork, model: Path
-) -> ServiceConfig:
+def host_config(config: ServiceConfig, settings: JoinSettings, network: HostNetwork, model: Path) -> ServiceConfig:
     """The configuration of the service, adapted to this host."""
     engine = msgspec.structs.replace(
         config.engine,
@@ -135,9 +124,7 @@ def host_config(
     )
 
 
-async def _run(
-    settings: JoinSettings, network: HostNetwork, offer: HostOffer, model: Path, run_dir: str
-) -> None:
+async def _run(settings: JoinSettings, network: HostNetwork, offer: HostOffer, model: Path, run_dir: str) -> None:
     key = read_key(settings.cluster_key)
     host = JoinedHost(
         network,

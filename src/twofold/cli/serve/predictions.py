@@ -21,20 +21,11 @@ from twofold.planning.splits import SplitPlanner
 from twofold.scheduling.cluster.pools import Pools
 from twofold.scheduling.replan.replanner import ReplanRules
 from twofold.scheduling.routers import FORECASTING_ROUTERS
-from twofold.serving.config import (
-    ForecastConfig,
-    InlineConfig,
-    OverloadConfig,
-    ReplanConfig,
-    ServiceConfig,
-)
+from twofold.serving.config import ForecastConfig, InlineConfig, OverloadConfig, ReplanConfig, ServiceConfig
 
 DEFAULT_REPLAN_ROUTER: Final = "jsq-planned"
 DEFAULT_ATTAINMENT: Final = 0.9
-_BLIND_ROUTERS: Final = (
-    "round-robin",
-    "random",
-)  # repeated calls place the same request on different instances
+_BLIND_ROUTERS: Final = ("round-robin", "random")  # repeated calls place the same request on different instances
 PREFIX_ROUTERS: Final = ("local-prefix", "conductor")
 
 
@@ -49,9 +40,7 @@ def overload_config(config: ServiceConfig, settings: ServeSettings) -> OverloadC
             f"--overload predicts where a request is placed: --router {config.router} places it elsewhere each time"
         )
     if settings.slo is None:
-        raise ConfigurationError(
-            "--overload rejects requests that miss the SLO: give --slo, as in ttft=2,tpot=0.1"
-        )
+        raise ConfigurationError("--overload rejects requests that miss the SLO: give --slo, as in ttft=2,tpot=0.1")
     overload = OverloadConfig(
         rule=settings.overload,
         cluster=simulated_workers(config, settings.profile, "--overload"),
@@ -90,9 +79,7 @@ def forecast_config(config: ServiceConfig, profile: Path | None) -> ForecastConf
         return None
     flag = f"--router {config.router}"
     if config.journal_dir is not None:
-        raise ConfigurationError(
-            f"{flag} uses predictions, which journals do not record: leave out --journal"
-        )
+        raise ConfigurationError(f"{flag} uses predictions, which journals do not record: leave out --journal")
     if config.router in PREFIX_ROUTERS and not config.engine.prefix_caching:
         raise ConfigurationError(f"{flag} needs --enable-prefix-caching")
     if profile is None and config.cluster is None and not _colocated(config):

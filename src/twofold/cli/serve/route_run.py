@@ -28,9 +28,7 @@ def run(settings: RouteSettings) -> None:
     configure_logs(config.log_format)
     telemetry = make_telemetry(http.served_model_name, telemetry_config(settings))
     listener = listen(settings, keys)
-    serve(
-        lambda on_progress: RoutedGateway(config, http, listener, on_progress, telemetry), config.log_format
-    )
+    serve(lambda on_progress: RoutedGateway(config, http, listener, on_progress, telemetry), config.log_format)
 
 
 def route_config(settings: RouteSettings) -> RouteConfig:
@@ -47,9 +45,7 @@ def route_config(settings: RouteSettings) -> RouteConfig:
     urls = [server.url for server in servers]
     twice = next((url for url in urls if urls.count(url) > 1), None)
     if twice is not None:
-        raise ConfigurationError(
-            f"{twice} is given twice: use --colocated for a server that runs both phases"
-        )
+        raise ConfigurationError(f"{twice} is given twice: use --colocated for a server that runs both phases")
     silent = [each.url for each in servers if each.role is not Role.DECODE and each.events is None]
     if settings.router in PREFIX_ROUTERS and silent:
         raise ConfigurationError(

@@ -21,12 +21,10 @@ class ServerSettings(Settings):
     PANEL: ClassVar = "Servers"
 
     model: Annotated[
-        str,
-        Flag("Model directory or hub id, for the tokenizer, chat template and vocabulary.", metavar="MODEL"),
+        str, Flag("Model directory or hub id, for the tokenizer, chat template and vocabulary.", metavar="MODEL")
     ]
     prefill: Annotated[
-        tuple[str, ...],
-        Flag("Prefill server, and the address of its KV events; repeatable.", metavar=_URL),
+        tuple[str, ...], Flag("Prefill server, and the address of its KV events; repeatable.", metavar=_URL)
     ] = ()
     decode: Annotated[
         tuple[str, ...], Flag("Decode server, and the address of its KV events; repeatable.", metavar=_URL)
@@ -36,11 +34,7 @@ class ServerSettings(Settings):
         Flag("Server that runs both phases, and the address of its KV events; repeatable.", metavar=_URL),
     ] = ()
     router: Annotated[
-        str,
-        Flag(
-            "Router: places requests on servers.",
-            choices={name: ROUTERS[name] for name in LIVE_ROUTERS},
-        ),
+        str, Flag("Router: places requests on servers.", choices={name: ROUTERS[name] for name in LIVE_ROUTERS})
     ] = "jsq"
     probe_timeout: Annotated[
         float, Flag("Seconds without an answer after which a server counts as failed.", ge=0.1)

@@ -30,10 +30,7 @@ from twofold.scheduling.routers import LIVE_ROUTERS, ROUTERS
 from twofold.transport.registry import TRANSPORTS
 
 LINK_LABEL: Final = "ray.io/gpu-domain"
-LAUNCHERS: Final = {
-    "local": "Processes of this host.",
-    "ray": "Actors on the nodes of a Ray cluster.",
-}
+LAUNCHERS: Final = {"local": "Processes of this host.", "ray": "Actors on the nodes of a Ray cluster."}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,11 +50,7 @@ class ServiceSettings(Settings):
 
     model: Annotated[
         str | None,
-        Flag(
-            "Model directory or hub id; not needed with --engine emulated.",
-            positional=True,
-            metavar="MODEL",
-        ),
+        Flag("Model directory or hub id; not needed with --engine emulated.", positional=True, metavar="MODEL"),
     ] = None
     prefill: Annotated[int | None, Flag("Number of prefill workers.", ge=0)] = None
     decode: Annotated[int | None, Flag("Number of decode workers.", ge=0)] = None
@@ -68,19 +61,14 @@ class ServiceSettings(Settings):
     ] = None
     catalog: Catalog = ()
     router: Annotated[
-        str | None,
-        Flag("Router: places requests on workers.", choices={name: ROUTERS[name] for name in LIVE_ROUTERS}),
+        str | None, Flag("Router: places requests on workers.", choices={name: ROUTERS[name] for name in LIVE_ROUTERS})
     ] = None
     batcher: Batcher = None
     handoff: Handoff = None
-    transport: Annotated[str | None, Flag("How KV blocks are moved between workers.", choices=TRANSPORTS)] = (
-        None
-    )
+    transport: Annotated[str | None, Flag("How KV blocks are moved between workers.", choices=TRANSPORTS)] = None
     kv_checksums: Annotated[bool, Flag("Verify a checksum of each KV block that is transferred.")] = False
     pin_cores: PinCores = None
-    journal: Annotated[
-        Path | None, Flag("Directory for journals of scheduling decisions.", metavar="DIR")
-    ] = None
+    journal: Annotated[Path | None, Flag("Directory for journals of scheduling decisions.", metavar="DIR")] = None
     max_restart_delay: Annotated[
         float, Flag("Maximum delay before a failing worker is restarted, in seconds.", ge=0.1)
     ] = 30.0
@@ -136,12 +124,11 @@ class NetworkSettings(Settings):
     PANEL: ClassVar = "Other hosts"
 
     listen_workers: Annotated[
-        str | None,
-        Flag("Address at which workers of other hosts join, as in tcp://10.0.0.1:7600.", metavar="ADDRESS"),
+        str | None, Flag("Address at which workers of other hosts join, as in tcp://10.0.0.1:7600.", metavar="ADDRESS")
     ] = None
-    cluster_key: Annotated[
-        Path | None, Flag("Cluster key file, as written by `twofold keygen`.", metavar="FILE")
-    ] = None
+    cluster_key: Annotated[Path | None, Flag("Cluster key file, as written by `twofold keygen`.", metavar="FILE")] = (
+        None
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,9 +175,9 @@ class EngineSettings(Settings):
     block_size: BlockSize = None
     kv_cache_memory_bytes: KvCacheMemory = None
     swap_space: SwapSpace = None
-    enable_prefix_caching: Annotated[
-        bool | None, Flag("Keep the KV of prompts for requests with the same prefix.")
-    ] = None
+    enable_prefix_caching: Annotated[bool | None, Flag("Keep the KV of prompts for requests with the same prefix.")] = (
+        None
+    )
     cache_retention_share: Annotated[
         float | None, Flag("Share of the KV cache that requests may retain.", ge=0, le=1)
     ] = None

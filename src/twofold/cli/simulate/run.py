@@ -100,13 +100,9 @@ def _replanning(settings: SimulateSettings, spec: ClusterSpec, catalog: Catalog)
     rules = ReplanRules(
         min_gain=settings.min_gain, min_between_s=settings.min_between, start_up_s=settings.start_up_time
     )
-    planner = SplitPlanner(
-        spec, catalog, settings.slo, attainment=settings.attainment, replicas=settings.spare > 0
-    )
+    planner = SplitPlanner(spec, catalog, settings.slo, attainment=settings.attainment, replicas=settings.spare > 0)
     spare = instance_profiles(spec, catalog)[-1].instances if settings.spare else 0
-    return SimulatedReplanning(
-        Replanner(TrafficMonitor(), rules), planner, search_s=settings.search_time, spare=spare
-    )
+    return SimulatedReplanning(Replanner(TrafficMonitor(), rules), planner, search_s=settings.search_time, spare=spare)
 
 
 def _simulated(
@@ -161,9 +157,7 @@ def _page(
 ) -> str:
     name = _pools(result.spec)
     verdicts = {} if judged is None else {name: judged}
-    return html_report(
-        {name: result}, title=title, slo=slo, verdicts=verdicts, runs={name: gantt}, reference=reference
-    )
+    return html_report({name: result}, title=title, slo=slo, verdicts=verdicts, runs={name: gantt}, reference=reference)
 
 
 def _pools(spec: ClusterSpec) -> str:

@@ -130,9 +130,7 @@ class OutputSettings(Settings):
     chrome_trace: Annotated[
         Path | None, Flag("Write a trace for chrome://tracing or Perfetto to this file.", metavar="FILE")
     ] = None
-    event_log: Annotated[
-        Path | None, Flag("Write an event per line to this file (JSON lines).", metavar="FILE")
-    ] = None
+    event_log: Annotated[Path | None, Flag("Write an event per line to this file (JSON lines).", metavar="FILE")] = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,15 +141,10 @@ class SimulatedReplanSettings(Settings):
 
     replan: Annotated[bool, Flag("Change roles of instances when the traffic shifts; needs --slo.")] = False
     spare: Annotated[
-        int,
-        Flag("Spare machines that may be started; with any, idle instances are also stopped.", ge=0, le=1000),
+        int, Flag("Spare machines that may be started; with any, idle instances are also stopped.", ge=0, le=1000)
     ] = 0
-    search_time: Annotated[
-        float, Flag("Simulated duration of a search in seconds.", ge=0, le=MAX_SECONDS)
-    ] = 5.0
-    start_up_time: Annotated[float, Flag("Start-up time of a machine in seconds.", ge=0, le=MAX_SECONDS)] = (
-        30.0
-    )
+    search_time: Annotated[float, Flag("Simulated duration of a search in seconds.", ge=0, le=MAX_SECONDS)] = 5.0
+    start_up_time: Annotated[float, Flag("Start-up time of a machine in seconds.", ge=0, le=MAX_SECONDS)] = 30.0
     min_gain: Annotated[float, Flag("Minimum gain of a change, as a share of requests.", ge=0, le=1)] = 0.05
     min_between: Annotated[float, Flag("Minimum seconds between two decisions.", ge=0, le=MAX_SECONDS)] = 60.0
 
@@ -174,24 +167,17 @@ class ControlSettings(Settings):
         int | None, Flag("Number of controllers; each routes by its own view of the load.", ge=1)
     ] = None
     reports_every: Annotated[
-        float | None,
-        Flag("Interval of load reports of an instance or cell; 0 is immediate.", metavar="SECONDS"),
+        float | None, Flag("Interval of load reports of an instance or cell; 0 is immediate.", metavar="SECONDS")
     ] = None
     report_delay: Annotated[float | None, Flag("Delay of a load report.", metavar="SECONDS")] = None
     own_load: Annotated[
-        str | None,
-        Flag("What a controller adds to reports of its own requests.", choices=OWN_LOADS),
+        str | None, Flag("What a controller adds to reports of its own requests.", choices=OWN_LOADS)
     ] = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class SimulateSettings(
-    ControlSettings,
-    SimulatedReplanSettings,
-    OutputSettings,
-    ObjectiveSettings,
-    ClusterSettings,
-    WorkloadSettings,
+    ControlSettings, SimulatedReplanSettings, OutputSettings, ObjectiveSettings, ClusterSettings, WorkloadSettings
 ):
     """All flags of `twofold simulate`."""
 

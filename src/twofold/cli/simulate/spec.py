@@ -59,9 +59,7 @@ def with_batchers(spec: ClusterSpec, batchers: dict[Role, str]) -> ClusterSpec:
     """The cluster with these batchers in the pools of their roles."""
     if not batchers:
         return spec
-    pools = [
-        msgspec.structs.replace(pool, batcher=batchers.get(pool.role, pool.batcher)) for pool in spec.pools
-    ]
+    pools = [msgspec.structs.replace(pool, batcher=batchers.get(pool.role, pool.batcher)) for pool in spec.pools]
     return msgspec.structs.replace(spec, pools=tuple(pools))
 
 
@@ -82,9 +80,7 @@ def parse_failure(text: str) -> InstanceFailure:
         raise ConfigurationError(
             f"--fail {text} is not understood: write decode-0@30 for a failure at 30 s, or decode-0@30+60"
         )
-    return InstanceFailure(
-        instance=found["instance"], at_s=at_s, back_s=None if away_s is None else at_s + away_s
-    )
+    return InstanceFailure(instance=found["instance"], at_s=at_s, back_s=None if away_s is None else at_s + away_s)
 
 
 def _read_cluster(text: str | None, model: str | None, catalog: Catalog) -> ClusterSpec:
@@ -113,9 +109,7 @@ def link_bytes_per_s(gigabytes: float) -> float:
     if not 0 < gigabytes < math.inf:
         raise ConfigurationError(f"--link-gb-per-s {gigabytes:g} is out of range: give more than 0")
     if gigabytes * 1e9 < MIN_BYTES_PER_S:
-        raise ConfigurationError(
-            f"--link-gb-per-s {gigabytes:g} is too slow: give at least {MIN_BYTES_PER_S / 1e9:g}"
-        )
+        raise ConfigurationError(f"--link-gb-per-s {gigabytes:g} is too slow: give at least {MIN_BYTES_PER_S / 1e9:g}")
     return gigabytes * 1e9
 
 

@@ -109,10 +109,7 @@ class EmulatedEngine:
         self._busy_until = end
 
     def run(
-        self,
-        steps: Sequence[SequenceStep],
-        on_layer: OnLayer | None = None,
-        wait_for: OnLayer | None = None,
+        self, steps: Sequence[SequenceStep], on_layer: OnLayer | None = None, wait_for: OnLayer | None = None
     ) -> list[Sampled | None]:
         """Take the time of one iteration (see `Engine.run`)."""
         if not steps:

@@ -55,9 +55,7 @@ def is_decode(step: SequenceStep) -> bool:
     return step.start > 0 and len(step.token_ids) == 1
 
 
-def plan_parts(
-    steps: Sequence[SequenceStep], window: int | None, pool: KvPool, scratch: Scratch
-) -> list[BatchPart]:
+def plan_parts(steps: Sequence[SequenceStep], window: int | None, pool: KvPool, scratch: Scratch) -> list[BatchPart]:
     """Return the attention calls of packed `steps`, decodes first.
 
     A token attends to itself and the `window` − 1 positions before it, or to all of them if `window` is None.
@@ -154,9 +152,7 @@ class _Planner:
 
     def _hide(self, hidden: torch.Tensor) -> torch.Tensor:
         dtype = self._pool.keys(0).dtype
-        return torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill_(
-            hidden, float("-inf")
-        )
+        return torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill_(hidden, float("-inf"))
 
     def _tensor(self, numbers: Sequence[int]) -> torch.Tensor:
         return torch.tensor(numbers, dtype=torch.long).to(self._pool.device, non_blocking=True)
@@ -201,9 +197,7 @@ class PackedBatch:
         self._pool, self._windows, self._scratch = pool, windows, scratch
         self._parts: dict[int | None, list[BatchPart]] = {}
         self.token_ids = self._tensor([t for step in self._steps for t in step.token_ids])
-        self.positions = self._tensor(
-            [p for s in self._steps for p in range(s.start, s.start + len(s.token_ids))]
-        )
+        self.positions = self._tensor([p for s in self._steps for p in range(s.start, s.start + len(s.token_ids))])
         self._slots = self._tensor([slot for step in self._steps for slot in self._slots_of(step)])
 
     def sampled(self) -> tuple[list[int], torch.Tensor]:
@@ -231,9 +225,7 @@ class PackedBatch:
     def _slots_of(self, step: SequenceStep) -> list[int]:
         size = self._pool.layout.block_size
         table = step.block_table
-        return [
-            table[p // size] * size + p % size for p in range(step.start, step.start + len(step.token_ids))
-        ]
+        return [table[p // size] * size + p % size for p in range(step.start, step.start + len(step.token_ids))]
 
     def _tensor(self, numbers: list[int]) -> torch.Tensor:
         return torch.tensor(numbers, dtype=torch.long).to(self._pool.device, non_blocking=True)

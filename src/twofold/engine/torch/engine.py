@@ -43,10 +43,7 @@ class TorchEngine:
         return self._loaded.samples
 
     def run(
-        self,
-        steps: Sequence[SequenceStep],
-        on_layer: OnLayer | None = None,
-        wait_for: OnLayer | None = None,
+        self, steps: Sequence[SequenceStep], on_layer: OnLayer | None = None, wait_for: OnLayer | None = None
     ) -> list[Sampled | None]:
         """Run one iteration (see `Engine.run`)."""
         results: list[Sampled | None] = [None] * len(steps)
@@ -62,9 +59,7 @@ class TorchEngine:
     def _run(self, steps: Sequence[SequenceStep], results: list[Sampled | None], hooks: LayerHooks) -> None:
         with torch.inference_mode():
             self._copy(steps)
-            batch = PackedBatch(
-                steps, self._pool, self._loaded.windows, self._scratch, hooks, self._loaded.first_layer
-            )
+            batch = PackedBatch(steps, self._pool, self._loaded.windows, self._scratch, hooks, self._loaded.first_layer)
             sampled, rows = batch.sampled()
             logits = self._forward(batch, rows)
             if sampled and self.samples:

@@ -44,9 +44,7 @@ def attend(
     if grouped and query.shape[2] == 1:
         # One query per sequence: the heads that share a key head are the rows of one product.
         rows = query.reshape(query.shape[0], key.shape[1], -1, query.shape[3])
-        mixed = functional.scaled_dot_product_attention(
-            rows, key, value, attn_mask=mask, scale=scoring.scaling
-        )
+        mixed = functional.scaled_dot_product_attention(rows, key, value, attn_mask=mask, scale=scoring.scaling)
         return mixed.reshape(query.shape[0], query.shape[1], 1, -1)
     if grouped and mask is not None and query.is_cuda:
         # The fused CUDA kernels support a mask or grouped heads, not both; the fallback would store all scores.
@@ -63,11 +61,7 @@ def _causal_mask(query: torch.Tensor) -> torch.Tensor:
 
 
 def _unfused(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    scoring: AttentionScoring,
-    mask: torch.Tensor | None,
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scoring: AttentionScoring, mask: torch.Tensor | None
 ) -> torch.Tensor:
     """Compute attention without the fused kernel, a bounded number of query rows at a time."""
     rows = query.shape[2]
@@ -80,11 +74,7 @@ def _unfused(
 
 
 def _attend_rows(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    scoring: AttentionScoring,
-    mask: torch.Tensor | None,
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scoring: AttentionScoring, mask: torch.Tensor | None
 ) -> torch.Tensor:
     batch, heads, rows, dim = query.shape
     kv_heads, columns = key.shape[1], key.shape[2]

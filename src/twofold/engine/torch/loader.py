@@ -30,12 +30,7 @@ def no_progress_bars() -> Iterator[None]:
             enable_progress_bar()
 
 
-_DTYPES = {
-    "auto": None,
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-}
+_DTYPES = {"auto": None, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +51,7 @@ class LoadedModel:
 
     def layout(self, block_size: int) -> KvLayout:
         """Return the layout of its KV cache for blocks of `block_size` tokens."""
-        return KvLayout(
-            layers=self.layers, block_size=block_size, dtype=self.dtype_name, itemsize=self.itemsize
-        )
+        return KvLayout(layers=self.layers, block_size=block_size, dtype=self.dtype_name, itemsize=self.itemsize)
 
     def to(self, device: torch.device | str) -> "LoadedModel":
         """Move the weights to `device` in place, and return self."""
@@ -92,9 +85,7 @@ def load_model(path_or_id: str | Path, *, dtype: str = "auto", seed: int | None 
     return LoadedModel(
         model=model,
         layers=tuple(layer.shape for layer in probed.layers),
-        eos_token_ids=eos_token_ids(
-            getattr(model.generation_config, "eos_token_id", None), text.eos_token_id
-        ),
+        eos_token_ids=eos_token_ids(getattr(model.generation_config, "eos_token_id", None), text.eos_token_id),
         max_model_len=probed.max_model_len,
         vocab_size=int(text.vocab_size),
         dtype_name=str(probed.dtype).removeprefix("torch."),
@@ -115,9 +106,7 @@ def _read_config(name: str) -> PreTrainedConfig:
         raise ModelError(f"{name} has no config.json, so it is not a model directory")
     is_path = path.exists() or path.is_absolute() or name.startswith((".", "~")) or name.count("/") != 1
     if is_path and not path.is_dir():
-        raise ModelError(
-            f"there is no model directory {name}: create a small model with `twofold model create`"
-        )
+        raise ModelError(f"there is no model directory {name}: create a small model with `twofold model create`")
     with _model_errors(f"{name}: its config.json cannot be used"):
         return AutoConfig.from_pretrained(path if is_path else name, local_files_only=is_path)
 
@@ -141,9 +130,7 @@ def _read_weights(name: str, config: PreTrainedConfig, dtype: torch.dtype | None
     return model
 
 
-def _draw_weights(
-    name: str, config: PreTrainedConfig, dtype: torch.dtype | None, seed: int
-) -> PreTrainedModel:
+def _draw_weights(name: str, config: PreTrainedConfig, dtype: torch.dtype | None, seed: int) -> PreTrainedModel:
     """Draw random weights. Keeps torch's global random state."""
     with _model_errors(f"{name}: no such model can be made"), torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

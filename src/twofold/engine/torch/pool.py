@@ -25,11 +25,7 @@ class KvPool:
     """
 
     def __init__(
-        self,
-        layout: KvLayout,
-        num_blocks: int,
-        memory: torch.Tensor | None = None,
-        device: torch.device | str = "cpu",
+        self, layout: KvLayout, num_blocks: int, memory: torch.Tensor | None = None, device: torch.device | str = "cpu"
     ) -> None:
         nbytes = layout.pool_bytes(num_blocks)
         if memory is None:
@@ -125,9 +121,7 @@ def block_runs(source_ids: Sequence[int], target_ids: Sequence[int]) -> list[tup
     return [(*pairs[start], end - start) for start, end in zip(starts, ends, strict=True)]
 
 
-def _split(
-    layout: KvLayout, num_blocks: int, memory: torch.Tensor
-) -> list[tuple[torch.Tensor, torch.Tensor]]:
+def _split(layout: KvLayout, num_blocks: int, memory: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """Return views of the keys and values of each layer."""
     dtype: torch.dtype = getattr(torch, layout.dtype)
     numbers = memory[: layout.pool_bytes(num_blocks)].view(dtype)

@@ -104,9 +104,7 @@ def probe_layers(model: PreTrainedModel, name: str) -> ProbedModel:
 def _check_kind(model: PreTrainedModel, name: str) -> None:
     """Check the properties that need no forward pass."""
     if model._is_stateful:  # noqa: SLF001  (transformers has no public name for it)
-        raise _refusal(
-            name, "some of its layers keep state other than a KV cache (state space, linear attention)"
-        )
+        raise _refusal(name, "some of its layers keep state other than a KV cache (state space, linear attention)")
     if "position_ids" not in inspect.signature(model.forward).parameters:
         raise _refusal(name, "its forward has no position_ids")
 
@@ -148,9 +146,7 @@ def _all_layers(probe: _Probe, expected: int) -> ProbedModel:
         raise probe.refuse(f"it has {expected} layers and calls attention {probe.calls} times")
     if len(probe.dtypes) > 1:
         raise probe.refuse(f"its keys and values have several dtypes ({', '.join(map(str, probe.dtypes))})")
-    return ProbedModel(
-        [probe.layers[layer] for layer in range(expected)], probe.dtypes.pop(), probe.max_model_len
-    )
+    return ProbedModel([probe.layers[layer] for layer in range(expected)], probe.dtypes.pop(), probe.max_model_len)
 
 
 def _probe_mask(

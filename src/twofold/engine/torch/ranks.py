@@ -99,9 +99,7 @@ class SplitEngine:
     it the worker.
     """
 
-    def __init__(
-        self, own: TorchEngine, layout: KvLayout, split: Sharding, others: Sequence[Connection]
-    ) -> None:
+    def __init__(self, own: TorchEngine, layout: KvLayout, split: Sharding, others: Sequence[Connection]) -> None:
         self.layout = layout
         self._own, self._split = own, split
         self._others = {other: TypedPipe[RankMessage](other, RankMessage) for other in others}
@@ -119,10 +117,7 @@ class SplitEngine:
         return time.monotonic() - min(self._heard_s.values()) < RANK_TIMEOUT_S
 
     def run(
-        self,
-        steps: Sequence[SequenceStep],
-        on_layer: OnLayer | None = None,
-        wait_for: OnLayer | None = None,
+        self, steps: Sequence[SequenceStep], on_layer: OnLayer | None = None, wait_for: OnLayer | None = None
     ) -> list[Sampled | None]:
         """Run one iteration on all ranks (see `Engine.run`)."""
         assert wait_for is None  # noqa: S101  (no KV store with several ranks)

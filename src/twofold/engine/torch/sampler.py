@@ -118,9 +118,7 @@ def _logprobs(
     """The rows `wanted` with their log probabilities (natural, in float32) and best alternatives."""
     logprobs = torch.log_softmax(logits[list(wanted)].float(), dim=-1)
     tokens = [picked[i] for i in wanted]
-    chosen: list[float] = logprobs.gather(1, torch.tensor(tokens, device=logits.device)[:, None])[
-        :, 0
-    ].tolist()
+    chosen: list[float] = logprobs.gather(1, torch.tensor(tokens, device=logits.device)[:, None])[:, 0].tolist()
     counts = [rows[i].sampling.logprobs or 0 for i in wanted]
     best, ids = logprobs.topk(min(max(counts), logprobs.shape[1]), dim=-1)
     tops = [

@@ -42,9 +42,9 @@ class RankGroup:
             device_id=place if place.type == "cuda" else None,
         )
         names = ("pipeline", "tensor")
-        self.shards: DeviceMesh = init_device_mesh(
-            place.type, (split.pipeline, split.tensor), mesh_dim_names=names
-        )["tensor"]
+        self.shards: DeviceMesh = init_device_mesh(place.type, (split.pipeline, split.tensor), mesh_dim_names=names)[
+            "tensor"
+        ]
 
     def send_on(self, hidden: torch.Tensor) -> None:
         """Send hidden states to the same shard of the next stage."""
@@ -106,9 +106,7 @@ def keep_stage(model: PreTrainedModel, group: RankGroup) -> range:
         )
     if kept.stop < len(layers):
         layers[kept.stop - 1].register_forward_hook(
-            lambda _layer, _arguments, output: group.send_on(
-                output[0] if isinstance(output, tuple) else output
-            )
+            lambda _layer, _arguments, output: group.send_on(output[0] if isinstance(output, tuple) else output)
         )
         model.set_output_embeddings(MissingLayer(model.get_output_embeddings()))
     for layer in set(range(len(layers))) - set(kept):

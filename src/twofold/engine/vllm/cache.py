@@ -20,9 +20,7 @@ def read_layout(caches: Mapping[str, torch.Tensor], kv_heads: int) -> tuple[KvLa
     for name, cache in caches.items():
         blocks, heads, size, numbers = _shape(name, cache, kv_heads)
         if (blocks, size) != (first.shape[0], _shape(name, first, kv_heads)[2]):
-            raise ModelError(
-                f"the KV cache of {name} has another number or size of blocks than the first layer's"
-            )
+            raise ModelError(f"the KV cache of {name} has another number or size of blocks than the first layer's")
         shapes.append(LayerShape(kv_heads=heads, key_dim=numbers, value_dim=0))
     dtype = str(first.dtype).removeprefix("torch.")
     size = _shape("the first layer", first, kv_heads)[2]

@@ -38,9 +38,7 @@ class CompletingPrefills(KVConnectorMetadata):
 class TwofoldConnector(KVConnectorBase_V1, SupportsHMA):
     """vLLM creates one connector for its scheduler and one for its model runner."""
 
-    def __init__(
-        self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig
-    ) -> None:
+    def __init__(self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
         if len(kv_cache_config.kv_cache_groups) != 1:
             kinds = len(kv_cache_config.kv_cache_groups)
@@ -70,9 +68,7 @@ class TwofoldConnector(KVConnectorBase_V1, SupportsHMA):
     def wait_for_layer_load(self, layer_name: str) -> None:
         """A request runs only after all of its KV was received."""
 
-    def save_kv_layer(
-        self, layer_name: str, kv_layer: torch.Tensor, attn_metadata: object, **kwargs: Any
-    ) -> None:
+    def save_kv_layer(self, layer_name: str, kv_layer: torch.Tensor, attn_metadata: object, **kwargs: Any) -> None:
         metadata = self._get_connector_metadata()
         if isinstance(metadata, CompletingPrefills) and metadata.request_ids:
             self._bridge.layer_computed(metadata.request_ids, self._layers[layer_name])
@@ -95,9 +91,7 @@ class TwofoldConnector(KVConnectorBase_V1, SupportsHMA):
             return 0, False
         return request.num_prompt_tokens - num_computed_tokens, True
 
-    def update_state_after_alloc(
-        self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int
-    ) -> None:
+    def update_state_after_alloc(self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int) -> None:
         if num_external_tokens:
             self._bridge.allocated(request.request_id, blocks.get_block_ids()[0])
 
@@ -108,9 +102,7 @@ class TwofoldConnector(KVConnectorBase_V1, SupportsHMA):
         before = {each.req_id: each.num_computed_tokens for each in new}
         before |= dict(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
         scheduled = output.num_scheduled_tokens
-        return CompletingPrefills(
-            [rid for rid, done in before.items() if self._follows(rid, done + scheduled[rid])]
-        )
+        return CompletingPrefills([rid for rid, done in before.items() if self._follows(rid, done + scheduled[rid])])
 
     def _follows(self, request_id: str, computed: int) -> bool:
         """Whether an iteration completes the prompt of a request that is handed off."""

@@ -115,9 +115,7 @@ class VllmCore:
         )
         args = EngineArgs(
             kv_transfer_config=transfer,
-            kv_events_config=KVEventsConfig(
-                enable_kv_cache_events=role_options.prefix_caching, publisher="null"
-            ),
+            kv_events_config=KVEventsConfig(enable_kv_cache_events=role_options.prefix_caching, publisher="null"),
             logits_processors=["twofold.engine.vllm.sampling:KeyedSampling"],
             skip_tokenizer_init=True,
             disable_log_stats=True,
@@ -210,6 +208,4 @@ class VllmCore:
     @property
     def blocks(self) -> VllmBlockCounts:
         pool = self._scheduler.kv_cache_manager.block_pool
-        return VllmBlockCounts(
-            pool.num_gpu_blocks - 1, pool.get_num_free_blocks()
-        )  # vLLM never allocates block 0
+        return VllmBlockCounts(pool.num_gpu_blocks - 1, pool.get_num_free_blocks())  # vLLM never allocates block 0

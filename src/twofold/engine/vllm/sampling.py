@@ -77,11 +77,7 @@ def vllm_sampling(
     extra = None
     if not sampling.greedy or sampling.min_tokens:
         extra = {
-            SAMPLING: {
-                "sampling": sampling,
-                "prompt_tokens": prompt_tokens,
-                "eos_token_ids": tuple(eos_token_ids),
-            }
+            SAMPLING: {"sampling": sampling, "prompt_tokens": prompt_tokens, "eos_token_ids": tuple(eos_token_ids)}
         }
     ends = {*sampling.stop_token_ids, *(() if sampling.ignore_eos else eos_token_ids)}
     return VllmSampling(

@@ -8,11 +8,7 @@ from twofold.kvcache.eviction.lru import Lru
 
 __all__ = ["EVICTIONS", "EvictionPolicy", "create_eviction"]
 
-EVICTIONS: dict[str, type[EvictionPolicy]] = {
-    "lru": Lru,
-    "lfu": Lfu,
-    "length-aware": LengthAware,
-}
+EVICTIONS: dict[str, type[EvictionPolicy]] = {"lru": Lru, "lfu": Lfu, "length-aware": LengthAware}
 
 
 def create_eviction(name: str) -> EvictionPolicy:

@@ -15,13 +15,7 @@ import numpy.typing as npt
 from twofold.errors import ConfigurationError
 from twofold.performance.coefficients import Calibration, DecodeCoefficients, PrefillCoefficients
 from twofold.performance.fitted import KNEE, LARGE_BATCH, LONG_TOKENS, long_share
-from twofold.performance.fitting.profile import (
-    Dropped,
-    ProfiledBatch,
-    ProfileRow,
-    consistent_batches,
-    decode_power,
-)
+from twofold.performance.fitting.profile import Dropped, ProfiledBatch, ProfileRow, consistent_batches, decode_power
 
 Floats = npt.NDArray[np.float64]
 
@@ -43,9 +37,7 @@ def non_negative_least_squares(columns: Sequence[Floats], target: Floats, scale:
     best, least = np.zeros(len(columns)), float(wanted @ wanted)
     for size in range(1, len(used) + 1):
         chosen = np.array(list(combinations(range(len(used)), size)))
-        found = np.linalg.solve(products[chosen[:, :, None], chosen[:, None, :]], shares[chosen][..., None])[
-            ..., 0
-        ]
+        found = np.linalg.solve(products[chosen[:, :, None], chosen[:, None, :]], shares[chosen][..., None])[..., 0]
         feasible = np.flatnonzero(np.all(found >= 0, axis=1))
         if not len(feasible):
             continue
@@ -183,9 +175,7 @@ def _decode_error(seen: Sequence[ProfiledBatch], unseen: ProfiledBatch) -> float
 
 
 def _held_out(
-    kept: Sequence[ProfiledBatch],
-    folds: int,
-    error: Callable[[Sequence[ProfiledBatch], ProfiledBatch], float],
+    kept: Sequence[ProfiledBatch], folds: int, error: Callable[[Sequence[ProfiledBatch], ProfiledBatch], float]
 ) -> float | None:
     """Mean cross-validation error; None with too few configurations."""
     if len(kept) < 2 * _FEWEST or folds < 2:

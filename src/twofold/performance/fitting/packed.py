@@ -48,9 +48,7 @@ def fit_packed(iterations: Iterable[MeasuredIteration]) -> PackedTimes:
     """
     cells = median_iterations(iterations)
     if len(cells) < _FEWEST:
-        raise ConfigurationError(
-            f"a fit needs {_FEWEST} distinct iterations, but only {len(cells)} were measured"
-        )
+        raise ConfigurationError(f"a fit needs {_FEWEST} distinct iterations, but only {len(cells)} were measured")
     return msgspec.structs.replace(_fit(cells), iterations=len(cells), **_held_out(cells))
 
 
@@ -77,9 +75,7 @@ def _median(group: Sequence[MeasuredIteration]) -> MeasuredIteration:
 
 
 def _fit(cells: Sequence[MeasuredIteration]) -> PackedTimes:
-    rows = [
-        [1.0, *spread(one.tokens + one.sequences), one.squares, one.sequences, one.context] for one in cells
-    ]
+    rows = [[1.0, *spread(one.tokens + one.sequences), one.squares, one.sequences, one.context] for one in cells]
     columns: list[Floats] = [np.array(column, dtype=np.float64) for column in zip(*rows, strict=True)]
     seconds = np.array([one.seconds for one in cells], dtype=np.float64)
     rate, scale = np.zeros(len(columns)), seconds
@@ -89,11 +85,7 @@ def _fit(cells: Sequence[MeasuredIteration]) -> PackedTimes:
         scale = seconds * np.sqrt(np.maximum(errors, _CLOSE) / _CLOSE)
     base_s, *token_s, square_s, sequence_s, context_s = rate.tolist()
     return PackedTimes(
-        base_s=base_s,
-        token_s=tuple(token_s),
-        square_s=square_s,
-        sequence_s=sequence_s,
-        context_s=context_s,
+        base_s=base_s, token_s=tuple(token_s), square_s=square_s, sequence_s=sequence_s, context_s=context_s
     )
 
 

@@ -74,9 +74,7 @@ def read_profile(path: Path) -> list[ProfileRow]:
 def _rows(path: Path, reader: "csv.DictReader[str]") -> Iterator[ProfileRow]:
     missing = [name for name in COLUMNS if name not in (reader.fieldnames or ())]
     if missing:
-        raise ConfigurationError(
-            f"{path} lacks the columns {', '.join(missing)}: a profile has {', '.join(COLUMNS)}"
-        )
+        raise ConfigurationError(f"{path} lacks the columns {', '.join(missing)}: a profile has {', '.join(COLUMNS)}")
     for cells in reader:
         values = {name: cells[name] for name in ProfileRow.__struct_fields__ if cells.get(name)}
         try:
@@ -181,9 +179,6 @@ def decode_power(kept: Iterable[ProfiledBatch]) -> float | None:
         row.average_power
         for configuration in kept
         for row in configuration.rows
-        if row.batch_size == 1
-        and row.prompt_size <= 2048
-        and row.average_power
-        and 0 < row.average_power < math.inf
+        if row.batch_size == 1 and row.prompt_size <= 2048 and row.average_power and 0 < row.average_power < math.inf
     ]
     return median(shares) if shares else None

@@ -89,14 +89,10 @@ def capacity_plan(requests: Sequence[Request], query: CapacityQuery) -> Capacity
     """Evaluate cache capacities; raises ConfigurationError for requests without block ids or without duration."""
     blocks = sum(len(request.prefix_blocks) for request in requests)
     if not blocks:
-        raise ConfigurationError(
-            "--kv-capacity needs a trace with block ids, such as Mooncake's: this trace has none"
-        )
+        raise ConfigurationError("--kv-capacity needs a trace with block ids, such as Mooncake's: this trace has none")
     duration_s = requests[-1].arrival_s - requests[0].arrival_s
     if duration_s <= 0:
-        raise ConfigurationError(
-            "--kv-capacity needs a trace with a duration: all requests of this one arrive at once"
-        )
+        raise ConfigurationError("--kv-capacity needs a trace with a duration: all requests of this one arrive at once")
     busy = sum(_whole_s(query, request) for request in requests) / duration_s
     nodes = query.nodes or math.ceil(busy / (query.machine.count // query.accelerators))
     trace = _Trace(requests, query, nodes, blocks, duration_s)
@@ -126,17 +122,10 @@ class _Trace:
     """Requests grouped by cache, with the minimum capacity of each block per grouping."""
 
     def __init__(
-        self,
-        requests: Sequence[Request],
-        query: CapacityQuery,
-        nodes: int,
-        blocks: int,
-        duration_s: float,
+        self, requests: Sequence[Request], query: CapacityQuery, nodes: int, blocks: int, duration_s: float
     ) -> None:
         self._query, self._nodes, self._blocks, self._duration_s = query, nodes, blocks, duration_s
-        self._of_caches = {
-            caches: [list(requests[start::caches]) for start in range(caches)] for caches in {1, nodes}
-        }
+        self._of_caches = {caches: [list(requests[start::caches]) for start in range(caches)] for caches in {1, nodes}}
         self._least = {
             caches: [least_capacities([request.prefix_blocks for request in group]) for group in groups]
             for caches, groups in self._of_caches.items()
@@ -145,9 +134,7 @@ class _Trace:
     def tier(self, tier: StorageTier, behind_gb: float) -> TierPlan:
         """Evaluate a tier behind `behind_gb` of DRAM per node."""
         pool = self._curve(tier, behind_gb, 1) if self._nodes > 1 else None
-        return TierPlan(
-            tier=tier, behind_gb=behind_gb, local=self._curve(tier, behind_gb, self._nodes), pool=pool
-        )
+        return TierPlan(tier=tier, behind_gb=behind_gb, local=self._curve(tier, behind_gb, self._nodes), pool=pool)
 
     def _curve(self, tier: StorageTier, behind_gb: float, caches: int) -> CapacityCurve:
         query = self._query
@@ -169,9 +156,7 @@ class _Trace:
             for request, least in zip(group, _by_request(group, flat), strict=True)
         ]
         least = np.concatenate(self._least[caches])
-        return CapacityCurve(
-            terms, np.where(least < NEVER, np.maximum(least - above, 0), NEVER), np.concatenate(saved)
-        )
+        return CapacityCurve(terms, np.where(least < NEVER, np.maximum(least - above, 0), NEVER), np.concatenate(saved))
 
     def _saved_s(self, request: Request, least: Blocks, above: int, first_s: float, tier_s: float) -> Seconds:
         """Time saved by each block in this tier; hits in DRAM above it count 0."""

@@ -29,17 +29,13 @@ class TraceReuse(msgspec.Struct, frozen=True, kw_only=True):
     caches: tuple[HitRate, ...]
 
 
-def trace_reuse(
-    requests: Iterable[Request], capacities: Sequence[int], evictions: Sequence[str]
-) -> TraceReuse:
+def trace_reuse(requests: Iterable[Request], capacities: Sequence[int], evictions: Sequence[str]) -> TraceReuse:
     """Replay a trace through one cache per capacity (blocks) and eviction policy, in a single pass.
 
     Raises ConfigurationError for an unknown policy.
     """
     caches = {
-        (name, capacity): PrefixCache(capacity, create_eviction(name))
-        for name in evictions
-        for capacity in capacities
+        (name, capacity): PrefixCache(capacity, create_eviction(name)) for name in evictions for capacity in capacities
     }
     distinct: set[BlockKey] = set()
     count = blocks = 0

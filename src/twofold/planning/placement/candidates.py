@@ -109,8 +109,7 @@ def balanced(
         if node is None or shares_nodes(candidate.design, node)
     }
     return sorted(
-        found.values(),
-        key=lambda each: (-round(each.per_accelerator, 9), -each.design.accelerators, each.design.name),
+        found.values(), key=lambda each: (-round(each.per_accelerator, 9), -each.design.accelerators, each.design.name)
     )
 
 

@@ -80,14 +80,10 @@ class NodeLinks(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def reason(self) -> str:
         """Explain the affinity in one sentence."""
-        kv, out, within = (
-            f"{value / 1e9:,.3g} GB/s" for value in (self.kv, self.between_nodes, self.within_node)
-        )
+        kv, out, within = (f"{value / 1e9:,.3g} GB/s" for value in (self.kv, self.between_nodes, self.within_node))
         made = f"a prefill accelerator produces up to {kv} of KV"
         if self.affinity is Affinity.LOW:
-            return (
-                f"{made} and its network share is {out} ({within} within a node): hand-offs stay within nodes"
-            )
+            return f"{made} and its network share is {out} ({within} within a node): hand-offs stay within nodes"
         if self.between_nodes >= self.within_node:
             return f"{made} and its network share is {out}, no less than within a node: instances may be anywhere"
         return f"{made} and its network share is {out}: instances may be anywhere"

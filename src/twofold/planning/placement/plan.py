@@ -121,9 +121,7 @@ def prepare(problem: Problem, query: PlacementQuery) -> PreparedPlacement:
         raise ConfigurationError(
             "mixed accelerators are placed on any node for the highest rate: leave out --rate and --affinity low"
         )
-    of_machine = {
-        name: instances_of(problem, name, most, query.most_stages) for name, most in query.stock.items()
-    }
+    of_machine = {name: instances_of(problem, name, most, query.most_stages) for name, most in query.stock.items()}
     links = min((links_of(problem, kinds) for kinds in of_machine.values()), key=lambda each: each.headroom)
     return PreparedPlacement(
         query=query,
@@ -187,9 +185,7 @@ class ParallelismPreference(msgspec.Struct, frozen=True, kw_only=True):
         here = f"each instance serves {self.rate:.3g} requests/s here"
         if len(self.best) == 1:
             return f"{first} with {self.best[0][1]} at every rate; {here}."
-        until = ", ".join(
-            f"{name} up to {rate:.3g} requests/s" for (_, name), (rate, _) in pairwise(self.best)
-        )
+        until = ", ".join(f"{name} up to {rate:.3g} requests/s" for (_, name), (rate, _) in pairwise(self.best))
         return f"{first} with {until}, above with {self.best[-1][1]}; {here}."
 
 
@@ -200,9 +196,7 @@ def preference(plan: PlacementPlan) -> ParallelismPreference | None:
     if len(prefill) != 1:
         return None
     ((kind, count),) = prefill
-    same = [
-        each for each in prepared.kinds if (each.name, each.accelerators) == (kind.name, kind.accelerators)
-    ]
+    same = [each for each in prepared.kinds if (each.name, each.accelerators) == (kind.name, kind.accelerators)]
     if len(same) < 2:
         return None
     problem = prepared.problem

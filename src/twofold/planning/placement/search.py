@@ -59,19 +59,12 @@ async def most_goodput(
         prefills=tuple(prefills),
         decodes=tuple(decodes),
         split=split,
-        colocated=await _colocated(
-            search, kinds, split[0].design.accelerators if split else most_accelerators
-        ),
+        colocated=await _colocated(search, kinds, split[0].design.accelerators if split else most_accelerators),
     )
 
 
 async def for_rate(
-    search: RateSearch,
-    kinds: Sequence[MachineKind],
-    rate: float,
-    most_accelerators: int,
-    *,
-    shared: bool = False,
+    search: RateSearch, kinds: Sequence[MachineKind], rate: float, most_accelerators: int, *, shared: bool = False
 ) -> PlacementResults:
     """Find the placements that meet the SLO at `rate` on the fewest accelerators, anywhere or on one node (`shared`).
 
@@ -89,9 +82,7 @@ async def for_rate(
         designs = await asyncio.gather(
             *(cheapest(search, family, rate, allows, by_accelerators) for family in families)
         )
-        placed = await asyncio.gather(
-            *(_at(search, design, rate) for design in designs if design is not None)
-        )
+        placed = await asyncio.gather(*(_at(search, design, rate) for design in designs if design is not None))
         return tuple(sorted(placed, key=_fewest))
 
     return PlacementResults(
@@ -102,9 +93,7 @@ async def for_rate(
     )
 
 
-async def whole_stock(
-    search: RateSearch, kinds: Sequence[MachineKind], stock: Mapping[str, int]
-) -> PlacementResults:
+async def whole_stock(search: RateSearch, kinds: Sequence[MachineKind], stock: Mapping[str, int]) -> PlacementResults:
     """Find the placements with the highest rate on a stock of mixed machine types."""
     prefills, decodes = await goodputs(search, kinds)
     candidates = divided(stock, prefills, decodes, BREADTH)
@@ -123,13 +112,9 @@ def best_of(placement: PlacementResults) -> SimulatedPlacement:
     if placement.split:
         return placement.split[0]
     if not placement.prefills:
-        raise ConfigurationError(
-            "no instance meets the TTFT bound at any rate: relax it, or allow more accelerators"
-        )
+        raise ConfigurationError("no instance meets the TTFT bound at any rate: relax it, or allow more accelerators")
     if not placement.decodes:
-        raise ConfigurationError(
-            "no instance meets the TPOT bound at any rate: relax it, or allow more accelerators"
-        )
+        raise ConfigurationError("no instance meets the TPOT bound at any rate: relax it, or allow more accelerators")
     raise ConfigurationError(
         "each phase can meet its bound, but no placement within the limits meets both: allow more accelerators"
     )
@@ -143,9 +128,7 @@ async def _highest(search: RateSearch, designs: Sequence[Design]) -> tuple[Simul
         for each in told
         if each.step is not None and each.kept is not None
     ]
-    return tuple(
-        sorted(placed, key=lambda each: (-each.per_accelerator, each.accelerators, each.design.name))
-    )
+    return tuple(sorted(placed, key=lambda each: (-each.per_accelerator, each.accelerators, each.design.name)))
 
 
 async def _at(search: RateSearch, design: Design, rate: float) -> SimulatedPlacement:
@@ -173,9 +156,7 @@ async def _best_colocated(search: RateSearch, kinds: Sequence[MachineKind]) -> l
     return [each.design.family for each in (await _highest(search, alone))[:BREADTH]]
 
 
-async def _all_colocated(
-    search: RateSearch, kinds: Sequence[MachineKind], stock: Mapping[str, int]
-) -> list[Design]:
+async def _all_colocated(search: RateSearch, kinds: Sequence[MachineKind], stock: Mapping[str, int]) -> list[Design]:
     """For each batcher, fill the stock with the best kind of each machine type."""
     designs = []
     for batcher, budget in COLOCATED:

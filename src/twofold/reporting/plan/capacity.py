@@ -63,9 +63,7 @@ def _pooling(plan: CapacityPlan) -> list[str]:
     pooled, local = best.hit_rate, last.local.at(best.gb_per_node).hit_rate
     if local == 0:
         return []
-    return [
-        f"With separate caches of that size hit rate is {local:.1%}: the pool has {pooled / local:.2f}× the hits."
-    ]
+    return [f"With separate caches of that size hit rate is {local:.1%}: the pool has {pooled / local:.2f}× the hits."]
 
 
 def _alone(plan: CapacityPlan) -> list[str]:
@@ -104,12 +102,7 @@ def _table(plan: CapacityPlan, each: TierPlan, title: str) -> Table:
 def _cells(plan: CapacityPlan, before: CapacityPoint, point: CapacityPoint) -> tuple[str, ...]:
     added = added_by(plan, before, point)
     returns = "-" if added.returns is None else f"{added.returns:.2g}×"
-    return (
-        f"{point.hit_rate:.1%}",
-        f"{point.accelerators:,.2f}",
-        f"{added.accelerator_s_per_gb_h:.3g}",
-        returns,
-    )
+    return (f"{point.hit_rate:.1%}", f"{point.accelerators:,.2f}", f"{added.accelerator_s_per_gb_h:.3g}", returns)
 
 
 class MarginalGain(msgspec.Struct, frozen=True, kw_only=True):
@@ -220,8 +213,7 @@ def _curve_report(plan: CapacityPlan, curve: CapacityCurve, rows: Sequence[float
         best=curve.best(),
         full_gb_per_node=curve.full_gb_per_node,
         points=tuple(
-            CapacityPointReport(point=point, added=added_by(plan, before, point))
-            for before, point in pairwise(points)
+            CapacityPointReport(point=point, added=added_by(plan, before, point)) for before, point in pairwise(points)
         ),
     )
 

@@ -33,9 +33,7 @@ def pareto_chart(plan: Plan, front: Sequence[ParetoPoint]) -> ReportChart:
         (axis(_RATE), axis("Power (kW)", rangemode="tozero")),
     ]
     note = "Designs not dominated in rate, price and provisioned power. Circles are split designs."
-    return ReportChart(
-        id="pareto", title="Pareto front", note=note, traces=traces, layout=_taller(grid(1, 2, axes))
-    )
+    return ReportChart(id="pareto", title="Pareto front", note=note, traces=traces, layout=_taller(grid(1, 2, axes)))
 
 
 def rates_chart(curves: Mapping[str, RateCurve], slo: Slo | SlowdownSlo) -> ReportChart:
@@ -44,36 +42,23 @@ def rates_chart(curves: Mapping[str, RateCurve], slo: Slo | SlowdownSlo) -> Repo
     for index, (name, curve) in enumerate(curves.items()):
         for plot, field in enumerate(("ttft_s", "tpot_s")):
             known = {rate: getattr(each, field) for rate, each in curve.items()}
-            told = {
-                rate: latency for rate, latency in known.items() if isinstance(latency, LatencyPercentiles)
-            }
+            told = {rate: latency for rate, latency in known.items() if isinstance(latency, LatencyPercentiles)}
             for percentile, dash in (("p50", "solid"), ("p90", "dash")):
                 values = [getattr(latency, percentile) for latency in told.values()]
                 label = f"{name}, {percentile.upper()}"
                 look = {"color": run_colour(index), "width": 1.5, "dash": dash}
                 traces.append(
-                    line(label, told, values, run_colour(index), showlegend=plot == 0, **on(plot))
-                    | {"line": look}
+                    line(label, told, values, run_colour(index), showlegend=plot == 0, **on(plot)) | {"line": look}
                 )
-    axes = [
-        (axis(_RATE), axis("TTFT (s)", rangemode="tozero")),
-        (axis(_RATE), axis("TPOT (s)", rangemode="tozero")),
-    ]
+    axes = [(axis(_RATE), axis("TTFT (s)", rangemode="tozero")), (axis(_RATE), axis("TPOT (s)", rangemode="tozero"))]
     layout = _taller(grid(1, 2, axes, shapes=_bounds(slo)))
     note = "Up to the highest rate at which each keeps the SLO."
     return ReportChart(id="curves", title="Latency over rate", note=note, traces=traces, layout=layout)
 
 
 def _marks(name: str, points: Sequence[ParetoPoint], colour: str, size: int) -> list[Trace]:
-    look = {
-        "color": colour,
-        "size": size,
-        "symbol": [_SYMBOLS[point.design.family.split] for point in points],
-    }
-    heights = (
-        [point.design.price_per_h for point in points],
-        [point.design.tdp_w / 1e3 for point in points],
-    )
+    look = {"color": colour, "size": size, "symbol": [_SYMBOLS[point.design.family.split] for point in points]}
+    heights = ([point.design.price_per_h for point in points], [point.design.tdp_w / 1e3 for point in points])
     return [
         {
             "type": "scatter",
@@ -137,11 +122,7 @@ def plan_page(
     from plotly.io import to_html  # noqa: PLC0415 (slow to import)
 
     body = [f"<h1>{escape(title)}</h1>", f"<p>SLO: {escape(slo_text(slo))}</p>"]
-    body += [
-        f'<p class="advice">{escape(advice.text)}</p>',
-        "<h2>The best of each family</h2>",
-        _choices(plan),
-    ]
+    body += [f'<p class="advice">{escape(advice.text)}</p>', "<h2>The best of each family</h2>", _choices(plan)]
     for index, picture in enumerate((pareto_chart(plan, front), rates_chart(curves, slo))):
         figure = {"data": picture.traces, "layout": picture.layout}
         drawn = to_html(figure, full_html=False, include_plotlyjs=index == 0, div_id=picture.id)

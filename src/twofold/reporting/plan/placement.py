@@ -76,9 +76,7 @@ def _against(plan: PlacementPlan) -> list[str]:
     if plan.prepared.query.rate is not None and best.copies == 1:
         return [f"A colocated design needs {other.accelerators} ({other.design.name})."]
     gain = best.per_accelerator / other.per_accelerator
-    return [
-        f"That is {gain:.2f}× the best colocated design ({other.design.name}: {other.per_accelerator:.3g})."
-    ]
+    return [f"That is {gain:.2f}× the best colocated design ({other.design.name}: {other.per_accelerator:.3g})."]
 
 
 def _phases(prefills: Sequence[PhaseGoodput], decodes: Sequence[PhaseGoodput]) -> Table:

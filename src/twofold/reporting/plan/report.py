@@ -105,9 +105,7 @@ class PlanReport(msgspec.Struct, frozen=True, kw_only=True):
             advice=advice,
             choices=tuple(ChoiceReport.of(problem, choice) for choice in plan.choices),
             without=plan.without,
-            pareto=tuple(
-                ParetoPointReport(design=DesignReport.of(each.design), rate=each.rate) for each in front
-            ),
+            pareto=tuple(ParetoPointReport(design=DesignReport.of(each.design), rate=each.rate) for each in front),
             effort={**msgspec.to_builtins(effort), "requests_per_cpu_s": effort.requests_per_cpu_s},
         )
 

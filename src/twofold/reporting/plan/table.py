@@ -61,15 +61,11 @@ def rate_text(rate: float) -> str:
 
 
 # A terminal is too narrow for all columns.
-_SHOWN = tuple(
-    place for place, heading in enumerate(HEADINGS) if heading not in {"TTFT P90", "TPOT P90", "mean kW"}
-)
+_SHOWN = tuple(place for place, heading in enumerate(HEADINGS) if heading not in {"TTFT P90", "TPOT P90", "mean kW"})
 _MOST_POINTS = 14  # the JSON has the whole front
 
 
-def plan_tables(
-    plan: Plan, advice: Advice, front: Sequence[ParetoPoint], effort: Effort, title: str
-) -> Group:
+def plan_tables(plan: Plan, advice: Advice, front: Sequence[ParetoPoint], effort: Effort, title: str) -> Group:
     """Tables and verdict of a plan."""
     parts: list[RenderableType] = [_choices(plan, title)]
     if plan.without:
@@ -113,9 +109,7 @@ def _margins(choices: Iterable[DesignChoice]) -> Table:
         checks = choice.evaluation.checks
         for check, margin in zip(checks, margins(checks), strict=True):
             headroom = "-" if margin.headroom is None else f"{margin.headroom:.1%}"
-            table.add_row(
-                choice.design.name, rate_text(choice.rate), check.name, *check_texts(check), headroom
-            )
+            table.add_row(choice.design.name, rate_text(choice.rate), check.name, *check_texts(check), headroom)
         table.add_section()
     return table
 
@@ -126,9 +120,7 @@ def _front(front: Sequence[ParetoPoint]) -> Table:
     table = _table(f"Pareto front{more}", ("req/s", "$/h", "kW", "design"), (0, 1, 2))
     for point in shown:
         design = point.design
-        table.add_row(
-            rate_text(point.rate), f"{design.price_per_h:,.2f}", f"{design.tdp_w / 1e3:,.1f}", design.name
-        )
+        table.add_row(rate_text(point.rate), f"{design.price_per_h:,.2f}", f"{design.tdp_w / 1e3:,.1f}", design.name)
     return table
 
 

@@ -59,10 +59,7 @@ def reuse_lines(result: ReuseResult) -> Iterator[tuple[str, str]]:
     yield "Prefix hit rate", f"{report.hit_rate:.1%}: {tiers}, {report.fetched:.1%} from other caches"
     share = report.reused_tokens / report.prompt_tokens if report.prompt_tokens else 0.0
     yield "Prompt tokens reused", f"{report.reused_tokens:,} ({share:.1%})"
-    yield (
-        "Largest instance share of prompts",
-        f"{report.largest_share:.1%} ({len(report.requests)} instances)",
-    )
+    yield ("Largest instance share of prompts", f"{report.largest_share:.1%} ({len(report.requests)} instances)")
     yield "Caches with the hottest blocks", f"{result.spread * result.caches:.1f} of {result.caches}"
     error = report.ttft_error
     if error is not None:
@@ -164,9 +161,7 @@ def _refusals(result: SimulationResult) -> Iterator[Fact]:
     prefill, decode = (result.series[name].mean() for name in (PREFILL, DECODE))
     together = overload.load_correlation
     correlated = NOTHING if together is None else f"{together:+.2f}"
-    yield Fact(
-        "Load of prefill and decode", f"{prefill:.2f} and {decode:.2f}, correlation {correlated}", both
-    )
+    yield Fact("Load of prefill and decode", f"{prefill:.2f} and {decode:.2f}, correlation {correlated}", both)
 
 
 def _rates(result: SimulationResult) -> Iterator[Fact]:

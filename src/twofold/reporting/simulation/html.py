@@ -124,10 +124,7 @@ def html_report(
     from plotly.offline import get_plotlyjs  # noqa: PLC0415 (slow to import)
 
     body = [f"<h1>{escape(title)}</h1>", *_verdicts(slo, verdicts or {})]
-    body += [
-        _section("Design", design_table(results)),
-        _section("Latencies", percentile_table(results, reference)),
-    ]
+    body += [_section("Design", design_table(results)), _section("Latencies", percentile_table(results, reference))]
     body += [_section("Rates, energy and cost", facts_table(results))]
     body += [_drawn(picture) for picture in pictures(results, slo, runs or {})]
     scripts = f"<script>{get_plotlyjs()}</script>\n<script>{_DRAW}</script>"

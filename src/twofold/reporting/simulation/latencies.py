@@ -2,17 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 
-from twofold.reporting.chart import (
-    BOUND_COLOUR,
-    ReportChart,
-    Trace,
-    axis,
-    grid,
-    line,
-    log_axis,
-    on,
-    run_colour,
-)
+from twofold.reporting.chart import BOUND_COLOUR, ReportChart, Trace, axis, grid, line, log_axis, on, run_colour
 from twofold.reporting.simulation.statistics import LATENCIES, SLOWDOWNS, LatencyMetric
 from twofold.simulation.histogram import Histogram
 from twofold.simulation.result import SimulationResult
@@ -43,17 +33,13 @@ def latencies(results: Mapping[str, SimulationResult], slo: Slo | SlowdownSlo | 
     )
 
 
-def cumulative(
-    results: Mapping[str, SimulationResult], distribution: LatencyMetric, plot: int
-) -> Iterator[Trace]:
+def cumulative(results: Mapping[str, SimulationResult], distribution: LatencyMetric, plot: int) -> Iterator[Trace]:
     """A line for each run that measured the metric."""
     for index, (name, result) in enumerate(results.items()):
         points = _points(distribution.of(result))
         if points:
             values, shares = zip(*points, strict=True)
-            yield line(
-                name, values, shares, run_colour(index), legendgroup=name, showlegend=plot == 0, **on(plot)
-            )
+            yield line(name, values, shares, run_colour(index), legendgroup=name, showlegend=plot == 0, **on(plot))
 
 
 def share_axis() -> dict[str, object]:
@@ -71,14 +57,12 @@ def _bounds(slo: Slo) -> Iterator[Trace]:
     for plot, bound in ((0, slo.ttft_s), (1, slo.tpot_s), (3, slo.e2e_s)):
         if bound is not None:
             dashed = {"color": BOUND_COLOUR, "width": 1, "dash": "dash"}
-            yield line(
-                "SLO", (bound, bound), (0, 1), BOUND_COLOUR, **on(plot), legendgroup="SLO", showlegend=False
-            ) | {"line": dashed}
+            yield line("SLO", (bound, bound), (0, 1), BOUND_COLOUR, **on(plot), legendgroup="SLO", showlegend=False) | {
+                "line": dashed
+            }
 
 
-def slowdowns(
-    results: Mapping[str, SimulationResult], slo: Slo | SlowdownSlo | None = None
-) -> ReportChart | None:
+def slowdowns(results: Mapping[str, SimulationResult], slo: Slo | SlowdownSlo | None = None) -> ReportChart | None:
     """Cumulative distributions of slowdowns, with the bounds of a slowdown SLO; None without slowdowns."""
     traces = [trace for plot, known in enumerate(SLOWDOWNS) for trace in cumulative(results, known, plot)]
     if not traces:
@@ -88,11 +72,7 @@ def slowdowns(
         id="slowdowns",
         title="Slowdowns",
         note="Multiples of the uncontended latency on the reference machine."
-        + (
-            " Crosses: the bounds of the SLO; a run meets a bound if its line passes to the left."
-            if bounds
-            else ""
-        ),
+        + (" Crosses: the bounds of the SLO; a run meets a bound if its line passes to the left." if bounds else ""),
         traces=traces + bounds,
         layout=grid(1, 3, [(log_axis(f"{known.label} (×)"), share_axis()) for known in SLOWDOWNS]),
     )

@@ -32,9 +32,7 @@ def by_role(result: SimulationResult, kind: str) -> Iterator[tuple[Role, Series]
             yield role, series
 
 
-def role_lines(
-    result: SimulationResult, kind: str, where: dict[str, object], *, legend: bool
-) -> Iterator[Trace]:
+def role_lines(result: SimulationResult, kind: str, where: dict[str, object], *, legend: bool) -> Iterator[Trace]:
     """Mean (solid) and maximum (thin) lines per role."""
     for role, series in by_role(result, kind):
         colour, group = PHASE_COLOURS[role], {"legendgroup": role.value, **where}

@@ -107,9 +107,7 @@ class Accuracy(msgspec.Struct, frozen=True, kw_only=True):
     estimated: bool
 
 
-def worst(
-    pools: Sequence[PoolResult], phases: Sequence[Phase], reference: ModelAccuracy | None = None
-) -> Accuracy:
+def worst(pools: Sequence[PoolResult], phases: Sequence[Phase], reference: ModelAccuracy | None = None) -> Accuracy:
     """Worst errors of the pools that run these phases, and of the slowdown reference."""
     errors = {phase: _errors(pools, phase, reference) for phase in _all_phases(pools, phases)}
     return Accuracy(
@@ -119,9 +117,7 @@ def worst(
     )
 
 
-def accuracy(
-    pools: Sequence[PoolResult], phases: Sequence[Phase], reference: ModelAccuracy | None = None
-) -> str:
+def accuracy(pools: Sequence[PoolResult], phases: Sequence[Phase], reference: ModelAccuracy | None = None) -> str:
     """Format `worst`: `±10%`, `estimated, ±10% prefill, ±2% decode`; empty if no model has influence."""
     resting = _all_phases(pools, phases)
     if not resting:
@@ -167,9 +163,7 @@ def _all_phases(pools: Sequence[PoolResult], phases: Sequence[Phase]) -> tuple[P
     return tuple(phases)
 
 
-def _errors(
-    pools: Sequence[PoolResult], phase: Phase, reference: ModelAccuracy | None
-) -> list[ModelAccuracy]:
+def _errors(pools: Sequence[PoolResult], phase: Phase, reference: ModelAccuracy | None) -> list[ModelAccuracy]:
     errors = [pool.error for pool in _running(pools, phase)]
     return errors if reference is None else [*errors, reference]
 

@@ -6,13 +6,7 @@ from rich.table import Table
 
 from twofold.performance.cost import ModelAccuracy
 from twofold.reporting.simulation.facts import check_text, facts, pool_text
-from twofold.reporting.simulation.statistics import (
-    LATENCIES,
-    SLOWDOWNS,
-    DistributionSummary,
-    accuracy,
-    describe,
-)
+from twofold.reporting.simulation.statistics import LATENCIES, SLOWDOWNS, DistributionSummary, accuracy, describe
 from twofold.reporting.summary import NOTHING, seconds
 from twofold.simulation.result import SimulationResult, Verdict
 
@@ -21,10 +15,7 @@ ERROR_HEADING = "model error"
 
 
 def simulation_tables(
-    result: SimulationResult,
-    title: str,
-    judged: Verdict | None = None,
-    reference: ModelAccuracy | None = None,
+    result: SimulationResult, title: str, judged: Verdict | None = None, reference: ModelAccuracy | None = None
 ) -> Group:
     """Tables of one simulation; `reference` is the model error of the slowdown reference."""
     tables = [_latencies(result, title, reference), _facts(result), _pools(result)]
@@ -33,16 +24,10 @@ def simulation_tables(
     return Group(*tables)
 
 
-def latency_rows(
-    result: SimulationResult, reference: ModelAccuracy | None = None
-) -> list[tuple[str, list[str], str]]:
+def latency_rows(result: SimulationResult, reference: ModelAccuracy | None = None) -> list[tuple[str, list[str], str]]:
     """(label, texts of HEADINGS, model error) of every measured distribution."""
     rows = [
-        (
-            known.label,
-            cells(DistributionSummary.of(known.of(result)), times=True),
-            accuracy(result.pools, known.phases),
-        )
+        (known.label, cells(DistributionSummary.of(known.of(result)), times=True), accuracy(result.pools, known.phases))
         for known in LATENCIES
     ]
     return rows + [
@@ -60,10 +45,7 @@ def cells(statistics: DistributionSummary | None, *, times: bool) -> list[str]:
     """Texts of HEADINGS, as times or multiples."""
     if statistics is None:
         return [NOTHING] * len(HEADINGS)
-    values = (
-        *(statistics.mean, statistics.p50, statistics.p90),
-        *(statistics.p95, statistics.p99, statistics.max),
-    )
+    values = (*(statistics.mean, statistics.p50, statistics.p90), *(statistics.p95, statistics.p99, statistics.max))
     return [seconds(value) if times else f"{value:.2f}×" for value in values]
 
 
@@ -87,9 +69,7 @@ def _pools(result: SimulationResult) -> Table:
     table = _table(None, ("pool", "machines", "utilization", "mean batch", "performance model"), right=(2, 3))
     for pool in result.pools:
         batch = NOTHING if pool.mean_batch is None else f"{pool.mean_batch:,.1f}"
-        table.add_row(
-            pool.role, pool_text(pool), f"{pool.utilization:.1%}", batch, escape(describe(pool.error))
-        )
+        table.add_row(pool.role, pool_text(pool), f"{pool.utilization:.1%}", batch, escape(describe(pool.error)))
     return table
 
 
@@ -104,9 +84,7 @@ def _verdict(judged: Verdict) -> Table:
 
 def _table(title: str | None, headings: tuple[str, ...], right: range | tuple[int, ...]) -> Table:
     # A title may contain a path with brackets.
-    table = Table(
-        title=None if title is None else escape(title), title_justify="left", show_header=any(headings)
-    )
+    table = Table(title=None if title is None else escape(title), title_justify="left", show_header=any(headings))
     for index, heading in enumerate(headings):
         table.add_column(heading, justify="right" if index in right else "left")
     return table

@@ -29,9 +29,7 @@ class InstanceDecodes:
     sequences take turns, and the time between tokens grows at least in proportion.
     """
 
-    def __init__(
-        self, model: PerformanceModel, max_num_seqs: int, capacity_tokens: int, speed: SpeedFactor
-    ) -> None:
+    def __init__(self, model: PerformanceModel, max_num_seqs: int, capacity_tokens: int, speed: SpeedFactor) -> None:
         self.current, self.promised = DecodeLoad(), DecodeLoad()
         self._model = model
         self._speed = speed

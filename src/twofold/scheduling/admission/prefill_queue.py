@@ -149,9 +149,7 @@ class PrefillQueue:
         """Model time of the prefill of a prompt alone."""
         return self._model.prefill_s(prompt.tokens, prompt.squares)
 
-    def _with_others_s(
-        self, prompt: QueuedPrompt, joined: _PredictedIteration | None, before_s: float
-    ) -> float:
+    def _with_others_s(self, prompt: QueuedPrompt, joined: _PredictedIteration | None, before_s: float) -> float:
         """Model time of the iteration that a prompt joins or begins, with the arrivals expected until it starts."""
         tokens, squares = prompt.tokens, prompt.squares
         if joined is not None:

@@ -14,9 +14,7 @@ class QueuedRequest:
 
     __slots__ = ("arrival_s", "deadline_s", "key", "number", "priority", "request")
 
-    def __init__(
-        self, request: Request, key: str = "", priority: int = 0, deadline_s: float | None = None
-    ) -> None:
+    def __init__(self, request: Request, key: str = "", priority: int = 0, deadline_s: float | None = None) -> None:
         self.request = request
         self.key = key
         self.priority = priority
@@ -112,8 +110,6 @@ class AdmissionQueue:
             heapify(self._turns)
         if len(self._deadlines) > many:
             self._deadlines = [
-                (each.deadline_s, each.number, each)
-                for each in self._requests.values()
-                if each.deadline_s is not None
+                (each.deadline_s, each.number, each) for each in self._requests.values() if each.deadline_s is not None
             ]
             heapify(self._deadlines)

@@ -15,6 +15,4 @@ class DecodeFcfs(Batcher):
         super().__init__(max_num_batched_tokens, min(max_num_seqs, max_num_batched_tokens))
 
     def select(self, queues: Queues, budget: SchedulingBudget) -> SchedulerOutput:
-        return SchedulerOutput(
-            resume=select_ready(queues.ready, budget, self.max_num_seqs - queues.decoding.size)
-        )
+        return SchedulerOutput(resume=select_ready(queues.ready, budget, self.max_num_seqs - queues.decoding.size))

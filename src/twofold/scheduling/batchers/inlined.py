@@ -4,13 +4,7 @@ from math import inf
 from typing import ClassVar
 
 from twofold.performance.base import PerformanceModel
-from twofold.scheduling.instance.batcher import (
-    Batcher,
-    SchedulerOutput,
-    SchedulingBudget,
-    select_prompts,
-    select_ready,
-)
+from twofold.scheduling.instance.batcher import Batcher, SchedulerOutput, SchedulingBudget, select_prompts, select_ready
 from twofold.scheduling.instance.queues import Queues
 from twofold.scheduling.instance.sequence import PrefillChunk
 
@@ -26,11 +20,7 @@ class InlinedPrefill(Batcher):
     whole_prompts: ClassVar[bool] = True
 
     def __init__(
-        self,
-        max_num_batched_tokens: int,
-        max_num_seqs: int,
-        times: PerformanceModel | None = None,
-        tbt_s: float = inf,
+        self, max_num_batched_tokens: int, max_num_seqs: int, times: PerformanceModel | None = None, tbt_s: float = inf
     ) -> None:
         super().__init__(max_num_batched_tokens, max_num_seqs)
         self._times = times
@@ -43,13 +33,9 @@ class InlinedPrefill(Batcher):
             context += sequence.computed
         if decodes:
             return SchedulerOutput(self._beside(queues, budget, decodes, context), resume)
-        return SchedulerOutput(
-            select_prompts(queues.waiting, budget, self.max_num_batched_tokens, self.max_num_seqs)
-        )
+        return SchedulerOutput(select_prompts(queues.waiting, budget, self.max_num_batched_tokens, self.max_num_seqs))
 
-    def _beside(
-        self, queues: Queues, budget: SchedulingBudget, decodes: int, context: int
-    ) -> list[PrefillChunk]:
+    def _beside(self, queues: Queues, budget: SchedulingBudget, decodes: int, context: int) -> list[PrefillChunk]:
         """The prompts that may run beside `decodes` decodes, which read `context` KV tokens."""
         chunks: list[PrefillChunk] = []
         tokens = squares = 0

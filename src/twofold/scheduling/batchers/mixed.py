@@ -2,13 +2,7 @@
 
 from typing import ClassVar
 
-from twofold.scheduling.instance.batcher import (
-    Batcher,
-    SchedulerOutput,
-    SchedulingBudget,
-    select_prompts,
-    select_ready,
-)
+from twofold.scheduling.instance.batcher import Batcher, SchedulerOutput, SchedulingBudget, select_prompts, select_ready
 from twofold.scheduling.instance.queues import Queues
 
 

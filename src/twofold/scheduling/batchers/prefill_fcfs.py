@@ -16,6 +16,4 @@ class PrefillFcfs(Batcher):
     whole_prompts: ClassVar[bool] = True
 
     def select(self, queues: Queues, budget: SchedulingBudget) -> SchedulerOutput:
-        return SchedulerOutput(
-            select_prompts(queues.waiting, budget, self.max_num_batched_tokens, self.max_num_seqs)
-        )
+        return SchedulerOutput(select_prompts(queues.waiting, budget, self.max_num_batched_tokens, self.max_num_seqs))

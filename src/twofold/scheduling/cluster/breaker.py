@@ -32,9 +32,7 @@ class Breaker:
     @property
     def admits(self) -> bool:
         """Whether a request may be placed on the instance."""
-        return self.state is BreakerState.CLOSED or (
-            self.state is BreakerState.HALF_OPEN and self.probe is None
-        )
+        return self.state is BreakerState.CLOSED or (self.state is BreakerState.HALF_OPEN and self.probe is None)
 
     def fail(self, now: float) -> float:
         """The instance failed; returns the time of its earliest restart."""

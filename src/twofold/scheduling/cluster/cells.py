@@ -7,15 +7,7 @@ a pool like the load of an instance.
 from collections.abc import Iterator
 
 from twofold.instance import InstanceLoad, Role
-from twofold.scheduling.cluster.pools import (
-    NO_LOAD,
-    LoadMeasure,
-    LoadTotals,
-    Pool,
-    Pools,
-    load_totals,
-    replace_totals,
-)
+from twofold.scheduling.cluster.pools import NO_LOAD, LoadMeasure, LoadTotals, Pool, Pools, load_totals, replace_totals
 
 
 class CellLoad(InstanceLoad):

@@ -67,9 +67,7 @@ NO_LOAD = LoadTotals()
 
 def load_totals(load: InstanceLoad) -> LoadTotals:
     """Take a snapshot of a load."""
-    return LoadTotals(
-        load.pending_prefill_tokens, load.reserved_tokens, load.prefills, load.decodes, load.requests
-    )
+    return LoadTotals(load.pending_prefill_tokens, load.reserved_tokens, load.prefills, load.decodes, load.requests)
 
 
 def replace_totals(load: InstanceLoad, old: LoadTotals, new: LoadTotals) -> None:

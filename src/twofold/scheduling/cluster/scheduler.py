@@ -148,9 +148,7 @@ class ClusterScheduler(RequestSubscriber):
     ignored. `on_role_change` is called with the instance and its new role when an instance moves to another pool.
     """
 
-    def __init__(
-        self, router: Router, handoffs: HandoffPolicy, reservation: KvReservation = FULL_RESERVATION
-    ) -> None:
+    def __init__(self, router: Router, handoffs: HandoffPolicy, reservation: KvReservation = FULL_RESERVATION) -> None:
         self.pools = router.new_pools()
         self.on_role_change: Callable[[str, Role], None] | None = None
         self._router = router
@@ -160,9 +158,7 @@ class ClusterScheduler(RequestSubscriber):
 
     # -- instances ------------------------------------------------------------------------------------------------
 
-    def add_instance(
-        self, instance_id: str, role: Role, capacity_tokens: int | None = None, cell: str = ""
-    ) -> None:
+    def add_instance(self, instance_id: str, role: Role, capacity_tokens: int | None = None, cell: str = "") -> None:
         """Add an instance with KV cache for `capacity_tokens` tokens (None if unknown) to a cell."""
         load = InstanceLoad(instance_id, role, home=role, capacity_tokens=capacity_tokens, cell=cell)
         self.pools.add(load)

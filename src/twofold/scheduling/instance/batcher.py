@@ -147,9 +147,7 @@ class Batcher(ABC):
         return True
 
 
-def select_prompts(
-    waiting: SequenceQueue, budget: SchedulingBudget, tokens: int, seqs: int
-) -> list[PrefillChunk]:
+def select_prompts(waiting: SequenceQueue, budget: SchedulingBudget, tokens: int, seqs: int) -> list[PrefillChunk]:
     """Whole prompts in order, at most `seqs` with `tokens` tokens in all; a longer prompt runs alone."""
     chunks: list[PrefillChunk] = []
     sequence = waiting.first

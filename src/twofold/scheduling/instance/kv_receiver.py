@@ -18,11 +18,7 @@ class KvReceiver:
     """
 
     def __init__(
-        self,
-        blocks: BlockAllocator,
-        leases: LeaseTable,
-        reservation: KvReservation,
-        swap: SwapPreemption | None,
+        self, blocks: BlockAllocator, leases: LeaseTable, reservation: KvReservation, swap: SwapPreemption | None
     ) -> None:
         self.blocks = blocks
         self.leases = leases

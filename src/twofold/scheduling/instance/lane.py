@@ -51,9 +51,7 @@ class Lane:
             else:
                 if not output.repeatable:
                     limit = 1
-                batch = RunningBatch(
-                    [], 0, 0, decodes, context, limit, output.resume, output.pause, self.number
-                )
+                batch = RunningBatch([], 0, 0, decodes, context, limit, output.resume, output.pause, self.number)
         self.batch = batch
         self.remaining = batch.limit
         return batch

@@ -97,9 +97,7 @@ class InstanceScheduler(KvReceiver):
 
     # -- requests -----------------------------------------------------------------------------------------------------
 
-    def submit(
-        self, request: Request, *, decodes_here: bool, reused_tokens: int = 0, fetching: bool = False
-    ) -> None:
+    def submit(self, request: Request, *, decodes_here: bool, reused_tokens: int = 0, fetching: bool = False) -> None:
         """Queue a request for prefill, and for decode unless it is to be handed off.
 
         The KV of its first `reused_tokens` tokens is in a cache and is not computed. With `fetching` some of it is on
@@ -376,11 +374,7 @@ class InstanceScheduler(KvReceiver):
         return batch
 
     def finish_prefills(
-        self,
-        queues: Queues,
-        chunks: list[PrefillChunk],
-        stopped: Collection[str],
-        results: list[StepResult],
+        self, queues: Queues, chunks: list[PrefillChunk], stopped: Collection[str], results: list[StepResult]
     ) -> None:
         """Account for computed chunks; appends the first tokens to `results`."""
         shared = self.shared
@@ -513,15 +507,11 @@ class InstanceScheduler(KvReceiver):
 
 def _reused(request: Request, tokens: int) -> int:
     if tokens and not 0 < tokens < request.prompt_tokens:
-        raise ValueError(
-            f"cannot reuse {tokens} of the {request.prompt_tokens} prompt tokens of request {request.id}"
-        )
+        raise ValueError(f"cannot reuse {tokens} of the {request.prompt_tokens} prompt tokens of request {request.id}")
     return tokens
 
 
-def _publish(
-    shared: PrefixBlockAllocator, sequence: ScheduledSequence, computed: int, published_tokens: int
-) -> None:
+def _publish(shared: PrefixBlockAllocator, sequence: ScheduledSequence, computed: int, published_tokens: int) -> None:
     """Make the full prompt blocks of the first `computed` tokens available to other requests."""
     size = shared.block_size
     keys = sequence.request.prefix_blocks[: min(computed, sequence.prompt_tokens) // size]

@@ -146,9 +146,7 @@ class PrefillChunk:
 
     __slots__ = ("context_tokens", "num_tokens", "samples", "sequence")
 
-    def __init__(
-        self, sequence: ScheduledSequence, num_tokens: int, context_tokens: int, samples: bool
-    ) -> None:
+    def __init__(self, sequence: ScheduledSequence, num_tokens: int, context_tokens: int, samples: bool) -> None:
         self.sequence = sequence
         self.num_tokens = num_tokens
         self.context_tokens = context_tokens

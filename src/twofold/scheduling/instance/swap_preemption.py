@@ -28,9 +28,7 @@ class BlockCopy:
 
     __slots__ = ("blocks", "device_blocks", "host_blocks", "out")
 
-    def __init__(
-        self, out: bool, blocks: int, device_blocks: Sequence[int], host_blocks: Sequence[int]
-    ) -> None:
+    def __init__(self, out: bool, blocks: int, device_blocks: Sequence[int], host_blocks: Sequence[int]) -> None:
         self.out = out
         self.blocks = blocks
         self.device_blocks = tuple(device_blocks[:blocks])
@@ -72,10 +70,7 @@ class SwapPreemption:
         if self.queues.paused.size:
             return False
         needed = self.blocks.blocks_for(sequence.start_tokens) + self._headroom()
-        return (
-            needed <= self.blocks.num_free
-            and self._promised + self._full_blocks(sequence) <= self.host.num_blocks
-        )
+        return needed <= self.blocks.num_free and self._promised + self._full_blocks(sequence) <= self.host.num_blocks
 
     def begin_selection(self) -> int:
         """Free blocks for prompts of the next batch; each prompt must then `offer`."""
@@ -165,9 +160,7 @@ class SwapPreemption:
             for queue in (queues.decoding, queues.ready, queues.paused)
             for other in queue
             # Blocks in a transfer stay where they are.
-            if other.admission > sequence.admission
-            and other.allocation is not None
-            and not other.allocation.transfers
+            if other.admission > sequence.admission and other.allocation is not None and not other.allocation.transfers
         ]
         later.sort(key=_admission, reverse=True)
         victims: list[ScheduledSequence] = []
@@ -226,9 +219,7 @@ class SwapPreemption:
         self.swapped -= 1
 
     def _copy(self, out: bool, device: BlockAllocation, host: BlockAllocation) -> None:
-        self.copies.append(
-            BlockCopy(out, host.blocks, self.blocks.blocks_of(device), self.host.blocks_of(host))
-        )
+        self.copies.append(BlockCopy(out, host.blocks, self.blocks.blocks_of(device), self.host.blocks_of(host)))
         self.blocks_copied += host.blocks
 
     def _step_of(self, sequence: ScheduledSequence) -> int:

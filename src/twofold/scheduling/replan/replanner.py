@@ -153,9 +153,7 @@ class Replanner:
         self._pending = ReplanQuery(shifts=tuple(shifts), traffic=traffic)
         return self._pending
 
-    def decide(
-        self, findings: SearchResult, pools: Pools, retired: Sequence[str], now: float
-    ) -> ReplanDecision:
+    def decide(self, findings: SearchResult, pools: Pools, retired: Sequence[str], now: float) -> ReplanDecision:
         """Decide on the search for the last query; `retired` are instances that can be started."""
         outcome = self._outcome(findings)
         steps = steps_to(findings.best.split, pools, retired) if outcome is ReplanOutcome.MOVE else ()

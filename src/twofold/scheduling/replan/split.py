@@ -53,16 +53,12 @@ def steps_to(split: RoleSplit, pools: Pools, retired: Sequence[str]) -> tuple[Re
     leaving_prefill = _leaving(pools, Role.PREFILL, split.prefill, lambda load: load.pending_prefill_tokens)
     leaving_decode = _leaving(pools, Role.DECODE, split.decode, lambda load: load.reserved_tokens)
     running = RoleSplit.of(pools)
-    missing = [Role.PREFILL] * (split.prefill - running.prefill) + [Role.DECODE] * (
-        split.decode - running.decode
-    )
+    missing = [Role.PREFILL] * (split.prefill - running.prefill) + [Role.DECODE] * (split.decode - running.decode)
     steps: list[ReplanStep] = []
     leaving = leaving_prefill + leaving_decode
     while leaving and missing:
         steps.append(ReplanStep(ReplanAction.ROLE, leaving.pop(0), missing.pop(0)))
-    steps += [
-        ReplanStep(ReplanAction.START, name, role) for name, role in zip(retired, missing, strict=False)
-    ]
+    steps += [ReplanStep(ReplanAction.START, name, role) for name, role in zip(retired, missing, strict=False)]
     steps += [ReplanStep(ReplanAction.RETIRE, name) for name in leaving]
     return tuple(steps)
 

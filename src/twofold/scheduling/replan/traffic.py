@@ -31,9 +31,7 @@ def estimate_output_lengths(ended: Sequence[int], running: Sequence[int], count:
     """
     steps, left = _survivors(sorted(ended), sorted(running))
     longest = max(steps[-1][0], max(running, default=0))
-    ends_per_token = (
-        _ending(ended, running, longest // 2) or _ending(ended, running, 0) or 1.0 / (longest + 1)
-    )
+    ends_per_token = _ending(ended, running, longest // 2) or _ending(ended, running, 0) or 1.0 / (longest + 1)
     found: list[int] = []
     place = 0
     for number in range(count):
@@ -238,9 +236,7 @@ class TrafficMonitor:
         since = self._since(shifts)
         arrivals = list(islice(self._arrivals, max(0, len(self._arrivals) - (self._count - since)), None))
         ended = self._ended_since(since)
-        running = [
-            made(number) for number in range(max(since, self._next), self._count) if number not in self._ended
-        ]
+        running = [made(number) for number in range(max(since, self._next), self._count) if number not in self._ended]
         if len(ended) < _SETTLED_OUTPUTS:
             ended, running = [tokens for _, tokens in self._outputs], []
         passed_s = arrivals[-1][0] - arrivals[0][0] if arrivals else 0.0
@@ -259,9 +255,7 @@ class TrafficMonitor:
         since = self._since(shifts)
         came = self._count - since
         for quantity, stream in self._streams.items():
-            numbers = (
-                sum(number >= since for number, _ in self._outputs) if quantity is Quantity.OUTPUT else came
-            )
+            numbers = sum(number >= since for number, _ in self._outputs) if quantity is Quantity.OUTPUT else came
             stream.changes.restart(numbers // BATCH)
         self._alarmed.clear()
 

@@ -50,9 +50,7 @@ class CellRouter(FixedRoles):
         route = None if picked is None else self.route_in(picked.prefill, request, tokens, pools, now)
         return route or self.within.route(request, tokens, pools, now)
 
-    def route_in(
-        self, name: str, request: Request, tokens: int, pools: CellPools, now: float
-    ) -> Route | None:
+    def route_in(self, name: str, request: Request, tokens: int, pools: CellPools, now: float) -> Route | None:
         """Route within a cell."""
         cell = pools.cells[name].pools
         cell.forecast = pools.forecast
@@ -61,9 +59,7 @@ class CellRouter(FixedRoles):
 
 def _share(first: CellLoad, second: CellLoad) -> float:
     """The load of the first of two cells, from 0 to 2; 1 if they are equal."""
-    prompts = _part(
-        first.pending_prefill_tokens / first.prefilling, second.pending_prefill_tokens / second.prefilling
-    )
+    prompts = _part(first.pending_prefill_tokens / first.prefilling, second.pending_prefill_tokens / second.prefilling)
     return prompts + _part(first.reserved_tokens / first.decoding, second.reserved_tokens / second.decoding)
 
 

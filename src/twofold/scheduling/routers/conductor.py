@@ -28,9 +28,7 @@ class Conductor(ForecastingRouter):
     def __init__(self, threshold: float | None = THRESHOLD) -> None:
         self._threshold = threshold
 
-    def choose(
-        self, request: Request, pool: Pool, forecast: ClusterForecast, now: float
-    ) -> PrefillChoice | None:
+    def choose(self, request: Request, pool: Pool, forecast: ClusterForecast, now: float) -> PrefillChoice | None:
         prompt = request.prompt_tokens
         found = forecast.matches(request.prefix_blocks)
         best = found.longest

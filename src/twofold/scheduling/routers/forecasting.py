@@ -51,9 +51,7 @@ class ForecastingRouter(FixedRoles):
         return Route(prefill.instance, decode, (), prefill.reused_tokens, prefill.fetch, prefill.ttft_s)
 
     @abstractmethod
-    def choose(
-        self, request: Request, pool: Pool, forecast: ClusterForecast, now: float
-    ) -> PrefillChoice | None:
+    def choose(self, request: Request, pool: Pool, forecast: ClusterForecast, now: float) -> PrefillChoice | None:
         """Pick the prefill instance; None if the pool is empty."""
         ...
 
@@ -64,9 +62,7 @@ class ShortestPredictedQueue(ForecastingRouter):
     Cached blocks are reused but do not affect the choice.
     """
 
-    def choose(
-        self, request: Request, pool: Pool, forecast: ClusterForecast, now: float
-    ) -> PrefillChoice | None:
+    def choose(self, request: Request, pool: Pool, forecast: ClusterForecast, now: float) -> PrefillChoice | None:
         chosen: InstanceLoad | None = None
         least_s = assigned_s = 0.0
         for load in pool:

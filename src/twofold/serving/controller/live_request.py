@@ -32,9 +32,7 @@ def rejection_error(refusal: Refusal) -> RequestError:
     The error's `code` is the refusal's reason with underscores.
     """
     if refusal.reason is RefusalReason.BEYOND_SLO:
-        return RequestError(
-            "the prompt is too long for this service's SLO: send a shorter one", code="beyond_slo"
-        )
+        return RequestError("the prompt is too long for this service's SLO: send a shorter one", code="beyond_slo")
     seconds = refusal.retry_after_s
     return RequestError(
         f"{_REASONS[refusal.reason]}; try again in {seconds} s",
@@ -63,9 +61,7 @@ class LiveRequest:
     def __init__(self, generation: Generation) -> None:
         self.id = generation.request.id
         self.generation = generation
-        self.queued = QueuedRequest(
-            generation.request, generation.key, generation.priority, generation.deadline_s
-        )
+        self.queued = QueuedRequest(generation.request, generation.key, generation.priority, generation.deadline_s)
         self.placed: PlacedRequest | None = None  # the current attempt
         self.current = generation  # generation of the current attempt
         self.first_index = 0  # index of the current attempt's first token
@@ -115,9 +111,7 @@ class LiveRequest:
             request=attempt,
             prompt_token_ids=generation.prompt_token_ids + self._tokens,
             sampling=msgspec.structs.replace(
-                sampling,
-                max_tokens=sampling.max_tokens - made,
-                min_tokens=max(0, sampling.min_tokens - made),
+                sampling, max_tokens=sampling.max_tokens - made, min_tokens=max(0, sampling.min_tokens - made)
             ),
         )
 

@@ -145,9 +145,7 @@ class Outbox:
     With a `guard`, it authenticates with the guard's key and stamps its messages with `sender`.
     """
 
-    def __init__(
-        self, context: zmq.Context[zmq.Socket[bytes]], guard: Guard | None = None, sender: str = ""
-    ) -> None:
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], guard: Guard | None = None, sender: str = "") -> None:
         self._context, self._guard, self._sender = context, guard, sender
         self._encoder = msgspec.msgpack.Encoder()
         self._last: tuple[Message | None, bytes] = (None, b"")  # the last message and its frame

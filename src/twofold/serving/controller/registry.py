@@ -99,15 +99,9 @@ class WorkerRegistry:
     """
 
     def __init__(
-        self,
-        expected: Mapping[str, Role],
-        outbox: Outbox,
-        processes: ProcessControl,
-        timeouts: HealthTimeouts,
+        self, expected: Mapping[str, Role], outbox: Outbox, processes: ProcessControl, timeouts: HealthTimeouts
     ) -> None:
-        self.members = {
-            name: RegisteredWorker(name, role, timeouts.restart_s) for name, role in expected.items()
-        }
+        self.members = {name: RegisteredWorker(name, role, timeouts.restart_s) for name, role in expected.items()}
         self._outbox, self._processes, self._timeouts = outbox, processes, timeouts
         self._model: tuple[str, object] | None = None
         self._swept_s: float | None = None

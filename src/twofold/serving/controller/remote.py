@@ -53,9 +53,7 @@ class RemoteWorker:
 class RemoteHost:
     """A joined host. `life` identifies its launcher process; `present` holds until its workers are presumed dead."""
 
-    def __init__(
-        self, name: str, life: int, inbox: str, workers: dict[str, RemoteWorker], now: float
-    ) -> None:
+    def __init__(self, name: str, life: int, inbox: str, workers: dict[str, RemoteWorker], now: float) -> None:
         self.name, self.life, self.inbox, self.workers = name, life, inbox, workers
         self.heard_s = now
         self.present = True
@@ -67,9 +65,7 @@ class RemoteHost:
         if self.rival is None or self.rival[0] != life:
             self.rival = life, now
         elif self.heard_s > self.rival[1]:
-            raise ConfigurationError(
-                f"a host called {self.name} has joined already: give this one another --name"
-            )
+            raise ConfigurationError(f"a host called {self.name} has joined already: give this one another --name")
 
 
 class JoinResult(msgspec.Struct, frozen=True):

@@ -86,9 +86,7 @@ class DegradedMode:
         """Adapt the plan to the workers that now wait for room."""
         roles = {each.instance: each.home for each in self._control.pools() if each.state != "retired"}
         if not waiting:
-            self._log(
-                f"all workers have room: {', '.join(self._restore(roles)) or 'the plan is complete again'}"
-            )
+            self._log(f"all workers have room: {', '.join(self._restore(roles)) or 'the plan is complete again'}")
             return
         self._plan = self._plan or roles
         left = {name: role for name, role in roles.items() if name not in waiting}
@@ -197,12 +195,7 @@ class LiveReplanning(RequestSubscriber):
     """
 
     def __init__(
-        self,
-        config: ReplanConfig,
-        pools: Pools,
-        control: RoleControl,
-        recorder: Recorder,
-        run_search: Search = search,
+        self, config: ReplanConfig, pools: Pools, control: RoleControl, recorder: Recorder, run_search: Search = search
     ) -> None:
         self._config, self._pools, self._control, self._run_search = config, pools, control, run_search
         self._replanner = Replanner(TrafficMonitor(), config.rules)

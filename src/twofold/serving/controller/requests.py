@@ -19,15 +19,7 @@ from twofold.serving.controller.forecast import LiveForecast
 from twofold.serving.controller.health import WorkerGroup, WorkerHealth
 from twofold.serving.controller.live_request import LiveRequest, deadline_error, rejection_error
 from twofold.serving.controller.prompt_keys import BlockNaming
-from twofold.serving.messages import (
-    Abort,
-    HandoffEnded,
-    HandoffReport,
-    LeaseGranted,
-    Prefill,
-    Reserve,
-    StepDone,
-)
+from twofold.serving.messages import Abort, HandoffEnded, HandoffReport, LeaseGranted, Prefill, Reserve, StepDone
 from twofold.serving.telemetry.telemetry import Telemetry
 from twofold.timeline import Moment, Timeline
 
@@ -184,9 +176,7 @@ class LiveRequests:
             self._workers.send(route.prefill, Prefill(generation=generation, fetch=fetch))
             return
         announce = self._announces or mode is HandoffMode.PULL
-        prefill = Prefill(
-            generation=generation, target=route.decode, mode=mode, announce=announce, fetch=fetch
-        )
+        prefill = Prefill(generation=generation, target=route.decode, mode=mode, announce=announce, fetch=fetch)
         self._workers.send(route.prefill, prefill)
         if not announce:
             self._reserve(generation, placed)
@@ -221,11 +211,7 @@ class LiveRequests:
         started_s = self._workers.to_local_time(instance, message.started_s)
         self._telemetry.step(instance, len(message.tokens))
         # Overload control learns decode speed from iterations without prompts.
-        if (
-            self._overload is not None
-            and message.tokens
-            and all(output.index for _, output in message.tokens)
-        ):
+        if self._overload is not None and message.tokens and all(output.index for _, output in message.tokens):
             self._overload.ledger.observe_iteration(instance, len(message.tokens), now - started_s)
         for attempt_id in message.started:
             self.prefill_started(attempt_id, started_s)
@@ -237,9 +223,7 @@ class LiveRequests:
         if attempt_id in self._attempts:
             self._events.prefill_started(attempt_id, at_s)
 
-    def token(
-        self, attempt_id: str, output: TokenOutput, instance: str, started_s: float, now: float
-    ) -> None:
+    def token(self, attempt_id: str, output: TokenOutput, instance: str, started_s: float, now: float) -> None:
         """Record a token of an attempt, from an iteration of `instance` that began at `started_s`."""
         live = self._attempts.get(attempt_id)
         if live is None or live.placed is None:
@@ -262,9 +246,7 @@ class LiveRequests:
                 unused = splits and live.next_index == live.first_index + 1
                 self.end(live, ordered.finish_reason, abort=unused)
 
-    def _rejects_decode(
-        self, live: LiveRequest, placed: PlacedRequest, output: TokenOutput, now: float
-    ) -> bool:
+    def _rejects_decode(self, live: LiveRequest, placed: PlacedRequest, output: TokenOutput, now: float) -> bool:
         """Let overload control reject a prefilled request, unless its client already has a token."""
         if self._overload is None:
             return False

@@ -24,14 +24,7 @@ from twofold.serving.gateway.gateway import Gateway, RequestLimits, read_struct
 from twofold.serving.gateway.keys import KeyRing
 from twofold.serving.gateway.middleware import RequestMiddleware
 from twofold.serving.gateway.openapi import openapi
-from twofold.serving.gateway.responses import (
-    Health,
-    ModelCard,
-    ModelList,
-    Version,
-    answer_error,
-    answer_http_error,
-)
+from twofold.serving.gateway.responses import Health, ModelCard, ModelList, Version, answer_error, answer_http_error
 from twofold.serving.gateway.tokenizer import TextTokenizer
 
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -68,9 +61,7 @@ class Dashboard:
 def _policy(page: str) -> str:
     """Content security policy that allows only the page's own scripts and styles."""
     hashes = {
-        tag: " ".join(
-            f"'sha256-{_hash(text)}'" for text in re.findall(rf"<{tag}>(.*?)</{tag}>", page, re.DOTALL)
-        )
+        tag: " ".join(f"'sha256-{_hash(text)}'" for text in re.findall(rf"<{tag}>(.*?)</{tag}>", page, re.DOTALL))
         for tag in ("script", "style")
     }
     return (
@@ -84,11 +75,7 @@ def _hash(text: str) -> str:
 
 
 def create_app(
-    service: Service,
-    tokenizer: TextTokenizer | None,
-    *,
-    keys: KeyRing | None,
-    limits: RequestLimits | None = None,
+    service: Service, tokenizer: TextTokenizer | None, *, keys: KeyRing | None, limits: RequestLimits | None = None
 ) -> FastAPI:
     """Create the gateway to `service`; without a tokenizer it accepts token id prompts only.
 

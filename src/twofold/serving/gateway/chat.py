@@ -130,9 +130,7 @@ class ChatWriter:
 
     def _chunk(self, choices: list[ChatChunkChoice], usage: MaybeUsage) -> ChatChunk:
         spec = self._spec
-        return ChatChunk(
-            id=spec.id, created=spec.created, model=self._fields.model, choices=choices, usage=usage
-        )
+        return ChatChunk(id=spec.id, created=spec.created, model=self._fields.model, choices=choices, usage=usage)
 
     def _choice(self, deltas: Sequence[Delta]) -> ChatChoice:
         return ChatChoice(

@@ -31,9 +31,7 @@ async def complete(gateway: Gateway, request: Request) -> Response:
         default_max_tokens=DEFAULT_MAX_TOKENS,
         logprobs=fields.logprobs,
     )
-    token_ids = await encode_prompts(
-        gateway, prompts, add_special_tokens=fields.add_special_tokens is not False
-    )
+    token_ids = await encode_prompts(gateway, prompts, add_special_tokens=fields.add_special_tokens is not False)
     writer = CompletionWriter(spec, fields, LogprobFormat(gateway.tokenizer))
     return await respond(gateway, request, fields, spec, token_ids, writer)
 
@@ -67,9 +65,7 @@ async def encode_prompts(
     return encoded
 
 
-async def _encode_texts(
-    gateway: Gateway, texts: Sequence[str], *, add_special_tokens: bool
-) -> list[list[int]]:
+async def _encode_texts(gateway: Gateway, texts: Sequence[str], *, add_special_tokens: bool) -> list[list[int]]:
     tokenizer = gateway.require_tokenizer("prompt")
     for text in texts:
         gateway.check_length(len(text), "prompt")
@@ -108,9 +104,7 @@ class CompletionWriter:
 
     def _body(self, choices: list[CompletionChoice], usage: MaybeUsage) -> Completion:
         spec = self._spec
-        return Completion(
-            id=spec.id, created=spec.created, model=self._fields.model, choices=choices, usage=usage
-        )
+        return Completion(id=spec.id, created=spec.created, model=self._fields.model, choices=choices, usage=usage)
 
     def _choice(self, deltas: Sequence[Delta]) -> CompletionChoice:
         """Format one choice from at least one of its deltas."""

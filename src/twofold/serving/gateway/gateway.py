@@ -52,9 +52,7 @@ class Gateway:
         """Raise RequestError (404) unless `name` is the served model."""
         served = self.service.model.name
         if name != served:
-            raise invalid(
-                "model", f"{name!r} is not served here; use {served!r}", status=404, code="model_not_found"
-            )
+            raise invalid("model", f"{name!r} is not served here; use {served!r}", status=404, code="model_not_found")
 
     def require_tokenizer(self, field: str) -> TextTokenizer:
         """Return the tokenizer, which `field` needs; raises RequestError without one."""
@@ -66,9 +64,7 @@ class Gateway:
         """Reject texts that are too long or cannot fit the context, before tokenization."""
         most = self.limits.prompt_characters
         if most is not None and characters > most:
-            raise invalid(
-                field, f"{characters} characters are more than the limit of {most}", code="prompt_too_long"
-            )
+            raise invalid(field, f"{characters} characters are more than the limit of {most}", code="prompt_too_long")
         context = self.service.model.max_model_len
         tokens = characters // self.require_tokenizer(field).longest_token
         if tokens > context:
@@ -99,9 +95,7 @@ async def read_struct(request: Request, kind: type[T], max_bytes: int) -> T:
 
 async def _read_body(request: Request, max_bytes: int) -> bytes:
     """Read the body, buffering at most `max_bytes`; raises RequestError (413) for larger ones."""
-    too_large = RequestError(
-        f"the body exceeds the limit of {max_bytes} bytes", status=413, code="request_too_large"
-    )
+    too_large = RequestError(f"the body exceeds the limit of {max_bytes} bytes", status=413, code="request_too_large")
     content_length = request.headers.get("content-length", "")
     if content_length.isdecimal() and int(content_length) > max_bytes:
         raise too_large

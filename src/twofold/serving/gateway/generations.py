@@ -131,9 +131,7 @@ def _generation(spec: ResponseSpec, index: int, token_ids: list[int], sampling: 
     )
 
 
-def _sampling(
-    gateway: Gateway, fields: GenerationFields, spec: ResponseSpec, prompt_tokens: int
-) -> SamplingParams:
+def _sampling(gateway: Gateway, fields: GenerationFields, spec: ResponseSpec, prompt_tokens: int) -> SamplingParams:
     """Sampling parameters for a prompt; raises RequestError if values conflict with the model or each other."""
     model, max_tokens, min_tokens = gateway.service.model, spec.max_tokens, fields.min_tokens or 0
     if max_tokens is None:
@@ -147,15 +145,10 @@ def _sampling(
             code="context_length_exceeded",
         )
     if min_tokens > max_tokens:
-        raise invalid(
-            "min_tokens", f"{min_tokens} is more than the {max_tokens} tokens that may be generated"
-        )
+        raise invalid("min_tokens", f"{min_tokens} is more than the {max_tokens} tokens that may be generated")
     stop_token_ids = tuple(fields.stop_token_ids or ())
     if max(stop_token_ids, default=0) >= model.vocab_size:
-        raise invalid(
-            "stop_token_ids",
-            f"{max(stop_token_ids)} is not in the vocabulary of {model.vocab_size} tokens",
-        )
+        raise invalid("stop_token_ids", f"{max(stop_token_ids)} is not in the vocabulary of {model.vocab_size} tokens")
     return SamplingParams(
         max_tokens=max_tokens,
         temperature=1.0 if fields.temperature is None else fields.temperature,
@@ -194,18 +187,13 @@ def _stop_strings(fields: GenerationFields, limits: RequestLimits) -> tuple[str,
     if "" in stops:
         raise invalid("stop", "a stop string is empty")
     if any(len(stop) > limits.stop_characters for stop in stops):
-        raise invalid(
-            "stop", f"a stop string is longer than the limit of {limits.stop_characters} characters"
-        )
+        raise invalid("stop", f"a stop string is longer than the limit of {limits.stop_characters} characters")
     return stops
 
 
 def _check_key(key: ApiKey, generations: int) -> None:
     """Reject a request that exceeds the key's limits even on its own."""
-    for most, what in (
-        (key.limits.max_concurrent, "at once"),
-        (key.limits.requests_per_minute, "per minute"),
-    ):
+    for most, what in ((key.limits.max_concurrent, "at once"), (key.limits.requests_per_minute, "per minute")):
         if most is not None and generations > most:
             raise invalid("n", f"{generations} generations exceed this API key's limit of {most} {what}")
 
@@ -238,17 +226,14 @@ def _retention_s(fields: GenerationFields) -> float:
     """The longer of `prompt_cache_retention` and `prompt_cache_options.ttl`; 0 if neither is set."""
     retention, options = fields.prompt_cache_retention, fields.prompt_cache_options
     if retention is not None and retention not in RETENTIONS:
-        raise invalid(
-            "prompt_cache_retention", f"must be in_memory or 24h, not {retention!r}", code="invalid_value"
-        )
+        raise invalid("prompt_cache_retention", f"must be in_memory or 24h, not {retention!r}", code="invalid_value")
     retention_s = 0.0 if retention is None else RETENTIONS[retention]
     if options is None:
         return retention_s
     if options.mode is not None and options.mode not in MODES:
         raise invalid(
             "prompt_cache_options.mode",
-            "not supported by this service, which caches every full block of a prompt; "
-            "leave it out or send implicit",
+            "not supported by this service, which caches every full block of a prompt; leave it out or send implicit",
             code="unsupported_parameter",
         )
     if options.ttl is None:

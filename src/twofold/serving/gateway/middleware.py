@@ -56,10 +56,7 @@ class RequestMiddleware:
         headers = Headers(scope=scope)
         key = self._keys.find(headers.get("authorization", "")) if self._keys is not None else None
         arrival = Arrival(
-            request_id=_request_id(headers),
-            monotonic_s=time.monotonic(),
-            created=int(time.time()),
-            key=key,
+            request_id=_request_id(headers), monotonic_s=time.monotonic(), created=int(time.time()), key=key
         )
         scope[ARRIVAL] = arrival
         context = context_of(arrival.request_id, scope["path"], headers.get("traceparent", ""))

@@ -72,9 +72,7 @@ def reference(kind: type) -> Json:
 
 def schemas(model: str) -> Json:
     """Schemas of all structs by name, narrowed to the accepted values; `model` is the served one."""
-    _, made = msgspec.json.schema_components(
-        _STRUCTS, schema_hook=_schema_hook, ref_template=f"{_PREFIX}{{name}}"
-    )
+    _, made = msgspec.json.schema_components(_STRUCTS, schema_hook=_schema_hook, ref_template=f"{_PREFIX}{{name}}")
     for kind in (ChatFields, CompletionFields):
         fields = made[kind.__name__]["properties"]
         fields["model"] = {"const": model}
@@ -118,14 +116,8 @@ def openapi(model: str, *, keys: bool) -> Json:
 def _api(*, keys: bool) -> Json:
     """Paths under /v1."""
     paths: dict[str, tuple[str, Json]] = {
-        "/v1/completions": (
-            "post",
-            _generation_operation("completions", CompletionFields, Completion, Completion),
-        ),
-        "/v1/chat/completions": (
-            "post",
-            _generation_operation("chat", ChatFields, ChatCompletion, ChatChunk),
-        ),
+        "/v1/completions": ("post", _generation_operation("completions", CompletionFields, Completion, Completion)),
+        "/v1/chat/completions": ("post", _generation_operation("chat", ChatFields, ChatCompletion, ChatChunk)),
         "/v1/models": ("get", _json_operation("models", "The model served", ModelList)),
         "/v1/models/{model}": ("get", _json_operation("model", "One model", ModelCard, errors=(404,))),
     }
@@ -152,20 +144,11 @@ def _operations() -> Json:
 
 def _generation_operation(name: str, body: type, whole: type, chunk: type) -> Json:
     """An operation that responds with a whole answer or with server-sent events of chunks."""
-    stream: Json = {
-        "type": "string",
-        "description": f"Every event is a {chunk.__name__}; the last is [DONE].",
-    }
-    answers: Json = {
-        "application/json": {"schema": reference(whole)},
-        "text/event-stream": {"schema": stream},
-    }
+    stream: Json = {"type": "string", "description": f"Every event is a {chunk.__name__}; the last is [DONE]."}
+    answers: Json = {"application/json": {"schema": reference(whole)}, "text/event-stream": {"schema": stream}}
     operation = _operation(name, f"A {whole.__name__}", answers, errors=(400, 404, 413, 429, 503, 504))
     operation["parameters"] = [_TIMEOUT]
-    operation["requestBody"] = {
-        "required": True,
-        "content": {"application/json": {"schema": reference(body)}},
-    }
+    operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": reference(body)}}}
     return operation
 
 
@@ -182,9 +165,7 @@ def _health(name: str) -> Json:
 
 def _operation(name: str, summary: str, answers: Json, *, errors: Sequence[int] = ()) -> Json:
     """Common parts of an operation: request id header, its errors and the errors of every request."""
-    responses: Json = {
-        "200": {"description": "Success.", "headers": {"X-Request-Id": _REQUEST_ID}, "content": answers}
-    }
+    responses: Json = {"200": {"description": "Success.", "headers": {"X-Request-Id": _REQUEST_ID}, "content": answers}}
     for status in (*errors, 431, 500):
         responses[str(status)] = _error(status)
     return {"operationId": name, "summary": summary, "responses": responses}

@@ -5,12 +5,7 @@ from collections.abc import Sequence
 import msgspec
 
 from twofold.request import FinishReason, TokenOutput
-from twofold.serving.gateway.responses import (
-    ChatLogprobs,
-    ChatTokenLogprob,
-    ChatTopLogprob,
-    CompletionLogprobs,
-)
+from twofold.serving.gateway.responses import ChatLogprobs, ChatTokenLogprob, ChatTopLogprob, CompletionLogprobs
 from twofold.serving.gateway.schemas import GenerationFields
 from twofold.serving.gateway.tokenizer import Detokenizer, TextTokenizer, id_name
 
@@ -36,9 +31,7 @@ class StopStrings:
     def __init__(self, stops: Sequence[str], *, include: bool = False) -> None:
         """`include` keeps the stop string at the end of the text. Stop strings must not be empty."""
         # Longest first, so that the longest of several simultaneous matches wins.
-        self._automata = [
-            _Automaton(stop) for stop in sorted(set(stops), key=lambda stop: (-len(stop), stop))
-        ]
+        self._automata = [_Automaton(stop) for stop in sorted(set(stops), key=lambda stop: (-len(stop), stop))]
         self._include = include
         self._held = ""
 
@@ -173,9 +166,7 @@ class LogprobFormat:
             logprob=_finite(token.logprob),
             bytes=self._bytes(token.token_id),
             top_logprobs=[
-                ChatTopLogprob(
-                    token=self._name(token_id), logprob=_finite(logprob), bytes=self._bytes(token_id)
-                )
+                ChatTopLogprob(token=self._name(token_id), logprob=_finite(logprob), bytes=self._bytes(token_id))
                 for token_id, logprob in token.top_logprobs[:top]
             ],
         )

@@ -173,20 +173,13 @@ def error_response_for(error: Exception) -> Response:
             error.status, str(error), param=error.param, code=error.code, retry_after_s=error.retry_after_s
         )
     if isinstance(error, InstanceLostError):
-        return error_response(
-            503, str(error) or "the instance that ran the request was lost", code="instance_lost"
-        )
+        return error_response(503, str(error) or "the instance that ran the request was lost", code="instance_lost")
     logger.error("unexpected error while answering a request", exc_info=error)
     return error_response(500, "unexpected error; see the server's log", code="internal_error")
 
 
 def error_response(
-    status: int,
-    message: str,
-    *,
-    param: str | None = None,
-    code: str | None = None,
-    retry_after_s: int | None = None,
+    status: int, message: str, *, param: str | None = None, code: str | None = None, retry_after_s: int | None = None
 ) -> Response:
     headers = {}
     if retry_after_s is not None:

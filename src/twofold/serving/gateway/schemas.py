@@ -72,9 +72,7 @@ def refuse_unsupported(fields: "GenerationFields", n: int) -> None:
             continue
         allowed = " or ".join(["null", *(msgspec.json.encode(each).decode() for each in neutral)])
         raise invalid(
-            name,
-            f"not supported by this service; leave it out or send {allowed}",
-            code="unsupported_parameter",
+            name, f"not supported by this service; leave it out or send {allowed}", code="unsupported_parameter"
         )
 
 

@@ -66,15 +66,11 @@ class BoundedProtocol(HttpToolsProtocol):
         """Called for invalid HTTP and for large headers."""
         if self._too_large:
             most = self.header_bytes
-            refused = error_response(
-                431, f"the headers exceed the limit of {most} bytes", code="headers_too_large"
-            )
+            refused = error_response(431, f"the headers exceed the limit of {most} bytes", code="headers_too_large")
         else:
             refused = error_response(400, msg or "invalid HTTP", code="invalid_http")
         body = bytes(refused.body)
-        head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(
-            body
-        )
+        head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(body)
         self.transport.write(STATUS_LINE[refused.status_code] + head + body)
         self.transport.close()
 

@@ -26,11 +26,7 @@ from twofold.serving.gateway.schemas import GenerationFields, StreamOptions
 logger = logging.getLogger(__name__)
 DONE = b"data: [DONE]\n\n"
 # The last two keep proxies from buffering tokens.
-HEADERS = {
-    "content-type": "text/event-stream; charset=utf-8",
-    "cache-control": "no-cache",
-    "x-accel-buffering": "no",
-}
+HEADERS = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache", "x-accel-buffering": "no"}
 
 T = TypeVar("T")
 
@@ -225,9 +221,7 @@ class EventStream(Response):
     async def _send_all(self, send: Send) -> None:
         async with aclosing(self._events) as events:
             first = await anext(events, b"")
-            await send(
-                {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
-            )
+            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
             await self._send(send, first)
             try:
                 async for data in events:
@@ -297,9 +291,7 @@ async def generate_deltas(service: Service, planned: PlannedChoice) -> AsyncGene
     yield last
 
 
-async def _collect(
-    deltas: AsyncGenerator[Delta, None], choices: int, count: UsageCounter
-) -> list[list[Delta]]:
+async def _collect(deltas: AsyncGenerator[Delta, None], choices: int, count: UsageCounter) -> list[list[Delta]]:
     collected: list[list[Delta]] = [[] for _ in range(choices)]
     async with aclosing(deltas):
         async for delta in deltas:

@@ -166,11 +166,7 @@ class TextTokenizer:
         return await self._off_loop(sum(len(message["content"]) for message in messages), work)
 
     def render_chat(
-        self,
-        messages: Sequence[dict[str, str]],
-        *,
-        add_generation_prompt: bool,
-        template_kwargs: dict[str, object],
+        self, messages: Sequence[dict[str, str]], *, add_generation_prompt: bool, template_kwargs: dict[str, object]
     ) -> str:
         """Render messages with the model's chat template; raises RequestError."""
         if self._tokenizer.chat_template is None:
@@ -182,17 +178,12 @@ class TextTokenizer:
         try:
             return str(
                 self._tokenizer.apply_chat_template(
-                    list(messages),
-                    tokenize=False,
-                    add_generation_prompt=add_generation_prompt,
-                    **template_kwargs,
+                    list(messages), tokenize=False, add_generation_prompt=add_generation_prompt, **template_kwargs
                 )
             )
         except (TemplateError, TypeError, ValueError) as error:
             # Templates reject unexpected message sequences, such as two user messages in a row.
-            raise RequestError(
-                f"messages: rejected by the model's chat template: {error}", param="messages"
-            ) from error
+            raise RequestError(f"messages: rejected by the model's chat template: {error}", param="messages") from error
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         return str(self.backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens))

@@ -88,9 +88,7 @@ class JoinedHost:
         try:
             again = True
             while again and not self._stop.is_set():
-                session = JoinSession(
-                    self._network, self._offer, inbox, outbox, self._stop, self._on_progress
-                )
+                session = JoinSession(self._network, self._offer, inbox, outbox, self._stop, self._on_progress)
                 again = await session.run(self._adapt, Path(run_dir))
         finally:
             outbox.close(linger_s=1.0)

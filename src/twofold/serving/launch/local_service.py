@@ -214,9 +214,7 @@ class LocalService:
             recomputes=config.engine.recomputes,
             replan=config.replan,
             prompt_keys=self._prompt_keys(),
-            forecast=None
-            if forecast is None
-            else LiveForecast(forecast, config.engine.block_size, self._paths),
+            forecast=None if forecast is None else LiveForecast(forecast, config.engine.block_size, self._paths),
         )
 
     def _prompt_keys(self) -> PromptKeys | None:
@@ -224,9 +222,7 @@ class LocalService:
         if not engine.prefix_caching:
             return None
         directory = None if store is None else store.disk_dir
-        return PromptKeys(
-            engine.block_size, None if directory is None else load_or_create_secret(Path(directory))
-        )
+        return PromptKeys(engine.block_size, None if directory is None else load_or_create_secret(Path(directory)))
 
     def _make_cluster(self) -> ClusterScheduler:
         router = ROUTERS[self._config.router]()

@@ -61,9 +61,7 @@ def plan_memory(
             f"this machine has {available_bytes / MIB:,.0f} MiB left: lower --kv-cache-memory-bytes"
             f"{' or --swap-space' if swap_total else ''}"
         )
-    return MemoryPlan(
-        layout=layout, num_blocks=num_blocks, max_model_len=max_model_len, swap_blocks=swap_blocks
-    )
+    return MemoryPlan(layout=layout, num_blocks=num_blocks, max_model_len=max_model_len, swap_blocks=swap_blocks)
 
 
 def available_memory() -> int:

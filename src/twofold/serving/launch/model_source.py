@@ -38,9 +38,7 @@ def find_model(source: str) -> Path:
             raise ModelError(f"{path} has no config.json, so it is not a model directory")
         return path.resolve()
     if path.exists() or path.is_absolute() or source.startswith((".", "~")) or source.count("/") != 1:
-        raise ModelError(
-            f"there is no model directory {source}: make a small one with `twofold model create`"
-        )
+        raise ModelError(f"there is no model directory {source}: make a small one with `twofold model create`")
     from huggingface_hub import snapshot_download  # noqa: PLC0415  (slow, and needed for hub ids only)
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError  # noqa: PLC0415
 
@@ -78,7 +76,5 @@ def model_facts(engine: EngineConfig) -> ModelFacts:
         vocab_size = int(config.vocab_size)
     except (OSError, ValueError, AttributeError) as error:
         reason = next(iter(str(error).splitlines()), type(error).__name__)
-        raise ModelError(
-            f"{directory}: config.json lacks the context length or vocabulary size: {reason}"
-        ) from error
+        raise ModelError(f"{directory}: config.json lacks the context length or vocabulary size: {reason}") from error
     return ModelFacts(engine.context(longest), vocab_size, model_fingerprint(directory))

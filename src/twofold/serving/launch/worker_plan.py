@@ -39,13 +39,9 @@ def plan_workers(
     `batchers` replace the batchers of some roles.
     """
     if colocated and (prefill or decode):
-        raise ConfigurationError(
-            "--colocated excludes --prefill and --decode: a service is either split or colocated"
-        )
+        raise ConfigurationError("--colocated excludes --prefill and --decode: a service is either split or colocated")
     if not colocated and not (prefill and decode) and not others_join:
-        raise ConfigurationError(
-            "a split service needs at least --prefill 1 and --decode 1 (or use --colocated N)"
-        )
+        raise ConfigurationError("a split service needs at least --prefill 1 and --decode 1 (or use --colocated N)")
     counts = {Role.PREFILL: prefill, Role.DECODE: decode, Role.MIXED: colocated}
     terms = join_terms(
         colocated=colocated > 0,
@@ -55,9 +51,7 @@ def plan_workers(
         roles_move=roles_move,
         batchers=batchers,
     )
-    workers = [
-        terms.worker(f"{role.value}-{i}", role) for role, count in counts.items() for i in range(count)
-    ]
+    workers = [terms.worker(f"{role.value}-{i}", role) for role, count in counts.items() for i in range(count)]
     return with_cores(workers, pin_cores=pin_cores)
 
 
@@ -78,9 +72,7 @@ def join_terms(
     if roles_move:
         chosen = dict.fromkeys(Role, "splitwise")
     chosen |= {role: name for role, name in (batchers or {}).items() if role in chosen}
-    if max_num_batched_tokens == AUTO and not any(
-        BATCHERS[batcher].whole_prompts for batcher in chosen.values()
-    ):
+    if max_num_batched_tokens == AUTO and not any(BATCHERS[batcher].whole_prompts for batcher in chosen.values()):
         raise ConfigurationError(
             "--max-num-batched-tokens auto needs batchers for whole prompts: leave out chunked prefill "
             "(--no-enable-chunked-prefill) and the router splitwise, or give a number"
@@ -168,9 +160,7 @@ def with_chunks(workers: Sequence[WorkerConfig], chunk: int | None) -> tuple[Wor
     if chunk is None:
         return tuple(workers)
     chunked = [
-        msgspec.structs.replace(
-            worker, batcher="prefill-chunks", max_num_batched_tokens=chunk, measures_budget=False
-        )
+        msgspec.structs.replace(worker, batcher="prefill-chunks", max_num_batched_tokens=chunk, measures_budget=False)
         if worker.batcher == "prefill" and worker.split.pipeline > 1
         else worker
         for worker in workers

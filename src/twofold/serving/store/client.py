@@ -272,9 +272,7 @@ class StoreClient:
         self._connected.set()
 
     def _send(self, epoch: int, number: int, what: StoreOperation) -> None:
-        self._outbox.send(
-            self._store, StoreRequest(client=self._inbox.address, epoch=epoch, number=number, what=what)
-        )
+        self._outbox.send(self._store, StoreRequest(client=self._inbox.address, epoch=epoch, number=number, what=what))
 
     def _forget(self, session: StoreSession) -> None:
         """Stop using a session."""
@@ -303,8 +301,7 @@ def _fill(
         copier.write(memory, layer, slots, blocks)
         span = copier.span(layer)
         checksums = [
-            zlib.crc32(memory.slot(slot)[span], checksum)
-            for slot, checksum in zip(slots, checksums, strict=True)
+            zlib.crc32(memory.slot(slot)[span], checksum) for slot, checksum in zip(slots, checksums, strict=True)
         ]
     return [Block(*block) for block in zip(slots, checksums, strict=True)]
 

@@ -205,9 +205,7 @@ class DiskBlocks:
         if index.execute("DELETE FROM blocks WHERE slot >= ?", (self.capacity,)).rowcount:
             index.execute("VACUUM")
             index.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
-        rows = index.execute(
-            "SELECT key, slot, position, checksum, number FROM blocks ORDER BY number"
-        ).fetchall()
+        rows = index.execute("SELECT key, slot, position, checksum, number FROM blocks ORDER BY number").fetchall()
         for key, slot, position, checksum, number in rows:
             self._blocks[key] = _Row(slot, checksum)
             self._recovered.append(Stored(key, position))
@@ -231,9 +229,7 @@ def _lock(directory: Path) -> int:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         os.close(fd)
-        raise ConfigurationError(
-            f"{directory} is in use by another service: choose another directory"
-        ) from error
+        raise ConfigurationError(f"{directory} is in use by another service: choose another directory") from error
     return fd
 
 

@@ -119,12 +119,7 @@ class StoreManager:
         self._advance()
 
     def put(
-        self,
-        requester: Requester,
-        keys: Sequence[bytes],
-        start: int,
-        counter: str = "stored",
-        limit: int | None = None,
+        self, requester: Requester, keys: Sequence[bytes], start: int, counter: str = "stored", limit: int | None = None
     ) -> None:
         """Lease free slots for the missing blocks of a prompt from index `start` on, at most `limit` at a time."""
         putting = _PutRequest(requester, keys, start, counter, self.slots.count if limit is None else limit)

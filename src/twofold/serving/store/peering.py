@@ -46,9 +46,7 @@ class Peering:
     are already on their way are awaited instead of fetched twice.
     """
 
-    def __init__(
-        self, manager: StoreManager, server: BlockServer, fetcher: BlockFetcher, at_once: int
-    ) -> None:
+    def __init__(self, manager: StoreManager, server: BlockServer, fetcher: BlockFetcher, at_once: int) -> None:
         self._manager, self._server, self._fetcher, self._at_once = manager, server, fetcher, at_once
         self._number = 0
         self._callers: dict[int, PeerCaller] = {}
@@ -65,9 +63,7 @@ class Peering:
 
     def wait_s(self, now: float) -> float:
         """Seconds until the next deadline of a fetch."""
-        return max(
-            0.0, min((each.until_s for each in self._fetches.values() if not each.ended), default=inf) - now
-        )
+        return max(0.0, min((each.until_s for each in self._fetches.values() if not each.ended), default=inf) - now)
 
     def fetch(self, requester: Requester, what: FetchBlocks, now: float) -> None:
         """Start fetching missing blocks, as many as memory can contain."""

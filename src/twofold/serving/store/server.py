@@ -129,9 +129,7 @@ class StoreServer:
             self._introduced = True
             address = None if self._peers is None else self._peers.address
             epoch = self._welcome.epoch
-            self._report(
-                StoreChanged(host=self._host, epoch=epoch, stored=stored, removed=removed, address=address)
-            )
+            self._report(StoreChanged(host=self._host, epoch=epoch, stored=stored, removed=removed, address=address))
 
     def _report_status(self) -> None:
         now = time.monotonic()
@@ -273,11 +271,7 @@ def run_store(config: ServiceConfig, model: str, layout: KvLayout) -> None:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     inbox: Inbox[ToStore] = Inbox(context, config.store_inbox, ToStore)
     welcome = Welcome(
-        epoch=secrets.randbits(53),
-        pid=os.getpid(),
-        address=memory.address,
-        slots=slots,
-        block_bytes=block_bytes,
+        epoch=secrets.randbits(53), pid=os.getpid(), address=memory.address, slots=slots, block_bytes=block_bytes
     )
     guard = None if config.network is None else Guard(context, read_key(Path(config.network.key_file)))
     outside = Outbox(context, guard, f"{STORE} of {config.host}")

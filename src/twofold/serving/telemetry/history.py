@@ -87,9 +87,7 @@ class InstanceHistory:
             blocks_in_flight=status.blocks_in_flight,
             restarts=self.restarts,
             roles=tuple(self.roles),
-            series=InstanceSeries(
-                batch=list(self._batches), waiting=list(self._waiting), kv_used=list(self._kv_used)
-            ),
+            series=InstanceSeries(batch=list(self._batches), waiting=list(self._waiting), kv_used=list(self._kv_used)),
         )
 
 

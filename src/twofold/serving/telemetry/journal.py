@@ -71,9 +71,7 @@ class Journal:
         self._file: BinaryIO = (Path(directory) / f"{name}.jsonl").open("wb", buffering=0)
         self._name = name
 
-    def write(
-        self, call: str, args: dict[str, object], result: object = None, at: float | None = None
-    ) -> None:
+    def write(self, call: str, args: dict[str, object], result: object = None, at: float | None = None) -> None:
         """Append an entry. A full or missing disk ends the journal, not the service."""
         if self._file.closed:
             return
@@ -124,9 +122,7 @@ class JournaledInstance(InstanceScheduler):
     handed_off = _journaled(InstanceScheduler.handed_off, "request_id")
     abort = _journaled(InstanceScheduler.abort, "request_id")
 
-    def submit(
-        self, request: Request, *, decodes_here: bool, reused_tokens: int = 0, fetching: bool = False
-    ) -> None:
+    def submit(self, request: Request, *, decodes_here: bool, reused_tokens: int = 0, fetching: bool = False) -> None:
         super().submit(request, decodes_here=decodes_here, reused_tokens=reused_tokens, fetching=fetching)
         args: dict[str, object] = {"request": request, "decodes_here": decodes_here}
         if reused_tokens or fetching:
@@ -155,9 +151,7 @@ class JournaledCluster(ClusterScheduler):
     """A cluster scheduler that writes a journal."""
 
     journal: Journal
-    add_instance = _journaled(
-        ClusterScheduler.add_instance, "instance_id", "role", capacity_tokens=None, cell=""
-    )
+    add_instance = _journaled(ClusterScheduler.add_instance, "instance_id", "role", capacity_tokens=None, cell="")
     remove_instance = _journaled(ClusterScheduler.remove_instance, "instance_id")
     set_queued = _journaled(ClusterScheduler.set_queued, "instance_id", "sequences")
     pause = _journaled(ClusterScheduler.pause, "instance_id")

@@ -53,15 +53,9 @@ class LinkMetrics:
 
     def __init__(self, registry: MetricRegistry) -> None:
         gauge = registry.gauge
-        self._bytes = gauge(
-            "kv_link_bytes_per_second", "Measured bandwidth of a KV link.", "source", "target"
-        )
-        self._overhead = gauge(
-            "kv_link_overhead_seconds", "Measured overhead of a KV transfer.", "source", "target"
-        )
-        self._prefill = gauge(
-            "prefill_seconds_per_token", "Measured prefill time per prompt token.", "instance"
-        )
+        self._bytes = gauge("kv_link_bytes_per_second", "Measured bandwidth of a KV link.", "source", "target")
+        self._overhead = gauge("kv_link_overhead_seconds", "Measured overhead of a KV transfer.", "source", "target")
+        self._prefill = gauge("prefill_seconds_per_token", "Measured prefill time per prompt token.", "instance")
         self._crossover = gauge(
             "handoff_crossover_tokens", "Prompt length above which KV transfer is layer-wise.", "instance"
         )
@@ -88,9 +82,7 @@ class OverloadMetrics(Collector):
         registry.collectors.register(self)
 
     def collect(self) -> Iterator[Metric]:
-        load = GaugeMetricFamily(
-            "twofold:load", "Predicted latency over its SLO bound, by phase.", labels=("phase",)
-        )
+        load = GaugeMetricFamily("twofold:load", "Predicted latency over its SLO bound, by phase.", labels=("phase",))
         for phase, value in zip(("prefill", "decode"), self._ledger.loads(time.monotonic()), strict=True):
             load.add_metric((phase,), value)
         yield load
@@ -106,9 +98,7 @@ class RouteMetrics(Collector):
 
     def __init__(self, registry: MetricRegistry, pools: Pools, forecast: ClusterForecast) -> None:
         self._pools, self._forecast = pools, forecast
-        self._routes = registry.counter(
-            "prefill_routes", "Placements by the expected source of prefix reuse.", "reuse"
-        )
+        self._routes = registry.counter("prefill_routes", "Placements by the expected source of prefix reuse.", "reuse")
         for reuse in (OWN, FETCHED, NONE):
             self._routes.labels(reuse)
         registry.collectors.register(self)
@@ -137,9 +127,7 @@ class StoreMetrics:
     def __init__(self, registry: MetricRegistry) -> None:
         gauge, counter = registry.gauge, registry.counter
         self._blocks = gauge("kv_store_blocks", "KV blocks in a host store.", "host", "tier")
-        self._capacity = gauge(
-            "kv_store_capacity_blocks", "Capacity of a host store in KV blocks.", "host", "tier"
-        )
+        self._capacity = gauge("kv_store_capacity_blocks", "Capacity of a host store in KV blocks.", "host", "tier")
         self._hits = counter("kv_store_hits", "KV blocks of a store reused by prompts.", "host", "tier")
         self._removals = counter(
             "kv_store_removals", "KV blocks removed from a store by reason.", "host", "tier", "reason"
@@ -187,9 +175,7 @@ class ServiceMetrics:
         self.routes: RouteMetrics | None = None
         self.transferred = counter("kv_transfer_bytes", "Bytes of KV cache handed off.")
         self.rejections = counter("admission_rejections", "Valid requests rejected, by reason.", "reason")
-        self.replays = counter(
-            "request_replays", "Replayed attempts by the stage at which they were lost.", "stage"
-        )
+        self.replays = counter("request_replays", "Replayed attempts by the stage at which they were lost.", "stage")
         for stage in AttemptStage:
             self.replays.labels(stage.value)
         self.deadline_misses = counter("request_deadline_misses", "Requests that exceeded their deadline.")

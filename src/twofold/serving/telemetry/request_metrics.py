@@ -62,9 +62,7 @@ class RequestMetrics:
         self._itl = histogram("inter_token_latency_seconds", "Gap between two tokens.", ITL_BUCKETS)
         self._spans = _histograms(registry, _SPANS)
         self._complete_spans = _histograms(registry, _COMPLETE_SPANS)
-        self._decode = histogram(
-            "request_decode_time_seconds", "From the first to the last token.", SPAN_BUCKETS
-        )
+        self._decode = histogram("request_decode_time_seconds", "From the first to the last token.", SPAN_BUCKETS)
         self._prompt = histogram("request_prompt_tokens", "Prompt tokens of a request.", TOKEN_BUCKETS)
         self._output = histogram("request_generation_tokens", "Output tokens of a request.", TOKEN_BUCKETS)
         self._finished = counter("request_success", "Finished requests by reason.", "finished_reason")
@@ -102,10 +100,7 @@ def _histograms(
     registry: MetricRegistry, spans: tuple[tuple[str, str, tuple[float, ...], str], ...]
 ) -> dict[str, Histogram]:
     """Create the histograms of spans by timeline attribute."""
-    return {
-        attribute: registry.histogram(f"{name}_seconds", text, buckets)
-        for name, text, buckets, attribute in spans
-    }
+    return {attribute: registry.histogram(f"{name}_seconds", text, buckets) for name, text, buckets, attribute in spans}
 
 
 BLOCK_STATES = ("total", "free", "in_flight", "cached", "pinned")
@@ -128,12 +123,8 @@ class InstanceMetrics:
         self._swap = gauge("swap_blocks", "Swap blocks in host memory by state.", "instance", "state")
         self._swaps = counter("swaps", "Swap-outs of requests.", "instance")
         self._moved = counter("swap_blocks_moved", "KV blocks swapped out and in.", "instance")
-        self._queries = counter(
-            "prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", "instance"
-        )
-        self._hits = counter(
-            "prefix_cache_hits", "Prompt tokens found in the prefix cache.", "instance", "tier"
-        )
+        self._queries = counter("prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", "instance")
+        self._hits = counter("prefix_cache_hits", "Prompt tokens found in the prefix cache.", "instance", "tier")
         self._evictions = counter(
             "prefix_cache_evictions", "Evicted prefix blocks by reason.", "instance", "tier", "reason"
         )

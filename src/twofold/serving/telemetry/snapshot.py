@@ -67,9 +67,7 @@ def stages_of(timeline: Timeline, ended_s: float | None = None) -> tuple[Stage, 
         (StageName.DECODE_QUEUE, ready, decoding),
         (StageName.DECODE, decoding, at(Moment.LAST_TOKEN) if complete else None),
     )
-    return tuple(
-        Stage(name, start, _end(start, end, ended_s)) for name, start, end in spans if start is not None
-    )
+    return tuple(Stage(name, start, _end(start, end, ended_s)) for name, start, end in spans if start is not None)
 
 
 def stage_of(timeline: Timeline) -> StageName:

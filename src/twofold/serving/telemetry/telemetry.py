@@ -22,12 +22,7 @@ from twofold.serving.messages import HandoffReport, LinkMeasured, StoreStatus
 from twofold.serving.telemetry.context import CURRENT, RequestContext, TraceParent
 from twofold.serving.telemetry.history import History
 from twofold.serving.telemetry.logs import FIELDS
-from twofold.serving.telemetry.metrics import (
-    AdmissionMetrics,
-    OverloadMetrics,
-    RouteMetrics,
-    ServiceMetrics,
-)
+from twofold.serving.telemetry.metrics import AdmissionMetrics, OverloadMetrics, RouteMetrics, ServiceMetrics
 from twofold.serving.telemetry.snapshot import AttemptStage, InstanceState, ServiceSnapshot
 from twofold.slo import Slo
 from twofold.timeline import Timeline

@@ -13,14 +13,7 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
 from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
-from opentelemetry.trace import (
-    NonRecordingSpan,
-    SpanContext,
-    SpanKind,
-    StatusCode,
-    TraceFlags,
-    set_span_in_context,
-)
+from opentelemetry.trace import NonRecordingSpan, SpanContext, SpanKind, StatusCode, TraceFlags, set_span_in_context
 
 import twofold
 from twofold.errors import ConfigurationError
@@ -44,9 +37,7 @@ def otlp_exporter(endpoint: str) -> SpanExporter:
 
     url = urlsplit(endpoint)
     if url.scheme not in {"http", "https"} or not url.netloc:
-        raise ConfigurationError(
-            f"--otlp-endpoint {endpoint!r} is not a URL: expected one like http://localhost:4318"
-        )
+        raise ConfigurationError(f"--otlp-endpoint {endpoint!r} is not a URL: expected one like http://localhost:4318")
     traces = endpoint if url.path.endswith("/v1/traces") else f"{endpoint.rstrip('/')}/v1/traces"
     return OTLPSpanExporter(endpoint=traces, timeout=_EXPORT_S)
 
@@ -63,9 +54,7 @@ class Tracer:
         self._provider.add_span_processor(BatchSpanProcessor(exporter))
         self._tracer = self._provider.get_tracer("twofold.serving", twofold.__version__)
 
-    def ended(
-        self, timeline: Timeline, context: RequestContext | None, span: TraceParent | None, now: float
-    ) -> None:
+    def ended(self, timeline: Timeline, context: RequestContext | None, span: TraceParent | None, now: float) -> None:
         """Create the spans of a request that ended at `now`; `span` is the id returned to the client, if any."""
         unix_ns = time.time_ns()
 
@@ -90,10 +79,7 @@ class Tracer:
             end_s = timeline.moments.get(Moment.LAST_TOKEN, now)
         for stage in stages_of(timeline, end_s):
             part = self._tracer.start_span(
-                stage.name.value,
-                context=within,
-                attributes=_place(timeline, stage),
-                start_time=ns(stage.start_s),
+                stage.name.value, context=within, attributes=_place(timeline, stage), start_time=ns(stage.start_s)
             )
             part.end(ns(end_s if stage.end_s is None else stage.end_s))
         request.end(ns(end_s))

@@ -194,9 +194,7 @@ def _at(values: Sequence[T | None], place: int) -> T | None:
 def _top(named: dict[str, float] | None) -> tuple[tuple[int, float], ...]:
     """Alternatives, best first; vLLM adds the chosen token if it is not among the best."""
     known = [
-        (int(name.removeprefix(_NAMED)), value)
-        for name, value in (named or {}).items()
-        if name.startswith(_NAMED)
+        (int(name.removeprefix(_NAMED)), value) for name, value in (named or {}).items() if name.startswith(_NAMED)
     ]
     return tuple(sorted(known, key=lambda each: -each[1]))
 
@@ -258,12 +256,7 @@ class VllmClient:
         headers = {} if body is None else {"Content-Type": "application/json"}
         try:
             async with self._session.request(
-                method,
-                self.url + path,
-                data=body,
-                headers=headers,
-                timeout=timeout,
-                read_bufsize=_LINE_BYTES,
+                method, self.url + path, data=body, headers=headers, timeout=timeout, read_bufsize=_LINE_BYTES
             ) as response:
                 if response.status != _OK:
                     message = error_text(await response.read())

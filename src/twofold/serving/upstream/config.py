@@ -58,16 +58,11 @@ def _parse(instance: str, role: Role, text: str) -> ServerConfig:
         name, _, address = part.partition("=")
         if name not in _EVENTS or not address.startswith(("tcp://", "ipc://")) or "*" in address:
             raise ConfigurationError(
-                f"{text!r}: expected events=tcp://HOST:PORT or replay=tcp://HOST:PORT "
-                f"after the address, not {part!r}"
+                f"{text!r}: expected events=tcp://HOST:PORT or replay=tcp://HOST:PORT after the address, not {part!r}"
             )
         addresses[name] = address
     if "replay" in addresses and "events" not in addresses:
         raise ConfigurationError(f"{text!r}: replay needs the address of events too")
     return ServerConfig(
-        instance=instance,
-        role=role,
-        url=root,
-        events=addresses.get("events"),
-        replay=addresses.get("replay"),
+        instance=instance, role=role, url=root, events=addresses.get("events"), replay=addresses.get("replay")
     )

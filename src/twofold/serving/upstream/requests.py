@@ -50,9 +50,7 @@ class AttemptListener(Protocol):
 
     def prefill_started(self, attempt_id: str, at_s: float) -> None: ...
 
-    def token(
-        self, attempt_id: str, output: TokenOutput, instance: str, started_s: float, now: float
-    ) -> None: ...
+    def token(self, attempt_id: str, output: TokenOutput, instance: str, started_s: float, now: float) -> None: ...
 
     def handed_off(self, attempt_id: str, started_s: float, ended_s: float) -> None: ...
 
@@ -96,9 +94,7 @@ class UpstreamRequest:
         kv = answer.kv_transfer_params
         if kv is None:
             name = self.prefill.instance
-            raise AttemptLostError(
-                name, f"{name} returned no KV transfer parameters: start it with a NixlConnector"
-            )
+            raise AttemptLostError(name, f"{name} returned no KV transfer parameters: start it with a NixlConnector")
         fetched = False
         try:
             first = self._first(answer)
@@ -112,12 +108,7 @@ class UpstreamRequest:
 
     def _prefill_body(self) -> bytes:
         return completion_body(
-            self._generation,
-            self.prefill.model,
-            self._seed,
-            stream=False,
-            max_tokens=1,
-            kv=REMOTE_DECODE,
+            self._generation, self.prefill.model, self._seed, stream=False, max_tokens=1, kv=REMOTE_DECODE
         )
 
     def _first(self, answer: UpstreamCompletion) -> TokenOutput:
@@ -150,9 +141,7 @@ class UpstreamRequest:
         finally:
             await events.aclose()
         if not ended:
-            raise AttemptLostError(
-                server.instance, f"{server.instance} ended the stream before the last token"
-            )
+            raise AttemptLostError(server.instance, f"{server.instance} ended the stream before the last token")
 
     def _fetched(self, first: TokenOutput, again: TokenOutput, requested_s: float, now: float) -> None:
         """The decode server has the KV and has repeated the first token."""
@@ -205,10 +194,7 @@ class UpstreamRequests:
     """Runs attempts in tasks; implements `AttemptRunner`. `on_unavailable` gets failed servers and reasons."""
 
     def __init__(
-        self,
-        servers: ServerRegistry,
-        requests: LiveRequests,
-        on_unavailable: Callable[[str, str], object],
+        self, servers: ServerRegistry, requests: LiveRequests, on_unavailable: Callable[[str, str], object]
     ) -> None:
         self._servers, self._requests = servers, requests
         self._on_unavailable = on_unavailable

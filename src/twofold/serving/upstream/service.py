@@ -55,17 +55,12 @@ class RouteService:
         # NixlConnector: the decode server pulls the KV after the prefill has finished.
         self._cluster = cluster = ClusterScheduler(ROUTERS[config.router](), FixedHandoff(HandoffMode.PULL))
         self._servers = servers = ServerRegistry(
-            [
-                Server(each, VllmClient(session, each.url), config.max_restart_delay_s)
-                for each in config.servers
-            ]
+            [Server(each, VllmClient(session, each.url), config.max_restart_delay_s) for each in config.servers]
         )
         limits, ttft_s = http.admission, config.early_ttft_s
         admission = Admission(limits) if ttft_s is None else TtftAdmission(limits, cluster, ttft_s)
         prompt_keys = UpstreamPromptKeys()
-        self._forecast = (
-            UpstreamForecast(context, prompt_keys) if config.router in FORECASTING_ROUTERS else None
-        )
+        self._forecast = UpstreamForecast(context, prompt_keys) if config.router in FORECASTING_ROUTERS else None
         self._recorder = recorder = Recorder()
         self._roles = WorkerRoles(cluster, servers, move=config.router not in FIXED_ROLE_ROUTERS)
         health = WorkerHealth(cluster, servers, telemetry)

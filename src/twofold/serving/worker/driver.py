@@ -72,20 +72,14 @@ def _batcher(config: ServiceConfig, spec: WorkerConfig) -> Batcher:
 
 
 def _scheduler(
-    config: ServiceConfig,
-    spec: WorkerConfig,
-    parts: WorkerParts,
-    epoch: int,
-    changes: CacheChanges,
+    config: ServiceConfig, spec: WorkerConfig, parts: WorkerParts, epoch: int, changes: CacheChanges
 ) -> InstanceScheduler:
     engine = parts.engine
     num_blocks, block_size = engine.num_blocks, engine.layout.block_size
     shares = config.reuses(spec)
     most_retained = int(num_blocks * config.engine.retained_share)
     blocks = (
-        PrefixBlockAllocator(
-            num_blocks, block_size, create_eviction(config.engine.eviction), changes, most_retained
-        )
+        PrefixBlockAllocator(num_blocks, block_size, create_eviction(config.engine.eviction), changes, most_retained)
         if shares
         else PagedBlockAllocator(num_blocks, block_size)
     )

@@ -26,12 +26,7 @@ class EmulatedFactory:
     kv_layout = None
 
     def __init__(
-        self,
-        spec: ClusterSpec,
-        model: Model,
-        profiles: list[InstanceProfile],
-        max_model_len: int,
-        vocab_size: int,
+        self, spec: ClusterSpec, model: Model, profiles: list[InstanceProfile], max_model_len: int, vocab_size: int
     ) -> None:
         self.max_model_len = max_model_len
         self.vocab_size = vocab_size
@@ -43,12 +38,7 @@ class EmulatedFactory:
         kv_bytes = self._transfers[0].kv_bytes_per_token
         self._layout = self._groups.layout(kv_bytes, spec.block_size)
 
-    def parts(
-        self,
-        spec: WorkerConfig,
-        epoch: int,
-        pipes: RankPipes | None = None,
-    ) -> WorkerParts:
+    def parts(self, spec: WorkerConfig, epoch: int, pipes: RankPipes | None = None) -> WorkerParts:
         slot, clock, prefills = self._slots[spec.instance], MonotonicClock(), PrefillTimes(self._groups)
         num_blocks = slot.profile.num_blocks(self._spec.block_size)
         engine = EmulatedEngine(
@@ -63,13 +53,9 @@ class EmulatedFactory:
         port = self._port(slot)
         return WorkerParts(
             engine=engine,
-            transport=EmulatedTransport(
-                spec.instance, epoch, self._layout, num_blocks, port, prefills, clock
-            ),
+            transport=EmulatedTransport(spec.instance, epoch, self._layout, num_blocks, port, prefills, clock),
             changed=_PausingCondition(engine.pause),
-            swap_space=_TimedSwapSpace(engine, slot.profile.swap.blocks)
-            if slot.profile.swap.blocks
-            else None,
+            swap_space=_TimedSwapSpace(engine, slot.profile.swap.blocks) if slot.profile.swap.blocks else None,
         )
 
     def run_rank(self, spec: WorkerConfig, rank: int, pipes: RankPipes) -> None:
@@ -117,14 +103,10 @@ def prepare(config: ServiceConfig, report: ReportStage) -> EmulatedFactory:
     catalog = load_catalog([Path(file) for file in config.catalog])
     profiles, model = instance_profiles(spec, catalog), catalog.model(spec.model)
     max_model_len = _context_length(config.engine.max_model_len, model, profiles, spec.block_size)
-    return EmulatedFactory(
-        spec, model, profiles, max_model_len, config.engine.vocab_size or DEFAULT_VOCAB_SIZE
-    )
+    return EmulatedFactory(spec, model, profiles, max_model_len, config.engine.vocab_size or DEFAULT_VOCAB_SIZE)
 
 
-def _context_length(
-    wanted: int | None, model: Model, profiles: list[InstanceProfile], block_size: int
-) -> int:
+def _context_length(wanted: int | None, model: Model, profiles: list[InstanceProfile], block_size: int) -> int:
     """Return `wanted`, or the model's context length as far as the smallest KV cache holds it.
 
     `wanted` may exceed the model's own length, because nothing is computed.

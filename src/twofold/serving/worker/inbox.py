@@ -56,9 +56,7 @@ class HandoffEvents:
             checksums=message.checksums,
         )
         if message.epoch != state.epoch:
-            log.warning(
-                "%s ignores an offer of KV for %s with epoch %d", state.instance, request_id, message.epoch
-            )
+            log.warning("%s ignores an offer of KV for %s with epoch %d", state.instance, request_id, message.epoch)
             self._reply(incoming, None)
         elif state.scheduler.read_started(request_id, message.epoch):
             incoming.blocks = tuple(state.scheduler.blocks_of(request_id))[: len(message.blocks)]
@@ -143,18 +141,14 @@ class HandoffEvents:
     def _reply(self, incoming: IncomingHandoff, bytes_moved: int | None) -> None:
         inbox = self._state.peers.inbox(incoming.source)
         if inbox is not None:
-            taken = HandoffTaken(
-                request_id=incoming.request_id, epoch=incoming.source_epoch, bytes_moved=bytes_moved
-            )
+            taken = HandoffTaken(request_id=incoming.request_id, epoch=incoming.source_epoch, bytes_moved=bytes_moved)
             self._state.outbox.send(inbox, taken)
 
 
 class InboxLoop:
     """Applies messages of the controller and of peers, sends heartbeats, and fails requests of silent peers."""
 
-    def __init__(
-        self, state: SharedWorkerState, events: HandoffEvents, inbox: Inbox[ToWorker], lease_s: float
-    ) -> None:
+    def __init__(self, state: SharedWorkerState, events: HandoffEvents, inbox: Inbox[ToWorker], lease_s: float) -> None:
         self._state, self._events, self._inbox, self._lease_s = state, events, inbox, lease_s
         self._heartbeat_s = time.monotonic()
         self._alive_s = 0.0
@@ -267,7 +261,5 @@ class InboxLoop:
         if now - self._alive_s >= ALIVE_S and state.ranks_alive():
             self._alive_s = now
             said_s = watchdog_clock()
-            state.tell(
-                Alive(instance=state.instance, epoch=state.epoch, batch_s=batch_s, said_s=said_s, now_s=now)
-            )
+            state.tell(Alive(instance=state.instance, epoch=state.epoch, batch_s=batch_s, said_s=said_s, now_s=now))
         return now

@@ -99,9 +99,7 @@ class StoredPrefixes(PrefixSource):
 
     # -- with the lock held -----------------------------------------------------------------------------------
 
-    def bring(
-        self, request_id: str, keys: Sequence[BlockKey], queue: Queue, fetch: StoreFetch | None = None
-    ) -> None:
+    def bring(self, request_id: str, keys: Sequence[BlockKey], queue: Queue, fetch: StoreFetch | None = None) -> None:
         here = self._shared.cache.match(keys)
         if self._client.epoch is None or here == len(keys):
             queue()

@@ -76,13 +76,7 @@ class PrefixSource:
     def start(self) -> None:
         """Start the source's threads, before the first prompt."""
 
-    def bring(
-        self,
-        request_id: str,
-        keys: Sequence[BlockKey],
-        queue: Queue,
-        fetch: StoreFetch | None = None,
-    ) -> None:
+    def bring(self, request_id: str, keys: Sequence[BlockKey], queue: Queue, fetch: StoreFetch | None = None) -> None:
         """Queue a prompt with these full blocks, after its cached prefix was found.
 
         `fetch` names another host that caches more of it.

@@ -124,26 +124,20 @@ def run_worker(
     state.outbox.close()  # drops unsent messages: the peers end as well, or have ended
 
 
-def _register(
-    state: SharedWorkerState, inbox: Inbox[ToWorker], model: str, prefill: PrefillSpeed | None
-) -> None:
+def _register(state: SharedWorkerState, inbox: Inbox[ToWorker], model: str, prefill: PrefillSpeed | None) -> None:
     peers = state.peers
     peer = Peer(inbox=inbox.address, memory=peers.own_memory, host=peers.host, outside=inbox.outside)
     if state.deadline is not None:
         state.deadline.start()
     status, now_s = state.scheduler.status(), time.monotonic()
-    state.tell(
-        Registered(peer=peer, role=state.role, model=model, status=status, prefill=prefill, now_s=now_s)
-    )
+    state.tell(Registered(peer=peer, role=state.role, model=model, status=status, prefill=prefill, now_s=now_s))
 
 
 def _report_link(state: SharedWorkerState, target: str, speed: LinkSpeed) -> None:
     state.tell(LinkMeasured(source=state.instance, target=target, speed=speed))
 
 
-def prefill_speed(
-    engine: Engine, max_tokens: int, clock: Callable[[], float] = time.perf_counter
-) -> PrefillSpeed:
+def prefill_speed(engine: Engine, max_tokens: int, clock: Callable[[], float] = time.perf_counter) -> PrefillSpeed:
     """Time a short and a longer prefill, before any block is allocated. The first run warms the engine up."""
 
     def prefill_s(tokens: int) -> float:

@@ -58,9 +58,7 @@ class HandoffReceiver:
         hand-off, after the last read.
         """
         arguments = (receive, ended)
-        self._thread = threading.Thread(
-            target=self._run, args=arguments, name="handoff-receiver", daemon=True
-        )
+        self._thread = threading.Thread(target=self._run, args=arguments, name="handoff-receiver", daemon=True)
         self._thread.start()
 
     def close(self) -> None:

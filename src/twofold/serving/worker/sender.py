@@ -89,10 +89,7 @@ class HandoffSender:
     """Sends hand-offs layer by layer, in the order in which layers become ready. All methods are thread-safe."""
 
     def __init__(
-        self,
-        num_layers: int,
-        clock: Callable[[], float],
-        layers_at_once: Callable[[int], int] = lambda _blocks: 1,
+        self, num_layers: int, clock: Callable[[], float], layers_at_once: Callable[[int], int] = lambda _blocks: 1
     ) -> None:
         """`layers_at_once(blocks)` limits the layers per write."""
         self._num_layers = num_layers
@@ -228,9 +225,7 @@ class HandoffSender:
 class HandoffWriter:
     """Writes layers into the blocks of peers, or offers them for reading; called by the sender thread."""
 
-    def __init__(
-        self, sender: HandoffSender, peers: PeerDirectory, outbox: Outbox, *, checksums: bool
-    ) -> None:
+    def __init__(self, sender: HandoffSender, peers: PeerDirectory, outbox: Outbox, *, checksums: bool) -> None:
         self._sender, self._peers, self._outbox = sender, peers, outbox
         self._checksums = checksums
 

@@ -173,9 +173,7 @@ class SharedWorkerState:
     deadline: ControllerDeadline | None = None
     ranks_alive: Callable[[], bool] = lambda: True
     announced: set[str] = field(default_factory=set)  # requests whose prefill start the controller waits for
-    batches_started_s: deque[float] = field(
-        default_factory=deque
-    )  # start times of running batches, oldest first
+    batches_started_s: deque[float] = field(default_factory=deque)  # start times of running batches, oldest first
     closing: bool = False
     _reported: InstanceStatus | None = None
     _reports: int = 0
@@ -238,11 +236,7 @@ class SharedWorkerState:
         self.outbox.send(self.controller, message)
 
     def end_lease(
-        self,
-        lease: Lease,
-        first_token: int | None = None,
-        error: str | None = None,
-        checksums: list[int] | None = None,
+        self, lease: Lease, first_token: int | None = None, error: str | None = None, checksums: list[int] | None = None
     ) -> None:
         """Tell the instance that granted the lease that no more writes follow."""
         inbox = self.peers.inbox(lease.instance)

@@ -95,9 +95,7 @@ class TorchFactory:
             return self._sharded_parts(spec, epoch, pipes)
         torch.set_num_threads(spec.threads)
         plan, device = self._plan, self._device_of(spec)
-        transport = self._make_transport(
-            spec.instance, epoch, plan.layout, plan.num_blocks, device, self._network
-        )
+        transport = self._make_transport(spec.instance, epoch, plan.layout, plan.num_blocks, device, self._network)
         engine_pool, landing_pool = transport.engine_pool, transport.landing_pool
         swaps = plan.swap_blocks > 0 and can_swap(spec.batcher)
         return WorkerParts(
@@ -115,10 +113,7 @@ class TorchFactory:
         model, own = self._shard(spec, 0, pipes), self._cache(spec, 0, epoch)
         ranks = OtherRanks([pipe.memory for pipe in others])
         engine = SplitEngine(
-            TorchEngine(model, own.engine_pool),
-            self._plan.layout,
-            spec.split,
-            [pipe.steps for pipe in others],
+            TorchEngine(model, own.engine_pool), self._plan.layout, spec.split, [pipe.steps for pipe in others]
         )
         one_pool = own.engine_pool is own.landing_pool
         return WorkerParts(

@@ -121,9 +121,7 @@ class ChromeTrace(Observer):
             return
         track.watts = watts
         name = f"power of {instance}"
-        self._event(
-            {"ph": "C", "name": name, "pid": track.pid, "ts": at_ps / _PS_PER_US, "args": {"W": watts}}
-        )
+        self._event({"ph": "C", "name": name, "pid": track.pid, "ts": at_ps / _PS_PER_US, "args": {"W": watts}})
 
     def _instant(self, instance: str, at_ps: int, name: str, detail: str) -> None:
         track = self._tracks[instance]

@@ -104,12 +104,8 @@ class Scene:
             )
             for name in workers
         )
-        job = RayJob(
-            address="a", bundle={"CPU": 1.0}, link_label="rack", engine=EngineConfig(model="/m"), hosts=hosts
-        )
-        self.driver = RayDriver(
-            self.ray, job, lambda line: self.reports.append(msgspec.json.decode(line, type=Report))
-        )
+        job = RayJob(address="a", bundle={"CPU": 1.0}, link_label="rack", engine=EngineConfig(model="/m"), hosts=hosts)
+        self.driver = RayDriver(self.ray, job, lambda line: self.reports.append(msgspec.json.decode(line, type=Report)))
         for name in workers:
             self.driver.start(name)
             self.look()
@@ -161,9 +157,7 @@ def test_an_exit_is_reported_and_a_start_creates_a_new_actor(scene):
 
 def test_a_node_failure_is_reported_in_one_sentence(scene):
     running = scene("prefill-0", a=1)
-    error = FakeRay.exceptions.RayError(
-        "The actor died.\n\tThe actor died because its node has died. Node Id: a"
-    )
+    error = FakeRay.exceptions.RayError("The actor died.\n\tThe actor died because its node has died. Node Id: a")
     running.ends("prefill-0", error)
     assert running.reports[-1].why == "Ray reports: The actor died because its node has died. Node Id: a"
 
@@ -182,13 +176,7 @@ def test_a_silently_lost_worker_avoids_its_node_for_a_while(scene):
 def test_another_node_is_chosen_when_placement_stalls(scene):
     running = scene(a=2, b=1)
     running.driver._hosts["prefill-0"] = HostJob(
-        controller="c",
-        key="",
-        model="/m",
-        worker="prefill-0",
-        role=Role.PREFILL,
-        threads=1,
-        log_format="text",
+        controller="c", key="", model="/m", worker="prefill-0", role=Role.PREFILL, threads=1, log_format="text"
     )
     running.ray.stuck.add("a")
     running.driver.start("prefill-0")

@@ -29,9 +29,7 @@ def cluster():
 @pytest.fixture(scope="module")
 def service(cluster, tiny_model_dir, tmp_path_factory):
     flags = ("--prefill", "1", "--decode", "2", "--max-restart-delay", "1")
-    with ray_service(
-        tiny_model_dir("llama"), cluster.address, tmp_path_factory.mktemp("ray"), *flags
-    ) as running:
+    with ray_service(tiny_model_dir("llama"), cluster.address, tmp_path_factory.mktemp("ray"), *flags) as running:
         until(lambda: len(running.up()) == 3)
         yield running
 

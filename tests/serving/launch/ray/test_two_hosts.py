@@ -24,9 +24,7 @@ CUT_S = 9.0  # workers beyond must have ended by then
 @contextmanager
 def raylet(command):
     """Run `ray start …` until the end of the test, then stop its processes."""
-    process = subprocess.Popen(
-        command, env=os.environ | PATIENT, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL
-    )
+    process = subprocess.Popen(command, env=os.environ | PATIENT, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
     try:
         yield process
     finally:

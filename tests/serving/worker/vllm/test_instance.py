@@ -22,12 +22,7 @@ class Vllm:
         self.over = set()  # requests that have ended and whose blocks are not free yet
         self.awaited = set()  # those whose KV is to come
         self.instance = VllmScheduler(
-            lambda: VllmBlockCounts(TOTAL, len(self.free)),
-            BLOCK,
-            instance="d",
-            epoch=EPOCH,
-            lease_s=10.0,
-            watcher=None,
+            lambda: VllmBlockCounts(TOTAL, len(self.free)), BLOCK, instance="d", epoch=EPOCH, lease_s=10.0, watcher=None
         )
 
     def take(self, request_id, tokens):
@@ -75,12 +70,7 @@ class Vllm:
 class Instance(RuleBasedStateMachine):
     """Any order of events from peers, clients and vLLM."""
 
-    queued, leased, running, sending = (
-        Bundle("queued"),
-        Bundle("leased"),
-        Bundle("running"),
-        Bundle("sending"),
-    )
+    queued, leased, running, sending = (Bundle("queued"), Bundle("leased"), Bundle("running"), Bundle("sending"))
 
     def __init__(self):
         super().__init__()
@@ -121,9 +111,7 @@ class Instance(RuleBasedStateMachine):
     def abort_while_it_arrives(self, request):
         self.instance.abort(request.id)
 
-    @rule(
-        target=running, request=consumes(leased), way=st.sampled_from(["written", "read", "given up", "cut"])
-    )
+    @rule(target=running, request=consumes(leased), way=st.sampled_from(["written", "read", "given up", "cut"]))
     def it_arrives(self, request, way):
         """KV is written by the source, read, cancelled by either side, or lost with the source."""
         instance = self.instance

@@ -31,9 +31,7 @@ def main() -> None:
     job = msgspec.json.decode(sys.stdin.buffer.readline(), type=HostJob)
     configure_logs(job.log_format)
     try:
-        with tempfile.TemporaryDirectory(
-            prefix=f"twofold-{os.getpid()}-", ignore_cleanup_errors=True
-        ) as folder:
+        with tempfile.TemporaryDirectory(prefix=f"twofold-{os.getpid()}-", ignore_cleanup_errors=True) as folder:
             uvloop.run(_run(job, folder))
     except UserError as error:
         say(str(error).encode())

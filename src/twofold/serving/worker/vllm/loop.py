@@ -177,9 +177,7 @@ class VllmLoop:
         request, sequence = held.request, self._state.sequences[held.request.id]
         output = request.output_tokens if held.decodes_here else 1
         elsewhere = 1 if held.source else 0  # output tokens that the source computed
-        sampling = vllm_sampling(
-            sequence.sampling, request.prompt_tokens, max(1, output - elsewhere), self._eos
-        )
+        sampling = vllm_sampling(sequence.sampling, request.prompt_tokens, max(1, output - elsewhere), self._eos)
         salt = request.id if held.source else sequence.cache_salt
         keys = () if held.source else sequence.prefix_blocks
         self._core.add(request.id, sequence.token_ids, sampling, salt, keys)

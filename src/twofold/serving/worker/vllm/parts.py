@@ -36,10 +36,7 @@ class VllmEngine:
         self._runs = 0
 
     def run(
-        self,
-        steps: Sequence[SequenceStep],
-        on_layer: OnLayer | None = None,
-        wait_for: OnLayer | None = None,
+        self, steps: Sequence[SequenceStep], on_layer: OnLayer | None = None, wait_for: OnLayer | None = None
     ) -> list[Sampled | None]:
         """Compute whole prompts (`start` is 0), in blocks and iterations that vLLM chooses."""
         for step in steps:
@@ -66,9 +63,7 @@ class VllmFactory:
         self.max_model_len = int(model.max_model_len)
         self.vocab_size = int(model.get_vocab_size())
         generation, text = model.try_get_generation_config(), model.hf_text_config
-        self._eos = frozenset(
-            eos_token_ids(generation.get("eos_token_id"), getattr(text, "eos_token_id", None))
-        )
+        self._eos = frozenset(eos_token_ids(generation.get("eos_token_id"), getattr(text, "eos_token_id", None)))
 
     def parts(self, spec: WorkerConfig, epoch: int, pipes: RankPipes | None = None) -> WorkerParts:
         config, service = self._config, self._service
@@ -111,11 +106,7 @@ class VllmDriver:
     """vLLM's scheduler, and the loop that runs it."""
 
     def __init__(
-        self,
-        core: VllmCore,
-        bridge: WorkerBridge,
-        scheduler: VllmScheduler,
-        eos_token_ids: frozenset[int],
+        self, core: VllmCore, bridge: WorkerBridge, scheduler: VllmScheduler, eos_token_ids: frozenset[int]
     ) -> None:
         self.scheduler = scheduler
         self._core, self._bridge, self._eos = core, bridge, eos_token_ids
@@ -133,11 +124,7 @@ def prepare(service: ServiceConfig, report: ReportStage) -> VllmFactory:
 
 def _options(config: EngineConfig) -> dict[str, object]:
     """vLLM engine arguments from the engine configuration."""
-    options: dict[str, object] = {
-        "model": config.model,
-        "dtype": config.dtype,
-        "block_size": config.block_size,
-    }
+    options: dict[str, object] = {"model": config.model, "dtype": config.dtype, "block_size": config.block_size}
     if config.max_model_len is not None:
         options["max_model_len"] = config.max_model_len
     return options

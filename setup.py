@@ -8,13 +8,13 @@ from setuptools import setup
 HOT = """
     events instance kvcache/allocator kvcache/cache kvcache/index kvcache/tiers kvcache/eviction/*
     performance/base performance/splitwise_published performance/fitted performance/power
-    scheduling/cluster/pools scheduling/instance/batcher scheduling/cluster/cells scheduling/instance/lane
+    scheduling/cluster/pools scheduling/instance/batcher scheduling/cluster/cells
     scheduling/instance/kv_receiver scheduling/cluster/scheduler scheduling/instance/queues
     scheduling/cluster/forecast scheduling/instance/swap_preemption scheduling/instance/scheduler
     scheduling/instance/sequence scheduling/cluster/router scheduling/cluster/shared scheduling/batchers/*
-    scheduling/routers/* simulation/cluster simulation/controllers simulation/handoffs simulation/resources
-    simulation/hosted simulation/instance simulation/kernel simulation/statistics cluster/timing
-    compat/stagewise compat/splitwise_sim simulation/tally
+    scheduling/routers/* simulation/cluster simulation/controllers simulation/handoffs simulation/kernel
+    simulation/hosted simulation/instance simulation/statistics cluster/timing compat/stagewise
+    compat/splitwise_sim
 """
 
 if os.environ.get("TWOFOLD_COMPILE") == "1":

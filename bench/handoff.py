@@ -143,7 +143,7 @@ def cell(facts: StartupFacts, tokens: int, seen: dict[HandoffMode, list[HandoffT
     prefill_s = statistics.median(each.prefill_s for runs in seen.values() for each in runs)
     layer_s = facts.link.overhead_s + (tokens * facts.kv_bytes_per_token / facts.layers / facts.link.bytes_per_s)
     path = facts.link.transfer(facts.kv_bytes_per_token, facts.layers)
-    paths = ModelledPaths({"prefill-0": KvEgress.of(path, facts.prefill.seconds)})
+    paths = ModelledPaths({"prefill-0": KvEgress(path, facts.prefill.seconds)})
     request = Request(id="r", arrival_s=0.0, prompt_tokens=tokens, output_tokens=2)
     return Cell(
         tokens=tokens,

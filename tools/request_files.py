@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 LIVE_LIMIT = 60
-SIMULATED_LIMIT = 25
+SIMULATED_LIMIT = 20
 _TRACER = """
 import os, signal, sys, threading
 _files, _on = set(), [False]

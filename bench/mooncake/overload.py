@@ -28,9 +28,9 @@ from twofold.cluster.spec import CacheSpec, ClusterSpec, PoolSpec
 from twofold.hardware.catalog import load_catalog
 from twofold.instance import Role
 from twofold.scheduling.admission.overload import OVERLOAD_RULES
-from twofold.simulation.histogram import Series
 from twofold.simulation.overload import DECODE, PREFILL
 from twofold.simulation.result import SimulationResult
+from twofold.simulation.series import Series
 from twofold.simulation.simulate import simulate
 from twofold.slo import Slo
 from twofold.workload.rescale import scale_rate, take

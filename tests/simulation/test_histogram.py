@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from twofold.simulation.histogram import Histogram
-from twofold.simulation.tally import Tally, width_of
+from twofold.simulation.statistics import Tally, width_of
 
 PRECISION = 2**-11
 

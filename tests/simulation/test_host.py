@@ -6,8 +6,7 @@ from hypothesis import strategies as st
 
 from twofold.cluster.timing import PS
 from twofold.performance.host_profile import ContentionFactors
-from twofold.simulation.kernel import Event, EventOrder, Kernel
-from twofold.simulation.resources import Host, HostTask
+from twofold.simulation.kernel import Event, EventOrder, Host, HostTask, Kernel
 
 
 class Done(Event):

@@ -5,8 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from twofold.cluster.timing import PS
-from twofold.simulation.kernel import Event, EventOrder, Kernel
-from twofold.simulation.resources import MachineLink, VirtualNetwork
+from twofold.simulation.kernel import Event, EventOrder, Kernel, MachineLink, VirtualNetwork
 
 
 class Landed(Event):

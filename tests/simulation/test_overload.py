@@ -16,8 +16,8 @@ from twofold.request import FinishReason, Request
 from twofold.scheduling.admission.ledger import InstanceCapacity, OverloadLedger
 from twofold.scheduling.admission.overload import OVERLOAD_RULES, OverloadControl, create_overload_rule
 from twofold.scheduling.routers import FIXED_ROLE_ROUTERS
-from twofold.simulation.histogram import Series
 from twofold.simulation.overload import DECODE, PREFILL, SimulatedOverload, correlation
+from twofold.simulation.series import Series
 from twofold.simulation.simulate import simulate
 from twofold.slo import Slo
 from twofold.timeline import Moment

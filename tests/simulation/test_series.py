@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from twofold.simulation.histogram import Series
+from twofold.simulation.series import Series
 
 PS = 1e12
 

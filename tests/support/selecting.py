@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from twofold.batch import BatchItem
 from twofold.kvcache.allocator import BlockAllocator
 from twofold.request import Request
-from twofold.scheduling.instance.batcher import Batcher, SchedulerOutput, SchedulingBudget
-from twofold.scheduling.instance.queues import Queues
+from twofold.scheduling.instance.batcher import Batcher, SchedulingBudget
+from twofold.scheduling.instance.queues import Queues, SchedulerOutput
 from twofold.scheduling.instance.sequence import ScheduledSequence
 
 OUTPUT_TOKENS = 8

@@ -5,9 +5,10 @@ import math
 from twofold.cluster.spec import ClusterSpec, InstanceFailure, PoolSpec
 from twofold.instance import Role
 from twofold.performance.cost import ModelAccuracy
-from twofold.simulation.histogram import Histogram, Series
+from twofold.simulation.histogram import Histogram
 from twofold.simulation.observers.base import IterationRun
 from twofold.simulation.result import PoolResult, SimulationResult
+from twofold.simulation.series import Series
 
 FITTED = ModelAccuracy(prefill=0.1, decode=0.02, basis="fitted to 19 measured points")
 ESTIMATED = ModelAccuracy(prefill=0.25, decode=0.2, basis="roofline", estimated=True)

@@ -16,26 +16,23 @@ NO_CROSSOVER = 1 << 62  # layer-wise transfer never pays: synchronisation costs 
 
 
 class KvEgress(NamedTuple):
-    """Outgoing KV path of an instance, and the prompt length above which layer-wise transfer pays."""
+    """Outgoing KV path of an instance, and seconds of its prefill by number of tokens."""
 
     transfer: TransferModel
     prefill_s: Callable[[int], float]
-    crossover: int
 
-    @classmethod
-    def of(cls, transfer: TransferModel, prefill_s: Callable[[int], float]) -> "KvEgress":
-        crossover = transfer.crossover_tokens(prefill_s)
-        return cls(transfer, prefill_s, NO_CROSSOVER if crossover is None else crossover)
+    def crossover(self) -> int:
+        tokens = self.transfer.crossover_tokens(self.prefill_s)
+        return NO_CROSSOVER if tokens is None else tokens
 
 
 class ModelledPaths(TransferPaths):
     """Transfer paths by prefill instance; the decode end is ignored, as in `TransferModel`."""
 
     def __init__(self, egress: dict[str, KvEgress]) -> None:
+        crossovers = {path: path.crossover() for path in set(egress.values())}
+        super().__init__({name: crossovers[path] for name, path in egress.items()})
         self.egress = egress
-
-    def crossover(self, prefill: str) -> int:
-        return self.egress[prefill].crossover
 
     def transfer(self, prefill: str, decode: str) -> TransferModel | None:
         return self.egress[prefill].transfer
@@ -46,7 +43,7 @@ class ModelledPaths(TransferPaths):
 
 def paths_of(spec: ClusterSpec, model: Model, profiles: Sequence[InstanceProfile]) -> ModelledPaths:
     """Build the transfer paths of a cluster."""
-    egress = [KvEgress.of(transfer_model(spec, model, profile), partial(_prefill_s, profile)) for profile in profiles]
+    egress = [KvEgress(transfer_model(spec, model, profile), partial(_prefill_s, profile)) for profile in profiles]
     return ModelledPaths({slot.name: egress[slot.pool] for slot in instance_slots(profiles)})
 
 

@@ -14,8 +14,8 @@ from typing import ClassVar
 from mypy_extensions import mypyc_attr
 
 from twofold.kvcache.allocator import BlockAllocator
-from twofold.scheduling.instance.batcher import Batcher, SchedulerOutput, SchedulingBudget
-from twofold.scheduling.instance.queues import Queues, RunningBatch
+from twofold.scheduling.instance.batcher import Batcher, SchedulingBudget
+from twofold.scheduling.instance.queues import Queues, RunningBatch, SchedulerOutput
 from twofold.scheduling.instance.sequence import ScheduledSequence
 
 

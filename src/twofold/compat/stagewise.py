@@ -21,13 +21,12 @@ from twofold.cluster.timing import Timing, ps
 from twofold.handoff import Lease
 from twofold.kvcache.allocator import BlockAllocator, LeaseTable
 from twofold.request import FinishReason, Request
-from twofold.scheduling.batchers.prefill_fcfs import PrefillFcfs
+from twofold.scheduling.batchers.fcfs import PrefillFcfs
 from twofold.scheduling.instance.queues import RunningBatch, StepResult
 from twofold.scheduling.instance.scheduler import InstanceScheduler
 from twofold.scheduling.instance.sequence import KvReservation, PrefillChunk, ScheduledSequence, SequenceQueue
 from twofold.simulation.instance import InstanceEnvironment, SimulatedInstance
-from twofold.simulation.kernel import Event, EventOrder, Kernel
-from twofold.simulation.resources import MachineLink
+from twofold.simulation.kernel import Event, EventOrder, Kernel, MachineLink
 
 _MAX_DECODE_TOKENS: Final = 50_000  # per batch of decodes; each counts its context and the token it makes
 _LAST: Final = EventOrder.FAILURE + (1 << 40)  # after everything else at the same time

@@ -11,9 +11,8 @@ from twofold.handoff import HandoffMode
 from twofold.performance.transfer import TransferModel
 from twofold.scheduling.instance.scheduler import InstanceScheduler
 from twofold.simulation.instance import SimulatedInstance
-from twofold.simulation.kernel import Event, EventOrder, Kernel
+from twofold.simulation.kernel import Event, EventOrder, Kernel, VirtualNetwork
 from twofold.simulation.observers.base import KvTransfer, Observer
-from twofold.simulation.resources import VirtualNetwork
 from twofold.simulation.statistics import NEVER, RunStatistics, SimulatedRequest
 
 _LAYER_WISE: Final = HandoffMode.LAYER_WISE

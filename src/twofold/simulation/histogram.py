@@ -1,14 +1,14 @@
-"""Results in constant memory: histograms with the buckets of `tally.py`, and time series."""
+"""Histograms in constant memory, with the buckets of `Tally`."""
 
 import math
 from bisect import bisect_right
 from collections.abc import Sequence
-from itertools import accumulate, pairwise, zip_longest
+from itertools import accumulate
 from typing import Final
 
 import msgspec
 
-from twofold.simulation.tally import LIMIT, Tally, width_of
+from twofold.simulation.statistics import LIMIT, Tally, width_of
 
 # 0.3 / 1e-9 may round below 300,000,000, but a bound of 0.3 s must include 300,000,000 ns.
 _ROUNDING: Final = 1.0 + 2.0**-51
@@ -127,98 +127,3 @@ class Histogram(msgspec.Struct):
             here, there = value_at(rank), value_at(min(rank + 1, last))
             values.append((here + (there - here) * (fraction * last - rank)) * self.unit)
         return values
-
-
-_MOST_BINS: Final = 1024
-_FIRST_WIDTH_PS: Final = 10**6  # a microsecond, shorter than any event in a cluster
-_NEVER: Final = -(1 << 63)
-_PS_PER_S: Final = 1e12
-
-
-class Series(msgspec.Struct):
-    """A step function of time, stored as mean and maximum over at most 1,024 equal bins.
-
-    Times are picoseconds. The function begins with the first `set` or `add`; bin widths double as it grows. Values
-    replaced at the time they were set are ignored. `areas` are value × picoseconds and `peaks` maxima, one per bin;
-    the last bin ends at `at_ps`, and `value` holds from there on.
-    """
-
-    start_ps: int = _NEVER
-    at_ps: int = _NEVER
-    end_ps: int = _NEVER
-    width_ps: int = _FIRST_WIDTH_PS
-    value: float = 0.0
-    areas: list[float] = []
-    peaks: list[float] = []
-
-    def set(self, at: int, value: float) -> None:
-        """Set the value from `at` on; raises ValueError if `at` is before an earlier call's."""
-        if at != self.at_ps:
-            self.finish(at)
-        self.value = value
-
-    def add(self, at: int, delta: float) -> None:
-        """Add `delta` to the value at `at`, starting from 0; raises ValueError as `set` does."""
-        if at != self.at_ps:
-            self.finish(at)
-        self.value += delta
-
-    def finish(self, at: int) -> None:
-        """Extend the current value to `at`; raises ValueError as `set` does."""
-        held = at - self.at_ps
-        if held < 0:
-            raise ValueError(f"time runs backwards, from {self.at_ps} to {at} ps")
-        if at <= self.end_ps:  # common case: within the open bin
-            if held:
-                self.areas[-1] += self.value * held
-                if self.value > self.peaks[-1]:  # noqa: PLR1730  (max() takes twice as long)
-                    self.peaks[-1] = self.value
-        elif self.start_ps == _NEVER:
-            self.start_ps = self.end_ps = at
-        else:
-            self._fill(at)
-        self.at_ps = at
-
-    def mean(self) -> float:
-        """Time-weighted mean, or the value if no time has passed."""
-        passed = self.at_ps - self.start_ps
-        return sum(self.areas) / passed if passed else self.value
-
-    def maximum(self) -> float:
-        """Maximum over time, or the value if no time has passed."""
-        return max(self.peaks, default=self.value)
-
-    def integral(self) -> float:
-        """Value × seconds: joules for watts."""
-        return sum(self.areas) / _PS_PER_S
-
-    def points(self) -> list[tuple[float, float, float]]:
-        """(start in seconds, mean, maximum) of every bin."""
-        starts = [self.start_ps + i * self.width_ps for i in range(len(self.areas))]
-        widths = [end - start for start, end in pairwise([*starts, self.at_ps])]
-        rows = zip(starts, self.areas, widths, self.peaks, strict=True)
-        return [(start / _PS_PER_S, area / width, peak) for start, area, width, peak in rows]
-
-    def _fill(self, at: int) -> None:
-        """Extend the current value to `at`, beyond the end of the open bin."""
-        while at > self.start_ps + _MOST_BINS * self.width_ps:
-            self._merge_pairs()
-        value, width = self.value, self.width_ps
-        if self.areas and self.at_ps < self.end_ps:
-            self.areas[-1] += value * (min(at, self.end_ps) - self.at_ps)
-            self.peaks[-1] = max(self.peaks[-1], value)
-        if at > self.end_ps:
-            whole, rest = divmod(at - self.end_ps, width)
-            areas = [float(value * width)] * whole + [float(value * rest)] * bool(rest)
-            self.areas += areas
-            self.peaks += [float(value)] * len(areas)
-            self.end_ps = self.start_ps + len(self.areas) * width
-
-    def _merge_pairs(self) -> None:
-        """Halve the number of bins by merging pairs; an odd last bin stays alone."""
-        odd = self.areas[1::2]
-        self.areas = [a + b for a, b in zip_longest(self.areas[::2], odd, fillvalue=0.0)]
-        left, right = self.peaks[::2], self.peaks[1::2]
-        self.peaks = [max(a, b) for a, b in zip_longest(left, right, fillvalue=left[-1] if left else 0.0)]
-        self.width_ps *= 2
-        self.end_ps = self.start_ps + len(self.areas) * self.width_ps

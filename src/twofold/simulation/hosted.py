@@ -17,9 +17,8 @@ from twofold.scheduling.cluster.scheduler import ClusterScheduler
 from twofold.scheduling.instance.queues import RunningBatch, StepResult
 from twofold.simulation.cluster import VirtualCluster
 from twofold.simulation.instance import SimulatedInstance
-from twofold.simulation.kernel import Event, EventOrder, Kernel
+from twofold.simulation.kernel import Event, EventOrder, Host, HostCores, HostTask, Kernel
 from twofold.simulation.observers.base import Observer
-from twofold.simulation.resources import Host, HostCores, HostTask
 from twofold.simulation.statistics import RunStatistics, SimulatedRequest
 
 

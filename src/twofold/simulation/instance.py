@@ -10,8 +10,7 @@ from twofold.cluster.timing import RunTiming
 from twofold.instance import InstanceLoad
 from twofold.scheduling.instance.queues import RunningBatch, StepResult
 from twofold.scheduling.instance.scheduler import InstanceScheduler
-from twofold.simulation.kernel import Event, EventOrder, Kernel
-from twofold.simulation.resources import HostCores, MachineLink
+from twofold.simulation.kernel import Event, EventOrder, HostCores, Kernel, MachineLink
 
 # Products of durations are summed in two parts, because compiled code is fast with integers below 2⁶² only (and
 # multiplies those below 2³⁰): the part in whole units of 2²⁰ ps, and the rest.

@@ -1,14 +1,22 @@
-"""The event kernel: a virtual clock in whole picoseconds and a queue of events.
+"""The event kernel: a virtual clock in whole picoseconds, a queue of events, and shared resources.
 
 Events at the same time happen in order of their kind and subject (`order`), then in the order of scheduling. Equal
 inputs therefore give equal runs, no matter how many iterations an instance runs per event.
+
+Resources that work shares: network links between machines, and CPU cores of a host. Transfers on a link, and tasks on
+a core, get equal shares of it. Workers on accelerators share no cores.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from mypy_extensions import i64, mypyc_attr
+
+from twofold.cluster.timing import nearest, ps
+from twofold.performance.host_profile import ContentionFactors
+from twofold.request import Phase
+from twofold.scheduling.instance.queues import RunningBatch
 
 Action = Callable[[Any], None]
 
@@ -105,3 +113,233 @@ class Kernel:
             self.events += 1
             event.happen()
         return False
+
+
+_PS = 1e12
+
+
+class LinkPort:
+    """One direction of a machine's network, shared equally by its flows."""
+
+    def __init__(self, bytes_per_s: float) -> None:
+        self.bytes_per_s = bytes_per_s
+        self.flows: dict[int, KvFlow] = {}
+
+    @property
+    def share(self) -> float:
+        return self.bytes_per_s / len(self.flows)
+
+
+class MachineLink:
+    """The network of a machine (egress and ingress) and its local bandwidth."""
+
+    def __init__(self, bytes_per_s: float, local_bytes_per_s: float) -> None:
+        self.egress, self.ingress = LinkPort(bytes_per_s), LinkPort(bytes_per_s)
+        self.local_bytes_per_s = local_bytes_per_s
+
+    def bytes_per_s(self, target: "MachineLink") -> float:
+        """Bandwidth of a single transfer to `target`."""
+        if target is self:
+            return self.local_bytes_per_s
+        return min(self.egress.bytes_per_s, target.ingress.bytes_per_s)
+
+
+class KvFlow:
+    """A KV transfer in progress. `left` (bytes) and `since` are those at the last change of `rate` (bytes/s).
+
+    `landed` is the completion event; its order identifies the flow.
+    """
+
+    __slots__ = ("egress", "ingress", "landed", "left", "rate", "since", "version")
+
+    def __init__(self, egress: LinkPort, ingress: LinkPort, left: float, landed: Event) -> None:
+        self.egress = egress
+        self.ingress = ingress
+        self.left = left
+        self.landed = landed
+        self.rate = 0.0
+        self.since = 0
+        self.version = 0
+
+
+class VirtualNetwork:
+    """Machine links shared equally among transfers.
+
+    A transfer runs at the smaller of its egress and ingress shares. Unused bandwidth is not redistributed as under
+    max-min fairness, so transfer times are upper bounds. Without `contention` every transfer has its own link.
+    Transfers within a machine use its local bandwidth and do not contend.
+    """
+
+    def __init__(self, kernel: Kernel, *, contention: bool, latency_s: float) -> None:
+        self._kernel = kernel
+        self._contention = contention
+        self._latency = ps(latency_s)
+
+    def send(self, source: MachineLink, target: MachineLink, size: int, start: int, landed: Event) -> None:
+        """Send `size` bytes starting at picosecond `start`; `landed` is scheduled for the completion."""
+        if self._contention and source is not target:
+            flow = KvFlow(source.egress, target.ingress, float(size), landed)
+            self._kernel.schedule(start + self._latency, landed.order, self._enter, flow)
+            return
+        duration = nearest(float(size) * _PS / source.bytes_per_s(target))
+        landed.at = start + self._latency + max(1, duration)
+        self._kernel.add(landed)
+
+    def _enter(self, flow: KvFlow) -> None:
+        flow.since = self._kernel.now
+        flow.egress.flows[flow.landed.order] = flow
+        flow.ingress.flows[flow.landed.order] = flow
+        self._update_rates(flow)
+
+    def _end(self, argument: tuple[KvFlow, int]) -> None:
+        flow, version = argument
+        if flow.version != version:
+            return  # superseded by a rate change
+        del flow.egress.flows[flow.landed.order]
+        del flow.ingress.flows[flow.landed.order]
+        self._update_rates(flow)
+        flow.landed.happen()
+
+    def _update_rates(self, changed: KvFlow) -> None:
+        egress, ingress = changed.egress.flows, changed.ingress.flows
+        for flow in (*egress.values(), *(f for number, f in ingress.items() if number not in egress)):
+            self._pace(flow)
+
+    def _pace(self, flow: KvFlow) -> None:
+        rate = min(flow.egress.share, flow.ingress.share)
+        if rate == flow.rate:
+            return
+        now = self._kernel.now
+        flow.left -= flow.rate * (now - flow.since) / _PS
+        flow.since, flow.rate = now, rate
+        flow.version += 1
+        end = now + max(1, nearest(max(0.0, flow.left) / rate * _PS))
+        self._kernel.schedule(end, flow.landed.order, self._end, (flow, flow.version))
+
+
+_NONE: Final = ContentionFactors()
+
+
+class HostTask:
+    """A worker or the gateway: computes with `threads` threads on some cores; `phase` is the phase it runs, if
+    any."""
+
+    def __init__(self, cores: Sequence[int], threads: int = 1, contention: ContentionFactors = _NONE) -> None:
+        self.cores = tuple(cores)
+        self.threads = threads
+        self.contention = contention
+        self.phase: Phase | None = None
+        self.left = 0.0  # picoseconds of work at full speed, as of `since`
+        self.rate = 0.0
+        self.since = 0
+        self.end: Event | None = None
+        self.version = 0
+
+
+class Host:
+    """The cores of a host and the tasks that are busy on them."""
+
+    def __init__(self, kernel: Kernel, cores: int) -> None:
+        self.kernel = kernel
+        self._cores = cores
+        self._busy: dict[HostTask, None] = {}
+
+    def begin(self, task: HostTask, work: int, end: Event) -> None:
+        """Give `task` `work` picoseconds of work; `end` happens when it is done."""
+        task.left, task.rate, task.since, task.end = float(work), 0.0, self.kernel.now, end
+        self._busy[task] = None
+        self._share()
+
+    def drop(self, task: HostTask) -> None:
+        """Abandon the work of a task."""
+        if self._busy.pop(task, task) is None:
+            task.version += 1
+            self._share()
+
+    def _ended(self, argument: tuple[HostTask, int]) -> None:
+        task, version = argument
+        if task.version != version:
+            return  # its rate has changed since
+        del self._busy[task]
+        self._share()
+        assert task.end is not None  # noqa: S101  (set by `begin`; for the type checker)
+        task.end.happen()
+
+    def _share(self) -> None:
+        """Place each thread on the least loaded core that its task may use, as an operating system balances them."""
+        load = [0] * self._cores
+        places: dict[HostTask, list[int]] = {}
+        for task in sorted(self._busy, key=lambda one: len(one.cores)):
+            places[task] = sorted(task.cores, key=load.__getitem__)[: task.threads]
+            for place in places[task]:
+                load[place] += 1
+        busy = sum(1 for threads in load if threads)
+        for task, own in places.items():
+            others = self._cores - len(own)
+            crowd = (busy - len(own)) / others if others else 0.0
+            share = sum(1.0 / load[place] for place in own) / len(own)
+            slowdown = 1.0 + (task.contention.crowded - 1.0) * crowd
+            if share < 1.0 and self._shares_with_other_phase(task, own, places):
+                slowdown *= task.contention.shared
+            self._set_rate(task, share / slowdown)
+
+    def _shares_with_other_phase(self, task: HostTask, own: list[int], places: dict[HostTask, list[int]]) -> bool:
+        """Whether a task on the same cores runs the other phase.
+
+        A prefill and a decode that take turns evict each other's caches; two decodes read the same weights.
+        """
+        return any(
+            other.phase is not None and other.phase is not task.phase and not set(own).isdisjoint(theirs)
+            for other, theirs in places.items()
+        )
+
+    def _set_rate(self, task: HostTask, rate: float) -> None:
+        if rate == task.rate:
+            return
+        now = self.kernel.now
+        task.left -= task.rate * (now - task.since)
+        task.since, task.rate = now, rate
+        task.version += 1
+        assert task.end is not None  # noqa: S101  (set by `begin`; for the type checker)
+        at = now + max(1, nearest(max(0.0, task.left) / rate))
+        self.kernel.schedule(at, task.end.order, self._ended, (task, task.version))
+
+
+class HostCores:
+    """A worker's share of a host.
+
+    `prefill` and `decode` are the contention factors of batches with and without prompts. The first batch after
+    `cold_after` picoseconds without work takes `cold` longer.
+    """
+
+    def __init__(
+        self,
+        host: Host,
+        cores: Sequence[int],
+        prefill: ContentionFactors,
+        decode: ContentionFactors,
+        cold: int,
+        cold_after: int,
+    ) -> None:
+        self._host = host
+        self._task = HostTask(cores, len(cores))
+        self._prefill, self._decode = prefill, decode
+        self._cold, self._cold_after = cold, cold_after
+        self._ended_at = -cold_after - 1
+
+    def compute(self, batch: RunningBatch, work: int, end: Event) -> None:
+        """Compute a batch that takes `work` picoseconds alone; `end` happens when it is done."""
+        task = self._task
+        task.contention = self._prefill if batch.prefills else self._decode
+        task.phase = Phase.PREFILL if batch.prefills else Phase.DECODE
+        if self._host.kernel.now - self._ended_at > self._cold_after:
+            work += self._cold
+        self._host.begin(task, work, end)
+
+    def ended(self) -> None:
+        """Note that a batch has just been completed."""
+        self._ended_at = self._host.kernel.now
+
+    def drop(self) -> None:
+        """Abandon the batch."""
+        self._host.drop(self._task)

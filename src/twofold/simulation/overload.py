@@ -7,7 +7,7 @@ import msgspec
 from twofold.cluster.timing import PS
 from twofold.events import PlacedRequest
 from twofold.scheduling.admission.overload import OverloadControl
-from twofold.simulation.histogram import Series
+from twofold.simulation.series import Series
 
 PREFILL, DECODE = "load/prefill", "load/decode"
 

@@ -7,9 +7,10 @@ import msgspec
 from twofold.cluster.spec import ClusterSpec
 from twofold.errors import ConfigurationError
 from twofold.performance.cost import ModelAccuracy
-from twofold.simulation.histogram import Histogram, Series
+from twofold.simulation.histogram import Histogram
 from twofold.simulation.overload import OverloadResult
 from twofold.simulation.reuse import ReuseResult
+from twofold.simulation.series import Series
 from twofold.slo import Slo, SlowdownSlo
 
 

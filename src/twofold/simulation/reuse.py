@@ -22,10 +22,8 @@ from twofold.performance.reuse import layer_wise
 from twofold.request import BlockKey
 from twofold.scheduling.instance.queues import RunningBatch
 from twofold.simulation.histogram import Histogram
-from twofold.simulation.kernel import Event, EventOrder, Kernel
-from twofold.simulation.resources import MachineLink, VirtualNetwork
-from twofold.simulation.statistics import SimulatedRequest
-from twofold.simulation.tally import Tally
+from twofold.simulation.kernel import Event, EventOrder, Kernel, MachineLink, VirtualNetwork
+from twofold.simulation.statistics import SimulatedRequest, Tally
 
 _MICRO: Final = 10**6
 _HOTTEST: Final = 10

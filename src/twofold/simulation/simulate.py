@@ -32,15 +32,15 @@ from twofold.scheduling.routers import FIXED_ROLE_ROUTERS, FORECASTING_ROUTERS, 
 from twofold.simulation.cluster import VirtualCluster
 from twofold.simulation.controllers import ReplicatedControllers
 from twofold.simulation.handoffs import SimulatedHandoffs
-from twofold.simulation.histogram import Histogram, Series
+from twofold.simulation.histogram import Histogram
 from twofold.simulation.hosted import HostedCluster
 from twofold.simulation.instance import SimulatedInstance, VirtualInstance
-from twofold.simulation.kernel import EventOrder, Kernel
+from twofold.simulation.kernel import EventOrder, Kernel, MachineLink, VirtualNetwork
 from twofold.simulation.observers.base import Observer
 from twofold.simulation.overload import SimulatedOverload
-from twofold.simulation.resources import MachineLink, VirtualNetwork
 from twofold.simulation.result import PoolResult, SimulationResult
 from twofold.simulation.reuse import BLOCK_TOKENS, HostCache, PrefixReuse, ReuseStatistics, make_cache
+from twofold.simulation.series import Series
 from twofold.simulation.statistics import MICRO, RunStatistics, Sampler
 from twofold.slo import Slo
 

@@ -18,10 +18,8 @@ class Given(TransferPaths):
     """Paths with fixed values."""
 
     def __init__(self, crossovers=None, transfer=None, s_per_token=0.0):
-        self.crossovers, self.path, self.s_per_token = crossovers, transfer, s_per_token
-
-    def crossover(self, prefill):
-        return self.crossovers[prefill]
+        super().__init__(crossovers)
+        self.path, self.s_per_token = transfer, s_per_token
 
     def transfer(self, prefill, decode):
         return self.path

@@ -17,8 +17,8 @@ from twofold.reporting.chart import (
     rounded,
     run_colour,
 )
-from twofold.simulation.histogram import Series
 from twofold.simulation.result import SimulationResult
+from twofold.simulation.series import Series
 
 TIME: Final = "Simulated time (s)"
 _PS_PER_S: Final = 1e12

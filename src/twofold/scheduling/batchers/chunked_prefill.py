@@ -3,8 +3,8 @@
 from itertools import chain
 from typing import ClassVar
 
-from twofold.scheduling.instance.batcher import Batcher, SchedulerOutput, SchedulingBudget, select_ready
-from twofold.scheduling.instance.queues import Queues
+from twofold.scheduling.instance.batcher import Batcher, SchedulingBudget, select_ready
+from twofold.scheduling.instance.queues import Queues, SchedulerOutput
 
 
 class ChunkedPrefill(Batcher):

@@ -4,8 +4,8 @@ from math import inf
 from typing import ClassVar
 
 from twofold.performance.base import PerformanceModel
-from twofold.scheduling.instance.batcher import Batcher, SchedulerOutput, SchedulingBudget, select_prompts, select_ready
-from twofold.scheduling.instance.queues import Queues
+from twofold.scheduling.instance.batcher import Batcher, SchedulingBudget, select_prompts, select_ready
+from twofold.scheduling.instance.queues import Queues, SchedulerOutput
 from twofold.scheduling.instance.sequence import PrefillChunk
 
 

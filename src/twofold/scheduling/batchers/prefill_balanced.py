@@ -2,8 +2,8 @@
 
 from typing import ClassVar
 
-from twofold.scheduling.instance.batcher import Batcher, SchedulerOutput, SchedulingBudget, select_prompts
-from twofold.scheduling.instance.queues import Queues
+from twofold.scheduling.instance.batcher import Batcher, SchedulingBudget, select_prompts
+from twofold.scheduling.instance.queues import Queues, SchedulerOutput
 
 _LOOKAHEAD = 4  # token budgets
 

@@ -3,8 +3,8 @@
 from itertools import chain
 from typing import ClassVar
 
-from twofold.scheduling.instance.batcher import Batcher, SchedulerOutput, SchedulingBudget
-from twofold.scheduling.instance.queues import Queues
+from twofold.scheduling.instance.batcher import Batcher, SchedulingBudget
+from twofold.scheduling.instance.queues import Queues, SchedulerOutput
 from twofold.scheduling.instance.sequence import PrefillChunk
 
 

@@ -5,8 +5,8 @@ from typing import ClassVar
 
 from mypy_extensions import mypyc_attr
 
-from twofold.scheduling.instance.batcher import Batcher, SchedulerOutput, SchedulingBudget, select_ready
-from twofold.scheduling.instance.queues import Queues
+from twofold.scheduling.instance.batcher import Batcher, SchedulingBudget, select_ready
+from twofold.scheduling.instance.queues import Queues, SchedulerOutput
 from twofold.scheduling.instance.sequence import ScheduledSequence
 
 

@@ -16,12 +16,14 @@ from twofold.scheduling.instance.sequence import FULL_RESERVATION, KvReservation
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class TransferPaths(ABC):
-    """Transfer and prefill speeds of the instances."""
+    """Transfer and prefill speeds of the instances. `crossovers` are their `crossover`, as far as known."""
 
-    @abstractmethod
+    def __init__(self, crossovers: dict[str, int]) -> None:
+        self.crossovers = crossovers
+
     def crossover(self, prefill: str) -> int:
         """The prompt length in tokens from which layer-wise beats serialized transfer."""
-        ...
+        return self.crossovers[prefill]
 
     @abstractmethod
     def transfer(self, prefill: str, decode: str) -> TransferModel | None:

@@ -7,7 +7,7 @@ from mypy_extensions import mypyc_attr
 
 from twofold.kvcache.allocator import BlockAllocator
 from twofold.kvcache.paged import PrefixBlockAllocator
-from twofold.scheduling.instance.queues import Queues, RunningBatch
+from twofold.scheduling.instance.queues import Queues, RunningBatch, SchedulerOutput
 from twofold.scheduling.instance.sequence import PrefillChunk, ScheduledSequence, SequenceQueue
 from twofold.scheduling.instance.swap_preemption import SwapPreemption
 
@@ -77,25 +77,6 @@ class SchedulingBudget:
             return False
         self.free_blocks -= needed
         return True
-
-
-@mypyc_attr(free_list_len=1)
-class SchedulerOutput:
-    """Changes with the next batch: prefill chunks, decodes that start or resume, and decodes to preempt.
-
-    All other decodes continue. With `repeatable` False the batcher is called again after one iteration, so that
-    sequences left out of this batch get a turn.
-    """
-
-    __slots__ = ("pause", "prefills", "repeatable", "resume")
-
-    def __init__(
-        self, prefills: list[PrefillChunk] | None = None, resume: list[ScheduledSequence] | None = None
-    ) -> None:
-        self.prefills: list[PrefillChunk] = [] if prefills is None else prefills
-        self.resume: list[ScheduledSequence] = [] if resume is None else resume
-        self.pause: list[ScheduledSequence] = []
-        self.repeatable = True
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)

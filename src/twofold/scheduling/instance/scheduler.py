@@ -24,10 +24,9 @@ from twofold.kvcache.allocator import BlockAllocation, BlockAllocator, LeaseTabl
 from twofold.kvcache.cache import RemovalReason
 from twofold.kvcache.paged import PrefixBlockAllocator
 from twofold.request import FinishReason, Phase, Request
-from twofold.scheduling.instance.batcher import Batcher, SchedulerOutput, SchedulingBudget
+from twofold.scheduling.instance.batcher import Batcher, SchedulingBudget
 from twofold.scheduling.instance.kv_receiver import KvReceiver, allocation_of
-from twofold.scheduling.instance.lane import Lane
-from twofold.scheduling.instance.queues import DecodeSet, Queues, RunningBatch, StepResult
+from twofold.scheduling.instance.queues import DecodeSet, Lane, Queues, RunningBatch, SchedulerOutput, StepResult
 from twofold.scheduling.instance.sequence import (
     FULL_RESERVATION,
     KvReservation,

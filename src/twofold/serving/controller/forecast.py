@@ -33,11 +33,11 @@ class MeasuredPaths(TransferPaths):
     """
 
     def __init__(self) -> None:
+        super().__init__({})
         self.links: dict[tuple[str, str], LinkSpeed] = {}
         self.prefills: dict[str, PrefillSpeed] = {}
         self._layout: KvLayout | None = None
         self._splits: dict[str, Sharding] = {}
-        self._crossovers: dict[str, int] = {}
         self._transfers: dict[tuple[str, str], TransferModel] = {}
         self._hosts: dict[str, str] = {}
         self._into: dict[str, TransferModel] = {}
@@ -53,14 +53,14 @@ class MeasuredPaths(TransferPaths):
         self._into.clear()
         if message.prefill is not None:
             self.prefills[memory.instance] = message.prefill
-            self._crossovers.clear()
+            self.crossovers.clear()
 
     def measured(self, message: LinkMeasured) -> None:
         """Record the speed of a link."""
         pair = message.source, message.target
         self.links[pair] = message.speed
         self._news.set()
-        self._crossovers.pop(message.source, None)
+        self.crossovers.pop(message.source, None)
         self._transfers.pop(pair, None)
         self._into.clear()
 
@@ -76,10 +76,9 @@ class MeasuredPaths(TransferPaths):
 
         Layer-wise transfer then hides every transfer that it can.
         """
-        known = self._crossovers.get(prefill)
-        if known is None:
-            known = self._crossovers[prefill] = self._crossover(prefill)
-        return known
+        if prefill not in self.crossovers:
+            self.crossovers[prefill] = self._crossover(prefill)
+        return self.crossovers[prefill]
 
     def transfer(self, prefill: str, decode: str) -> TransferModel | None:
         pair = (prefill, decode)

@@ -1,16 +1,26 @@
-"""A router and a batcher are added by one file and one registry line each, as CONTRIBUTING says."""
+"""Every registered policy runs; a router and a batcher are added by one file and one registry line each."""
 
 import json
 import shutil
 import subprocess
 import sys
 import urllib.request
+from itertools import zip_longest
 from pathlib import Path
 
 import pytest
 
 import twofold
 from support.running_service import running_service
+from twofold.cli.simulate.settings import OWN_LOADS
+from twofold.cluster.rules import RULES
+from twofold.kvcache.eviction import EVICTIONS
+from twofold.performance.registry import PERFORMANCE_MODELS
+from twofold.scheduling.admission.overload import OVERLOAD_RULES
+from twofold.scheduling.batchers import BATCHERS, INLINED
+from twofold.scheduling.cluster.scheduler import HANDOFF_POLICIES
+from twofold.scheduling.routers import CELL_ROUTERS, FIXED_ROLE_ROUTERS, LIVE_ROUTERS, ROUTERS
+from twofold.workload.distributions import ARRIVALS
 
 ROUTER = """
 from twofold.scheduling.routers.in_turn import InTurn
@@ -51,6 +61,15 @@ def add(folder: Path, module: str, text: str, registry: str, line: str) -> None:
     first = next(number for number, each in enumerate(lines) if each.startswith("from twofold."))
     lines.insert(first, f"from {package} import {name}")
     path.write_text("\n".join([*lines, ""]))
+
+
+def answer_of(url):
+    body = json.dumps({"model": "llama2-70b", "prompt": [1, 2, 3], "max_tokens": 4}).encode()
+    request = urllib.request.Request(  # noqa: S310
+        f"{url}/v1/completions", data=body, headers={"Content-Type": "application/json"}
+    )
+    with urllib.request.urlopen(request, timeout=600) as response:  # noqa: S310
+        return json.load(response)
 
 
 @pytest.fixture(scope="module")
@@ -118,10 +137,99 @@ def test_added_policies_are_served(package, monkeypatch, tmp_path):
     path = tmp_path / "cluster.yaml"
     path.write_text(CLUSTER)
     with running_service(None, "--engine", "emulated", "--cluster", path) as (_, url):
-        body = json.dumps({"model": "llama2-70b", "prompt": [1, 2, 3], "max_tokens": 4}).encode()
-        request = urllib.request.Request(  # noqa: S310
-            f"{url}/v1/completions", data=body, headers={"Content-Type": "application/json"}
-        )
-        with urllib.request.urlopen(request, timeout=600) as response:  # noqa: S310
-            answer = json.load(response)
-    assert answer["usage"]["completion_tokens"] == 4
+        assert answer_of(url)["usage"]["completion_tokens"] == 4
+
+
+# -- every entry of every registry -------------------------------------------------------------------------------------
+
+SPLIT = "1xh100:prefill,1xh100:decode"
+MODELS = {  # machine and model that a published performance model covers
+    "splitwise-published": ("h100", "llama2-70b"),
+    "distserve-published": ("a100@4", "opt-66b"),
+    "distserve-published-vllm": ("a100@4", "opt-66b"),
+}
+SLO = ("--slo", "ttft=30,tpot=1")
+SIMULATED = [
+    *(("--router", name) for name in ROUTERS),
+    *(("--handoff", name) for name in HANDOFF_POLICIES),
+    *(("--overload", name, *SLO) for name in OVERLOAD_RULES),
+    *(("--rules", name) for name in RULES),
+    *(("--kv-cache", f"dram=1GiB,eviction={name}") for name in EVICTIONS),
+    *(("--arrival", name) for name in ARRIVALS),
+    *(("--controllers", "2", "--own-load", name) for name in OWN_LOADS),
+]
+
+
+def pools_of(batcher):
+    """A cluster file's pools for a batcher: one for its phase beside one for the other, or one for both."""
+    kind, name = BATCHERS[batcher], f"batcher: {batcher}"
+    if kind.prefills and kind.decodes:
+        return f"- {{machines: 1, machine: h100, role: mixed, {name}}}\n"
+    prefill, decode = (f", {name}" if runs else "" for runs in (kind.prefills, kind.decodes))
+    return (
+        f"- {{machines: 1, machine: h100, role: prefill{prefill}}}\n"
+        f"- {{machines: 1, machine: h100, role: decode{decode}}}\n"
+    )
+
+
+def simulated(twofold, model, *flags):
+    shape = ("512+16", "--model", model, "--rate", 2, "--num-requests", 20)
+    done = twofold("simulate", *shape, *flags, "--json")
+    assert done.code == 0, done.err
+    return json.loads(done.out)["counts"]["completed"]
+
+
+@pytest.mark.parametrize("flags", SIMULATED, ids=" ".join)
+def test_every_policy_is_simulated(twofold, flags):
+    cells = ("--cells", 1) if flags[1] in CELL_ROUTERS else ()
+    router = () if "--router" in flags else ("--router", "jsq")
+    assert simulated(twofold, "llama2-70b", "--cluster", SPLIT, *flags, *router, *cells) == 20
+
+
+@pytest.mark.parametrize("name", BATCHERS)
+def test_every_batcher_is_simulated(twofold, tmp_path, name):
+    path = tmp_path / "cluster.yaml"
+    bound = "inline_tbt_s: 0.2" if name == INLINED else ""
+    path.write_text(f"model: llama2-70b\nrouter: jsq\n{bound}\npools:\n{pools_of(name)}")
+    assert simulated(twofold, "llama2-70b", "--cluster", path) == 20
+
+
+@pytest.mark.parametrize("name", PERFORMANCE_MODELS)
+def test_every_performance_model_is_simulated(twofold, name):
+    machine, model = MODELS.get(name, ("h100", "llama2-70b"))
+    pools = f"1x{machine}:prefill,1x{machine}:decode"
+    assert simulated(twofold, model, "--cluster", pools, "--router", "jsq", "--performance", name) == 20
+
+
+MOVED = [name for name in LIVE_ROUTERS if name not in FIXED_ROLE_ROUTERS]
+FIXED = [name for name in LIVE_ROUTERS if name in FIXED_ROLE_ROUTERS]
+EMULATED_BATCHERS = [name for name in BATCHERS if name != INLINED]  # an emulated service cannot inline prompts
+# One service has an entry of each registry, so that each entry is served once. Routers that read prefix caches come
+# first, with batchers that reuse prefixes.
+SERVED = [
+    *zip_longest(
+        sorted(FIXED, key=lambda name: not ROUTERS[name].kind.reads_prefix_caches),
+        sorted(EMULATED_BATCHERS, key=lambda name: not BATCHERS[name].reuses_prefix),
+        HANDOFF_POLICIES,
+    ),
+    *((name, "splitwise", None) for name in MOVED),
+]
+
+
+@pytest.mark.parametrize(("router", "batcher", "handoff"), SERVED)
+def test_every_policy_is_served(tmp_path, router, batcher, handoff):
+    router, batcher, handoff = router or "jsq", batcher or "mixed", handoff or "by-size"
+    path = tmp_path / "cluster.yaml"
+    path.write_text(f"model: llama2-70b\nrouter: {router}\nhandoff: {handoff}\npools:\n{pools_of(batcher)}")
+    caching = ("--enable-prefix-caching",) if ROUTERS[router].kind.reads_prefix_caches else ()
+    with running_service(None, "--engine", "emulated", "--cluster", path, *caching) as (_, url):
+        assert answer_of(url)["usage"]["completion_tokens"] == 4
+
+
+@pytest.mark.parametrize("name", OVERLOAD_RULES)
+def test_every_overload_rule_is_served(tmp_path, name):
+    path = tmp_path / "cluster.yaml"
+    path.write_text(f"model: llama2-70b\nrouter: jsq\npools:\n{pools_of('prefill')}")
+    flags = ("--engine", "emulated", "--cluster", path, "--overload", name, *SLO)
+    with running_service(None, *flags) as (_, url):
+        assert answer_of(url)["usage"]["completion_tokens"] == 4

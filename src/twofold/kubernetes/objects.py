@@ -2,14 +2,12 @@
 
 from collections.abc import Iterator
 from importlib.resources import files
-from typing import Final
 
 from twofold.errors import ConfigurationError
 from twofold.instance import Role
 from twofold.kubernetes.pods import gateway_pod, labels, worker_pod, workers_of
 from twofold.kubernetes.values import Json, Values, WorkerValues
-
-MOVING: Final = ("splitwise", "jsq-planned")  # routers that move roles, so that mixed workers join the others
+from twofold.scheduling.routers import FIXED_ROLE_ROUTERS, LIVE_ROUTERS
 
 
 def check(values: Values) -> None:
@@ -22,8 +20,9 @@ def check(values: Values) -> None:
     if not roles:
         raise ConfigurationError("workers: all replicas are 0")
     router = values.serve.router or "jsq"
-    if Role.MIXED in roles and len(roles) > 1 and router not in MOVING:
-        raise ConfigurationError(f"workers.mixed beside others is for serve.router {' or '.join(MOVING)}, not {router}")
+    moving = [name for name in LIVE_ROUTERS if name not in FIXED_ROLE_ROUTERS]
+    if Role.MIXED in roles and len(roles) > 1 and router not in moving:
+        raise ConfigurationError(f"workers.mixed beside others is for serve.router {' or '.join(moving)}, not {router}")
 
 
 def objects_of(name: str, values: Values) -> list[Json]:

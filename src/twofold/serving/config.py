@@ -19,9 +19,6 @@ from twofold.security.network import HOME, HostNetwork
 from twofold.slo import Slo
 from twofold.transport.registry import DEFAULT_TRANSPORT
 
-TOKEN_BUDGET: Final = 2048
-SMALLER_TOKEN_BUDGETS: Final = {"chunked-prefill": 512}  # batchers whose default budget is smaller
-
 # `auto`: each worker measures at start how many prompt tokens saturate an iteration.
 AUTO: Final = "auto"
 TokenBudget = int | Literal["auto"]
@@ -105,7 +102,7 @@ class JoinTerms(msgspec.Struct, frozen=True, kw_only=True):
         budget = (
             self.max_num_batched_tokens
             if isinstance(self.max_num_batched_tokens, int)
-            else SMALLER_TOKEN_BUDGETS.get(batcher, TOKEN_BUDGET)
+            else BATCHERS[batcher].live_token_budget
         )
         return WorkerConfig(
             instance=instance,

@@ -23,7 +23,7 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- else if not $roles -}}
 {{- fail "workers: all replicas are 0" -}}
 {{- else if and (hasKey $roles "mixed") (gt (len $roles) 1) (not (has (.Values.serve.router | default "jsq") (list "splitwise" "jsq-planned"))) -}}
-{{- fail (printf "workers.mixed beside others is for serve.router splitwise or jsq-planned, not %s" (.Values.serve.router | default "jsq")) -}}
+{{- fail (printf "workers.mixed beside others is for serve.router jsq-planned or splitwise, not %s" (.Values.serve.router | default "jsq")) -}}
 {{- end -}}
 {{- end }}
 

@@ -20,13 +20,11 @@ from twofold.performance.host_profile import HOST, HostProfile, read_host_profil
 from twofold.planning.splits import SplitPlanner
 from twofold.scheduling.cluster.pools import Pools
 from twofold.scheduling.replan.replanner import ReplanRules
-from twofold.scheduling.routers import FORECASTING_ROUTERS
+from twofold.scheduling.routers import FORECASTING_ROUTERS, ROUTERS
 from twofold.serving.config import ForecastConfig, InlineConfig, OverloadConfig, ReplanConfig, ServiceConfig
 
 DEFAULT_REPLAN_ROUTER: Final = "jsq-planned"
 DEFAULT_ATTAINMENT: Final = 0.9
-_BLIND_ROUTERS: Final = ("round-robin", "random")  # repeated calls place the same request on different instances
-PREFIX_ROUTERS: Final = ("local-prefix", "conductor")
 
 
 def overload_config(config: ServiceConfig, settings: ServeSettings) -> OverloadConfig | None:
@@ -35,7 +33,7 @@ def overload_config(config: ServiceConfig, settings: ServeSettings) -> OverloadC
         return None
     if config.network is not None:
         raise ConfigurationError("--overload predicts workers of one host: leave out --listen-workers")
-    if config.router in _BLIND_ROUTERS:
+    if not ROUTERS[config.router].kind.repeats_routes:
         raise ConfigurationError(
             f"--overload predicts where a request is placed: --router {config.router} places it elsewhere each time"
         )
@@ -80,7 +78,7 @@ def forecast_config(config: ServiceConfig, profile: Path | None) -> ForecastConf
     flag = f"--router {config.router}"
     if config.journal_dir is not None:
         raise ConfigurationError(f"{flag} uses predictions, which journals do not record: leave out --journal")
-    if config.router in PREFIX_ROUTERS and not config.engine.prefix_caching:
+    if ROUTERS[config.router].kind.reads_prefix_caches and not config.engine.prefix_caching:
         raise ConfigurationError(f"{flag} needs --enable-prefix-caching")
     if profile is None and config.cluster is None and not _colocated(config):
         return ForecastConfig()  # prefill workers measure their speed when they start

@@ -6,11 +6,10 @@ from pathlib import Path
 from typing import Final
 
 from twofold.cli.serve.http import find_keys, http_config, listen, serve, telemetry_config
-from twofold.cli.serve.predictions import PREFIX_ROUTERS
 from twofold.cli.serve.route_settings import RouteSettings
 from twofold.errors import ConfigurationError, ModelError
 from twofold.instance import Role
-from twofold.scheduling.routers import FORECASTING_ROUTERS
+from twofold.scheduling.routers import FORECASTING_ROUTERS, ROUTERS
 from twofold.serving.launch.model_source import find_model
 from twofold.serving.telemetry.logs import configure_logs
 from twofold.serving.telemetry.telemetry import make_telemetry
@@ -47,7 +46,7 @@ def route_config(settings: RouteSettings) -> RouteConfig:
     if twice is not None:
         raise ConfigurationError(f"{twice} is given twice: use --colocated for a server that runs both phases")
     silent = [each.url for each in servers if each.role is not Role.DECODE and each.events is None]
-    if settings.router in PREFIX_ROUTERS and silent:
+    if ROUTERS[settings.router].kind.reads_prefix_caches and silent:
         raise ConfigurationError(
             f"--router {settings.router} needs the KV events of each server that prefills: give the address, as in "
             f"{silent[0]},events=tcp://HOST:5557"

@@ -15,6 +15,7 @@ class ChunkedPrefill(Batcher):
     """
 
     cuts_prompts: ClassVar[bool] = True
+    live_token_budget: ClassVar[int] = 512
 
     def __init__(self, max_num_batched_tokens: int, max_num_seqs: int) -> None:
         super().__init__(max_num_batched_tokens, min(max_num_seqs, max_num_batched_tokens))

@@ -21,6 +21,8 @@ class Router(ABC):
     fixed_roles: ClassVar[bool] = False  # instances run only the phases they were started for
     needs_forecast: ClassVar[bool] = False  # `Pools.forecast` must be set
     uses_cells: ClassVar[bool] = False  # instances are grouped into cells
+    reads_prefix_caches: ClassVar[bool] = False  # `Pools.forecast` must know which prefixes are cached
+    repeats_routes: ClassVar[bool] = True  # a request routed twice, with equal loads, gets the same route
     needs_idle_events: ClassVar[bool] = False  # `ClusterScheduler.idle` must be called; live services do not
 
     @abstractmethod

@@ -96,6 +96,7 @@ class Batcher(ABC):
     chunked: ClassVar[bool] = False  # cuts prompts into chunks that a pipeline may run concurrently
     may_preempt: ClassVar[bool] = False  # preempts decodes, which excludes swap preemption
     reuses_prefix: ClassVar[bool] = True  # skips prompt tokens found in the prefix cache
+    live_token_budget: ClassVar[int] = 2048  # default of `max_num_batched_tokens` in a live service
     pipelined: ClassVar[bool] = True  # can select for several concurrent batches of an instance
 
     def __init__(self, max_num_batched_tokens: int, max_num_seqs: int) -> None:

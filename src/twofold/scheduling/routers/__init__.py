@@ -13,15 +13,11 @@ from twofold.scheduling.routers.two_choices import TwoChoices
 
 
 class RegisteredRouter:
-    """A router's constructor, its one-line help and the traits of its class; call it for a new router."""
+    """A router's constructor, its one-line help and the class with its traits; call it for a new router."""
 
     def __init__(self, create: Callable[[], Router], help_text: str) -> None:
         self.create, self.help = create, help_text
-        made = create()
-        self.fixed_roles = made.fixed_roles
-        self.needs_forecast = made.needs_forecast
-        self.uses_cells = made.uses_cells
-        self.needs_idle_events = made.needs_idle_events
+        self.kind = type(create())
 
     def __call__(self) -> Router:
         return self.create()
@@ -43,7 +39,7 @@ ROUTERS: dict[str, RegisteredRouter] = {
     "splitwise-sim": RegisteredRouter(SplitwiseSimRouter, "as splitwise, with SplitwiseSim's idle rule"),
 }
 
-FIXED_ROLE_ROUTERS = tuple(name for name, router in ROUTERS.items() if router.fixed_roles)
-CELL_ROUTERS = tuple(name for name, router in ROUTERS.items() if router.uses_cells)
-FORECASTING_ROUTERS = tuple(name for name, router in ROUTERS.items() if router.needs_forecast)
-LIVE_ROUTERS = tuple(name for name, router in ROUTERS.items() if not router.needs_idle_events)
+FIXED_ROLE_ROUTERS = tuple(name for name, router in ROUTERS.items() if router.kind.fixed_roles)
+CELL_ROUTERS = tuple(name for name, router in ROUTERS.items() if router.kind.uses_cells)
+FORECASTING_ROUTERS = tuple(name for name, router in ROUTERS.items() if router.kind.needs_forecast)
+LIVE_ROUTERS = tuple(name for name, router in ROUTERS.items() if not router.kind.needs_idle_events)

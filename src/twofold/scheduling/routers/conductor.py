@@ -1,6 +1,6 @@
 """Mooncake's Conductor: routing by predicted TTFT, including prefix cache hits."""
 
-from typing import Final
+from typing import ClassVar, Final
 
 from twofold.events import PrefixFetch
 from twofold.instance import InstanceLoad
@@ -24,6 +24,8 @@ class Conductor(ForecastingRouter):
     transfer and queueing time, which overlap here. Ties go to the instance with the least prefill time assigned so
     far.
     """
+
+    reads_prefix_caches: ClassVar[bool] = True
 
     def __init__(self, threshold: float | None = THRESHOLD) -> None:
         self._threshold = threshold

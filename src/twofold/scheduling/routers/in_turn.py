@@ -1,6 +1,7 @@
 """Round-robin and random routing."""
 
 from collections.abc import Callable
+from typing import ClassVar
 
 from twofold.events import Route
 from twofold.request import Request
@@ -11,6 +12,8 @@ from twofold.scheduling.routers.draws import scrambled
 
 class InTurn(FixedRoles):
     """Picks members of the pools by number. Without a prefill pool, one mixed instance runs both phases."""
+
+    repeats_routes: ClassVar[bool] = False
 
     def __init__(self, number: Callable[[int], int]) -> None:
         """`number` maps the count of decisions, from 0, to the number of a member."""

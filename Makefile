@@ -50,7 +50,7 @@ test-gpu:  ## Engine, transports and services on a GPU: BIN=… names the bin of
 	TWOFOLD_TEST_DEVICE=cuda:0 $(BIN)/python -m pytest -n 4 --dist loadfile tests/engine/torch tests/transport tests/serving/test_token_equality.py \
 	  tests/serving/test_handoff_ways.py tests/serving/test_processes.py tests/serving/test_chaos.py tests/serving/test_prefix_store.py
 
-check: setup  ## Format, lint, types, imports, structure, wording, files per request.
+check: setup  ## Format, lint, types, imports, structure, wording, files per request and per flag.
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
@@ -58,6 +58,7 @@ check: setup  ## Format, lint, types, imports, structure, wording, files per req
 	$(BIN)/python tools/house.py
 	$(BIN)/python tools/wording.py
 	$(BIN)/python tools/request_files.py
+	$(BIN)/python tools/flag_files.py
 
 chart: setup  ## Values, their schema and their table, from src/twofold/kubernetes/values.py.
 	$(BIN)/python -m twofold.kubernetes.chart deploy/helm/twofold

@@ -52,19 +52,19 @@ def live(package: Path) -> dict[str, set[str]]:
 
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "sitecustomize.py").write_text(_TRACER)
-        port = _free_port()
+        port = free_port()
         command = [sys.executable, "-m", "twofold.cli.main", "serve", "--engine", "emulated", "--prefill", "1",
                    "--decode", "1", "--cluster", str(_cluster_file(folder)), "--port", str(port)]  # fmt: skip
         paths = [folder, str(package.parent), os.environ.get("PYTHONPATH", "")]
         env = {**os.environ, "TWOFOLD_TRACE_DIR": folder, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
         service = subprocess.Popen(command, env=env, stderr=subprocess.DEVNULL)
         try:
-            _wait(lambda: _healthy(port))
-            _ask(port)  # the first request also imports and caches
+            wait(lambda: healthy(port))
+            ask(port)  # the first request also imports and caches
             workers = [p for p in psutil.Process(service.pid).children(recursive=True) if not p.children()]
             processes = {"gateway": service.pid, **{f"worker {n}": p.pid for n, p in enumerate(workers)}}
             _signal(processes.values(), signal.SIGUSR1, folder, "on")
-            _ask(port)
+            ask(port)
             _signal(processes.values(), signal.SIGUSR2, folder, "files")
             return {
                 name: _ours(Path(folder, f"{pid}.files").read_text().splitlines(), package)
@@ -112,7 +112,7 @@ request = Request(id="0", arrival_s=0.0, prompt_tokens=1000, output_tokens=20)
 assert simulate(spec, [request], catalog=catalog, series=False).completed == 1
 print(json.dumps(sorted(files)))
 """
-_CLUSTER = """
+CLUSTER = """
 model: llama2-70b
 router: jsq
 pools:
@@ -123,7 +123,7 @@ pools:
 
 def _cluster_file(folder: str) -> Path:
     path = Path(folder, "cluster.yaml")
-    path.write_text(_CLUSTER)
+    path.write_text(CLUSTER)
     return path
 
 
@@ -131,13 +131,13 @@ def _ours(files: Iterable[str], package: Path) -> set[str]:
     return {str(Path(file).relative_to(package)) for file in files if Path(file).is_relative_to(package)}
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
-def _healthy(port: int) -> bool:
+def healthy(port: int) -> bool:
     try:
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5) as answer:
             return bool(answer.status == 200)
@@ -145,8 +145,8 @@ def _healthy(port: int) -> bool:
         return False
 
 
-def _ask(port: int) -> None:
-    body = {"model": "llama2-70b", "prompt": list(range(300)), "max_tokens": 8, "stream": True, "ignore_eos": True}
+def ask(port: int, model: str = "llama2-70b") -> None:
+    body = {"model": model, "prompt": list(range(300)), "max_tokens": 8, "stream": True, "ignore_eos": True}
     url = f"http://127.0.0.1:{port}/v1/completions"
     headers = {"Content-Type": "application/json"}
     request = urllib.request.Request(url, json.dumps(body).encode(), headers)
@@ -158,10 +158,10 @@ def _ask(port: int) -> None:
 def _signal(pids: Iterable[int], number: int, folder: str, suffix: str) -> None:
     for pid in pids:
         os.kill(pid, number)
-        _wait(Path(folder, f"{pid}.{suffix}").exists)
+        wait(Path(folder, f"{pid}.{suffix}").exists)
 
 
-def _wait(happened: Callable[[], bool], timeout_s: float = 120.0) -> None:
+def wait(happened: Callable[[], bool], timeout_s: float = 120.0) -> None:
     deadline = time.monotonic() + timeout_s
     while not happened():
         if time.monotonic() > deadline:

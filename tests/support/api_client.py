@@ -79,6 +79,15 @@ def metric_reaches(url: str, name: str, least: float, *, tries: int = 6000, paus
     return False
 
 
+def metric_falls(url: str, name: str, most: float, *, tries: int = 6000, pause_s: float = 0.1) -> bool:
+    """Whether a metric falls to a value within a bounded number of looks."""
+    for _ in range(tries):
+        if metric(url, name) <= most:
+            return True
+        time.sleep(pause_s)
+    return False
+
+
 async def all_blocks_free(url: str, *, tries: int = 6000, pause_s: float = 0.1) -> bool:
     """Poll until every block of every instance is free; False after `tries`."""
     for _ in range(tries):

@@ -13,11 +13,13 @@ os.environ["OMP_NUM_THREADS"] = "1"
 # Ray's clusters are for those who have this token. Without one Ray would write one to the home directory.
 os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
 
-# A slow machine is no error: neither a case nor the drawing of one has a time limit.
+# A slow machine is no error: neither a case nor the drawing of one has a time limit. Examples repeat from run to run,
+# so that a run fails only for what changed; HYPOTHESIS_PROFILE=explore draws new ones.
 settings.register_profile(
-    "any machine", parent=settings.default, deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True
+    "explore", parent=settings.default, deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True
 )
-settings.load_profile("any machine")
+settings.register_profile("repeat", parent=settings.get_profile("explore"), derandomize=True)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeat"))
 
 
 def pytest_collection_modifyitems(items):

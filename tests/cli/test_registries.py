@@ -1,235 +1,180 @@
-"""Every registered policy runs; a router and a batcher are added by one file and one registry line each."""
+"""Every entry of every registry runs: the commands accept it, and requests complete with it."""
 
+import asyncio
 import json
-import shutil
-import subprocess
-import sys
-import urllib.request
-from itertools import zip_longest
-from pathlib import Path
+from itertools import cycle
 
+import msgspec
 import pytest
 
-import twofold
-from support.running_service import running_service
+from support.api_client import all_blocks_free, complete_all, metric_reaches
+from support.flags import ENGINE, SPLIT
+from support.forked_service import forked_service
+from support.traces import ask
+from twofold.bench.services import free_port, served
 from twofold.cli.simulate.settings import OWN_LOADS
 from twofold.cluster.rules import RULES
+from twofold.engine.registry import ENGINES
+from twofold.errors import ConfigurationError
 from twofold.kvcache.eviction import EVICTIONS
 from twofold.performance.registry import PERFORMANCE_MODELS
 from twofold.scheduling.admission.overload import OVERLOAD_RULES
 from twofold.scheduling.batchers import BATCHERS, INLINED
 from twofold.scheduling.cluster.scheduler import HANDOFF_POLICIES
-from twofold.scheduling.routers import CELL_ROUTERS, FIXED_ROLE_ROUTERS, LIVE_ROUTERS, ROUTERS
+from twofold.scheduling.routers import CELL_ROUTERS, LIVE_ROUTERS, ROUTERS
+from twofold.transport.registry import DEFAULT_TRANSPORT, TRANSPORTS, check_transport
 from twofold.workload.distributions import ARRIVALS
+from twofold.workload.trace import FORMATS, write_trace
 
-ROUTER = """
-from twofold.scheduling.routers.in_turn import InTurn
-
-
-class LastFirst(InTurn):
-    \"\"\"Instances in turn, for a test.\"\"\"
-
-    def __init__(self) -> None:
-        super().__init__(lambda turn: turn if turn >= 0 else ~turn)
-"""
-BATCHER = """
-from twofold.scheduling.batchers.mixed import MixedContinuous
-
-
-class AddedBatcher(MixedContinuous):
-    \"\"\"Whole prompts beside decodes, for a test.\"\"\"
-"""
-CLUSTER = """
-model: llama2-70b
-router: last-first
-pools:
-- {machines: 1, machine: h100, role: mixed, batcher: added}
-"""
-WORKLOAD = ("512+16", "--model", "llama2-70b")
-POLICIES = ("--router", "last-first", "--batcher", "mixed=added")
+DEFAULT_ENGINE = "torch"
+PROMPTS = [[7] * (20 + 300 * number) for number in range(6)]
+MODEL = {"model": "opt-13b", "performance": "roofline", "router": "jsq"}
+PREFILL, DECODE, MIXED = (
+    {"machines": 1, "machine": "dgx-a100", "tensor_parallel": 1, "instances": 2, "role": role}
+    for role in ("prefill", "decode", "mixed")
+)
+SIMULATED_ONLY = ("cells", "kv_cache")  # fields; a service has --kv-eviction, and each of its hosts is a cell
+PUBLISHED = {  # performance models of other models and machines
+    "splitwise-published": ("llama2-70b", {"tensor_parallel": 8, "machines": 2}),
+    "fitted": ("llama2-70b", {"tensor_parallel": 8, "machines": 2}),
+}
 
 
-def add(folder: Path, module: str, text: str, registry: str, line: str) -> None:
-    """Write the file of a policy, and its line in the registry."""
-    (folder / f"{module}.py").write_text(text)
-    name = next(word for word in text.split("class ")[1].replace("(", " ").split())
-    path = folder / "__init__.py"
-    lines = path.read_text().splitlines()
-    at = next(number for number, each in enumerate(lines) if each.startswith(f"{registry}: "))
-    lines.insert(at + 1, line)
-    package = f"twofold.scheduling.{folder.name}.{module}"
-    first = next(number for number, each in enumerate(lines) if each.startswith("from twofold."))
-    lines.insert(first, f"from {package} import {name}")
-    path.write_text("\n".join([*lines, ""]))
+def policy(registry, name, *flags, pools=(PREFILL, DECODE), serve=(), **fields):
+    """A cluster with an entry of a registry; flags of both commands, and flags of `serve` only."""
+    return pytest.param(MODEL | {"pools": pools} | fields, flags, serve, id=f"{registry}-{name}")
 
 
-def answer_of(url):
-    body = json.dumps({"model": "llama2-70b", "prompt": [1, 2, 3], "max_tokens": 4}).encode()
-    request = urllib.request.Request(  # noqa: S310
-        f"{url}/v1/completions", data=body, headers={"Content-Type": "application/json"}
-    )
-    with urllib.request.urlopen(request, timeout=600) as response:  # noqa: S310
-        return json.load(response)
+def routers():
+    """Every router that runs live, with the hand-off policies and the eviction policies in turn."""
+    for name, handoff, eviction in zip(LIVE_ROUTERS, cycle(HANDOFF_POLICIES), cycle(EVICTIONS), strict=False):
+        caches = ("--enable-prefix-caching", "--kv-eviction", eviction)
+        cells = {"cells": 2} if name in CELL_ROUTERS else {}
+        kv_cache = {"dram": "1GiB", "eviction": eviction}
+        yield policy(
+            f"{handoff}-{eviction}", name, serve=caches, router=name, handoff=handoff, kv_cache=kv_cache, **cells
+        )
 
 
-@pytest.fixture(scope="module")
-def package(tmp_path_factory):
-    """A copy of the package with one more router and one more batcher."""
-    root = tmp_path_factory.mktemp("added")
-    shutil.copytree(
-        Path(twofold.__file__).parent, root / "twofold", ignore=shutil.ignore_patterns("__pycache__", "*.so")
-    )
-    scheduling = root / "twofold/scheduling"
-    add(
-        scheduling / "routers",
-        "last_first",
-        ROUTER,
-        "ROUTERS",
-        '    "last-first": RegisteredRouter(LastFirst, "an added router"),',
-    )
-    add(scheduling / "batchers", "added", BATCHER, "BATCHERS", '    "added": AddedBatcher,')
-    return root
+def batchers():
+    """Every batcher, in a pool of its phase or in a mixed pool."""
+    for name, batcher in BATCHERS.items():
+        prefill = (PREFILL | {"batcher": name}) if batcher.prefills else PREFILL
+        decode = (DECODE | {"batcher": name}) if batcher.decodes else DECODE
+        mixed = batcher.prefills and batcher.decodes
+        bound = {"inline_tbt_s": 0.1} if name == INLINED else {}
+        yield policy("batcher", name, pools=[MIXED | {"batcher": name}] if mixed else [prefill, decode], **bound)
+
+
+def performance_models():
+    """Every performance model, with the overload rules in turn."""
+    for name, rule in zip(PERFORMANCE_MODELS, cycle(OVERLOAD_RULES), strict=False):
+        model, size = PUBLISHED.get(name, ("opt-13b", {}))
+        pools = [{**pool, **size} for pool in (PREFILL, DECODE)]
+        flags = ("--overload", rule, "--slo", "ttft=30,tpot=1")
+        yield policy(rule, name, *flags, pools=pools, model=model, performance=name)
+
+
+POLICIES = [*routers(), *batchers(), *performance_models()]
 
 
 @pytest.fixture
-def run(package, monkeypatch, tmp_path):
-    """Run a command of the copy, and return what it prints."""
-    monkeypatch.setenv("PYTHONPATH", str(package))
-    monkeypatch.setenv("COLUMNS", "150")
-    monkeypatch.chdir(tmp_path)
+def completed(twofold, tmp_path):
+    """Simulate six requests and return the number of completed ones."""
 
-    def command(*arguments):
-        done = subprocess.run(
-            [sys.executable, "-m", "twofold.cli.main", *map(str, arguments)],
-            capture_output=True,
-            text=True,
-            timeout=600,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
-        return done.stdout
+    def run(*flags, trace_format="twofold"):
+        path = tmp_path / f"trace{FORMATS[trace_format].suffix}"
+        write_trace([ask(number, number * 0.5) for number in range(6)], path, FORMATS[trace_format])
+        ended = twofold("simulate", path, "--json", *flags)
+        assert ended.code == 0, ended.err
+        return json.loads(ended.out)["counts"]["completed"]
 
-    return command
+    return run
 
 
-@pytest.mark.parametrize("name", ["serve", "simulate", "plan"])
-def test_help_names_added_policies(run, name):
-    shown = run(name, "--help")
-    assert "last-first:" in shown
-    assert "added:" in shown
+@pytest.fixture
+def cluster_file(tmp_path):
+    """Write a cluster and return its path."""
+
+    def write(cluster):
+        path = tmp_path / "cluster.yaml"
+        path.write_bytes(msgspec.yaml.encode(cluster))
+        return path
+
+    return write
 
 
-def test_added_policies_are_simulated(run):
-    cluster = ("--cluster", "2xh100:mixed", "--rate", 2, "--num-requests", 20)
-    report = json.loads(run("simulate", *WORKLOAD, *cluster, *POLICIES, "--json"))
-    assert report["counts"]["completed"] == 20
+@pytest.mark.parametrize(("cluster", "flags", "_serve"), POLICIES)
+def test_policies_are_simulated(completed, cluster_file, cluster, flags, _serve):
+    assert completed("--cluster", cluster_file(cluster), *flags) == 6
 
 
-def test_added_policies_are_planned_with(run):
-    budget = ("--max-machines", 2, "--machines", "h100", "--jobs", 1, "--min-requests", 20)
-    slo = ("--slo", "ttft=30,tpot=1", "--tolerance", 0.5, "--duration", 10)
-    plan = run("plan", *WORKLOAD, *budget, *slo, *POLICIES, "--json")
-    assert "h100 added" in plan
+@pytest.mark.parametrize(("cluster", "flags", "serve"), POLICIES)
+def test_policies_are_served(cluster_file, cluster, flags, serve):
+    """By an emulated service, without a block left behind."""
+    if cluster["pools"][0].get("batcher") == INLINED:
+        pytest.skip("an emulated service cannot inline prompts; tests/serving/test_inlined_prefill.py serves a model")
+    cluster = {name: value for name, value in cluster.items() if name not in SIMULATED_ONLY}
+    with forked_service("--engine", "emulated", "--cluster", cluster_file(cluster), *flags, *serve) as url:
+        outputs = asyncio.run(complete_all(url, PROMPTS, at_once=6, max_tokens=4))
+        assert [len(output) for output in outputs] == [4] * 6
+        assert asyncio.run(all_blocks_free(url))
 
 
-def test_added_policies_are_served(package, monkeypatch, tmp_path):
-    monkeypatch.setenv("PYTHONPATH", str(package))
-    path = tmp_path / "cluster.yaml"
-    path.write_text(CLUSTER)
-    with running_service(None, "--engine", "emulated", "--cluster", path) as (_, url):
-        assert answer_of(url)["usage"]["completion_tokens"] == 4
+def test_every_entry_is_walked():
+    """The longest list of each group has the other lists within it."""
+    assert len(LIVE_ROUTERS) >= max(len(HANDOFF_POLICIES), len(EVICTIONS))
+    assert len(PERFORMANCE_MODELS) >= len(OVERLOAD_RULES)
 
 
-# -- every entry of every registry -------------------------------------------------------------------------------------
-
-SPLIT = "1xh100:prefill,1xh100:decode"
-MODELS = {  # machine and model that a published performance model covers
-    "splitwise-published": ("h100", "llama2-70b"),
-    "distserve-published": ("a100@4", "opt-66b"),
-    "distserve-published-vllm": ("a100@4", "opt-66b"),
-}
-SLO = ("--slo", "ttft=30,tpot=1")
-SIMULATED = [
-    *(("--router", name) for name in ROUTERS),
-    *(("--handoff", name) for name in HANDOFF_POLICIES),
-    *(("--overload", name, *SLO) for name in OVERLOAD_RULES),
-    *(("--rules", name) for name in RULES),
-    *(("--kv-cache", f"dram=1GiB,eviction={name}") for name in EVICTIONS),
-    *(("--arrival", name) for name in ARRIVALS),
-    *(("--controllers", "2", "--own-load", name) for name in OWN_LOADS),
-]
+@pytest.mark.parametrize("router", [name for name in ROUTERS if name not in LIVE_ROUTERS])
+def test_offline_routers_are_simulated(completed, cluster_file, router):
+    """They need events that a live service does not have."""
+    assert completed("--cluster", cluster_file(MODEL | {"pools": [PREFILL, DECODE], "router": router})) == 6
 
 
-def pools_of(batcher):
-    """A cluster file's pools for a batcher: one for its phase beside one for the other, or one for both."""
-    kind, name = BATCHERS[batcher], f"batcher: {batcher}"
-    if kind.prefills and kind.decodes:
-        return f"- {{machines: 1, machine: h100, role: mixed, {name}}}\n"
-    prefill, decode = (f", {name}" if runs else "" for runs in (kind.prefills, kind.decodes))
-    return (
-        f"- {{machines: 1, machine: h100, role: prefill{prefill}}}\n"
-        f"- {{machines: 1, machine: h100, role: decode{decode}}}\n"
-    )
+@pytest.mark.parametrize("rules", RULES)
+def test_rules_are_simulated(completed, rules):
+    assert completed("--cluster", "1xa100@1:prefill,1xa100@1:decode", "--model", "opt-13b", "--rules", rules) == 6
 
 
-def simulated(twofold, model, *flags):
-    shape = ("512+16", "--model", model, "--rate", 2, "--num-requests", 20)
-    done = twofold("simulate", *shape, *flags, "--json")
-    assert done.code == 0, done.err
-    return json.loads(done.out)["counts"]["completed"]
+@pytest.mark.parametrize("own_load", OWN_LOADS)
+def test_own_loads_are_simulated(completed, cluster_file, own_load):
+    cluster = cluster_file(MODEL | {"pools": [PREFILL, DECODE]})
+    assert completed("--cluster", cluster, "--controllers", 2, "--own-load", own_load) == 6
 
 
-@pytest.mark.parametrize("flags", SIMULATED, ids=" ".join)
-def test_every_policy_is_simulated(twofold, flags):
-    cells = ("--cells", 1) if flags[1] in CELL_ROUTERS else ()
-    router = () if "--router" in flags else ("--router", "jsq")
-    assert simulated(twofold, "llama2-70b", "--cluster", SPLIT, *flags, *router, *cells) == 20
+@pytest.mark.parametrize("trace_format", FORMATS)
+def test_trace_formats_are_simulated(completed, trace_format):
+    assert completed("--cluster", "2xh100", "--model", "opt-13b", trace_format=trace_format) == 6
 
 
-@pytest.mark.parametrize("name", BATCHERS)
-def test_every_batcher_is_simulated(twofold, tmp_path, name):
-    path = tmp_path / "cluster.yaml"
-    bound = "inline_tbt_s: 0.2" if name == INLINED else ""
-    path.write_text(f"model: llama2-70b\nrouter: jsq\n{bound}\npools:\n{pools_of(name)}")
-    assert simulated(twofold, "llama2-70b", "--cluster", path) == 20
+@pytest.mark.parametrize("arrival", ARRIVALS)
+def test_arrival_processes_are_simulated(twofold, arrival):
+    workload = ("512+16", "--rate", 2, "--num-requests", 6, "--arrival", arrival)
+    ended = twofold("simulate", *workload, "--cluster", "2xh100", "--model", "opt-13b", "--json")
+    assert json.loads(ended.out)["counts"]["completed"] == 6, ended.err
 
 
-@pytest.mark.parametrize("name", PERFORMANCE_MODELS)
-def test_every_performance_model_is_simulated(twofold, name):
-    machine, model = MODELS.get(name, ("h100", "llama2-70b"))
-    pools = f"1x{machine}:prefill,1x{machine}:decode"
-    assert simulated(twofold, model, "--cluster", pools, "--router", "jsq", "--performance", name) == 20
+def engines():
+    """Every transport under the built-in engine, and every other engine that runs a model."""
+    yield from ((DEFAULT_ENGINE, transport) for transport in TRANSPORTS)
+    yield from ((name, DEFAULT_TRANSPORT) for name, engine in ENGINES.items() if engine.runs_model and engine.extra)
 
 
-MOVED = [name for name in LIVE_ROUTERS if name not in FIXED_ROLE_ROUTERS]
-FIXED = [name for name in LIVE_ROUTERS if name in FIXED_ROLE_ROUTERS]
-EMULATED_BATCHERS = [name for name in BATCHERS if name != INLINED]  # an emulated service cannot inline prompts
-# One service has an entry of each registry, so that each entry is served once. Routers that read prefix caches come
-# first, with batchers that reuse prefixes.
-SERVED = [
-    *zip_longest(
-        sorted(FIXED, key=lambda name: not ROUTERS[name].kind.reads_prefix_caches),
-        sorted(EMULATED_BATCHERS, key=lambda name: not BATCHERS[name].reuses_prefix),
-        HANDOFF_POLICIES,
-    ),
-    *((name, "splitwise", None) for name in MOVED),
-]
-
-
-@pytest.mark.parametrize(("router", "batcher", "handoff"), SERVED)
-def test_every_policy_is_served(tmp_path, router, batcher, handoff):
-    router, batcher, handoff = router or "jsq", batcher or "mixed", handoff or "by-size"
-    path = tmp_path / "cluster.yaml"
-    path.write_text(f"model: llama2-70b\nrouter: {router}\nhandoff: {handoff}\npools:\n{pools_of(batcher)}")
-    caching = ("--enable-prefix-caching",) if ROUTERS[router].kind.reads_prefix_caches else ()
-    with running_service(None, "--engine", "emulated", "--cluster", path, *caching) as (_, url):
-        assert answer_of(url)["usage"]["completion_tokens"] == 4
-
-
-@pytest.mark.parametrize("name", OVERLOAD_RULES)
-def test_every_overload_rule_is_served(tmp_path, name):
-    path = tmp_path / "cluster.yaml"
-    path.write_text(f"model: llama2-70b\nrouter: jsq\npools:\n{pools_of('prefill')}")
-    flags = ("--engine", "emulated", "--cluster", path, "--overload", name, *SLO)
-    with running_service(None, *flags) as (_, url):
-        assert answer_of(url)["usage"]["completion_tokens"] == 4
+@pytest.mark.parametrize(("engine", "transport"), [*engines()])
+def test_engines_and_transports_serve_a_model(twofold, model, tmp_path, engine, transport):
+    """The policies above are served by the engine that runs no model."""
+    try:
+        ENGINES[engine].check_installed()
+        check_transport(transport)
+    except ConfigurationError as error:
+        pytest.skip(str(error))
+    flags = ("--engine", engine, "--transport", transport)
+    if transport == "curve":  # between hosts
+        assert twofold("keygen", tmp_path / "key").code == 0
+        flags += ("--listen-workers", f"tcp://127.0.0.1:{free_port()}", "--cluster-key", str(tmp_path / "key"))
+    with served(model, (*ENGINE, *SPLIT, *flags)) as url:
+        (output,) = asyncio.run(complete_all(url, [[5] * 40], at_once=1, max_tokens=4, ignore_eos=True))
+        assert len(output) == 4
+        assert metric_reaches(url, "kv_transfer_seconds_count", 1)

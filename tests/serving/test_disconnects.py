@@ -90,7 +90,9 @@ def check_disconnects(url, disconnects, settled=all_blocks_free):
         ended, aborted, first_tokens = counts
         if 0 < ended - first_tokens < aborted:
             return
-    raise AssertionError(f"none was aborted before, or none after, its first token: {dict(zip(COUNTERS, counts))}")
+    raise AssertionError(
+        f"none was aborted before, or none after, its first token: {dict(zip(COUNTERS, counts, strict=True))}"
+    )
 
 
 def test_disconnects_free_every_block_of_both_phases(service):

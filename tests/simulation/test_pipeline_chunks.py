@@ -76,8 +76,7 @@ def test_one_stage_computes_chunks_in_sequence():
 
 
 def chunkable(drawn):
-    """Fixed roles, and rules under which requests cannot wait for each other's output blocks."""
-    return drawn[0].router not in BOTH_PHASES and drawn[0].rules == "twofold"
+    return drawn[0].router not in BOTH_PHASES
 
 
 @settings(max_examples=150)
@@ -103,7 +102,8 @@ def test_chunks_pass_every_stage_in_order(cluster, requests):
             assert context + tokens == then
             for stage, (begins, begins_then) in enumerate(zip(one.begins, following.begins, strict=True)):
                 assert begins + (one.later_ps if stage else one.timing.first_ps) <= begins_then
-    assert len(world.cluster.requests) == 0
+    if spec.rules == "twofold":  # under the other rules requests may wait for each other's output blocks for ever
+        assert len(world.cluster.requests) == 0
 
 
 def test_chunks_lower_the_ttft_of_long_prompts():

@@ -5,7 +5,6 @@ import json
 import os
 import random
 import signal
-import time
 
 import aiohttp
 import pytest

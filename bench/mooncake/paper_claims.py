@@ -30,13 +30,13 @@ from rich.console import Console
 from rich.table import Table
 from settings import EVEN, SETTINGS, SPLIT, VLLM, Setting, requests
 from systems import chunked, inlined, mooncake, vllm
+from token_gaps import TokenGaps
 
 from twofold.cluster.spec import ClusterSpec
 from twofold.demo.real_data import find_data
 from twofold.hardware.catalog import load_catalog
 from twofold.planning.rates import RateGrid
 from twofold.request import Request
-from twofold.simulation.observers.token_gaps import TokenGaps
 from twofold.simulation.simulate import simulate
 from twofold.slo import Slo
 from twofold.workload.rescale import mean_rate, scale_rate

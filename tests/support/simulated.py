@@ -9,6 +9,7 @@ from twofold.simulation.histogram import Histogram
 from twofold.simulation.observers.base import IterationRun
 from twofold.simulation.result import PoolResult, SimulationResult
 from twofold.simulation.series import Series
+from twofold.simulation.statistics import Tally
 
 FITTED = ModelAccuracy(prefill=0.1, decode=0.02, basis="fitted to 19 measured points")
 ESTIMATED = ModelAccuracy(prefill=0.25, decode=0.2, basis="roofline", estimated=True)
@@ -17,10 +18,7 @@ _PS = 10**12
 
 
 def histogram(*seconds):
-    made = Histogram(unit=_NS)
-    for value in seconds:
-        made.add(round(value / _NS))
-    return made
+    return _counted(seconds, _NS)
 
 
 def spread(middle, count=100):
@@ -29,10 +27,14 @@ def spread(middle, count=100):
 
 
 def multiples(*values):
-    made = Histogram(unit=1e-6)
+    return _counted(values, 1e-6)
+
+
+def _counted(values, unit):
+    tally = Tally()
     for value in values:
-        made.add(round(value * 1e6))
-    return made
+        tally.add(round(value / unit))
+    return Histogram.of(tally, unit)
 
 
 def series(*values, every_s=1.0):

@@ -28,34 +28,10 @@ class Histogram(msgspec.Struct):
     low: int = LIMIT
     high: int = -1
 
-    def add(self, value: int, weight: int = 1) -> None:
-        """Count `value` `weight` times (at least once); raises ValueError if out of range."""
-        tally = Tally()
-        tally.add(value, weight)
-        self.merge(Histogram.of(tally, self.unit))
-
-    def add_ramp(self, first: int, step: int, count: int, weight: int = 1) -> None:
-        """Count `first`, `first + step`, … (`count` values), each `weight` times.
-
-        Raises ValueError if the step is negative or a value is out of range.
-        """
-        tally = Tally()
-        tally.add_ramp(first, step, count, weight)
-        self.merge(Histogram.of(tally, self.unit))
-
     @classmethod
     def of(cls, tally: Tally, unit: float) -> "Histogram":
         """Create a histogram from a tally."""
         return cls(unit, tally.counts, tally.total, tally.low, tally.high)
-
-    def merge(self, other: "Histogram") -> None:
-        """Add the counts of `other`; raises ValueError if its unit differs."""
-        if other.unit != self.unit:
-            raise ValueError(f"histograms in units of {self.unit} and {other.unit} cannot be merged")
-        for bucket, count in other.counts.items():
-            self.counts[bucket] = self.counts.get(bucket, 0) + count
-        self.total += other.total
-        self.low, self.high = min(self.low, other.low), max(self.high, other.high)
 
     @property
     def count(self) -> int:

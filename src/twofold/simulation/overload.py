@@ -1,6 +1,6 @@
 """Overload control in the simulator: rejections, wasted prefills and loads over time."""
 
-from math import sqrt
+import statistics
 
 import msgspec
 
@@ -65,15 +65,9 @@ class SimulatedOverload:
 
 
 def correlation(one: Series, other: Series) -> float | None:
-    """Pearson's correlation of the bin means of two series with equal sampling times."""
-    pairs = [(mean, others) for (_, mean, _), (_, others, _) in zip(one.points(), other.points(), strict=True)]
-    count = len(pairs)
-    if not count:
+    """Pearson's correlation of the bin means of two series with equal sampling times; None if either is constant."""
+    means = [[mean for _, mean, _ in series.points()] for series in (one, other)]
+    try:
+        return statistics.correlation(*means)
+    except statistics.StatisticsError:
         return None
-    mean_one, mean_other = sum(a for a, _ in pairs) / count, sum(b for _, b in pairs) / count
-    spread_one = sum((a - mean_one) ** 2 for a, _ in pairs)
-    spread_other = sum((b - mean_other) ** 2 for _, b in pairs)
-    if not spread_one or not spread_other:
-        return None
-    together = sum((a - mean_one) * (b - mean_other) for a, b in pairs)
-    return together / sqrt(spread_one * spread_other)

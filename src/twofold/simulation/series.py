@@ -14,7 +14,7 @@ _PS_PER_S: Final = 1e12
 class Series(msgspec.Struct):
     """A step function of time, stored as mean and maximum over at most 1,024 equal bins.
 
-    Times are picoseconds. The function begins with the first `set` or `add`; bin widths double as it grows. Values
+    Times are picoseconds. The function begins with the first `set`; bin widths double as it grows. Values
     replaced at the time they were set are ignored. `areas` are value × picoseconds and `peaks` maxima, one per bin;
     the last bin ends at `at_ps`, and `value` holds from there on.
     """
@@ -32,12 +32,6 @@ class Series(msgspec.Struct):
         if at != self.at_ps:
             self.finish(at)
         self.value = value
-
-    def add(self, at: int, delta: float) -> None:
-        """Add `delta` to the value at `at`, starting from 0; raises ValueError as `set` does."""
-        if at != self.at_ps:
-            self.finish(at)
-        self.value += delta
 
     def finish(self, at: int) -> None:
         """Extend the current value to `at`; raises ValueError as `set` does."""
@@ -63,10 +57,6 @@ class Series(msgspec.Struct):
     def maximum(self) -> float:
         """Maximum over time, or the value if no time has passed."""
         return max(self.peaks, default=self.value)
-
-    def integral(self) -> float:
-        """Value × seconds: joules for watts."""
-        return sum(self.areas) / _PS_PER_S
 
     def points(self) -> list[tuple[float, float, float]]:
         """(start in seconds, mean, maximum) of every bin."""

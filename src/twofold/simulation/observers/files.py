@@ -3,6 +3,7 @@
 import os
 import weakref
 from contextlib import suppress
+from operator import attrgetter
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Final
 
@@ -32,7 +33,7 @@ class AtomicFile:
             raise ConfigurationError(f"{self.path} is a directory: name a file in it")
         direct = self.path.exists() and not self.path.is_file()
         self._target = self.path.resolve()
-        self._part = self._target if direct else _part(self._target)
+        self._part = self._target if direct else self._target.with_name(f".part-{os.getpid()}-{self._target.name}")
         try:
             self._stream: IO[bytes] = self._part.open("wb", buffering=_BUFFER)
         except OSError as error:
@@ -65,10 +66,6 @@ class AtomicFile:
         return ConfigurationError(f"{self.path} cannot be written: {error.strerror}")
 
 
-def _part(target: Path) -> Path:
-    return target.with_name(f".part-{os.getpid()}-{target.name}")
-
-
 def _discard(stream: IO[bytes], part: Path | None) -> None:
     with suppress(OSError):  # the file is deleted anyway
         stream.close()
@@ -91,18 +88,9 @@ class EventLog(Observer):
         self._file = AtomicFile(path)
 
     def run(self, run: IterationRun) -> None:
-        self._line(
-            "run",
-            _seconds(run.end_ps),
-            instance=run.instance,
-            start_s=_seconds(run.start_ps),
-            iterations=run.iterations,
-            prefill_tokens=run.prefill_tokens,
-            prefill_sequences=run.prefill_sequences,
-            decode_sequences=run.decode_sequences,
-            context_tokens=run.context_tokens,
-            watts=run.watts,
-        )
+        counts = msgspec.structs.asdict(run)
+        instance, start_ps, end_ps = counts.pop("instance"), counts.pop("start_ps"), counts.pop("end_ps")
+        self._line("run", _seconds(end_ps), instance=instance, start_s=_seconds(start_ps), **counts)
 
     def transfer(self, transfer: KvTransfer) -> None:
         self._line(
@@ -154,7 +142,19 @@ def _seconds(ps: int) -> msgspec.Raw:
 
 ROWS_PER_GROUP: Final = 10_000
 
-Row = tuple[str | float | None, ...]
+_COLUMNS: Final = [  # name, type, whether it may be null, attribute of a timeline
+    ("id", "str", False, "request.id"),
+    ("arrival_s", "float", False, "request.arrival_s"),
+    ("prompt_tokens", "int", False, "request.prompt_tokens"),
+    ("output_tokens", "int", False, "output_tokens"),
+    ("finish_reason", "str", True, "finish_reason"),
+    *((name, "float", True, name) for name in ("ttft_s", "tpot_s", "e2e_s", "queue_prefill_s", "prefill_s")),
+    *((name, "float", True, name) for name in ("transfer_s", "visible_transfer_s", "queue_decode_s")),
+    ("prefill_instance", "str", True, "prefill_instance"),
+    ("decode_instance", "str", True, "decode_instance"),
+    ("preemptions", "int", False, "preemptions"),
+]
+_VALUES: Final = attrgetter(*(attribute for *_, attribute in _COLUMNS))
 
 
 class ParquetTable(Observer):
@@ -171,13 +171,13 @@ class ParquetTable(Observer):
             raise ConfigurationError(f"{path}: a Parquet table needs pyarrow: pip install pyarrow") from error
         self._file = AtomicFile(path)
         self._schema = _schema()
-        self._rows: list[Row] = []
+        self._rows: list[tuple[str | float | None, ...]] = []
         self._writer = parquet.ParquetWriter(self._file, self._schema)
         # After a failed run nothing closes the writer: pyarrow would, after the file is deleted.
         weakref.finalize(self, self._writer.close)
 
     def ended(self, timeline: Timeline, now: float) -> None:
-        self._rows.append(_row(timeline))
+        self._rows.append(_VALUES(timeline))
         if len(self._rows) == ROWS_PER_GROUP:
             self._flush()
 
@@ -201,49 +201,5 @@ class ParquetTable(Observer):
 def _schema() -> "pa.Schema":
     import pyarrow as pa  # noqa: PLC0415  (slow to import)
 
-    def always(name: str, kind: "pa.DataType") -> "pa.Field":
-        return pa.field(name, kind, nullable=False)
-
-    return pa.schema(
-        [
-            always("id", pa.string()),
-            always("arrival_s", pa.float64()),
-            always("prompt_tokens", pa.int64()),
-            always("output_tokens", pa.int64()),
-            pa.field("finish_reason", pa.string()),
-            pa.field("ttft_s", pa.float64()),
-            pa.field("tpot_s", pa.float64()),
-            pa.field("e2e_s", pa.float64()),
-            pa.field("queue_prefill_s", pa.float64()),
-            pa.field("prefill_s", pa.float64()),
-            pa.field("transfer_s", pa.float64()),
-            pa.field("visible_transfer_s", pa.float64()),
-            pa.field("queue_decode_s", pa.float64()),
-            pa.field("prefill_instance", pa.string()),
-            pa.field("decode_instance", pa.string()),
-            always("preemptions", pa.int64()),
-        ]
-    )
-
-
-def _row(timeline: Timeline) -> Row:
-    """Values in the order of the schema."""
-    request = timeline.request
-    return (
-        request.id,
-        request.arrival_s,
-        request.prompt_tokens,
-        timeline.output_tokens,
-        timeline.finish_reason,
-        timeline.ttft_s,
-        timeline.tpot_s,
-        timeline.e2e_s,
-        timeline.queue_prefill_s,
-        timeline.prefill_s,
-        timeline.transfer_s,
-        timeline.visible_transfer_s,
-        timeline.queue_decode_s,
-        timeline.prefill_instance,
-        timeline.decode_instance,
-        timeline.preemptions,
-    )
+    types = {"int": pa.int64(), "float": pa.float64(), "str": pa.string()}
+    return pa.schema([pa.field(name, types[kind], nullable=nullable) for name, kind, nullable, _ in _COLUMNS])

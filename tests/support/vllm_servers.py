@@ -68,8 +68,11 @@ class VllmServer:
     def metric(self, name: str) -> float:
         """A gauge or counter of vLLM, read after a step because only steps update them."""
         self.complete(prompt=[7] * 3, max_tokens=2)
-        lines = metrics(self.url).splitlines()
-        return sum(float(line.split()[-1]) for line in lines if line.startswith(f"vllm:{name}{{"))
+        values = [
+            float(line.split()[-1]) for line in metrics(self.url).splitlines() if line.startswith(f"vllm:{name}{{")
+        ]
+        assert values, f"vLLM has no metric {name}"
+        return sum(values)
 
     def frees_all_blocks(self, *, tries: int = 300) -> bool:
         """Poll until every KV block of the server is free; False after `tries`."""

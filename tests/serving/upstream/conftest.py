@@ -32,14 +32,25 @@ def vllm_pair(tiny_model_dir, tmp_path_factory):
         yield model, servers
 
 
-@pytest.fixture(scope="module")
-def fleet(vllm_pair):
+def routed_fleet(vllm_pair, probe_timeout):
     """One server prefills and the other decodes; when one is missing, the other does both."""
     model, (prefill, decode) = vllm_pair
     flags = (
         *("--model", str(model), "--served-model-name", NAME, "--router", "jsq-planned"),
         *("--prefill", prefill.url, "--decode", decode.url),
-        *("--max-restart-delay", "1", "--probe-timeout", "20"),
+        *("--max-restart-delay", "1", "--probe-timeout", str(probe_timeout)),
     )
     with running_service(None, *flags, program=ROUTE) as (process, url):
         yield RoutedFleet(url, process, prefill, decode)
+
+
+@pytest.fixture(scope="module")
+def fleet(vllm_pair):
+    """A gateway that waits for servers which a busy machine delays, so that each request is handed off."""
+    yield from routed_fleet(vllm_pair, 600)
+
+
+@pytest.fixture(scope="module")
+def watched_fleet(vllm_pair):
+    """A gateway that soon notices a hung server."""
+    yield from routed_fleet(vllm_pair, 20)

@@ -1,11 +1,20 @@
 """Requests to and responses from vLLM, with bytes recorded from vLLM 0.32."""
 
+import asyncio
 import json
 
+import aiohttp
 import pytest
 
 from twofold.request import FinishReason, Generation, Request, SamplingParams
-from twofold.serving.upstream.client import REMOTE_DECODE, ServerError, UpstreamChoice, completion_body, read_completion
+from twofold.serving.upstream.client import (
+    REMOTE_DECODE,
+    ServerError,
+    UpstreamChoice,
+    VllmClient,
+    completion_body,
+    read_completion,
+)
 
 FIRST = (
     b'{"id":"cmpl-1","object":"text_completion","created":1,"model":"m","choices":[{"index":0,"text":" POP","logprobs":'
@@ -94,3 +103,32 @@ def test_logprobs_are_requested_by_token_id():
     fields = asked({"logprobs": 2})
     assert (fields["logprobs"], fields["return_tokens_as_token_ids"]) == (2, True)
     assert "logprobs" not in asked()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_repeats_a_request_on_a_new_connection_when_an_idle_one_was_closed(stream):
+    connections = []
+
+    async def serve(reader, writer):
+        connections.append(writer)
+        for number in range(2):
+            head = await reader.readuntil(b"\r\n\r\n")
+            await reader.readexactly(int(head.lower().split(b"content-length: ")[1].split()[0]))
+            if number:
+                writer.transport.abort()
+                return
+            data = b"data: " + STOPPED + b"\n\ndata: [DONE]\n\n" if stream else STOPPED
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(data), data))
+
+    async def ask(client):
+        if stream:
+            return [event async for event in client.stream(b"{}")]
+        return [await client.complete(b"{}")]
+
+    async def answers():
+        async with await asyncio.start_server(serve, "127.0.0.1", 0) as server, aiohttp.ClientSession() as session:
+            client = VllmClient(session, f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+            return [await ask(client) for _ in range(2)]
+
+    assert asyncio.run(answers()) == [[read_completion(STOPPED)]] * 2
+    assert len(connections) == 2

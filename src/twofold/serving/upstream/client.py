@@ -7,6 +7,7 @@ which aborts the request on the server.
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import TypeVar
 
 import aiohttp
@@ -254,10 +255,22 @@ class VllmClient:
         """Open a successful response; the connection is closed unless the response is read to its end."""
         timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=CONNECT_S)
         headers = {} if body is None else {"Content-Type": "application/json"}
+        request = partial(
+            self._session.request,
+            *(method, self.url + path),
+            data=body,
+            headers=headers,
+            timeout=timeout,
+            read_bufsize=_LINE_BYTES,
+        )
         try:
-            async with self._session.request(
-                method, self.url + path, data=body, headers=headers, timeout=timeout, read_bufsize=_LINE_BYTES
-            ) as response:
+            try:
+                opened = await request()
+            except aiohttp.ClientConnectorError:
+                raise
+            except (aiohttp.ClientOSError, aiohttp.ServerDisconnectedError):
+                opened = await request()  # the server closed an idle connection just as this request reused it
+            async with opened as response:
                 if response.status != _OK:
                     message = error_text(await response.read())
                     if response.status in _REFUSALS:

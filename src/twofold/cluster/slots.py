@@ -11,9 +11,11 @@ from twofold.instance import Role
 
 @dataclass(frozen=True, slots=True)
 class InstanceSlot:
-    """Place of one instance: its name, the index of its pool, and its machine (several joined by `+`)."""
+    """Place of one instance: its name, its index in the cluster, that of its pool, and its machine (several joined by
+    `+`)."""
 
     name: str
+    number: int
     pool: int
     machine: str
     profile: InstanceProfile
@@ -27,7 +29,7 @@ def instance_slots(profiles: Sequence[InstanceProfile]) -> Iterator[InstanceSlot
         nodes = str(pool) if profile.pool.nodes is None else f"nodes-{profile.pool.nodes}"
         for number in range(layout.instances):
             machines = "+".join(f"{nodes}/{machine}" for machine in layout.machines_of(number))
-            yield InstanceSlot(f"{role.value}-{numbers[role]}", pool, machines, profile)
+            yield InstanceSlot(f"{role.value}-{numbers[role]}", sum(numbers.values()), pool, machines, profile)
             numbers[role] += 1
 
 

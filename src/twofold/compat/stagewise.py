@@ -17,7 +17,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from twofold.cluster.slots import InstanceSlot
-from twofold.cluster.timing import Timing, ps
+from twofold.cluster.timing import RunTiming, Timing, ps
 from twofold.handoff import Lease
 from twofold.kvcache.allocator import BlockAllocator, LeaseTable
 from twofold.request import FinishReason, Request
@@ -26,7 +26,7 @@ from twofold.scheduling.instance.queues import RunningBatch, StepResult
 from twofold.scheduling.instance.scheduler import InstanceScheduler
 from twofold.scheduling.instance.sequence import KvReservation, PrefillChunk, ScheduledSequence, SequenceQueue
 from twofold.simulation.instance import InstanceEnvironment, SimulatedInstance
-from twofold.simulation.kernel import Event, EventOrder, Kernel, MachineLink
+from twofold.simulation.kernel import Event, EventOrder, MachineLink
 
 _MAX_DECODE_TOKENS: Final = 50_000  # per batch of decodes; each counts its context and the token it makes
 _LAST: Final = EventOrder.FAILURE + (1 << 40)  # after everything else at the same time
@@ -132,15 +132,9 @@ class StagewiseInstance(SimulatedInstance):
     """Stages that batch independently; the last one returns decodes to the first."""
 
     def __init__(
-        self,
-        slot: InstanceSlot,
-        number: int,
-        link: MachineLink,
-        scheduler: StagewiseScheduler,
-        kernel: Kernel,
-        environment: InstanceEnvironment,
+        self, slot: InstanceSlot, link: MachineLink, scheduler: InstanceScheduler, environment: InstanceEnvironment
     ) -> None:
-        super().__init__(slot, number, link, scheduler, kernel, environment)
+        super().__init__(slot, link, scheduler, environment)
         self._new_stages()
 
     def _new_stages(self) -> None:
@@ -198,7 +192,7 @@ class StagewiseInstance(SimulatedInstance):
         self.kernel.add(work)
         if stage.number == 0:
             rest = (len(self._stages) - 1) * self._stages[-1].timing.batch(batch).first_ps
-            self.environment.started(batch, work.at + rest)
+            self.environment.started(self, batch, work.at + rest)
         batch.joined = decodes
 
     def _next_batch(self, stage: PipelineStage) -> tuple[RunningBatch | None, list[ScheduledSequence]]:
@@ -237,7 +231,7 @@ class StagewiseInstance(SimulatedInstance):
     def _sample(self, work: "_Work", now: int) -> None:
         batch, first = work.batch, self._stages[0]
         self.iterations += 1
-        self.environment.passed(self, batch, work.begun, 0, work.milliwatts)
+        self.environment.ran(self, batch, RunTiming(0, 0, work.milliwatts), 1, work.begun, now)
         if batch.prefills:
             results = self._queues.prefilled(batch.prefills)
         else:

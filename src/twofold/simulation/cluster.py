@@ -18,7 +18,8 @@ from twofold.simulation.kernel import Event, EventOrder, Kernel
 from twofold.simulation.observers.base import IterationRun, Observer
 from twofold.simulation.overload import SimulatedOverload
 from twofold.simulation.reuse import PrefixReuse
-from twofold.simulation.statistics import NEVER, RunStatistics, SimulatedRequest, refused_timeline
+from twofold.simulation.statistics import NEVER, RunStatistics, SimulatedRequest
+from twofold.timeline import Moment, Timeline
 
 _LENGTH: Final = FinishReason.LENGTH
 
@@ -106,7 +107,8 @@ class VirtualCluster(InstanceEnvironment):
         if placed is None or reason is not None:
             statistics.rejected += 1
             if self.events.records_timelines:
-                self.events.rejected(refused_timeline(request, arrived), reason or "", now_s)
+                refused = Timeline(request, {Moment.ARRIVED: arrived / PS}, finish_reason=FinishReason.ERROR)
+                self.events.rejected(refused, reason or "", now_s)
             return
         route = placed.route
         prefill, decode = self.instances[route.prefill], self.instances[route.decode]
@@ -126,7 +128,7 @@ class VirtualCluster(InstanceEnvironment):
     def loading(self, iteration: RunningBatch, pace: RunTiming) -> RunTiming:
         return pace if self.reuse is None else self.reuse.loading(iteration, pace)
 
-    def started(self, iteration: RunningBatch, end: int) -> None:
+    def started(self, instance: SimulatedInstance, iteration: RunningBatch, end: int) -> None:
         now, lives = self.kernel.now, self.requests
         if iteration.prefills:
             self._prompts_started(iteration, end)
@@ -140,6 +142,8 @@ class VirtualCluster(InstanceEnvironment):
                 if life.decode_started == NEVER:
                     life.decode_started = now
                     sequence.last_token_at = life.first_token
+        if instance.scheduler.swap is not None:  # paused sequences may have resumed, and leases may be due
+            self.handoffs.grant(instance)
 
     def _prompts_started(self, iteration: RunningBatch, end: int) -> None:
         for part in iteration.prefills:
@@ -152,22 +156,26 @@ class VirtualCluster(InstanceEnvironment):
                 if life.splits:
                     self.handoffs.prefill_started(life, end)
 
-    def ran(self, instance: SimulatedInstance, iteration: RunningBatch, pace: RunTiming, count: int) -> None:
-        start = instance.started_at
-        if iteration.decode_sequences:
-            self.statistics.gaps(pace, count, iteration.decode_sequences, start, iteration.joined)
-        if self._observers:
-            self._tell_run(instance, iteration, start, count, pace.milliwatts)
-
-    def passed(
-        self, instance: SimulatedInstance, iteration: RunningBatch, begun: int, gap: int, milliwatts: int
+    def ran(
+        self, instance: SimulatedInstance, batch: RunningBatch, timing: RunTiming, count: int, begun: int, since: int
     ) -> None:
-        """An iteration left a pipeline; its last stage started at `begun`, `gap` after its previous token."""
-        now, sequences = self.kernel.now, iteration.decode_sequences
-        if sequences:
-            self.statistics.gaps(RunTiming(gap, 0, milliwatts), 1, sequences, now - gap, iteration.joined)
-        if self._observers:
-            self._tell_run(instance, iteration, begun, 1, milliwatts)
+        if batch.decode_sequences:
+            self.statistics.gaps(timing, count, batch.decode_sequences, since, batch.joined)
+        if not self._observers:
+            return
+        run = IterationRun(
+            instance.name,
+            begun,
+            self.kernel.now,
+            count,
+            batch.prefill_tokens,
+            batch.prefill_sequences,
+            batch.decode_sequences,
+            batch.context_tokens,
+            timing.milliwatts / 1e3,
+        )
+        for observer in self._observers:
+            observer.run(run)
 
     def stepped(self, instance: SimulatedInstance, steps: list[StepResult]) -> None:
         now = self.kernel.now
@@ -177,7 +185,9 @@ class VirtualCluster(InstanceEnvironment):
                 simulated.first_token = now
                 self.events.first_token(simulated.id, now / PS)
                 if self.overload is not None and not self.overload.admits_decode(simulated.id, now):
-                    self._refuse(simulated)
+                    self.statistics.rejected += 1
+                    self._give_up(simulated)
+                    simulated.decode.poke()
                     continue
             if step.finish_reason is not None:
                 self._complete(simulated)
@@ -186,9 +196,6 @@ class VirtualCluster(InstanceEnvironment):
             elif step.index:  # paused: no free memory
                 step.sequence.last_token_at = now
                 simulated.preemptions += 1
-        self.handoffs.grant(instance)
-
-    def resumed(self, instance: SimulatedInstance) -> None:
         self.handoffs.grant(instance)
 
     def idle(self, instance: SimulatedInstance) -> None:
@@ -209,26 +216,10 @@ class VirtualCluster(InstanceEnvironment):
         self.events.finished(life.id, life.output_tokens, now / PS)
         self.record(life)
 
-    def _refuse(self, life: SimulatedRequest) -> None:
-        """Reject a request after its prefill."""
-        self.statistics.rejected += 1
-        self._give_up(life)
-        life.decode.poke()
-
     def record(self, life: SimulatedRequest) -> None:
         """Record a completed request."""
         self.statistics.complete(life, self.kernel.now)
         self._tell_ended(life, _LENGTH, life.output_tokens)
-
-    def _poke_both(self, life: SimulatedRequest) -> None:
-        for instance in (life.prefill, life.decode) if life.splits else (life.prefill,):
-            if instance.load is not None:
-                instance.poke()
-
-    def _fail(self, life: SimulatedRequest) -> None:
-        self.statistics.failed += 1
-        self._give_up(life)
-        self._poke_both(life)
 
     def _give_up(self, life: SimulatedRequest) -> None:
         life.ended = True
@@ -250,34 +241,23 @@ class VirtualCluster(InstanceEnvironment):
             if other.load is not None:
                 other.scheduler.peer_lost(instance.name)
         for request_id in held:
-            self._fail(self.requests[request_id])
+            self.statistics.failed += 1
+            life = self.requests[request_id]
+            self._give_up(life)
+            for member in (life.prefill, life.decode) if life.splits else (life.prefill,):
+                if member.load is not None:
+                    member.poke()
 
     def bring_back(self, instance: SimulatedInstance) -> None:
         """Restart a failed instance, empty."""
         if instance.load is None:
             self.note("failure", instance.name, "up again")
             epoch = instance.scheduler.leases.epoch + 1
-            instance.revive(self.new_scheduler(instance.name, epoch))
+            instance.scheduler = self.new_scheduler(instance.name, epoch)
+            instance.milliwatts = instance.timing.idle_mw
             self.join(instance)
 
     # -- observers --------------------------------------------------------------------------------------------------
-
-    def _tell_run(
-        self, instance: SimulatedInstance, iteration: RunningBatch, start: int, count: int, milliwatts: int
-    ) -> None:
-        run = IterationRun(
-            instance.name,
-            start,
-            self.kernel.now,
-            count,
-            iteration.prefill_tokens,
-            iteration.prefill_sequences,
-            iteration.decode_sequences,
-            iteration.context_tokens,
-            milliwatts / 1e3,
-        )
-        for observer in self._observers:
-            observer.run(run)
 
     def _tell_ended(self, life: SimulatedRequest, reason: FinishReason, output_tokens: int) -> None:
         if self.events.records_timelines:

@@ -22,31 +22,25 @@ _REST: Final = (1 << _UNIT) - 1
 class InstanceEnvironment(ABC):
     """The cluster as seen by its instances: receives their events."""
 
+    kernel: Kernel
+
     @abstractmethod
     def loading(self, batch: RunningBatch, timing: RunTiming) -> RunTiming:
         """The timing of a batch with prompts, including the load of their cached prefixes."""
         ...
 
     @abstractmethod
-    def started(self, batch: RunningBatch, end: int) -> None: ...
+    def started(self, instance: "SimulatedInstance", batch: RunningBatch, end: int) -> None: ...
 
     @abstractmethod
-    def ran(self, instance: "SimulatedInstance", batch: RunningBatch, timing: RunTiming, count: int) -> None:
-        """`count` iterations of a batch have run since `instance.started_at`."""
-        ...
-
-    @abstractmethod
-    def passed(self, instance: "SimulatedInstance", batch: RunningBatch, begun: int, gap: int, milliwatts: int) -> None:
-        """A batch left a pipeline: its last stage began it at `begun`, `gap` after the previous one of its lane."""
+    def ran(
+        self, instance: "SimulatedInstance", batch: RunningBatch, timing: RunTiming, count: int, begun: int, since: int
+    ) -> None:
+        """`count` iterations of a batch have run on the last stage since `begun`; their token gaps began at `since`."""
         ...
 
     @abstractmethod
     def stepped(self, instance: "SimulatedInstance", results: list[StepResult]) -> None: ...
-
-    @abstractmethod
-    def resumed(self, instance: "SimulatedInstance") -> None:
-        """With swap preemption: a batch has started, so paused sequences may have resumed and leases may be due."""
-        ...
 
     @abstractmethod
     def idle(self, instance: "SimulatedInstance") -> None: ...
@@ -61,24 +55,15 @@ class SimulatedInstance(ABC):
     """
 
     def __init__(
-        self,
-        slot: InstanceSlot,
-        number: int,
-        link: MachineLink,
-        scheduler: InstanceScheduler,
-        kernel: Kernel,
-        environment: InstanceEnvironment,
+        self, slot: InstanceSlot, link: MachineLink, scheduler: InstanceScheduler, environment: InstanceEnvironment
     ) -> None:
-        profile = slot.profile
-        self.name, self.number, self.link = slot.name, number, link
-        self.pool, self.role = slot.pool, profile.pool.role
-        self.timing = profile.timing
+        self.name, self.number, self.link = slot.name, slot.number, link
+        self.pool, self.role = slot.pool, slot.profile.pool.role
+        self.timing = slot.profile.timing
         self.scheduler = scheduler
-        self.kernel = kernel
-        self.environment = environment
+        self.kernel, self.environment = environment.kernel, environment
         self.load: InstanceLoad | None = None
         self.batch: RunningBatch | None = None
-        self.started_at = 0
         self.milliwatts = self.timing.idle_mw
         self.iterations = 0
         self.busy = 0
@@ -104,10 +89,6 @@ class SimulatedInstance(ABC):
     def die(self) -> None:
         """Lose the iterations under way; completed ones of a run have happened."""
         ...
-
-    def revive(self, scheduler: InstanceScheduler) -> None:
-        self.scheduler = scheduler
-        self.milliwatts = self.timing.idle_mw
 
     def queued(self) -> int:
         """Sequences that wait here, as reported to routers."""
@@ -139,15 +120,13 @@ class VirtualInstance(SimulatedInstance):
     def __init__(
         self,
         slot: InstanceSlot,
-        number: int,
         link: MachineLink,
         scheduler: InstanceScheduler,
-        kernel: Kernel,
         environment: InstanceEnvironment,
         max_run: int = 1,
         cores: HostCores | None = None,
     ) -> None:
-        super().__init__(slot, number, link, scheduler, kernel, environment)
+        super().__init__(slot, link, scheduler, environment)
         self._max_run = max_run
         self._cores = cores
         self._stages = self.timing.model.stages
@@ -160,11 +139,19 @@ class VirtualInstance(SimulatedInstance):
         self._deaths = 0
 
     def poke(self) -> None:
-        if self.scheduler.changed:
-            if self._stages > 1 or not self._runs:
-                self.start()
-            elif not self._cut and self._runs[0].count > 1:
-                self._cut_short(self._runs[0])
+        if not self.scheduler.changed:
+            return
+        if self._stages > 1 or not self._runs:
+            self.start()
+        elif not self._cut and self._runs[0].count > 1:  # newly arrived work may join at the next iteration
+            self._cut = True
+            run = self._runs[0]
+            timing, count = run.timing, run.timing.under_way(self.kernel.now - run.begun)
+            if count < run.count:
+                run.void = True
+                shorter = _Run(self, run.batch, timing, run.begun + timing.end_ps(count), count, run.begun)
+                self._runs[0] = shorter
+                self.kernel.add(shorter)
 
     def die(self) -> None:
         now = self.kernel.now
@@ -174,7 +161,7 @@ class VirtualInstance(SimulatedInstance):
             done = 0 if self._stages > 1 else min(run.timing.under_way(now - run.begun), run.count) - 1
             if done:
                 self.iterations += done
-                self.environment.ran(self, run.batch, run.timing, done)
+                self.environment.ran(self, run.batch, run.timing, done, run.begun, run.begun)
         if self._cores is not None:
             self._cores.drop()
         self._runs.clear()
@@ -198,7 +185,6 @@ class VirtualInstance(SimulatedInstance):
             return
         run = self._pass_stages(batch) if stages > 1 else self._repeat(batch)
         self.batch = batch
-        self.started_at = now
         self._runs.append(run)
         self.milliwatts += run.timing.milliwatts - self._idle_mw
         if self._cores is None:
@@ -208,12 +194,10 @@ class VirtualInstance(SimulatedInstance):
         if stages > 1:
             order = EventOrder.COMPLETION + self.number
             kernel.schedule(self._free_at[0], order, self._entrance_free, self._deaths)
-        self.environment.started(batch, run.at)
+        self.environment.started(self, batch, run.at)
         if stages > 1:
             for sequence in batch.paused:
                 sequence.last_token_at = self._last_token[batch.lane]
-        if scheduler.swap is not None:
-            self.environment.resumed(self)
 
     def complete(self, run: "_Run") -> None:
         """End the oldest run."""
@@ -223,15 +207,14 @@ class VirtualInstance(SimulatedInstance):
         self.milliwatts -= timing.milliwatts - self._idle_mw
         if not self._runs:
             self.batch = None
+        since = run.begun
         if self._stages > 1:
-            lane = batch.lane
-            gap, self._last_token[lane] = now - self._last_token[lane], now
-            self.environment.passed(self, batch, run.begun, gap, timing.milliwatts)
-        else:
-            if self._cores is not None:
-                self._cores.ended()
-                timing = RunTiming(now - run.begun, 0, timing.milliwatts)
-            self.environment.ran(self, batch, timing, run.count)
+            since, self._last_token[batch.lane] = self._last_token[batch.lane], now
+            timing = RunTiming(now - since, 0, timing.milliwatts)
+        elif self._cores is not None:
+            self._cores.ended()
+            timing = RunTiming(now - since, 0, timing.milliwatts)
+        self.environment.ran(self, batch, timing, run.count, run.begun, since)
         results = self.scheduler.advance(run.count)
         self.iterations += run.count
         if results:
@@ -249,16 +232,6 @@ class VirtualInstance(SimulatedInstance):
         count = min(self._max_run, batch.limit)
         return _Run(self, batch, timing, now + timing.end_ps(count), count, now)
 
-    def _cut_short(self, run: "_Run") -> None:
-        """End a run at the next iteration, which newly arrived work may join."""
-        self._cut = True
-        timing, count = run.timing, run.timing.under_way(self.kernel.now - run.begun)
-        if count < run.count:
-            run.void = True
-            shorter = _Run(self, run.batch, timing, run.begun + timing.end_ps(count), count, run.begun)
-            self._runs[0] = shorter
-            self.kernel.add(shorter)
-
     def _pass_stages(self, batch: RunningBatch) -> "_Run":
         """Pass one iteration of a batch through the stages."""
         first, later = self._first.batch(batch), self._later.batch(batch)
@@ -271,9 +244,8 @@ class VirtualInstance(SimulatedInstance):
             self.start()
 
     def _charge(self, run: "_Run") -> None:
-        now, begins = self.kernel.now, run.begins
-        duration = now - run.begun if begins is None else run.computed(now, begins)
-        self.charge(duration, run.timing.milliwatts - self._idle_mw, run.batch, self._stages)
+        milliwatts = run.timing.milliwatts - self._idle_mw
+        self.charge(run.computed(self.kernel.now), milliwatts, run.batch, self._stages)
 
 
 def pass_through(now: int, first: int, later: int, free_at: list[int]) -> list[int]:
@@ -324,10 +296,12 @@ class _Run(Event):
         self.later_ps = later_ps
         self.void = False
 
-    def computed(self, now: int, begins: list[int]) -> int:
+    def computed(self, now: int) -> int:
         """Picoseconds that the stages have spent computing until `now`, in all."""
+        if self.begins is None:
+            return now - self.begun
         total, duration = 0, self.timing.first_ps
-        for begin in begins:
+        for begin in self.begins:
             total += max(0, min(now - begin, duration))
             duration = self.later_ps
         return total

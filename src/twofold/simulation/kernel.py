@@ -144,22 +144,39 @@ class MachineLink:
         return min(self.egress.bytes_per_s, target.ingress.bytes_per_s)
 
 
-class KvFlow:
-    """A KV transfer in progress. `left` (bytes) and `since` are those at the last change of `rate` (bytes/s).
+class PacedWork:
+    """Work at a varying rate: `left` as of picosecond `since`, done at `rate` per `unit` picoseconds.
 
-    `landed` is the completion event; its order identifies the flow.
+    `end` is the event at its completion.
     """
 
-    __slots__ = ("egress", "ingress", "landed", "left", "rate", "since", "version")
-
-    def __init__(self, egress: LinkPort, ingress: LinkPort, left: float, landed: Event) -> None:
-        self.egress = egress
-        self.ingress = ingress
+    def __init__(self, left: float = 0.0, end: Event | None = None) -> None:
         self.left = left
-        self.landed = landed
+        self.end = end
         self.rate = 0.0
         self.since = 0
         self.version = 0
+
+    def pace(self, kernel: Kernel, rate: float, unit: float, ended: Action) -> None:
+        """Continue at `rate`; `ended` is called at the completion with (work, version), void for earlier versions."""
+        if rate == self.rate:
+            return
+        now = kernel.now
+        self.left -= self.rate * (now - self.since) / unit
+        self.since, self.rate = now, rate
+        self.version += 1
+        assert self.end is not None  # noqa: S101  (work in progress has one; for the type checker)
+        at = now + max(1, nearest(max(0.0, self.left) / rate * unit))
+        kernel.schedule(at, self.end.order, ended, (self, self.version))
+
+
+class KvFlow(PacedWork):
+    """A KV transfer in progress: `left` bytes at `rate` bytes/s. The order of its end event identifies it."""
+
+    def __init__(self, egress: LinkPort, ingress: LinkPort, left: float, landed: Event) -> None:
+        super().__init__(left, landed)
+        self.egress, self.ingress = egress, ingress
+        self.number = landed.order
 
 
 class VirtualNetwork:
@@ -187,53 +204,41 @@ class VirtualNetwork:
 
     def _enter(self, flow: KvFlow) -> None:
         flow.since = self._kernel.now
-        flow.egress.flows[flow.landed.order] = flow
-        flow.ingress.flows[flow.landed.order] = flow
+        flow.egress.flows[flow.number] = flow
+        flow.ingress.flows[flow.number] = flow
         self._update_rates(flow)
 
     def _end(self, argument: tuple[KvFlow, int]) -> None:
         flow, version = argument
         if flow.version != version:
             return  # superseded by a rate change
-        del flow.egress.flows[flow.landed.order]
-        del flow.ingress.flows[flow.landed.order]
+        del flow.egress.flows[flow.number]
+        del flow.ingress.flows[flow.number]
         self._update_rates(flow)
-        flow.landed.happen()
+        assert flow.end is not None  # noqa: S101  (given at its creation; for the type checker)
+        flow.end.happen()
 
     def _update_rates(self, changed: KvFlow) -> None:
         egress, ingress = changed.egress.flows, changed.ingress.flows
         for flow in (*egress.values(), *(f for number, f in ingress.items() if number not in egress)):
-            self._pace(flow)
-
-    def _pace(self, flow: KvFlow) -> None:
-        rate = min(flow.egress.share, flow.ingress.share)
-        if rate == flow.rate:
-            return
-        now = self._kernel.now
-        flow.left -= flow.rate * (now - flow.since) / _PS
-        flow.since, flow.rate = now, rate
-        flow.version += 1
-        end = now + max(1, nearest(max(0.0, flow.left) / rate * _PS))
-        self._kernel.schedule(end, flow.landed.order, self._end, (flow, flow.version))
+            flow.pace(self._kernel, min(flow.egress.share, flow.ingress.share), _PS, self._end)
 
 
 _NONE: Final = ContentionFactors()
 
 
-class HostTask:
-    """A worker or the gateway: computes with `threads` threads on some cores; `phase` is the phase it runs, if
-    any."""
+class HostTask(PacedWork):
+    """A worker or the gateway: computes with `threads` threads on some cores; `phase` is the phase it runs, if any.
+
+    `left` is in picoseconds at full speed.
+    """
 
     def __init__(self, cores: Sequence[int], threads: int = 1, contention: ContentionFactors = _NONE) -> None:
+        super().__init__()
         self.cores = tuple(cores)
         self.threads = threads
         self.contention = contention
         self.phase: Phase | None = None
-        self.left = 0.0  # picoseconds of work at full speed, as of `since`
-        self.rate = 0.0
-        self.since = 0
-        self.end: Event | None = None
-        self.version = 0
 
 
 class Host:
@@ -279,30 +284,13 @@ class Host:
             crowd = (busy - len(own)) / others if others else 0.0
             share = sum(1.0 / load[place] for place in own) / len(own)
             slowdown = 1.0 + (task.contention.crowded - 1.0) * crowd
-            if share < 1.0 and self._shares_with_other_phase(task, own, places):
+            # A prefill and a decode that take turns evict each other's caches; two decodes read the same weights.
+            if share < 1.0 and any(
+                other.phase is not None and other.phase is not task.phase and not set(own).isdisjoint(theirs)
+                for other, theirs in places.items()
+            ):
                 slowdown *= task.contention.shared
-            self._set_rate(task, share / slowdown)
-
-    def _shares_with_other_phase(self, task: HostTask, own: list[int], places: dict[HostTask, list[int]]) -> bool:
-        """Whether a task on the same cores runs the other phase.
-
-        A prefill and a decode that take turns evict each other's caches; two decodes read the same weights.
-        """
-        return any(
-            other.phase is not None and other.phase is not task.phase and not set(own).isdisjoint(theirs)
-            for other, theirs in places.items()
-        )
-
-    def _set_rate(self, task: HostTask, rate: float) -> None:
-        if rate == task.rate:
-            return
-        now = self.kernel.now
-        task.left -= task.rate * (now - task.since)
-        task.since, task.rate = now, rate
-        task.version += 1
-        assert task.end is not None  # noqa: S101  (set by `begin`; for the type checker)
-        at = now + max(1, nearest(max(0.0, task.left) / rate))
-        self.kernel.schedule(at, task.end.order, self._ended, (task, task.version))
+            task.pace(self.kernel, share / slowdown, 1.0, self._ended)
 
 
 class HostCores:

@@ -78,7 +78,7 @@ def build_cluster(
 
     cluster.new_scheduler = new_scheduler
     links: dict[str, MachineLink] = {}
-    for number, slot in enumerate(slots):
+    for slot in slots:
         profile, name = slot.profile, slot.name
         if slot.machine not in links:
             links[slot.machine] = MachineLink(transfers[slot.pool].bytes_per_s, local_bandwidth(slot))
@@ -86,12 +86,12 @@ def build_cluster(
         link, fresh = links[slot.machine], new_scheduler(name, 1)
         instance: SimulatedInstance
         if isinstance(fresh, StagewiseScheduler):
-            instance = StagewiseInstance(slot, number, link, fresh, kernel, cluster)
+            instance = StagewiseInstance(slot, link, fresh, cluster)
         elif isinstance(cluster, HostedCluster):
             # One iteration at a time, because other workers may start to compute in the middle of any.
-            instance = VirtualInstance(slot, number, link, fresh, kernel, cluster, 1, cluster.cores[name])
+            instance = VirtualInstance(slot, link, fresh, cluster, 1, cluster.cores[name])
         else:
-            instance = VirtualInstance(slot, number, link, fresh, kernel, cluster, max_run)
+            instance = VirtualInstance(slot, link, fresh, cluster, max_run)
         cluster.instances[name] = instance
     cluster.handoffs = SimulatedHandoffs(
         kernel,

@@ -112,30 +112,6 @@ class Tally:
 class SimulatedRequest:
     """The moments of a request so far (see `twofold.timeline`) and the state of its hand-off."""
 
-    __slots__ = (
-        "arrived",
-        "decode",
-        "decode_started",
-        "ended",
-        "first_layer",
-        "first_token",
-        "handoff_ended",
-        "handoff_started",
-        "id",
-        "last_token",
-        "layers_sent",
-        "lease",
-        "mode",
-        "number",
-        "output_tokens",
-        "preemptions",
-        "prefill",
-        "prefill_started",
-        "prompt_tokens",
-        "request",
-        "splits",
-    )
-
     def __init__(
         self,
         request: Request,
@@ -192,11 +168,6 @@ class SimulatedRequest:
         )
 
 
-def refused_timeline(request: Request, arrived: int) -> Timeline:
-    """The timeline of a rejected request."""
-    return Timeline(request, {Moment.ARRIVED: arrived / PS}, finish_reason=FinishReason.ERROR)
-
-
 _PREFILL: Final = Role.PREFILL
 _DECODE: Final = Role.DECODE
 MICRO = 10**6  # slowdowns are tallied in millionths
@@ -244,7 +215,8 @@ class RunStatistics:
         self.first_arrival: int | None = None
         self.last_arrival = self.last_end = 0
         self.slo = slo
-        self._bounds = _bounds(slo)
+        bounds = (None, None, None) if slo is None else (slo.ttft_s, slo.tpot_s, slo.e2e_s)
+        self._bounds = [float("inf") if bound is None else bound * PS for bound in bounds]
         self._all_tokens = over_all_tokens
 
     def arrive(self, now: int) -> None:
@@ -281,8 +253,6 @@ class RunStatistics:
 
     def gaps(self, pace: RunTiming, count: int, decodes: int, start: int, joined: Sequence[ScheduledSequence]) -> None:
         """Record the inter-token gaps of a run of decodes; `joined` sequences wait since their own last token."""
-        if not decodes:
-            return
         first, itl = pace.first_ps, self.itl
         if not joined:
             itl.add_ramp(first, pace.step_ps, count, decodes)
@@ -294,14 +264,6 @@ class RunStatistics:
             itl.add(first, decodes - len(joined))
         if count > 1:
             itl.add_ramp(first + pace.step_ps, pace.step_ps, count - 1, decodes)
-
-
-def _bounds(slo: Slo | None) -> tuple[float, float, float]:
-    if slo is None:
-        return (0.0, 0.0, 0.0)
-    given = (slo.ttft_s, slo.tpot_s, slo.e2e_s)
-    ttft, tpot, e2e = (float("inf") if bound is None else bound * PS for bound in given)
-    return ttft, tpot, e2e
 
 
 class _PoolNow:

@@ -13,7 +13,7 @@ from support.forked_service import forked_service
 from support.traces import ask
 from twofold.bench.services import free_port, served
 from twofold.cli.simulate.settings import OWN_LOADS
-from twofold.cluster.rules import RULES
+from twofold.cluster.spec import RULES
 from twofold.engine.registry import ENGINES
 from twofold.errors import ConfigurationError
 from twofold.kvcache.eviction import EVICTIONS

@@ -6,8 +6,7 @@ from hypothesis import strategies as st
 
 from twofold.cluster.layout import layout_of
 from twofold.cluster.paths import transfer_model
-from twofold.cluster.profiles import instance_profiles
-from twofold.cluster.slots import instance_slots, machines_of
+from twofold.cluster.profiles import instance_profiles, instance_slots, machines_of
 from twofold.cluster.spec import ClusterSpec, PoolSpec
 from twofold.errors import ConfigurationError
 from twofold.hardware.catalog import load_catalog

@@ -4,8 +4,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from twofold.cluster.profiles import InstanceProfile, SwapCapacity
-from twofold.cluster.rules import cluster_rules
-from twofold.cluster.spec import ClusterSpec, InstanceFailure, PoolSpec
+from twofold.cluster.spec import ClusterSpec, InstanceFailure, PoolSpec, cluster_rules
 from twofold.cluster.timing import Timing, ps
 from twofold.hardware.catalog import load_catalog
 from twofold.instance import Role

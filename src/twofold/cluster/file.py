@@ -13,6 +13,7 @@ import msgspec
 
 from twofold.cluster.layout import check_shared_nodes, layout_of
 from twofold.cluster.spec import SATURATING, CacheSpec, ClusterSpec, ControlSpec, InstanceFailure, PoolSpec
+from twofold.cluster.validation import check_numbers, require
 from twofold.errors import ConfigurationError
 from twofold.hardware.catalog import Catalog, load_catalog
 from twofold.hardware.suggestions import explain_validation, suggestion, unknown_name
@@ -30,9 +31,6 @@ _POOL_SYNTAX: Final = (
     "write pools as in 35xh100:prefill,5xh100:decode, or 4xh100@4:mixed/chunked-prefill, or 4xa100@2x4"
 )
 _MAX_MACHINES: Final = 1_000_000  # a typing error above this would exhaust memory
-# Values outside of these limits are typing errors; in picoseconds they would also exceed float precision.
-MAX_SECONDS: Final = 1e9
-MIN_BYTES_PER_S: Final = 1.0
 _YAML_PLACE = re.compile(r"line (\d+), column (\d+)")
 _YAML_KEY = re.compile(r"^([A-Za-z_]+)[ \t]*:", re.MULTILINE)
 
@@ -124,34 +122,7 @@ def _checked(spec: ClusterSpec, catalog: Catalog) -> ClusterSpec:
     """Check the numbers of a cluster and replace machine aliases by catalog names."""
     if not spec.pools:
         raise ConfigurationError("it has no pools")
-    for field in (
-        "max_num_batched_tokens",
-        "pipeline_chunk",
-        "inline_tbt_s",
-        "max_num_seqs",
-        "block_size",
-        "kv_bytes_per_token",
-        "kv_capacity_tokens",
-        "link_bytes_per_s",
-        "swap_space_bytes",
-        "swap_bytes_per_s",
-    ):
-        value = getattr(spec, field)
-        given = value is not None and value != SATURATING
-        _require(not given or 0 < value < float("inf"), f"{field} must be more than 0, not {value}")
-    latency, share = spec.link_latency_s, spec.memory_utilization
-    _require(
-        latency is None or 0 <= latency <= MAX_SECONDS,
-        f"link_latency_s must be seconds from 0 to {MAX_SECONDS:g}, not {latency}",
-    )
-    for field in ("link_bytes_per_s", "swap_bytes_per_s"):
-        speed = getattr(spec, field)
-        _require(
-            speed is None or speed >= MIN_BYTES_PER_S, f"{field} must be at least {MIN_BYTES_PER_S:g}, not {speed}"
-        )
-    _require(0 < share <= 1, f"memory_utilization must be more than 0 and at most 1, not {share}")
-    for index, failure in enumerate(spec.failures):
-        _check_failure(failure, f"failures[{index}]")
+    check_numbers(spec)
     pools = []
     for index, pool in enumerate(spec.pools):
         try:
@@ -164,25 +135,13 @@ def _checked(spec: ClusterSpec, catalog: Catalog) -> ClusterSpec:
 
 def _checked_pool(pool: PoolSpec, catalog: Catalog) -> PoolSpec:
     count = pool.machines
-    _require(count >= 1, f"machines must be at least 1, not {count}")
-    _require(count <= _MAX_MACHINES, f"machines must be at most {_MAX_MACHINES}, not {count}")
+    require(count >= 1, f"machines must be at least 1, not {count}")
+    require(count <= _MAX_MACHINES, f"machines must be at most {_MAX_MACHINES}, not {count}")
     machine = catalog.machine(pool.machine)
     layout_of(pool, machine)
     if pool.batcher is not None and pool.batcher not in BATCHERS:
         raise unknown_name("batcher", pool.batcher, BATCHERS)
     return msgspec.structs.replace(pool, machine=machine.name)
-
-
-def _check_failure(failure: InstanceFailure, where: str) -> None:
-    at_s, back_s = failure.at_s, failure.back_s
-    _require(0 <= at_s <= MAX_SECONDS, f"{where}: at_s must be seconds from 0 to {MAX_SECONDS:g}, not {at_s}")
-    later = back_s is None or at_s < back_s <= MAX_SECONDS
-    _require(later, f"{where}: back_s must be after at_s ({at_s}), not {back_s}")
-
-
-def _require(condition: bool, message: str) -> None:
-    if not condition:
-        raise ConfigurationError(message)
 
 
 def _from_yaml(text: str, name: str) -> object:

@@ -3,7 +3,6 @@
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import combinations
 
 from twofold.cluster.spec import PoolSpec
 from twofold.errors import ConfigurationError
@@ -64,20 +63,20 @@ def layout_of(pool: PoolSpec, machine: Machine) -> Layout:
 
 def check_shared_nodes(pools: Sequence[tuple[PoolSpec, Machine]]) -> None:
     """Check that pools with the same `nodes` fit on their shared machines; raises ConfigurationError."""
-    for (one, machine), (other, theirs) in combinations(pools, 2):
-        if one.nodes is not None and one.nodes == other.nodes:
-            equal = machine.name == theirs.name and one.machines == other.machines
-            if not equal:
-                raise ConfigurationError(
-                    f"pools that share nodes {one.nodes} need equal machines: one has "
-                    f"{one.machines} {machine.name}, another {other.machines} {theirs.name}"
-                )
     used: dict[str, int] = {}
+    firsts: dict[str, tuple[PoolSpec, Machine]] = {}
     for pool, machine in pools:
-        if pool.nodes is not None:
-            used[pool.nodes] = used.get(pool.nodes, 0) + layout_of(pool, machine).accelerators
-            if used[pool.nodes] > machine.count:
-                raise ConfigurationError(
-                    f"pools on nodes {pool.nodes} use {used[pool.nodes]} accelerators of a {machine.name}, which "
-                    f"has {machine.count}: give the number of instances of each pool"
-                )
+        if pool.nodes is None:
+            continue
+        first, its = firsts.setdefault(pool.nodes, (pool, machine))
+        if machine.name != its.name or pool.machines != first.machines:
+            raise ConfigurationError(
+                f"pools that share nodes {pool.nodes} need equal machines: one has "
+                f"{first.machines} {its.name}, another {pool.machines} {machine.name}"
+            )
+        used[pool.nodes] = used.get(pool.nodes, 0) + layout_of(pool, machine).accelerators
+        if used[pool.nodes] > machine.count:
+            raise ConfigurationError(
+                f"pools on nodes {pool.nodes} use {used[pool.nodes]} accelerators of a {machine.name}, which "
+                f"has {machine.count}: give the number of instances of each pool"
+            )

@@ -2,8 +2,7 @@
 
 from collections.abc import Sequence
 
-from twofold.cluster.profiles import InstanceProfile
-from twofold.cluster.slots import instance_slots
+from twofold.cluster.profiles import InstanceProfile, instance_slots
 from twofold.cluster.spec import ClusterSpec
 from twofold.errors import ConfigurationError
 from twofold.scheduling.admission.ledger import InstanceCapacity, OverloadLedger

@@ -1,18 +1,16 @@
 """KV transfer paths between instances, from their performance models."""
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import NamedTuple
 
-from twofold.cluster.profiles import InstanceProfile
-from twofold.cluster.slots import InstanceSlot, instance_slots
+from twofold.cluster.profiles import InstanceProfile, InstanceSlot, instance_slots
 from twofold.cluster.spec import ClusterSpec
 from twofold.hardware.specs import Model
 from twofold.performance.host_profile import read_host_profile
 from twofold.performance.transfer import TransferModel, default_sync_s
 from twofold.scheduling.cluster.scheduler import TransferPaths
 
-NO_CROSSOVER = 1 << 62  # layer-wise transfer never pays: synchronisation costs more than prefill hides
+_NO_CROSSOVER = 1 << 62  # layer-wise transfer never pays: synchronisation costs more than prefill hides
 
 
 class KvEgress(NamedTuple):
@@ -21,16 +19,13 @@ class KvEgress(NamedTuple):
     transfer: TransferModel
     prefill_s: Callable[[int], float]
 
-    def crossover(self) -> int:
-        tokens = self.transfer.crossover_tokens(self.prefill_s)
-        return NO_CROSSOVER if tokens is None else tokens
-
 
 class ModelledPaths(TransferPaths):
     """Transfer paths by prefill instance; the decode end is ignored, as in `TransferModel`."""
 
     def __init__(self, egress: dict[str, KvEgress]) -> None:
-        crossovers = {path: path.crossover() for path in set(egress.values())}
+        found = {path: path.transfer.crossover_tokens(path.prefill_s) for path in set(egress.values())}
+        crossovers = {path: _NO_CROSSOVER if tokens is None else tokens for path, tokens in found.items()}
         super().__init__({name: crossovers[path] for name, path in egress.items()})
         self.egress = egress
 
@@ -43,7 +38,7 @@ class ModelledPaths(TransferPaths):
 
 def paths_of(spec: ClusterSpec, model: Model, profiles: Sequence[InstanceProfile]) -> ModelledPaths:
     """Build the transfer paths of a cluster."""
-    egress = [KvEgress(transfer_model(spec, model, profile), partial(_prefill_s, profile)) for profile in profiles]
+    egress = [KvEgress(transfer_model(spec, model, profile), profile.prefill_s) for profile in profiles]
     return ModelledPaths({slot.name: egress[slot.pool] for slot in instance_slots(profiles)})
 
 
@@ -70,7 +65,3 @@ def local_bandwidth(slot: InstanceSlot) -> float:
     """KV bandwidth between instances on the same machines, in bytes per second."""
     each = slot.profile.machine.accelerator.interconnect_bytes_per_s
     return each * len(slot.profile.layout.machines_of(0))
-
-
-def _prefill_s(profile: InstanceProfile, tokens: int) -> float:
-    return profile.model.prefill_s(tokens, tokens * tokens)

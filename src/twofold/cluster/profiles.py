@@ -1,11 +1,11 @@
-"""InstanceProfile: what the instances of a pool have in common (speed, memory, batching)."""
+"""Instances of a cluster: what those of a pool have in common (speed, memory, batching), their names and machines."""
 
 from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from twofold.cluster.layout import Layout, check_shared_nodes, layout_of
-from twofold.cluster.rules import cluster_rules
-from twofold.cluster.spec import TOKEN_BUDGET, ClusterSpec, PoolSpec
+from twofold.cluster.spec import TOKEN_BUDGET, ClusterSpec, PoolSpec, cluster_rules
 from twofold.cluster.timing import Timing, ps
 from twofold.cluster.validation import check_batchers, check_cells, check_spec
 from twofold.errors import ConfigurationError
@@ -64,9 +64,9 @@ class InstanceProfile:
     def layout(self) -> Layout:
         return layout_of(self.pool, self.machine)
 
-    @property
-    def instances(self) -> int:
-        return self.layout.instances
+    def prefill_s(self, tokens: int) -> float:
+        """Seconds of the prefill of a prompt alone."""
+        return self.model.prefill_s(tokens, tokens * tokens)
 
 
 def instance_profiles(spec: ClusterSpec, catalog: Catalog) -> list[InstanceProfile]:
@@ -81,7 +81,7 @@ def instance_profiles(spec: ClusterSpec, catalog: Catalog) -> list[InstanceProfi
     check_batchers(spec, {profile.batcher for profile in profiles})
     instances: Counter[Role] = Counter()
     for profile in profiles:
-        instances[profile.pool.role] += profile.instances
+        instances[profile.pool.role] += profile.layout.instances
     check_cells(spec, instances)
     return profiles
 
@@ -207,3 +207,50 @@ def _token_budget(spec: ClusterSpec, batcher: str, model: PerformanceModel, long
     if not BATCHERS[batcher].whole_prompts:
         return TOKEN_BUDGET
     return saturating_tokens(lambda tokens: model.prefill_s(tokens, tokens * tokens), max(1, longest))
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceSlot:
+    """Place of one instance: its name, its index in the cluster, that of its pool, and its machine (several joined by
+    `+`)."""
+
+    name: str
+    number: int
+    pool: int
+    machine: str
+    profile: InstanceProfile
+
+
+def instance_slots(profiles: Sequence[InstanceProfile]) -> Iterator[InstanceSlot]:
+    """Yield every instance in pool order; names number the instances of a role across pools."""
+    numbers: dict[Role, int] = dict.fromkeys(Role, 0)
+    for pool, profile in enumerate(profiles):
+        role, layout = profile.pool.role, profile.layout
+        nodes = str(pool) if profile.pool.nodes is None else f"nodes-{profile.pool.nodes}"
+        for number in range(layout.instances):
+            machines = "+".join(f"{nodes}/{machine}" for machine in layout.machines_of(number))
+            yield InstanceSlot(f"{role.value}-{numbers[role]}", sum(numbers.values()), pool, machines, profile)
+            numbers[role] += 1
+
+
+def cells_of(spec: ClusterSpec, slots: Sequence[InstanceSlot]) -> dict[str, str]:
+    """Map instances to cells: each role's instances are divided evenly, in order."""
+    if not isinstance(spec.cells, int):
+        return {}
+    of_role = {role: [slot.name for slot in slots if slot.profile.pool.role is role] for role in Role}
+    return {
+        name: f"cell-{number * spec.cells // len(names)}"
+        for names in of_role.values()
+        for number, name in enumerate(names)
+    }
+
+
+def machines_of(profiles: Sequence[InstanceProfile]) -> Iterator[tuple[Machine, int]]:
+    """Yield (machine type, count); machines shared by several pools count once."""
+    shared: set[str] = set()
+    for profile in profiles:
+        nodes = profile.pool.nodes
+        if nodes is None or nodes not in shared:
+            yield profile.machine, profile.pool.machines
+        if nodes is not None:
+            shared.add(nodes)

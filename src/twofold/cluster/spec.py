@@ -1,6 +1,10 @@
-"""ClusterSpec: pools of instances, the model they serve and the policies that run them."""
+"""ClusterSpec: pools of instances, the model they serve and the policies that run them.
+
+Rules of other simulators, as options of a cluster.
+"""
 
 import re
+from dataclasses import dataclass
 from typing import Final, Literal
 
 import msgspec
@@ -9,6 +13,7 @@ from twofold.errors import ConfigurationError
 from twofold.instance import Role
 from twofold.kvcache.eviction import create_eviction
 from twofold.scheduling.cluster.shared import OwnLoad
+from twofold.scheduling.instance.sequence import FULL_RESERVATION, KvReservation
 from twofold.scheduling.routers import FIXED_ROLE_ROUTERS, FORECASTING_ROUTERS
 
 SATURATING: Final = "auto"  # max_num_batched_tokens: the shortest prompt that saturates the instance
@@ -175,3 +180,39 @@ class ClusterSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     profile: str | None = None
     rules: str = "twofold"
     failures: tuple[InstanceFailure, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterRules:
+    """Behaviour on which simulators differ.
+
+    `memory` is the KV reservation. `lease_retry_s` None reserves decode memory on arrival, first come first served;
+    a number requests it after prefill and retries at that interval. `over_all_tokens` divides the time after the first
+    token by the number of output tokens, not by the number of gaps. `endless_memory` removes the KV limit.
+    `instant_handoff` makes KV transfers take no time. `stagewise` selects the instances of `compat/stagewise.py`.
+    """
+
+    memory: KvReservation = FULL_RESERVATION
+    lease_retry_s: float | None = None
+    over_all_tokens: bool = False
+    endless_memory: bool = False
+    instant_handoff: bool = False
+    stagewise: bool = False
+
+
+RULES: dict[str, ClusterRules] = {
+    "twofold": ClusterRules(),
+    "splitwise-sim": ClusterRules(
+        KvReservation(output_at_decode_start=True, extra=1), lease_retry_s=1.0, over_all_tokens=True
+    ),
+    "distserve-published": ClusterRules(
+        over_all_tokens=True, endless_memory=True, instant_handoff=True, stagewise=True
+    ),
+}
+
+
+def cluster_rules(name: str) -> ClusterRules:
+    """Return the rules called `name`; raises ConfigurationError if unknown."""
+    if name not in RULES:
+        raise ConfigurationError(f"unknown rules {name!r}: choose one of {', '.join(RULES)}")
+    return RULES[name]

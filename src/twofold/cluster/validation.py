@@ -1,84 +1,102 @@
 """Validation of a ClusterSpec."""
 
 from collections.abc import Collection, Mapping
+from typing import Final
 
-from twofold.cluster.rules import cluster_rules
-from twofold.cluster.spec import CONTROL_ROUTERS, SATURATING, ClusterSpec, ControlSpec
+from twofold.cluster.spec import CONTROL_ROUTERS, SATURATING, ClusterSpec, ControlSpec, cluster_rules
 from twofold.errors import ConfigurationError
 from twofold.instance import Role
 from twofold.scheduling.batchers import BATCHERS, INLINED, batchers_with
 from twofold.scheduling.cluster.scheduler import HANDOFF_POLICIES
 from twofold.scheduling.routers import CELL_ROUTERS, FIXED_ROLE_ROUTERS, ROUTERS
 
+# Values outside of these limits are typing errors; in picoseconds they would also exceed float precision.
+MAX_SECONDS: Final = 1e9
+MIN_BYTES_PER_S: Final = 1.0
+_SPEEDS: Final = ("link_bytes_per_s", "swap_bytes_per_s")
+_POSITIVE: Final = (
+    *("max_num_batched_tokens", "pipeline_chunk", "inline_tbt_s", "max_num_seqs", "block_size", "kv_bytes_per_token"),
+    *("kv_capacity_tokens", "swap_space_bytes", *_SPEEDS),
+)
+
+
+def require(condition: bool, message: str) -> None:
+    """Raise ConfigurationError with `message` unless the condition holds."""
+    if not condition:
+        raise ConfigurationError(message)
+
+
+def check_numbers(spec: ClusterSpec) -> None:
+    """Check the numbers of a cluster and its failures; raises ConfigurationError."""
+    for field in _POSITIVE:
+        value = getattr(spec, field)
+        given = value is not None and value != SATURATING
+        require(not given or 0 < value < float("inf"), f"{field} must be more than 0, not {value}")
+        slow = field in _SPEEDS and given and value < MIN_BYTES_PER_S
+        require(not slow, f"{field} must be at least {MIN_BYTES_PER_S:g}, not {value}")
+    latency, share, limit = spec.link_latency_s, spec.memory_utilization, f"must be seconds from 0 to {MAX_SECONDS:g}"
+    require(latency is None or 0 <= latency <= MAX_SECONDS, f"link_latency_s {limit}, not {latency}")
+    require(0 < share <= 1, f"memory_utilization must be more than 0 and at most 1, not {share}")
+    for index, failure in enumerate(spec.failures):
+        at_s, back_s = failure.at_s, failure.back_s
+        require(0 <= at_s <= MAX_SECONDS, f"failures[{index}]: at_s {limit}, not {at_s}")
+        later = back_s is None or at_s < back_s <= MAX_SECONDS
+        require(later, f"failures[{index}]: back_s must be after at_s ({at_s}), not {back_s}")
+
 
 def check_spec(spec: ClusterSpec) -> None:
     """Check everything that needs neither machines nor models; raises ConfigurationError."""
-    _check_caches(spec)
-    for what, name, known in (("router", spec.router, ROUTERS), ("hand-off", spec.handoff, HANDOFF_POLICIES)):
-        if name not in known:
-            raise ConfigurationError(f"unknown {what} {name!r}: choose one of {', '.join(known)}")
-    if isinstance(spec.control, ControlSpec) and spec.router not in CONTROL_ROUTERS:
-        raise ConfigurationError(
-            f"the router {spec.router} cannot use load reports: several controllers and delayed reports need one of "
-            f"the routers {', '.join(CONTROL_ROUTERS)}"
-        )
-    for field in ("max_num_batched_tokens", "max_num_seqs", "block_size", "pipeline_chunk"):
-        value = getattr(spec, field)
-        if isinstance(value, int) and value < 1:
-            raise ConfigurationError(f"{field} must be at least 1, not {value}")
-    if spec.link_bytes_per_s is not None and not spec.link_bytes_per_s > 0:
-        raise ConfigurationError(f"link_bytes_per_s must be more than 0, not {spec.link_bytes_per_s:g}")
+    check_numbers(spec)
     roles = {pool.role for pool in spec.pools}
-    if not (any(role.prefills for role in roles) and any(role.decodes for role in roles)):
-        raise ConfigurationError("a cluster needs instances for both phases: prefill and decode, or mixed")
-    if any(pool.machines < 1 for pool in spec.pools):
-        raise ConfigurationError("a pool needs at least one machine")
+    both_phases = any(role.prefills for role in roles) and any(role.decodes for role in roles)
+    require(both_phases, "a cluster needs instances for both phases: prefill and decode, or mixed")
+    require(all(pool.machines >= 1 for pool in spec.pools), "a pool needs at least one machine")
+    for what, name, known in (("router", spec.router, ROUTERS), ("hand-off", spec.handoff, HANDOFF_POLICIES)):
+        require(name in known, f"unknown {what} {name!r}: choose one of {', '.join(known)}")
+    require(
+        not isinstance(spec.control, ControlSpec) or spec.router in CONTROL_ROUTERS,
+        f"the router {spec.router} cannot use load reports: several controllers and delayed reports need one of the "
+        f"routers {', '.join(CONTROL_ROUTERS)}",
+    )
+    if spec.kv_cache is not None:
+        supported = spec.rules == "twofold" and spec.profile is None
+        require(supported, "kv_cache needs the rules twofold and does not work with a host profile")
+        require(
+            not any(pool.pipeline_parallel > 1 and pool.role.prefills for pool in spec.pools),
+            "kv_cache does not work with pipelined prefill: set pipeline_parallel 1 for pools that prefill",
+        )
 
 
 def check_batchers(spec: ClusterSpec, batchers: Collection[str]) -> None:
     """Check that one of the pools' `batchers` supports each batching option; raises ConfigurationError."""
-    whole_prompts = any(BATCHERS[batcher].whole_prompts for batcher in batchers)
-    if spec.max_num_batched_tokens == SATURATING and not whole_prompts:
-        known = ", ".join(batchers_with("whole_prompts"))
-        raise ConfigurationError(
-            f"max_num_batched_tokens {SATURATING} needs one of the batchers {known}, which take whole prompts, "
-            "but no pool uses one: give a number"
-        )
+    classes = [BATCHERS[batcher] for batcher in batchers]
+    require(
+        spec.max_num_batched_tokens != SATURATING or any(batcher.whole_prompts for batcher in classes),
+        f"max_num_batched_tokens {SATURATING} needs one of the batchers {', '.join(batchers_with('whole_prompts'))}, "
+        "which take whole prompts, but no pool uses one: give a number",
+    )
     if spec.pipeline_chunk is not None:
-        if cluster_rules(spec.rules).stagewise:
-            raise ConfigurationError(
-                f"pipeline_chunk does not apply to the rules {spec.rules}, which do not chunk prompts"
-            )
-        if not any(BATCHERS[batcher].chunked for batcher in batchers):
-            raise ConfigurationError(
-                "pipeline_chunk needs a pipelined prefill pool, as in 2xdgx-a100@4x2:prefill, and one of the routers "
-                f"with fixed roles: {', '.join(FIXED_ROLE_ROUTERS)}"
-            )
-    if (INLINED in batchers) != (spec.inline_tbt_s is not None):
-        raise ConfigurationError(
-            f"inline_tbt_s is the iteration time limit of the batcher {INLINED}, in seconds: give both or neither"
+        require(
+            not cluster_rules(spec.rules).stagewise,
+            f"pipeline_chunk does not apply to the rules {spec.rules}, which do not chunk prompts",
         )
+        require(
+            any(batcher.chunked for batcher in classes),
+            "pipeline_chunk needs a pipelined prefill pool, as in 2xdgx-a100@4x2:prefill, and one of the routers "
+            f"with fixed roles: {', '.join(FIXED_ROLE_ROUTERS)}",
+        )
+    require(
+        (INLINED in batchers) == (spec.inline_tbt_s is not None),
+        f"inline_tbt_s is the iteration time limit of the batcher {INLINED}, in seconds: give both or neither",
+    )
 
 
 def check_cells(spec: ClusterSpec, instances: Mapping[Role, int]) -> None:
     """Check the number of cells against the instances of each role; raises ConfigurationError."""
-    if not isinstance(spec.cells, int):
-        return
-    if spec.router not in CELL_ROUTERS:
-        raise ConfigurationError(f"cells need one of the routers {', '.join(CELL_ROUTERS)}, not {spec.router}")
-    role = min(instances, key=instances.__getitem__)
-    if not 1 <= spec.cells <= instances[role]:
-        raise ConfigurationError(
-            f"cells must be from 1 to {instances[role]}, the number of {role.value} instances, not {spec.cells}"
-        )
-
-
-def _check_caches(spec: ClusterSpec) -> None:
-    if spec.kv_cache is None:
-        return
-    if spec.rules != "twofold" or spec.profile is not None:
-        raise ConfigurationError("kv_cache needs the rules twofold and does not work with a host profile")
-    if any(pool.pipeline_parallel > 1 and pool.role.prefills for pool in spec.pools):
-        raise ConfigurationError(
-            "kv_cache does not work with pipelined prefill: set pipeline_parallel 1 for pools that prefill"
-        )
+    if isinstance(spec.cells, int):
+        known = spec.router in CELL_ROUTERS
+        require(known, f"cells need one of the routers {', '.join(CELL_ROUTERS)}, not {spec.router}")
+        role = min(instances, key=instances.__getitem__)
+        most = instances[role]
+        fits = 1 <= spec.cells <= most
+        require(fits, f"cells must be from 1 to {most}, the number of {role.value} instances, not {spec.cells}")

@@ -16,7 +16,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from twofold.cluster.slots import InstanceSlot
+from twofold.cluster.profiles import InstanceSlot
 from twofold.cluster.timing import RunTiming, Timing, ps
 from twofold.handoff import Lease
 from twofold.kvcache.allocator import BlockAllocator, LeaseTable

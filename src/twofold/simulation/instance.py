@@ -5,7 +5,7 @@ from typing import Final
 
 from mypy_extensions import mypyc_attr
 
-from twofold.cluster.slots import InstanceSlot
+from twofold.cluster.profiles import InstanceSlot
 from twofold.cluster.timing import RunTiming
 from twofold.instance import InstanceLoad
 from twofold.scheduling.instance.queues import RunningBatch, StepResult

@@ -6,10 +6,16 @@ from typing import Final
 
 from twofold.cluster.overload import overload_control
 from twofold.cluster.paths import local_bandwidth, paths_of, transfer_model
-from twofold.cluster.profiles import InstanceProfile, instance_profiles, with_host_profile
-from twofold.cluster.rules import ClusterRules, cluster_rules
-from twofold.cluster.slots import InstanceSlot, cells_of, instance_slots, machines_of
-from twofold.cluster.spec import CacheSpec, ClusterSpec, ControlSpec, InstanceFailure
+from twofold.cluster.profiles import (
+    InstanceProfile,
+    InstanceSlot,
+    cells_of,
+    instance_profiles,
+    instance_slots,
+    machines_of,
+    with_host_profile,
+)
+from twofold.cluster.spec import CacheSpec, ClusterRules, ClusterSpec, ControlSpec, InstanceFailure, cluster_rules
 from twofold.cluster.timing import PS, ps
 from twofold.compat.stagewise import StagewiseInstance, StagewiseScheduler
 from twofold.errors import ConfigurationError, WorkloadError
@@ -194,10 +200,6 @@ def _schedule_failures(cluster: VirtualCluster, failures: Sequence[InstanceFailu
             names = list(cluster.instances)
             known = ", ".join(names[:6]) + (" …" if len(names) > 6 else "")
             raise ConfigurationError(f"unknown instance {failure.instance!r} in failures: the instances are {known}")
-        if failure.at_s < 0 or (failure.back_s is not None and failure.back_s <= failure.at_s):
-            raise ConfigurationError(
-                f"the failure of {failure.instance} at {failure.at_s:g} s must be at 0 s or later and before back_s"
-            )
         order = EventOrder.FAILURE + instance.number
         cluster.kernel.schedule(ps(failure.at_s), order, cluster.take_down, instance)
         if failure.back_s is not None:

@@ -101,7 +101,7 @@ def _replanning(settings: SimulateSettings, spec: ClusterSpec, catalog: Catalog)
         min_gain=settings.min_gain, min_between_s=settings.min_between, start_up_s=settings.start_up_time
     )
     planner = SplitPlanner(spec, catalog, settings.slo, attainment=settings.attainment, replicas=settings.spare > 0)
-    spare = instance_profiles(spec, catalog)[-1].instances if settings.spare else 0
+    spare = instance_profiles(spec, catalog)[-1].layout.instances if settings.spare else 0
     return SimulatedReplanning(Replanner(TrafficMonitor(), rules), planner, search_s=settings.search_time, spare=spare)
 
 

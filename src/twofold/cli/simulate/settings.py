@@ -25,9 +25,8 @@ from twofold.cli.options import (
 )
 from twofold.cli.settings import Flag, Settings
 from twofold.cli.workload import WorkloadSettings
-from twofold.cluster.file import MAX_SECONDS
-from twofold.cluster.rules import RULES
-from twofold.cluster.spec import CacheSpec, parse_cache
+from twofold.cluster.spec import RULES, CacheSpec, parse_cache
+from twofold.cluster.validation import MAX_SECONDS
 from twofold.scheduling.routers import ROUTERS
 
 OWN_LOADS: Final = {

@@ -8,8 +8,9 @@ from typing import Any, Final
 import msgspec
 
 from twofold.cli.simulate.settings import SimulateSettings
-from twofold.cluster.file import MAX_SECONDS, MIN_BYTES_PER_S, load_cluster, parse_cluster
+from twofold.cluster.file import load_cluster, parse_cluster
 from twofold.cluster.spec import ClusterSpec, ControlSpec, InstanceFailure
+from twofold.cluster.validation import MAX_SECONDS, MIN_BYTES_PER_S
 from twofold.errors import ConfigurationError
 from twofold.hardware.catalog import Catalog
 from twofold.instance import Role

@@ -6,8 +6,7 @@ from math import inf
 from operator import attrgetter
 from pathlib import Path
 
-from twofold.cluster.profiles import instance_profiles
-from twofold.cluster.slots import instance_slots
+from twofold.cluster.profiles import instance_profiles, instance_slots
 from twofold.engine.base import KvLayout
 from twofold.events import Route
 from twofold.hardware.catalog import load_catalog

@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from twofold.cluster.cores import share_cores
-from twofold.cluster.profiles import instance_profiles
-from twofold.cluster.slots import instance_slots
+from twofold.cluster.profiles import instance_profiles, instance_slots
 from twofold.cluster.spec import ClusterSpec
 from twofold.errors import ConfigurationError
 from twofold.hardware.catalog import Catalog

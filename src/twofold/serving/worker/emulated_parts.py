@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from twofold.cluster.paths import local_bandwidth, transfer_model
-from twofold.cluster.profiles import InstanceProfile, instance_profiles
-from twofold.cluster.slots import InstanceSlot, instance_slots
+from twofold.cluster.profiles import InstanceProfile, InstanceSlot, instance_profiles, instance_slots
 from twofold.cluster.spec import ClusterSpec
 from twofold.engine.emulated.engine import EmulatedEngine, LatenessMonitor, RandomTokens
 from twofold.engine.emulated.prefills import LayerGroups, MonotonicClock, PrefillTimes

@@ -16,7 +16,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	touch $@
 
 demo: setup  ## Make a small model, serve it split and colocated, replay a real workload, compare.
-	$(BIN)/python -m twofold.demo.main
+	$(BIN)/python demo/main.py
 
 # Two at a time; tests that share a service, or anything else that takes long to make, run one after the other.
 test: setup  ## All tests.
@@ -61,7 +61,7 @@ check: setup  ## Format, lint, types, imports, structure, wording, files per req
 	$(BIN)/python tools/flag_files.py
 
 chart: setup  ## Values, their schema and their table, from src/twofold/kubernetes/values.py.
-	$(BIN)/python -m twofold.kubernetes.chart deploy/helm/twofold
+	$(BIN)/python tools/chart.py deploy/helm/twofold
 
 bench: setup  ## Interference and engine overhead, as ratios measured in one run.
 	$(BIN)/python bench/engine_overhead.py

@@ -18,9 +18,9 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
+from twofold.bench.real_data import data_folder
 from twofold.cluster.spec import ClusterSpec, PoolSpec
 from twofold.compat.presets import distserve_sim
-from twofold.demo.real_data import data_folder
 from twofold.hardware.catalog import load_catalog
 from twofold.instance import Role
 from twofold.request import Request

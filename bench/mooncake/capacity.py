@@ -16,7 +16,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from twofold.demo.real_data import find_data
+from twofold.bench.real_data import find_data
 from twofold.kvcache.cache import PrefixCache
 from twofold.kvcache.eviction import create_eviction
 from twofold.planning.capacity.curve import NEVER, least_capacities

@@ -32,8 +32,8 @@ from settings import EVEN, SETTINGS, SPLIT, VLLM, Setting, requests
 from systems import chunked, inlined, mooncake, vllm
 from token_gaps import TokenGaps
 
+from twofold.bench.real_data import find_data
 from twofold.cluster.spec import ClusterSpec
-from twofold.demo.real_data import find_data
 from twofold.hardware.catalog import load_catalog
 from twofold.planning.rates import RateGrid
 from twofold.request import Request

@@ -19,8 +19,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from twofold.bench.real_data import find_data
 from twofold.cluster.spec import CacheSpec, ClusterSpec, PoolSpec
-from twofold.demo.real_data import find_data
 from twofold.hardware.catalog import load_catalog
 from twofold.instance import Role
 from twofold.request import Request

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from twofold.bench.decisions import LOOP_ITERATIONS, cpu_seconds, reference_loop
-from twofold.demo.real_data import find_data
+from twofold.bench.real_data import find_data
 from twofold.errors import UserError
 from twofold.kvcache.cache import PrefixCache
 from twofold.kvcache.eviction import EVICTIONS, create_eviction

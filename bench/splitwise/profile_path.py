@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from twofold.demo.real_data import data_folder
+from twofold.bench.real_data import data_folder
 
 ROOT = Path(__file__).parents[2]
 DATA = ROOT / "src" / "twofold" / "performance" / "data"

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import msgspec
 
+from twofold.bench.real_data import data_folder
 from twofold.cluster.spec import PoolSpec
-from twofold.demo.real_data import data_folder
 from twofold.instance import Role
 
 ROOT = Path(__file__).parents[2]

@@ -1,8 +1,8 @@
 """The demo's objectives and verdict follow from its measurements."""
 
 import pytest
+from demo.objectives import objectives, probe_requests, verdict
 
-from twofold.demo.objectives import objectives, probe_requests, verdict
 from twofold.reporting.summary import summarize
 from twofold.request import FinishReason, Request
 from twofold.slo import Slo

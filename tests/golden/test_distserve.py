@@ -5,9 +5,9 @@ import re
 
 import pytest
 
+from twofold.bench.real_data import data_folder
 from twofold.cluster.spec import PoolSpec
 from twofold.compat.presets import distserve_sim
-from twofold.demo.real_data import data_folder
 from twofold.hardware.catalog import load_catalog
 from twofold.instance import Role
 from twofold.request import Request

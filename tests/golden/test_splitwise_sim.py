@@ -5,9 +5,9 @@ import csv
 import numpy as np
 import pytest
 
+from twofold.bench.real_data import find_data
 from twofold.cluster.spec import PoolSpec
 from twofold.compat.presets import splitwise_sim
-from twofold.demo.real_data import find_data
 from twofold.hardware.catalog import load_catalog
 from twofold.instance import Role
 from twofold.performance.registry import performance_model

@@ -5,10 +5,10 @@ from itertools import pairwise
 
 import msgspec
 import yaml
+from tools.chart import schema, table, values_yaml, with_table
 
 import twofold
 from support.helm import CHART
-from twofold.kubernetes.chart import schema, table, values_yaml, with_table
 from twofold.kubernetes.values import Values
 
 

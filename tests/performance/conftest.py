@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from twofold.demo.real_data import find_data
+from twofold.bench.real_data import find_data
 from twofold.hardware.specs import Accelerator, Machine, Model
 from twofold.performance.coefficients import ENVIRONMENT
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from twofold.demo.real_data import find_data
+from twofold.bench.real_data import find_data
 from twofold.errors import ConfigurationError
 from twofold.performance.distserve_published import distserve_pipeline, distserve_published
 

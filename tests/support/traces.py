@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from hypothesis import strategies as st
 
-from twofold.demo.real_data import find_data
+from twofold.bench.real_data import find_data
 from twofold.request import Request
 
 ROOT = Path(__file__).parents[2]

@@ -1,4 +1,4 @@
-"""Write the values, their schema and their table for the Helm chart: `python -m twofold.kubernetes.chart DIR`."""
+"""Write the values, their schema and their table for the Helm chart: `python tools/chart.py DIR`."""
 
 import re
 import sys

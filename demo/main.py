@@ -1,4 +1,4 @@
-"""Serve one model split and colocated under the same load and compare both: `python -m twofold.demo.main`."""
+"""Serve one model split and colocated under the same load and compare both: `python demo/main.py`."""
 
 import asyncio
 import os
@@ -9,12 +9,12 @@ from pathlib import Path
 
 from rich.console import Console
 
+from objectives import Objectives, objectives, probe_requests, verdict
 from twofold.bench.endpoint import discover
 from twofold.bench.load import LoadConfig, LoadResult, run_load
+from twofold.bench.real_data import find_data
 from twofold.bench.services import served
 from twofold.cli.progress import load_progress
-from twofold.demo.objectives import Objectives, objectives, probe_requests, verdict
-from twofold.demo.real_data import find_data
 from twofold.errors import UserError
 from twofold.reporting.summary import Summary, comparison_table, summarize
 from twofold.request import Request

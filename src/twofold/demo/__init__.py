@@ -1,1 +1,0 @@
-"""Demo behind `make demo`."""

@@ -171,14 +171,11 @@ class ReplicatedControllers(ClusterScheduler):
             phase = self._phases.get(name)
             if phase is None:
                 phase = self._phases[name] = int(every * (len(self._phases) * _PHASE_STEP % 1.0))
-            self._kernel.schedule(now + (phase - now) % every, EventOrder.REPORT, self._report_due, unit)
-
-    def _report_due(self, unit: InstanceLoad) -> None:
-        self._due.discard(unit.id)
-        self._report(unit)
+            self._kernel.schedule(now + (phase - now) % every, EventOrder.REPORT, self._report, unit)
 
     def _report(self, unit: InstanceLoad) -> None:
         """Send the current load to every controller, after the delay."""
+        self._due.discard(unit.id)
         total = load_totals(unit)
         reports = [LoadReport(unit.id, total, controller.own(unit.id)) for controller in self.controllers]
         if self._delay:

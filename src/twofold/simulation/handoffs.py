@@ -5,11 +5,11 @@ from typing import Final
 
 from mypy_extensions import mypyc_attr
 
+from twofold.cluster.spec import ClusterRules
 from twofold.cluster.timing import PS, ps
 from twofold.events import RequestEvents
 from twofold.handoff import HandoffMode
 from twofold.performance.transfer import TransferModel
-from twofold.scheduling.instance.scheduler import InstanceScheduler
 from twofold.simulation.instance import SimulatedInstance
 from twofold.simulation.kernel import Event, EventOrder, Kernel, VirtualNetwork
 from twofold.simulation.observers.base import KvTransfer, Observer
@@ -27,7 +27,7 @@ class SimulatedHandoffs:
     synchronization after the last layer; on an idle link it takes the time of `TransferModel`.
 
     Memory on the decode instance is reserved at arrival. It is reserved at the start of the prefill if instances change
-    roles (`docs/decisions/0007`) or the KV cache is pulled. `instant` hand-offs take no time.
+    roles (`docs/decisions/0007`) or the KV cache is pulled.
     """
 
     def __init__(
@@ -38,18 +38,16 @@ class SimulatedHandoffs:
         statistics: RunStatistics,
         observers: Sequence[Observer],
         times: TransferModel,
-        retry_s: float | None,
+        rules: ClusterRules,
         reserve_at_arrival: bool,
-        instant: bool = False,
     ) -> None:
         self._kernel, self._network, self._events = kernel, network, events
         self._statistics, self._observers = statistics, tuple(observers)
         self._kv_bytes_per_token, self._layers = times.kv_bytes_per_token, times.layers
         self._sync = ps(times.sync_s)
-        self._retry = None if retry_s is None else ps(retry_s)
-        self._at_arrival = reserve_at_arrival
-        self._instant = instant
-        self._asking = 0  # requests that will ask for a lease again
+        self._retry = None if rules.lease_retry_s is None else ps(rules.lease_retry_s)
+        self._at_arrival, self._instant = reserve_at_arrival, rules.instant_handoff
+        self._asking = 0  # requests that ask for a lease until they get one
         self._waiting: dict[str, SimulatedRequest] = {}  # requests that were promised a lease
 
     def expect(self, life: SimulatedRequest) -> None:
@@ -67,9 +65,7 @@ class SimulatedHandoffs:
         if not instance.scheduler.lease_queue.size:
             return
         for lease in instance.scheduler.grant(self._kernel.now):
-            request_id = lease.request_id
-            life = self._waiting[request_id]
-            del self._waiting[request_id]
+            life = self._waiting.pop(lease.request_id)
             life.lease = lease
             if life.first_token != NEVER:
                 self._send_all(life)
@@ -89,6 +85,7 @@ class SimulatedHandoffs:
         """The prefill of a split request ended."""
         if life.lease is None:
             if self._retry is not None:
+                self._asking += 1
                 self._ask(life)
         elif life.handoff_started == NEVER:
             self._send_all(life)
@@ -97,14 +94,19 @@ class SimulatedHandoffs:
 
     def give_up(self, life: SimulatedRequest) -> None:
         """Cancel the hand-off of a request that ended, and free its memory on both instances."""
-        if life.id in self._waiting:
-            del self._waiting[life.id]
+        self._waiting.pop(life.id, None)
         for instance in (life.prefill, life.decode):
-            if instance.load is not None:
-                _forget(instance.scheduler, life)
-                self.grant(instance)
+            if instance.load is None:
+                continue
+            scheduler = instance.scheduler
+            scheduler.abort(life.id)
+            scheduler.handed_off(life.id)
+            if life.lease is not None and life.lease.request_id in scheduler.leases:
+                scheduler.end_lease(life.id, scheduler.leases.epoch)
+            self.grant(instance)
 
     def _ask(self, life: SimulatedRequest) -> None:
+        self._asking -= 1
         if life.ended:
             return
         life.lease = life.decode.scheduler.lease_now(life.request, life.prefill.name, self._kernel.now)
@@ -113,11 +115,7 @@ class SimulatedHandoffs:
         elif self._kernel.pending > self._asking:  # else nothing else is left to happen: there will never be room
             self._asking += 1
             at = self._kernel.now + (self._retry or 0)
-            self._kernel.schedule(at, EventOrder.RETRY + life.number, self._ask_again, life)
-
-    def _ask_again(self, life: SimulatedRequest) -> None:
-        self._asking -= 1
-        self._ask(life)
+            self._kernel.schedule(at, EventOrder.RETRY + life.number, self._ask, life)
 
     def _by_layers(self, life: SimulatedRequest) -> bool:
         return life.mode is _LAYER_WISE and not self._instant
@@ -167,17 +165,14 @@ class SimulatedHandoffs:
         self._statistics.handoffs += 1
         self._events.handed_off(life.id, life.handoff_started / PS, self._kernel.now / PS)
         if self._observers:
-            self._tell(life)
+            times = life.handoff_started, life.handoff_ended
+            transfer = KvTransfer(life.id, prefill.name, decode.name, *times, self._size(life))
+            for observer in self._observers:
+                observer.transfer(transfer)
         self.grant(decode)
         self.grant(prefill)
         decode.poke()
         prefill.poke()
-
-    def _tell(self, life: SimulatedRequest) -> None:
-        names = life.prefill.name, life.decode.name
-        transfer = KvTransfer(life.id, *names, life.handoff_started, life.handoff_ended, self._size(life))
-        for observer in self._observers:
-            observer.transfer(transfer)
 
 
 @mypyc_attr(free_list_len=1)
@@ -193,11 +188,3 @@ class _Sent(Event):
 
     def happen(self) -> None:
         self.handoffs.sent(self.life)
-
-
-def _forget(scheduler: InstanceScheduler, life: SimulatedRequest) -> None:
-    request_id = life.id
-    scheduler.abort(request_id)
-    scheduler.handed_off(request_id)
-    if life.lease is not None and life.lease.request_id in scheduler.leases:
-        scheduler.end_lease(request_id, scheduler.leases.epoch)

@@ -1,6 +1,7 @@
 """Overload control in the simulator: rejections, wasted prefills and loads over time."""
 
 import statistics
+from collections import Counter
 
 import msgspec
 
@@ -32,7 +33,7 @@ class SimulatedOverload:
         self.series = {PREFILL: Series(), DECODE: Series()}
         self.control = control
         self._rule = rule
-        self._refusals: dict[str, int] = {}
+        self._refusals: Counter[str] = Counter()
         self._wasted_tokens = 0
 
     def rejection(self, placed: PlacedRequest, now: int) -> str | None:
@@ -41,9 +42,10 @@ class SimulatedOverload:
         for name, load in zip((PREFILL, DECODE), self.control.ledger.loads(now_s), strict=True):
             self.series[name].set(now, load)
         reason = self.control.rejection(placed, now_s)
-        if reason is not None:
-            self._refusals[reason.value] = self._refusals.get(reason.value, 0) + 1
-        return None if reason is None else reason.value
+        if reason is None:
+            return None
+        self._refusals[reason.value] += 1
+        return reason.value
 
     def admits_decode(self, request_id: str, now: int) -> bool:
         """Whether a request may decode after its prefill ended at picosecond `now`."""
@@ -51,8 +53,7 @@ class SimulatedOverload:
         if reason is None:
             return True
         self._wasted_tokens += self.control.ledger.computed_tokens(request_id)
-        after = f"{reason.value}-after-prefill"
-        self._refusals[after] = self._refusals.get(after, 0) + 1
+        self._refusals[f"{reason.value}-after-prefill"] += 1
         return False
 
     def result(self) -> OverloadResult:

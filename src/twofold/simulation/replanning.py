@@ -65,20 +65,16 @@ class SimulatedReplanning(Observer):
         decision = self._replanner.decide(findings, pools, self._startable(), now_s)
         cluster.note("replan", decision.outcome.value, str(decision))
         for step in decision.steps:
-            self._take(step)
-
-    def _take(self, step: ReplanStep) -> None:
-        scheduler, kernel = self._cluster.scheduler, self._cluster.kernel
-        if step.action is ReplanAction.RETIRE:
-            scheduler.pause(step.instance)
-            self._retired.append(step.instance)
-        elif step.action is ReplanAction.START:
-            self._retired.remove(step.instance)
-            at = kernel.now + ps(self._replanner.rules.start_up_s)
-            order = EventOrder.REPLAN + self._cluster.instances[step.instance].number
-            kernel.schedule(at, order, self._started, step)
-        else:
-            self._give_role(step)
+            if step.action is ReplanAction.RETIRE:
+                cluster.scheduler.pause(step.instance)
+                self._retired.append(step.instance)
+            elif step.action is ReplanAction.START:
+                self._retired.remove(step.instance)
+                at = cluster.kernel.now + ps(self._replanner.rules.start_up_s)
+                order = EventOrder.REPLAN + cluster.instances[step.instance].number
+                cluster.kernel.schedule(at, order, self._started, step)
+            else:
+                self._give_role(step)
 
     def _started(self, step: ReplanStep) -> None:
         self._give_role(step)

@@ -1,7 +1,5 @@
 """Results of a simulation and the verdict on its SLO."""
 
-from collections.abc import Iterator
-
 import msgspec
 
 from twofold.cluster.spec import ClusterSpec
@@ -84,12 +82,6 @@ class SimulationResult(msgspec.Struct, frozen=True, kw_only=True):
     def mean_power_w(self) -> float:
         return self.energy_j / self.duration_s if self.duration_s else 0.0
 
-    def attainment_at(self, scale: float) -> float | None:
-        """Share of all requests that meet the SLO with bounds multiplied by `scale` (DistServe section 6.2)."""
-        if self.slo_scale is None or not self.arrived:
-            return None
-        return (self.slo_scale.fraction_at_most(scale) or 0.0) * self.completed / self.arrived
-
     def tightest_scale(self, attainment: float) -> float | None:
         """Smallest SLO scale that this share of all requests meets, or None if too few completed."""
         needed = attainment * self.arrived
@@ -128,38 +120,29 @@ def verdict(result: SimulationResult, slo: Slo | SlowdownSlo, attainment: float 
     """
     if not 0.0 < attainment <= 1.0:
         raise ConfigurationError(f"attainment must be more than 0 and at most 1, not {attainment:g}")
-    checks = (_attained(result, attainment),) if isinstance(slo, Slo) else tuple(_slowdown_checks(result, slo))
-    return Verdict(met=all(check.met for check in checks), checks=checks)
+    checks: list[Check] = []
+    if isinstance(slo, Slo):
+        if result.slo_met is None:
+            raise ConfigurationError("the run did not count the SLO: pass the SLO to the simulation")
+        checks.append(_share_check("requests within the SLO", result.slo_met, result.arrived, attainment))
+    else:
+        latencies = (
+            ("TTFT", slo.ttft, result.ttft_slowdown),
+            ("TPOT", slo.tpot, result.tpot_slowdown),
+            ("E2E", slo.e2e, result.e2e_slowdown),
+        )
+        for name, bounds, histogram in latencies:
+            for percentile, bound in sorted(bounds.items()):
+                if histogram is None:
+                    raise ConfigurationError("the run has no slowdowns: pass a reference to the simulation")
+                value = histogram.percentile(percentile)
+                met = value is None or value <= bound
+                checks.append(Check(name=f"{name} slowdown P{percentile}", value=value, bound=bound, met=met))
+        checks.append(_share_check("requests completed", result.completed, result.arrived, 1.0))
+    return Verdict(met=all(check.met for check in checks), checks=tuple(checks))
 
 
-def _attained(result: SimulationResult, attainment: float) -> Check:
-    if result.slo_met is None:
-        raise ConfigurationError("the run did not count the SLO: pass the SLO to the simulation")
-    return _floor("requests within the SLO", _share(result.slo_met, result.arrived), attainment)
-
-
-def _slowdown_checks(result: SimulationResult, slo: SlowdownSlo) -> Iterator[Check]:
-    for name, bounds, histogram in (
-        ("TTFT", slo.ttft, result.ttft_slowdown),
-        ("TPOT", slo.tpot, result.tpot_slowdown),
-        ("E2E", slo.e2e, result.e2e_slowdown),
-    ):
-        for percentile, bound in sorted(bounds.items()):
-            yield _ceiling(f"{name} slowdown P{percentile}", histogram, percentile, bound)
-    yield _floor("requests completed", _share(result.completed, result.arrived), 1.0)
-
-
-def _ceiling(name: str, histogram: Histogram | None, percentile: int, bound: float) -> Check:
-    if histogram is None:
-        raise ConfigurationError("the run has no slowdowns: pass a reference to the simulation")
-    value = histogram.percentile(percentile)
-    return Check(name=name, value=value, bound=bound, met=value is None or value <= bound)
-
-
-def _floor(name: str, value: float, bound: float) -> Check:
+def _share_check(name: str, part: int, whole: int, bound: float) -> Check:
+    """Check a lower bound on a share of the requests, which is 0 without requests."""
+    value = part / whole if whole else 0.0
     return Check(name=name, value=value, bound=bound, met=value >= bound, at_least=True)
-
-
-def _share(part: int, whole: int) -> float:
-    """0 without requests."""
-    return part / whole if whole else 0.0

@@ -89,43 +89,33 @@ class ReuseStatistics:
         self._tiers = tuple(tiers)
         self._hits = [0] * len(tiers)
         self._bits = {name: 1 << number for number, name in enumerate(caches)}
-        self._requests = dict.fromkeys(instances, 0)
+        self.requests = dict.fromkeys(instances, 0)
         self._blocks = self._fetched = self._prompt_tokens = self._reused_tokens = 0
         self._uses: dict[BlockKey, int] = {}
         self._where: dict[BlockKey, int] = {}  # the bits of the caches where prompts with a block were prefilled
         self._most = _MANY
         self._error = Tally()
 
-    def placed(self, instance: str) -> None:
-        """Count a prompt placed on an instance."""
-        self._requests[instance] += 1
-
-    def prefilled(
-        self,
-        cache: str,
-        keys: Sequence[BlockKey],
-        hits: Sequence[int],
-        fetched: int,
-        prompt_tokens: int,
-        reused_tokens: int,
-    ) -> None:
-        """Count the blocks of a computed prompt: `hits` by tier and `fetched` ones."""
-        self._blocks += len(keys)
-        self._fetched += fetched
-        self._prompt_tokens += prompt_tokens
-        self._reused_tokens += reused_tokens
-        for tier, blocks in enumerate(hits):
+    def prefilled(self, use: "_Use") -> None:
+        """Count a computed prompt and its blocks, and compare the predicted with the actual TTFT."""
+        life = use.life
+        self._blocks += len(use.keys)
+        self._fetched += use.fetched
+        self._prompt_tokens += life.prompt_tokens
+        self._reused_tokens += use.reused_tokens
+        for tier, blocks in enumerate(use.hits):
             self._hits[tier] += blocks
-        bit, uses, where = self._bits[cache], self._uses, self._where
-        for key in keys:
+        bit, uses, where = self._bits[use.host.name], self._uses, self._where
+        for key in use.keys:
             uses[key] = uses.get(key, 0) + 1
             where[key] = where.get(key, 0) | bit
         if len(uses) > self._most:
-            self._forget_single()
-
-    def predicted(self, ttft_s: float, real_s: float) -> None:
-        """Compare a predicted with the actual TTFT."""
-        self._error.add(round(abs(ttft_s - real_s) / real_s * _MICRO))
+            self._uses = {key: count for key, count in uses.items() if count > 1}
+            self._where = {key: where[key] for key in self._uses}
+            self._most = max(_MANY, 2 * len(self._uses))
+        if use.ttft_s is not None:
+            real_s = (life.first_token - life.arrived) / PS
+            self._error.add(round(abs(use.ttft_s - real_s) / real_s * _MICRO))
 
     def result(self) -> ReuseResult:
         hottest = sorted(self._uses, key=lambda key: -self._uses[key])[:_HOTTEST]
@@ -136,15 +126,10 @@ class ReuseStatistics:
             fetched=self._fetched,
             prompt_tokens=self._prompt_tokens,
             reused_tokens=self._reused_tokens,
-            requests=self._requests,
+            requests=self.requests,
             hottest=tuple(HotBlock(self._uses[key], self._where[key].bit_count()) for key in hottest),
             ttft_error=Histogram.of(self._error, 1 / _MICRO) if self._error.high >= 0 else None,
         )
-
-    def _forget_single(self) -> None:
-        self._uses = {key: uses for key, uses in self._uses.items() if uses > 1}
-        self._where = {key: self._where[key] for key in self._uses}
-        self._most = max(_MANY, 2 * len(self._uses))
 
 
 BLOCK_TOKENS: Final = 512  # block size of traces
@@ -264,7 +249,7 @@ class PrefixReuse(RequestSubscriber):
         """Pin the cached blocks of a placed request, start a fetch if routed so, and submit it to its instance."""
         host = self._hosts[life.prefill.name]
         use = self._uses[life.id] = _Use(life, host, route.ttft_s)
-        self.statistics.placed(life.prefill.name)
+        self.statistics.requests[life.prefill.name] += 1
         use.hits = host.hold(use.keys)
         use.loading = host.loading_ps(use.hits)
         fetching = route.fetch is not None and self._fetch(use, route.fetch)
@@ -288,13 +273,9 @@ class PrefixReuse(RequestSubscriber):
     def first_token(self, request_id: str, now: float) -> None:
         """Store all blocks of the computed prompt in the cache."""
         use = self._uses.pop(request_id)
-        life = use.life
         use.host.release(use.keys[: use.blocks])
         use.host.cache.insert(use.keys)
-        sizes = life.prompt_tokens, use.reused_tokens
-        self.statistics.prefilled(use.host.name, use.keys, use.hits, use.fetched, *sizes)
-        if use.ttft_s is not None:
-            self.statistics.predicted(use.ttft_s, (life.first_token - life.arrived) / PS)
+        self.statistics.prefilled(use)
 
     def aborted(self, request_id: str, now: float) -> None:
         """Release the blocks of a request; a fetch under way for it still reads its source."""

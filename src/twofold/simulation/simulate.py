@@ -1,7 +1,8 @@
 """Build a virtual cluster from its spec, run a workload on it, and collect the result."""
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Final
 
 from twofold.cluster.overload import overload_control
@@ -30,9 +31,8 @@ from twofold.performance.transfer import TransferModel
 from twofold.request import Request
 from twofold.scheduling.batchers import create_batcher
 from twofold.scheduling.cluster.forecast import ClusterForecast, ModelPrediction
-from twofold.scheduling.cluster.scheduler import HANDOFF_POLICIES, ClusterScheduler, HandoffPolicy
+from twofold.scheduling.cluster.scheduler import HANDOFF_POLICIES, ClusterScheduler
 from twofold.scheduling.instance.scheduler import InstanceScheduler
-from twofold.scheduling.instance.sequence import KvReservation
 from twofold.scheduling.instance.swap_preemption import SwapPreemption
 from twofold.scheduling.routers import FIXED_ROLE_ROUTERS, FORECASTING_ROUTERS, ROUTERS
 from twofold.simulation.cluster import VirtualCluster
@@ -67,7 +67,11 @@ def build_cluster(
     kernel = Kernel()
     model = with_host_profile(spec, catalog).model(spec.model)
     handoffs = HANDOFF_POLICIES[spec.handoff](paths_of(spec, model, profiles))
-    scheduler = _cluster_scheduler(spec, kernel, handoffs, rules.memory)
+    router = ROUTERS[spec.router]
+    if isinstance(spec.control, ControlSpec):
+        scheduler: ClusterScheduler = ReplicatedControllers(kernel, spec.control, router, handoffs, rules.memory)
+    else:
+        scheduler = ClusterScheduler(router(), handoffs, rules.memory)
     slots = list(instance_slots(profiles))
     if spec.profile is None:
         cluster = VirtualCluster(kernel, scheduler, statistics, observers)
@@ -77,19 +81,14 @@ def build_cluster(
         cluster = HostedCluster(host, workers, kernel, scheduler, statistics, observers)
     transfers = [transfer_model(spec, model, profile) for profile in profiles]
     network = VirtualNetwork(kernel, contention=spec.contention, latency_s=transfers[0].latency_s)
-    by_instance = {slot.name: slot.profile for slot in slots}
-
-    def new_scheduler(name: str, epoch: int) -> InstanceScheduler:
-        return _scheduler(spec, rules, by_instance[name], name, epoch)
-
-    cluster.new_scheduler = new_scheduler
+    cluster.new_scheduler = partial(_new_scheduler, spec, rules, {slot.name: slot.profile for slot in slots})
     links: dict[str, MachineLink] = {}
     for slot in slots:
         profile, name = slot.profile, slot.name
         if slot.machine not in links:
             links[slot.machine] = MachineLink(transfers[slot.pool].bytes_per_s, local_bandwidth(slot))
         cluster.capacities[name] = profile.longest(spec.block_size)
-        link, fresh = links[slot.machine], new_scheduler(name, 1)
+        link, fresh = links[slot.machine], cluster.new_scheduler(name, 1)
         instance: SimulatedInstance
         if isinstance(fresh, StagewiseScheduler):
             instance = StagewiseInstance(slot, link, fresh, cluster)
@@ -106,30 +105,21 @@ def build_cluster(
         statistics,
         observers,
         max(transfers, key=lambda transfer: transfer.sync_s),
-        rules.lease_retry_s,
+        rules,
         spec.router in FIXED_ROLE_ROUTERS,
-        rules.instant_handoff,
     )
     cluster.cells = cells_of(spec, slots)
-    _attach_caches(spec, catalog, cluster, network, slots, transfers, links)
+    _attach_caches(spec, catalog, cluster, network, slots, transfers)
     for instance in cluster.instances.values():
         cluster.join(instance)
     _schedule_failures(cluster, spec.failures)
     return cluster
 
 
-def _cluster_scheduler(
-    spec: ClusterSpec, kernel: Kernel, handoffs: HandoffPolicy, memory: KvReservation
-) -> ClusterScheduler:
-    router = ROUTERS[spec.router]
-    if isinstance(spec.control, ControlSpec):
-        return ReplicatedControllers(kernel, spec.control, router, handoffs, memory)
-    return ClusterScheduler(router(), handoffs, memory)
-
-
-def _scheduler(
-    spec: ClusterSpec, rules: ClusterRules, profile: InstanceProfile, name: str, epoch: int
+def _new_scheduler(
+    spec: ClusterSpec, rules: ClusterRules, profiles: Mapping[str, InstanceProfile], name: str, epoch: int
 ) -> InstanceScheduler:
+    profile = profiles[name]
     blocks = BlockAllocator(profile.num_blocks(spec.block_size), spec.block_size)
     leases = LeaseTable(blocks, name, epoch, lease_s=float("inf"))
     stages = profile.layout.stages
@@ -152,7 +142,6 @@ def _attach_caches(
     network: VirtualNetwork,
     slots: Sequence[InstanceSlot],
     transfers: Sequence[TransferModel],
-    links: dict[str, MachineLink],
 ) -> None:
     """Create the forecast of a forecasting router and one prefix cache per machine that may prefill."""
     cache = spec.kv_cache
@@ -180,7 +169,7 @@ def _attach_caches(
                 caches[machine] = make_cache(machine, cache, prefixes, size)
             speeds = _cache_speeds(cache, catalog, slot.profile.tensor_parallel)
             block_ps = [ps(BLOCK_TOKENS * size / speed) for speed in speeds]
-            hosts[slot.name] = HostCache(machine, caches[machine], block_ps, links[machine])
+            hosts[slot.name] = HostCache(machine, caches[machine], block_ps, cluster.instances[slot.name].link)
     statistics = ReuseStatistics([tier for tier, _ in cache.tier_sizes], list(caches), list(hosts))
     cluster.reuse = PrefixReuse(cluster.kernel, network, hosts, statistics, size, transfers[0].layers)
     cluster.events.subscribe(cluster.reuse)
@@ -252,32 +241,21 @@ def simulate(
     if prepare is not None:
         prepare(cluster)
     cluster.feed(requests)
-    _run(cluster, statistics, sampler, progress, stop_when)
+    if sampler is not None:
+        cluster.kernel.before_step = sampler.before
+    next_check = _CHECK_EVERY
+    while cluster.kernel.run(until_events=next_check):
+        next_check += _CHECK_EVERY
+        if progress is not None:
+            progress(statistics.completed + statistics.failed + statistics.rejected, cluster.kernel.now / PS)
+        if stop_when is not None and stop_when(statistics):
+            break
     if statistics.first_arrival is None:
         raise WorkloadError("the workload", "no requests")
     sampled = sampler.finish(cluster.kernel.now) if sampler is not None else {}
     for observer in observers:
         observer.close(cluster.kernel.now)
     return _result(spec, profiles, cluster, statistics, sampled, time.process_time() - began)
-
-
-def _run(
-    cluster: VirtualCluster,
-    statistics: RunStatistics,
-    sampler: Sampler | None,
-    progress: Progress | None,
-    stop_when: StopWhen | None,
-) -> None:
-    kernel = cluster.kernel
-    if sampler is not None:
-        kernel.before_step = sampler.before
-    next_check = _CHECK_EVERY
-    while kernel.run(until_events=next_check):
-        next_check += _CHECK_EVERY
-        if progress is not None:
-            progress(statistics.completed + statistics.failed + statistics.rejected, kernel.now / PS)
-        if stop_when is not None and stop_when(statistics):
-            return
 
 
 def _result(

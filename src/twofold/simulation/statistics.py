@@ -168,8 +168,6 @@ class SimulatedRequest:
         )
 
 
-_PREFILL: Final = Role.PREFILL
-_DECODE: Final = Role.DECODE
 MICRO = 10**6  # slowdowns are tallied in millionths
 
 
@@ -305,13 +303,13 @@ class Sampler:
             self._next = (at // self._interval + 1) * self._interval
 
     def _sample(self, at: int) -> None:
-        prefill, decode, mixed = _PoolNow(), _PoolNow(), _PoolNow()
+        pools = {role: _PoolNow() for role in Role}
         milliwatts = 0
         for instance in self._instances:
             load, iteration = instance.load, instance.batch
             if load is None:
                 continue
-            pool = prefill if load.role is _PREFILL else decode if load.role is _DECODE else mixed
+            pool = pools[load.role]
             milliwatts += instance.milliwatts
             pool.members += load.place > 0  # paused instances have no role
             pool.queue += instance.scheduler.queued
@@ -319,7 +317,7 @@ class Sampler:
                 pool.batch += iteration.decode_sequences + iteration.prefill_sequences
         self._series["power_w"].set(at, milliwatts / 1e3)
         for role in self._roles:
-            pool = prefill if role is _PREFILL else decode if role is _DECODE else mixed
+            pool = pools[role]
             self._series[f"queue/{role.value}"].set(at, float(pool.queue))
             self._series[f"batch/{role.value}"].set(at, float(pool.batch))
             self._series[f"pool/{role.value}"].set(at, float(pool.members))

@@ -10,7 +10,7 @@ from support.observed import S, report_run
 from twofold.errors import ConfigurationError
 from twofold.instance import Role
 from twofold.simulation.observers.base import IterationRun
-from twofold.simulation.observers.chrome_trace import ChromeTrace
+from twofold.simulation.observers.files import ChromeTrace
 
 
 def events_of(tmp_path, story=report_run):

@@ -27,8 +27,7 @@ from twofold.reporting.simulation.table import simulation_tables
 from twofold.scheduling.replan.replanner import Replanner, ReplanRules
 from twofold.scheduling.replan.traffic import TrafficMonitor
 from twofold.simulation.observers.base import Observer
-from twofold.simulation.observers.chrome_trace import ChromeTrace
-from twofold.simulation.observers.files import AtomicFile, EventLog, ParquetTable
+from twofold.simulation.observers.files import AtomicFile, ChromeTrace, EventLog, ParquetTable
 from twofold.simulation.replanning import SimulatedReplanning
 from twofold.simulation.result import SimulationResult, Verdict, verdict
 from twofold.simulation.simulate import simulate

@@ -1,4 +1,4 @@
-"""Observers that write files: an event log (JSON lines) and a request table (Parquet)."""
+"""Observers that write files: an event log (JSON lines), a request table (Parquet) and a Chrome trace."""
 
 import os
 import weakref
@@ -74,6 +74,7 @@ def _discard(stream: IO[bytes], part: Path | None) -> None:
 
 
 _PS_PER_S: Final = 10**12
+_COUNTS: Final = ("iterations", "prefill_tokens", "prefill_sequences", "decode_sequences", "context_tokens")
 
 Value = str | int | float | None | msgspec.Raw | dict[str, float]
 
@@ -88,9 +89,9 @@ class EventLog(Observer):
         self._file = AtomicFile(path)
 
     def run(self, run: IterationRun) -> None:
-        counts = msgspec.structs.asdict(run)
-        instance, start_ps, end_ps = counts.pop("instance"), counts.pop("start_ps"), counts.pop("end_ps")
-        self._line("run", _seconds(end_ps), instance=instance, start_s=_seconds(start_ps), **counts)
+        counts = {name: getattr(run, name) for name in _COUNTS}
+        start_s, end_s = _seconds(run.start_ps), _seconds(run.end_ps)
+        self._line("run", end_s, instance=run.instance, start_s=start_s, **counts, watts=run.watts)
 
     def transfer(self, transfer: KvTransfer) -> None:
         self._line(
@@ -190,12 +191,9 @@ class ParquetTable(Observer):
     def _flush(self) -> None:
         import pyarrow as pa  # noqa: PLC0415  (slow to import)
 
-        columns = [
-            pa.array(values, type=field.type)
-            for values, field in zip(zip(*self._rows, strict=True), self._schema, strict=True)
-        ]
+        columns = dict(zip(self._schema.names, zip(*self._rows, strict=True), strict=True))
         self._rows.clear()
-        self._writer.write_table(pa.Table.from_arrays(columns, schema=self._schema))
+        self._writer.write_table(pa.Table.from_pydict(columns, schema=self._schema))
 
 
 def _schema() -> "pa.Schema":
@@ -203,3 +201,131 @@ def _schema() -> "pa.Schema":
 
     types = {"int": pa.int64(), "float": pa.float64(), "str": pa.string()}
     return pa.schema([pa.field(name, types[kind], nullable=nullable) for name, kind, nullable, _ in _COLUMNS])
+
+
+_PS_PER_US: Final = 1e6
+
+Args = dict[str, str | int | float]
+Event = dict[str, str | int | float | Args]
+
+
+class _Track(msgspec.Struct):
+    """Track of an instance, with its last power value."""
+
+    pid: int
+    tid: int
+    watts: float = 0.0
+    idle_since_ps: int = 0
+
+
+class ChromeTrace(Observer):
+    """Writes a trace for ui.perfetto.dev and chrome://tracing: one process per pool and one thread per instance.
+
+    An instance stays in the process of its first pool. Runs are complete events, transfers asynchronous events of the
+    source pool, role changes and notes instant events. A counter per instance shows the power of its batches. The
+    file gets its name at the end of the run. Raises ConfigurationError if `path` is not writable.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self._file = AtomicFile(path)
+        self._pools: dict[str, int] = {}
+        self._tracks: dict[str, _Track] = {}
+        self._transfers = 0
+        self._file.write(b'{"displayTimeUnit":"ms","traceEvents":[')
+        self._separator = b"\n"
+
+    def run(self, run: IterationRun) -> None:
+        track = self._track(run.instance)
+        if run.start_ps > track.idle_since_ps:
+            self._power(run.instance, track, track.idle_since_ps, 0.0)
+        self._power(run.instance, track, run.start_ps, run.watts)
+        track.idle_since_ps = run.end_ps
+        phase = Role.PREFILL
+        if run.decode_sequences:
+            phase = Role.MIXED if run.prefill_tokens else Role.DECODE
+        counts: Args = {name.replace("_", " "): getattr(run, name) for name in _COUNTS}
+        self._event(
+            {
+                "ph": "X",
+                "name": _title(run),
+                "cat": phase,
+                "pid": track.pid,
+                "tid": track.tid,
+                "ts": run.start_ps / _PS_PER_US,
+                "dur": (run.end_ps - run.start_ps) / _PS_PER_US,
+                "args": counts | {"W": run.watts},
+            }
+        )
+
+    def transfer(self, transfer: KvTransfer) -> None:
+        self._transfers += 1
+        both: Event = {
+            "name": f"KV to {transfer.target}",
+            "cat": "transfer",
+            "id": self._transfers,
+            "pid": self._track(transfer.source).pid,
+        }
+        args: Args = {"request": transfer.request_id, "from": transfer.source, "bytes": transfer.bytes}
+        self._event({"ph": "b", **both, "ts": transfer.start_ps / _PS_PER_US, "args": args})
+        self._event({"ph": "e", **both, "ts": transfer.end_ps / _PS_PER_US})
+
+    def role(self, instance: str, role: Role, at_ps: int) -> None:
+        if instance in self._tracks:
+            self._instant(instance, at_ps, f"joins {role}", "")
+        else:
+            self._track(instance, role)
+
+    def note(self, at_ps: int, kind: str, subject: str, detail: str) -> None:
+        """Draw a note about an instance; notes about requests are left to the event log."""
+        if subject in self._tracks:
+            self._instant(subject, at_ps, kind, detail)
+
+    def close(self, at_ps: int) -> None:
+        for instance, track in self._tracks.items():
+            self._power(instance, track, track.idle_since_ps, 0.0)
+        self._file.write(b"\n]}\n")
+        self._file.commit()
+
+    def _track(self, instance: str, pool: str = "instances") -> _Track:
+        """Return the track of an instance, created in `pool` if missing."""
+        if instance in self._tracks:
+            return self._tracks[instance]
+        if pool not in self._pools:
+            self._pools[pool] = len(self._pools) + 1
+            self._metadata("process", self._pools[pool], 0, pool)
+        track = self._tracks[instance] = _Track(self._pools[pool], len(self._tracks) + 1)
+        self._metadata("thread", track.pid, track.tid, instance)
+        return track
+
+    def _metadata(self, what: str, pid: int, tid: int, name: str) -> None:
+        """Name a process or thread and set its sort order."""
+        place: Event = {"ph": "M", "pid": pid, "tid": tid}
+        self._event({**place, "name": f"{what}_name", "args": {"name": name}})
+        self._event({**place, "name": f"{what}_sort_index", "args": {"sort_index": tid or pid}})
+
+    def _power(self, instance: str, track: _Track, at_ps: int, watts: float) -> None:
+        if watts == track.watts:
+            return
+        track.watts = watts
+        name = f"power of {instance}"
+        self._event({"ph": "C", "name": name, "pid": track.pid, "ts": at_ps / _PS_PER_US, "args": {"W": watts}})
+
+    def _instant(self, instance: str, at_ps: int, name: str, detail: str) -> None:
+        track = self._tracks[instance]
+        place: Event = {"ph": "i", "s": "t", "pid": track.pid, "tid": track.tid, "ts": at_ps / _PS_PER_US}
+        self._event({**place, "name": name, "args": {"detail": detail} if detail else {}})
+
+    def _event(self, event: Event) -> None:
+        self._file.write(self._separator + msgspec.json.encode(event))
+        self._separator = b",\n"
+
+
+def _title(run: IterationRun) -> str:
+    """Title such as `prefill 1,204 tokens + decode ×17 (32 iterations)`."""
+    parts = []
+    if run.prefill_tokens:
+        parts.append(f"prefill {run.prefill_tokens:,} tokens")
+    if run.decode_sequences:
+        parts.append(f"decode ×{run.decode_sequences:,}")
+    iterations = f" ({run.iterations:,} iterations)" if run.iterations > 1 else ""
+    return " + ".join(parts) + iterations

@@ -10,18 +10,7 @@ import typer
 from rich.console import Console, Group
 from rich.table import Table
 
-from twofold.cli.options import (
-    Arrival,
-    Burstiness,
-    ClipLength,
-    Duration,
-    Json,
-    LengthScale,
-    NumRequests,
-    Rate,
-    Seed,
-    Start,
-)
+from twofold.cli import options
 from twofold.cli.progress import trace_progress
 from twofold.cli.settings import Flag, Settings, command, group
 from twofold.errors import ConfigurationError
@@ -62,7 +51,7 @@ class TraceSettings(Settings):
 class ShowSettings(TraceSettings):
     """All flags of `twofold trace show`."""
 
-    json: Json = False
+    json: options.Json = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +62,7 @@ class ReuseSettings(TraceSettings):
 
     capacity: Annotated[tuple[int, ...], Flag("Capacity of the cache in blocks; repeatable.")] = ()
     eviction: Annotated[tuple[str, ...], Flag("Eviction policy; repeatable.", choices=EVICTIONS)] = ()
-    json: Json = False
+    json: options.Json = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,13 +73,13 @@ class ConvertSettings(TraceSettings):
 
     out: Annotated[Path, Flag("File to write; compressed if its name ends in .gz.", positional=True, metavar="OUT")]
     to: TargetFormat = None
-    rate: Rate = None
+    rate: options.Rate = None
     rate_scale: Annotated[float | None, Flag("Factor on the rate of arrivals.")] = None
-    length_scale: LengthScale = 1.0
-    max_model_len: ClipLength = None
-    start: Start = 0.0
-    duration: Duration = None
-    num_requests: NumRequests = None
+    length_scale: options.LengthScale = 1.0
+    max_model_len: options.ClipLength = None
+    start: options.Start = 0.0
+    duration: options.Duration = None
+    num_requests: options.NumRequests = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,13 +94,13 @@ class GenerateSettings(Settings):
     output: Output
     rate: Annotated[float, Flag("Requests per second.", names=("--rate", "--request-rate"))]
     to: TargetFormat = None
-    num_requests: NumRequests = None
-    duration: Duration = None
-    arrival: Arrival = None
-    burstiness: Burstiness = 1.0
-    length_scale: LengthScale = 1.0
-    max_model_len: ClipLength = None
-    seed: Seed = 0
+    num_requests: options.NumRequests = None
+    duration: options.Duration = None
+    arrival: options.Arrival = None
+    burstiness: options.Burstiness = 1.0
+    length_scale: options.LengthScale = 1.0
+    max_model_len: options.ClipLength = None
+    seed: options.Seed = 0
 
 
 @command

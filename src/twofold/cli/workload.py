@@ -5,18 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
-from twofold.cli.options import (
-    Arrival,
-    Burstiness,
-    ClipLength,
-    Duration,
-    LengthScale,
-    NumRequests,
-    Rate,
-    Seed,
-    Start,
-    Workload,
-)
+from twofold.cli import options
 from twofold.cli.settings import Settings
 from twofold.errors import ConfigurationError
 from twofold.request import Request
@@ -35,12 +24,12 @@ class ShapeSettings(Settings):
     PANEL: ClassVar = "Workload"
     DEFAULTS: ClassVar = {"arrival": "poisson; that of the trace", "max_model_len": "no limit"}
 
-    start: Start = 0.0
-    arrival: Arrival = None
-    burstiness: Burstiness = 1.0
-    length_scale: LengthScale = 1.0
-    max_model_len: ClipLength = None
-    seed: Seed = 0
+    start: options.Start = 0.0
+    arrival: options.Arrival = None
+    burstiness: options.Burstiness = 1.0
+    length_scale: options.LengthScale = 1.0
+    max_model_len: options.ClipLength = None
+    seed: options.Seed = 0
 
     def shape(self) -> dict[str, Any]:
         """The arguments of `twofold.workload.source.workload` for arrivals and lengths."""
@@ -65,10 +54,10 @@ class WorkloadSettings(ShapeSettings):
         "duration": f"the whole trace; {DEFAULT_DURATION_S:g} for a named workload without --num-requests",
     }
 
-    workload: Workload
-    rate: Rate = None
-    num_requests: NumRequests = None
-    duration: Duration = None
+    workload: options.Workload
+    rate: options.Rate = None
+    num_requests: options.NumRequests = None
+    duration: options.Duration = None
 
     def requests(self) -> Iterator[Request]:
         """Stream the requests; raises ConfigurationError for limits that are too large or leave no request."""

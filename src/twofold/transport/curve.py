@@ -19,20 +19,8 @@ from twofold.handoff import Lease
 from twofold.security.guard import Guard
 from twofold.security.key import read_key
 from twofold.security.network import HostNetwork
+from twofold.transport import curve_server
 from twofold.transport.base import Connection, MemoryDescriptor, TransportAddress, check_layout, moved_bytes
-from twofold.transport.curve_server import (
-    Bytes,
-    CurveReply,
-    CurveRequest,
-    CurveServer,
-    Denied,
-    LeaseGate,
-    Probe,
-    ReadBlocks,
-    WriteBlocks,
-    gather,
-    scatter,
-)
 from twofold.transport.shared_memory import SharedMemoryTransport
 
 _LOOK_MS = 50  # between checks for a closed or broken connection
@@ -57,7 +45,7 @@ class CurveConnection:
         self._engine_pool, self._landing_pool = engine_pool, landing_pool
         self._breaks = socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
         self._socket.connect(address)
-        self._answers = msgspec.msgpack.Decoder[CurveReply](CurveReply)
+        self._answers = msgspec.msgpack.Decoder[curve_server.CurveReply](curve_server.CurveReply)
         self._lock = threading.Lock()
         self._closed = False
         self._asked = 0
@@ -65,19 +53,21 @@ class CurveConnection:
     def write(self, layers: range, source_blocks: Sequence[int], target_blocks: Sequence[int]) -> int:
         if not source_blocks:
             return 0
-        question = WriteBlocks(self._instance, self._peer.epoch, (layers.start, layers.stop), tuple(target_blocks))
-        self._ask(question, gather(self._engine_pool, layers, source_blocks))
+        question = curve_server.WriteBlocks(
+            self._instance, self._peer.epoch, (layers.start, layers.stop), tuple(target_blocks)
+        )
+        self._ask(question, curve_server.gather(self._engine_pool, layers, source_blocks))
         return moved_bytes(self._peer.layout, layers, len(source_blocks))
 
     def read(self, layers: range, source_blocks: Sequence[int], target_blocks: Sequence[int]) -> int:
         if not source_blocks:
             return 0
-        frames = self._ask(ReadBlocks(self._peer.epoch, (layers.start, layers.stop), tuple(source_blocks)))
-        scatter(self._landing_pool, layers, target_blocks, frames)
+        frames = self._ask(curve_server.ReadBlocks(self._peer.epoch, (layers.start, layers.stop), tuple(source_blocks)))
+        curve_server.scatter(self._landing_pool, layers, target_blocks, frames)
         return moved_bytes(self._peer.layout, layers, len(source_blocks))
 
     def probe(self, nbytes: int) -> None:
-        self._ask(Probe(self._peer.epoch), [bytes(nbytes)])
+        self._ask(curve_server.Probe(self._peer.epoch), [bytes(nbytes)])
 
     def close(self) -> None:
         """Wake a waiting caller, which then closes the sockets."""
@@ -88,7 +78,7 @@ class CurveConnection:
             finally:
                 self._lock.release()
 
-    def _ask(self, question: CurveRequest, data: Sequence[Bytes] = ()) -> list[zmq.Frame]:
+    def _ask(self, question: curve_server.CurveRequest, data: Sequence[curve_server.Bytes] = ()) -> list[zmq.Frame]:
         """Data of the reply. Raises InstanceLostError when closed before, StaleEpochError if the peer denies."""
         try:
             with self._lock:
@@ -99,11 +89,11 @@ class CurveConnection:
             if self._closed:
                 self.close()
         reply = self._answers.decode(answer.buffer)
-        if isinstance(reply, Denied):
+        if isinstance(reply, curve_server.Denied):
             raise StaleEpochError(f"{self._peer.instance} refused KV: {reply.reason}")
         return found
 
-    def _answer(self, frames: list[Bytes]) -> list[zmq.Frame]:
+    def _answer(self, frames: list[curve_server.Bytes]) -> list[zmq.Frame]:
         """Send the request, again after every reconnect, until its reply arrives."""
         asked = False
         while not self._closed:
@@ -155,8 +145,10 @@ class CurveTransport(SharedMemoryTransport):
         self._host = network.host
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._guard = Guard(self._context, read_key(Path(network.key_file)))
-        self._gate = LeaseGate()
-        self._server = CurveServer(self._context, self._guard, network.address, epoch, self.landing_pool, self._gate)
+        self._gate = curve_server.LeaseGate()
+        self._server = curve_server.CurveServer(
+            self._context, self._guard, network.address, epoch, self.landing_pool, self._gate
+        )
         address = CurveAddress(network.host, self.descriptor.address, self._server.address)
         self.descriptor = msgspec.structs.replace(self.descriptor, address=address.encode())
 

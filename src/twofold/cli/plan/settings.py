@@ -4,22 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar, Final
 
-from twofold.cli.options import (
-    Attainment,
-    Batcher,
-    Catalog,
-    Handoff,
-    Html,
-    Json,
-    LinkBandwidth,
-    MaxNumBatchedTokens,
-    MaxNumSeqs,
-    Performance,
-    Rate,
-    TensorParallel,
-    Workload,
-    parse_any_slo,
-)
+from twofold.cli import options
 from twofold.cli.settings import Flag, Settings
 from twofold.cli.workload import DEFAULT_DURATION_S, ShapeSettings
 from twofold.scheduling.routers import ROUTERS
@@ -54,11 +39,11 @@ class PlanObjectiveSettings(Settings):
         Flag(
             "SLO in seconds, as in ttft=2,tpot=0.1, or splitwise for the bounds on slowdowns of Splitwise (table VI).",
             metavar="BOUNDS",
-            parse=parse_any_slo,
+            parse=options.parse_any_slo,
         ),
     ] = SPLITWISE
-    attainment: Attainment = 0.9
-    rate: Rate = None
+    attainment: options.Attainment = 0.9
+    rate: options.Rate = None
     reference: Annotated[str, Flag("Reference machine of slowdowns.", metavar="MACHINE")] = "dgx-a100"
     tolerance: Annotated[float, Flag("Relative tolerance of the highest rates.", ge=0.001, le=0.5)] = 0.02
 
@@ -113,7 +98,7 @@ class MachineSettings(Settings):
     affinity: Annotated[str, Flag("Whether KV may be transferred between nodes, for goodput.", choices=AFFINITIES)] = (
         "auto"
     )
-    catalog: Catalog = ()
+    catalog: options.Catalog = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,7 +108,7 @@ class PlanWorkloadSettings(ShapeSettings):
     PANEL: ClassVar = "Workload"
     DEFAULTS: ClassVar = {"min_requests": f"{_MIN_REQUESTS}; {_MIN_REQUESTS_FOR_GOODPUT} for goodput"}
 
-    workload: Workload
+    workload: options.Workload
     duration: Annotated[float, Flag("Seconds of arrivals in each simulation; more if they have too few requests.")] = (
         DEFAULT_DURATION_S
     )
@@ -146,14 +131,14 @@ class PolicySettings(Settings):
         "max_num_seqs": "512",
     }
 
-    performance: Performance = None
+    performance: options.Performance = None
     router: Annotated[str | None, Flag("Router of disaggregated designs.", choices=ROUTERS)] = None
-    batcher: Batcher = None
-    handoff: Handoff = None
-    tp: TensorParallel = None
-    link_gb_per_s: LinkBandwidth = None
-    max_num_batched_tokens: MaxNumBatchedTokens = None
-    max_num_seqs: MaxNumSeqs = None
+    batcher: options.Batcher = None
+    handoff: options.Handoff = None
+    tp: options.TensorParallel = None
+    link_gb_per_s: options.LinkBandwidth = None
+    max_num_batched_tokens: options.MaxNumBatchedTokens = None
+    max_num_seqs: options.MaxNumSeqs = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,11 +164,11 @@ class PlanOutputSettings(Settings):
 
     PANEL: ClassVar = "Output"
 
-    json: Json = False
+    json: options.Json = False
     output: Annotated[
         Path | None, Flag("Write the best design to this file, as a deployment (YAML).", metavar="FILE")
     ] = None
-    html: Html = None
+    html: options.Html = None
 
 
 @dataclass(frozen=True, kw_only=True)

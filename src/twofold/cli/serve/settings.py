@@ -4,26 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar, Final
 
-from twofold.cli.options import (
-    Batcher,
-    BlockSize,
-    Catalog,
-    Device,
-    Dtype,
-    Handoff,
-    HttpSettings,
-    KvCacheMemory,
-    LimitSettings,
-    MaxNumBatchedTokens,
-    MaxNumSeqs,
-    Overload,
-    PinCores,
-    PipelineChunk,
-    Profile,
-    StoreSettings,
-    SwapSpace,
-    TelemetrySettings,
-)
+from twofold.cli import options
 from twofold.cli.settings import Flag, Settings, flag_name
 from twofold.engine.registry import ENGINES
 from twofold.scheduling.routers import LIVE_ROUTERS, ROUTERS
@@ -59,20 +40,20 @@ class ServiceSettings(Settings):
         Path | None,
         Flag("Cluster file with pools and policies, as written by `twofold plan --output`.", metavar="FILE"),
     ] = None
-    catalog: Catalog = ()
+    catalog: options.Catalog = ()
     router: Annotated[
         str | None, Flag("Router: places requests on workers.", choices={name: ROUTERS[name] for name in LIVE_ROUTERS})
     ] = None
-    batcher: Batcher = None
-    handoff: Handoff = None
+    batcher: options.Batcher = None
+    handoff: options.Handoff = None
     transport: Annotated[str | None, Flag("How KV blocks are moved between workers.", choices=TRANSPORTS)] = None
     kv_checksums: Annotated[bool, Flag("Verify a checksum of each KV block that is transferred.")] = False
-    pin_cores: PinCores = None
+    pin_cores: options.PinCores = None
     journal: Annotated[Path | None, Flag("Directory for journals of scheduling decisions.", metavar="DIR")] = None
     max_restart_delay: Annotated[
         float, Flag("Maximum delay before a failing worker is restarted, in seconds.", ge=0.1)
     ] = 30.0
-    profile: Profile = None
+    profile: options.Profile = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,7 +89,7 @@ class ParallelSettings(Settings):
     prefill_pp: Annotated[int | None, Flag("Pipeline-parallel size of prefill workers.", ge=1)] = None
     decode_tp: Annotated[int | None, Flag("Tensor-parallel size of decode workers.", ge=1)] = None
     decode_pp: Annotated[int | None, Flag("Pipeline-parallel size of decode workers.", ge=1)] = None
-    pipeline_chunk: PipelineChunk = None
+    pipeline_chunk: options.PipelineChunk = None
 
     @property
     def degrees(self) -> list[tuple[str, int | None]]:
@@ -170,11 +151,11 @@ class EngineSettings(Settings):
     }
 
     engine: Annotated[str, Flag("Engine that runs the model.", choices=ENGINES)] = "torch"
-    dtype: Dtype = None
-    device: Device = None
-    block_size: BlockSize = None
-    kv_cache_memory_bytes: KvCacheMemory = None
-    swap_space: SwapSpace = None
+    dtype: options.Dtype = None
+    device: options.Device = None
+    block_size: options.BlockSize = None
+    kv_cache_memory_bytes: options.KvCacheMemory = None
+    swap_space: options.SwapSpace = None
     enable_prefix_caching: Annotated[bool | None, Flag("Keep the KV of prompts for requests with the same prefix.")] = (
         None
     )
@@ -182,8 +163,8 @@ class EngineSettings(Settings):
         float | None, Flag("Share of the KV cache that requests may retain.", ge=0, le=1)
     ] = None
     max_model_len: Annotated[int | None, Flag("Maximum length of a sequence in tokens.", ge=2)] = None
-    max_num_seqs: MaxNumSeqs = None
-    max_num_batched_tokens: MaxNumBatchedTokens = None
+    max_num_seqs: options.MaxNumSeqs = None
+    max_num_batched_tokens: options.MaxNumBatchedTokens = None
     enable_chunked_prefill: Annotated[
         bool | None, Flag("Split prompts into chunks that run beside decodes; for colocated workers.")
     ] = None
@@ -205,12 +186,12 @@ class EngineSettings(Settings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServeLimitSettings(LimitSettings):
+class ServeLimitSettings(options.LimitSettings):
     """Limits of the gateway and of the workers behind it."""
 
-    PANEL: ClassVar = LimitSettings.PANEL
+    PANEL: ClassVar = options.LimitSettings.PANEL
 
-    overload: Overload = None
+    overload: options.Overload = None
     cache_retention: Annotated[
         float, Flag("Maximum time that a request may retain its prompt's KV, in seconds.", ge=0)
     ] = 3600.0
@@ -218,10 +199,10 @@ class ServeLimitSettings(LimitSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class ServeSettings(
-    TelemetrySettings,
+    options.TelemetrySettings,
     ServeLimitSettings,
-    HttpSettings,
-    StoreSettings,
+    options.HttpSettings,
+    options.StoreSettings,
     EngineSettings,
     RaySettings,
     NetworkSettings,

@@ -4,25 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar, Final
 
-from twofold.cli.options import (
-    AnySlo,
-    Attainment,
-    Batcher,
-    BlockSize,
-    Catalog,
-    Handoff,
-    Html,
-    Json,
-    LinkBandwidth,
-    MaxNumBatchedTokens,
-    MaxNumSeqs,
-    Overload,
-    Performance,
-    PipelineChunk,
-    Profile,
-    Reference,
-    SwapSpace,
-)
+from twofold.cli import options
 from twofold.cli.settings import Flag, Settings
 from twofold.cli.workload import WorkloadSettings
 from twofold.cluster.spec import RULES, CacheSpec, parse_cache
@@ -69,17 +51,17 @@ class ClusterSettings(Settings):
         ),
     ] = None
     model: Annotated[str | None, Flag("Model of the catalog, such as bloom-176b.")] = None
-    catalog: Catalog = ()
-    profile: Profile = None
-    performance: Performance = None
+    catalog: options.Catalog = ()
+    profile: options.Profile = None
+    performance: options.Performance = None
     router: Annotated[str | None, Flag("Router: places requests on instances.", choices=ROUTERS)] = None
-    batcher: Batcher = None
-    handoff: Handoff = None
-    max_num_batched_tokens: MaxNumBatchedTokens = None
-    max_num_seqs: MaxNumSeqs = None
-    pipeline_chunk: PipelineChunk = None
-    block_size: BlockSize = None
-    swap_space: SwapSpace = None
+    batcher: options.Batcher = None
+    handoff: options.Handoff = None
+    max_num_batched_tokens: options.MaxNumBatchedTokens = None
+    max_num_seqs: options.MaxNumSeqs = None
+    pipeline_chunk: options.PipelineChunk = None
+    block_size: options.BlockSize = None
+    swap_space: options.SwapSpace = None
     kv_cache: Annotated[
         CacheSpec | None,
         Flag(
@@ -90,7 +72,7 @@ class ClusterSettings(Settings):
         ),
     ] = None
     kv_bytes_per_token: Annotated[int | None, Flag("KV cache of a token in bytes.", ge=1)] = None
-    link_gb_per_s: LinkBandwidth = None
+    link_gb_per_s: options.LinkBandwidth = None
     contention: Annotated[bool | None, Flag("Let concurrent transfers share the bandwidth of a link.")] = None
     rules: Annotated[str | None, Flag("Scheduling rules of this or another simulator.", choices=RULES)] = None
     fail: Annotated[
@@ -109,10 +91,10 @@ class ObjectiveSettings(Settings):
     PANEL: ClassVar = "Objective"
     DEFAULTS: ClassVar = {"reference": "dgx-a100; host with --profile"}
 
-    slo: AnySlo = None
-    attainment: Attainment = 0.9
-    overload: Overload = None
-    reference: Reference = None
+    slo: options.AnySlo = None
+    attainment: options.Attainment = 0.9
+    overload: options.Overload = None
+    reference: options.Reference = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,8 +103,8 @@ class OutputSettings(Settings):
 
     PANEL: ClassVar = "Output"
 
-    json: Json = False
-    html: Html = None
+    json: options.Json = False
+    html: options.Html = None
     requests_table: Annotated[
         Path | None, Flag("Write a row for each request to this file (Parquet).", metavar="FILE")
     ] = None

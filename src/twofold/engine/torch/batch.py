@@ -9,18 +9,7 @@ from torch import nn
 from transformers import AttentionInterface
 
 from twofold.engine.base import OnLayer, SequenceStep
-from twofold.engine.torch.kernels import (
-    AttentionInputs,
-    AttentionScoring,
-    BatchPart,
-    ContiguousKv,
-    DecodeGroup,
-    GatheredKv,
-    KvContext,
-    PromptChunk,
-    PromptStart,
-    Scratch,
-)
+from twofold.engine.torch import kernels
 from twofold.engine.torch.pool import KvPool, LayerNotifier
 
 # On a CPU a group's keys and values are copied into a buffer and read again by the attention kernel. The second read
@@ -55,7 +44,9 @@ def is_decode(step: SequenceStep) -> bool:
     return step.start > 0 and len(step.token_ids) == 1
 
 
-def plan_parts(steps: Sequence[SequenceStep], window: int | None, pool: KvPool, scratch: Scratch) -> list[BatchPart]:
+def plan_parts(
+    steps: Sequence[SequenceStep], window: int | None, pool: KvPool, scratch: kernels.Scratch
+) -> list[kernels.BatchPart]:
     """Return the attention calls of packed `steps`, decodes first.
 
     A token attends to itself and the `window` − 1 positions before it, or to all of them if `window` is None.
@@ -64,16 +55,16 @@ def plan_parts(steps: Sequence[SequenceStep], window: int | None, pool: KvPool, 
 
 
 class _Planner:
-    def __init__(self, window: int | None, pool: KvPool, scratch: Scratch) -> None:
+    def __init__(self, window: int | None, pool: KvPool, scratch: kernels.Scratch) -> None:
         self._window, self._pool, self._scratch = window, pool, scratch
         self._block_size = pool.layout.block_size
         self._block_bytes = pool.layout.layer_bytes_per_block(0)
         on_cpu = pool.device.type == "cpu"
         self._group_bytes = _CPU_GROUP_BYTES * torch.get_num_threads() if on_cpu else _DEVICE_GROUP_BYTES
 
-    def plan(self, steps: Sequence[SequenceStep]) -> list[BatchPart]:
+    def plan(self, steps: Sequence[SequenceStep]) -> list[kernels.BatchPart]:
         decodes = [self._span(step) for step in steps if is_decode(step)]
-        parts: list[BatchPart] = list(self._decode_groups(decodes))
+        parts: list[kernels.BatchPart] = list(self._decode_groups(decodes))
         row = len(decodes)
         for step in steps[row:]:
             rows = slice(row, row + len(step.token_ids))
@@ -90,12 +81,12 @@ class _Planner:
 
     # -- prompts ----------------------------------------------------------------------------------------------------
 
-    def _prompt(self, step: SequenceStep, rows: slice) -> BatchPart:
+    def _prompt(self, step: SequenceStep, rows: slice) -> kernels.BatchPart:
         span = self._span(step)
         if step.start == 0:
             plain = self._window is None or span.end <= self._window
-            return PromptStart(rows, None if plain else self._mask(step, span))
-        return PromptChunk(rows, self._pool, self._context(span), self._mask(step, span))
+            return kernels.PromptStart(rows, None if plain else self._mask(step, span))
+        return kernels.PromptChunk(rows, self._pool, self._context(span), self._mask(step, span))
 
     def _mask(self, step: SequenceStep, span: _Span) -> torch.Tensor:
         """[1, 1, tokens, positions of the span], −inf where attention is masked."""
@@ -106,20 +97,20 @@ class _Planner:
             hidden |= keys <= queries - self._window
         return self._hide(hidden)[None, None]
 
-    def _context(self, span: _Span) -> KvContext:
+    def _context(self, span: _Span) -> kernels.KvContext:
         if span.neighbours:
-            return ContiguousKv(span.blocks[0] * self._block_size + span.skip, span.length)
-        return GatheredKv(self._tensor(span.blocks), 1, span.skip, span.length, None, self._scratch)
+            return kernels.ContiguousKv(span.blocks[0] * self._block_size + span.skip, span.length)
+        return kernels.GatheredKv(self._tensor(span.blocks), 1, span.skip, span.length, None, self._scratch)
 
     # -- decoding ---------------------------------------------------------------------------------------------------
 
-    def _decode_groups(self, spans: Sequence[_Span]) -> Iterator[BatchPart]:
+    def _decode_groups(self, spans: Sequence[_Span]) -> Iterator[kernels.BatchPart]:
         start = 0
         while start < len(spans):
             end = self._group_end(spans, start)
             rows = slice(start, end)
             if end - start == 1:
-                yield DecodeGroup(rows, self._pool, self._context(spans[start]), None)
+                yield kernels.DecodeGroup(rows, self._pool, self._context(spans[start]), None)
             else:
                 yield self._group(rows, spans[start:end])
             start = end
@@ -136,7 +127,7 @@ class _Planner:
             end += 1
         return end
 
-    def _group(self, rows: slice, spans: Sequence[_Span]) -> DecodeGroup:
+    def _group(self, rows: slice, spans: Sequence[_Span]) -> kernels.DecodeGroup:
         """Group several sequences, each padded to the longest with repetitions of its own last block."""
         width = max(len(span.blocks) for span in spans)
         table = [block for s in spans for block in (*s.blocks, *([s.blocks[-1]] * (width - len(s.blocks))))]
@@ -147,8 +138,8 @@ class _Planner:
         length = max(span.skip + span.length for span in spans)
         mask = self._hide((beyond | (column < skips))[:, :length])[:, None, None]
         padding = beyond.flatten().nonzero().squeeze(1)
-        context = GatheredKv(self._tensor(table), len(spans), 0, length, padding, self._scratch)
-        return DecodeGroup(rows, self._pool, context, mask)
+        context = kernels.GatheredKv(self._tensor(table), len(spans), 0, length, padding, self._scratch)
+        return kernels.DecodeGroup(rows, self._pool, context, mask)
 
     def _hide(self, hidden: torch.Tensor) -> torch.Tensor:
         dtype = self._pool.keys(0).dtype
@@ -186,7 +177,7 @@ class PackedBatch:
         steps: Sequence[SequenceStep],
         pool: KvPool,
         windows: Sequence[int | None],
-        scratch: Scratch,
+        scratch: kernels.Scratch,
         hooks: LayerHooks,
         first_layer: int = 0,
     ) -> None:
@@ -195,7 +186,7 @@ class PackedBatch:
         self.first_layer = first_layer
         self._steps = [steps[i] for i in self.order]
         self._pool, self._windows, self._scratch = pool, windows, scratch
-        self._parts: dict[int | None, list[BatchPart]] = {}
+        self._parts: dict[int | None, list[kernels.BatchPart]] = {}
         self.token_ids = self._tensor([t for step in self._steps for t in step.token_ids])
         self.positions = self._tensor([p for s in self._steps for p in range(s.start, s.start + len(s.token_ids))])
         self._slots = self._tensor([slot for step in self._steps for slot in self._slots_of(step)])
@@ -215,7 +206,7 @@ class PackedBatch:
         for part, new in ((self._pool.keys(layer), keys), (self._pool.values(layer), values)):
             part.view(-1, part.shape[2], part.shape[3]).index_copy_(0, self._slots, new)
 
-    def parts(self, layer: int) -> list[BatchPart]:
+    def parts(self, layer: int) -> list[kernels.BatchPart]:
         """The attention calls of a layer in packed order. Layers with the same window share them."""
         window = self._windows[layer]
         if window not in self._parts:
@@ -266,7 +257,7 @@ def paged_attention(
     layer = int(module.layer_idx) - batch.first_layer  # type: ignore[arg-type]
     batch.write(layer, key[0].transpose(0, 1), value[0].transpose(0, 1))
     batch.hooks.written(batch.first_layer + layer)
-    call = AttentionInputs(layer, query, key, value, AttentionScoring(scaling, softcap, s_aux))
+    call = kernels.AttentionInputs(layer, query, key, value, kernels.AttentionScoring(scaling, softcap, s_aux))
     pieces = [part.attend(call) for part in batch.parts(layer)]
     packed = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
     return packed.unsqueeze(0), None

@@ -11,6 +11,7 @@ from twofold.scheduling.admission.admission import Admission
 from twofold.scheduling.admission.overload import OverloadControl
 from twofold.scheduling.cluster.scheduler import ClusterScheduler
 from twofold.scheduling.replan.replanner import ReplanDecision
+from twofold.serving import messages
 from twofold.serving.config import ReplanConfig
 from twofold.serving.controller.forecast import LiveForecast, MeasuredPaths
 from twofold.serving.controller.health import WorkerHealth
@@ -23,25 +24,6 @@ from twofold.serving.controller.remote import Hosts, RemoteWorkers
 from twofold.serving.controller.replanning import DegradedMode, LiveReplanning
 from twofold.serving.controller.requests import LiveRequests
 from twofold.serving.controller.service import PoolMember, ServedModel
-from twofold.serving.messages import (
-    Alive,
-    BlocksChanged,
-    HandoffReport,
-    HostAlive,
-    HostFailed,
-    HostJoins,
-    LeaseGranted,
-    LinkMeasured,
-    PrefillStarted,
-    Registered,
-    RequestFailed,
-    Shutdown,
-    Status,
-    StepDone,
-    StoreChanged,
-    StoreStatus,
-    ToController,
-)
 from twofold.serving.telemetry.snapshot import ServiceSnapshot
 from twofold.serving.telemetry.telemetry import Telemetry
 
@@ -63,7 +45,7 @@ class Controller:
         admission: Admission,
         registry: WorkerRegistry,
         hosts: Hosts,
-        inbox: Inbox[ToController],
+        inbox: Inbox[messages.ToController],
         telemetry: Telemetry,
         paths: MeasuredPaths,
         overload: OverloadControl | None = None,
@@ -167,7 +149,7 @@ class Controller:
             self._monitor.cancel()
         if self._replanning is not None:
             self._replanning.close()
-        self._registry.broadcast(Shutdown())
+        self._registry.broadcast(messages.Shutdown())
         self._hosts.finish()
         self._registry.close()
         asyncio.get_running_loop().remove_reader(self._inbox.fileno())
@@ -179,38 +161,38 @@ class Controller:
         for message in self._inbox.drain():
             self.handle(message)
 
-    def handle(self, message: ToController) -> None:  # noqa: C901, PLR0912  (one flat match over the message types)
+    def handle(self, message: messages.ToController) -> None:  # noqa: C901, PLR0912  (one flat match over the message types)
         match message:
-            case StepDone():
+            case messages.StepDone():
                 self._membership.status(message)
                 self._requests.stepped(message)
-            case Alive():
+            case messages.Alive():
                 self._registry.heartbeat(message, time.monotonic())
-            case PrefillStarted(request_id=attempt_id):
+            case messages.PrefillStarted(request_id=attempt_id):
                 self._requests.announced(attempt_id)
-            case LeaseGranted(lease=lease):
+            case messages.LeaseGranted(lease=lease):
                 self._requests.leased(lease)
-            case Status():
+            case messages.Status():
                 self._membership.status(message)
-            case BlocksChanged():
+            case messages.BlocksChanged():
                 if self._forecast is not None and self._registry.is_current(message.instance, message.epoch):
                     self._forecast.blocks_changed(message)
-            case StoreChanged():
+            case messages.StoreChanged():
                 if self._forecast is not None:
                     self._forecast.store_changed(message)
-            case StoreStatus():
+            case messages.StoreStatus():
                 self._telemetry.store(message)
-            case HandoffReport():
+            case messages.HandoffReport():
                 self._requests.reported_handoff(message)
-            case RequestFailed(instance=instance, request_id=attempt_id, reason=reason):
+            case messages.RequestFailed(instance=instance, request_id=attempt_id, reason=reason):
                 self._requests.replay(attempt_id, instance, reason)
                 self._requests.place_waiting()
-            case Registered():
+            case messages.Registered():
                 self._membership.register(message)
-            case LinkMeasured():
+            case messages.LinkMeasured():
                 self._paths.measured(message)
                 self._telemetry.link(message, self._paths)
-            case HostJoins() | HostAlive() | HostFailed():
+            case messages.HostJoins() | messages.HostAlive() | messages.HostFailed():
                 self._remote.handle(message, time.monotonic())
 
     # -- Service ----------------------------------------------------------------------------------------------------

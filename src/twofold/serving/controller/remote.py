@@ -13,25 +13,13 @@ import msgspec
 from twofold.errors import ConfigurationError
 from twofold.instance import Role
 from twofold.security.network import HOME
+from twofold.serving import messages
 from twofold.serving.config import ServiceConfig
 from twofold.serving.controller.forecast import LiveForecast
 from twofold.serving.controller.heartbeat import presumed_dead
 from twofold.serving.controller.mailbox import Outbox
 from twofold.serving.controller.membership import Membership
 from twofold.serving.controller.registry import ProcessControl, WorkerRegistry
-from twofold.serving.messages import (
-    HeartbeatAck,
-    HostAlive,
-    HostFailed,
-    HostFinish,
-    HostJoins,
-    HostRefused,
-    HostUnknown,
-    HostWelcome,
-    KillWorker,
-    StartWorker,
-    WorkerLife,
-)
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +33,7 @@ class RemoteWorker:
         self.over = 0
         self.unwanted = False  # this life is to be killed
 
-    def differs(self, found: WorkerLife) -> bool:
+    def differs(self, found: messages.WorkerLife) -> bool:
         """Whether the reported state needs a command."""
         return found.life < self.life or (found.runs and self.unwanted)
 
@@ -129,17 +117,17 @@ class Hosts(ProcessControl):
         """Tell a worker's host that the worker cannot be part of the service, nor could a restarted one."""
         host = self.host_of(instance)
         if host is not None:
-            self._outbox.send(host.inbox, HostRefused(life=host.life, reason=reason))
+            self._outbox.send(host.inbox, messages.HostRefused(life=host.life, reason=reason))
 
     def finish(self) -> None:
         """Announce the end of the service to all hosts."""
         for host in self.joined.values():
             if host.present:
-                self._outbox.send(host.inbox, HostFinish())
+                self._outbox.send(host.inbox, messages.HostFinish())
 
     # -- reports of hosts -------------------------------------------------------------------------------------------
 
-    def joins(self, message: HostJoins, now: float) -> JoinResult:
+    def joins(self, message: messages.HostJoins, now: float) -> JoinResult:
         """Admit a host, refuse an incompatible one, and let a second one of a name wait without an answer."""
         known = self.joined.get(message.host)
         try:
@@ -149,7 +137,7 @@ class Hosts(ProcessControl):
                 return JoinResult()
         except ConfigurationError as error:
             log.error("host %s was refused: %s", message.host, error)  # noqa: TRY400  (an error of that host)
-            self._outbox.send(message.inbox, HostRefused(life=message.life, reason=str(error)))
+            self._outbox.send(message.inbox, messages.HostRefused(life=message.life, reason=str(error)))
             return JoinResult()
         if known is not None and known.life == message.life:
             self._welcome(known)
@@ -163,20 +151,20 @@ class Hosts(ProcessControl):
         self._welcome(host)
         return JoinResult({name: each.role for name, each in workers.items()}, before.keys() - workers.keys())
 
-    def alive(self, message: HostAlive, now: float) -> list[str]:
+    def alive(self, message: messages.HostAlive, now: float) -> list[str]:
         """Record a host's heartbeat and return the workers that have ended since the last one."""
         host = self.joined.get(message.host)
         if host is None or host.life != message.life:
-            self._outbox.send(message.inbox, HostUnknown(life=message.life))
+            self._outbox.send(message.inbox, messages.HostUnknown(life=message.life))
             return []
         if host.replaced:
             reason = f"{message.host} was silent for so long that another host replaced it"
-            self._outbox.send(message.inbox, HostRefused(life=message.life, reason=reason))
+            self._outbox.send(message.inbox, messages.HostRefused(life=message.life, reason=reason))
             return []
         if not host.present:
             log.warning("host %s is back", host.name)
         host.heard_s, host.present = now, True
-        self._outbox.send(host.inbox, HeartbeatAck(said_s=message.said_s))
+        self._outbox.send(host.inbox, messages.HeartbeatAck(said_s=message.said_s))
         ended = []
         for instance, found in message.workers.items():
             worker = host.workers.get(instance)
@@ -223,7 +211,7 @@ class Hosts(ProcessControl):
 
     # -- inside -----------------------------------------------------------------------------------------------------
 
-    def _check(self, message: HostJoins) -> None:
+    def _check(self, message: messages.HostJoins) -> None:
         terms = self._config.terms
         if message.host == HOME:
             raise ConfigurationError("a host that joins needs a name")
@@ -243,7 +231,7 @@ class Hosts(ProcessControl):
                 kind = "colocated" if terms is not None and Role.MIXED in terms.batchers else "split"
                 raise ConfigurationError(f"the service cannot use a {role.value} worker: it is {kind}")
 
-    def _assign_names(self, message: HostJoins, before: Mapping[str, RemoteWorker]) -> list[tuple[str, Role]]:
+    def _assign_names(self, message: messages.HostJoins, before: Mapping[str, RemoteWorker]) -> list[tuple[str, Role]]:
         """Name the workers of a host: by its earlier names first, then by new ones."""
         if message.host in self.own:
             return [(message.host, role) for role in message.workers]
@@ -266,9 +254,9 @@ class Hosts(ProcessControl):
         config = msgspec.structs.replace(
             self._config, workers=workers, run_dir="", journal_dir=None, network=None, terms=None
         )
-        self._outbox.send(host.inbox, HostWelcome(life=host.life, config=config))
+        self._outbox.send(host.inbox, messages.HostWelcome(life=host.life, config=config))
 
-    def _command(self, host: RemoteHost, instance: str, found: WorkerLife | None = None) -> None:
+    def _command(self, host: RemoteHost, instance: str, found: messages.WorkerLife | None = None) -> None:
         """Send the command that brings a worker from its reported state to the desired one.
 
         A life that became unwanted before it started is started all the same, because the registry waits for its exit.
@@ -278,9 +266,9 @@ class Hosts(ProcessControl):
         if not host.present:
             return
         if ends:
-            self._outbox.send(host.inbox, KillWorker(instance=instance, life=life))
+            self._outbox.send(host.inbox, messages.KillWorker(instance=instance, life=life))
         else:
-            self._outbox.send(host.inbox, StartWorker(instance=instance, life=worker.life))
+            self._outbox.send(host.inbox, messages.StartWorker(instance=instance, life=worker.life))
 
 
 class RemoteWorkers:
@@ -292,16 +280,16 @@ class RemoteWorkers:
         self._hosts, self._registry = hosts, registry
         self._membership, self._forecast = membership, forecast
 
-    def handle(self, message: HostJoins | HostAlive | HostFailed, now: float) -> None:
+    def handle(self, message: messages.HostJoins | messages.HostAlive | messages.HostFailed, now: float) -> None:
         """Process a message of a host."""
         hosts = self._hosts
-        if isinstance(message, HostJoins):
+        if isinstance(message, messages.HostJoins):
             joined = hosts.joins(message, now)
             self._remove(joined.gone)
             for instance, role in joined.workers.items():
                 self._registry.expect(instance, role)
-        elif isinstance(message, HostFailed) or message.leaves:
-            if isinstance(message, HostFailed):
+        elif isinstance(message, messages.HostFailed) or message.leaves:
+            if isinstance(message, messages.HostFailed):
                 log.error("host %s: %s", message.host, message.reason)
             gone = hosts.leaves(message.host, message.life)
             if gone:

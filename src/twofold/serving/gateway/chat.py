@@ -7,21 +7,10 @@ from fastapi.responses import Response
 from msgspec import UNSET
 from starlette.requests import Request
 
+from twofold.serving.gateway import responses
 from twofold.serving.gateway.gateway import Gateway, read_struct
 from twofold.serving.gateway.generations import ResponseSpec, response_spec
 from twofold.serving.gateway.output import Delta, LogprobFormat
-from twofold.serving.gateway.responses import (
-    ChatChoice,
-    ChatChunk,
-    ChatChunkChoice,
-    ChatCompletion,
-    ChatDelta,
-    ChatLogprobs,
-    ChatMessage,
-    MaybeTokenIds,
-    MaybeUsage,
-    Usage,
-)
 from twofold.serving.gateway.schemas import ChatFields, ContentPart, InputMessage, invalid
 from twofold.serving.gateway.streaming import event, respond
 
@@ -107,20 +96,20 @@ class ChatWriter:
         self._spec, self._fields, self._logprobs = spec, fields, logprobs
         self._encode = msgspec.json.Encoder().encode
 
-    def events(self, delta: Delta, usage: MaybeUsage) -> bytes:
+    def events(self, delta: Delta, usage: responses.MaybeUsage) -> bytes:
         data = event(self._encode(self._chunk([self._chunk_choice(delta)], usage)))
         if delta.token.index > 0:
             return data
         # The first chunk of a choice sets the role.
-        opening = ChatDelta(role="assistant", content="")
-        role = ChatChunkChoice(index=delta.choice, delta=opening, logprobs=None, finish_reason=None)
+        opening = responses.ChatDelta(role="assistant", content="")
+        role = responses.ChatChunkChoice(index=delta.choice, delta=opening, logprobs=None, finish_reason=None)
         return event(self._encode(self._chunk([role], usage))) + data
 
-    def usage_event(self, usage: Usage) -> bytes:
+    def usage_event(self, usage: responses.Usage) -> bytes:
         return event(self._encode(self._chunk([], usage)))
 
-    def response(self, choices: Sequence[Sequence[Delta]], usage: Usage) -> ChatCompletion:
-        return ChatCompletion(
+    def response(self, choices: Sequence[Sequence[Delta]], usage: responses.Usage) -> responses.ChatCompletion:
+        return responses.ChatCompletion(
             id=self._spec.id,
             created=self._spec.created,
             model=self._fields.model,
@@ -128,30 +117,32 @@ class ChatWriter:
             usage=usage,
         )
 
-    def _chunk(self, choices: list[ChatChunkChoice], usage: MaybeUsage) -> ChatChunk:
+    def _chunk(self, choices: list[responses.ChatChunkChoice], usage: responses.MaybeUsage) -> responses.ChatChunk:
         spec = self._spec
-        return ChatChunk(id=spec.id, created=spec.created, model=self._fields.model, choices=choices, usage=usage)
+        return responses.ChatChunk(
+            id=spec.id, created=spec.created, model=self._fields.model, choices=choices, usage=usage
+        )
 
-    def _choice(self, deltas: Sequence[Delta]) -> ChatChoice:
-        return ChatChoice(
+    def _choice(self, deltas: Sequence[Delta]) -> responses.ChatChoice:
+        return responses.ChatChoice(
             index=deltas[0].choice,
-            message=ChatMessage(content="".join(delta.text for delta in deltas)),
+            message=responses.ChatMessage(content="".join(delta.text for delta in deltas)),
             logprobs=self._logprobs_of(deltas),
             finish_reason=deltas[-1].finish_reason,
             token_ids=self._token_ids_of(deltas),
         )
 
-    def _chunk_choice(self, delta: Delta) -> ChatChunkChoice:
-        return ChatChunkChoice(
+    def _chunk_choice(self, delta: Delta) -> responses.ChatChunkChoice:
+        return responses.ChatChunkChoice(
             index=delta.choice,
-            delta=ChatDelta(content=delta.text),
+            delta=responses.ChatDelta(content=delta.text),
             logprobs=self._logprobs_of((delta,)),
             finish_reason=delta.finish_reason,
             token_ids=self._token_ids_of((delta,)),
         )
 
-    def _logprobs_of(self, deltas: Sequence[Delta]) -> ChatLogprobs | None:
+    def _logprobs_of(self, deltas: Sequence[Delta]) -> responses.ChatLogprobs | None:
         return None if self._spec.logprobs is None else self._logprobs.chat(deltas, self._spec.logprobs)
 
-    def _token_ids_of(self, deltas: Sequence[Delta]) -> MaybeTokenIds:
+    def _token_ids_of(self, deltas: Sequence[Delta]) -> responses.MaybeTokenIds:
         return [delta.token.token_id for delta in deltas] if self._fields.return_token_ids else UNSET

@@ -16,25 +16,12 @@ from twofold.errors import ConfigurationError
 from twofold.instance import Role
 from twofold.security.guard import Guard
 from twofold.security.network import HostNetwork
+from twofold.serving import messages
 from twofold.serving.config import ServiceConfig
 from twofold.serving.controller.heartbeat import ALIVE_S, WATCHDOG_S, ParentWatchdog, watchdog_clock
 from twofold.serving.controller.mailbox import Inbox, Outbox
 from twofold.serving.launch.child_process import Report
 from twofold.serving.launch.launcher import LocalLauncher
-from twofold.serving.messages import (
-    HeartbeatAck,
-    HostAlive,
-    HostFailed,
-    HostFinish,
-    HostJoins,
-    HostRefused,
-    HostUnknown,
-    HostWelcome,
-    KillWorker,
-    StartWorker,
-    ToHost,
-    WorkerLife,
-)
 
 log = logging.getLogger(__name__)
 
@@ -77,10 +64,10 @@ class JoinedHost:
 
     async def run(self, run_dir: str) -> None:
         """Raises ConfigurationError when the service refuses this host, or its workers cannot run."""
-        inbox: Inbox[ToHost] = Inbox(
+        inbox: Inbox[messages.ToHost] = Inbox(
             self._context,
             f"ipc://{run_dir}/host.sock",
-            ToHost,
+            messages.ToHost,
             guard=self._guard,
             outside=f"tcp://{self._network.address}:*",
         )
@@ -104,7 +91,7 @@ class JoinSession:
         self,
         network: HostNetwork,
         offer: HostOffer,
-        inbox: Inbox[ToHost],
+        inbox: Inbox[messages.ToHost],
         outbox: Outbox,
         stop: asyncio.Event,
         on_progress: Callable[[str], None],
@@ -118,7 +105,7 @@ class JoinSession:
         self._refusal: str | None = None
         self._welcome: asyncio.Future[ServiceConfig] = asyncio.get_running_loop().create_future()
         self._launcher: LocalLauncher | None = None
-        self._workers: dict[str, WorkerLife] = {}
+        self._workers: dict[str, messages.WorkerLife] = {}
         self._watchdog = ParentWatchdog(watchdog_clock())
         self._was_heard = False
 
@@ -143,7 +130,7 @@ class JoinSession:
     async def _join(self) -> bool:
         """Ask until the service answers; False if the session ends first."""
         network = self._network
-        message = HostJoins(
+        message = messages.HostJoins(
             host=network.host,
             life=self._life,
             inbox=self._own_inbox,
@@ -176,7 +163,7 @@ class JoinSession:
     # -- working ----------------------------------------------------------------------------------------------------
 
     async def _work(self, config: ServiceConfig) -> None:
-        self._workers = {worker.instance: WorkerLife(1, runs=True) for worker in config.workers}
+        self._workers = {worker.instance: messages.WorkerLife(1, runs=True) for worker in config.workers}
         self._watchdog = ParentWatchdog(watchdog_clock())
         launcher = self._launcher = LocalLauncher(config)
         await launcher.start()
@@ -188,12 +175,12 @@ class JoinSession:
         await launcher.stop(STOP_GRACE_S if self._over.is_set() and not self._again else 0.1)
         await following
         if self._refusal is not None:
-            self._send(HostFailed(host=self._network.host, life=self._life, reason=self._refusal))
+            self._send(messages.HostFailed(host=self._network.host, life=self._life, reason=self._refusal))
         self._send_alive(leaves=True)
 
     def _send_alive(self, *, leaves: bool = False) -> None:
         self._send(
-            HostAlive(
+            messages.HostAlive(
                 host=self._network.host,
                 life=self._life,
                 inbox=self._own_inbox,
@@ -228,7 +215,7 @@ class JoinSession:
             by_watchdog = report.code == -signal.SIGALRM
             why = f"by its watchdog after {WATCHDOG_S:.0f} s" if by_watchdog else f"with code {report.code}"
             log.log(logging.INFO if self._ended else logging.ERROR, "%s ended %s", report.exited, why)
-            self._workers[report.exited] = WorkerLife(self._workers[report.exited].life, runs=False)
+            self._workers[report.exited] = messages.WorkerLife(self._workers[report.exited].life, runs=False)
             self._send_alive()
 
     def _kill(self, instance: str) -> None:
@@ -241,35 +228,35 @@ class JoinSession:
 
     # -- messages ---------------------------------------------------------------------------------------------------
 
-    def _send(self, message: HostJoins | HostAlive | HostFailed) -> None:
+    def _send(self, message: messages.HostJoins | messages.HostAlive | messages.HostFailed) -> None:
         self._outbox.send(self._network.controller, message)
 
     def _drain(self) -> None:
         for message in self._inbox.drain():
             self._handle(message)
 
-    def _handle(self, message: ToHost) -> None:  # noqa: C901  (one flat match over the message types)
+    def _handle(self, message: messages.ToHost) -> None:  # noqa: C901  (one flat match over the message types)
         match message:
-            case HeartbeatAck(said_s=said_s):
+            case messages.HeartbeatAck(said_s=said_s):
                 self._watchdog.acknowledged(said_s)
-            case HostWelcome(life=life, config=config):
+            case messages.HostWelcome(life=life, config=config):
                 if life == self._life and not self._welcome.done():
                     self._welcome.set_result(config)
-            case HostRefused(life=life, reason=reason):
+            case messages.HostRefused(life=life, reason=reason):
                 if life == self._life:
                     self._end(f"the service refused this host: {reason}")
-            case HostUnknown(life=life):
+            case messages.HostUnknown(life=life):
                 if life == self._life:
                     self._again = True
                     self._over.set()
-            case StartWorker(instance=instance, life=life):
+            case messages.StartWorker(instance=instance, life=life):
                 known = self._workers.get(instance)
                 if known is not None and self._launcher is not None and not known.runs and life > known.life:
-                    self._workers[instance] = WorkerLife(life, runs=True)
+                    self._workers[instance] = messages.WorkerLife(life, runs=True)
                     self._launcher.start_worker(instance)
-            case KillWorker(instance=instance, life=life):
+            case messages.KillWorker(instance=instance, life=life):
                 if instance in self._workers and life == self._workers[instance].life:
                     self._kill(instance)
-            case HostFinish():
+            case messages.HostFinish():
                 self._on_progress("the service has ended")
                 self._over.set()

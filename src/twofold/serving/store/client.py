@@ -19,25 +19,8 @@ import zmq
 from twofold.engine.base import OnLayer
 from twofold.errors import ConfigurationError
 from twofold.serving.controller.mailbox import Inbox, Outbox
+from twofold.serving.store import messages
 from twofold.serving.store.memory import SlotMemory
-from twofold.serving.store.messages import (
-    Block,
-    Commit,
-    FetchBlocks,
-    FetchResult,
-    HeldBlocks,
-    Hello,
-    LeasedSlots,
-    Load,
-    Lookup,
-    LookupResult,
-    Put,
-    Release,
-    StoreOperation,
-    StoreRequest,
-    ToClient,
-    Welcome,
-)
 from twofold.serving.store.session import PendingRequest, StoreSession
 
 log = logging.getLogger(__name__)
@@ -85,7 +68,7 @@ class StoreClient:
         verify: bool = False,
         timeout_s: float = 5.0,
     ) -> None:
-        self._inbox: Inbox[ToClient] = Inbox(context, inbox, ToClient)
+        self._inbox: Inbox[messages.ToClient] = Inbox(context, inbox, messages.ToClient)
         self._outbox = Outbox(context)
         self._store, self._verify, self._timeout_s = store, verify, timeout_s
         self._lock = threading.Lock()  # guards the session and request numbers
@@ -110,8 +93,8 @@ class StoreClient:
 
     def lookup(self, keys: Sequence[bytes]) -> StoreMatch:
         """Number of leading blocks in the store."""
-        with self._request(Lookup(list(keys))) as request:
-            found = None if request is None else request.wait(LookupResult)
+        with self._request(messages.Lookup(list(keys))) as request:
+            found = None if request is None else request.wait(messages.LookupResult)
         return StoreMatch(0, 0) if found is None else StoreMatch(found.blocks, found.in_memory)
 
     def fetch(self, keys: Sequence[bytes], address: str, limit_s: float) -> int:
@@ -119,8 +102,8 @@ class StoreClient:
 
         Returns the number of leading blocks in the store afterwards, at most `limit_s` later.
         """
-        with self._request(FetchBlocks(list(keys), address, limit_s)) as request:
-            fetched = None if request is None else request.wait(FetchResult, limit_s)
+        with self._request(messages.FetchBlocks(list(keys), address, limit_s)) as request:
+            fetched = None if request is None else request.wait(messages.FetchResult, limit_s)
         return 0 if fetched is None else fetched.blocks
 
     def load(
@@ -137,7 +120,7 @@ class StoreClient:
         `on_layer` runs for each layer once all blocks have it. If the store dies earlier, the number covers the
         blocks copied until then.
         """
-        with self._request(Load(list(keys))) as request:
+        with self._request(messages.Load(list(keys))) as request:
             if request is not None:
                 return self._load(request, copier, blocks, on_count, on_layer)
             on_count(0)
@@ -157,8 +140,8 @@ class StoreClient:
         returns False if the layer will never be computed; then nothing more is stored.
         """
         stored = written = 0
-        with self._request(Put(list(keys), start)) as request:
-            while request is not None and (leased := request.wait(LeasedSlots)) is not None:
+        with self._request(messages.Put(list(keys), start)) as request:
+            while request is not None and (leased := request.wait(messages.LeasedSlots)) is not None:
                 stored += written
                 if leased.last:
                     break
@@ -167,7 +150,7 @@ class StoreClient:
                 if whole is None:
                     break
                 written = len(whole)
-                request.send(Commit(whole))
+                request.send(messages.Commit(whole))
         return stored
 
     def close(self) -> None:
@@ -187,12 +170,12 @@ class StoreClient:
     ) -> int:
         """Load blocks as they arrive from the disk: each part but the last is copied and released at once."""
         memory, whole = request.memory, set[int]()
-        while (held := request.wait(HeldBlocks)) is not None and not held.last:
+        while (held := request.wait(messages.HeldBlocks)) is not None and not held.last:
             intact = self._intact(memory, held.blocks)
             for layer in range(copier.layers):
                 copier.read(memory, layer, list(intact.values()), [blocks[index] for index in intact])
             whole.update(intact)
-            request.send(Release([block.slot for block in held.blocks.values()]))
+            request.send(messages.Release([block.slot for block in held.blocks.values()]))
         intact = {} if held is None else self._intact(memory, held.blocks)
         count = _leading(whole.union(intact))
         slots, targets = list(intact.values()), [blocks[index] for index in intact]
@@ -203,7 +186,7 @@ class StoreClient:
         return count
 
     @contextmanager
-    def _request(self, what: StoreOperation) -> Iterator[PendingRequest | None]:
+    def _request(self, what: messages.StoreOperation) -> Iterator[PendingRequest | None]:
         """Send a request, and release it at the end of the context; None without a store."""
         with self._lock:
             session = self._session
@@ -217,12 +200,12 @@ class StoreClient:
             yield request
         finally:
             session.forget(request)
-            request.send(Release())
+            request.send(messages.Release())
             if request.timed_out:
                 self._forget(session)
                 self._timed_out.put(session)
 
-    def _intact(self, memory: SlotMemory, blocks: Mapping[int, Block]) -> dict[int, int]:
+    def _intact(self, memory: SlotMemory, blocks: Mapping[int, messages.Block]) -> dict[int, int]:
         """Slots of the blocks with correct checksums."""
         intact = {index: block.slot for index, block in blocks.items()}
         if self._verify:
@@ -246,12 +229,12 @@ class StoreClient:
         poll, session = select.poll(), self._session
         poll.register(self._inbox.fileno(), select.POLLIN)
         if session is None:
-            self._outbox.send(self._store, Hello(client=self._inbox.address, pid=os.getpid()))
+            self._outbox.send(self._store, messages.Hello(client=self._inbox.address, pid=os.getpid()))
         else:
             poll.register(session.fileno(), select.POLLIN)
         ready = [fd for fd, _ in poll.poll(_HELLO_S * 1000)]
         for message in self._inbox.drain():
-            if isinstance(message, Welcome):
+            if isinstance(message, messages.Welcome):
                 self._connect(message)
             elif self._session is not None and message.epoch == self._session.epoch:
                 self._session.receive(message)
@@ -260,7 +243,7 @@ class StoreClient:
         while not self._timed_out.empty():
             self._end(self._timed_out.get())
 
-    def _connect(self, welcome: Welcome) -> None:
+    def _connect(self, welcome: messages.Welcome) -> None:
         if self._session is not None:
             return
         try:
@@ -271,8 +254,10 @@ class StoreClient:
             self._session = session
         self._connected.set()
 
-    def _send(self, epoch: int, number: int, what: StoreOperation) -> None:
-        self._outbox.send(self._store, StoreRequest(client=self._inbox.address, epoch=epoch, number=number, what=what))
+    def _send(self, epoch: int, number: int, what: messages.StoreOperation) -> None:
+        self._outbox.send(
+            self._store, messages.StoreRequest(client=self._inbox.address, epoch=epoch, number=number, what=what)
+        )
 
     def _forget(self, session: StoreSession) -> None:
         """Stop using a session."""
@@ -292,7 +277,7 @@ def _fill(
     copier: BlockCopier,
     blocks: Sequence[int],
     computed: Callable[[int], bool],
-) -> list[Block] | None:
+) -> list[messages.Block] | None:
     """Write blocks into slots layer by layer as they are computed; None if a layer never is."""
     checksums = [0] * len(slots)
     for layer in range(copier.layers):
@@ -303,7 +288,7 @@ def _fill(
         checksums = [
             zlib.crc32(memory.slot(slot)[span], checksum) for slot, checksum in zip(slots, checksums, strict=True)
         ]
-    return [Block(*block) for block in zip(slots, checksums, strict=True)]
+    return [messages.Block(*block) for block in zip(slots, checksums, strict=True)]
 
 
 def _leading(indices: set[int]) -> int:

@@ -23,29 +23,10 @@ from twofold.security.network import HostNetwork
 from twofold.serving.config import STORE, ServiceConfig, StoreConfig
 from twofold.serving.controller.mailbox import Inbox, Outbox
 from twofold.serving.messages import StoreChanged, StoreStatus, StoreTier
+from twofold.serving.store import messages
 from twofold.serving.store.disk import DiskBlocks, DiskThread, blocks_on_disk
 from twofold.serving.store.manager import TIERS, Requester, StoreGrant, StoreManager
 from twofold.serving.store.memory import SlotMemory
-from twofold.serving.store.messages import (
-    Commit,
-    DiskWrite,
-    FetchBlocks,
-    FetchResult,
-    HeldBlocks,
-    Hello,
-    LeasedSlots,
-    Load,
-    Lookup,
-    LookupResult,
-    Put,
-    Release,
-    StoreReply,
-    StoreRequest,
-    StoreResult,
-    ToStore,
-    Welcome,
-    blocks_at_once,
-)
 from twofold.serving.store.peering import Peering
 from twofold.serving.store.peers import BlockFetcher, BlockServer
 
@@ -64,9 +45,9 @@ class StoreServer:
         self,
         manager: StoreManager,
         mover: DiskThread | None,
-        inbox: Inbox[ToStore],
+        inbox: Inbox[messages.ToStore],
         outbox: Outbox,
-        welcome: Welcome,
+        welcome: messages.Welcome,
         report: SendReport,
         host: str,
         peers: Peering | None = None,
@@ -147,34 +128,34 @@ class StoreServer:
         if self._peers is not None:
             self._peers.close()
 
-    def _handle(self, message: ToStore) -> None:
-        if isinstance(message, Hello):
+    def _handle(self, message: messages.ToStore) -> None:
+        if isinstance(message, messages.Hello):
             self._register(message)
         elif message.epoch == self._welcome.epoch and message.client in self._clients:
             self._execute(message)  # ignore requests to another epoch or of dead clients
 
-    def _execute(self, message: StoreRequest) -> None:
+    def _execute(self, message: messages.StoreRequest) -> None:
         requester = (message.client, message.number)
         match message.what:
-            case Lookup(keys=keys):
+            case messages.Lookup(keys=keys):
                 blocks, in_memory = self._manager.lookup(keys)
-                self._answer(requester, LookupResult(blocks, in_memory))
-            case Load(keys=keys):
+                self._answer(requester, messages.LookupResult(blocks, in_memory))
+            case messages.Load(keys=keys):
                 self._manager.load(requester, keys)
-            case Put(keys=keys, start=start):
+            case messages.Put(keys=keys, start=start):
                 self._manager.put(requester, keys, start)
-            case Commit(blocks=blocks):
+            case messages.Commit(blocks=blocks):
                 self._manager.commit(requester, blocks)
-            case Release(slots=None):
+            case messages.Release(slots=None):
                 self._manager.end(requester)
-            case Release(slots=list() as slots):
+            case messages.Release(slots=list() as slots):
                 self._manager.release(requester, slots)
-            case FetchBlocks():
+            case messages.FetchBlocks():
                 self._fetch(requester, message.what)
 
-    def _fetch(self, requester: Requester, what: FetchBlocks) -> None:
+    def _fetch(self, requester: Requester, what: messages.FetchBlocks) -> None:
         if self._peers is None:
-            self._answer(requester, FetchResult(self._manager.lookup(what.keys)[0]))
+            self._answer(requester, messages.FetchResult(self._manager.lookup(what.keys)[0]))
         else:
             self._peers.fetch(requester, what, time.monotonic())
 
@@ -184,9 +165,9 @@ class StoreServer:
 
     def _answer_fetches(self) -> None:
         for requester, blocks in () if self._peers is None else self._peers.take_done():
-            self._answer(requester, FetchResult(blocks))
+            self._answer(requester, messages.FetchResult(blocks))
 
-    def _register(self, message: Hello) -> None:
+    def _register(self, message: messages.Hello) -> None:
         """Register a client, and watch for the end of its process."""
         if message.client not in self._clients:
             try:
@@ -208,7 +189,7 @@ class StoreServer:
 
     def _take_moved(self, mover: DiskThread) -> None:
         for move, checksum in mover.take():
-            if isinstance(move, DiskWrite):
+            if isinstance(move, messages.DiskWrite):
                 self._manager.written(move, done=checksum is not None)
             else:
                 self._manager.was_read(move, checksum)
@@ -218,13 +199,13 @@ class StoreServer:
             return
         if granted.puts:
             slots = {index: block.slot for index, block in granted.blocks.items()}
-            self._answer(granted.requester, LeasedSlots(slots, granted.last))
+            self._answer(granted.requester, messages.LeasedSlots(slots, granted.last))
         else:
-            self._answer(granted.requester, HeldBlocks(granted.blocks, granted.last))
+            self._answer(granted.requester, messages.HeldBlocks(granted.blocks, granted.last))
 
-    def _answer(self, requester: Requester, what: StoreResult) -> None:
+    def _answer(self, requester: Requester, what: messages.StoreResult) -> None:
         client, number = requester
-        self._outbox.send(client, StoreReply(epoch=self._welcome.epoch, number=number, what=what))
+        self._outbox.send(client, messages.StoreReply(epoch=self._welcome.epoch, number=number, what=what))
 
 
 log = logging.getLogger(__name__)
@@ -269,8 +250,8 @@ def run_store(config: ServiceConfig, model: str, layout: KvLayout) -> None:
     for block in () if disk is None else disk.recovered():
         manager.recover(block.key, block.position)
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    inbox: Inbox[ToStore] = Inbox(context, config.store_inbox, ToStore)
-    welcome = Welcome(
+    inbox: Inbox[messages.ToStore] = Inbox(context, config.store_inbox, messages.ToStore)
+    welcome = messages.Welcome(
         epoch=secrets.randbits(53), pid=os.getpid(), address=memory.address, slots=slots, block_bytes=block_bytes
     )
     guard = None if config.network is None else Guard(context, read_key(Path(config.network.key_file)))
@@ -297,7 +278,7 @@ def peering(network: HostNetwork, manager: StoreManager, memory: SlotMemory, con
     digest = hashlib.blake2b(contents.encode(), digest_size=16).digest()
     server = BlockServer(context, guard, network.address, memory, digest)
     fetcher = BlockFetcher(context, guard, memory, digest)
-    return Peering(manager, server, fetcher, blocks_at_once(memory.block_bytes))
+    return Peering(manager, server, fetcher, messages.blocks_at_once(memory.block_bytes))
 
 
 def _end_process(failed: threading.ExceptHookArgs) -> None:

@@ -6,32 +6,23 @@ from queue import Empty, SimpleQueue
 from typing import TypeVar
 
 from twofold.errors import ConfigurationError
+from twofold.serving.store import messages
 from twofold.serving.store.memory import SlotMemory
-from twofold.serving.store.messages import (
-    FetchResult,
-    HeldBlocks,
-    LeasedSlots,
-    LookupResult,
-    StoreOperation,
-    StoreReply,
-    StoreResult,
-    Welcome,
-)
 
-R = TypeVar("R", LookupResult, HeldBlocks, LeasedSlots, FetchResult)
-SendOperation = Callable[[int, int, StoreOperation], None]  # (epoch, number, operation)
+R = TypeVar("R", messages.LookupResult, messages.HeldBlocks, messages.LeasedSlots, messages.FetchResult)
+SendOperation = Callable[[int, int, messages.StoreOperation], None]  # (epoch, number, operation)
 
 
 class PendingRequest:
     """A request to one epoch of a store; `memory` belongs to that epoch."""
 
     def __init__(
-        self, number: int, memory: SlotMemory, send: Callable[[StoreOperation], None], timeout_s: float
+        self, number: int, memory: SlotMemory, send: Callable[[messages.StoreOperation], None], timeout_s: float
     ) -> None:
         self.number, self.memory, self.send = number, memory, send
         self.timed_out = False
         self._timeout_s = timeout_s
-        self._replies: SimpleQueue[StoreResult | None] = SimpleQueue()
+        self._replies: SimpleQueue[messages.StoreResult | None] = SimpleQueue()
 
     def wait(self, kind: type[R], extra_s: float = 0.0) -> R | None:
         """Wait for the next reply; None if the store is dead or does not reply within its timeout plus `extra_s`."""
@@ -42,14 +33,14 @@ class PendingRequest:
             return None
         return wait if isinstance(wait, kind) else None
 
-    def receive(self, wait: StoreResult | None) -> None:
+    def receive(self, wait: messages.StoreResult | None) -> None:
         self._replies.put(wait)
 
 
 class StoreSession:
     """One epoch of a store: its memory, its pending requests, and its end (`fileno` becomes readable)."""
 
-    def __init__(self, welcome: Welcome, send: SendOperation, timeout_s: float) -> None:
+    def __init__(self, welcome: messages.Welcome, send: SendOperation, timeout_s: float) -> None:
         """Open the store's memory. Raises ConfigurationError or OSError if that epoch is over."""
         self.epoch = welcome.epoch
         self._send, self._timeout_s = send, timeout_s
@@ -78,7 +69,7 @@ class StoreSession:
         """Ignore further replies to a request."""
         self._pending.pop(request.number, None)
 
-    def receive(self, message: StoreReply) -> None:
+    def receive(self, message: messages.StoreReply) -> None:
         request = self._pending.get(message.number)
         if request is not None:
             request.receive(message.what)

@@ -6,27 +6,9 @@ import sys
 import time
 from functools import partial
 
+from twofold.serving import messages
 from twofold.serving.controller.heartbeat import ALIVE_S, watchdog_clock
 from twofold.serving.controller.mailbox import Inbox
-from twofold.serving.messages import (
-    Abort,
-    Alive,
-    HandoffEnded,
-    HandoffOffered,
-    HandoffReport,
-    HandoffTaken,
-    Heartbeat,
-    HeartbeatAck,
-    InstanceFenced,
-    InstanceLost,
-    LeaseGranted,
-    Peers,
-    Prefill,
-    Reserve,
-    Shutdown,
-    ToWorker,
-    WorkerRefused,
-)
 from twofold.serving.worker.receiver import IncomingHandoff
 from twofold.serving.worker.sender import OutgoingHandoff
 from twofold.serving.worker.state import SharedWorkerState, TokenSequence
@@ -42,7 +24,7 @@ class HandoffEvents:
 
     # -- with the lock held -------------------------------------------------------------------------------------
 
-    def offered(self, message: HandoffOffered) -> None:
+    def offered(self, message: messages.HandoffOffered) -> None:
         """A source offers KV for reading. The read holds the blocks from here on, instead of the lease."""
         state, request_id = self._state, message.request_id
         incoming = IncomingHandoff(
@@ -64,7 +46,7 @@ class HandoffEvents:
         else:
             self._reply(incoming, None)
 
-    def ended(self, message: HandoffEnded) -> None:
+    def ended(self, message: messages.HandoffEnded) -> None:
         """A source has stopped writing: the KV is complete if there is a first token."""
         state, request_id = self._state, message.request_id
         if message.epoch != state.epoch:
@@ -122,7 +104,7 @@ class HandoffEvents:
         """The sender thread has ended a hand-off: no more reads or writes of its blocks follow."""
         state, complete = self._state, not outgoing.cancelled
         if complete and outgoing.started_s is not None:
-            report = HandoffReport(
+            report = messages.HandoffReport(
                 instance=state.instance,
                 request_id=outgoing.request_id,
                 started_s=outgoing.started_s,
@@ -141,14 +123,18 @@ class HandoffEvents:
     def _reply(self, incoming: IncomingHandoff, bytes_moved: int | None) -> None:
         inbox = self._state.peers.inbox(incoming.source)
         if inbox is not None:
-            taken = HandoffTaken(request_id=incoming.request_id, epoch=incoming.source_epoch, bytes_moved=bytes_moved)
+            taken = messages.HandoffTaken(
+                request_id=incoming.request_id, epoch=incoming.source_epoch, bytes_moved=bytes_moved
+            )
             self._state.outbox.send(inbox, taken)
 
 
 class InboxLoop:
     """Applies messages of the controller and of peers, sends heartbeats, and fails requests of silent peers."""
 
-    def __init__(self, state: SharedWorkerState, events: HandoffEvents, inbox: Inbox[ToWorker], lease_s: float) -> None:
+    def __init__(
+        self, state: SharedWorkerState, events: HandoffEvents, inbox: Inbox[messages.ToWorker], lease_s: float
+    ) -> None:
         self._state, self._events, self._inbox, self._lease_s = state, events, inbox, lease_s
         self._heartbeat_s = time.monotonic()
         self._alive_s = 0.0
@@ -166,43 +152,43 @@ class InboxLoop:
                     state.changed.notify()
             looked_s = self._keep_leases(looked_s)
 
-    def _apply(self, message: ToWorker) -> None:  # noqa: C901, PLR0912  (one flat match over the message types)
+    def _apply(self, message: messages.ToWorker) -> None:  # noqa: C901, PLR0912  (one flat match over the message types)
         state = self._state
         match message:
-            case Prefill():
+            case messages.Prefill():
                 self._accept(message)
-            case Reserve():
+            case messages.Reserve():
                 self._reserve(message)
-            case LeaseGranted(lease=lease):
+            case messages.LeaseGranted(lease=lease):
                 if not state.sender.lease(lease):
                     state.end_lease(lease)
-            case HandoffEnded():
+            case messages.HandoffEnded():
                 self._events.ended(message)
-            case HandoffOffered():
+            case messages.HandoffOffered():
                 self._events.offered(message)
-            case HandoffTaken(request_id=request_id, bytes_moved=bytes_moved):
+            case messages.HandoffTaken(request_id=request_id, bytes_moved=bytes_moved):
                 if message.epoch == state.epoch:
                     state.sender.taken(request_id, bytes_moved)
-            case Abort(request_id=request_id):
+            case messages.Abort(request_id=request_id):
                 state.abort(request_id)
-            case Heartbeat(source=source):
+            case messages.Heartbeat(source=source):
                 state.scheduler.leases.renew(source, time.monotonic())
-            case Peers(peers=peers):
+            case messages.Peers(peers=peers):
                 state.peers.update(peers)
-            case InstanceFenced(instance=instance):
+            case messages.InstanceFenced(instance=instance):
                 state.peers.fence(instance)
-            case InstanceLost(instance=instance):
+            case messages.InstanceLost(instance=instance):
                 self._lose(instance)
-            case HeartbeatAck(said_s=said_s):
+            case messages.HeartbeatAck(said_s=said_s):
                 if state.deadline is not None:
                     state.deadline.heard(said_s)
-            case WorkerRefused(reason=reason):
+            case messages.WorkerRefused(reason=reason):
                 sys.stderr.write(f"twofold: {state.instance} was refused: {reason}\n")
                 state.closing = True
-            case Shutdown():
+            case messages.Shutdown():
                 state.closing = True
 
-    def _accept(self, message: Prefill) -> None:
+    def _accept(self, message: messages.Prefill) -> None:
         state, generation, request = self._state, message.generation, message.generation.request
         keys = request.prefix_blocks
         state.sequences[request.id] = TokenSequence(
@@ -218,7 +204,7 @@ class InboxLoop:
         queue = partial(state.scheduler.submit, request, decodes_here=message.target is None)
         state.prefixes.bring(request.id, keys, queue, message.fetch)
 
-    def _reserve(self, message: Reserve) -> None:
+    def _reserve(self, message: messages.Reserve) -> None:
         request, prompt = message.request, message.prompt_token_ids
         sequence = (
             TokenSequence(message.sampling, offset=request.prompt_tokens)
@@ -249,7 +235,7 @@ class InboxLoop:
         if now - self._heartbeat_s > self._lease_s / 4:
             self._heartbeat_s = now
             for address in state.peers.inboxes():
-                state.outbox.send(address, Heartbeat(source=state.instance))
+                state.outbox.send(address, messages.Heartbeat(source=state.instance))
         with state.changed:
             if now - looked_s > self._lease_s / 4:  # this process was stopped: heartbeats may be unread
                 state.scheduler.leases.renew_all(now)
@@ -261,5 +247,7 @@ class InboxLoop:
         if now - self._alive_s >= ALIVE_S and state.ranks_alive():
             self._alive_s = now
             said_s = watchdog_clock()
-            state.tell(Alive(instance=state.instance, epoch=state.epoch, batch_s=batch_s, said_s=said_s, now_s=now))
+            state.tell(
+                messages.Alive(instance=state.instance, epoch=state.epoch, batch_s=batch_s, said_s=said_s, now_s=now)
+            )
         return now

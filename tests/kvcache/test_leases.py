@@ -58,9 +58,9 @@ def test_reports_an_expired_lease_once_and_keeps_its_blocks(blocks, book, held):
     assert blocks.num_free == 8
 
 
-def test_renew_all_extends_every_lease(book, held):
+def test_renewal_of_all_sources_extends_every_lease(book, held):
     book.grant(held, "prefill-0", now=0.0)
-    book.renew_all(now=50.0)
+    book.renew(None, now=50.0)
     assert book.expired(now=59.0) == []
 
 

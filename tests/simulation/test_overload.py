@@ -39,7 +39,7 @@ def attach(rule, model, ttft_s, tbt_s):
     def prepare(cluster):
         facts = {
             name: InstanceCapacity(
-                model, max_num_batched_tokens=100, max_num_seqs=8, capacity_tokens=cluster.capacities[name]
+                model=model, max_num_batched_tokens=100, max_num_seqs=8, capacity_tokens=cluster.capacities[name]
             )
             for name in cluster.instances
         }

@@ -13,7 +13,7 @@ MODEL = ToyModel(base=0, per_sequence=10)
 def ledger(*names, ttft_s=1.0, tbt_s=0.1, budget=100, max_num_seqs=64, capacity=10_000, model=MODEL):
     facts = {
         name: InstanceCapacity(
-            model, max_num_batched_tokens=budget, max_num_seqs=max_num_seqs, capacity_tokens=capacity
+            model=model, max_num_batched_tokens=budget, max_num_seqs=max_num_seqs, capacity_tokens=capacity
         )
         for name in names
     }

@@ -35,7 +35,7 @@ def overload_control(
             raise ConfigurationError(f"overload control needs a batcher of whole prompts in order, not {kind.batcher}")
     facts = {
         slot.name: InstanceCapacity(
-            slot.profile.model,
+            model=slot.profile.model,
             max_num_batched_tokens=slot.profile.max_num_batched_tokens,
             max_num_seqs=spec.max_num_seqs,
             capacity_tokens=slot.profile.capacity_tokens,

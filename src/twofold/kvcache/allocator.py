@@ -114,12 +114,11 @@ class BlockAllocator:
 class _Term:
     """A lease, its blocks, and the deadline for the next heartbeat of its source."""
 
-    __slots__ = ("deadline", "expired", "grant", "lease", "source")
+    __slots__ = ("deadline", "expired", "grant", "lease")
 
-    def __init__(self, lease: Lease, grant: BlockAllocation, source: str, deadline: float) -> None:
+    def __init__(self, lease: Lease, grant: BlockAllocation, deadline: float) -> None:
         self.lease = lease
         self.grant = grant
-        self.source = source
         self.deadline = deadline
         self.expired = False
 
@@ -161,21 +160,19 @@ class LeaseTable:
             deadline_s=deadline,
         )
         self._blocks.begin_transfer(grant)
-        self._terms[request_id] = _Term(lease, grant, source, deadline)
+        self._terms[request_id] = _Term(lease, grant, deadline)
         if self._watcher is not None:
             self._watcher.granted(lease)
         return lease
 
-    def renew(self, source: str, now: float) -> None:
-        """Extend every lease of `source` to `lease_s` from now, after its heartbeat."""
-        for term in self._terms.values():
-            if term.source == source:
-                term.deadline = now + self._lease_s
+    def renew(self, source: str | None, now: float) -> None:
+        """Extend the leases of `source` to `lease_s` from now, after its heartbeat.
 
-    def renew_all(self, now: float) -> None:
-        """Extend all leases after a time in which this instance received no heartbeats."""
+        None extends all leases, after a time in which this instance received no heartbeats.
+        """
         for term in self._terms.values():
-            term.deadline = now + self._lease_s
+            if source is None or term.lease.source == source:
+                term.deadline = now + self._lease_s
 
     def end(self, request_id: str, epoch: int) -> bool:
         """End the lease of a request; False if there is none. Raises StaleEpochError for another epoch."""
@@ -206,4 +203,4 @@ class LeaseTable:
         return None if term is None else term.lease
 
     def held_by(self, source: str) -> list[Lease]:
-        return [term.lease for term in self._terms.values() if term.source == source]
+        return [term.lease for term in self._terms.values() if term.lease.source == source]

@@ -175,16 +175,16 @@ class PrefixBlockAllocator(PagedBlockAllocator):
         return total - sum(self._owners[block] > 0 for block in shared)
 
     def _take(self) -> int:
-        block = heappop(self._free_ids) if self._free_ids else self._evict()
+        if self._free_ids:
+            block = heappop(self._free_ids)
+        else:
+            while (evicted := self.cache.evict()) is None:
+                # A running request comes before a prefix that is kept for later ones.
+                if not self.cache.unpin_next():
+                    raise OutOfBlocksError("no block is free")  # unreachable while num_free is right
+            block = self._forget(evicted[0])
         self._owners[block] = 1
         return block
-
-    def _evict(self) -> int:
-        while (evicted := self.cache.evict()) is None:
-            # A running request comes before a prefix that is kept for later ones.
-            if not self.cache.unpin_next():
-                raise OutOfBlocksError("no block is free")  # unreachable while num_free is right
-        return self._forget(evicted[0])
 
     def _forget(self, key: BlockKey) -> int:
         block = self._cached.pop(key)

@@ -25,12 +25,9 @@ class Sharding(msgspec.Struct, frozen=True):
     def ranks(self) -> int:
         return self.tensor * self.pipeline
 
-    def stage_of(self, rank: int) -> int:
-        return rank // self.tensor
-
     def layers(self, rank: int, num_layers: int) -> range:
         """The layers of a rank's stage, as even as possible."""
-        stage = self.stage_of(rank)
+        stage = rank // self.tensor
         return range(-(-stage * num_layers // self.pipeline), -(-(stage + 1) * num_layers // self.pipeline))
 
     def heads(self, rank: int, num_heads: int) -> range:

@@ -1,7 +1,7 @@
 """Slots of a shared block memory that several processes fill and read, any of which may crash."""
 
 from collections.abc import Collection, Hashable
-from heapq import heapify, heappop, heappush
+from heapq import heappop, heappush
 
 from twofold.errors import OutOfBlocksError
 
@@ -25,7 +25,6 @@ class SlotAllocator:
         self.count = count
         # A heap, as in `PagedBlockAllocator`: neighbouring slots are copied together.
         self._free = list(range(count))
-        heapify(self._free)
         self._leased: dict[int, Holder] = {}
         self._kept: set[int] = set()
         self._holds: dict[int, dict[Holder, int]] = {}  # by slot: number of holds of each holder

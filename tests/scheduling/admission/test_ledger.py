@@ -44,24 +44,24 @@ def test_slow_decode_iterations_raise_the_decode_load():
     decoding(made, "a", "b")
     for _ in range(100):
         made.observe_iteration("d0", 2, 0.04)
-    assert made.decode_load(placed("x"), 0.0) == pytest.approx(0.6, rel=0.01)
+    assert made.decode_load(placed("x")) == pytest.approx(0.6, rel=0.01)
 
 
 def test_decode_load_is_the_time_between_tokens_over_its_bound():
     """Including the request itself; a request with one output token adds no load."""
     made = ledger("p0", "d0")
     decoding(made, "a", "b")
-    assert made.decode_load(placed("x"), 0.0) == pytest.approx(0.3)
-    assert made.decode_load(placed("x", output=1), 0.0) == 0.0
+    assert made.decode_load(placed("x")) == pytest.approx(0.3)
+    assert made.decode_load(placed("x", output=1)) == 0.0
 
 
 def test_sequences_beyond_the_limits_take_turns():
     seats = ledger("p0", "d0", max_num_seqs=2)
     decoding(seats, "a", "b", "c")
-    assert seats.decode_load(placed("x"), 0.0) == pytest.approx(2 * 0.2)
+    assert seats.decode_load(placed("x")) == pytest.approx(2 * 0.2)
     memory = ledger("p0", "d0", capacity=200)
     decoding(memory, "a", "b", "c")
-    assert memory.decode_load(placed("x"), 0.0) == pytest.approx(2 * 0.4)
+    assert memory.decode_load(placed("x")) == pytest.approx(2 * 0.4)
 
 
 def test_coming_decode_load_counts_requests_in_prefill():
@@ -72,9 +72,9 @@ def test_coming_decode_load_counts_requests_in_prefill():
         made.place(placed(name, prefill=prefill, decode=decode), 0.0)
     made.place(placed("short", output=1), 0.0)
     made.remove("gone", 0.0)
-    assert made.decode_load(placed("x"), 0.0) == pytest.approx(0.2)
-    assert made.coming_decode_load(placed("x"), 0.0) == pytest.approx(0.4)
-    assert made.coming_decode_load(placed("x", output=1), 0.0) == 0.0
+    assert made.decode_load(placed("x")) == pytest.approx(0.2)
+    assert made.decode_load(placed("x"), coming=True) == pytest.approx(0.4)
+    assert made.decode_load(placed("x", output=1), coming=True) == 0.0
 
 
 def test_decode_load_includes_half_the_mean_output():
@@ -83,7 +83,7 @@ def test_decode_load_includes_half_the_mean_output():
     decoding(made, "known")
     made.remove("known", 1.0, output_tokens=100)
     decoding(made, "a")
-    assert made.decode_load(placed("x"), 0.0) == pytest.approx(2 * (100 + 50) * 10e-6 / 0.1)
+    assert made.decode_load(placed("x")) == pytest.approx(2 * (100 + 50) * 10e-6 / 0.1)
 
 
 def test_decode_relief_is_when_enough_requests_have_ended():

@@ -13,7 +13,7 @@ def door(*roles, ttft_s=0.25):
     """A cluster with overload admission; a prompt of 100 tokens takes 100 ms."""
     scheduler = cluster(list(roles))
     capacities = {
-        load.id: InstanceCapacity(MODEL, max_num_batched_tokens=100, max_num_seqs=8, capacity_tokens=10_000)
+        load.id: InstanceCapacity(model=MODEL, max_num_batched_tokens=100, max_num_seqs=8, capacity_tokens=10_000)
         for load in scheduler.pools
     }
     ledger = OverloadLedger(scheduler.pools, capacities, ttft_s=ttft_s, tbt_s=1.0)

@@ -49,44 +49,49 @@ class EvictionPolicy(ABC):
         """
 
 
-class Ranking:
-    """Blocks by rank, lowest first. Blocks of equal rank are ordered by when they got it.
+@mypyc_attr(allow_interpreted_subclasses=True)
+class RankedEviction(EvictionPolicy):
+    """Evicts the block of the lowest rank, of several the one that got it first. Every hit raises a rank by `step`.
 
-    Each rank has its own queue. The heap contains every rank that has a queue, and some empty ones, which are skipped
-    and swept out once they are the majority.
+    Each rank has a queue of the blocks that are not held. The heap contains every rank that has a queue, and some
+    without one, which are skipped and swept out once they are the majority.
     """
 
-    __slots__ = ("_heap", "_queues", "_ranks")
-
-    def __init__(self) -> None:
+    def __init__(self, step: int) -> None:
+        self._step = step
         self._ranks: dict[BlockKey, int] = {}
+        self._held: set[BlockKey] = set()
         self._queues: dict[int, OrderedDict[BlockKey, None]] = {}
         self._heap: list[int] = []
 
-    def __contains__(self, key: BlockKey) -> bool:
-        return key in self._ranks
-
-    def put(self, key: BlockKey, rank: int) -> None:
+    def add(self, key: BlockKey, rank: int) -> None:
         """Add a new block behind the others of its rank."""
-        queue = self._queues.get(rank)
-        if queue is None:
-            queue = self._queues[rank] = OrderedDict()
-            self._add_rank(rank)
-        queue[key] = None
         self._ranks[key] = rank
+        self._enter(key, rank)
 
-    def drop(self, key: BlockKey) -> None:
-        """Remove a block, if present."""
-        rank = self._ranks.pop(key, None)
-        if rank is None:
-            return
-        queue = self._queues[rank]
-        del queue[key]
-        if not queue:
-            del self._queues[rank]
+    def hit(self, key: BlockKey) -> None:
+        before = self._ranks[key]
+        rank = self._ranks[key] = before + self._step
+        if key not in self._held:
+            self._leave(key, before)
+            self._enter(key, rank)
+
+    def hold(self, key: BlockKey) -> None:
+        self._held.add(key)
+        self._leave(key, self._ranks[key])
+
+    def release(self, key: BlockKey) -> None:
+        self._held.discard(key)
+        self._enter(key, self._ranks[key])
+
+    def forget(self, key: BlockKey) -> None:
+        rank = self._ranks.pop(key)
+        if key in self._held:
+            self._held.discard(key)
+        else:
+            self._leave(key, rank)
 
     def first(self, keep: Container[BlockKey] = ()) -> BlockKey | None:
-        """The block of the lowest rank that is not in `keep`, or None."""
         heap, queues = self._heap, self._queues
         found: BlockKey | None = None
         passed: list[int] = []  # ranks with all blocks in `keep`
@@ -106,41 +111,18 @@ class Ranking:
             heappush(heap, rank)
         return found
 
-    def _add_rank(self, rank: int) -> None:
-        heappush(self._heap, rank)
-        if len(self._heap) > 2 * len(self._queues) + 16:
-            self._heap = list(self._queues)
-            heapify(self._heap)
+    def _enter(self, key: BlockKey, rank: int) -> None:
+        queue = self._queues.get(rank)
+        if queue is None:
+            queue = self._queues[rank] = OrderedDict()
+            heappush(self._heap, rank)
+            if len(self._heap) > 2 * len(self._queues) + 16:
+                self._heap = list(self._queues)
+                heapify(self._heap)
+        queue[key] = None
 
-
-@mypyc_attr(allow_interpreted_subclasses=True)
-class RankedEviction(EvictionPolicy):
-    """Evicts the block of the lowest rank. Every hit raises the rank of a block by `step`."""
-
-    def __init__(self, step: int) -> None:
-        self._step = step
-        self._ranks: dict[BlockKey, int] = {}
-        self._ranking = Ranking()
-
-    def _add(self, key: BlockKey, rank: int) -> None:
-        self._ranks[key] = rank
-        self._ranking.put(key, rank)
-
-    def hit(self, key: BlockKey) -> None:
-        rank = self._ranks[key] = self._ranks[key] + self._step
-        if key in self._ranking:
-            self._ranking.drop(key)
-            self._ranking.put(key, rank)
-
-    def hold(self, key: BlockKey) -> None:
-        self._ranking.drop(key)
-
-    def release(self, key: BlockKey) -> None:
-        self._ranking.put(key, self._ranks[key])
-
-    def forget(self, key: BlockKey) -> None:
-        self._ranking.drop(key)
-        del self._ranks[key]
-
-    def first(self, keep: Container[BlockKey] = ()) -> BlockKey | None:
-        return self._ranking.first(keep)
+    def _leave(self, key: BlockKey, rank: int) -> None:
+        queue = self._queues[rank]
+        del queue[key]
+        if not queue:
+            del self._queues[rank]

@@ -19,4 +19,4 @@ class LengthAware(RankedEviction):
         super().__init__(step=1 << _POSITION_BITS)  # uses in the high bits, minus the position
 
     def stored(self, key: BlockKey, position: int) -> None:
-        self._add(key, (1 << _POSITION_BITS) - position)
+        self.add(key, (1 << _POSITION_BITS) - position)

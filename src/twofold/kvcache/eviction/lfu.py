@@ -16,4 +16,4 @@ class Lfu(RankedEviction):
         super().__init__(step=1)
 
     def stored(self, key: BlockKey, position: int) -> None:
-        self._add(key, 1)
+        self.add(key, 1)

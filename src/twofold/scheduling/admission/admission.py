@@ -1,6 +1,7 @@
 """Admission: a bounded priority queue in front of the cluster that rejects early what cannot be served in time."""
 
 from math import ceil, floor
+from operator import attrgetter
 
 from twofold.events import RequestSubscriber
 from twofold.scheduling.admission.limits import (
@@ -136,26 +137,15 @@ class Admission(RequestSubscriber):
 
     def _refusal(self, queued: QueuedRequest, now: float) -> Refusal | None:
         """The refusal with the longest wait, so that a retry after it can succeed."""
-        worst: Refusal | None = None
-        for refusal in (
-            self._key_refusal(queued, now),
-            self._queue_refusal(queued, now),
-            self._deadline_refusal(queued, now),
-            self.judge(queued, now),
-        ):
-            if refusal is not None and (worst is None or refusal.retry_after_s > worst.retry_after_s):
-                worst = refusal
-        return worst
-
-    def _key_refusal(self, queued: QueuedRequest, now: float) -> Refusal | None:
-        wait_s = self._account(queued.key, now).wait_s(now)
-        return _refusal(RefusalReason.KEY_LIMIT, wait_s) if wait_s > 0.0 else None
-
-    def _queue_refusal(self, queued: QueuedRequest, now: float) -> Refusal | None:
-        if len(self._queue) < self.limits.max_waiting or self._starts_at_once():
-            return None
-        ends = self._queue.ahead_of(queued.priority) + 1
-        return _refusal(RefusalReason.QUEUE_FULL, self._completions.time_for(ends, now))
+        refusals: list[Refusal | None] = []
+        key_wait_s = self._account(queued.key, now).wait_s(now)
+        if key_wait_s > 0.0:
+            refusals.append(_refusal(RefusalReason.KEY_LIMIT, key_wait_s))
+        if len(self._queue) >= self.limits.max_waiting and not self._starts_at_once():
+            ends = self._queue.ahead_of(queued.priority) + 1
+            refusals.append(_refusal(RefusalReason.QUEUE_FULL, self._completions.time_for(ends, now)))
+        refusals += self._deadline_refusal(queued, now), self.judge(queued, now)
+        return max((each for each in refusals if each is not None), key=attrgetter("retry_after_s"), default=None)
 
     def _deadline_refusal(self, queued: QueuedRequest, now: float) -> Refusal | None:
         """Refuse a request that is past its deadline or expected to pass it in the queue."""

@@ -3,26 +3,95 @@
 from collections.abc import Mapping, Sequence
 from operator import itemgetter
 
+import msgspec
+
 from twofold.events import PlacedRequest
 from twofold.performance.base import PerformanceModel
-from twofold.scheduling.admission.decode_load import DecodeLoad, InstanceDecodes
 from twofold.scheduling.admission.estimates import PredictionMargin, RunningMean, SpeedFactor
 from twofold.scheduling.admission.prefill_queue import PrefillQueue, QueuedPrompt
 from twofold.scheduling.cluster.pools import Pools
 
 
-class InstanceCapacity:
+class InstanceCapacity(msgspec.Struct, frozen=True, kw_only=True):
     """The limits of an instance and the performance model of its iterations."""
 
-    __slots__ = ("capacity_tokens", "max_num_batched_tokens", "max_num_seqs", "model")
+    model: PerformanceModel
+    max_num_batched_tokens: int
+    max_num_seqs: int
+    capacity_tokens: int
 
-    def __init__(
-        self, model: PerformanceModel, *, max_num_batched_tokens: int, max_num_seqs: int, capacity_tokens: int
-    ) -> None:
-        self.model = model
-        self.max_num_batched_tokens = max_num_batched_tokens
-        self.max_num_seqs = max_num_seqs
-        self.capacity_tokens = capacity_tokens
+
+class DecodeLoad(msgspec.Struct, frozen=True):
+    """A number of sequences and the sum of their prompt tokens."""
+
+    sequences: int = 0
+    prompt_tokens: int = 0
+
+    def __add__(self, other: "DecodeLoad") -> "DecodeLoad":
+        return DecodeLoad(self.sequences + other.sequences, self.prompt_tokens + other.prompt_tokens)
+
+    def __sub__(self, other: "DecodeLoad") -> "DecodeLoad":
+        return DecodeLoad(self.sequences - other.sequences, self.prompt_tokens - other.prompt_tokens)
+
+
+class InstanceDecodes:
+    """The requests that decode on an instance (`current`) and those still in prefill for it (`promised`).
+
+    Times are those of `model`, corrected by `speed`. Beyond `max_num_seqs` sequences or `capacity_tokens` KV tokens,
+    sequences take turns, and the time between tokens grows at least in proportion.
+    """
+
+    def __init__(self, model: PerformanceModel, max_num_seqs: int, capacity_tokens: int, speed: SpeedFactor) -> None:
+        self.current, self.promised = DecodeLoad(), DecodeLoad()
+        self._model = model
+        self._speed = speed
+        self._max_num_seqs = max_num_seqs
+        self._capacity_tokens = capacity_tokens
+        self.coming: dict[str, DecodeLoad] = {}  # the announced requests
+        self.members: dict[str, tuple[float, DecodeLoad]] = {}  # the decoding ones with its start, in that order
+
+    def promise(self, request_id: str, prompt_tokens: int) -> None:
+        """Announce a request that will decode here after its prefill."""
+        self.coming[request_id] = one = DecodeLoad(1, prompt_tokens)
+        self.promised += one
+
+    def join(self, request_id: str, now: float) -> None:
+        """An announced request starts to decode."""
+        one = self.coming.pop(request_id)
+        self.promised -= one
+        self.members[request_id] = now, one
+        self.current += one
+
+    def leave(self, request_id: str) -> float | None:
+        """Remove a request; returns when it started to decode, or None if it did not."""
+        came = self.coming.pop(request_id, None)
+        if came is not None:
+            self.promised -= came
+        began, one = self.members.pop(request_id, (None, None))
+        if one is not None:
+            self.current -= one
+        return began
+
+    def observe_iteration(self, sequences: int, seconds: float, written: float) -> None:
+        """Learn from the time of an iteration of sequences with `written` output tokens on average."""
+        if self.current.sequences:
+            prompt_tokens = self.current.prompt_tokens / self.current.sequences
+            modelled_s = self._iteration_s(sequences, sequences * (prompt_tokens + written))
+            self._speed.observe(modelled_s, seconds)
+
+    def tbt_s(self, load: DecodeLoad, written: float) -> float:
+        """Predicted time between tokens of sequences with `written` output tokens on average, in seconds."""
+        sequences = load.sequences
+        if not sequences:
+            return 0.0
+        context = load.prompt_tokens + sequences * written
+        rounds = max(1.0, sequences / self._max_num_seqs, context / self._capacity_tokens)
+        return rounds * self._iteration_s(min(sequences, self._max_num_seqs), context) * self._speed.factor
+
+    def _iteration_s(self, sequences: int, context: float) -> float:
+        """The iteration time of the model without correction."""
+        cost = self._model.decode_cost(sequences)
+        return cost.base_s + cost.context_s * context
 
 
 class OverloadLedger:
@@ -128,14 +197,13 @@ class OverloadLedger:
             ttft_s += max(0.0, placed.request.arrival_s - self._placed[first].request.arrival_s)
         return ttft_s * self._margin.factor / self.ttft_s
 
-    def decode_load(self, placed: PlacedRequest, now: float) -> float:
-        """Time between tokens over its bound, with the request beside those now on its decode instance."""
-        return self._load_with(placed, self._decodes[placed.route.decode].current)
+    def decode_load(self, placed: PlacedRequest, *, coming: bool = False) -> float:
+        """Time between tokens over its bound, with the request beside those now on its decode instance.
 
-    def coming_decode_load(self, placed: PlacedRequest, now: float) -> float:
-        """As `decode_load`, with the requests that are still in prefill counted as decoding."""
+        With `coming`, requests that are still in prefill count as decoding.
+        """
         decodes = self._decodes[placed.route.decode]
-        return self._load_with(placed, decodes.current + decodes.promised)
+        return self._load_with(placed, decodes.current + decodes.promised if coming else decodes.current)
 
     def loads(self, now: float) -> tuple[float, float]:
         """Mean prefill and decode load over the instances, for a request that adds no load of its own."""
@@ -150,12 +218,12 @@ class OverloadLedger:
         before any finished, for the time the oldest has decoded so far.
         """
         decodes = self._decodes[placed.route.decode]
-        oldest = next(decodes.members(), (now, DecodeLoad()))[0]
+        oldest = next(iter(decodes.members.values()), (now, None))[0]
         decode_s = self._decode_s.value if self._decode_s.known else now - oldest
-        leaving = [(began + decode_s, one) for began, one in decodes.members()]
+        leaving = [(began + decode_s, one) for began, one in decodes.members.values()]
         for queue in self._queues.values():
             for request_id, end in queue.ends(now):
-                one = decodes.coming(request_id)
+                one = decodes.coming.get(request_id)
                 if one is not None:
                     leaving.append((end + decode_s, one))
         left = decodes.current + decodes.promised

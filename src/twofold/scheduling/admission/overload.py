@@ -5,10 +5,10 @@ its bound, the decode load the predicted time between tokens over its bound. A l
 would miss the SLO.
 """
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable
 from math import ceil
 from typing import Final
+
+import msgspec
 
 from twofold.errors import ConfigurationError
 from twofold.events import PlacedRequest, RequestSubscriber
@@ -19,76 +19,34 @@ from twofold.scheduling.admission.queue import QueuedRequest
 from twofold.scheduling.cluster.scheduler import ClusterScheduler
 
 
-class OverloadRule(ABC):
-    """The loads that a rule looks at, read from the ledger; 0 for a load it ignores."""
+class OverloadRule(msgspec.Struct, frozen=True):
+    """Which loads a rule compares with the bounds; a load that it ignores never rejects a request.
 
-    @abstractmethod
-    def prefill_load(self, placed: PlacedRequest, ledger: OverloadLedger, now: float) -> float:
-        """The load of the prefill instance, at arrival."""
-        ...
-
-    @abstractmethod
-    def decode_load(self, placed: PlacedRequest, ledger: OverloadLedger, now: float) -> float:
-        """The load of the decode instance, at arrival."""
-        ...
-
-    def load_after_prefill(self, placed: PlacedRequest, ledger: OverloadLedger, now: float) -> float:
-        """The load of the decode instance once the prompt is computed."""
-        return ledger.decode_load(placed, now)
-
-
-class NeverReject(OverloadRule):
-    """Accepts every request."""
-
-    def prefill_load(self, placed: PlacedRequest, ledger: OverloadLedger, now: float) -> float:
-        return 0.0
-
-    def decode_load(self, placed: PlacedRequest, ledger: OverloadLedger, now: float) -> float:
-        return 0.0
-
-    def load_after_prefill(self, placed: PlacedRequest, ledger: OverloadLedger, now: float) -> float:
-        return 0.0
-
-
-class BaselineRejection(OverloadRule):
-    """Checks each phase when it begins (section 7.1): a rejection before decode wastes the prefill."""
-
-    def prefill_load(self, placed: PlacedRequest, ledger: OverloadLedger, now: float) -> float:
-        return ledger.prefill_load(placed, now)
-
-    def decode_load(self, placed: PlacedRequest, ledger: OverloadLedger, now: float) -> float:
-        return 0.0
-
-
-class EarlyRejection(BaselineRejection):
-    """Checks both phases at arrival (section 7.2), against the current decode load.
-
-    The decode load has changed by the time the prompt is computed, so the load of the two phases oscillates.
+    `phases` checks each phase when it begins. `decode` checks the decode load at arrival too, and `coming` counts
+    requests that are still in prefill as decoding for that.
     """
 
-    def decode_load(self, placed: PlacedRequest, ledger: OverloadLedger, now: float) -> float:
-        return ledger.decode_load(placed, now)
-
-
-class PredictedRejection(BaselineRejection):
-    """Checks both phases at arrival, against the decode load expected when the prompt is computed (section 7.4).
-
-    Admitted requests that are still in prefill count as decoding. The paper also subtracts the requests that will have
-    finished by then. This rule does not: under overload each departure is followed by another arrival, and counting on
-    departures promises the same capacity twice.
-    """
-
-    def decode_load(self, placed: PlacedRequest, ledger: OverloadLedger, now: float) -> float:
-        return ledger.coming_decode_load(placed, now)
+    help: str
+    phases: bool = True
+    decode: bool = False
+    coming: bool = False
 
 
 NO_OVERLOAD_RULE: Final = "none"
 
-OVERLOAD_RULES: dict[str, Callable[[], OverloadRule]] = {
-    NO_OVERLOAD_RULE: NeverReject,
-    "baseline": BaselineRejection,
-    "early": EarlyRejection,
-    "predicted": PredictedRejection,
+OVERLOAD_RULES: Final = {
+    NO_OVERLOAD_RULE: OverloadRule("Accepts every request.", phases=False),
+    # A rejection before decode wastes the prefill.
+    "baseline": OverloadRule("Checks each phase when it begins (section 7.1)."),
+    # The decode load has changed by the time the prompt is computed, so the load of the two phases oscillates.
+    "early": OverloadRule("Checks both phases at arrival (section 7.2), against the current decode load.", decode=True),
+    # The paper also subtracts the requests that will have finished by then. This rule does not: under overload each
+    # departure is followed by another arrival, and counting on departures promises the same capacity twice.
+    "predicted": OverloadRule(
+        "Checks both phases at arrival, against the decode load expected when the prompt is computed (section 7.4).",
+        decode=True,
+        coming=True,
+    ),
 }
 
 
@@ -96,7 +54,7 @@ def create_overload_rule(name: str) -> OverloadRule:
     """Raises ConfigurationError for an unknown name."""
     if name not in OVERLOAD_RULES:
         raise ConfigurationError(f"unknown overload rule {name!r}: choose one of {', '.join(OVERLOAD_RULES)}")
-    return OVERLOAD_RULES[name]()
+    return OVERLOAD_RULES[name]
 
 
 NEVER: Final = 1 << 30  # seconds until a retry of a request that misses the SLO even on an idle cluster
@@ -117,12 +75,16 @@ class OverloadControl(RequestSubscriber):
 
     def rejection(self, placed: PlacedRequest, now: float, priority: int = 0) -> RefusalReason | None:
         """The reason to reject an arriving request on this route; None to accept it."""
-        limit = _load_limit(priority)
-        alone, decode_alone = self.ledger.alone(placed)
-        load = self._rule.prefill_load(placed, self.ledger, now)
+        rule, ledger, limit = self._rule, self.ledger, _load_limit(priority)
+        if not rule.phases:
+            return None
+        alone, decode_alone = ledger.alone(placed)
+        load = ledger.prefill_load(placed, now)
         if load > 1.0 or load - alone > limit:
             return RefusalReason.PREFILL_LOAD if alone <= 1.0 else RefusalReason.BEYOND_SLO
-        decode_load = self._rule.decode_load(placed, self.ledger, now)
+        if not rule.decode:
+            return None
+        decode_load = ledger.decode_load(placed, coming=rule.coming)
         if decode_load > limit and decode_alone > 1.0:
             return RefusalReason.BEYOND_SLO
         return RefusalReason.DECODE_LOAD if decode_load > max(limit, decode_alone) else None
@@ -148,7 +110,7 @@ class OverloadControl(RequestSubscriber):
         placed = self.ledger.get(request_id)
         if placed is None or placed.request.output_tokens <= 1:
             return None
-        if not force and self._rule.load_after_prefill(placed, self.ledger, now) > 1.0:
+        if not force and self._rule.phases and self.ledger.decode_load(placed) > 1.0:
             return RefusalReason.DECODE_LOAD
         self.ledger.start_decode(placed, now)
         return None

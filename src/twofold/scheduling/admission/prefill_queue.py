@@ -3,23 +3,22 @@
 from collections import deque
 from collections.abc import Iterator
 
+import msgspec
+
 from twofold.performance.base import PerformanceModel
 from twofold.scheduling.admission.estimates import ArrivalRate, SpeedFactor
 
 
-class QueuedPrompt:
+class QueuedPrompt(msgspec.Struct, frozen=True):
     """A prompt with `tokens` tokens to compute after `reused` cached ones.
 
     With `fetches`, cached blocks are copied from another instance first, and other prompts may overtake this one.
     """
 
-    __slots__ = ("fetches", "request_id", "reused", "tokens")
-
-    def __init__(self, request_id: str, tokens: int, reused: int = 0, *, fetches: bool = False) -> None:
-        self.fetches = fetches
-        self.request_id = request_id
-        self.tokens = tokens
-        self.reused = reused
+    request_id: str
+    tokens: int
+    reused: int = 0
+    fetches: bool = False
 
     @property
     def squares(self) -> int:

@@ -2,14 +2,15 @@
 
 from collections.abc import Callable
 
+from twofold.scheduling.cluster.pools import pending_tokens, requests
 from twofold.scheduling.cluster.router import Router
 from twofold.scheduling.routers.cells import CellRouter
 from twofold.scheduling.routers.conductor import Conductor
+from twofold.scheduling.routers.draws import TwoChoices
 from twofold.scheduling.routers.forecasting import ShortestPredictedQueue
 from twofold.scheduling.routers.in_turn import at_random, round_robin
-from twofold.scheduling.routers.jsq import PlannedRoles, by_pending_tokens, by_requests, by_tokens
+from twofold.scheduling.routers.jsq import JoinShortestQueue, PlannedRoles
 from twofold.scheduling.routers.splitwise import SplitwiseRouter, SplitwiseSimRouter
-from twofold.scheduling.routers.two_choices import TwoChoices
 
 
 class RegisteredRouter:
@@ -24,13 +25,15 @@ class RegisteredRouter:
 
 
 ROUTERS: dict[str, RegisteredRouter] = {
-    "jsq": RegisteredRouter(by_tokens, "fewest pending tokens, least reserved memory"),
-    "jsq-pending": RegisteredRouter(by_pending_tokens, "fewest pending tokens for both phases"),
-    "jsq-requests": RegisteredRouter(by_requests, "fewest requests for both phases"),
+    "jsq": RegisteredRouter(JoinShortestQueue, "fewest pending tokens, least reserved memory"),
+    "jsq-pending": RegisteredRouter(
+        lambda: JoinShortestQueue(pending_tokens, pending_tokens), "fewest pending tokens for both phases"
+    ),
+    "jsq-requests": RegisteredRouter(lambda: JoinShortestQueue(requests, requests), "fewest requests for both phases"),
     "round-robin": RegisteredRouter(round_robin, "each instance in turn"),
     "random": RegisteredRouter(at_random, "any instance, the same ones in every run"),
     "two-choices": RegisteredRouter(TwoChoices, "the less loaded of two random instances"),
-    "cells:jsq": RegisteredRouter(lambda: CellRouter(by_tokens()), "a cell by two choices, jsq within it"),
+    "cells:jsq": RegisteredRouter(lambda: CellRouter(JoinShortestQueue()), "a cell by two choices, jsq within it"),
     "jsq-planned": RegisteredRouter(PlannedRoles, "jsq with roles that re-planning may change"),
     "load": RegisteredRouter(ShortestPredictedQueue, "shortest predicted prefill queue"),
     "local-prefix": RegisteredRouter(lambda: Conductor(threshold=None), "least predicted TTFT, no fetches"),

@@ -31,7 +31,7 @@ class Conductor(ForecastingRouter):
         self._threshold = threshold
 
     def choose(self, request: Request, pool: Pool, forecast: ClusterForecast, now: float) -> PrefillChoice | None:
-        prompt = request.prompt_tokens
+        prompt, threshold = request.prompt_tokens, self._threshold
         found = forecast.matches(request.prefix_blocks)
         best = found.longest
         chosen: InstanceLoad | None = None
@@ -40,7 +40,7 @@ class Conductor(ForecastingRouter):
             blocks, prediction = found.cached_blocks(load), forecast.prediction(load.id)
             queue_s = forecast.queue_s(load.id, now)
             this_s = queue_s + prediction.prefill_s(prompt, forecast.reused_tokens(blocks, prompt))
-            if self._may_fetch(blocks, best):
+            if threshold is not None and best > blocks and best > threshold * blocks:
                 transfer_s = prediction.transfer_s((best - blocks) * forecast.block_tokens)
                 prefill_s = prediction.prefill_s(prompt, forecast.reused_tokens(best, prompt))
                 fetching_s = max(queue_s, transfer_s) + prefill_s
@@ -53,6 +53,3 @@ class Conductor(ForecastingRouter):
             return None
         fetch = PrefixFetch(found.source, best) if chosen_blocks > found.cached_blocks(chosen) else None
         return PrefillChoice(chosen.id, forecast.reused_tokens(chosen_blocks, prompt), fetch, ttft_s)
-
-    def _may_fetch(self, blocks: int, best: int) -> bool:
-        return self._threshold is not None and best > blocks and best > self._threshold * blocks

@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from twofold.events import Route
 from twofold.request import Request
-from twofold.scheduling.cluster.pools import Pool, Pools
+from twofold.scheduling.cluster.pools import Pools
 from twofold.scheduling.cluster.router import FixedRoles
 from twofold.scheduling.routers.draws import scrambled
 
@@ -26,16 +26,15 @@ class InTurn(FixedRoles):
         prefill = (pools.prefill if split else pools.mixed).nth(self._number(self._prefills))
         if prefill is None:
             return None
-        decode = self._decode(pools.decode if len(pools.decode) else pools.mixed) if split else prefill.id
-        if decode is None:
-            return None
+        decode = prefill
+        if split:
+            load = (pools.decode if len(pools.decode) else pools.mixed).nth(self._number(~self._decodes))
+            self._decodes += 1
+            if load is None:
+                return None
+            decode = load
         self._prefills += 1
-        return Route(prefill.id, decode)
-
-    def _decode(self, pool: Pool) -> str | None:
-        load = pool.nth(self._number(~self._decodes))
-        self._decodes += 1
-        return None if load is None else load.id
+        return Route(prefill.id, decode.id)
 
 
 def round_robin() -> InTurn:

@@ -3,17 +3,18 @@
 from twofold.events import Route
 from twofold.instance import InstanceLoad, Role
 from twofold.request import Request
-from twofold.scheduling.cluster.pools import LoadMeasure, Pools, pending_tokens, requests, reserved_tokens
+from twofold.scheduling.cluster.pools import LoadMeasure, Pools, pending_tokens, reserved_tokens
 from twofold.scheduling.cluster.router import FixedRoles, Router
 
 
 class JoinShortestQueue(FixedRoles):
     """Picks the instance with the least of a measure for each phase, at arrival.
 
-    Ties go to the instance that joined first. Without a prefill pool, one mixed instance runs both phases.
+    Ties go to the instance that joined first. Without a prefill pool, one mixed instance runs both phases. The default
+    measures are those of Splitwise section 4.1, which has a mixed pool too.
     """
 
-    def __init__(self, prefill: LoadMeasure, decode: LoadMeasure) -> None:
+    def __init__(self, prefill: LoadMeasure = pending_tokens, decode: LoadMeasure = reserved_tokens) -> None:
         self._prefill, self._decode = prefill, decode
 
     def route(self, request: Request, tokens: int, pools: Pools, now: float) -> Route | None:
@@ -23,21 +24,6 @@ class JoinShortestQueue(FixedRoles):
             return None if both is None else Route(both.id, both.id)
         decode = pools.decode.least(self._decode) or pools.mixed.least(self._decode)
         return None if decode is None else Route(prefill.id, decode.id)
-
-
-def by_tokens() -> JoinShortestQueue:
-    """Least pending tokens for prefill, least reserved memory for decode (Splitwise section 4.1, no mixed pool)."""
-    return JoinShortestQueue(pending_tokens, reserved_tokens)
-
-
-def by_pending_tokens() -> JoinShortestQueue:
-    """Least pending tokens for both phases."""
-    return JoinShortestQueue(pending_tokens, pending_tokens)
-
-
-def by_requests() -> JoinShortestQueue:
-    """Fewest requests for both phases."""
-    return JoinShortestQueue(requests, requests)
 
 
 class PlannedRoles(Router):

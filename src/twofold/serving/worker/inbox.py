@@ -238,7 +238,7 @@ class InboxLoop:
                 state.outbox.send(address, messages.Heartbeat(source=state.instance))
         with state.changed:
             if now - looked_s > self._lease_s / 4:  # this process was stopped: heartbeats may be unread
-                state.scheduler.leases.renew_all(now)
+                state.scheduler.leases.renew(None, now)
             for lease in state.scheduler.leases.expired(now):
                 state.fail(lease.request_id, f"{lease.source} went silent during the hand-off")
             state.report_changes()

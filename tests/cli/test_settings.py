@@ -1,14 +1,14 @@
 """Commands generated from settings: options, help, validation and --config."""
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
 import pytest
 import typer
 from typer.testing import CliRunner
 
 from twofold.cli.main import COMMANDS, load
-from twofold.cli.settings import Command, Flag, Settings, command, flags_of
+from twofold.cli.settings import Command, Settings, command, flag, flags_of
 from twofold.errors import ConfigurationError
 
 
@@ -18,12 +18,12 @@ class ExampleSettings(Settings):
 
     DEFAULTS: ClassVar = {"limit": "16"}
 
-    name: Annotated[str, Flag("Name [of it].", positional=True, metavar="NAME")]
-    limit: Annotated[int | None, Flag("Limit.", ge=1)] = None
-    share: Annotated[float, Flag("Share.", gt=0, le=1)] = 0.5
-    quick: Annotated[bool, Flag("Be quick.")] = False
-    kind: Annotated[str, Flag("Kind.", choices={"one": "The first.", "two": "The second."})] = "one"
-    tags: Annotated[tuple[str, ...], Flag("Tag.")] = ()
+    name: str = flag("Name [of it].", ..., positional=True, metavar="NAME")
+    limit: int | None = flag("Limit.", ge=1)
+    share: float = flag("Share.", 0.5, gt=0, le=1)
+    quick: bool = flag("Be quick.", False)
+    kind: str = flag("Kind.", "one", choices={"one": "The first.", "two": "The second."})
+    tags: tuple[str, ...] = flag("Tag.", ())
 
 
 def run(*arguments):

@@ -5,7 +5,7 @@ import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, ClassVar, Final
+from typing import ClassVar, Final
 
 import msgspec
 import typer
@@ -16,9 +16,9 @@ from twofold.bench.client import ClientConfig
 from twofold.bench.endpoint import Endpoint, discover
 from twofold.bench.load import LoadConfig, LoadResult, OnChange, RequestRecord, records, run_load
 from twofold.bench.prompts import PromptForm, PromptMaker, token_range
-from twofold.cli.options import Duration, Json, NumRequests, Rate, SloBounds
+from twofold.cli.options import DURATION, JSON, NUM_REQUESTS, RATE, SLO_BOUNDS
 from twofold.cli.progress import load_progress
-from twofold.cli.settings import Flag, Settings, command
+from twofold.cli.settings import Settings, command, flag
 from twofold.cli.workload import ShapeSettings
 from twofold.errors import ConfigurationError
 from twofold.reporting.summary import LatencyDistribution, Summary, seconds, summarize, summary_table
@@ -46,10 +46,10 @@ class LoadSettings(ShapeSettings):
         "duration": "no limit",
     }
 
-    workload: Annotated[str, Flag("Named workload, such as azure-conv, or path of a trace.")] = "azure-conv"
-    rate: Rate = None
-    num_requests: NumRequests = None
-    duration: Duration = None
+    workload: str = flag("Named workload, such as azure-conv, or path of a trace.", "azure-conv")
+    rate: float | None = RATE.field()
+    num_requests: int | None = NUM_REQUESTS.field()
+    duration: float | None = DURATION.field()
 
     def requests(self, context: int | None) -> list[Request]:
         """The requests, clipped to the endpoint's context unless a flag says otherwise.
@@ -82,19 +82,19 @@ class ClientSettings(Settings):
         "max_concurrency": "no limit",
     }
 
-    base_url: Annotated[str, Flag("URL of the endpoint.", metavar="URL")] = "http://127.0.0.1:8000"
-    model: Annotated[str | None, Flag("Served model.")] = None
-    api_key: Annotated[str | None, Flag("API key.", env="OPENAI_API_KEY", metavar="KEY")] = None
-    prompt_form: Annotated[str, Flag("Form of the prompts.", choices=PROMPT_FORMS)] = "tokens"
-    vocab_size: Annotated[int | None, Flag("Draw token ids below this size.", ge=2)] = None
-    chat: Annotated[bool, Flag("Use /v1/chat/completions, with text prompts.")] = False
-    ignore_eos: Annotated[bool, Flag("Request outputs of exactly the workload's length.")] = True
-    temperature: Annotated[float, Flag("Sampling temperature; 0 is greedy.", ge=0)] = 0.0
-    max_concurrency: Annotated[
-        int | None, Flag("Maximum number of requests in flight; a wait for a slot counts as send lag.", ge=1)
-    ] = None
-    warmup: Annotated[int, Flag("Number of requests to send before measuring.", ge=0)] = 0
-    timeout: Annotated[float, Flag("Timeout of a request in seconds.", ge=0.001)] = 600.0
+    base_url: str = flag("URL of the endpoint.", "http://127.0.0.1:8000", metavar="URL")
+    model: str | None = flag("Served model.")
+    api_key: str | None = flag("API key.", env="OPENAI_API_KEY", metavar="KEY")
+    prompt_form: str = flag("Form of the prompts.", "tokens", choices=PROMPT_FORMS)
+    vocab_size: int | None = flag("Draw token ids below this size.", ge=2)
+    chat: bool = flag("Use /v1/chat/completions, with text prompts.", False)
+    ignore_eos: bool = flag("Request outputs of exactly the workload's length.", True)
+    temperature: float = flag("Sampling temperature; 0 is greedy.", 0.0, ge=0)
+    max_concurrency: int | None = flag(
+        "Maximum number of requests in flight; a wait for a slot counts as send lag.", ge=1
+    )
+    warmup: int = flag("Number of requests to send before measuring.", 0, ge=0)
+    timeout: float = flag("Timeout of a request in seconds.", 600.0, ge=0.001)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,10 +103,10 @@ class ReportSettings(Settings):
 
     PANEL: ClassVar = "Output"
 
-    slo: SloBounds = None
-    json: Json = False
-    output: Annotated[Path | None, Flag("Write the report to this file (JSON).", metavar="FILE")] = None
-    per_request: Annotated[bool, Flag("Include every request in the JSON report.")] = False
+    slo: Slo | None = SLO_BOUNDS.field()
+    json: bool = JSON.field(False)
+    output: Path | None = flag("Write the report to this file (JSON).", metavar="FILE")
+    per_request: bool = flag("Include every request in the JSON report.", False)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,15 +8,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, ClassVar, Final
+from typing import ClassVar, Final
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from twofold.cli.options import Dtype, KvCacheMemory, MaxNumSeqs, ModelDirectory, check_outputs
-from twofold.cli.settings import Flag, Settings, command, group
+from twofold.cli.options import DTYPE, KV_CACHE_MEMORY, MAX_NUM_SEQS, MODEL_DIRECTORY, check_outputs
+from twofold.cli.settings import Settings, command, flag, group
 from twofold.cluster.cores import share_cores
 from twofold.errors import ConfigurationError
 from twofold.fidelity.calibrate import calibrate
@@ -39,22 +39,20 @@ class FitSettings(Settings):
 
     DEFAULTS: ClassVar = {"source": "its file name", "date": "the date of the file"}
 
-    profile: Annotated[
-        Path,
-        Flag(
-            "CSV of runs: model, hardware, tensor_parallel, prompt_size, batch_size, token_size, prompt_time and "
-            "token_time (ms); optional e2e_time (ms), average_power (share of TDP).",
-            positional=True,
-            metavar="PROFILE",
-        ),
-    ]
-    output: Annotated[Path, Flag("Calibration file to write (TOML).", names=("--output", "-o"), metavar="FILE")]
-    folds: Annotated[int, Flag("Number of cross-validation folds over the configurations.", ge=2)] = 5
-    source: Annotated[str | None, Flag("Origin of the profile.")] = None
-    date: Annotated[str | None, Flag("Date of the measurement.", metavar="YYYY-MM-DD")] = None
-    note: Annotated[
-        tuple[str, ...], Flag("Remark that is kept with each fit of a hardware; repeatable.", metavar="HARDWARE=TEXT")
-    ] = ()
+    profile: Path = flag(
+        "CSV of runs: model, hardware, tensor_parallel, prompt_size, batch_size, token_size, prompt_time and "
+        "token_time (ms); optional e2e_time (ms), average_power (share of TDP).",
+        ...,
+        positional=True,
+        metavar="PROFILE",
+    )
+    output: Path = flag("Calibration file to write (TOML).", ..., names=("--output", "-o"), metavar="FILE")
+    folds: int = flag("Number of cross-validation folds over the configurations.", 5, ge=2)
+    source: str | None = flag("Origin of the profile.")
+    date: str | None = flag("Date of the measurement.", metavar="YYYY-MM-DD")
+    note: tuple[str, ...] = flag(
+        "Remark that is kept with each fit of a hardware; repeatable.", (), metavar="HARDWARE=TEXT"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,11 +61,11 @@ class LiveSettings(Settings):
 
     DEFAULTS: ClassVar = {"kv_cache_memory_bytes": "1GiB", "max_num_seqs": f"{DEFAULT_SEQS}", "dtype": "auto"}
 
-    model: ModelDirectory
-    output: Annotated[Path, Flag("Profile to write (YAML).", names=("--output", "-o"), metavar="FILE")]
-    kv_cache_memory_bytes: KvCacheMemory = None
-    max_num_seqs: MaxNumSeqs = None
-    dtype: Dtype = None
+    model: Path = MODEL_DIRECTORY.field(...)
+    output: Path = flag("Profile to write (YAML).", ..., names=("--output", "-o"), metavar="FILE")
+    kv_cache_memory_bytes: int | None = KV_CACHE_MEMORY.field()
+    max_num_seqs: int | None = MAX_NUM_SEQS.field()
+    dtype: str | None = DTYPE.field()
 
 
 _HEADING: Final = """Performance of models on accelerators, fitted by `twofold calibrate fit`.

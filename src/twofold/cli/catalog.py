@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, ClassVar, Final
+from typing import ClassVar, Final
 
 import msgspec
 import typer
@@ -12,8 +12,8 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
-from twofold.cli.options import Json, Performance, TensorParallel
-from twofold.cli.settings import Flag, Settings, command, group
+from twofold.cli.options import JSON, PERFORMANCE, TENSOR_PARALLEL
+from twofold.cli.settings import Settings, command, flag, group
 from twofold.errors import ConfigurationError
 from twofold.hardware.catalog import Catalog, load_catalog
 from twofold.hardware.specs import Accelerator, Link, Machine, Model, StorageTier
@@ -27,18 +27,18 @@ Item = Accelerator | Machine | Model | Link | StorageTier
 class CatalogSettings(Settings):
     """The entries to show; also TWOFOLD_CATALOG names catalog files."""
 
-    name: Annotated[tuple[str, ...], Flag("Entries to show; all if none.", positional=True, metavar="NAME")] = ()
-    catalog: Annotated[
-        tuple[Path, ...], Flag("Catalog file (TOML) with more entries or other figures; repeatable.", metavar="FILE")
-    ] = ()
-    json: Json = False
+    name: tuple[str, ...] = flag("Entries to show; all if none.", (), positional=True, metavar="NAME")
+    catalog: tuple[Path, ...] = flag(
+        "Catalog file (TOML) with more entries or other figures; repeatable.", (), metavar="FILE"
+    )
+    json: bool = JSON.field(False)
 
 
 @dataclass(frozen=True, kw_only=True)
 class EntrySettings(CatalogSettings):
     """All flags of the commands that show entries."""
 
-    sources: Annotated[bool, Flag("Show the source of each figure.", names=("--sources",))] = False
+    sources: bool = flag("Show the source of each figure.", False, names=("--sources",))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,10 +47,10 @@ class PrefixCostSettings(CatalogSettings):
 
     DEFAULTS: ClassVar = {"performance": "auto", "tp": "all accelerators of a machine"}
 
-    model: Annotated[str, Flag("Model of the catalog.")] = "llama2-70b"
-    prefix: Annotated[int, Flag("Length of the prefix in tokens.", ge=1)] = 8192
-    performance: Performance = None
-    tp: TensorParallel = None
+    model: str = flag("Model of the catalog.", "llama2-70b")
+    prefix: int = flag("Length of the prefix in tokens.", 8192, ge=1)
+    performance: str | None = PERFORMANCE.field()
+    tp: int | None = TENSOR_PARALLEL.field()
 
 
 @command

@@ -2,27 +2,26 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
-from twofold.cli.settings import Flag, Settings, command, group
+from twofold.cli.settings import Settings, command, flag, group
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSettings(Settings):
     """All flags of `twofold model create`."""
 
-    directory: Annotated[Path, Flag("Directory to write.", positional=True, metavar="DIR")]
-    hidden_size: Annotated[int, Flag("Hidden size.", ge=32)] = 512
-    layers: Annotated[int, Flag("Number of layers.", ge=1)] = 8
-    heads: Annotated[int, Flag("Number of attention heads.", ge=1)] = 8
-    kv_heads: Annotated[int, Flag("Number of key/value heads.", ge=1)] = 4
-    vocab_size: Annotated[int, Flag("Vocabulary size.", ge=1)] = 8192
-    max_model_len: Annotated[int, Flag("Context in tokens.", ge=1)] = 4096
-    seed: Annotated[int, Flag("Random seed of the weights.", ge=0)] = 0
-    dtype: Annotated[str, Flag("Data type of the weights: float32, bfloat16 or float16.")] = "float32"
-    force: Annotated[bool, Flag("Write into a directory that is not empty.")] = False
+    directory: Path = flag("Directory to write.", ..., positional=True, metavar="DIR")
+    hidden_size: int = flag("Hidden size.", 512, ge=32)
+    layers: int = flag("Number of layers.", 8, ge=1)
+    heads: int = flag("Number of attention heads.", 8, ge=1)
+    kv_heads: int = flag("Number of key/value heads.", 4, ge=1)
+    vocab_size: int = flag("Vocabulary size.", 8192, ge=1)
+    max_model_len: int = flag("Context in tokens.", 4096, ge=1)
+    seed: int = flag("Random seed of the weights.", 0, ge=0)
+    dtype: str = flag("Data type of the weights: float32, bfloat16 or float16.", "float32")
+    force: bool = flag("Write into a directory that is not empty.", False)
 
 
 @command

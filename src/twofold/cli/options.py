@@ -3,9 +3,9 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar, Final, Literal
+from typing import TYPE_CHECKING, ClassVar, Final, Literal
 
-from twofold.cli.settings import Flag, Settings, flag_name
+from twofold.cli.settings import Flag, Settings, flag, flag_name
 from twofold.errors import ConfigurationError
 from twofold.instance import Role
 from twofold.kvcache.eviction import EVICTIONS
@@ -99,96 +99,69 @@ def check_outputs(written: Mapping[str, Path], read: Iterable[str | Path]) -> No
 
 
 # Workload
-Workload = Annotated[
-    str, Flag("Named workload, such as azure-conv, or path of a trace.", positional=True, metavar="WORKLOAD")
-]
-Rate = Annotated[float | None, Flag("Requests per second.", names=("--rate", "--request-rate"))]
-NumRequests = Annotated[
-    int | None, Flag("Maximum number of requests.", names=("--num-requests", "--num-prompts"), ge=1)
-]
-Duration = Annotated[float | None, Flag("Length of the workload in seconds.")]
-Start = Annotated[float, Flag("Skip this many seconds of the trace.")]
-Arrival = Annotated[str | None, Flag("Arrival process: trace, poisson, gamma or constant.")]
-Burstiness = Annotated[float, Flag("Shape of gamma arrivals; 1 is Poisson, less is burstier.")]
-LengthScale = Annotated[float, Flag("Factor on prompt and output lengths.")]
-ClipLength = Annotated[int | None, Flag("Clip requests to this many tokens, prompt and output together.", ge=2)]
-Seed = Annotated[int, Flag("Random seed of arrivals, lengths and prompts.", ge=0)]
+WORKLOAD: Final = Flag("Named workload, such as azure-conv, or path of a trace.", positional=True, metavar="WORKLOAD")
+RATE: Final = Flag("Requests per second.", names=("--rate", "--request-rate"))
+NUM_REQUESTS: Final = Flag("Maximum number of requests.", names=("--num-requests", "--num-prompts"), ge=1)
+DURATION: Final = Flag("Length of the workload in seconds.")
+START: Final = Flag("Skip this many seconds of the trace.")
+ARRIVAL: Final = Flag("Arrival process: trace, poisson, gamma or constant.")
+BURSTINESS: Final = Flag("Shape of gamma arrivals; 1 is Poisson, less is burstier.")
+LENGTH_SCALE: Final = Flag("Factor on prompt and output lengths.")
+CLIP_LENGTH: Final = Flag("Clip requests to this many tokens, prompt and output together.", ge=2)
+SEED: Final = Flag("Random seed of arrivals, lengths and prompts.", ge=0)
 
 # Model and machines
-ModelDirectory = Annotated[Path, Flag("Model directory.", positional=True, metavar="MODEL")]
-Catalog = Annotated[
-    tuple[Path, ...], Flag("Catalog file (TOML) with more machines, models or links; repeatable.", metavar="FILE")
-]
-Performance = Annotated[str | None, Flag("Performance model.", choices=PERFORMANCE_MODELS)]
-Profile = Annotated[
-    Path | None, Flag("Performance profile of this host, as written by `twofold calibrate live`.", metavar="FILE")
-]
-LinkBandwidth = Annotated[float | None, Flag("Bandwidth of KV transfers in GB/s.")]
-KvCacheMemory = Annotated[
-    int | None, Flag("KV cache memory of each worker, as in 500M.", metavar="SIZE", parse=parse_size)
-]
-Dtype = Annotated[str | None, Flag("Data type of weights and KV cache.", choices=DTYPES)]
-Device = Annotated[str | None, Flag("Device of each worker: cpu, cuda or cuda:0.")]
-PinCores = Annotated[bool | None, Flag("Pin each worker to its own CPU cores.")]
+MODEL_DIRECTORY: Final = Flag("Model directory.", positional=True, metavar="MODEL")
+CATALOG: Final = Flag("Catalog file (TOML) with more machines, models or links; repeatable.", metavar="FILE")
+PERFORMANCE: Final = Flag("Performance model.", choices=PERFORMANCE_MODELS)
+PROFILE: Final = Flag("Performance profile of this host, as written by `twofold calibrate live`.", metavar="FILE")
+LINK_BANDWIDTH: Final = Flag("Bandwidth of KV transfers in GB/s.")
+KV_CACHE_MEMORY: Final = Flag("KV cache memory of each worker, as in 500M.", metavar="SIZE", parse=parse_size)
+DTYPE: Final = Flag("Data type of weights and KV cache.", choices=DTYPES)
+DEVICE: Final = Flag("Device of each worker: cpu, cuda or cuda:0.")
+PIN_CORES: Final = Flag("Pin each worker to its own CPU cores.")
 
 # Scheduling
-Batcher = Annotated[
-    dict[Role, str] | None,
-    Flag(
-        "Batcher of all instances, or of a role, as in prefill=prefill-balanced,decode=decode.",
-        metavar="NAME",
-        parse=parse_batchers,
-        choices=BATCHERS,
-    ),
-]
-Handoff = Annotated[str | None, Flag("How the KV cache is transferred.", choices=HANDOFF_POLICIES)]
-MaxNumSeqs = Annotated[int | None, Flag("Maximum number of sequences in an iteration.", ge=1)]
-MaxNumBatchedTokens = Annotated[
-    int | Literal["auto"] | None,
-    Flag(
-        "Maximum number of tokens in an iteration; auto: the fewest prompt tokens that keep an instance busy.",
-        metavar="TOKENS",
-        parse=parse_budget,
-    ),
-]
-TensorParallel = Annotated[int | None, Flag("Tensor-parallel size of an instance.", ge=1)]
-PipelineChunk = Annotated[
-    int | None,
-    Flag(
-        "Compute longer prompts in chunks of this size, several at once in the stages of a pipeline.",
-        ge=1,
-        metavar="TOKENS",
-    ),
-]
-BlockSize = Annotated[int | None, Flag("Tokens in a KV block.", ge=1)]
-SwapSpace = Annotated[
-    int | None,
-    Flag(
-        "Host memory of each decoding instance for swapping, as in 4GiB; KV blocks are then allocated as outputs grow.",
-        metavar="SIZE",
-        parse=parse_size,
-    ),
-]
-Overload = Annotated[str | None, Flag("Reject requests that are predicted to miss --slo.", choices=OVERLOAD_RULES)]
+BATCHER: Final = Flag(
+    "Batcher of all instances, or of a role, as in prefill=prefill-balanced,decode=decode.",
+    metavar="NAME",
+    parse=parse_batchers,
+    choices=BATCHERS,
+)
+HANDOFF: Final = Flag("How the KV cache is transferred.", choices=HANDOFF_POLICIES)
+MAX_NUM_SEQS: Final = Flag("Maximum number of sequences in an iteration.", ge=1)
+MAX_NUM_BATCHED_TOKENS: Final = Flag(
+    "Maximum number of tokens in an iteration; auto: the fewest prompt tokens that keep an instance busy.",
+    metavar="TOKENS",
+    parse=parse_budget,
+)
+TENSOR_PARALLEL: Final = Flag("Tensor-parallel size of an instance.", ge=1)
+PIPELINE_CHUNK: Final = Flag(
+    "Compute longer prompts in chunks of this size, several at once in the stages of a pipeline.",
+    ge=1,
+    metavar="TOKENS",
+)
+BLOCK_SIZE: Final = Flag("Tokens in a KV block.", ge=1)
+SWAP_SPACE: Final = Flag(
+    "Host memory of each decoding instance for swapping, as in 4GiB; KV blocks are then allocated as outputs grow.",
+    metavar="SIZE",
+    parse=parse_size,
+)
+OVERLOAD: Final = Flag("Reject requests that are predicted to miss --slo.", choices=OVERLOAD_RULES)
 
 # Objectives
-SloBounds = Annotated[
-    Slo | None, Flag("SLO in seconds, as in ttft=2,tpot=0.1.", metavar="BOUNDS", parse=parse_slo_bounds)
-]
-AnySlo = Annotated[
-    Slo | SlowdownSlo | None,
-    Flag(
-        "SLO in seconds, as in ttft=2,tpot=0.1, or splitwise for the bounds on slowdowns of Splitwise (table VI).",
-        metavar="BOUNDS",
-        parse=parse_any_slo,
-    ),
-]
-Attainment = Annotated[float, Flag("Share of requests that must meet the SLO.", gt=0, le=1)]
-Reference = Annotated[str | None, Flag("Reference machine of slowdowns.", metavar="MACHINE")]
+SLO_BOUNDS: Final = Flag("SLO in seconds, as in ttft=2,tpot=0.1.", metavar="BOUNDS", parse=parse_slo_bounds)
+ANY_SLO: Final = Flag(
+    "SLO in seconds, as in ttft=2,tpot=0.1, or splitwise for the bounds on slowdowns of Splitwise (table VI).",
+    metavar="BOUNDS",
+    parse=parse_any_slo,
+)
+ATTAINMENT: Final = Flag("Share of requests that must meet the SLO.", gt=0, le=1)
+REFERENCE: Final = Flag("Reference machine of slowdowns.", metavar="MACHINE")
 
 # Output
-Json = Annotated[bool, Flag("Print JSON instead of tables.", names=("--json",))]
-Html = Annotated[Path | None, Flag("Write an HTML report to this file.", metavar="FILE")]
+JSON: Final = Flag("Print JSON instead of tables.", names=("--json",))
+HTML: Final = Flag("Write an HTML report to this file.", metavar="FILE")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,23 +170,17 @@ class StoreSettings(Settings):
 
     PANEL: ClassVar = "Prefix cache"
 
-    kv_store_dram: Annotated[
-        int | None,
-        Flag(
-            "Host memory for the KV of prompts, shared by all workers of the host, as in 4GiB.",
-            metavar="SIZE",
-            parse=parse_size,
-        ),
-    ] = None
-    kv_store_disk: Annotated[
-        tuple[Path, int] | None,
-        Flag(
-            "Directory and disk space for KV that is evicted from --kv-store-dram, as in /var/kv:100GiB.",
-            metavar="DIR:SIZE",
-            parse=parse_disk,
-        ),
-    ] = None
-    kv_eviction: Annotated[str | None, Flag("Prefix-cache eviction policy.", choices=EVICTIONS)] = None
+    kv_store_dram: int | None = flag(
+        "Host memory for the KV of prompts, shared by all workers of the host, as in 4GiB.",
+        metavar="SIZE",
+        parse=parse_size,
+    )
+    kv_store_disk: tuple[Path, int] | None = flag(
+        "Directory and disk space for KV that is evicted from --kv-store-dram, as in /var/kv:100GiB.",
+        metavar="DIR:SIZE",
+        parse=parse_disk,
+    )
+    kv_eviction: str | None = flag("Prefix-cache eviction policy.", choices=EVICTIONS)
 
     def store_config(self) -> "StoreConfig | None":
         """The store, if any; raises ConfigurationError for a disk without memory or a directory that cannot be used."""
@@ -238,16 +205,16 @@ class HttpSettings(Settings):
     PANEL: ClassVar = "HTTP"
     DEFAULTS: ClassVar = {"served_model_name": "the directory or id of the model"}
 
-    host: Annotated[str, Flag("Address to listen on.")] = "127.0.0.1"
-    port: Annotated[int, Flag("Port to listen on; 0 picks a free port.", ge=0, le=65535)] = 8000
-    served_model_name: Annotated[str | None, Flag("Name of the model in the API.", metavar="NAME")] = None
-    api_key: Annotated[
-        tuple[str, ...], Flag("API key that clients must send; repeatable.", env="TWOFOLD_API_KEY", metavar="KEY")
-    ] = ()
-    api_keys: Annotated[
-        Path | None, Flag("File with a key per line: name key [max_concurrent] [requests_per_minute].", metavar="FILE")
-    ] = None
-    allow_anonymous: Annotated[bool, Flag("Let other machines connect without a key.")] = False
+    host: str = flag("Address to listen on.", "127.0.0.1")
+    port: int = flag("Port to listen on; 0 picks a free port.", 8000, ge=0, le=65535)
+    served_model_name: str | None = flag("Name of the model in the API.", metavar="NAME")
+    api_key: tuple[str, ...] = flag(
+        "API key that clients must send; repeatable.", (), env="TWOFOLD_API_KEY", metavar="KEY"
+    )
+    api_keys: Path | None = flag(
+        "File with a key per line: name key [max_concurrent] [requests_per_minute].", metavar="FILE"
+    )
+    allow_anonymous: bool = flag("Let other machines connect without a key.", False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -257,11 +224,11 @@ class LimitSettings(Settings):
     PANEL: ClassVar = "Limits"
     DEFAULTS: ClassVar = {"max_prompt_tokens": "the context of the model", "max_body_bytes": "32MiB"}
 
-    max_running: Annotated[int, Flag("Maximum number of running requests.", ge=1)] = 1024
-    max_waiting: Annotated[int, Flag("Maximum number of queued requests.", ge=0)] = 1024
-    request_timeout: Annotated[float, Flag("Timeout of requests that set none, in seconds.", ge=0.001)] = 1800.0
-    max_prompt_tokens: Annotated[int | None, Flag("Maximum prompt length in tokens.", ge=1)] = None
-    max_body_bytes: Annotated[int, Flag("Maximum size of a request body.", metavar="SIZE", parse=parse_size)] = 32 << 20
+    max_running: int = flag("Maximum number of running requests.", 1024, ge=1)
+    max_waiting: int = flag("Maximum number of queued requests.", 1024, ge=0)
+    request_timeout: float = flag("Timeout of requests that set none, in seconds.", 1800.0, ge=0.001)
+    max_prompt_tokens: int | None = flag("Maximum prompt length in tokens.", ge=1)
+    max_body_bytes: int = flag("Maximum size of a request body.", 32 << 20, metavar="SIZE", parse=parse_size)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -270,8 +237,8 @@ class TelemetrySettings(Settings):
 
     PANEL: ClassVar = "Telemetry"
 
-    slo: SloBounds = None
-    log_format: Annotated[str, Flag("Log format.", choices=LOG_FORMATS)] = "text"
-    otlp_endpoint: Annotated[
-        str | None, Flag("OTLP/HTTP collector for traces.", env="OTEL_EXPORTER_OTLP_ENDPOINT", metavar="URL")
-    ] = None
+    slo: Slo | None = SLO_BOUNDS.field()
+    log_format: str = flag("Log format.", "text", choices=LOG_FORMATS)
+    otlp_endpoint: str | None = flag(
+        "OTLP/HTTP collector for traces.", env="OTEL_EXPORTER_OTLP_ENDPOINT", metavar="URL"
+    )

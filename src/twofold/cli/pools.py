@@ -3,13 +3,13 @@
 import urllib.error
 import urllib.request
 from dataclasses import dataclass
-from typing import Annotated, Final
+from typing import Final
 
 import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from twofold.cli.settings import Flag, Settings, command, group
+from twofold.cli.settings import Settings, command, flag, group
 from twofold.errors import ConfigurationError
 from twofold.instance import Role
 from twofold.serving.controller.service import PoolMember
@@ -22,16 +22,16 @@ _NUMBERS: Final = {"restarts", "waiting", "running"}
 class PoolsSettings(Settings):
     """All flags of `twofold pools show`."""
 
-    base_url: Annotated[str, Flag("URL of the service.", metavar="URL")] = "http://127.0.0.1:8000"
-    api_key: Annotated[str | None, Flag("API key.", env="TWOFOLD_API_KEY", metavar="KEY")] = None
+    base_url: str = flag("URL of the service.", "http://127.0.0.1:8000", metavar="URL")
+    api_key: str | None = flag("API key.", env="TWOFOLD_API_KEY", metavar="KEY")
 
 
 @dataclass(frozen=True, kw_only=True)
 class SetSettings(PoolsSettings):
     """All flags of `twofold pools set`."""
 
-    instance: Annotated[str, Flag("Worker, as in decode-0.", positional=True, metavar="WORKER")]
-    role: Annotated[Role, Flag("Its role from the next request on.", positional=True)]
+    instance: str = flag("Worker, as in decode-0.", ..., positional=True, metavar="WORKER")
+    role: Role = flag("Its role from the next request on.", ..., positional=True)
 
 
 class PoolsResponse(msgspec.Struct, frozen=True):

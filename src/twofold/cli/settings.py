@@ -1,13 +1,13 @@
 """Commands from settings: one dataclass gives a command its options, help, validation and `--config` file.
 
-A field is an option of the same name: `max_num_seqs: Annotated[int, Flag("…", ge=1)] = 64` becomes `--max-num-seqs`.
+A field is an option of the same name: `max_num_seqs: int = flag("…", 64, ge=1)` becomes `--max-num-seqs`.
 The fields that a class declares form one panel of the help, with the title `PANEL`.
 """
 
 import inspect
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, Field, dataclass, fields
+from dataclasses import MISSING, Field, dataclass, field, fields
 from difflib import get_close_matches
 from functools import wraps
 from pathlib import Path
@@ -45,9 +45,18 @@ class Flag:
     choices: Registry | Callable[[], Registry] | None = None
     positional: bool = False
 
+    def field(self, default: object = None) -> Any:  # noqa: ANN401  (of the type that the class declares)
+        """A field of settings with this flag; it must be given if the default is `...`."""
+        return field(default=MISSING if default is ... else default, metadata={"flag": self})
+
     def registry(self) -> Registry:
         """The valid values; empty if all values are valid."""
         return self.choices() if callable(self.choices) else self.choices or {}
+
+
+def flag(help: str, default: object = None, **how: Any) -> Any:  # noqa: A002, ANN401
+    """A field of settings with a flag of its own; see `Flag` and `Flag.field`."""
+    return Flag(help, **how).field(default)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,12 +120,7 @@ def command(run: Callable[[S], T]) -> Callable[..., T]:
 
 def flags_of(kind: type[Settings]) -> dict[str, Flag]:
     """The flag of each field of a settings class."""
-    return {
-        name: flag
-        for name, hint in get_type_hints(kind, include_extras=True).items()
-        for flag in getattr(hint, "__metadata__", ())
-        if isinstance(flag, Flag)
-    }
+    return {each.name: each.metadata["flag"] for each in fields(kind)}
 
 
 def flag_name(field: str) -> str:

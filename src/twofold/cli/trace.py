@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, ClassVar, Final
+from typing import ClassVar, Final
 
 import msgspec
 import typer
@@ -12,7 +12,7 @@ from rich.table import Table
 
 from twofold.cli import options
 from twofold.cli.progress import trace_progress
-from twofold.cli.settings import Flag, Settings, command, group
+from twofold.cli.settings import Flag, Settings, command, flag, group
 from twofold.errors import ConfigurationError
 from twofold.kvcache.eviction import EVICTIONS
 from twofold.planning.capacity.replay import TraceReuse, trace_reuse
@@ -28,8 +28,8 @@ _CAPACITIES: Final = (1_000, 3_000, 10_000, 30_000, 100_000)  # blocks
 _FORMATS: Final = ", ".join(FORMATS)
 _HEADINGS: Final = ("min", "mean", "P50", "P90", "P99", "max", "total")
 
-Output = Annotated[Path, Flag("File to write; compressed if its name ends in .gz.", metavar="FILE")]
-TargetFormat = Annotated[str | None, Flag(f"Format to write: {_FORMATS}; twofold loses nothing.")]
+OUTPUT: Final = Flag("File to write; compressed if its name ends in .gz.", metavar="FILE")
+TARGET_FORMAT: Final = Flag(f"Format to write: {_FORMATS}; twofold loses nothing.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,8 +38,8 @@ class TraceSettings(Settings):
 
     DEFAULTS: ClassVar = {"format": "detected"}
 
-    trace: Annotated[Path, Flag("Trace: csv or jsonl, plain or gzip.", positional=True, metavar="TRACE")]
-    format: Annotated[str | None, Flag(f"Format of the trace: {_FORMATS}.")] = None
+    trace: Path = flag("Trace: csv or jsonl, plain or gzip.", ..., positional=True, metavar="TRACE")
+    format: str | None = flag(f"Format of the trace: {_FORMATS}.")
 
     def open(self) -> tuple[str, Iterator[Request], ReadNotes]:
         """The format, the requests, and notes on how they were read."""
@@ -51,7 +51,7 @@ class TraceSettings(Settings):
 class ShowSettings(TraceSettings):
     """All flags of `twofold trace show`."""
 
-    json: options.Json = False
+    json: bool = options.JSON.field(False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,9 +60,9 @@ class ReuseSettings(TraceSettings):
 
     DEFAULTS: ClassVar = {"capacity": "1,000 to 100,000", "eviction": "all"}
 
-    capacity: Annotated[tuple[int, ...], Flag("Capacity of the cache in blocks; repeatable.")] = ()
-    eviction: Annotated[tuple[str, ...], Flag("Eviction policy; repeatable.", choices=EVICTIONS)] = ()
-    json: options.Json = False
+    capacity: tuple[int, ...] = flag("Capacity of the cache in blocks; repeatable.", ())
+    eviction: tuple[str, ...] = flag("Eviction policy; repeatable.", (), choices=EVICTIONS)
+    json: bool = options.JSON.field(False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,15 +71,15 @@ class ConvertSettings(TraceSettings):
 
     DEFAULTS: ClassVar = {"to": "twofold"}
 
-    out: Annotated[Path, Flag("File to write; compressed if its name ends in .gz.", positional=True, metavar="OUT")]
-    to: TargetFormat = None
-    rate: options.Rate = None
-    rate_scale: Annotated[float | None, Flag("Factor on the rate of arrivals.")] = None
-    length_scale: options.LengthScale = 1.0
-    max_model_len: options.ClipLength = None
-    start: options.Start = 0.0
-    duration: options.Duration = None
-    num_requests: options.NumRequests = None
+    out: Path = flag("File to write; compressed if its name ends in .gz.", ..., positional=True, metavar="OUT")
+    to: str | None = TARGET_FORMAT.field()
+    rate: float | None = options.RATE.field()
+    rate_scale: float | None = flag("Factor on the rate of arrivals.")
+    length_scale: float = options.LENGTH_SCALE.field(1.0)
+    max_model_len: int | None = options.CLIP_LENGTH.field()
+    start: float = options.START.field(0.0)
+    duration: float | None = options.DURATION.field()
+    num_requests: int | None = options.NUM_REQUESTS.field()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,19 +88,19 @@ class GenerateSettings(Settings):
 
     DEFAULTS: ClassVar = {"to": "twofold", "arrival": "poisson"}
 
-    name: Annotated[
-        str, Flag("Named workload such as azure-conv, or lengths as in 512+64.", positional=True, metavar="NAME")
-    ]
-    output: Output
-    rate: Annotated[float, Flag("Requests per second.", names=("--rate", "--request-rate"))]
-    to: TargetFormat = None
-    num_requests: options.NumRequests = None
-    duration: options.Duration = None
-    arrival: options.Arrival = None
-    burstiness: options.Burstiness = 1.0
-    length_scale: options.LengthScale = 1.0
-    max_model_len: options.ClipLength = None
-    seed: options.Seed = 0
+    name: str = flag(
+        "Named workload such as azure-conv, or lengths as in 512+64.", ..., positional=True, metavar="NAME"
+    )
+    output: Path = OUTPUT.field(...)
+    rate: float = flag("Requests per second.", ..., names=("--rate", "--request-rate"))
+    to: str | None = TARGET_FORMAT.field()
+    num_requests: int | None = options.NUM_REQUESTS.field()
+    duration: float | None = options.DURATION.field()
+    arrival: str | None = options.ARRIVAL.field()
+    burstiness: float = options.BURSTINESS.field(1.0)
+    length_scale: float = options.LENGTH_SCALE.field(1.0)
+    max_model_len: int | None = options.CLIP_LENGTH.field()
+    seed: int = options.SEED.field(0)
 
 
 @command

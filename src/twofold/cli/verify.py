@@ -4,14 +4,23 @@ import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, ClassVar, Final
+from typing import ClassVar, Final
 
 import msgspec
 import typer
 from rich.console import Console
 
-from twofold.cli.options import Dtype, Json, KvCacheMemory, LengthScale, MaxNumSeqs, ModelDirectory, Seed, SloBounds
-from twofold.cli.settings import Flag, Settings, command
+from twofold.cli.options import (
+    DTYPE,
+    JSON,
+    KV_CACHE_MEMORY,
+    LENGTH_SCALE,
+    MAX_NUM_SEQS,
+    MODEL_DIRECTORY,
+    SEED,
+    SLO_BOUNDS,
+)
+from twofold.cli.settings import Settings, command, flag
 from twofold.errors import ConfigurationError
 from twofold.fidelity.comparison import Comparison, compare, fidelity_table, knee
 from twofold.fidelity.service import ServiceDesign, SimulatedService
@@ -53,38 +62,33 @@ class VerifySettings(Settings):
         "dtype": "auto",
     }
 
-    model: ModelDirectory
-    profile: Annotated[
-        Path, Flag("Performance profile of this host, as written by `twofold calibrate live`.", metavar="FILE")
-    ]
-    prefill: Annotated[int, Flag("Number of prefill workers.", ge=0)] = 0
-    decode: Annotated[int, Flag("Number of decode workers.", ge=0)] = 0
-    colocated: Annotated[int, Flag("Number of workers that run both phases.", ge=0)] = 0
-    workload: Annotated[str, Flag("Named workload, such as azure-conv, or path of a trace.")] = "azure-conv"
-    num_requests: Annotated[
-        int, Flag("Number of requests of each load.", names=("--num-requests", "--num-prompts"), ge=1)
-    ] = 150
-    loads: Annotated[
-        tuple[float, ...],
-        Flag(
-            "Loads, as multiples of the highest rate at which the simulation meets the SLO for 90% of the requests.",
-            metavar="MULTIPLES",
-            parse=parse_loads,
-        ),
-    ] = (0.5, 0.9, 2.0)
-    rate: Annotated[
-        tuple[float, ...],
-        Flag("Requests per second, in place of --loads; repeatable.", names=("--rate", "--request-rate")),
-    ] = ()
-    length_scale: LengthScale = 1.0
-    max_model_len: Annotated[int, Flag("Clip requests to this many tokens, prompt and output together.", ge=2)] = 2048
-    slo: SloBounds = None
-    replays: Annotated[int, Flag("Number of live replays of each load; their spread is tolerated.", ge=1)] = 2
-    seed: Seed = 0
-    kv_cache_memory_bytes: KvCacheMemory = None
-    max_num_seqs: MaxNumSeqs = None
-    dtype: Dtype = None
-    json: Json = False
+    model: Path = MODEL_DIRECTORY.field(...)
+    profile: Path = flag(
+        "Performance profile of this host, as written by `twofold calibrate live`.", ..., metavar="FILE"
+    )
+    prefill: int = flag("Number of prefill workers.", 0, ge=0)
+    decode: int = flag("Number of decode workers.", 0, ge=0)
+    colocated: int = flag("Number of workers that run both phases.", 0, ge=0)
+    workload: str = flag("Named workload, such as azure-conv, or path of a trace.", "azure-conv")
+    num_requests: int = flag("Number of requests of each load.", 150, names=("--num-requests", "--num-prompts"), ge=1)
+    loads: tuple[float, ...] = flag(
+        "Loads, as multiples of the highest rate at which the simulation meets the SLO for 90% of the requests.",
+        (0.5, 0.9, 2.0),
+        metavar="MULTIPLES",
+        parse=parse_loads,
+    )
+    rate: tuple[float, ...] = flag(
+        "Requests per second, in place of --loads; repeatable.", (), names=("--rate", "--request-rate")
+    )
+    length_scale: float = LENGTH_SCALE.field(1.0)
+    max_model_len: int = flag("Clip requests to this many tokens, prompt and output together.", 2048, ge=2)
+    slo: Slo | None = SLO_BOUNDS.field()
+    replays: int = flag("Number of live replays of each load; their spread is tolerated.", 2, ge=1)
+    seed: int = SEED.field(0)
+    kv_cache_memory_bytes: int | None = KV_CACHE_MEMORY.field()
+    max_num_seqs: int | None = MAX_NUM_SEQS.field()
+    dtype: str | None = DTYPE.field()
+    json: bool = JSON.field(False)
 
     @property
     def design(self) -> ServiceDesign:

@@ -24,12 +24,12 @@ class ShapeSettings(Settings):
     PANEL: ClassVar = "Workload"
     DEFAULTS: ClassVar = {"arrival": "poisson; that of the trace", "max_model_len": "no limit"}
 
-    start: options.Start = 0.0
-    arrival: options.Arrival = None
-    burstiness: options.Burstiness = 1.0
-    length_scale: options.LengthScale = 1.0
-    max_model_len: options.ClipLength = None
-    seed: options.Seed = 0
+    start: float = options.START.field(0.0)
+    arrival: str | None = options.ARRIVAL.field()
+    burstiness: float = options.BURSTINESS.field(1.0)
+    length_scale: float = options.LENGTH_SCALE.field(1.0)
+    max_model_len: int | None = options.CLIP_LENGTH.field()
+    seed: int = options.SEED.field(0)
 
     def shape(self) -> dict[str, Any]:
         """The arguments of `twofold.workload.source.workload` for arrivals and lengths."""
@@ -54,10 +54,10 @@ class WorkloadSettings(ShapeSettings):
         "duration": f"the whole trace; {DEFAULT_DURATION_S:g} for a named workload without --num-requests",
     }
 
-    workload: options.Workload
-    rate: options.Rate = None
-    num_requests: options.NumRequests = None
-    duration: options.Duration = None
+    workload: str = options.WORKLOAD.field(...)
+    rate: float | None = options.RATE.field()
+    num_requests: int | None = options.NUM_REQUESTS.field()
+    duration: float | None = options.DURATION.field()
 
     def requests(self) -> Iterator[Request]:
         """Stream the requests; raises ConfigurationError for limits that are too large or leave no request."""

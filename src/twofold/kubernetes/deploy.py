@@ -4,14 +4,14 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Final
 
 import msgspec
 import typer
 import yaml
 
-from twofold.cli.options import Catalog as CatalogFiles
-from twofold.cli.settings import Flag, Settings, command
+from twofold.cli.options import CATALOG
+from twofold.cli.settings import Settings, command, flag
 from twofold.cluster.file import load_cluster
 from twofold.cluster.profiles import InstanceProfile, instance_profiles
 from twofold.cluster.spec import SATURATING, ClusterSpec
@@ -37,18 +37,16 @@ _WIDTH: Final = 120
 class DeploySettings(Settings):
     """All flags of `twofold deploy`."""
 
-    plan: Annotated[
-        Path,
-        Flag("Deployment written by `twofold plan --output`, or any cluster file.", positional=True, metavar="PLAN"),
-    ]
-    format: Annotated[str, Flag("Output format.", choices=FORMATS)] = "k8s"
-    values: Annotated[
-        tuple[Path, ...],
-        Flag("Values file that overrides the plan, as `helm --values` takes it; repeatable.", metavar="FILE"),
-    ] = ()
-    name: Annotated[str, Flag("Name of the release, and prefix of object names.")] = "twofold"
-    catalog: CatalogFiles = ()
-    output: Annotated[str, Flag("File or directory to write; - prints.", metavar="FILE")] = "-"
+    plan: Path = flag(
+        "Deployment written by `twofold plan --output`, or any cluster file.", ..., positional=True, metavar="PLAN"
+    )
+    format: str = flag("Output format.", "k8s", choices=FORMATS)
+    values: tuple[Path, ...] = flag(
+        "Values file that overrides the plan, as `helm --values` takes it; repeatable.", (), metavar="FILE"
+    )
+    name: str = flag("Name of the release, and prefix of object names.", "twofold")
+    catalog: tuple[Path, ...] = CATALOG.field(())
+    output: str = flag("File or directory to write; - prints.", "-", metavar="FILE")
 
 
 @command

@@ -2,11 +2,12 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, ClassVar, Final
+from typing import ClassVar, Final, Literal
 
 from twofold.cli import options
-from twofold.cli.settings import Flag, Settings
+from twofold.cli.settings import Settings, flag
 from twofold.cli.workload import DEFAULT_DURATION_S, ShapeSettings
+from twofold.instance import Role
 from twofold.scheduling.routers import ROUTERS
 from twofold.slo import SPLITWISE, Slo, SlowdownSlo
 
@@ -32,20 +33,18 @@ class PlanObjectiveSettings(Settings):
     PANEL: ClassVar = "Objective"
     DEFAULTS: ClassVar = {"slo": "splitwise"}
 
-    model: Annotated[str, Flag("Model of the catalog, such as bloom-176b.")]
-    objective: Annotated[str, Flag("Objective of the search.", choices=OBJECTIVES)] = "throughput"
-    slo: Annotated[
-        Slo | SlowdownSlo,
-        Flag(
-            "SLO in seconds, as in ttft=2,tpot=0.1, or splitwise for the bounds on slowdowns of Splitwise (table VI).",
-            metavar="BOUNDS",
-            parse=options.parse_any_slo,
-        ),
-    ] = SPLITWISE
-    attainment: options.Attainment = 0.9
-    rate: options.Rate = None
-    reference: Annotated[str, Flag("Reference machine of slowdowns.", metavar="MACHINE")] = "dgx-a100"
-    tolerance: Annotated[float, Flag("Relative tolerance of the highest rates.", ge=0.001, le=0.5)] = 0.02
+    model: str = flag("Model of the catalog, such as bloom-176b.", ...)
+    objective: str = flag("Objective of the search.", "throughput", choices=OBJECTIVES)
+    slo: Slo | SlowdownSlo = flag(
+        "SLO in seconds, as in ttft=2,tpot=0.1, or splitwise for the bounds on slowdowns of Splitwise (table VI).",
+        SPLITWISE,
+        metavar="BOUNDS",
+        parse=options.parse_any_slo,
+    )
+    attainment: float = options.ATTAINMENT.field(0.9)
+    rate: float | None = options.RATE.field()
+    reference: str = flag("Reference machine of slowdowns.", "dgx-a100", metavar="MACHINE")
+    tolerance: float = flag("Relative tolerance of the highest rates.", 0.02, ge=0.001, le=0.5)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,13 +59,13 @@ class CapacitySettings(Settings):
         "disk_price": "that of the catalog",
     }
 
-    kv_capacity: Annotated[
-        bool, Flag("Plan prefix caches: hit rate, saved GPU time and price of each capacity of DRAM and disk.")
-    ] = False
-    nodes: Annotated[int | None, Flag("Number of machines that prefill.", ge=1)] = None
-    dram_gb: Annotated[float | None, Flag("GB of DRAM of each node in front of the disk.")] = None
-    dram_price: Annotated[float | None, Flag("Dollars for a GB of DRAM and hour.")] = None
-    disk_price: Annotated[float | None, Flag("Dollars for a GB of disk and hour.")] = None
+    kv_capacity: bool = flag(
+        "Plan prefix caches: hit rate, saved GPU time and price of each capacity of DRAM and disk.", False
+    )
+    nodes: int | None = flag("Number of machines that prefill.", ge=1)
+    dram_gb: float | None = flag("GB of DRAM of each node in front of the disk.")
+    dram_price: float | None = flag("Dollars for a GB of DRAM and hour.")
+    disk_price: float | None = flag("Dollars for a GB of disk and hour.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,29 +75,21 @@ class MachineSettings(Settings):
     PANEL: ClassVar = "Machines"
     DEFAULTS: ClassVar = {"family": "AA,HH,HA,HHcap"}
 
-    family: Annotated[
-        tuple[str, ...],
-        Flag("PREFILL+DECODE machines, as in h100+a100, or AA, HH, HA, HHcap; separated by commas, repeatable."),
-    ] = ()
-    machines: Annotated[str | None, Flag("Machines, separated by commas: plan with all pairs of them.")] = None
-    split: Annotated[bool, Flag("Plan disaggregated designs.")] = True
-    colocated: Annotated[bool, Flag("Plan colocated designs, to compare.")] = True
-    max_machines: Annotated[
-        str | None, Flag("Maximum number of machines, in all or of a kind, as in 40 or a100=30,h100=20.")
-    ] = None
-    max_cost: Annotated[float | None, Flag("Maximum dollars per hour.")] = None
-    max_power: Annotated[float | None, Flag("Maximum provisioned power in kW.")] = None
-    max_gpus: Annotated[
-        str | None,
-        Flag("Number of accelerators for goodput: 8 of the one kind in --machines, or a stock, a100=8,h100=16."),
-    ] = None
-    max_pipeline: Annotated[
-        int | None, Flag("Maximum pipeline stages for goodput; fewer make the search quicker.", ge=1)
-    ] = None
-    affinity: Annotated[str, Flag("Whether KV may be transferred between nodes, for goodput.", choices=AFFINITIES)] = (
-        "auto"
+    family: tuple[str, ...] = flag(
+        "PREFILL+DECODE machines, as in h100+a100, or AA, HH, HA, HHcap; separated by commas, repeatable.", ()
     )
-    catalog: options.Catalog = ()
+    machines: str | None = flag("Machines, separated by commas: plan with all pairs of them.")
+    split: bool = flag("Plan disaggregated designs.", True)
+    colocated: bool = flag("Plan colocated designs, to compare.", True)
+    max_machines: str | None = flag("Maximum number of machines, in all or of a kind, as in 40 or a100=30,h100=20.")
+    max_cost: float | None = flag("Maximum dollars per hour.")
+    max_power: float | None = flag("Maximum provisioned power in kW.")
+    max_gpus: str | None = flag(
+        "Number of accelerators for goodput: 8 of the one kind in --machines, or a stock, a100=8,h100=16."
+    )
+    max_pipeline: int | None = flag("Maximum pipeline stages for goodput; fewer make the search quicker.", ge=1)
+    affinity: str = flag("Whether KV may be transferred between nodes, for goodput.", "auto", choices=AFFINITIES)
+    catalog: tuple[Path, ...] = options.CATALOG.field(())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,11 +99,11 @@ class PlanWorkloadSettings(ShapeSettings):
     PANEL: ClassVar = "Workload"
     DEFAULTS: ClassVar = {"min_requests": f"{_MIN_REQUESTS}; {_MIN_REQUESTS_FOR_GOODPUT} for goodput"}
 
-    workload: options.Workload
-    duration: Annotated[float, Flag("Seconds of arrivals in each simulation; more if they have too few requests.")] = (
-        DEFAULT_DURATION_S
+    workload: str = options.WORKLOAD.field(...)
+    duration: float = flag(
+        "Seconds of arrivals in each simulation; more if they have too few requests.", DEFAULT_DURATION_S
     )
-    min_requests: Annotated[int | None, Flag("Minimum number of requests in each simulation.", ge=1)] = None
+    min_requests: int | None = flag("Minimum number of requests in each simulation.", ge=1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,14 +122,14 @@ class PolicySettings(Settings):
         "max_num_seqs": "512",
     }
 
-    performance: options.Performance = None
-    router: Annotated[str | None, Flag("Router of disaggregated designs.", choices=ROUTERS)] = None
-    batcher: options.Batcher = None
-    handoff: options.Handoff = None
-    tp: options.TensorParallel = None
-    link_gb_per_s: options.LinkBandwidth = None
-    max_num_batched_tokens: options.MaxNumBatchedTokens = None
-    max_num_seqs: options.MaxNumSeqs = None
+    performance: str | None = options.PERFORMANCE.field()
+    router: str | None = flag("Router of disaggregated designs.", choices=ROUTERS)
+    batcher: dict[Role, str] | None = options.BATCHER.field()
+    handoff: str | None = options.HANDOFF.field()
+    tp: int | None = options.TENSOR_PARALLEL.field()
+    link_gb_per_s: float | None = options.LINK_BANDWIDTH.field()
+    max_num_batched_tokens: int | Literal["auto"] | None = options.MAX_NUM_BATCHED_TOKENS.field()
+    max_num_seqs: int | None = options.MAX_NUM_SEQS.field()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,14 +139,15 @@ class RunSettings(Settings):
     PANEL: ClassVar = "Running"
     DEFAULTS: ClassVar = {"jobs": "all cores"}
 
-    jobs: Annotated[int | None, Flag("Number of simulations at a time.", ge=1)] = None
-    ray: Annotated[
-        str | None,
-        Flag("Simulate on this Ray cluster, and plan for its machines unless flags name others.", metavar="ADDRESS"),
-    ] = None
-    store: Annotated[
-        Path, Flag("Store of finished simulations; an interrupted or repeated plan resumes from it.", metavar="FILE")
-    ] = Path(".twofold/plan.sqlite")
+    jobs: int | None = flag("Number of simulations at a time.", ge=1)
+    ray: str | None = flag(
+        "Simulate on this Ray cluster, and plan for its machines unless flags name others.", metavar="ADDRESS"
+    )
+    store: Path = flag(
+        "Store of finished simulations; an interrupted or repeated plan resumes from it.",
+        Path(".twofold/plan.sqlite"),
+        metavar="FILE",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,11 +156,9 @@ class PlanOutputSettings(Settings):
 
     PANEL: ClassVar = "Output"
 
-    json: options.Json = False
-    output: Annotated[
-        Path | None, Flag("Write the best design to this file, as a deployment (YAML).", metavar="FILE")
-    ] = None
-    html: options.Html = None
+    json: bool = options.JSON.field(False)
+    output: Path | None = flag("Write the best design to this file, as a deployment (YAML).", metavar="FILE")
+    html: Path | None = options.HTML.field()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,8 +15,8 @@ import msgspec
 import typer
 import uvloop
 
-from twofold.cli.options import LOG_FORMATS, Device, KvCacheMemory, PinCores, StoreSettings
-from twofold.cli.settings import Flag, command
+from twofold.cli.options import DEVICE, KV_CACHE_MEMORY, LOG_FORMATS, PIN_CORES, StoreSettings
+from twofold.cli.settings import command, flag
 from twofold.errors import ConfigurationError
 from twofold.instance import Role
 from twofold.security.guard import Guard
@@ -43,20 +43,20 @@ class JoinSettings(StoreSettings):
         "pin_cores": "yes",
     }
 
-    controller: Annotated[
-        str, Flag("Address of the service, as in its --listen-workers.", positional=True, metavar="tcp://ADDRESS:PORT")
-    ]
-    cluster_key: Annotated[Path, Flag("Cluster key file, as written by `twofold keygen`.", metavar="FILE")]
-    model: Annotated[str, Flag("Model directory or hub id; the same model as that of the service.", metavar="MODEL")]
-    prefill: Annotated[int, Flag("Number of prefill workers.", ge=0)] = 0
-    decode: Annotated[int, Flag("Number of decode workers.", ge=0)] = 0
-    colocated: Annotated[int, Flag("Number of workers that run both phases.", ge=0)] = 0
-    name: Annotated[str | None, Flag("Unique name of this host.")] = None
-    address: Annotated[str | None, Flag("Address of this host that other hosts can reach.")] = None
-    device: Device = None
-    kv_cache_memory_bytes: KvCacheMemory = None
-    pin_cores: PinCores = None
-    log_format: Annotated[str, Flag("Log format.", choices=LOG_FORMATS)] = "text"
+    controller: str = flag(
+        "Address of the service, as in its --listen-workers.", ..., positional=True, metavar="tcp://ADDRESS:PORT"
+    )
+    cluster_key: Path = flag("Cluster key file, as written by `twofold keygen`.", ..., metavar="FILE")
+    model: str = flag("Model directory or hub id; the same model as that of the service.", ..., metavar="MODEL")
+    prefill: int = flag("Number of prefill workers.", 0, ge=0)
+    decode: int = flag("Number of decode workers.", 0, ge=0)
+    colocated: int = flag("Number of workers that run both phases.", 0, ge=0)
+    name: str | None = flag("Unique name of this host.")
+    address: str | None = flag("Address of this host that other hosts can reach.")
+    device: str | None = DEVICE.field()
+    kv_cache_memory_bytes: int | None = KV_CACHE_MEMORY.field()
+    pin_cores: bool | None = PIN_CORES.field()
+    log_format: str = flag("Log format.", "text", choices=LOG_FORMATS)
 
 
 @command

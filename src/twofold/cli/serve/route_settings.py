@@ -1,10 +1,10 @@
 """Flags of `twofold route`."""
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Final
+from typing import ClassVar, Final
 
 from twofold.cli.options import HttpSettings, LimitSettings, TelemetrySettings
-from twofold.cli.settings import Flag, Settings
+from twofold.cli.settings import Settings, flag
 from twofold.scheduling.routers import LIVE_ROUTERS, ROUTERS
 
 OVERLOAD_RULES: Final = {
@@ -20,28 +20,19 @@ class ServerSettings(Settings):
 
     PANEL: ClassVar = "Servers"
 
-    model: Annotated[
-        str, Flag("Model directory or hub id, for the tokenizer, chat template and vocabulary.", metavar="MODEL")
-    ]
-    prefill: Annotated[
-        tuple[str, ...], Flag("Prefill server, and the address of its KV events; repeatable.", metavar=_URL)
-    ] = ()
-    decode: Annotated[
-        tuple[str, ...], Flag("Decode server, and the address of its KV events; repeatable.", metavar=_URL)
-    ] = ()
-    colocated: Annotated[
-        tuple[str, ...],
-        Flag("Server that runs both phases, and the address of its KV events; repeatable.", metavar=_URL),
-    ] = ()
-    router: Annotated[
-        str, Flag("Router: places requests on servers.", choices={name: ROUTERS[name] for name in LIVE_ROUTERS})
-    ] = "jsq"
-    probe_timeout: Annotated[
-        float, Flag("Seconds without an answer after which a server counts as failed.", ge=0.1)
-    ] = 5.0
-    max_restart_delay: Annotated[
-        float, Flag("Maximum delay before a failing server is retried, in seconds.", ge=0.1)
-    ] = 30.0
+    model: str = flag(
+        "Model directory or hub id, for the tokenizer, chat template and vocabulary.", ..., metavar="MODEL"
+    )
+    prefill: tuple[str, ...] = flag("Prefill server, and the address of its KV events; repeatable.", (), metavar=_URL)
+    decode: tuple[str, ...] = flag("Decode server, and the address of its KV events; repeatable.", (), metavar=_URL)
+    colocated: tuple[str, ...] = flag(
+        "Server that runs both phases, and the address of its KV events; repeatable.", (), metavar=_URL
+    )
+    router: str = flag(
+        "Router: places requests on servers.", "jsq", choices={name: ROUTERS[name] for name in LIVE_ROUTERS}
+    )
+    probe_timeout: float = flag("Seconds without an answer after which a server counts as failed.", 5.0, ge=0.1)
+    max_restart_delay: float = flag("Maximum delay before a failing server is retried, in seconds.", 30.0, ge=0.1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,9 +41,7 @@ class RouteLimitSettings(LimitSettings):
 
     PANEL: ClassVar = LimitSettings.PANEL
 
-    overload: Annotated[
-        str | None, Flag("Reject requests that are predicted to miss --slo.", choices=OVERLOAD_RULES)
-    ] = None
+    overload: str | None = flag("Reject requests that are predicted to miss --slo.", choices=OVERLOAD_RULES)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,11 +2,12 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, ClassVar, Final
+from typing import ClassVar, Final, Literal
 
 from twofold.cli import options
-from twofold.cli.settings import Flag, Settings, flag_name
+from twofold.cli.settings import Settings, flag, flag_name
 from twofold.engine.registry import ENGINES
+from twofold.instance import Role
 from twofold.scheduling.routers import LIVE_ROUTERS, ROUTERS
 from twofold.transport.registry import TRANSPORTS
 
@@ -29,31 +30,27 @@ class ServiceSettings(Settings):
         "pin_cores": "yes, unless the engine is emulated",
     }
 
-    model: Annotated[
-        str | None,
-        Flag("Model directory or hub id; not needed with --engine emulated.", positional=True, metavar="MODEL"),
-    ] = None
-    prefill: Annotated[int | None, Flag("Number of prefill workers.", ge=0)] = None
-    decode: Annotated[int | None, Flag("Number of decode workers.", ge=0)] = None
-    colocated: Annotated[int | None, Flag("Number of workers that run both phases.", ge=0)] = None
-    cluster: Annotated[
-        Path | None,
-        Flag("Cluster file with pools and policies, as written by `twofold plan --output`.", metavar="FILE"),
-    ] = None
-    catalog: options.Catalog = ()
-    router: Annotated[
-        str | None, Flag("Router: places requests on workers.", choices={name: ROUTERS[name] for name in LIVE_ROUTERS})
-    ] = None
-    batcher: options.Batcher = None
-    handoff: options.Handoff = None
-    transport: Annotated[str | None, Flag("How KV blocks are moved between workers.", choices=TRANSPORTS)] = None
-    kv_checksums: Annotated[bool, Flag("Verify a checksum of each KV block that is transferred.")] = False
-    pin_cores: options.PinCores = None
-    journal: Annotated[Path | None, Flag("Directory for journals of scheduling decisions.", metavar="DIR")] = None
-    max_restart_delay: Annotated[
-        float, Flag("Maximum delay before a failing worker is restarted, in seconds.", ge=0.1)
-    ] = 30.0
-    profile: options.Profile = None
+    model: str | None = flag(
+        "Model directory or hub id; not needed with --engine emulated.", positional=True, metavar="MODEL"
+    )
+    prefill: int | None = flag("Number of prefill workers.", ge=0)
+    decode: int | None = flag("Number of decode workers.", ge=0)
+    colocated: int | None = flag("Number of workers that run both phases.", ge=0)
+    cluster: Path | None = flag(
+        "Cluster file with pools and policies, as written by `twofold plan --output`.", metavar="FILE"
+    )
+    catalog: tuple[Path, ...] = options.CATALOG.field(())
+    router: str | None = flag(
+        "Router: places requests on workers.", choices={name: ROUTERS[name] for name in LIVE_ROUTERS}
+    )
+    batcher: dict[Role, str] | None = options.BATCHER.field()
+    handoff: str | None = options.HANDOFF.field()
+    transport: str | None = flag("How KV blocks are moved between workers.", choices=TRANSPORTS)
+    kv_checksums: bool = flag("Verify a checksum of each KV block that is transferred.", False)
+    pin_cores: bool | None = options.PIN_CORES.field()
+    journal: Path | None = flag("Directory for journals of scheduling decisions.", metavar="DIR")
+    max_restart_delay: float = flag("Maximum delay before a failing worker is restarted, in seconds.", 30.0, ge=0.1)
+    profile: Path | None = options.PROFILE.field()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,10 +60,10 @@ class ReplanSettings(Settings):
     PANEL: ClassVar = "Re-planning"
     DEFAULTS: ClassVar = {"attainment": "0.9", "min_between": "60"}
 
-    replan: Annotated[bool, Flag("Change roles of workers when the traffic shifts; needs --slo.")] = False
-    attainment: Annotated[float | None, Flag("Share of requests that must meet the SLO.", gt=0, le=1)] = None
-    retire: Annotated[bool, Flag("Also stop workers that are not needed, and restart them.")] = False
-    min_between: Annotated[float | None, Flag("Minimum seconds between two decisions.", ge=1)] = None
+    replan: bool = flag("Change roles of workers when the traffic shifts; needs --slo.", False)
+    attainment: float | None = flag("Share of requests that must meet the SLO.", gt=0, le=1)
+    retire: bool = flag("Also stop workers that are not needed, and restart them.", False)
+    min_between: float | None = flag("Minimum seconds between two decisions.", ge=1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,13 +80,13 @@ class ParallelSettings(Settings):
         "decode_pp": "--pp",
     }
 
-    tp: Annotated[int | None, Flag("Tensor-parallel size.", ge=1)] = None
-    pp: Annotated[int | None, Flag("Pipeline-parallel size.", ge=1)] = None
-    prefill_tp: Annotated[int | None, Flag("Tensor-parallel size of prefill workers.", ge=1)] = None
-    prefill_pp: Annotated[int | None, Flag("Pipeline-parallel size of prefill workers.", ge=1)] = None
-    decode_tp: Annotated[int | None, Flag("Tensor-parallel size of decode workers.", ge=1)] = None
-    decode_pp: Annotated[int | None, Flag("Pipeline-parallel size of decode workers.", ge=1)] = None
-    pipeline_chunk: options.PipelineChunk = None
+    tp: int | None = flag("Tensor-parallel size.", ge=1)
+    pp: int | None = flag("Pipeline-parallel size.", ge=1)
+    prefill_tp: int | None = flag("Tensor-parallel size of prefill workers.", ge=1)
+    prefill_pp: int | None = flag("Pipeline-parallel size of prefill workers.", ge=1)
+    decode_tp: int | None = flag("Tensor-parallel size of decode workers.", ge=1)
+    decode_pp: int | None = flag("Pipeline-parallel size of decode workers.", ge=1)
+    pipeline_chunk: int | None = options.PIPELINE_CHUNK.field()
 
     @property
     def degrees(self) -> list[tuple[str, int | None]]:
@@ -104,12 +101,10 @@ class NetworkSettings(Settings):
 
     PANEL: ClassVar = "Other hosts"
 
-    listen_workers: Annotated[
-        str | None, Flag("Address at which workers of other hosts join, as in tcp://10.0.0.1:7600.", metavar="ADDRESS")
-    ] = None
-    cluster_key: Annotated[Path | None, Flag("Cluster key file, as written by `twofold keygen`.", metavar="FILE")] = (
-        None
+    listen_workers: str | None = flag(
+        "Address at which workers of other hosts join, as in tcp://10.0.0.1:7600.", metavar="ADDRESS"
     )
+    cluster_key: Path | None = flag("Cluster key file, as written by `twofold keygen`.", metavar="FILE")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,12 +118,10 @@ class RaySettings(Settings):
         "ray_link_label": LINK_LABEL,
     }
 
-    launcher: Annotated[str, Flag("How workers are started.", choices=LAUNCHERS)] = "local"
-    ray_address: Annotated[
-        str | None, Flag("Ray cluster: HOST:PORT of its head, or auto for the cluster of this host.")
-    ] = None
-    ray_resources: Annotated[str | None, Flag("Resources of each worker, as in CPU=4,GPU=1.")] = None
-    ray_link_label: Annotated[str | None, Flag("Label of nodes that share a fast link.")] = None
+    launcher: str = flag("How workers are started.", "local", choices=LAUNCHERS)
+    ray_address: str | None = flag("Ray cluster: HOST:PORT of its head, or auto for the cluster of this host.")
+    ray_resources: str | None = flag("Resources of each worker, as in CPU=4,GPU=1.")
+    ray_link_label: str | None = flag("Label of nodes that share a fast link.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,35 +143,28 @@ class EngineSettings(Settings):
         "tokenizer": "that of the model",
     }
 
-    engine: Annotated[str, Flag("Engine that runs the model.", choices=ENGINES)] = "torch"
-    dtype: options.Dtype = None
-    device: options.Device = None
-    block_size: options.BlockSize = None
-    kv_cache_memory_bytes: options.KvCacheMemory = None
-    swap_space: options.SwapSpace = None
-    enable_prefix_caching: Annotated[bool | None, Flag("Keep the KV of prompts for requests with the same prefix.")] = (
-        None
+    engine: str = flag("Engine that runs the model.", "torch", choices=ENGINES)
+    dtype: str | None = options.DTYPE.field()
+    device: str | None = options.DEVICE.field()
+    block_size: int | None = options.BLOCK_SIZE.field()
+    kv_cache_memory_bytes: int | None = options.KV_CACHE_MEMORY.field()
+    swap_space: int | None = options.SWAP_SPACE.field()
+    enable_prefix_caching: bool | None = flag("Keep the KV of prompts for requests with the same prefix.")
+    cache_retention_share: float | None = flag("Share of the KV cache that requests may retain.", ge=0, le=1)
+    max_model_len: int | None = flag("Maximum length of a sequence in tokens.", ge=2)
+    max_num_seqs: int | None = options.MAX_NUM_SEQS.field()
+    max_num_batched_tokens: int | Literal["auto"] | None = options.MAX_NUM_BATCHED_TOKENS.field()
+    enable_chunked_prefill: bool | None = flag(
+        "Split prompts into chunks that run beside decodes; for colocated workers."
     )
-    cache_retention_share: Annotated[
-        float | None, Flag("Share of the KV cache that requests may retain.", ge=0, le=1)
-    ] = None
-    max_model_len: Annotated[int | None, Flag("Maximum length of a sequence in tokens.", ge=2)] = None
-    max_num_seqs: options.MaxNumSeqs = None
-    max_num_batched_tokens: options.MaxNumBatchedTokens = None
-    enable_chunked_prefill: Annotated[
-        bool | None, Flag("Split prompts into chunks that run beside decodes; for colocated workers.")
-    ] = None
-    inline_tbt: Annotated[
-        float | None,
-        Flag(
-            "Run whole prompts beside decodes if the iteration is predicted to take at most this time; for colocated "
-            "workers.",
-            ge=0,
-            metavar="SECONDS",
-        ),
-    ] = None
-    tokenizer: Annotated[Path | None, Flag("Tokenizer directory.", metavar="DIR")] = None
-    vocab_size: Annotated[int | None, Flag("Vocabulary size of an emulated model.", ge=2)] = None
+    inline_tbt: float | None = flag(
+        "Run whole prompts beside decodes if the iteration is predicted to take at most this time; for colocated "
+        "workers.",
+        ge=0,
+        metavar="SECONDS",
+    )
+    tokenizer: Path | None = flag("Tokenizer directory.", metavar="DIR")
+    vocab_size: int | None = flag("Vocabulary size of an emulated model.", ge=2)
 
     @property
     def emulated(self) -> bool:
@@ -191,10 +177,8 @@ class ServeLimitSettings(options.LimitSettings):
 
     PANEL: ClassVar = options.LimitSettings.PANEL
 
-    overload: options.Overload = None
-    cache_retention: Annotated[
-        float, Flag("Maximum time that a request may retain its prompt's KV, in seconds.", ge=0)
-    ] = 3600.0
+    overload: str | None = options.OVERLOAD.field()
+    cache_retention: float = flag("Maximum time that a request may retain its prompt's KV, in seconds.", 3600.0, ge=0)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,14 +2,16 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, ClassVar, Final
+from typing import ClassVar, Final, Literal
 
 from twofold.cli import options
-from twofold.cli.settings import Flag, Settings
+from twofold.cli.settings import Settings, flag
 from twofold.cli.workload import WorkloadSettings
 from twofold.cluster.spec import RULES, CacheSpec, parse_cache
 from twofold.cluster.validation import MAX_SECONDS
+from twofold.instance import Role
 from twofold.scheduling.routers import ROUTERS
+from twofold.slo import Slo, SlowdownSlo
 
 OWN_LOADS: Final = {
     "followed": "All its unfinished requests.",
@@ -42,46 +44,38 @@ class ClusterSettings(Settings):
         "rules": "twofold",
     }
 
-    cluster: Annotated[
-        str | None,
-        Flag(
-            "Pools as COUNTxMACHINE:ROLE, as in 35xh100:prefill,5xh100:decode, or a cluster file (YAML or TOML). A "
-            "role is prefill, decode or mixed; @TP or @TPxPP after the machine is the parallelism: 4xa100@2x4:prefill.",
-            metavar="POOLS|FILE",
-        ),
-    ] = None
-    model: Annotated[str | None, Flag("Model of the catalog, such as bloom-176b.")] = None
-    catalog: options.Catalog = ()
-    profile: options.Profile = None
-    performance: options.Performance = None
-    router: Annotated[str | None, Flag("Router: places requests on instances.", choices=ROUTERS)] = None
-    batcher: options.Batcher = None
-    handoff: options.Handoff = None
-    max_num_batched_tokens: options.MaxNumBatchedTokens = None
-    max_num_seqs: options.MaxNumSeqs = None
-    pipeline_chunk: options.PipelineChunk = None
-    block_size: options.BlockSize = None
-    swap_space: options.SwapSpace = None
-    kv_cache: Annotated[
-        CacheSpec | None,
-        Flag(
-            "Prefix cache of each prefilling machine, as in 128GiB, '3000000 tokens' or "
-            "dram=512GiB,disk=4TB,eviction=lfu; used where the trace names prefix blocks.",
-            metavar="SIZE",
-            parse=_parse_cache,
-        ),
-    ] = None
-    kv_bytes_per_token: Annotated[int | None, Flag("KV cache of a token in bytes.", ge=1)] = None
-    link_gb_per_s: options.LinkBandwidth = None
-    contention: Annotated[bool | None, Flag("Let concurrent transfers share the bandwidth of a link.")] = None
-    rules: Annotated[str | None, Flag("Scheduling rules of this or another simulator.", choices=RULES)] = None
-    fail: Annotated[
-        tuple[str, ...],
-        Flag(
-            "Failure of an instance: decode-0@30+60 stops at 30 s and restarts 60 s later; repeatable.",
-            metavar="INSTANCE@SECONDS",
-        ),
-    ] = ()
+    cluster: str | None = flag(
+        "Pools as COUNTxMACHINE:ROLE, as in 35xh100:prefill,5xh100:decode, or a cluster file (YAML or TOML). A "
+        "role is prefill, decode or mixed; @TP or @TPxPP after the machine is the parallelism: 4xa100@2x4:prefill.",
+        metavar="POOLS|FILE",
+    )
+    model: str | None = flag("Model of the catalog, such as bloom-176b.")
+    catalog: tuple[Path, ...] = options.CATALOG.field(())
+    profile: Path | None = options.PROFILE.field()
+    performance: str | None = options.PERFORMANCE.field()
+    router: str | None = flag("Router: places requests on instances.", choices=ROUTERS)
+    batcher: dict[Role, str] | None = options.BATCHER.field()
+    handoff: str | None = options.HANDOFF.field()
+    max_num_batched_tokens: int | Literal["auto"] | None = options.MAX_NUM_BATCHED_TOKENS.field()
+    max_num_seqs: int | None = options.MAX_NUM_SEQS.field()
+    pipeline_chunk: int | None = options.PIPELINE_CHUNK.field()
+    block_size: int | None = options.BLOCK_SIZE.field()
+    swap_space: int | None = options.SWAP_SPACE.field()
+    kv_cache: CacheSpec | None = flag(
+        "Prefix cache of each prefilling machine, as in 128GiB, '3000000 tokens' or "
+        "dram=512GiB,disk=4TB,eviction=lfu; used where the trace names prefix blocks.",
+        metavar="SIZE",
+        parse=_parse_cache,
+    )
+    kv_bytes_per_token: int | None = flag("KV cache of a token in bytes.", ge=1)
+    link_gb_per_s: float | None = options.LINK_BANDWIDTH.field()
+    contention: bool | None = flag("Let concurrent transfers share the bandwidth of a link.")
+    rules: str | None = flag("Scheduling rules of this or another simulator.", choices=RULES)
+    fail: tuple[str, ...] = flag(
+        "Failure of an instance: decode-0@30+60 stops at 30 s and restarts 60 s later; repeatable.",
+        (),
+        metavar="INSTANCE@SECONDS",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,10 +85,10 @@ class ObjectiveSettings(Settings):
     PANEL: ClassVar = "Objective"
     DEFAULTS: ClassVar = {"reference": "dgx-a100; host with --profile"}
 
-    slo: options.AnySlo = None
-    attainment: options.Attainment = 0.9
-    overload: options.Overload = None
-    reference: options.Reference = None
+    slo: Slo | SlowdownSlo | None = options.ANY_SLO.field()
+    attainment: float = options.ATTAINMENT.field(0.9)
+    overload: str | None = options.OVERLOAD.field()
+    reference: str | None = options.REFERENCE.field()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,15 +97,11 @@ class OutputSettings(Settings):
 
     PANEL: ClassVar = "Output"
 
-    json: options.Json = False
-    html: options.Html = None
-    requests_table: Annotated[
-        Path | None, Flag("Write a row for each request to this file (Parquet).", metavar="FILE")
-    ] = None
-    chrome_trace: Annotated[
-        Path | None, Flag("Write a trace for chrome://tracing or Perfetto to this file.", metavar="FILE")
-    ] = None
-    event_log: Annotated[Path | None, Flag("Write an event per line to this file (JSON lines).", metavar="FILE")] = None
+    json: bool = options.JSON.field(False)
+    html: Path | None = options.HTML.field()
+    requests_table: Path | None = flag("Write a row for each request to this file (Parquet).", metavar="FILE")
+    chrome_trace: Path | None = flag("Write a trace for chrome://tracing or Perfetto to this file.", metavar="FILE")
+    event_log: Path | None = flag("Write an event per line to this file (JSON lines).", metavar="FILE")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,14 +110,14 @@ class SimulatedReplanSettings(Settings):
 
     PANEL: ClassVar = "Re-planning"
 
-    replan: Annotated[bool, Flag("Change roles of instances when the traffic shifts; needs --slo.")] = False
-    spare: Annotated[
-        int, Flag("Spare machines that may be started; with any, idle instances are also stopped.", ge=0, le=1000)
-    ] = 0
-    search_time: Annotated[float, Flag("Simulated duration of a search in seconds.", ge=0, le=MAX_SECONDS)] = 5.0
-    start_up_time: Annotated[float, Flag("Start-up time of a machine in seconds.", ge=0, le=MAX_SECONDS)] = 30.0
-    min_gain: Annotated[float, Flag("Minimum gain of a change, as a share of requests.", ge=0, le=1)] = 0.05
-    min_between: Annotated[float, Flag("Minimum seconds between two decisions.", ge=0, le=MAX_SECONDS)] = 60.0
+    replan: bool = flag("Change roles of instances when the traffic shifts; needs --slo.", False)
+    spare: int = flag(
+        "Spare machines that may be started; with any, idle instances are also stopped.", 0, ge=0, le=1000
+    )
+    search_time: float = flag("Simulated duration of a search in seconds.", 5.0, ge=0, le=MAX_SECONDS)
+    start_up_time: float = flag("Start-up time of a machine in seconds.", 30.0, ge=0, le=MAX_SECONDS)
+    min_gain: float = flag("Minimum gain of a change, as a share of requests.", 0.05, ge=0, le=1)
+    min_between: float = flag("Minimum seconds between two decisions.", 60.0, ge=0, le=MAX_SECONDS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,19 +131,13 @@ class ControlSettings(Settings):
         "own_load": "followed",
     }
 
-    cells: Annotated[
-        int | None, Flag("Number of cells of instances, for a router of cells such as cells:jsq.", ge=1)
-    ] = None
-    controllers: Annotated[
-        int | None, Flag("Number of controllers; each routes by its own view of the load.", ge=1)
-    ] = None
-    reports_every: Annotated[
-        float | None, Flag("Interval of load reports of an instance or cell; 0 is immediate.", metavar="SECONDS")
-    ] = None
-    report_delay: Annotated[float | None, Flag("Delay of a load report.", metavar="SECONDS")] = None
-    own_load: Annotated[
-        str | None, Flag("What a controller adds to reports of its own requests.", choices=OWN_LOADS)
-    ] = None
+    cells: int | None = flag("Number of cells of instances, for a router of cells such as cells:jsq.", ge=1)
+    controllers: int | None = flag("Number of controllers; each routes by its own view of the load.", ge=1)
+    reports_every: float | None = flag(
+        "Interval of load reports of an instance or cell; 0 is immediate.", metavar="SECONDS"
+    )
+    report_delay: float | None = flag("Delay of a load report.", metavar="SECONDS")
+    own_load: str | None = flag("What a controller adds to reports of its own requests.", choices=OWN_LOADS)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -131,7 +131,7 @@ def test_prefill_pipelines_get_the_chunk_batcher_and_budget():
         ({"router": "splitwise"}, "pipelined prefill pool"),
         ({"pools": (PoolSpec(machines=2, machine="dgx-h100", role=Role.MIXED),)}, "pipelined prefill pool"),
         ({"rules": "distserve-published"}, "does not apply to the rules distserve-published"),
-        ({"pipeline_chunk": 0}, "at least 1, not 0"),
+        ({"pipeline_chunk": 0}, "pipeline_chunk must be more than 0, not 0"),
     ],
 )
 def test_rejects_chunks_without_a_prefill_pipeline(changes, why):

@@ -81,7 +81,7 @@ def caching(draw):
 def test_results_do_not_depend_on_max_run(cluster, requests):
     one, other = run(cluster, requests), run(cluster, requests, max_run=1)
     assert one.facts() == other.facts()
-    assert one.cluster.reuse.statistics.result() == other.cluster.reuse.statistics.result()
+    assert one.cluster.reuse.result() == other.cluster.reuse.result()
 
 
 @settings(max_examples=150)
@@ -100,7 +100,7 @@ def test_every_request_ends_once_and_unpins_its_blocks(cluster, requests):
         assert all(len(tier) <= tier.capacity for tier in host.cache.tiers)
         for key in keys:
             assert (key in host.cache) == (forecast.prefixes.prefix(host.name, (key,)) == 1)
-    result = reuse.statistics.result()
+    result = reuse.result()
     assert sum(tier.blocks for tier in result.hits) + result.fetched <= result.blocks
     assert 0 <= result.reused_tokens < max(1, result.prompt_tokens)
     assert sum(result.requests.values()) == counts.arrived - counts.rejected

@@ -1,7 +1,6 @@
 """The virtual cluster: arrivals, instances, hand-offs and failures around the live cluster scheduler."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from math import inf
 from typing import Final
 
 from twofold.cluster.timing import PS, RunTiming, ps
@@ -14,7 +13,7 @@ from twofold.scheduling.instance.queues import RunningBatch, StepResult
 from twofold.scheduling.instance.scheduler import InstanceScheduler
 from twofold.simulation.handoffs import SimulatedHandoffs
 from twofold.simulation.instance import InstanceEnvironment, SimulatedInstance
-from twofold.simulation.kernel import Event, EventOrder, Kernel
+from twofold.simulation.kernel import EventOrder, Kernel
 from twofold.simulation.observers.base import IterationRun, Observer
 from twofold.simulation.overload import SimulatedOverload
 from twofold.simulation.reuse import PrefixReuse
@@ -64,33 +63,32 @@ class VirtualCluster(InstanceEnvironment):
     def feed(self, requests: Iterable[Request]) -> None:
         """Set the requests to simulate, in order of arrival."""
         self._arrivals = iter(requests)
-        self._schedule_arrival(_Arrival(self))
+        self._schedule_arrival(None)
 
     # -- arrivals ---------------------------------------------------------------------------------------------------
 
-    def _schedule_arrival(self, arrival: "_Arrival") -> None:
-        """Reschedule the arrival event for the next request, if there is one."""
+    def _schedule_arrival(self, before: Request | None) -> None:
+        """Schedule the arrival of the request after `before`, if there is one."""
         request = next(self._arrivals, None)
         if request is None:
             return
         arrival_s = request.arrival_s
-        if arrival_s < arrival.arrival_s:
+        if before is not None and arrival_s < before.arrival_s:
             raise WorkloadError(
                 "the workload",
-                f"request {request.id} arrives at {arrival_s:g} s, before {arrival.request.id}"
-                f" at {arrival.arrival_s:g} s: sort it by time",
+                f"request {request.id} arrives at {arrival_s:g} s, before {before.id}"
+                f" at {before.arrival_s:g} s: sort it by time",
             )
         at = ps(arrival_s)
         if at < self.kernel.now:
             raise WorkloadError("the workload", f"request {request.id} arrives before the run begins")
-        arrival.at, arrival.arrival_s, arrival.request = at, arrival_s, request
-        self.kernel.add(arrival)
+        self.kernel.schedule(at, EventOrder.ARRIVAL, self._arrive, request)
 
-    def arrive(self, arrival: "_Arrival") -> None:
+    def _arrive(self, request: Request) -> None:
         self.statistics.arrive(self.kernel.now)
-        self.events.arrived(arrival.request, self.kernel.now / PS)
-        self.enter(arrival.request, self.statistics.arrived, self.kernel.now)
-        self._schedule_arrival(arrival)
+        self.events.arrived(request, self.kernel.now / PS)
+        self.enter(request, self.statistics.arrived, self.kernel.now)
+        self._schedule_arrival(request)
 
     def enter(self, request: Request, number: int, arrived: int) -> None:
         """Place a request; `number` counts arrivals from 1, `arrived` is its arrival in picoseconds."""
@@ -271,19 +269,3 @@ class VirtualCluster(InstanceEnvironment):
         """Pass a log note to the observers."""
         for observer in self._observers:
             observer.note(self.kernel.now, kind, subject, detail)
-
-
-class _Arrival(Event):
-    """A recurring event: the arrival of each request in turn."""
-
-    __slots__ = ("arrival_s", "cluster", "request")
-
-    request: Request
-
-    def __init__(self, cluster: VirtualCluster) -> None:
-        self.order = EventOrder.ARRIVAL
-        self.cluster = cluster
-        self.arrival_s = -inf
-
-    def happen(self) -> None:
-        self.cluster.arrive(self)

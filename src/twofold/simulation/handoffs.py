@@ -3,15 +3,13 @@
 from collections.abc import Sequence
 from typing import Final
 
-from mypy_extensions import mypyc_attr
-
 from twofold.cluster.spec import ClusterRules
 from twofold.cluster.timing import PS, ps
 from twofold.events import RequestEvents
 from twofold.handoff import HandoffMode
 from twofold.performance.transfer import TransferModel
 from twofold.simulation.instance import SimulatedInstance
-from twofold.simulation.kernel import Event, EventOrder, Kernel, VirtualNetwork
+from twofold.simulation.kernel import Call, EventOrder, Kernel, VirtualNetwork
 from twofold.simulation.observers.base import KvTransfer, Observer
 from twofold.simulation.statistics import NEVER, RunStatistics, SimulatedRequest
 
@@ -131,13 +129,14 @@ class SimulatedHandoffs:
 
     def _send(self, life: SimulatedRequest, start: int) -> None:
         life.handoff_started = start
-        self._network.send(life.prefill.link, life.decode.link, self._size(life), start, _Sent(self, life))
+        landed = Call(EventOrder.TRANSFER + life.number, self._sent, life)
+        self._network.send(life.prefill.link, life.decode.link, self._size(life), start, landed)
 
     def _size(self, life: SimulatedRequest) -> int:
         """Bytes of the prompt's KV cache."""
         return life.prompt_tokens * self._kv_bytes_per_token
 
-    def sent(self, life: SimulatedRequest) -> None:
+    def _sent(self, life: SimulatedRequest) -> None:
         """The last byte of a KV cache was transferred."""
         if life.ended:
             return
@@ -173,18 +172,3 @@ class SimulatedHandoffs:
         self.grant(prefill)
         decode.poke()
         prefill.poke()
-
-
-@mypyc_attr(free_list_len=1)
-class _Sent(Event):
-    """The end of a transfer, scheduled by the network."""
-
-    __slots__ = ("handoffs", "life")
-
-    def __init__(self, handoffs: SimulatedHandoffs, life: SimulatedRequest) -> None:
-        self.order = EventOrder.TRANSFER + life.number
-        self.handoffs = handoffs
-        self.life = life
-
-    def happen(self) -> None:
-        self.handoffs.sent(self.life)

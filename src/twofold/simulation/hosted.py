@@ -16,7 +16,7 @@ from twofold.scheduling.cluster.scheduler import ClusterScheduler
 from twofold.scheduling.instance.queues import RunningBatch, StepResult
 from twofold.simulation.cluster import VirtualCluster
 from twofold.simulation.instance import SimulatedInstance
-from twofold.simulation.kernel import Action, Event, EventOrder, Host, HostCores, HostTask, Kernel
+from twofold.simulation.kernel import Action, Call, EventOrder, Host, HostCores, HostTask, Kernel
 from twofold.simulation.observers.base import Observer
 from twofold.simulation.statistics import RunStatistics, SimulatedRequest
 
@@ -56,10 +56,11 @@ class HostedCluster(VirtualCluster):
         times = self._times
         work = ps(times.request_s) + ps(times.prompt_token_s) * request.prompt_tokens
         order, delay = EventOrder.ARRIVAL + number, ps(times.request_delay_s)
-        self._gateway.submit(_Chore(self._gateway, order, work, delay, self._entered, (request, number, arrived)))
+        self._gateway.do(order, work, delay, self._entered, (request, number, arrived))
 
     def _entered(self, arrival: tuple[Request, int, int]) -> None:
-        super().enter(*arrival)
+        request, number, arrived = arrival
+        super().enter(request, number, arrived)
 
     def ran(
         self, instance: SimulatedInstance, batch: RunningBatch, timing: RunTiming, count: int, begun: int, since: int
@@ -68,8 +69,7 @@ class HostedCluster(VirtualCluster):
         self._firsts, self._ended = [], []
         tokens = batch.decode_sequences + sum(chunk.samples for chunk in batch.prefills)
         work, delay = ps(self._times.step_s) + ps(self._times.token_s) * tokens, ps(self._times.step_delay_s)
-        streamed = self._firsts, self._ended
-        self._gateway.submit(_Chore(self._gateway, EventOrder.ARRIVAL, work, delay, self._streamed, streamed))
+        self._gateway.do(EventOrder.ARRIVAL, work, delay, self._streamed, (self._firsts, self._ended))
 
     def stepped(self, instance: SimulatedInstance, results: list[StepResult]) -> None:
         self._firsts.extend(self.requests[result.sequence.id] for result in results if result.index == 0)
@@ -96,31 +96,17 @@ class SimulatedGateway:
     def __init__(self, kernel: Kernel, host: Host, cores: Sequence[int]) -> None:
         self._kernel, self._host = kernel, host
         self._task = HostTask(cores)
-        self._queue: deque[_Chore] = deque()
+        self._queue: deque[tuple[int, Call]] = deque()  # picoseconds of work, and its end
 
-    def submit(self, chore: "_Chore") -> None:
-        """Queue a chore."""
-        self._queue.append(chore)
+    def do(self, order: int, work: int, delay: int, action: Action, argument: object) -> None:
+        """Do `work` picoseconds of work after earlier chores; `action(argument)` follows `delay` later."""
+        self._queue.append((work, Call(order, self._done, (order, delay, action, argument))))
         if len(self._queue) == 1:
-            self._host.begin(self._task, chore.work, chore)
+            self._host.begin(self._task, *self._queue[0])
 
-    def done(self, chore: "_Chore") -> None:
-        """Begin the next chore; the result of this one arrives after its delay."""
+    def _done(self, chore: tuple[int, int, Action, object]) -> None:
+        order, delay, action, argument = chore
         self._queue.popleft()
         if self._queue:
-            self._host.begin(self._task, self._queue[0].work, self._queue[0])
-        self._kernel.schedule(self._kernel.now + chore.delay, chore.order, chore.action, chore.argument)
-
-
-class _Chore(Event):
-    """Work of the gateway, in picoseconds; `action(argument)` follows `delay` picoseconds after it is done."""
-
-    def __init__(
-        self, gateway: SimulatedGateway, order: int, work: int, delay: int, action: Action, argument: object
-    ) -> None:
-        self.order = order
-        self.gateway, self.work, self.delay = gateway, work, delay
-        self.action, self.argument = action, argument
-
-    def happen(self) -> None:
-        self.gateway.done(self)
+            self._host.begin(self._task, *self._queue[0])
+        self._kernel.schedule(self._kernel.now + delay, order, action, argument)

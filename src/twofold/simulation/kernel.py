@@ -47,12 +47,12 @@ class Event(ABC):
     def happen(self) -> None: ...
 
 
-class _Call(Event):
-    """A call of any function with one argument."""
+class Call(Event):
+    """A call of any function with one argument. `at` may be set later, by the resource that schedules the event."""
 
     __slots__ = ("action", "argument")
 
-    def __init__(self, at: int, order: int, action: Action, argument: object) -> None:
+    def __init__(self, order: int, action: Action, argument: object, at: int = 0) -> None:
         self.at = at
         self.order = order
         self.action = action
@@ -77,7 +77,7 @@ class Kernel:
 
     def schedule(self, at: int, order: int, action: Action, argument: object = None) -> None:
         """Call `action(argument)` at picosecond `at`; raises ValueError for the past."""
-        self.add(_Call(at, order, action, argument))
+        self.add(Call(order, action, argument, at))
 
     def add(self, event: Event) -> None:
         """Schedule an event; raises ValueError for the past."""

@@ -22,7 +22,7 @@ from twofold.performance.reuse import layer_wise
 from twofold.request import BlockKey
 from twofold.scheduling.instance.queues import RunningBatch
 from twofold.simulation.histogram import Histogram
-from twofold.simulation.kernel import Event, EventOrder, Kernel, MachineLink, VirtualNetwork
+from twofold.simulation.kernel import Call, EventOrder, Kernel, MachineLink, VirtualNetwork
 from twofold.simulation.statistics import SimulatedRequest, Tally
 
 _MICRO: Final = 10**6
@@ -80,56 +80,6 @@ class ReuseResult(msgspec.Struct, frozen=True, kw_only=True):
         if not self.hottest:
             return 0.0
         return sum(block.caches for block in self.hottest) / (len(self.hottest) * self.caches)
-
-
-class ReuseStatistics:
-    """Collects statistics of prefix reuse. With many blocks, those of a single prompt are dropped."""
-
-    def __init__(self, tiers: Sequence[str], caches: Sequence[str], instances: Sequence[str]) -> None:
-        self._tiers = tuple(tiers)
-        self._hits = [0] * len(tiers)
-        self._bits = {name: 1 << number for number, name in enumerate(caches)}
-        self.requests = dict.fromkeys(instances, 0)
-        self._blocks = self._fetched = self._prompt_tokens = self._reused_tokens = 0
-        self._uses: dict[BlockKey, int] = {}
-        self._where: dict[BlockKey, int] = {}  # the bits of the caches where prompts with a block were prefilled
-        self._most = _MANY
-        self._error = Tally()
-
-    def prefilled(self, use: "_Use") -> None:
-        """Count a computed prompt and its blocks, and compare the predicted with the actual TTFT."""
-        life = use.life
-        self._blocks += len(use.keys)
-        self._fetched += use.fetched
-        self._prompt_tokens += life.prompt_tokens
-        self._reused_tokens += use.reused_tokens
-        for tier, blocks in enumerate(use.hits):
-            self._hits[tier] += blocks
-        bit, uses, where = self._bits[use.host.name], self._uses, self._where
-        for key in use.keys:
-            uses[key] = uses.get(key, 0) + 1
-            where[key] = where.get(key, 0) | bit
-        if len(uses) > self._most:
-            self._uses = {key: count for key, count in uses.items() if count > 1}
-            self._where = {key: where[key] for key in self._uses}
-            self._most = max(_MANY, 2 * len(self._uses))
-        if use.ttft_s is not None:
-            real_s = (life.first_token - life.arrived) / PS
-            self._error.add(round(abs(use.ttft_s - real_s) / real_s * _MICRO))
-
-    def result(self) -> ReuseResult:
-        hottest = sorted(self._uses, key=lambda key: -self._uses[key])[:_HOTTEST]
-        return ReuseResult(
-            caches=len(self._bits),
-            blocks=self._blocks,
-            hits=tuple(map(TierHits, self._tiers, self._hits)),
-            fetched=self._fetched,
-            prompt_tokens=self._prompt_tokens,
-            reused_tokens=self._reused_tokens,
-            requests=self.requests,
-            hottest=tuple(HotBlock(self._uses[key], self._where[key].bit_count()) for key in hottest),
-            ttft_error=Histogram.of(self._error, 1 / _MICRO) if self._error.high >= 0 else None,
-        )
 
 
 BLOCK_TOKENS: Final = 512  # block size of traces
@@ -229,7 +179,7 @@ class PrefixReuse(RequestSubscriber):
         kernel: Kernel,
         network: VirtualNetwork,
         hosts: Mapping[str, HostCache],
-        statistics: ReuseStatistics,
+        tiers: Sequence[str],
         kv_bytes_per_token: int,
         layers: int,
     ) -> None:
@@ -239,7 +189,15 @@ class PrefixReuse(RequestSubscriber):
         self._uses: dict[str, _Use] = {}
         self._block_bytes = kv_bytes_per_token * BLOCK_TOKENS
         self._layers = layers
-        self.statistics = statistics
+        self._tiers = tuple(tiers)
+        self._hits = [0] * len(tiers)
+        self._bits = {name: 1 << number for number, name in enumerate(self._by_name)}
+        self._requests = dict.fromkeys(hosts, 0)
+        self._blocks = self._fetched = self._prompt_tokens = self._reused_tokens = 0
+        self._counts: dict[BlockKey, int] = {}  # prompts with a block
+        self._where: dict[BlockKey, int] = {}  # the bits of the caches where prompts with a block were prefilled
+        self._most = _MANY
+        self._error = Tally()
 
     def cache_of(self, instance: str) -> str:
         """The name of the cache of an instance; its own name if it has none."""
@@ -249,7 +207,7 @@ class PrefixReuse(RequestSubscriber):
         """Pin the cached blocks of a placed request, start a fetch if routed so, and submit it to its instance."""
         host = self._hosts[life.prefill.name]
         use = self._uses[life.id] = _Use(life, host, route.ttft_s)
-        self.statistics.requests[life.prefill.name] += 1
+        self._requests[life.prefill.name] += 1
         use.hits = host.hold(use.keys)
         use.loading = host.loading_ps(use.hits)
         fetching = route.fetch is not None and self._fetch(use, route.fetch)
@@ -275,7 +233,7 @@ class PrefixReuse(RequestSubscriber):
         use = self._uses.pop(request_id)
         use.host.release(use.keys[: use.blocks])
         use.host.cache.insert(use.keys)
-        self.statistics.prefilled(use)
+        self._count(use)
 
     def aborted(self, request_id: str, now: float) -> None:
         """Release the blocks of a request; a fetch under way for it still reads its source."""
@@ -283,8 +241,9 @@ class PrefixReuse(RequestSubscriber):
         if use is not None:
             use.host.release(use.keys[: use.blocks])
 
-    def fetched(self, use: _Use, source: HostCache, keys: tuple[BlockKey, ...]) -> None:
+    def _land(self, fetched: tuple[_Use, HostCache, tuple[BlockKey, ...]]) -> None:
         """Store fetched blocks and let the prompt start."""
+        use, source, keys = fetched
         source.release(keys)
         if use.life.ended:
             return
@@ -306,23 +265,43 @@ class PrefixReuse(RequestSubscriber):
             return False
         # Blocks on disk are read first.
         lower = source.loading_ps([0, *counts[1:]])
-        landed = _Fetched(self, use, source, keys)
+        landed = Call(_FETCH + use.life.number, self._land, (use, source, keys))
         size = len(keys) * self._block_bytes
         self._network.send(source.link, use.host.link, size, self._kernel.now + lower, landed)
         return True
 
+    def _count(self, use: _Use) -> None:
+        """Count a computed prompt and its blocks, and compare the predicted with the actual TTFT."""
+        life = use.life
+        self._blocks += len(use.keys)
+        self._fetched += use.fetched
+        self._prompt_tokens += life.prompt_tokens
+        self._reused_tokens += use.reused_tokens
+        for tier, blocks in enumerate(use.hits):
+            self._hits[tier] += blocks
+        bit, counts, where = self._bits[use.host.name], self._counts, self._where
+        for key in use.keys:
+            counts[key] = counts.get(key, 0) + 1
+            where[key] = where.get(key, 0) | bit
+        if len(counts) > self._most:
+            self._counts = {key: count for key, count in counts.items() if count > 1}
+            self._where = {key: where[key] for key in self._counts}
+            self._most = max(_MANY, 2 * len(self._counts))
+        if use.ttft_s is not None:
+            real_s = (life.first_token - life.arrived) / PS
+            self._error.add(round(abs(use.ttft_s - real_s) / real_s * _MICRO))
 
-class _Fetched(Event):
-    """The end of a fetch, scheduled by the network."""
-
-    __slots__ = ("keys", "reuse", "source", "use")
-
-    def __init__(self, reuse: PrefixReuse, use: _Use, source: HostCache, keys: tuple[BlockKey, ...]) -> None:
-        self.order = _FETCH + use.life.number
-        self.reuse = reuse
-        self.use = use
-        self.source = source
-        self.keys = keys
-
-    def happen(self) -> None:
-        self.reuse.fetched(self.use, self.source, self.keys)
+    def result(self) -> ReuseResult:
+        """The statistics of the run. With many blocks, those of a single prompt are dropped."""
+        hottest = sorted(self._counts, key=lambda key: -self._counts[key])[:_HOTTEST]
+        return ReuseResult(
+            caches=len(self._bits),
+            blocks=self._blocks,
+            hits=tuple(map(TierHits, self._tiers, self._hits)),
+            fetched=self._fetched,
+            prompt_tokens=self._prompt_tokens,
+            reused_tokens=self._reused_tokens,
+            requests=self._requests,
+            hottest=tuple(HotBlock(self._counts[key], self._where[key].bit_count()) for key in hottest),
+            ttft_error=Histogram.of(self._error, 1 / _MICRO) if self._error.high >= 0 else None,
+        )

@@ -68,7 +68,12 @@ class Series(msgspec.Struct):
     def _fill(self, at: int) -> None:
         """Extend the current value to `at`, beyond the end of the open bin."""
         while at > self.start_ps + _MOST_BINS * self.width_ps:
-            self._merge_pairs()
+            # Merge pairs of bins; an odd last bin stays alone.
+            odd, left, right = self.areas[1::2], self.peaks[::2], self.peaks[1::2]
+            self.areas = [a + b for a, b in zip_longest(self.areas[::2], odd, fillvalue=0.0)]
+            self.peaks = [max(a, b) for a, b in zip_longest(left, right, fillvalue=left[-1] if left else 0.0)]
+            self.width_ps *= 2
+            self.end_ps = self.start_ps + len(self.areas) * self.width_ps
         value, width = self.value, self.width_ps
         if self.areas and self.at_ps < self.end_ps:
             self.areas[-1] += value * (min(at, self.end_ps) - self.at_ps)
@@ -79,12 +84,3 @@ class Series(msgspec.Struct):
             self.areas += areas
             self.peaks += [float(value)] * len(areas)
             self.end_ps = self.start_ps + len(self.areas) * width
-
-    def _merge_pairs(self) -> None:
-        """Halve the number of bins by merging pairs; an odd last bin stays alone."""
-        odd = self.areas[1::2]
-        self.areas = [a + b for a, b in zip_longest(self.areas[::2], odd, fillvalue=0.0)]
-        left, right = self.peaks[::2], self.peaks[1::2]
-        self.peaks = [max(a, b) for a, b in zip_longest(left, right, fillvalue=left[-1] if left else 0.0)]
-        self.width_ps *= 2
-        self.end_ps = self.start_ps + len(self.areas) * self.width_ps

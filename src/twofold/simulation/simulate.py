@@ -45,7 +45,7 @@ from twofold.simulation.kernel import EventOrder, Kernel, MachineLink, VirtualNe
 from twofold.simulation.observers.base import Observer
 from twofold.simulation.overload import SimulatedOverload
 from twofold.simulation.result import PoolResult, SimulationResult
-from twofold.simulation.reuse import BLOCK_TOKENS, HostCache, PrefixReuse, ReuseStatistics, make_cache
+from twofold.simulation.reuse import BLOCK_TOKENS, HostCache, PrefixReuse, make_cache
 from twofold.simulation.series import Series
 from twofold.simulation.statistics import MICRO, RunStatistics, Sampler
 from twofold.slo import Slo
@@ -170,8 +170,8 @@ def _attach_caches(
             speeds = _cache_speeds(cache, catalog, slot.profile.tensor_parallel)
             block_ps = [ps(BLOCK_TOKENS * size / speed) for speed in speeds]
             hosts[slot.name] = HostCache(machine, caches[machine], block_ps, cluster.instances[slot.name].link)
-    statistics = ReuseStatistics([tier for tier, _ in cache.tier_sizes], list(caches), list(hosts))
-    cluster.reuse = PrefixReuse(cluster.kernel, network, hosts, statistics, size, transfers[0].layers)
+    tiers = [tier for tier, _ in cache.tier_sizes]
+    cluster.reuse = PrefixReuse(cluster.kernel, network, hosts, tiers, size, transfers[0].layers)
     cluster.events.subscribe(cluster.reuse)
 
 
@@ -311,7 +311,7 @@ def _result(
         events=cluster.kernel.events,
         iterations=sum(instance.iterations for instance in cluster.instances.values()),
         cpu_s=cpu_s,
-        reuse=None if cluster.reuse is None else cluster.reuse.statistics.result(),
+        reuse=None if cluster.reuse is None else cluster.reuse.result(),
     )
 
 

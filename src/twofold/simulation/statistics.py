@@ -267,12 +267,8 @@ class RunStatistics:
 class _PoolNow:
     """Totals over the instances of one role."""
 
-    __slots__ = ("batch", "members", "queue")
-
     def __init__(self) -> None:
-        self.members = 0
-        self.queue = 0
-        self.batch = 0
+        self.members = self.queue = self.batch = 0
 
 
 class Sampler:

@@ -1,12 +1,13 @@
 """Idle clusters, and pools in a given state."""
 
 from functools import partial
+from types import SimpleNamespace
 
 from support.predicted import forecast
 from twofold.handoff import HandoffMode
 from twofold.instance import InstanceLoad, Role
 from twofold.request import Request
-from twofold.scheduling.cluster.pools import Pools
+from twofold.scheduling.cluster.pools import LoadTotals, Pools
 from twofold.scheduling.cluster.scheduler import ClusterScheduler, FixedHandoff
 from twofold.scheduling.routers import FORECASTING_ROUTERS, ROUTERS
 
@@ -32,6 +33,12 @@ def load(name: str, capacity: int | None = None, queued: int = 0, **numbers: int
     """Load of an instance with `queued` waiting sequences; the first letter of its name gives the role."""
     role = _ROLES[name[0]]
     return InstanceLoad(name, role, home=role, capacity_tokens=capacity, queued=partial(int, queued), **numbers)
+
+
+def numbers(load: InstanceLoad | LoadTotals) -> SimpleNamespace:
+    """The numbers of a load, which compare by value."""
+    names = ("pending_prefill_tokens", "reserved_tokens", "prefills", "decodes", "requests")
+    return SimpleNamespace(**{name: getattr(load, name) for name in names})
 
 
 def pools(*loads: InstanceLoad) -> Pools:

@@ -16,8 +16,6 @@ class CellLoad(InstanceLoad):
     `prefilling` and `decoding` count its instances by phase; mixed instances count for both.
     """
 
-    __slots__ = ("decoding", "prefilling")
-
     def __init__(self, name: str, prefilling: int = 0, decoding: int = 0) -> None:
         super().__init__(name, Role.MIXED, Role.MIXED, cell=name)
         self.prefilling = prefilling
@@ -26,8 +24,6 @@ class CellLoad(InstanceLoad):
 
 class Cell:
     """The instances of a cell and their summed load."""
-
-    __slots__ = ("load", "pools")
 
     def __init__(self, name: str) -> None:
         self.pools = Pools()

@@ -48,14 +48,11 @@ class ModelPrediction(Prediction):
         if known is None:
             if len(self._prefills) >= _MANY:
                 self._prefills.clear()
-            known = self._prefills[tokens, reused] = self._prefill_s(tokens, reused)
+            known = self._model.prefill_s(tokens - reused, tokens * tokens - reused * reused)
+            if reused:
+                known = layer_wise(self._transfer.layers, reused * self._load_token_s, known)
+            self._prefills[tokens, reused] = known
         return known
-
-    def _prefill_s(self, tokens: int, reused: int) -> float:
-        compute_s = self._model.prefill_s(tokens - reused, tokens * tokens - reused * reused)
-        if not reused:
-            return compute_s
-        return layer_wise(self._transfer.layers, reused * self._load_token_s, compute_s)
 
     def transfer_s(self, tokens: int) -> float:
         return self._transfer.serialized_s(tokens) if tokens else 0.0
@@ -67,8 +64,6 @@ class _Queue:
     `since` is the start of the first one: its placement, or the end of its predecessor.
     """
 
-    __slots__ = ("assigned_s", "prediction", "prefills", "since", "total_s")
-
     def __init__(self, prediction: Prediction) -> None:
         self.prediction = prediction
         self.prefills: dict[str, float] = {}
@@ -79,8 +74,6 @@ class _Queue:
 
 class PrefixMatches:
     """The cached leading blocks of one prompt: at most `longest`, in the cache `source`."""
-
-    __slots__ = ("_caches", "_memories", "longest", "source")
 
     def __init__(self, caches: dict[str, int], memories: dict[str, int]) -> None:
         self._caches, self._memories = caches, memories
@@ -140,7 +133,7 @@ class ClusterForecast:
         """Predicted seconds of all prefills ever placed on an instance; routers break ties by it."""
         return self._queues[instance].assigned_s
 
-    def matches(self, keys: Sequence[BlockKey]) -> "PrefixMatches":
+    def matches(self, keys: Sequence[BlockKey]) -> PrefixMatches:
         """Look up the leading blocks of a prompt in all caches and memories."""
         return PrefixMatches(self.prefixes.prefixes(keys), self.memories.prefixes(keys))
 

@@ -17,8 +17,6 @@ from twofold.scheduling.cluster.forecast import ClusterForecast
 class LoadTotals:
     """A snapshot of the numbers of an `InstanceLoad`."""
 
-    __slots__ = ("decodes", "pending_prefill_tokens", "prefills", "requests", "reserved_tokens")
-
     def __init__(
         self,
         pending_prefill_tokens: int = 0,
@@ -32,24 +30,6 @@ class LoadTotals:
         self.prefills = prefills
         self.decodes = decodes
         self.requests = requests
-
-    def __eq__(self, other: object) -> bool:
-        return (
-            isinstance(other, LoadTotals)
-            and self.pending_prefill_tokens == other.pending_prefill_tokens
-            and self.reserved_tokens == other.reserved_tokens
-            and (self.prefills, self.decodes) == (other.prefills, other.decodes)
-            and self.requests == other.requests
-        )
-
-    def __hash__(self) -> int:
-        return hash((self.pending_prefill_tokens, self.reserved_tokens, self.requests))
-
-    def __repr__(self) -> str:
-        return (
-            f"Amounts({self.pending_prefill_tokens}, {self.reserved_tokens}, {self.prefills}, {self.decodes}, "
-            f"{self.requests})"
-        )
 
     def less(self, other: "LoadTotals") -> "LoadTotals":
         """The difference of each number."""
@@ -225,15 +205,11 @@ class Pool:
         for ranking in self._rankings:
             if ranking.measure is measure:
                 return ranking.heap[0].load
-        return self._ranking(measure).heap[0].load
-
-    def _ranking(self, measure: LoadMeasure) -> _Ranking:
-        """Create a ranking."""
-        ranking = _Ranking(measure)
-        self._rankings.append(ranking)
+        added = _Ranking(measure)
+        self._rankings.append(added)
         for load in self._members.values():
-            ranking.join(load)
-        return ranking
+            added.join(load)
+        return added.heap[0].load
 
     def nth(self, number: int) -> InstanceLoad | None:
         """The member with this number modulo the size of the pool, in order of joining; None if the pool is empty."""

@@ -87,7 +87,9 @@ class AutoHandoff(HandoffPolicy):
         if transfer is None:
             return HandoffMode.LAYER_WISE
         tokens, before = request.prompt_tokens, self.outstanding.get(route.decode, 0)
-        self._note(request.id, route.decode, tokens * transfer.kv_bytes_per_token)
+        size = tokens * transfer.kv_bytes_per_token
+        self.outstanding[route.decode] = before + size
+        self._sending[request.id] = (route.decode, size)
         queued_s, prefill_s = before / transfer.bytes_per_s, self.paths.prefill_s(route.prefill, tokens)
         first_layer_s = prefill_s / transfer.layers
         by_layer_s = transfer.layer_wise_s(tokens, prefill_s, max(0.0, queued_s - first_layer_s))
@@ -100,10 +102,6 @@ class AutoHandoff(HandoffPolicy):
             self.outstanding[decode] -= size
             if not self.outstanding[decode]:
                 del self.outstanding[decode]
-
-    def _note(self, request_id: str, decode: str, size: int) -> None:
-        self.outstanding[decode] = self.outstanding.get(decode, 0) + size
-        self._sending[request_id] = (decode, size)
 
 
 HANDOFF_POLICIES: dict[str, Callable[[TransferPaths], HandoffPolicy]] = {
@@ -118,8 +116,6 @@ HANDOFF_POLICIES: dict[str, Callable[[TransferPaths], HandoffPolicy]] = {
 @mypyc_attr(free_list_len=1)
 class _AccountedRequest(PlacedRequest):
     """A placed request and the load it still adds to its two instances."""
-
-    __slots__ = ("decode", "handed_off", "prefill", "prefilled", "prompt_tokens", "start_tokens", "tokens")
 
     def __init__(
         self,

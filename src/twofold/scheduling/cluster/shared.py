@@ -29,8 +29,6 @@ class LoadReport:
     For a controller that does not follow its requests, `yours` counts every request it ever sent.
     """
 
-    __slots__ = ("instance", "total", "yours")
-
     def __init__(self, instance: str, total: LoadTotals, yours: LoadTotals) -> None:
         self.instance = instance
         self.total = total

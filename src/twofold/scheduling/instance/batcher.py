@@ -22,8 +22,6 @@ class SchedulingBudget:
     prefix is not evicted for prompts selected after it.
     """
 
-    __slots__ = ("blocks", "free_blocks", "free_seats", "leases_first", "shared", "swap")
-
     def __init__(
         self,
         blocks: BlockAllocator,

@@ -31,9 +31,7 @@ class KvReceiver:
 
     def reserve(self, request: Request, source: str) -> None:
         """Queue a request that is prefilled on `source` for a lease; `grant` returns it."""
-        sequence = _prefilled_elsewhere(request, source)
-        self.add(sequence)
-        self.lease_queue.append(sequence)
+        self.lease_queue.append(self._expect(request, source))
 
     def grant(self, now: float) -> list[Lease]:
         """Grant leases in order while there are blocks.
@@ -51,8 +49,7 @@ class KvReceiver:
 
     def lease_now(self, request: Request, source: str, now: float) -> Lease | None:
         """Grant a lease ahead of the queue; None, and nothing changed, without enough blocks."""
-        sequence = _prefilled_elsewhere(request, source)
-        self.add(sequence)
+        sequence = self._expect(request, source)
         if self._can_lease(sequence):
             return self._lease(sequence, now)
         del self.sequences[sequence.id]
@@ -124,6 +121,13 @@ class KvReceiver:
         """Consider waiting sequences: blocks were freed, or the last pending lease was granted."""
         raise NotImplementedError
 
+    def _expect(self, request: Request, source: str) -> ScheduledSequence:
+        """Register a request that is prefilled on `source`."""
+        sequence = ScheduledSequence(request, decodes_here=True, computed=request.prompt_tokens, generated=1)
+        sequence.source = source
+        self.add(sequence)
+        return sequence
+
     def _can_lease(self, sequence: ScheduledSequence) -> bool:
         swap = self.swap
         return self.blocks.fits(sequence.start_tokens) and (swap is None or swap.can_admit(sequence))
@@ -151,9 +155,3 @@ def allocation_of(sequence: ScheduledSequence) -> BlockAllocation:
     if allocation is None:
         raise KeyError(f"request {sequence.id} has no blocks")
     return allocation
-
-
-def _prefilled_elsewhere(request: Request, source: str) -> ScheduledSequence:
-    sequence = ScheduledSequence(request, decodes_here=True, generated=1)
-    sequence.computed, sequence.source = sequence.prompt_tokens, source
-    return sequence

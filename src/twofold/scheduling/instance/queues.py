@@ -18,18 +18,6 @@ class RunningBatch:
     sequences that start or resume decoding with this batch, `paused` the decodes it preempted.
     """
 
-    __slots__ = (
-        "context_tokens",
-        "decode_sequences",
-        "joined",
-        "lane",
-        "limit",
-        "paused",
-        "prefill_sequences",
-        "prefill_tokens",
-        "prefills",
-    )
-
     def __init__(
         self,
         prefills: list[PrefillChunk],
@@ -61,8 +49,6 @@ class SchedulerOutput:
     sequences left out of this batch get a turn.
     """
 
-    __slots__ = ("pause", "prefills", "repeatable", "resume")
-
     def __init__(
         self, prefills: list[PrefillChunk] | None = None, resume: list[ScheduledSequence] | None = None
     ) -> None:
@@ -79,8 +65,6 @@ class StepResult:
     `complete` reports every sampled token; `advance` only those after which the sequence ends, is handed off or stops
     decoding.
     """
-
-    __slots__ = ("finish_reason", "hands_off", "index", "sequence")
 
     def __init__(
         self, sequence: ScheduledSequence, index: int, finish_reason: FinishReason | None, hands_off: bool
@@ -196,8 +180,6 @@ class Queues:
     decode iteration has run. `decoding`: one token each per iteration. `paused`: preempted decodes.
     """
 
-    __slots__ = ("decoding", "paused", "prefilling", "ready", "waiting")
-
     def __init__(self, waiting: SequenceQueue | None = None, prefilling: SequenceQueue | None = None) -> None:
         self.waiting = SequenceQueue() if waiting is None else waiting
         self.prefilling = SequenceQueue() if prefilling is None else prefilling
@@ -233,8 +215,6 @@ class Lane:
     batch.
     """
 
-    __slots__ = ("aborted", "batch", "message", "number", "queues", "remaining", "single_step")
-
     def __init__(self, number: int, queues: Queues, single_step: bool) -> None:
         self.number = number
         self.queues = queues
@@ -247,26 +227,20 @@ class Lane:
     def start(self, output: SchedulerOutput | None) -> RunningBatch | None:
         """Start the selected batch, or (None) all decodes; None if there is nothing to run."""
         decoding = self.queues.decoding
-        decodes, context = decoding.size, decoding.context_tokens
-        if output is not None and output.prefills:
-            prefills, tokens = output.prefills, 0
-            for chunk in prefills:
-                tokens += chunk.num_tokens
-            batch = RunningBatch(
-                prefills, tokens, len(prefills), decodes, context, 1, output.resume, output.pause, self.number
-            )
-        elif not decodes:
+        changes = SchedulerOutput() if output is None else output
+        prefills, tokens = changes.prefills, 0
+        if not prefills and not decoding.size:
             return None
-        else:
-            limit = 1 if self.single_step else self.remaining or decoding.iterations_to_end()
-            if output is None:
-                batch = RunningBatch([], 0, 0, decodes, context, limit, None, None, self.number)
-            else:
-                if not output.repeatable:
-                    limit = 1
-                batch = RunningBatch([], 0, 0, decodes, context, limit, output.resume, output.pause, self.number)
-        self.batch = batch
-        self.remaining = batch.limit
+        for chunk in prefills:
+            tokens += chunk.num_tokens
+        limit = 1
+        if not prefills and changes.repeatable and not self.single_step:
+            limit = self.remaining or decoding.iterations_to_end()
+        self.remaining = limit
+        decodes, context = decoding.size, decoding.context_tokens
+        self.batch = batch = RunningBatch(
+            prefills, tokens, len(prefills), decodes, context, limit, changes.resume, changes.pause, self.number
+        )
         return batch
 
     def finish(self, iterations: int) -> RunningBatch:
@@ -280,9 +254,6 @@ class Lane:
 
     def computes(self, sequence: ScheduledSequence) -> bool:
         """Whether the running batch includes a sequence."""
-        batch = self.batch
-        if batch is None:
-            return False
-        if sequence.queue is self.queues.decoding:
-            return True
-        return any(chunk.sequence is sequence for chunk in batch.prefills)
+        if self.batch is None or sequence.queue is self.queues.decoding:
+            return self.batch is not None
+        return any(chunk.sequence is sequence for chunk in self.batch.prefills)

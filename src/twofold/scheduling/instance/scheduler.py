@@ -144,7 +144,7 @@ class InstanceScheduler(KvReceiver):
         queue = None if sequence is None else sequence.queue
         if sequence is None or queue is None:
             return
-        lane = self._lane_running(sequence)
+        computing = [lane for lane in self._running if lane.computes(sequence)]
         queue.remove(sequence)
         allocation = sequence.allocation
         if allocation is None:  # waiting for a lease, for blocks or to start, or swapped out
@@ -152,9 +152,9 @@ class InstanceScheduler(KvReceiver):
                 self.swap.forget(sequence)
             del self.sequences[request_id]
         else:
-            if lane is not None:
+            if computing:
                 self.blocks.begin_transfer(allocation)
-                lane.aborted.append(allocation)
+                computing[-1].aborted.append(allocation)  # with the last chunk of its prompt
             self._release(sequence)
         if queue is self._fetching:
             self._end_fetches()  # the batcher does not know it
@@ -163,13 +163,6 @@ class InstanceScheduler(KvReceiver):
         else:
             self.batcher.on_finished(sequence)
             self.changed = True
-
-    def _lane_running(self, sequence: ScheduledSequence) -> Lane | None:
-        """The lane that computes a sequence, or the last chunk of its prompt."""
-        for lane in reversed(self._running):
-            if lane.computes(sequence):
-                return lane
-        return None
 
     def blocks_of(self, request_id: str) -> Sequence[int]:
         """The block ids of a request in token order; empty if blocks are only counted."""
@@ -391,7 +384,8 @@ class InstanceScheduler(KvReceiver):
                 _publish(shared, sequence, computed, chunk.context_tokens)
             if chunk.samples:
                 if shared is not None and sequence.request.retain_s:
-                    _retain(shared, sequence, self._now)
+                    keys = sequence.request.prefix_blocks[: sequence.prompt_tokens // shared.block_size]
+                    shared.cache.pin(keys, self._now + sequence.request.retain_s)
                 queues.prefilling.remove(sequence)
                 sequence.generated += 1
                 results.append(self._first_token(sequence, sequence.id in stopped))
@@ -515,10 +509,3 @@ def _publish(shared: PrefixBlockAllocator, sequence: ScheduledSequence, computed
     size = shared.block_size
     keys = sequence.request.prefix_blocks[: min(computed, sequence.prompt_tokens) // size]
     shared.publish(allocation_of(sequence), keys, published_tokens // size)
-
-
-def _retain(shared: PrefixBlockAllocator, sequence: ScheduledSequence, now: float) -> None:
-    """Pin a computed prompt for as long as its request asks."""
-    request = sequence.request
-    keys = request.prefix_blocks[: sequence.prompt_tokens // shared.block_size]
-    shared.cache.pin(keys, now + request.retain_s)

@@ -18,8 +18,6 @@ class KvReservation:
     `extra` tokens are added to every prompt.
     """
 
-    __slots__ = ("extra", "output_at_decode_start", "step")
-
     def __init__(self, output_at_decode_start: bool = False, extra: int = 0, step: int = 0) -> None:
         self.output_at_decode_start = output_at_decode_start
         self.extra = extra
@@ -62,35 +60,6 @@ class ScheduledSequence:
     (`handing_off`).
     """
 
-    # Set by queues: neighbours. Set by the decode set: iteration and rank of joining, iteration of ending. Set by the
-    # driver: time of the last token, on its clock.
-    __slots__ = (
-        "admission",
-        "allocation",
-        "computed",
-        "copy",
-        "decode_tokens",
-        "decodes_here",
-        "end",
-        "fetching",
-        "generated",
-        "handing_off",
-        "id",
-        "join_number",
-        "joined_at",
-        "last_token_at",
-        "next",
-        "output_tokens",
-        "previous",
-        "prompt_tokens",
-        "queue",
-        "request",
-        "reused_tokens",
-        "source",
-        "start_tokens",
-        "swapped",
-    )
-
     def __init__(
         self,
         request: Request,
@@ -119,12 +88,13 @@ class ScheduledSequence:
         self.admission = 0
         self.swapped: BlockAllocation | None = None
         self.queue: SequenceQueue | None = None
-        self.previous: ScheduledSequence | None = None
+        self.previous: ScheduledSequence | None = None  # neighbours in the queue
         self.next: ScheduledSequence | None = None
+        # Set by the decode set: iteration and rank of joining, and iteration of ending.
         self.joined_at = 0
         self.join_number: i64 = 0
         self.end: i64 = 0
-        self.last_token_at = 0
+        self.last_token_at = 0  # on the clock of the driver, which sets it
 
     @property
     def prefill_remaining(self) -> int:
@@ -143,8 +113,6 @@ class PrefillChunk:
 
     `samples` is True for the last chunk of a prompt, which yields the first token.
     """
-
-    __slots__ = ("context_tokens", "num_tokens", "samples", "sequence")
 
     def __init__(self, sequence: ScheduledSequence, num_tokens: int, context_tokens: int, samples: bool) -> None:
         self.sequence = sequence

@@ -11,6 +11,7 @@ bounds the admitted sequences, device memory the running ones.
 """
 
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import Final
 
 from mypy_extensions import mypyc_attr
@@ -20,13 +21,12 @@ from twofold.scheduling.instance.queues import Queues
 from twofold.scheduling.instance.sequence import KvReservation, ScheduledSequence
 
 STEP_TOKENS: Final = 64
+_admission: Final = attrgetter("admission")
 
 
 @mypyc_attr(free_list_len=1)
 class BlockCopy:
     """Copy the first `blocks` blocks of a sequence to the host (`out`) or back; ids are empty where unknown."""
-
-    __slots__ = ("blocks", "device_blocks", "host_blocks", "out")
 
     def __init__(self, out: bool, blocks: int, device_blocks: Sequence[int], host_blocks: Sequence[int]) -> None:
         self.out = out
@@ -234,7 +234,3 @@ class SwapPreemption:
     def _headroom(self) -> int:
         """Blocks of another step of every running sequence."""
         return (self.queues.decoding.size + self.queues.ready.size) * self.blocks.blocks_for(self._step)
-
-
-def _admission(sequence: ScheduledSequence) -> int:
-    return sequence.admission

@@ -16,8 +16,6 @@ from twofold.scheduling.cluster.router import FixedRoles
 class PrefillChoice:
     """A prefill instance with the prompt tokens it reuses and the predicted TTFT."""
 
-    __slots__ = ("fetch", "instance", "reused_tokens", "ttft_s")
-
     def __init__(self, instance: str, reused_tokens: int, fetch: PrefixFetch | None, ttft_s: float) -> None:
         self.instance = instance
         self.reused_tokens = reused_tokens

@@ -7,7 +7,7 @@ from support.toy import CATALOG
 from twofold.cluster.file import parse_cluster
 from twofold.errors import ConfigurationError
 from twofold.planning.splits import SplitPlanner, synthetic_requests
-from twofold.scheduling.replan.split import RoleSplit
+from twofold.scheduling.replan.replanner import RoleSplit
 from twofold.scheduling.replan.traffic import TrafficSample
 from twofold.slo import Slo
 

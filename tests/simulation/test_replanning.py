@@ -16,8 +16,14 @@ from twofold.errors import ConfigurationError
 from twofold.instance import Role
 from twofold.planning.splits import SplitPlanner
 from twofold.request import Request
-from twofold.scheduling.replan.replanner import Replanner, ReplanOutcome, ReplanRules, SearchResult, SplitForecast
-from twofold.scheduling.replan.split import RoleSplit
+from twofold.scheduling.replan.replanner import (
+    Replanner,
+    ReplanOutcome,
+    ReplanRules,
+    RoleSplit,
+    SearchResult,
+    SplitForecast,
+)
 from twofold.scheduling.replan.traffic import TrafficMonitor
 from twofold.simulation.kernel import EventOrder
 from twofold.simulation.observers.base import Observer

@@ -13,8 +13,7 @@ from twofold.errors import ConfigurationError
 from twofold.hardware.catalog import Catalog
 from twofold.planning.trials import bound_by
 from twofold.request import Phase, Request
-from twofold.scheduling.replan.replanner import SearchResult, SplitForecast
-from twofold.scheduling.replan.split import RoleSplit
+from twofold.scheduling.replan.replanner import RoleSplit, SearchResult, SplitForecast
 from twofold.scheduling.replan.traffic import TrafficSample
 from twofold.simulation.replanning import assign, require_movable
 from twofold.simulation.result import SimulationResult

@@ -8,8 +8,15 @@ from twofold.cluster.timing import PS, ps
 from twofold.errors import ConfigurationError
 from twofold.instance import Role
 from twofold.request import Request
-from twofold.scheduling.replan.replanner import ReplanDecision, Replanner, ReplanSearch, SearchResult
-from twofold.scheduling.replan.split import ReplanAction, ReplanStep, RoleSplit
+from twofold.scheduling.replan.replanner import (
+    ReplanAction,
+    ReplanDecision,
+    Replanner,
+    ReplanSearch,
+    ReplanStep,
+    RoleSplit,
+    SearchResult,
+)
 from twofold.scheduling.routers import FIXED_ROLE_ROUTERS, ROUTERS
 from twofold.simulation.cluster import VirtualCluster
 from twofold.simulation.kernel import EventOrder

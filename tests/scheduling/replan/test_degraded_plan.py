@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from twofold.scheduling.replan.split import RoleSplit, degraded_plan
+from twofold.scheduling.replan.replanner import RoleSplit, degraded_plan
 
 counts = st.integers(1, 20)
 

@@ -7,8 +7,15 @@ import pytest
 
 from support.routed import cluster
 from twofold.instance import Role
-from twofold.scheduling.replan.replanner import Replanner, ReplanOutcome, ReplanRules, SearchResult, SplitForecast
-from twofold.scheduling.replan.split import ReplanAction, RoleSplit
+from twofold.scheduling.replan.replanner import (
+    ReplanAction,
+    Replanner,
+    ReplanOutcome,
+    ReplanRules,
+    RoleSplit,
+    SearchResult,
+    SplitForecast,
+)
 from twofold.scheduling.replan.traffic import TrafficMonitor
 
 RULES = ReplanRules(min_gain=0.05, min_between_s=60.0, patience_s=20.0, start_up_s=30.0)

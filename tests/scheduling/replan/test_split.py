@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from support.routed import cluster, request
 from twofold.instance import Role
-from twofold.scheduling.replan.split import ReplanAction, ReplanStep, RoleSplit, steps_to
+from twofold.scheduling.replan.replanner import ReplanAction, ReplanStep, RoleSplit, steps_to
 
 
 def split_of(prefill, decode, router="jsq-planned"):

@@ -21,8 +21,7 @@ from twofold.errors import RequestError, SearchError
 from twofold.events import Recorder
 from twofold.instance import Role
 from twofold.request import FinishReason, Request
-from twofold.scheduling.replan.replanner import ReplanOutcome, SearchResult, SplitForecast
-from twofold.scheduling.replan.split import RoleSplit
+from twofold.scheduling.replan.replanner import ReplanOutcome, RoleSplit, SearchResult, SplitForecast
 from twofold.scheduling.replan.traffic import TrafficSample
 from twofold.serving.config import ReplanConfig
 from twofold.serving.controller import replanning

@@ -11,7 +11,8 @@ Output lengths include running requests as censored observations (Kaplan and Mei
 biased towards short outputs, most of all after a shift to longer ones.
 """
 
-from collections import deque
+from bisect import bisect_left
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from enum import StrEnum
 from itertools import islice, pairwise
@@ -29,7 +30,7 @@ def estimate_output_lengths(ended: Sequence[int], running: Sequence[int], count:
     `ended` has the lengths of finished outputs, at least one. `running` has the tokens so far of the others. Beyond the
     observed lengths, outputs are assumed to end at the rate per token of the upper half of the observed range.
     """
-    steps, left = _survivors(sorted(ended), sorted(running))
+    steps, left = _survivors(ended, sorted(running))
     longest = max(steps[-1][0], max(running, default=0))
     ends_per_token = _ending(ended, running, longest // 2) or _ending(ended, running, 0) or 1.0 / (longest + 1)
     found: list[int] = []
@@ -51,18 +52,14 @@ def _ending(ended: Sequence[int], running: Sequence[int], beyond: int) -> float:
     return sum(tokens > beyond for tokens in ended) / made if made else 0.0
 
 
-def _survivors(ended: list[int], running: list[int]) -> tuple[list[tuple[int, float]], float]:
+def _survivors(ended: Sequence[int], running: list[int]) -> tuple[list[tuple[int, float]], float]:
     """The Kaplan–Meier survival function at each finished length, and its last value."""
     steps: list[tuple[int, float]] = []
-    left, at_risk, going, place = 1.0, len(ended) + len(running), 0, 0
-    while place < len(ended):
-        length, first = ended[place], place
-        while going < len(running) and running[going] < length:
-            going += 1
-        while place < len(ended) and ended[place] == length:
-            place += 1
-        left *= 1.0 - (place - first) / (at_risk - first - going)
+    left, at_risk = 1.0, len(ended) + len(running)
+    for length, ends in sorted(Counter(ended).items()):
+        left *= 1.0 - ends / (at_risk - bisect_left(running, length))
         steps.append((length, left))
+        at_risk -= ends
     return steps, left
 
 
@@ -120,7 +117,7 @@ class _Stream:
         self.changes = ChangePoint()
         self.open = 0  # requests in the incomplete batch
         self._sum = 0.0
-        self._tested, self._natural = tested, natural
+        self._tested, self.natural = tested, natural
 
     def add(self, number: float) -> bool:
         """Add a number; True if it completed a batch."""
@@ -131,18 +128,6 @@ class _Stream:
         self.changes.add(self._tested(self._sum / BATCH))
         self._sum, self.open = 0.0, 0
         return True
-
-    def ratio(self, change: MeanChange) -> float:
-        return self._natural(change.after) / self._natural(change.before)
-
-    def shift(self, quantity: Quantity, change: MeanChange) -> TrafficShift:
-        return TrafficShift(
-            quantity=quantity,
-            before=self._natural(change.before),
-            after=self._natural(change.after),
-            requests=change.numbers * BATCH + self.open,
-            sigmas=change.sigmas,
-        )
 
 
 class TrafficMonitor:
@@ -157,9 +142,9 @@ class TrafficMonitor:
     def __init__(self, tolerance: float = 1.25, false_alarm_s: float = HOURS_100) -> None:
         self._tolerance, self._false_alarm_s = tolerance, false_alarm_s
         self._streams = {
-            Quantity.RATE: _Stream(_cube_root, _rate),
-            Quantity.PROMPT: _Stream(_same, exp),
-            Quantity.OUTPUT: _Stream(_same, exp),
+            Quantity.RATE: _Stream(cbrt, _rate),
+            Quantity.PROMPT: _Stream(float, exp),
+            Quantity.OUTPUT: _Stream(float, exp),
         }
         self._alarmed: set[Quantity] = set()
         self._arrivals: deque[tuple[float, int]] = deque(maxlen=_KEPT)  # time, prompt tokens
@@ -199,7 +184,7 @@ class TrafficMonitor:
 
     def _add(self, quantity: Quantity, number: float) -> None:
         stream = self._streams[quantity]
-        if stream.add(number) and self._is_shift(stream, stream.changes.strongest()):
+        if stream.add(number) and self._shift(quantity, stream.changes.strongest()) is not None:
             self._alarmed.add(quantity)
 
     # -- what has shifted -------------------------------------------------------------------------------------------
@@ -214,12 +199,11 @@ class TrafficMonitor:
         found: list[TrafficShift] = []
         for quantity in Quantity:
             if quantity in self._alarmed:
-                stream = self._streams[quantity]
-                change = stream.changes.located()
-                if change is not None and self._is_shift(stream, change):
-                    found.append(stream.shift(quantity, change))
-                else:
+                shift = self._shift(quantity, self._streams[quantity].changes.located())
+                if shift is None:
                     self._alarmed.discard(quantity)
+                else:
+                    found.append(shift)
         return found
 
     def settled(self, shifts: Sequence[TrafficShift]) -> bool:
@@ -243,9 +227,11 @@ class TrafficMonitor:
         if passed_s <= 0.0 or not ended:
             return None
         gaps = [later - earlier for (earlier, _), (later, _) in pairwise(arrivals)]
+        mean = sum(gaps) / len(gaps)
+        squared_variation = sum((gap - mean) ** 2 for gap in gaps) / len(gaps) / mean**2
         return TrafficSample(
             rate=len(gaps) / passed_s,
-            burstiness=1.0 / min(max(_squared_variation(gaps), _VARIATION[0]), _VARIATION[1]),
+            burstiness=1.0 / min(max(squared_variation, _VARIATION[0]), _VARIATION[1]),
             prompt_tokens=tuple(tokens for _, tokens in arrivals),
             output_tokens=estimate_output_lengths(ended, running, _OUTPUTS),
         )
@@ -259,20 +245,24 @@ class TrafficMonitor:
             stream.changes.restart(numbers // BATCH)
         self._alarmed.clear()
 
-    def _is_shift(self, stream: _Stream, change: MeanChange | None) -> bool:
-        if change is None or change.chance > self._level():
-            return False
-        ratio = stream.ratio(change)
-        return max(ratio, 1.0 / ratio) >= self._tolerance
-
-    def _level(self) -> float:
-        """The significance level of one comparison."""
-        if len(self._arrivals) < 2:
-            return 0.0
+    def _shift(self, quantity: Quantity, change: MeanChange | None) -> TrafficShift | None:
+        """A change as a shift, if it is as large as `tolerance` and below the significance level of one comparison."""
+        if change is None or len(self._arrivals) < 2:
+            return None
         passed_s = self._arrivals[-1][0] - self._arrivals[0][0]
         batches_s = BATCH * passed_s / (len(self._arrivals) - 1)
         comparisons = len(self._streams) * len(WINDOWS)
-        return min(_HIGHEST_LEVEL, batches_s / (self._false_alarm_s * comparisons))
+        if change.chance > min(_HIGHEST_LEVEL, batches_s / (self._false_alarm_s * comparisons)):
+            return None
+        stream = self._streams[quantity]
+        shift = TrafficShift(
+            quantity=quantity,
+            before=stream.natural(change.before),
+            after=stream.natural(change.after),
+            requests=change.numbers * BATCH + stream.open,
+            sigmas=change.sigmas,
+        )
+        return shift if max(shift.ratio, 1.0 / shift.ratio) >= self._tolerance else None
 
     def _since(self, shifts: Sequence[TrafficShift]) -> int:
         """The number of the first request after the last shift; without shifts, the oldest one in memory."""
@@ -291,19 +281,6 @@ class TrafficMonitor:
         return [*(tokens for number, tokens in self._outputs if number >= since), *later]
 
 
-def _same(mean: float) -> float:
-    return mean
-
-
-def _cube_root(mean: float) -> float:
-    return cbrt(mean)
-
-
 def _rate(root: float) -> float:
     """Requests per second from the cube root of their mean gap."""
     return 1.0 / max(root, _LEAST_ROOT) ** 3
-
-
-def _squared_variation(gaps: Sequence[float]) -> float:
-    mean = sum(gaps) / len(gaps)
-    return sum((gap - mean) ** 2 for gap in gaps) / len(gaps) / mean**2

@@ -24,8 +24,15 @@ from twofold.instance import Role
 from twofold.planning.splits import SplitPlanner
 from twofold.request import Request
 from twofold.scheduling.cluster.pools import Pools
-from twofold.scheduling.replan.replanner import ReplanDecision, Replanner, ReplanQuery, SearchResult
-from twofold.scheduling.replan.split import ReplanAction, RoleSplit, degraded_plan
+from twofold.scheduling.replan.replanner import (
+    ReplanAction,
+    ReplanDecision,
+    Replanner,
+    ReplanQuery,
+    RoleSplit,
+    SearchResult,
+    degraded_plan,
+)
 from twofold.scheduling.replan.traffic import TrafficMonitor, TrafficSample
 from twofold.serving.config import ReplanConfig
 from twofold.serving.controller.service import PoolMember

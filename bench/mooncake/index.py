@@ -119,9 +119,8 @@ def measure(index: PrefixIndex, prompts: Prompts, stored: list[Where]) -> list[W
             index.removed(instance, keys[DOCUMENT_BLOCKS:])
 
     return [
-        ask("best", known, lambda keys: index.best(keys)[0]),
-        ask("best match, unknown prompts", strangers, lambda keys: index.best(keys)[0]),
         ask("prefixes", known, lambda keys: max(index.prefixes(keys).values(), default=0)),
+        ask("prefixes of unknown prompts", strangers, lambda keys: max(index.prefixes(keys).values(), default=0)),
         ask("longest prefix of one instance", known, partial(index.prefix, name)),
         Work(what="removed", times=len(stored), blocks=len(stored) * OWN_BLOCKS, cpu_s=cpu_seconds(remove)),
         Work(what="instance lost", times=1, blocks=0, cpu_s=cpu_seconds(partial(index.lost, name))),
@@ -144,7 +143,7 @@ def main() -> None:
     loops += [cpu_seconds(reference_loop) for _ in range(3)]
     turn_s = min(loops) / LOOP_ITERATIONS
     table = Table(
-        title=f"{len(index.instances) + 1:,} instances, {known:,} blocks known, reported by {filled.blocks:,} times",
+        title=f"{args.instances:,} instances, {known:,} blocks known, reported by {filled.blocks:,} times",
         title_justify="left",
     )
     for heading in ("", "times a CPU s", "µs each", "turns each", "blocks each"):

@@ -34,12 +34,6 @@ def test_finds_the_longest_prefixes_and_their_instances(steps, asked):
             there[name].clear()
     for keys in asked:
         prefixes = {name: leading(blocks, keys) for name, blocks in there.items()}
-        longest = max(prefixes.values())
-        best, names = index.best(keys)
-        assert (best, sorted(names)) == (
-            longest,
-            sorted(name for name, length in prefixes.items() if length == longest > 0),
-        )
         assert index.prefixes(keys) == {name: length for name, length in prefixes.items() if length}
         assert {name: index.prefix(name, keys) for name in NAMES} == prefixes
 
@@ -51,7 +45,6 @@ def test_the_index_does_not_grow_with_lost_instances():
         index.stored("dies", (1, 100 + life))
         index.lost("dies")
         index.lost("dies")
-    assert index.best((1, 2)) == (2, ["stays"])
+    assert index.prefixes((1, 2)) == {"stays": 2}
     assert len(index) < 2 + 20
     assert max(having.bit_length() for having in index._holders.values()) < 40
-    assert index.instances == ("stays",)

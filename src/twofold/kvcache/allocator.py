@@ -136,9 +136,6 @@ class LeaseTable:
         self._terms: dict[str, _Term] = {}
         self.epoch = epoch
 
-    def __len__(self) -> int:
-        return len(self._terms)
-
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._terms
 

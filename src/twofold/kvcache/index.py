@@ -31,11 +31,6 @@ class PrefixIndex:
         """Number of indexed blocks, including those of lost instances until the next sweep."""
         return len(self._holders)
 
-    @property
-    def instances(self) -> tuple[str, ...]:
-        """Instances that stored a block and were not lost since."""
-        return tuple(self._bits)
-
     def stored(self, instance: str, keys: Sequence[BlockKey]) -> None:
         """Record that an instance has these blocks."""
         holders, bit = self._holders, 1 << self._number(instance)
@@ -65,20 +60,6 @@ class PrefixIndex:
         self._lost |= 1 << number
         if self._lost.bit_count() > max(_MAX_LOST, len(self._bits)):
             self._sweep()
-
-    def best(self, keys: Sequence[BlockKey]) -> tuple[int, list[str]]:
-        """Length of the longest cached prefix of a prompt in blocks, and the instances that have it.
-
-        (0, []) if no instance has the first block.
-        """
-        holders, having, length = self._holders, self._live, 0
-        for key in keys:
-            left = having & holders.get(key, 0)
-            if not left:
-                break
-            having = left
-            length += 1
-        return (length, self._named(having)) if length else (0, [])
 
     def prefixes(self, keys: Sequence[BlockKey]) -> dict[str, int]:
         """Number of leading blocks of a prompt by instance, for instances that have any."""

@@ -23,15 +23,8 @@ class TieredCache:
         self.tiers = tuple(tiers)
         self._first = tiers[0]
 
-    def __len__(self) -> int:
-        return sum(len(tier) for tier in self.tiers)
-
     def __contains__(self, key: BlockKey) -> bool:
         return self.tier_of(key) is not None
-
-    @property
-    def capacity(self) -> int:
-        return sum(tier.capacity for tier in self.tiers)
 
     def tier_of(self, key: BlockKey) -> int | None:
         """Index of the tier that contains a block."""

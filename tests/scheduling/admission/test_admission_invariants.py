@@ -111,7 +111,7 @@ class Door(RuleBasedStateMachine):
 
     @invariant()
     def deadlines_are_foretold(self):
-        assert self.door.next_deadline() == min((each.deadline_s for each in self.waiting), default=None)
+        assert self.door._queue.next_deadline() == min((each.deadline_s for each in self.waiting), default=None)
 
 
 TestDoor = Door.TestCase

@@ -37,7 +37,7 @@ def test_the_next_iteration_starts_at_the_actual_end():
     made.done("a", 0.1)
     assert dict(made.ends(0.15)) == pytest.approx({"b": 0.2})
     made.done("b", 0.2)
-    assert len(made) == 0
+    assert not made._iteration_of
     assert made.busy_s(0.2) == 0.0
 
 

@@ -42,7 +42,7 @@ def check(pools, everybody, measures):
         members = everybody.pools[role]
         assert list(pools[role]) == members
         assert len(pools[role]) == len(members)
-        assert all(load.role is role and load.id in pools[role] for load in members)
+        assert all(load.role is role and load in pools[role] for load in members)
         for measure in measures:
             assert pools[role].least(measure) is min(members, key=measure, default=None)
         for number in range(3):

@@ -111,10 +111,6 @@ class Admission(RequestSubscriber):
         self.expirations += len(expired)
         return expired
 
-    def next_deadline(self) -> float | None:
-        """When to call `expired` next; None if the queue is empty."""
-        return self._queue.next_deadline()
-
     # -- counts ---------------------------------------------------------------------------------------------------
 
     @property

@@ -57,9 +57,6 @@ class PrefillQueue:
         self._ended: float | None = None  # when the first prompt of the running iteration was computed
         self._measures = False  # whether the running iteration may be compared with the model
 
-    def __len__(self) -> int:
-        return len(self._iteration_of)
-
     def join(self, prompt: QueuedPrompt, now: float) -> None:
         """Queue a prompt."""
         self._requeue_late(now)

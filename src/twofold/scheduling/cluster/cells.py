@@ -44,9 +44,6 @@ class _CombinedPool(Pool):
         for cell in self._cells.values():
             yield from cell.pools[self._role]
 
-    def __contains__(self, instance_id: str) -> bool:
-        return any(instance_id in cell.pools[self._role] for cell in self._cells.values())
-
     def least(self, measure: LoadMeasure) -> InstanceLoad | None:
         found = [cell.pools[self._role].least(measure) for cell in self._cells.values()]
         return min((load for load in found if load is not None), key=measure.of, default=None)

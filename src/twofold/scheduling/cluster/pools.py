@@ -174,9 +174,6 @@ class Pool:
     def __iter__(self) -> Iterator[InstanceLoad]:
         return iter(self._members.values())
 
-    def __contains__(self, instance_id: str) -> bool:
-        return instance_id in self._members
-
     def add(self, load: InstanceLoad) -> None:
         self._joined += 1
         load.place = self._joined

@@ -25,6 +25,12 @@ class ConfigurationError(UserError):
     """A flag or file is invalid, or the machine does not support it."""
 
 
+def require(condition: bool, message: str) -> None:
+    """Raise ConfigurationError with `message` unless the condition holds."""
+    if not condition:
+        raise ConfigurationError(message)
+
+
 class ModelError(UserError):
     """A model directory is missing, unreadable or of an unsupported kind."""
 

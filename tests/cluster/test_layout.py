@@ -1,10 +1,10 @@
-"""Placement of pipeline stages on machines."""
+"""Placement of pipeline stages on machines, and division of CPU cores among workers and gateway."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from twofold.cluster.layout import layout_of
+from twofold.cluster.layout import gateway_cores, layout_of, share_cores
 from twofold.cluster.paths import transfer_model
 from twofold.cluster.profiles import instance_profiles, instance_slots, machines_of
 from twofold.cluster.spec import ClusterSpec, PoolSpec
@@ -110,3 +110,19 @@ def test_pipeline_bandwidth_is_the_sum_over_its_machines():
     assert transfer_model(spec, model, kind).bytes_per_s == 2 * A100.network_bytes_per_s
     slow = cluster(pool(2, 8, 2), link_bytes_per_s=1e9)
     assert transfer_model(slow, model, kind).bytes_per_s == 2e9
+
+
+def test_workers_share_cores_evenly_or_take_turns():
+    """With more workers than cores, the first workers are the last to share theirs."""
+    assert share_cores([0, 1, 2, 3], 2) == [(0, 1), (2, 3)]
+    assert share_cores([0, 1, 2], 2) == [(0,), (1,)]
+    assert share_cores([0, 1], 3) == [(0,), (1,), (1,)]
+    assert share_cores([4, 6], 5) == [(4,), (6,), (6,), (4,), (4,)]
+
+
+def test_gateway_avoids_the_cores_of_decode_workers():
+    """It shares cores with prefill workers first, and uses all cores if every core decodes."""
+    split = [(Role.PREFILL, (0,)), (Role.DECODE, (1,))]
+    assert gateway_cores([0, 1], split) == (0,)
+    assert gateway_cores([0, 1], [(Role.MIXED, (0,)), (Role.MIXED, (1,))]) == (0, 1)
+    assert gateway_cores([0, 1], [(Role.PREFILL, ()), (Role.DECODE, ())]) == (0, 1)

@@ -1,6 +1,6 @@
 """Transfer paths of a simulated cluster."""
 
-from twofold.cluster.file import parse_pools
+from twofold.cluster.file import parse_cluster
 from twofold.cluster.paths import paths_of
 from twofold.cluster.profiles import instance_profiles
 from twofold.cluster.spec import ClusterSpec
@@ -11,7 +11,7 @@ CATALOG = load_catalog()
 
 def test_layer_wise_crossover_matches_the_paper():
     """Splitwise section 6.2: 512 tokens for bloom-176b on its H100s."""
-    pools = parse_pools("1xh100:prefill,1xh100:decode", catalog=CATALOG)
+    pools = parse_cluster("1xh100:prefill,1xh100:decode", model="", catalog=CATALOG).pools
     spec = ClusterSpec(model="bloom-176b", router="jsq", pools=pools)
     paths = paths_of(spec, CATALOG.model("bloom-176b"), instance_profiles(spec, CATALOG))
     assert 400 < paths.crossover("prefill-0") < 600

@@ -17,7 +17,7 @@ from rich.table import Table
 
 from twofold.cli.options import DTYPE, KV_CACHE_MEMORY, MAX_NUM_SEQS, MODEL_DIRECTORY, check_outputs
 from twofold.cli.settings import Settings, command, flag, group
-from twofold.cluster.cores import share_cores
+from twofold.cluster.layout import share_cores
 from twofold.errors import ConfigurationError
 from twofold.fidelity.calibrate import calibrate
 from twofold.fidelity.measurement import OnGroup, measure

@@ -5,7 +5,6 @@ Machine aliases are replaced by catalog names: `h100` becomes `dgx-h100`.
 
 import re
 import tomllib
-from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -13,8 +12,8 @@ import msgspec
 
 from twofold.cluster.layout import check_shared_nodes, layout_of
 from twofold.cluster.spec import SATURATING, CacheSpec, ClusterSpec, ControlSpec, InstanceFailure, PoolSpec
-from twofold.cluster.validation import check_numbers, require
-from twofold.errors import ConfigurationError
+from twofold.cluster.validation import check_numbers
+from twofold.errors import ConfigurationError, require
 from twofold.hardware.catalog import Catalog, load_catalog
 from twofold.hardware.suggestions import explain_validation, suggestion, unknown_name
 from twofold.instance import Role
@@ -31,6 +30,7 @@ _POOL_SYNTAX: Final = (
     "write pools as in 35xh100:prefill,5xh100:decode, or 4xh100@4:mixed/chunked-prefill, or 4xa100@2x4"
 )
 _MAX_MACHINES: Final = 1_000_000  # a typing error above this would exhaust memory
+_SUFFIXES: Final = (".yaml", ".yml", ".json", ".toml")  # JSON is YAML
 _YAML_PLACE = re.compile(r"line (\d+), column (\d+)")
 _YAML_KEY = re.compile(r"^([A-Za-z_]+)[ \t]*:", re.MULTILINE)
 
@@ -41,15 +41,9 @@ def parse_cluster(text: str, *, model: str, catalog: Catalog | None = None) -> C
     A pool is COUNTxMACHINE, then `@TP` or `@TPxPP` (PP pipeline stages of TP accelerators), `:ROLE` (default: mixed)
     and `/BATCHER`. `catalog` None is the installed catalog with the user's additions. Raises ConfigurationError.
     """
-    return ClusterSpec(pools=parse_pools(text, catalog=catalog), model=model)
-
-
-def parse_pools(text: str, *, catalog: Catalog | None = None) -> tuple[PoolSpec, ...]:
-    """Parse the pools of a pool string; see `parse_cluster`."""
-    if not text.strip():
-        raise ConfigurationError(f"the cluster has no pools: {_POOL_SYNTAX}")
+    require(bool(text.strip()), f"the cluster has no pools: {_POOL_SYNTAX}")
     known = catalog or load_catalog()
-    return tuple(_parse_pool(part.strip(), known) for part in text.split(","))
+    return ClusterSpec(pools=tuple(_parse_pool(part.strip(), known) for part in text.split(",")), model=model)
 
 
 def load_cluster(path: Path, *, catalog: Catalog | None = None) -> ClusterSpec:
@@ -68,14 +62,12 @@ def load_cluster(path: Path, *, catalog: Catalog | None = None) -> ClusterSpec:
 
 def read_cluster(text: str, name: str, *, catalog: Catalog | None = None) -> ClusterSpec:
     """Parse the content of a cluster file; the suffix of `name` selects the format. Raises ConfigurationError."""
-    reader = _READERS.get(Path(name).suffix.lower())
-    if reader is None:
-        raise ConfigurationError(f"cluster {name} has an unknown suffix: use one of {', '.join(_READERS)}")
-    raw = reader(text, name)
+    suffix = Path(name).suffix.lower()
+    require(suffix in _SUFFIXES, f"cluster {name} has an unknown suffix: use one of {', '.join(_SUFFIXES)}")
+    raw = _from_toml(text, name) if suffix == ".toml" else _from_yaml(text, name)
     if isinstance(raw, dict) and isinstance(raw.get("cluster"), dict) and "deployment" in raw:
         raw = raw["cluster"]
-    if not raw:
-        raise ConfigurationError(f"cluster {name} is empty: give at least a model and pools")
+    require(bool(raw), f"cluster {name} is empty: give at least a model and pools")
     try:
         # Not strict: YAML 1.1 reads 200e9 as a string.
         spec = msgspec.convert(raw, ClusterSpec, strict=False)
@@ -120,8 +112,7 @@ def _parse_pool(text: str, catalog: Catalog) -> PoolSpec:
 
 def _checked(spec: ClusterSpec, catalog: Catalog) -> ClusterSpec:
     """Check the numbers of a cluster and replace machine aliases by catalog names."""
-    if not spec.pools:
-        raise ConfigurationError("it has no pools")
+    require(bool(spec.pools), "it has no pools")
     check_numbers(spec)
     pools = []
     for index, pool in enumerate(spec.pools):
@@ -183,10 +174,4 @@ def _describe(error: msgspec.ValidationError) -> str:
 _KNOWN: Final = {
     "max_num_batched_tokens": f"a number or {SATURATING}",
     "control.own_load": f"one of {', '.join(OwnLoad)}",
-}
-_READERS: Final[dict[str, Callable[[str, str], object]]] = {
-    ".yaml": _from_yaml,
-    ".yml": _from_yaml,
-    ".json": _from_yaml,  # JSON is YAML
-    ".toml": _from_toml,
 }

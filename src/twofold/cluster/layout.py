@@ -1,12 +1,13 @@
-"""Layout of a pool's pipeline stages on its machines."""
+"""Layouts: the pipeline stages of a pool on its machines, and workers on the CPU cores of a host."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from twofold.cluster.spec import PoolSpec
-from twofold.errors import ConfigurationError
+from twofold.errors import require
 from twofold.hardware.specs import Machine
+from twofold.instance import Role
 from twofold.performance.instance import check_tensor_parallel
 
 _NAME = re.compile(r"[\w-]+")
@@ -45,19 +46,17 @@ def layout_of(pool: PoolSpec, machine: Machine) -> Layout:
     tensor_parallel = machine.count if pool.tensor_parallel is None else pool.tensor_parallel
     check_tensor_parallel(machine, tensor_parallel)
     stages = pool.pipeline_parallel
-    if stages < 1:
-        raise ConfigurationError(f"pipeline parallelism must be at least 1, not {stages}")
-    if pool.nodes is not None and not _NAME.fullmatch(pool.nodes):
-        raise ConfigurationError(f"invalid nodes name {pool.nodes!r}: use letters, digits, - and _")
+    require(stages >= 1, f"pipeline parallelism must be at least 1, not {stages}")
+    named = pool.nodes is None or _NAME.fullmatch(pool.nodes) is not None
+    require(named, f"invalid nodes name {pool.nodes!r}: use letters, digits, - and _")
     most = pool.machines * (machine.count // tensor_parallel) // stages
-    if pool.instances is not None and pool.instances < 1:
-        raise ConfigurationError(f"a pool needs at least one instance, not {pool.instances}")
-    wanted = pool.instances or max(most, 1)
-    if wanted > most:
-        raise ConfigurationError(
-            f"{pool.machines} {machine.name} cannot hold {wanted} instances of {stages} stages of {tensor_parallel} "
-            f"accelerators: at most {most}"
-        )
+    wanted = max(most, 1) if pool.instances is None else pool.instances
+    require(wanted >= 1, f"a pool needs at least one instance, not {wanted}")
+    require(
+        wanted <= most,
+        f"{pool.machines} {machine.name} cannot hold {wanted} instances of {stages} stages of {tensor_parallel} "
+        f"accelerators: at most {most}",
+    )
     return Layout(tensor_parallel, stages, wanted, -(-wanted * stages // pool.machines))
 
 
@@ -69,14 +68,38 @@ def check_shared_nodes(pools: Sequence[tuple[PoolSpec, Machine]]) -> None:
         if pool.nodes is None:
             continue
         first, its = firsts.setdefault(pool.nodes, (pool, machine))
-        if machine.name != its.name or pool.machines != first.machines:
-            raise ConfigurationError(
-                f"pools that share nodes {pool.nodes} need equal machines: one has "
-                f"{first.machines} {its.name}, another {pool.machines} {machine.name}"
-            )
+        require(
+            machine.name == its.name and pool.machines == first.machines,
+            f"pools that share nodes {pool.nodes} need equal machines: one has "
+            f"{first.machines} {its.name}, another {pool.machines} {machine.name}",
+        )
         used[pool.nodes] = used.get(pool.nodes, 0) + layout_of(pool, machine).accelerators
-        if used[pool.nodes] > machine.count:
-            raise ConfigurationError(
-                f"pools on nodes {pool.nodes} use {used[pool.nodes]} accelerators of a {machine.name}, which "
-                f"has {machine.count}: give the number of instances of each pool"
-            )
+        require(
+            used[pool.nodes] <= machine.count,
+            f"pools on nodes {pool.nodes} use {used[pool.nodes]} accelerators of a {machine.name}, which "
+            f"has {machine.count}: give the number of instances of each pool",
+        )
+
+
+def share_cores(cores: Sequence[int], workers: int) -> list[tuple[int, ...]]:
+    """Equal shares of the cores; with more workers than cores, workers share a core.
+
+    Shared cores are assigned forwards and then backwards: routers prefer the first of equal instances, so the first
+    workers, prefill before decode, should be the last to share their core.
+    """
+    each = len(cores) // workers
+    if each:
+        return [tuple(cores[i * each : (i + 1) * each]) for i in range(workers)]
+    there_and_back = [*cores, *reversed(cores)]
+    return [(there_and_back[i % len(there_and_back)],) for i in range(workers)]
+
+
+def gateway_cores(cores: Iterable[int], workers: Iterable[tuple[Role, Sequence[int]]]) -> tuple[int, ...]:
+    """Cores for the gateway: those without a decode worker, or all cores if there are none.
+
+    Prefill workers share their cores first: a few milliseconds are lost in the length of a prompt, but show as a gap
+    in every stream of a decode worker.
+    """
+    everywhere = set(cores)
+    decoding = {core for role, own in workers if role.decodes for core in own}
+    return tuple(sorted(everywhere - decoding or everywhere))

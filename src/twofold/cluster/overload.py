@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from twofold.cluster.profiles import InstanceProfile, instance_slots
 from twofold.cluster.spec import ClusterSpec
-from twofold.errors import ConfigurationError
+from twofold.errors import ConfigurationError, require
 from twofold.scheduling.admission.ledger import InstanceCapacity, OverloadLedger
 from twofold.scheduling.admission.overload import OverloadControl, create_overload_rule
 from twofold.scheduling.batchers import BATCHERS
@@ -23,16 +23,14 @@ def overload_control(
     chosen = create_overload_rule(rule)
     if slo is None or slo.ttft_s is None or slo.tpot_s is None:
         raise ConfigurationError("overload control needs both bounds of the SLO, such as --slo ttft=30,tpot=0.1")
-    if spec.router not in FIXED_ROLE_ROUTERS:
-        raise ConfigurationError(f"overload control needs a router with fixed roles, not {spec.router}")
+    fixed = spec.router in FIXED_ROLE_ROUTERS
+    require(fixed, f"overload control needs a router with fixed roles, not {spec.router}")
     for kind in kinds:
         role = kind.pool.role
-        if role.prefills and role.decodes:
-            raise ConfigurationError("overload control does not support mixed pools")
-        if kind.layout.stages > 1:
-            raise ConfigurationError("overload control does not support pipeline parallelism")
-        if role.prefills and not BATCHERS[kind.batcher].whole_prompts:
-            raise ConfigurationError(f"overload control needs a batcher of whole prompts in order, not {kind.batcher}")
+        require(not (role.prefills and role.decodes), "overload control does not support mixed pools")
+        require(kind.layout.stages == 1, "overload control does not support pipeline parallelism")
+        whole = not role.prefills or BATCHERS[kind.batcher].whole_prompts
+        require(whole, f"overload control needs a batcher of whole prompts in order, not {kind.batcher}")
     facts = {
         slot.name: InstanceCapacity(
             model=slot.profile.model,

@@ -8,7 +8,7 @@ from twofold.cluster.layout import Layout, check_shared_nodes, layout_of
 from twofold.cluster.spec import TOKEN_BUDGET, ClusterSpec, PoolSpec, cluster_rules
 from twofold.cluster.timing import Timing, ps
 from twofold.cluster.validation import check_batchers, check_cells, check_spec
-from twofold.errors import ConfigurationError
+from twofold.errors import ConfigurationError, require
 from twofold.hardware.catalog import Catalog
 from twofold.hardware.specs import Machine, Model
 from twofold.instance import Role
@@ -124,10 +124,10 @@ def _profile(
 ) -> InstanceProfile:
     layout = layout_of(pool, machine)
     tensor_parallel, stages, across = layout.tensor_parallel, layout.stages, layout.spans
-    if stages > 1 and spec.profile is not None:
-        raise ConfigurationError("workers of a host profile cannot be pipelined: leave pipeline_parallel out")
-    if stages > 1 and spec.swap_space_bytes is not None:
-        raise ConfigurationError("pipelines cannot swap: leave swap_space_bytes or pipeline_parallel out")
+    if stages > 1:
+        require(spec.profile is None, "workers of a host profile cannot be pipelined: leave pipeline_parallel out")
+        swaps = spec.swap_space_bytes is not None
+        require(not swaps, "pipelines cannot swap: leave swap_space_bytes or pipeline_parallel out")
     swap = _swap_capacity(spec, model, tensor_parallel, catalog)
     key = machine.name, tensor_parallel, stages, across
     if key not in timings:
@@ -173,8 +173,7 @@ def _swap_capacity(spec: ClusterSpec, model: Model, tensor_parallel: int, catalo
             f"{', '.join(FIXED_ROLE_ROUTERS)}"
         )
     block_bytes = spec.block_size * (spec.kv_bytes_per_token or resident_kv_bytes_per_token(model, tensor_parallel))
-    if space < block_bytes:
-        raise ConfigurationError(f"swap_space_bytes {space:,} is less than one KV block of {block_bytes:,} bytes")
+    require(space >= block_bytes, f"swap_space_bytes {space:,} is less than one KV block of {block_bytes:,} bytes")
     speed = spec.swap_bytes_per_s or catalog.link(_SWAP_LINK).bytes_per_s * tensor_parallel
     return SwapCapacity(space // block_bytes, block_bytes, block_bytes / speed)
 
@@ -186,12 +185,9 @@ def _batcher(spec: ClusterSpec, pool: PoolSpec) -> str:
         batcher = "splitwise-sim"
     if batcher is None:
         batcher = _ROLE_BATCHERS[pool.role] if spec.router in FIXED_ROLE_ROUTERS else "splitwise"
-    if batcher not in BATCHERS:
-        raise ConfigurationError(f"unknown batcher {batcher!r}: choose one of {', '.join(BATCHERS)}")
-    if pool.pipeline_parallel > 1 and not BATCHERS[batcher].pipelined:
-        raise ConfigurationError(
-            f"the batcher {batcher} does not support pipelines: set pipeline_parallel 1 for its pool"
-        )
+    require(batcher in BATCHERS, f"unknown batcher {batcher!r}: choose one of {', '.join(BATCHERS)}")
+    staged = pool.pipeline_parallel == 1 or BATCHERS[batcher].pipelined
+    require(staged, f"the batcher {batcher} does not support pipelines: set pipeline_parallel 1 for its pool")
     if batcher == "prefill" and pool.pipeline_parallel > 1 and spec.pipeline_chunk is not None:
         return "prefill-chunks"
     return batcher
@@ -245,12 +241,7 @@ def cells_of(spec: ClusterSpec, slots: Sequence[InstanceSlot]) -> dict[str, str]
     }
 
 
-def machines_of(profiles: Sequence[InstanceProfile]) -> Iterator[tuple[Machine, int]]:
-    """Yield (machine type, count); machines shared by several pools count once."""
-    shared: set[str] = set()
-    for profile in profiles:
-        nodes = profile.pool.nodes
-        if nodes is None or nodes not in shared:
-            yield profile.machine, profile.pool.machines
-        if nodes is not None:
-            shared.add(nodes)
+def machines_of(profiles: Sequence[InstanceProfile]) -> list[tuple[Machine, int]]:
+    """(machine type, count) of the pools; machines shared by several pools count once."""
+    distinct = {profile.pool.nodes or pool: profile for pool, profile in enumerate(profiles)}
+    return [(profile.machine, profile.pool.machines) for profile in distinct.values()]

@@ -9,7 +9,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from twofold.errors import ConfigurationError
+from twofold.errors import ConfigurationError, require
 from twofold.instance import Role
 from twofold.kvcache.eviction import create_eviction
 from twofold.scheduling.cluster.shared import OwnLoad
@@ -213,6 +213,5 @@ RULES: dict[str, ClusterRules] = {
 
 def cluster_rules(name: str) -> ClusterRules:
     """Return the rules called `name`; raises ConfigurationError if unknown."""
-    if name not in RULES:
-        raise ConfigurationError(f"unknown rules {name!r}: choose one of {', '.join(RULES)}")
+    require(name in RULES, f"unknown rules {name!r}: choose one of {', '.join(RULES)}")
     return RULES[name]

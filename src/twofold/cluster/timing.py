@@ -112,12 +112,6 @@ class Timing:
             return self.prompts(batch.prefill_tokens, squares, sequences, context)
         return self.decodes(sequences, context)
 
-    def after(self, copies: Sequence[BlockCopy], timing: RunTiming) -> RunTiming:
-        """Add the time of block copies before the first iteration of a run."""
-        if not copies:
-            return timing
-        return RunTiming(timing.first_ps + self.copying(copies), timing.step_ps, timing.milliwatts)
-
     def copying(self, copies: Sequence[BlockCopy]) -> int:
         """Return the picoseconds of consecutive block copies."""
         blocks = 0

@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping
 from typing import Final
 
 from twofold.cluster.spec import CONTROL_ROUTERS, SATURATING, ClusterSpec, ControlSpec, cluster_rules
-from twofold.errors import ConfigurationError
+from twofold.errors import require
 from twofold.instance import Role
 from twofold.scheduling.batchers import BATCHERS, INLINED, batchers_with
 from twofold.scheduling.cluster.scheduler import HANDOFF_POLICIES
@@ -18,12 +18,6 @@ _POSITIVE: Final = (
     *("max_num_batched_tokens", "pipeline_chunk", "inline_tbt_s", "max_num_seqs", "block_size", "kv_bytes_per_token"),
     *("kv_capacity_tokens", "swap_space_bytes", *_SPEEDS),
 )
-
-
-def require(condition: bool, message: str) -> None:
-    """Raise ConfigurationError with `message` unless the condition holds."""
-    if not condition:
-        raise ConfigurationError(message)
 
 
 def check_numbers(spec: ClusterSpec) -> None:

@@ -23,20 +23,6 @@ from twofold.scheduling.instance.sequence import ScheduledSequence
 class _Task:
     """The prompt or the decodes of one sequence; ages while it is the sequence's next task and is left out."""
 
-    __slots__ = (
-        "arrival",
-        "arrival_s",
-        "chained",
-        "chosen",
-        "left_out",
-        "missed",
-        "pending",
-        "prompt",
-        "sequence",
-        "since",
-        "tokens",
-    )
-
     def __init__(self, sequence: ScheduledSequence, prompt: bool, arrival_s: float, arrival: int) -> None:
         self.sequence = sequence
         self.prompt = prompt
@@ -50,11 +36,6 @@ class _Task:
         self.chosen = False
         self.chained: _Task | None = None  # of a prompt: the decodes queued together with it
 
-    def came_before(self, other: "_Task") -> bool:
-        if self.arrival_s != other.arrival_s:
-            return self.arrival_s < other.arrival_s
-        return self.arrival < other.arrival
-
     def is_younger(self, other: "_Task", selections: int) -> bool:
         """Compare by selections missed, then by arrival."""
         age, other_age = self.age(selections), other.age(selections)
@@ -67,8 +48,6 @@ class _Task:
 @mypyc_attr(free_list_len=1)
 class _Draft:
     """A batch under construction: the chosen tasks, and the seats and tokens left."""
-
-    __slots__ = ("budget", "queues", "seats", "tasks", "tokens")
 
     def __init__(self, queues: Queues, budget: SchedulingBudget, seats: int, tokens: int) -> None:
         self.queues = queues
@@ -299,7 +278,8 @@ def _place(tasks: list[_Task], task: _Task) -> int:
     low, high = 0, len(tasks)
     while low < high:
         middle = (low + high) // 2
-        if tasks[middle].came_before(task):
+        other = tasks[middle]
+        if other.arrival_s < task.arrival_s or (other.arrival_s == task.arrival_s and other.arrival < task.arrival):
             low = middle + 1
         else:
             high = middle

@@ -26,7 +26,7 @@ from twofold.scheduling.instance.queues import RunningBatch, StepResult
 from twofold.scheduling.instance.scheduler import InstanceScheduler
 from twofold.scheduling.instance.sequence import KvReservation, PrefillChunk, ScheduledSequence, SequenceQueue
 from twofold.simulation.instance import InstanceEnvironment, SimulatedInstance
-from twofold.simulation.kernel import Event, EventOrder, MachineLink
+from twofold.simulation.kernel import EventOrder, MachineLink
 
 _MAX_DECODE_TOKENS: Final = 50_000  # per batch of decodes; each counts its context and the token it makes
 _LAST: Final = EventOrder.FAILURE + (1 << 40)  # after everything else at the same time
@@ -99,6 +99,16 @@ def _one_more(request: Request) -> Request:
     return replace(request, output_tokens=request.output_tokens + 1)
 
 
+class _Work:
+    """A batch that a stage computes, from picosecond `begun` on."""
+
+    def __init__(
+        self, stage: "PipelineStage", batch: RunningBatch, decodes: list[ScheduledSequence], begun: int, milliwatts: int
+    ) -> None:
+        self.stage, self.batch, self.decodes = stage, batch, decodes
+        self.begun, self.milliwatts = begun, milliwatts
+
+
 class PipelineStage:
     """One stage: its queues and the batch it computes."""
 
@@ -117,15 +127,6 @@ class PipelineStage:
             return self.timing.batch(batch).first_ps
         cost = self.timing.model.decode_cost(batch.decode_sequences)
         return max(1, ps(cost.base_s + cost.context_s * batch.context_tokens))
-
-    def take_decodes(self, most: int) -> list[ScheduledSequence]:
-        taken: list[ScheduledSequence] = []
-        left = _MAX_DECODE_TOKENS
-        while self.decodes and len(taken) < most and self.decodes[0].computed < left:
-            sequence = self.decodes.popleft()
-            left -= sequence.computed + 1
-            taken.append(sequence)
-        return taken
 
 
 class StagewiseInstance(SimulatedInstance):
@@ -160,7 +161,7 @@ class StagewiseInstance(SimulatedInstance):
         for stage in self._stages:
             if stage.work is not None:
                 self._charge(stage.work)
-                stage.work.void = True
+                stage.work = None
         self._new_stages()
         self.batch = None
         self.milliwatts = 0
@@ -185,14 +186,14 @@ class StagewiseInstance(SimulatedInstance):
                 self.batch = None
                 self.environment.idle(self)
             return
-        end, milliwatts = now + stage.duration(batch), stage.timing.batch(batch).milliwatts
-        work = _Work(self, stage, batch, decodes, now, end, milliwatts)
+        end = now + stage.duration(batch)
+        work = _Work(stage, batch, decodes, now, stage.timing.batch(batch).milliwatts)
         stage.work, self.batch = work, batch
         self.milliwatts += work.milliwatts - stage.timing.idle_mw
-        self.kernel.add(work)
+        self.kernel.schedule(end, _LAST, self._done, work)
         if stage.number == 0:
             rest = (len(self._stages) - 1) * self._stages[-1].timing.batch(batch).first_ps
-            self.environment.started(self, batch, work.at + rest)
+            self.environment.started(self, batch, end + rest)
         batch.joined = decodes
 
     def _next_batch(self, stage: PipelineStage) -> tuple[RunningBatch | None, list[ScheduledSequence]]:
@@ -206,16 +207,22 @@ class StagewiseInstance(SimulatedInstance):
             chunks = stage.prompts.popleft()
             tokens = sum(chunk.num_tokens for chunk in chunks)
             return RunningBatch(chunks, tokens, len(chunks), 0, 0, 1), []
-        decodes = stage.take_decodes(self._queues.max_tokens)
+        decodes: list[ScheduledSequence] = []
+        most, left = self._queues.max_tokens, _MAX_DECODE_TOKENS
+        while stage.decodes and len(decodes) < most and stage.decodes[0].computed < left:
+            decodes.append(stage.decodes.popleft())
+            left -= decodes[-1].computed + 1
         if not decodes:
             return None, []
         context = sum(sequence.computed for sequence in decodes)
         new = [sequence for sequence in decodes if sequence.generated == 1]
         return RunningBatch([], 0, 0, len(decodes), context, 1, new), decodes
 
-    def done(self, work: "_Work") -> None:
+    def _done(self, work: _Work) -> None:
         """Pass a batch on to the next stage, or sample its tokens after the last."""
         stage, batch, now = work.stage, work.batch, self.kernel.now
+        if stage.work is not work:
+            return  # the instance has died since
         stage.work = None
         self._charge(work)
         self.milliwatts -= work.milliwatts - stage.timing.idle_mw
@@ -228,7 +235,7 @@ class StagewiseInstance(SimulatedInstance):
             self._wake(stage.next)
         self._start(stage)
 
-    def _sample(self, work: "_Work", now: int) -> None:
+    def _sample(self, work: _Work, now: int) -> None:
         batch, first = work.batch, self._stages[0]
         self.iterations += 1
         self.environment.ran(self, batch, RunTiming(0, 0, work.milliwatts), 1, work.begun, now)
@@ -244,34 +251,6 @@ class StagewiseInstance(SimulatedInstance):
         if results:
             self.environment.stepped(self, results)
 
-    def _charge(self, work: "_Work") -> None:
+    def _charge(self, work: _Work) -> None:
         milliwatts = work.milliwatts - work.stage.timing.idle_mw
         self.charge(self.kernel.now - work.begun, milliwatts, work.batch, len(self._stages))
-
-
-class _Work(Event):
-    """The end of a batch on a stage; `void` if its instance died."""
-
-    def __init__(
-        self,
-        instance: StagewiseInstance,
-        stage: PipelineStage,
-        batch: RunningBatch,
-        decodes: list[ScheduledSequence],
-        begun: int,
-        at: int,
-        milliwatts: int,
-    ) -> None:
-        self.at = at
-        self.order = _LAST
-        self.instance = instance
-        self.stage = stage
-        self.batch = batch
-        self.decodes = decodes
-        self.begun = begun
-        self.milliwatts = milliwatts
-        self.void = False
-
-    def happen(self) -> None:
-        if not self.void:
-            self.instance.done(self)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 
-from twofold.cluster.cores import gateway_cores
+from twofold.cluster.layout import gateway_cores
 from twofold.cluster.spec import ClusterSpec, PoolSpec
 from twofold.errors import ConfigurationError
 from twofold.fidelity.worker_log import AS_CALIBRATED, Slowness

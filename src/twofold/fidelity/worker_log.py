@@ -18,7 +18,7 @@ from typing import NamedTuple
 import msgspec
 
 from twofold.batch import Batch
-from twofold.cluster.cores import gateway_cores
+from twofold.cluster.layout import gateway_cores
 from twofold.performance.fitting.packed import MeasuredIteration
 from twofold.performance.host_profile import COLD_AFTER_S, ContentionFactors, GatewayTimes, HostProfile
 from twofold.request import Phase

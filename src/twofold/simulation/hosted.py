@@ -7,7 +7,7 @@ may be using. The times come from a `HostProfile`.
 from collections import deque
 from collections.abc import Sequence
 
-from twofold.cluster.cores import gateway_cores, share_cores
+from twofold.cluster.layout import gateway_cores, share_cores
 from twofold.cluster.timing import RunTiming, ps
 from twofold.instance import Role
 from twofold.performance.host_profile import COLD_AFTER_S, HostProfile

@@ -227,7 +227,8 @@ class VirtualInstance(SimulatedInstance):
         if batch.prefills:
             timing = self.environment.loading(batch, timing)
         if swap is not None:
-            timing = self.timing.after(swap.take_copies(), timing)
+            copying = self.timing.copying(swap.take_copies())
+            timing = RunTiming(timing.first_ps + copying, timing.step_ps, timing.milliwatts)
         self._cut = False
         count = min(self._max_run, batch.limit)
         return _Run(self, batch, timing, now + timing.end_ps(count), count, now)

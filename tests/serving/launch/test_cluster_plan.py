@@ -3,7 +3,7 @@
 import pytest
 
 from support.toy import CATALOG
-from twofold.cluster.file import parse_pools
+from twofold.cluster.file import parse_cluster
 from twofold.cluster.profiles import instance_profiles
 from twofold.cluster.spec import ClusterSpec, ControlSpec, InstanceFailure
 from twofold.errors import ConfigurationError
@@ -15,7 +15,7 @@ from twofold.simulation.statistics import RunStatistics
 
 def spec(pools="2xh100:prefill,1xh100@4:decode", **fields):
     settings = {"model": "llama2-70b", "router": "jsq", **fields}
-    return ClusterSpec(pools=parse_pools(pools, catalog=CATALOG), **settings)
+    return ClusterSpec(pools=parse_cluster(pools, model="", catalog=CATALOG).pools, **settings)
 
 
 def workers(made, *, pin_cores=False):

@@ -3,7 +3,7 @@
 import pytest
 
 from support.toy import CATALOG
-from twofold.cluster.file import parse_pools
+from twofold.cluster.file import parse_cluster
 from twofold.cluster.profiles import instance_profiles
 from twofold.cluster.spec import ClusterSpec
 from twofold.errors import ConfigurationError
@@ -13,7 +13,7 @@ from twofold.serving.worker.emulated_parts import prepare
 
 
 def config(pools="1xa100:prefill,1xh100:decode", model="bloom-176b", **engine):
-    spec = ClusterSpec(pools=parse_pools(pools, catalog=CATALOG), model=model, router="jsq")
+    spec = ClusterSpec(pools=parse_cluster(pools, model="", catalog=CATALOG).pools, model=model, router="jsq")
     return ServiceConfig(
         engine=EngineConfig(engine="emulated", model=model, **engine),
         workers=plan_cluster(spec, CATALOG, pin_cores=False),

@@ -12,7 +12,7 @@ from typing import TypeVar
 import msgspec
 
 from twofold import __version__
-from twofold.cluster.cores import gateway_cores
+from twofold.cluster.layout import gateway_cores
 from twofold.cluster.overload import overload_control
 from twofold.cluster.paths import paths_of
 from twofold.cluster.profiles import instance_profiles

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from twofold.cluster.cores import share_cores
+from twofold.cluster.layout import share_cores
 from twofold.cluster.profiles import instance_profiles, instance_slots
 from twofold.cluster.spec import ClusterSpec
 from twofold.errors import ConfigurationError

@@ -1,9 +1,8 @@
 """Admission queues of named requests, without instances."""
 
 from twofold.request import Request
-from twofold.scheduling.admission.admission import Admission
+from twofold.scheduling.admission.admission import Admission, QueuedRequest
 from twofold.scheduling.admission.limits import AdmissionLimits, Refusal
-from twofold.scheduling.admission.queue import QueuedRequest
 
 
 def admission(**limits) -> Admission:

@@ -19,7 +19,7 @@ from twofold.kvcache.allocator import BlockAllocator, LeaseTable
 from twofold.kvcache.paged import PagedBlockAllocator, PrefixBlockAllocator
 from twofold.request import BlockKey, FinishReason, Phase, Request
 from twofold.scheduling.batchers import BATCHERS, can_swap
-from twofold.scheduling.cluster.router import FixedRoles, Router
+from twofold.scheduling.cluster.router import Router
 from twofold.scheduling.cluster.scheduler import ClusterScheduler, FixedHandoff
 from twofold.scheduling.instance.queues import RunningBatch, StepResult
 from twofold.scheduling.instance.scheduler import InstanceScheduler
@@ -100,7 +100,7 @@ class VirtualCluster:
         self._order = (ARRIVAL, 0)
         self._running: dict[str, Run] = {}
         self._requests: dict[str, Request] = {}
-        self._reserves_at_arrival = isinstance(router, FixedRoles) and mode is not HandoffMode.PULL
+        self._reserves_at_arrival = router.fixed_roles and mode is not HandoffMode.PULL
         self._decode_of: dict[str, str] = {}  # requests without a reservation on their decode instance
         self._leases: dict[str, Lease] = {}
         self._prefilled: set[str] = set()

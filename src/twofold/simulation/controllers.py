@@ -15,7 +15,7 @@ from twofold.instance import InstanceLoad, Role
 from twofold.request import Request
 from twofold.scheduling.cluster.cells import CellLoad, CellPools
 from twofold.scheduling.cluster.pools import Pools, load_totals
-from twofold.scheduling.cluster.router import FixedRoles, Router
+from twofold.scheduling.cluster.router import Router
 from twofold.scheduling.cluster.scheduler import ClusterScheduler, FixedHandoff, HandoffPolicy
 from twofold.scheduling.cluster.shared import LoadReport, SharedCluster
 from twofold.scheduling.instance.sequence import KvReservation
@@ -28,7 +28,7 @@ _PHASE_STEP = 0.6180339887498949
 _HANDOFF = FixedHandoff(HandoffMode.LAYER_WISE)  # the actual cluster chooses the hand-off mode
 
 
-class _Dispatcher(FixedRoles):
+class _Dispatcher(Router):
     """Routes each request with one of the controllers, drawn by the request's id."""
 
     def __init__(self, controllers: list[SharedCluster], cells: CellRouter | None) -> None:

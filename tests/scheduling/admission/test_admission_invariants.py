@@ -109,10 +109,6 @@ class Door(RuleBasedStateMachine):
         assert sum(waiting for waiting, _ in counts) == self.door.waiting
         assert sum(running for _, running in counts) == self.door.running
 
-    @invariant()
-    def deadlines_are_foretold(self):
-        assert self.door._queue.next_deadline() == min((each.deadline_s for each in self.waiting), default=None)
-
 
 TestDoor = Door.TestCase
 TestDoor.settings = settings(max_examples=50, stateful_step_count=30, deadline=None)

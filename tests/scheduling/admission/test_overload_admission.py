@@ -3,10 +3,10 @@
 from support.ledgers import MODEL
 from support.routed import cluster, request
 from twofold.instance import Role
+from twofold.scheduling.admission.admission import QueuedRequest
 from twofold.scheduling.admission.ledger import InstanceCapacity, OverloadLedger
 from twofold.scheduling.admission.limits import AdmissionLimits, RefusalReason
 from twofold.scheduling.admission.overload import OverloadAdmission, OverloadControl, create_overload_rule
-from twofold.scheduling.admission.queue import QueuedRequest
 
 
 def door(*roles, ttft_s=0.25):

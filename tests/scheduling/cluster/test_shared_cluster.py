@@ -8,7 +8,7 @@ from support.routed import numbers, request
 from twofold.handoff import HandoffMode
 from twofold.instance import Role
 from twofold.scheduling.cluster.pools import NO_LOAD, LoadTotals, load_totals
-from twofold.scheduling.cluster.router import FixedRoles
+from twofold.scheduling.cluster.router import Router
 from twofold.scheduling.cluster.scheduler import ClusterScheduler, FixedHandoff
 from twofold.scheduling.cluster.shared import LoadReport, OwnLoad, SharedCluster
 from twofold.scheduling.routers import ROUTERS
@@ -84,7 +84,7 @@ def test_reports_on_paused_instances_are_kept():
     assert made.place(request(), 0.0).route.prefill == "p1"
 
 
-class Told(FixedRoles):
+class Told(Router):
     """A router with a preset route."""
 
     def __init__(self):

@@ -6,8 +6,8 @@ from twofold.handoff import HandoffMode
 from twofold.instance import Role
 from twofold.kvcache.index import PrefixIndex
 from twofold.request import Request
+from twofold.scheduling.admission.admission import QueuedRequest
 from twofold.scheduling.admission.limits import AdmissionLimits, RefusalReason
-from twofold.scheduling.admission.queue import QueuedRequest
 from twofold.scheduling.cluster.forecast import ClusterForecast
 from twofold.scheduling.cluster.scheduler import ClusterScheduler, FixedHandoff
 from twofold.scheduling.routers import ROUTERS

@@ -1,9 +1,11 @@
 """Admission: a bounded priority queue in front of the cluster that rejects early what cannot be served in time."""
 
+from heapq import heapify, heappop, heappush
 from math import ceil, floor
 from operator import attrgetter
 
 from twofold.events import RequestSubscriber
+from twofold.request import Request
 from twofold.scheduling.admission.limits import (
     AdmissionLimits,
     CompletionRate,
@@ -12,8 +14,89 @@ from twofold.scheduling.admission.limits import (
     Refusal,
     RefusalReason,
 )
-from twofold.scheduling.admission.queue import AdmissionQueue, QueuedRequest
 from twofold.timeline import Timeline
+
+
+class QueuedRequest:
+    """A request with its API key, priority and deadline.
+
+    A lower `priority` is served first, as in vLLM. `deadline_s` is on the clock of `arrival_s`; None selects the
+    default of the service. `number` is the admission order, counted from 1.
+    """
+
+    __slots__ = ("arrival_s", "deadline_s", "key", "number", "priority", "request")
+
+    def __init__(self, request: Request, key: str = "", priority: int = 0, deadline_s: float | None = None) -> None:
+        self.request = request
+        self.key = key
+        self.priority = priority
+        self.deadline_s = deadline_s
+        self.arrival_s = request.arrival_s
+        self.number = 0
+
+    @property
+    def id(self) -> str:
+        return self.request.id
+
+
+class AdmissionQueue:
+    """A priority queue with removal from any position.
+
+    Entries of requests that left stay in its heap until they reach the top or outnumber the others.
+    """
+
+    def __init__(self) -> None:
+        self._requests: dict[str, QueuedRequest] = {}
+        self._turns: list[tuple[int, int, QueuedRequest]] = []
+        self._by_priority: dict[int, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._requests
+
+    def ahead_of(self, priority: int) -> int:
+        """The number of requests served before a new one of this priority."""
+        return sum(count for each, count in self._by_priority.items() if each <= priority)
+
+    def join(self, queued: QueuedRequest) -> None:
+        """Add a request at the position given by its priority and number."""
+        self._requests[queued.id] = queued
+        self._by_priority[queued.priority] = self._by_priority.get(queued.priority, 0) + 1
+        heappush(self._turns, (queued.priority, queued.number, queued))
+        if len(self._turns) > 2 * len(self._requests) + 16:
+            self._turns = [(each.priority, each.number, each) for each in self._requests.values()]
+            heapify(self._turns)
+
+    def leave(self, request_id: str) -> QueuedRequest | None:
+        """Remove a request; None if it is not queued."""
+        queued = self._requests.pop(request_id, None)
+        if queued is not None:
+            left = self._by_priority[queued.priority] - 1
+            if left:
+                self._by_priority[queued.priority] = left
+            else:
+                del self._by_priority[queued.priority]
+        return queued
+
+    def pop(self, now: float) -> QueuedRequest | None:
+        """Remove the next request before its deadline; `expired` returns the others."""
+        while self._turns:
+            queued = heappop(self._turns)[2]
+            if self._requests.get(queued.id) is not queued:
+                continue
+            if queued.deadline_s is None or queued.deadline_s > now:
+                return self.leave(queued.id)
+        return None
+
+    def expired(self, now: float) -> list[QueuedRequest]:
+        """Remove the requests past their deadline, earliest deadline first."""
+        late = [each for each in self._requests.values() if each.deadline_s is not None and each.deadline_s <= now]
+        late.sort(key=attrgetter("deadline_s"))
+        for queued in late:
+            self.leave(queued.id)
+        return late
 
 
 class Admission(RequestSubscriber):

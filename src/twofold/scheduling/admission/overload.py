@@ -12,10 +12,9 @@ import msgspec
 
 from twofold.errors import ConfigurationError
 from twofold.events import PlacedRequest, RequestSubscriber
-from twofold.scheduling.admission.admission import Admission
+from twofold.scheduling.admission.admission import Admission, QueuedRequest
 from twofold.scheduling.admission.ledger import OverloadLedger
 from twofold.scheduling.admission.limits import AdmissionLimits, Refusal, RefusalReason
-from twofold.scheduling.admission.queue import QueuedRequest
 from twofold.scheduling.cluster.scheduler import ClusterScheduler
 
 

@@ -18,7 +18,7 @@ class Router(ABC):
     The class variables tell drivers what a router needs.
     """
 
-    fixed_roles: ClassVar[bool] = False  # instances run only the phases they were started for
+    fixed_roles: ClassVar[bool] = True  # instances run only the phases they were started for
     needs_forecast: ClassVar[bool] = False  # `Pools.forecast` must be set
     uses_cells: ClassVar[bool] = False  # instances are grouped into cells
     reads_prefix_caches: ClassVar[bool] = False  # `Pools.forecast` must know which prefixes are cached
@@ -37,17 +37,6 @@ class Router(ABC):
         """Create empty pools of the kind this router reads."""
         return Pools()
 
-    @abstractmethod
     def role_of(self, load: InstanceLoad, idle: bool) -> Role:
         """The role of an instance outside its home pool after it completed some work; `idle` if none is left."""
-        ...
-
-
-@mypyc_attr(allow_interpreted_subclasses=True)
-class FixedRoles(Router):
-    """Base class of routers with fixed roles."""
-
-    fixed_roles: ClassVar[bool] = True
-
-    def role_of(self, load: InstanceLoad, idle: bool) -> Role:
         return load.role

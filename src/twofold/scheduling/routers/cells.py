@@ -6,11 +6,11 @@ from twofold.events import Route
 from twofold.request import Request
 from twofold.scheduling.cluster.cells import CellLoad, CellPools
 from twofold.scheduling.cluster.pools import Pools
-from twofold.scheduling.cluster.router import FixedRoles
+from twofold.scheduling.cluster.router import Router
 from twofold.scheduling.routers.draws import drawn, two_of
 
 
-class CellSelector(FixedRoles):
+class CellSelector(Router):
     """Picks the less loaded of two random cells.
 
     The load of a cell is its waiting prompt tokens per prefill instance plus its reserved KV tokens per decode
@@ -28,7 +28,7 @@ class CellSelector(FixedRoles):
         return Route(cell.id, cell.id)
 
 
-class CellRouter(FixedRoles):
+class CellRouter(Router):
     """Picks a cell with `CellSelector` and instances within it with the router `within`.
 
     Both instances of a request are in one cell, where links are fast, and the cost of a decision does not grow with the
@@ -37,7 +37,7 @@ class CellRouter(FixedRoles):
 
     uses_cells: ClassVar[bool] = True
 
-    def __init__(self, within: FixedRoles) -> None:
+    def __init__(self, within: Router) -> None:
         self.within = within
         self._upper = CellSelector()
 

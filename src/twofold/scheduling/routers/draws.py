@@ -6,7 +6,7 @@ from twofold.events import Route
 from twofold.instance import InstanceLoad
 from twofold.request import Request
 from twofold.scheduling.cluster.pools import LoadMeasure, Pool, Pools, pending_tokens, reserved_tokens
-from twofold.scheduling.cluster.router import FixedRoles
+from twofold.scheduling.cluster.router import Router
 
 _MASK = (1 << 64) - 1
 
@@ -34,7 +34,7 @@ def two_of(pool: Pool, draw: int) -> tuple[InstanceLoad, InstanceLoad] | None:
     return None if second is None else (first, second)
 
 
-class TwoChoices(FixedRoles):
+class TwoChoices(Router):
     """Draws two instances for each phase and picks the one with fewer pending tokens (prefill) or less reserved memory
     (decode).
 

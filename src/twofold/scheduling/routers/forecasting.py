@@ -10,7 +10,7 @@ from twofold.instance import InstanceLoad
 from twofold.request import Request
 from twofold.scheduling.cluster.forecast import ClusterForecast
 from twofold.scheduling.cluster.pools import Pool, Pools, reserved_tokens
-from twofold.scheduling.cluster.router import FixedRoles
+from twofold.scheduling.cluster.router import Router
 
 
 class PrefillChoice:
@@ -24,7 +24,7 @@ class PrefillChoice:
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
-class ForecastingRouter(FixedRoles):
+class ForecastingRouter(Router):
     """`choose` picks the prefill instance; decode goes to the instance with the least reserved memory.
 
     Without a prefill pool, one mixed instance runs both phases.

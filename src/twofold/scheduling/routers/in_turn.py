@@ -6,11 +6,11 @@ from typing import ClassVar
 from twofold.events import Route
 from twofold.request import Request
 from twofold.scheduling.cluster.pools import Pools
-from twofold.scheduling.cluster.router import FixedRoles
+from twofold.scheduling.cluster.router import Router
 from twofold.scheduling.routers.draws import scrambled
 
 
-class InTurn(FixedRoles):
+class InTurn(Router):
     """Picks members of the pools by number. Without a prefill pool, one mixed instance runs both phases."""
 
     repeats_routes: ClassVar[bool] = False

@@ -1,13 +1,14 @@
 """Join the shortest queue, with fixed roles and with roles that re-planning changes."""
 
+from typing import ClassVar
+
 from twofold.events import Route
-from twofold.instance import InstanceLoad, Role
 from twofold.request import Request
 from twofold.scheduling.cluster.pools import LoadMeasure, Pools, pending_tokens, reserved_tokens
-from twofold.scheduling.cluster.router import FixedRoles, Router
+from twofold.scheduling.cluster.router import Router
 
 
-class JoinShortestQueue(FixedRoles):
+class JoinShortestQueue(Router):
     """Picks the instance with the least of a measure for each phase, at arrival.
 
     Ties go to the instance that joined first. Without a prefill pool, one mixed instance runs both phases. The default
@@ -34,6 +35,8 @@ class PlannedRoles(Router):
     instances, those of the other phase run it.
     """
 
+    fixed_roles: ClassVar[bool] = False
+
     def route(self, request: Request, tokens: int, pools: Pools, now: float) -> Route | None:
         prefill, decode = pools.prefill.least(pending_tokens), pools.decode.least(reserved_tokens)
         mixed = pools.mixed
@@ -44,6 +47,3 @@ class PlannedRoles(Router):
             return Route(first.id, first.id)
         second = decode or mixed.least(reserved_tokens) or prefill
         return Route(first.id, second.id)
-
-    def role_of(self, load: InstanceLoad, idle: bool) -> Role:
-        return load.role

@@ -24,6 +24,7 @@ class SplitwiseRouter(Router):
     phases. A mixed instance returns to its home pool when it has no work of the other phase.
     """
 
+    fixed_roles: ClassVar[bool] = False
     MAX_PENDING_TOKENS: ClassVar[int] = 8192  # the setting of its published experiments
 
     def route(self, request: Request, tokens: int, pools: Pools, now: float) -> Route | None:

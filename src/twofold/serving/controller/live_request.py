@@ -13,8 +13,8 @@ import msgspec
 from twofold.errors import RequestError, TwofoldError
 from twofold.events import PlacedRequest
 from twofold.request import Generation, TokenOutput
+from twofold.scheduling.admission.admission import QueuedRequest
 from twofold.scheduling.admission.limits import Refusal, RefusalReason
-from twofold.scheduling.admission.queue import QueuedRequest
 from twofold.serving.telemetry.snapshot import AttemptStage
 
 _REASONS = {

@@ -10,9 +10,8 @@ from twofold.instance import InstanceLoad
 from twofold.kvcache.index import PrefixIndex
 from twofold.kvcache.prefix import prefix_keys, tenant_salt
 from twofold.request import Generation
-from twofold.scheduling.admission.admission import Admission
+from twofold.scheduling.admission.admission import Admission, QueuedRequest
 from twofold.scheduling.admission.limits import AdmissionLimits, Refusal, RefusalReason
-from twofold.scheduling.admission.queue import QueuedRequest
 from twofold.scheduling.cluster.forecast import ClusterForecast, Prediction
 from twofold.scheduling.cluster.scheduler import ClusterScheduler
 from twofold.serving.upstream.config import ServerConfig

@@ -148,7 +148,7 @@ def test_rejects_unreadable_files(tmp_path):
     for name, message in (
         ("no.yaml", "cannot be read: No such file or directory"),
         ("dir.yaml", "cannot be read: Is a directory"),
-        ("binary.yaml", "is not UTF-8 text"),
+        ("binary.yaml", "is not a text file in UTF-8"),
         ("bad.toml", "is not TOML: Invalid value"),
         ("some.ini", "has an unknown suffix: use one of .yaml, .yml, .json, .toml"),
     ):

@@ -13,12 +13,12 @@ from functools import wraps
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, TypeVar, get_args, get_origin, get_type_hints
 
-import msgspec
 import typer
 from rich.markup import escape
 from typer.core import TyperCommand, TyperGroup, TyperOption
 
 from twofold.errors import ConfigurationError
+from twofold.hardware.suggestions import read_yaml
 
 Registry = Mapping[str, object]
 S = TypeVar("S", bound="Settings")
@@ -247,12 +247,7 @@ def _as_typed(value: object) -> object:
 
 
 def _mapping(path: Path) -> dict[object, object]:
-    try:
-        found = msgspec.yaml.decode(path.read_bytes())
-    except OSError as error:
-        raise ConfigurationError(f"--config {path} cannot be read: {error.strerror}") from error
-    except (msgspec.DecodeError, ValueError) as error:
-        raise ConfigurationError(f"--config {path} is not YAML: {' '.join(str(error).split())}") from error
+    found = read_yaml("--config", path)
     if not isinstance(found, dict):
         raise ConfigurationError(f"--config {path} is not a mapping of flags: write lines as in `port: 8000`")
     return found

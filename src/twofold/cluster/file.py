@@ -4,7 +4,6 @@ Machine aliases are replaced by catalog names: `h100` becomes `dgx-h100`.
 """
 
 import re
-import tomllib
 from pathlib import Path
 from typing import Final
 
@@ -15,7 +14,7 @@ from twofold.cluster.spec import SATURATING, CacheSpec, ClusterSpec, ControlSpec
 from twofold.cluster.validation import check_numbers
 from twofold.errors import ConfigurationError, require
 from twofold.hardware.catalog import Catalog, load_catalog
-from twofold.hardware.suggestions import explain_validation, suggestion, unknown_name
+from twofold.hardware.suggestions import explain_validation, parse_toml, read_text, suggestion, unknown_name
 from twofold.instance import Role
 from twofold.performance.host_profile import read_host_profile
 from twofold.scheduling.batchers import BATCHERS
@@ -51,20 +50,14 @@ def load_cluster(path: Path, *, catalog: Catalog | None = None) -> ClusterSpec:
 
     A deployment file of `twofold plan --output` is read as the cluster in it. Raises ConfigurationError.
     """
-    try:
-        text = path.read_bytes().decode()
-    except OSError as error:
-        raise ConfigurationError(f"cluster {path} cannot be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise ConfigurationError(f"cluster {path} is not UTF-8 text") from error
-    return read_cluster(text, str(path), catalog=catalog)
+    return read_cluster(read_text("cluster", path), str(path), catalog=catalog)
 
 
 def read_cluster(text: str, name: str, *, catalog: Catalog | None = None) -> ClusterSpec:
     """Parse the content of a cluster file; the suffix of `name` selects the format. Raises ConfigurationError."""
     suffix = Path(name).suffix.lower()
     require(suffix in _SUFFIXES, f"cluster {name} has an unknown suffix: use one of {', '.join(_SUFFIXES)}")
-    raw = _from_toml(text, name) if suffix == ".toml" else _from_yaml(text, name)
+    raw = parse_toml("cluster", text, name) if suffix == ".toml" else _from_yaml(text, name)
     if isinstance(raw, dict) and isinstance(raw.get("cluster"), dict) and "deployment" in raw:
         raw = raw["cluster"]
     require(bool(raw), f"cluster {name} is empty: give at least a model and pools")
@@ -148,13 +141,6 @@ def _from_yaml(text: str, name: str) -> object:
         reason = [line for line in lines if not line.startswith("in ")] or ["nested too deeply"]
         where = f" (line {places[-1][0]}, column {places[-1][1]})" if places else ""
         raise ConfigurationError(f"cluster {name} is not YAML: {reason[-1]}{where}") from error
-
-
-def _from_toml(text: str, name: str) -> object:
-    try:
-        return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigurationError(f"cluster {name} is not TOML: {error}") from error
 
 
 def _describe(error: msgspec.ValidationError) -> str:

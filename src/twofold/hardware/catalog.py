@@ -6,7 +6,6 @@ Entries stay raw until all files are merged, because a later file may override s
 import datetime as dt
 import math
 import os
-import tomllib
 from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.resources import files
@@ -18,7 +17,7 @@ import msgspec
 from twofold.errors import ConfigurationError
 from twofold.hardware.hf_config import read_model
 from twofold.hardware.specs import Accelerator, Link, Machine, Model, StorageTier
-from twofold.hardware.suggestions import explain_validation, suggestion, unknown_name
+from twofold.hardware.suggestions import explain_validation, parse_toml, read_text, suggestion, unknown_name
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -51,21 +50,12 @@ Sections = Mapping[str, Mapping[str, CatalogEntry]]
 
 def read_file(path: Path) -> Sections:
     """Read the entries of a user's file; raises ConfigurationError."""
-    try:
-        text = path.read_bytes().decode()
-    except OSError as error:
-        raise ConfigurationError(f"catalog {path} cannot be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise ConfigurationError(f"catalog {path} is not a text file in UTF-8") from error
-    return read_text(text, str(path))
+    return parse_entries(read_text("catalog", path), str(path))
 
 
-def read_text(text: str, name: str) -> Sections:
+def parse_entries(text: str, name: str) -> Sections:
     """Parse the entries of a file; `name` identifies it in errors."""
-    try:
-        raw = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigurationError(f"catalog {name} is not TOML: {error}") from error
+    raw = parse_toml("catalog", text, name)
     for section in raw:
         if section not in SECTION_TYPES:
             raise ConfigurationError(f"catalog {name}: {unknown_name('section', section, SECTION_TYPES)}")
@@ -209,7 +199,7 @@ def _package_sections() -> Sections:
     sections: Sections = {section: {} for section in SECTION_TYPES}
     for section in SECTION_TYPES:
         name = f"{section}.toml"
-        sections = merge_sections(sections, read_text(folder.joinpath(name).read_text(encoding="utf-8"), name))
+        sections = merge_sections(sections, parse_entries(folder.joinpath(name).read_text(encoding="utf-8"), name))
     return sections
 
 

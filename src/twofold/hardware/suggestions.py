@@ -1,8 +1,11 @@
-"""User-facing errors for unknown names and invalid values."""
+"""User-facing errors for unknown names, invalid values and unreadable files."""
 
 import difflib
 import re
+import tomllib
 from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -31,3 +34,30 @@ def explain_validation(error: msgspec.ValidationError) -> tuple[str, str]:
     place, what = (found["place"] or "", found["what"]) if found else ("", str(error))
     what = what.replace("`", "").replace("Object ", "").replace("object", "table")
     return place, what[:1].lower() + what[1:]
+
+
+def read_text(kind: str, path: Path) -> str:
+    """Read a text file. Raises ConfigurationError that starts with `kind` and the path."""
+    try:
+        return path.read_bytes().decode()
+    except OSError as error:
+        raise ConfigurationError(f"{kind} {path} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigurationError(f"{kind} {path} is not a text file in UTF-8") from error
+
+
+def read_yaml(kind: str, path: Path) -> Any:  # noqa: ANN401
+    """Read a YAML file; raises ConfigurationError as `read_text` does."""
+    text = read_text(kind, path)
+    try:
+        return msgspec.yaml.decode(text)
+    except (msgspec.DecodeError, ValueError) as error:
+        raise ConfigurationError(f"{kind} {path} is not YAML: {' '.join(str(error).split())}") from error
+
+
+def parse_toml(kind: str, text: str, name: str) -> dict[str, Any]:
+    """Parse the text of the file `name`; raises ConfigurationError as `read_text` does."""
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigurationError(f"{kind} {name} is not TOML: {error}") from error

@@ -17,7 +17,7 @@ from twofold.cluster.profiles import InstanceProfile, instance_profiles
 from twofold.cluster.spec import SATURATING, ClusterSpec
 from twofold.errors import ConfigurationError
 from twofold.hardware.catalog import Catalog, load_catalog
-from twofold.hardware.suggestions import explain_validation
+from twofold.hardware.suggestions import explain_validation, read_yaml
 from twofold.instance import Role
 from twofold.kubernetes.objects import check, objects_of
 from twofold.kubernetes.values import Json, Values
@@ -163,12 +163,7 @@ def merged(below: Json, above: Json) -> Json:
 
 def read_values(path: Path) -> Json:
     """Read a YAML values file; raises ConfigurationError."""
-    try:
-        found = msgspec.yaml.decode(path.read_bytes())
-    except OSError as error:
-        raise ConfigurationError(f"--values {path} cannot be read: {error.strerror}") from error
-    except (msgspec.DecodeError, ValueError) as error:
-        raise ConfigurationError(f"--values {path} is not YAML: {' '.join(str(error).split())}") from error
+    found = read_yaml("--values", path)
     if not isinstance(found, dict):
         raise ConfigurationError(f"--values {path} is not a mapping: write values as in `serve: {{slo: …}}`")
     return found

@@ -11,7 +11,7 @@ from twofold.cluster.file import dump_cluster, read_cluster
 from twofold.cluster.spec import ClusterSpec
 from twofold.errors import ConfigurationError
 from twofold.hardware.catalog import Catalog
-from twofold.hardware.suggestions import explain_validation
+from twofold.hardware.suggestions import explain_validation, read_yaml
 from twofold.planning.plan import DesignChoice
 from twofold.planning.problem import Problem
 from twofold.planning.search import Objective
@@ -97,13 +97,7 @@ def deployment_of(problem: Problem, choice: DesignChoice, objective: Objective) 
 
 def load_deployment(path: Path, *, catalog: Catalog | None = None) -> Deployment:
     """Read a deployment file; raises ConfigurationError with the place of a mistake."""
-    try:
-        raw = msgspec.yaml.decode(path.read_bytes())
-    except OSError as error:
-        raise ConfigurationError(f"deployment {path} cannot be read: {error.strerror}") from error
-    except (msgspec.DecodeError, ValueError) as error:
-        reason = " ".join(str(error).split())
-        raise ConfigurationError(f"deployment {path} is not YAML: {reason}") from error
+    raw = read_yaml("deployment", path)
     if not isinstance(raw, dict) or raw.get("deployment") != LAYOUT:
         raise ConfigurationError(
             f"{path} is not a deployment file of this version: create one with twofold plan --output"

@@ -128,31 +128,25 @@ class VirtualCluster(InstanceEnvironment):
 
     def started(self, instance: SimulatedInstance, iteration: RunningBatch, end: int) -> None:
         now, lives = self.kernel.now, self.requests
-        if iteration.prefills:
-            self._prompts_started(iteration, end)
-        if iteration.paused:
-            for sequence in iteration.paused:
-                sequence.last_token_at = now
-                lives[sequence.id].preemptions += 1
-        if iteration.joined:
-            for sequence in iteration.joined:
-                life = lives[sequence.id]
-                if life.decode_started == NEVER:
-                    life.decode_started = now
-                    sequence.last_token_at = life.first_token
-        if instance.scheduler.swap is not None:  # paused sequences may have resumed, and leases may be due
-            self.handoffs.grant(instance)
-
-    def _prompts_started(self, iteration: RunningBatch, end: int) -> None:
         for part in iteration.prefills:
             if part.context_tokens and self.reuse is None:
                 continue  # not the first of its prompt
-            life = self.requests[part.sequence.id]
+            life = lives[part.sequence.id]
             if life.prefill_started == NEVER:
-                life.prefill_started = self.kernel.now
-                self.events.prefill_started(life.id, self.kernel.now / PS)
+                life.prefill_started = now
+                self.events.prefill_started(life.id, now / PS)
                 if life.splits:
                     self.handoffs.prefill_started(life, end)
+        for sequence in iteration.paused:
+            sequence.last_token_at = now
+            lives[sequence.id].preemptions += 1
+        for sequence in iteration.joined:
+            life = lives[sequence.id]
+            if life.decode_started == NEVER:
+                life.decode_started = now
+                sequence.last_token_at = life.first_token
+        if instance.scheduler.swap is not None:  # paused sequences may have resumed, and leases may be due
+            self.handoffs.grant(instance)
 
     def ran(
         self, instance: SimulatedInstance, batch: RunningBatch, timing: RunTiming, count: int, begun: int, since: int

@@ -8,8 +8,8 @@ from collections import deque
 from collections.abc import Sequence
 
 from twofold.cluster.layout import gateway_cores, share_cores
+from twofold.cluster.profiles import InstanceSlot
 from twofold.cluster.timing import RunTiming, ps
-from twofold.instance import Role
 from twofold.performance.host_profile import COLD_AFTER_S, HostProfile
 from twofold.request import Request
 from twofold.scheduling.cluster.scheduler import ClusterScheduler
@@ -24,13 +24,13 @@ from twofold.simulation.statistics import RunStatistics, SimulatedRequest
 class HostedCluster(VirtualCluster):
     """A virtual cluster on one host: requests and tokens pass a gateway that takes its time.
 
-    `workers` are the names and roles of its instances in order; `cores` has their shares of the host.
+    `cores` has the share of each instance in the cores of the host.
     """
 
     def __init__(
         self,
         profile: HostProfile,
-        workers: Sequence[tuple[str, Role]],
+        slots: Sequence[InstanceSlot],
         kernel: Kernel,
         scheduler: ClusterScheduler,
         statistics: RunStatistics,
@@ -38,15 +38,15 @@ class HostedCluster(VirtualCluster):
     ) -> None:
         super().__init__(kernel, scheduler, statistics, observers)
         everywhere = range(profile.cores)
-        shares = share_cores(everywhere, len(workers))
+        shares = share_cores(everywhere, len(slots))
         host = Host(kernel, profile.cores)
-        pinned = [(role, share) for (_, role), share in zip(workers, shares, strict=True)]
+        pinned = [(slot.profile.pool.role, share) for slot, share in zip(slots, shares, strict=True)]
         self._gateway = SimulatedGateway(kernel, host, gateway_cores(everywhere, pinned))
         self._times = profile.front
         cold, cold_after = ps(profile.engine.cold_s), ps(COLD_AFTER_S)
         self.cores = {
-            name: HostCores(host, share, profile.prefill, profile.decode, cold, cold_after)
-            for (name, _), share in zip(workers, shares, strict=True)
+            slot.name: HostCores(host, share, profile.prefill, profile.decode, cold, cold_after)
+            for slot, share in zip(slots, shares, strict=True)
         }
         self._first_seen: dict[str, int] = {}
         self._firsts: list[SimulatedRequest] = []  # requests with their first token in the last iteration

@@ -136,7 +136,6 @@ class VirtualInstance(SimulatedInstance):
         self._cut = False  # the run ends at its next iteration
         self._free_at = [0] * self._stages
         self._last_token = [0] * self._stages  # by lane: end of its last iteration
-        self._deaths = 0
 
     def poke(self) -> None:
         if not self.scheduler.changed:
@@ -165,7 +164,6 @@ class VirtualInstance(SimulatedInstance):
         if self._cores is not None:
             self._cores.drop()
         self._runs.clear()
-        self._deaths += 1
         self._free_at = [now] * self._stages
         self.batch = None
         self.milliwatts = 0
@@ -193,7 +191,7 @@ class VirtualInstance(SimulatedInstance):
             self._cores.compute(batch, run.at - now, run)
         if stages > 1:
             order = EventOrder.COMPLETION + self.number
-            kernel.schedule(self._free_at[0], order, self._entrance_free, self._deaths)
+            kernel.schedule(self._free_at[0], order, self._entrance_free, run)
         self.environment.started(self, batch, run.at)
         if stages > 1:
             for sequence in batch.paused:
@@ -239,9 +237,9 @@ class VirtualInstance(SimulatedInstance):
         begins = pass_through(self.kernel.now, first.first_ps, later.first_ps, self._free_at)
         return _Run(self, batch, first, self._free_at[-1], 1, begins[-1], begins, later.first_ps)
 
-    def _entrance_free(self, deaths: int) -> None:
-        """The first stage is free, unless the instance has died since."""
-        if deaths == self._deaths:
+    def _entrance_free(self, run: "_Run") -> None:
+        """The first stage has passed on a run, unless the instance has died since."""
+        if not run.void:
             self.start()
 
     def _charge(self, run: "_Run") -> None:

@@ -118,30 +118,21 @@ class Kernel:
 _PS = 1e12
 
 
-class LinkPort:
-    """One direction of a machine's network, shared equally by its flows."""
-
-    def __init__(self, bytes_per_s: float) -> None:
-        self.bytes_per_s = bytes_per_s
-        self.flows: dict[int, KvFlow] = {}
-
-    @property
-    def share(self) -> float:
-        return self.bytes_per_s / len(self.flows)
-
-
 class MachineLink:
-    """The network of a machine (egress and ingress) and its local bandwidth."""
+    """The network of a machine, whose egress and ingress are each shared equally by their flows, and its local
+    bandwidth.
+    """
 
-    def __init__(self, bytes_per_s: float, local_bytes_per_s: float) -> None:
-        self.egress, self.ingress = LinkPort(bytes_per_s), LinkPort(bytes_per_s)
-        self.local_bytes_per_s = local_bytes_per_s
+    def __init__(self, network_bytes_per_s: float, local_bytes_per_s: float) -> None:
+        self.network_bytes_per_s, self.local_bytes_per_s = network_bytes_per_s, local_bytes_per_s
+        self.egress: dict[int, KvFlow] = {}
+        self.ingress: dict[int, KvFlow] = {}
 
     def bytes_per_s(self, target: "MachineLink") -> float:
         """Bandwidth of a single transfer to `target`."""
         if target is self:
             return self.local_bytes_per_s
-        return min(self.egress.bytes_per_s, target.ingress.bytes_per_s)
+        return min(self.network_bytes_per_s, target.network_bytes_per_s)
 
 
 class PacedWork:
@@ -173,9 +164,9 @@ class PacedWork:
 class KvFlow(PacedWork):
     """A KV transfer in progress: `left` bytes at `rate` bytes/s. The order of its end event identifies it."""
 
-    def __init__(self, egress: LinkPort, ingress: LinkPort, left: float, landed: Event) -> None:
+    def __init__(self, source: MachineLink, target: MachineLink, left: float, landed: Event) -> None:
         super().__init__(left, landed)
-        self.egress, self.ingress = egress, ingress
+        self.source, self.target = source, target
         self.number = landed.order
 
 
@@ -195,7 +186,7 @@ class VirtualNetwork:
     def send(self, source: MachineLink, target: MachineLink, size: int, start: int, landed: Event) -> None:
         """Send `size` bytes starting at picosecond `start`; `landed` is scheduled for the completion."""
         if self._contention and source is not target:
-            flow = KvFlow(source.egress, target.ingress, float(size), landed)
+            flow = KvFlow(source, target, float(size), landed)
             self._kernel.schedule(start + self._latency, landed.order, self._enter, flow)
             return
         duration = nearest(float(size) * _PS / source.bytes_per_s(target))
@@ -204,24 +195,28 @@ class VirtualNetwork:
 
     def _enter(self, flow: KvFlow) -> None:
         flow.since = self._kernel.now
-        flow.egress.flows[flow.number] = flow
-        flow.ingress.flows[flow.number] = flow
+        flow.source.egress[flow.number] = flow.target.ingress[flow.number] = flow
         self._update_rates(flow)
 
     def _end(self, argument: tuple[KvFlow, int]) -> None:
         flow, version = argument
         if flow.version != version:
             return  # superseded by a rate change
-        del flow.egress.flows[flow.number]
-        del flow.ingress.flows[flow.number]
+        del flow.source.egress[flow.number]
+        del flow.target.ingress[flow.number]
         self._update_rates(flow)
         assert flow.end is not None  # noqa: S101  (given at its creation; for the type checker)
         flow.end.happen()
 
     def _update_rates(self, changed: KvFlow) -> None:
-        egress, ingress = changed.egress.flows, changed.ingress.flows
+        egress, ingress = changed.source.egress, changed.target.ingress
         for flow in (*egress.values(), *(f for number, f in ingress.items() if number not in egress)):
-            flow.pace(self._kernel, min(flow.egress.share, flow.ingress.share), _PS, self._end)
+            source, target = flow.source, flow.target
+            out, into = (
+                source.network_bytes_per_s / len(source.egress),
+                target.network_bytes_per_s / len(target.ingress),
+            )
+            flow.pace(self._kernel, min(out, into), _PS, self._end)
 
 
 _NONE: Final = ContentionFactors()
@@ -293,7 +288,7 @@ class Host:
             task.pace(self.kernel, share / slowdown, 1.0, self._ended)
 
 
-class HostCores:
+class HostCores(HostTask):
     """A worker's share of a host.
 
     `prefill` and `decode` are the contention factors of batches with and without prompts. The first batch after
@@ -309,20 +304,19 @@ class HostCores:
         cold: int,
         cold_after: int,
     ) -> None:
+        super().__init__(cores, len(cores))
         self._host = host
-        self._task = HostTask(cores, len(cores))
         self._prefill, self._decode = prefill, decode
         self._cold, self._cold_after = cold, cold_after
         self._ended_at = -cold_after - 1
 
     def compute(self, batch: RunningBatch, work: int, end: Event) -> None:
         """Compute a batch that takes `work` picoseconds alone; `end` happens when it is done."""
-        task = self._task
-        task.contention = self._prefill if batch.prefills else self._decode
-        task.phase = Phase.PREFILL if batch.prefills else Phase.DECODE
+        self.contention = self._prefill if batch.prefills else self._decode
+        self.phase = Phase.PREFILL if batch.prefills else Phase.DECODE
         if self._host.kernel.now - self._ended_at > self._cold_after:
             work += self._cold
-        self._host.begin(task, work, end)
+        self._host.begin(self, work, end)
 
     def ended(self) -> None:
         """Note that a batch has just been completed."""
@@ -330,4 +324,4 @@ class HostCores:
 
     def drop(self) -> None:
         """Abandon the batch."""
-        self._host.drop(self._task)
+        self._host.drop(self)

@@ -35,11 +35,8 @@ class SimulatedReplanning(Observer):
         self._replanner, self._search = replanner, search
         self._search_s, self._spare = search_s, spare
         self._retired: list[str] = []
+        self.log: Sequence[ReplanDecision] = replanner.log
         self._cluster: VirtualCluster
-
-    @property
-    def log(self) -> Sequence[ReplanDecision]:
-        return self._replanner.log
 
     def attach(self, cluster: VirtualCluster) -> None:
         """Bind to a cluster before its first request; pauses the spare instances."""

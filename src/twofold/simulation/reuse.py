@@ -92,10 +92,8 @@ class HostCache:
     """
 
     def __init__(self, name: str, cache: TieredCache, block_ps: Sequence[int], link: MachineLink) -> None:
-        self.name = name
-        self.cache = cache
+        self.name, self.cache, self.link = name, cache, link
         self.block_ps = tuple(block_ps)
-        self.link = link
 
     def hold(self, keys: Sequence[BlockKey]) -> list[int]:
         """Pin the cached leading blocks of a prompt until `release`; returns their number by tier."""

@@ -62,7 +62,7 @@ def build_cluster(
     observers: Sequence[Observer],
     max_run: int,
 ) -> VirtualCluster:
-    """Build an idle cluster at time 0."""
+    """Build an idle cluster at time 0; raises ConfigurationError for a failure of an unknown instance."""
     rules = cluster_rules(spec.rules)
     kernel = Kernel()
     model = with_host_profile(spec, catalog).model(spec.model)
@@ -76,18 +76,16 @@ def build_cluster(
     if spec.profile is None:
         cluster = VirtualCluster(kernel, scheduler, statistics, observers)
     else:
-        workers = [(slot.name, slot.profile.pool.role) for slot in slots]
-        host = read_host_profile(spec.profile)
-        cluster = HostedCluster(host, workers, kernel, scheduler, statistics, observers)
+        cluster = HostedCluster(read_host_profile(spec.profile), slots, kernel, scheduler, statistics, observers)
     transfers = [transfer_model(spec, model, profile) for profile in profiles]
     network = VirtualNetwork(kernel, contention=spec.contention, latency_s=transfers[0].latency_s)
     cluster.new_scheduler = partial(_new_scheduler, spec, rules, {slot.name: slot.profile for slot in slots})
+    cluster.capacities = {slot.name: slot.profile.longest(spec.block_size) for slot in slots}
     links: dict[str, MachineLink] = {}
     for slot in slots:
-        profile, name = slot.profile, slot.name
+        name = slot.name
         if slot.machine not in links:
             links[slot.machine] = MachineLink(transfers[slot.pool].bytes_per_s, local_bandwidth(slot))
-        cluster.capacities[name] = profile.longest(spec.block_size)
         link, fresh = links[slot.machine], cluster.new_scheduler(name, 1)
         instance: SimulatedInstance
         if isinstance(fresh, StagewiseScheduler):
@@ -182,12 +180,10 @@ def _cache_speeds(cache: CacheSpec, catalog: Catalog, tensor_parallel: int) -> t
 
 
 def _schedule_failures(cluster: VirtualCluster, failures: Sequence[InstanceFailure]) -> None:
-    """Schedule instance failures; raises ConfigurationError for an unknown instance or an invalid time."""
     for failure in failures:
         instance = cluster.instances.get(failure.instance)
         if instance is None:
-            names = list(cluster.instances)
-            known = ", ".join(names[:6]) + (" …" if len(names) > 6 else "")
+            known = ", ".join(list(cluster.instances)[:6]) + (" …" if len(cluster.instances) > 6 else "")
             raise ConfigurationError(f"unknown instance {failure.instance!r} in failures: the instances are {known}")
         order = EventOrder.FAILURE + instance.number
         cluster.kernel.schedule(ps(failure.at_s), order, cluster.take_down, instance)

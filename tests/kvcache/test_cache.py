@@ -186,16 +186,16 @@ def test_pinning_again_keeps_the_later_expiry():
     assert (pins.expire(30.0), len(pins)) == ([1], 0)
 
 
-def test_next_is_the_pin_with_the_earliest_expiry():
+def test_pop_takes_the_pin_with_the_earliest_expiry():
     pins = PinnedBlocks()
-    for key, until in ((1, 30.0), (2, 20.0), (3, 10.0)):
+    for key, until in ((1, 30.0), (2, 20.0), (3, 10.0), (4, 5.0)):
         pins.pin(key, until)
-    assert pins.next() == 3
+    assert (pins.pop(), 4 in pins) == (4, False)
     pins.pin(3, 40.0)
     pins.drop(2)
-    assert pins.next() == 1
-    pins.expire(40.0)
-    assert pins.next() is None
+    assert pins.pop() == 1
+    assert pins.expire(40.0) == [3]
+    assert pins.pop() is None
 
 
 def test_repeated_pins_do_not_grow_the_heap():
@@ -213,5 +213,5 @@ def test_pins_of_one_prompt_expire_from_its_end():
     pins = PinnedBlocks()
     for key in (1, 2, 3):
         pins.pin(key, 10.0)
-    assert pins.next() == 3
-    assert pins.expire(10.0) == [3, 2, 1]
+    assert pins.pop() == 3
+    assert pins.expire(10.0) == [2, 1]

@@ -60,14 +60,13 @@ class PinnedBlocks:
                 self._expiries = [entry for entry in self._expiries if self._until.get(entry[2]) == entry[0]]
                 heapify(self._expiries)
 
-    def next(self) -> BlockKey | None:
-        """The block with the earliest expiry; None if nothing is pinned."""
-        expiries = self._expiries
-        while expiries:
-            until, _, key = expiries[0]
+    def pop(self) -> BlockKey | None:
+        """Unpin and return the block with the earliest expiry; None if nothing is pinned."""
+        while self._expiries:
+            until, _, key = heappop(self._expiries)
             if self._until.get(key) == until:
+                del self._until[key]
                 return key
-            heappop(expiries)
         return None
 
     def drop(self, key: BlockKey) -> bool:
@@ -131,8 +130,6 @@ class PrefixCache:
         """Whether one more block could be stored, possibly by evicting another."""
         return len(self._positions) < self.capacity or self._eviction.first() is not None
 
-    # -- prompts ----------------------------------------------------------------------------------------------
-
     def match(self, keys: Sequence[BlockKey]) -> int:
         """Number of leading blocks of a prompt that are cached."""
         positions, count = self._positions, 0
@@ -172,8 +169,6 @@ class PrefixCache:
                 evicted.append(victim)
             self.put(key, position)
         return evicted
-
-    # -- single blocks ----------------------------------------------------------------------------------------
 
     def put(self, key: BlockKey, position: int) -> None:
         """Store a new block, `position` in its prompt. The caller makes sure that there is room."""
@@ -227,8 +222,6 @@ class PrefixCache:
         """Whether a block is held or pinned."""
         return key in self._holds
 
-    # -- pins -------------------------------------------------------------------------------------------------
-
     def pin(self, keys: Sequence[BlockKey], until: float) -> int:
         """Keep the cached leading blocks of a prompt until a time; returns how many are pinned within `max_pinned`."""
         count = self.match(keys)
@@ -243,12 +236,10 @@ class PrefixCache:
 
     def unpin_next(self) -> bool:
         """Unpin the block with the earliest expiry; False if nothing is pinned."""
-        key = self._pins.next()
-        if key is None:
-            return False
-        self._pins.drop(key)
-        self.release(key)
-        return True
+        key = self._pins.pop()
+        if key is not None:
+            self.release(key)
+        return key is not None
 
     def expire(self, now: float) -> None:
         """Unpin the blocks that expire by `now`."""

@@ -13,6 +13,7 @@ blocks that are full by then.
 from collections import Counter
 from collections.abc import Sequence
 from heapq import heappop, heappush
+from typing import NamedTuple
 
 from twofold.errors import OutOfBlocksError
 from twofold.kvcache.allocator import BlockAllocation, BlockAllocator
@@ -47,19 +48,16 @@ class PagedBlockAllocator(BlockAllocator):
             heappush(self._free_ids, block)
 
 
-class PromptAllocation:
+class PromptAllocation(NamedTuple):
     """Blocks of a prompt and the number of leading tokens that they already contain.
 
     `copy` (source, target) asks the engine to copy a block before anything is computed. It is set where the whole
     prompt is cached: the last token must be computed again, and its block belongs to other requests too.
     """
 
-    __slots__ = ("copy", "grant", "tokens")
-
-    def __init__(self, grant: BlockAllocation, tokens: int, copy: tuple[int, int] | None) -> None:
-        self.grant = grant
-        self.tokens = tokens
-        self.copy = copy
+    grant: BlockAllocation
+    tokens: int
+    copy: tuple[int, int] | None
 
 
 class PrefixBlockAllocator(PagedBlockAllocator):

@@ -80,7 +80,8 @@ def connect(address: str, what: str) -> Any:  # noqa: ANN401  (the module, which
     try:
         ray.init(address=address, log_to_driver=False, logging_level="ERROR")
     except (ConnectionError, ImportError, ValueError, RuntimeError) as error:  # Ray's client is another package
-        raise ConfigurationError(f"no Ray cluster at {address}: {_first_line(error)}") from error
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        raise ConfigurationError(f"no Ray cluster at {address}: {reason}") from error
     return ray
 
 
@@ -120,7 +121,3 @@ def _probe(address: str) -> None:
         socket.create_connection((head.host.strip("[]"), head.port), _PROBE_S).close()
     except OSError as error:
         raise ConfigurationError(f"no Ray cluster at {address}: {error.strerror or error}") from error
-
-
-def _first_line(error: Exception) -> str:
-    return next(iter(str(error).splitlines()), type(error).__name__)

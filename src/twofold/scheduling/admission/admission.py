@@ -122,8 +122,6 @@ class Admission(RequestSubscriber):
         self._completions = CompletionRate()
         self._admitted = 0
 
-    # -- requests -------------------------------------------------------------------------------------------------
-
     def offer(self, queued: QueuedRequest, now: float) -> Refusal | None:
         """Queue a request, or return why it is refused and when to retry.
 
@@ -194,8 +192,6 @@ class Admission(RequestSubscriber):
         self.expirations += len(expired)
         return expired
 
-    # -- counts ---------------------------------------------------------------------------------------------------
-
     @property
     def waiting(self) -> int:
         return len(self._queue)
@@ -207,8 +203,6 @@ class Admission(RequestSubscriber):
     def by_key(self) -> dict[str, tuple[int, int]]:
         """The waiting and running requests of each API key seen so far."""
         return {name: (account.waiting, account.running) for name, account in self._keys.items()}
-
-    # -- refusals -------------------------------------------------------------------------------------------------
 
     def judge(self, queued: QueuedRequest, now: float) -> Refusal | None:
         """Refuse a request that is within all limits; this policy never does."""
@@ -240,8 +234,6 @@ class Admission(RequestSubscriber):
 
     def _starts_at_once(self) -> bool:
         return not self._queue and len(self._running) < self.limits.max_running
-
-    # -- accounts -------------------------------------------------------------------------------------------------
 
     def _account(self, key: str, now: float) -> KeyAccount:
         account = self._keys.get(key)

@@ -126,8 +126,6 @@ class OverloadLedger:
         """The request, if it was placed and has not ended."""
         return self._placed.get(request_id)
 
-    # -- changes --------------------------------------------------------------------------------------------------
-
     def place(self, placed: PlacedRequest, now: float) -> None:
         """Add a request to its prefill instance, and announce it to its decode instance."""
         self._placed[placed.id] = placed
@@ -164,8 +162,6 @@ class OverloadLedger:
         if began is not None and output_tokens is not None and output_tokens > 1:
             self._decode_s.add(now - began)
             self._output_tokens.add(float(output_tokens))
-
-    # -- predictions ----------------------------------------------------------------------------------------------
 
     def computed_tokens(self, request_id: str) -> int:
         """Prompt tokens of a placed request that are computed, not reused."""

@@ -88,7 +88,11 @@ class KeyAccount:
 
     def wait_s(self, now: float) -> float:
         """Seconds until the key may send another request; 0.0 if it may now."""
-        return max(self._until_slot(now), self._until_token(now))
+        token_s = 0.0
+        if self._per_minute is not None:
+            self._refill(now)
+            token_s = 0.0 if self._tokens >= _ALMOST_ONE else (1.0 - self._tokens) * 60.0 / self._per_minute
+        return max(self._until_slot(now), token_s)
 
     def _until_slot(self, now: float) -> float:
         """Expected seconds until the oldest request ends.
@@ -100,12 +104,6 @@ class KeyAccount:
         age = now - next(iter(self._since.values()))
         left = max(self._durations, default=0.0) - age
         return max(left if left > 0.0 else age, 1.0)
-
-    def _until_token(self, now: float) -> float:
-        if self._per_minute is None:
-            return 0.0
-        self._refill(now)
-        return 0.0 if self._tokens >= _ALMOST_ONE else (1.0 - self._tokens) * 60.0 / self._per_minute
 
     def _refill(self, now: float) -> None:
         if self._per_minute is not None:
@@ -159,7 +157,11 @@ class CompletionRate:
         if not self._gaps:
             return gaps[0] if ends else 0.0
         rounds, rest = divmod(ends, len(gaps))
-        return rounds * sum(gaps, 0.0) + _slowest(gaps, rest)
+        window = slowest = sum(gaps[:rest], 0.0)
+        for entering, leaving in zip(gaps[rest:], gaps, strict=False):
+            window += entering - leaving
+            slowest = max(slowest, window)
+        return rounds * sum(gaps, 0.0) + slowest
 
     def _advance(self, now: float) -> None:
         if self._saturated:
@@ -173,12 +175,3 @@ class CompletionRate:
         if not gaps or still_open > max(gaps):
             gaps.append(still_open)
         return gaps
-
-
-def _slowest(gaps: list[float], count: int) -> float:
-    """The largest sum of `count` consecutive gaps, for `count` up to their number."""
-    window = slowest = sum(gaps[:count], 0.0)
-    for entering, leaving in zip(gaps[count:], gaps, strict=False):
-        window += entering - leaving
-        slowest = max(slowest, window)
-    return slowest

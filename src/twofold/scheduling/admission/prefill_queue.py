@@ -63,7 +63,7 @@ class PrefillQueue:
         self._arrivals.add(prompt.tokens, now)
         last = self._open_iteration(prompt)
         if last is None:
-            last = _PredictedIteration(prompt, self._model_s(prompt))
+            last = _PredictedIteration(prompt, self._model.prefill_s(prompt.tokens, prompt.squares))
             self._iterations.append(last)
             if len(self._iterations) > 1:
                 self._waiting_s += last.seconds
@@ -115,7 +115,14 @@ class PrefillQueue:
         joined, before_s = self._open_iteration(prompt), self.busy_s(now)
         if joined is not None:
             before_s -= joined.seconds * self._speed.factor
-        return before_s + self._with_others_s(prompt, joined, before_s) * self._speed.factor
+        # The iteration that the prompt joins or begins, with the arrivals expected until it starts.
+        tokens, squares = prompt.tokens, prompt.squares
+        if joined is not None:
+            tokens, squares = tokens + joined.tokens, squares + joined.squares
+        each, free = self._arrivals.tokens_per_prompt, self._max_num_batched_tokens - tokens
+        others = min(self._arrivals.tokens_per_s * before_s, free) if each <= free else 0.0
+        model_s = self._model.prefill_s(tokens + int(others), squares + int(others * each))
+        return before_s + model_s * self._speed.factor
 
     def oldest_companion(self, prompt: QueuedPrompt, now: float) -> str | None:
         """The oldest request of the iteration a prompt would join now; None if it would begin one."""
@@ -125,7 +132,7 @@ class PrefillQueue:
 
     def alone_s(self, prompt: QueuedPrompt) -> float:
         """Seconds of the prefill of a prompt on the idle instance."""
-        return self._model_s(prompt) * self._speed.factor
+        return self._model.prefill_s(prompt.tokens, prompt.squares) * self._speed.factor
 
     def busy_s(self, now: float) -> float:
         """Seconds until all queued prompts are computed."""
@@ -140,19 +147,6 @@ class PrefillQueue:
             end += iteration.seconds * self._speed.factor if number else self._remaining_s(now)
             for request_id in iteration.prompts:
                 yield request_id, end
-
-    def _model_s(self, prompt: QueuedPrompt) -> float:
-        """Model time of the prefill of a prompt alone."""
-        return self._model.prefill_s(prompt.tokens, prompt.squares)
-
-    def _with_others_s(self, prompt: QueuedPrompt, joined: _PredictedIteration | None, before_s: float) -> float:
-        """Model time of the iteration that a prompt joins or begins, with the arrivals expected until it starts."""
-        tokens, squares = prompt.tokens, prompt.squares
-        if joined is not None:
-            tokens, squares = tokens + joined.tokens, squares + joined.squares
-        each, free = self._arrivals.tokens_per_prompt, self._max_num_batched_tokens - tokens
-        others = min(self._arrivals.tokens_per_s * before_s, free) if each <= free else 0.0
-        return self._model.prefill_s(tokens + int(others), squares + int(others * each))
 
     def _requeue_late(self, now: float) -> None:
         """Move prompts that did not run in the iteration that ended, as predicted, to the next one."""

@@ -38,20 +38,15 @@ class InlinedPrefill(Batcher):
     def _beside(self, queues: Queues, budget: SchedulingBudget, decodes: int, context: int) -> list[PrefillChunk]:
         """The prompts that may run beside `decodes` decodes, which read `context` KV tokens."""
         chunks: list[PrefillChunk] = []
-        tokens = squares = 0
+        times, tokens, squares = self._times, 0, 0
         sequence = queues.waiting.first
         while sequence is not None and decodes + len(chunks) < self.max_num_seqs:
             more = budget.prefill_tokens(sequence)
             tokens += more
             squares += more * (more + 2 * sequence.computed)
-            if not self._in_time(tokens, squares, decodes, context) or not budget.admit(sequence):
+            late = times is not None and times.mixed_s(tokens, squares, decodes, context) > self._tbt_s
+            if tokens > self.max_num_batched_tokens or late or not budget.admit(sequence):
                 break
             chunks.append(sequence.prefill(more))
             sequence = sequence.next
         return chunks
-
-    def _in_time(self, tokens: int, squares: int, decodes: int, context: int) -> bool:
-        if tokens > self.max_num_batched_tokens:
-            return False
-        times = self._times
-        return times is None or times.mixed_s(tokens, squares, decodes, context) <= self._tbt_s

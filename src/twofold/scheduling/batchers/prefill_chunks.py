@@ -24,9 +24,11 @@ class PrefillChunks(Batcher):
         chunks: list[PrefillChunk] = []
         left = self.max_num_batched_tokens
         for sequence in chain(queues.prefilling, queues.waiting):
-            tokens = self._chunk_tokens(budget.prefill_tokens(sequence))
-            if not tokens:
+            remaining = budget.prefill_tokens(sequence)
+            if not remaining:
                 continue  # its last chunk is running in another lane
+            chunks_left = -(-remaining // self.max_num_batched_tokens)
+            tokens = -(-remaining // chunks_left)
             if tokens > left or len(chunks) >= self.max_num_seqs:
                 break
             if sequence.queue is queues.waiting and not budget.admit(sequence):
@@ -34,8 +36,3 @@ class PrefillChunks(Batcher):
             chunks.append(sequence.prefill(tokens))
             left -= tokens
         return SchedulerOutput(chunks)
-
-    def _chunk_tokens(self, remaining: int) -> int:
-        """Tokens of the next chunk of a prompt with `remaining` tokens."""
-        chunks = -(-remaining // self.max_num_batched_tokens)
-        return -(-remaining // chunks) if chunks else 0

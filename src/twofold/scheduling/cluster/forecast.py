@@ -26,12 +26,10 @@ class Prediction(ABC):
     @abstractmethod
     def prefill_s(self, tokens: int, reused: int = 0) -> float:
         """Time of the prefill of `tokens` tokens, of which the first `reused` are loaded from the prefix cache."""
-        ...
 
     @abstractmethod
     def transfer_s(self, tokens: int) -> float:
         """Time to fetch the KV cache of `tokens` tokens from another cache on an idle path; inf without one."""
-        ...
 
 
 class ModelPrediction(Prediction):

@@ -31,7 +31,6 @@ class Router(ABC):
 
         `tokens` is the KV cache size of the request, in tokens.
         """
-        ...
 
     def new_pools(self) -> Pools:
         """Create empty pools of the kind this router reads."""

@@ -28,12 +28,10 @@ class TransferPaths(ABC):
     @abstractmethod
     def transfer(self, prefill: str, decode: str) -> TransferModel | None:
         """The transfer model between two instances; None if unknown."""
-        ...
 
     @abstractmethod
     def prefill_s(self, prefill: str, tokens: int) -> float:
         """Seconds of the prefill of `tokens` tokens on an instance."""
-        ...
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -154,8 +152,6 @@ class ClusterScheduler(RequestSubscriber):
         self._reservation = reservation
         self._placed: dict[str, _AccountedRequest] = {}
 
-    # -- instances ------------------------------------------------------------------------------------------------
-
     def add_instance(self, instance_id: str, role: Role, capacity_tokens: int | None = None, cell: str = "") -> None:
         """Add an instance with KV cache for `capacity_tokens` tokens (None if unknown) to a cell."""
         load = InstanceLoad(instance_id, role, home=role, capacity_tokens=capacity_tokens, cell=cell)
@@ -203,8 +199,6 @@ class ClusterScheduler(RequestSubscriber):
         load = self.pools.get(instance_id)
         if load is not None:
             self._settle(load, idle=True)
-
-    # -- requests -------------------------------------------------------------------------------------------------
 
     def would_place(self, request: Request, now: float) -> PlacedRequest | None:
         """Route a request without placing it; None if no instance can run it. For stateless routers."""

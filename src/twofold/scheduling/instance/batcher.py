@@ -108,7 +108,6 @@ class Batcher(ABC):
         Waiting sequences start in order, each after `budget.admit`, so that large requests are not starved by small
         ones behind them; ready ones after `budget.admit_decode`.
         """
-        ...
 
     def on_queued(self, sequence: ScheduledSequence) -> None:  # noqa: B027  (a hook, not an obligation)
         """A sequence waits for prefill (nothing is generated yet) or is ready to decode."""

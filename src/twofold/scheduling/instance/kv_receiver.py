@@ -102,8 +102,6 @@ class KvReceiver:
         self.blocks_freed()
         return [sequence.id for sequence in queued] + leased
 
-    # -- used and provided by the scheduler ---------------------------------------------------------------------------
-
     def add(self, sequence: ScheduledSequence) -> None:
         """Register a sequence and determine its KV reservation; raises ValueError for a duplicate id."""
         request_id, output, reservation = sequence.id, sequence.output_tokens, self.reservation

@@ -63,8 +63,6 @@ class SwapPreemption:
         self._offered = 0  # host blocks promised to prompts of the selection in progress
         self._returning: list[BlockAllocation] = []
 
-    # -- admission ----------------------------------------------------------------------------------------------------
-
     def can_admit(self, sequence: ScheduledSequence) -> bool:
         """Whether a new sequence may start: none is paused, and all others keep blocks for another step."""
         if self.queues.paused.size:
@@ -99,8 +97,6 @@ class SwapPreemption:
             self._promised -= self._full_blocks(sequence)
         if sequence.swapped is not None:
             self._free_host(sequence, sequence.swapped)
-
-    # -- blocks -------------------------------------------------------------------------------------------------------
 
     def iterations_left(self, sequence: ScheduledSequence) -> int:
         """Iterations for which a sequence outside the decode set has blocks."""

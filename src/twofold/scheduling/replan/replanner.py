@@ -152,7 +152,6 @@ class ReplanSearch(Protocol):
 
     def search(self, traffic: TrafficSample, running: RoleSplit, stock: int) -> SearchResult:
         """Find the best split of at most `stock` instances and forecast it and the running split."""
-        ...
 
 
 class ReplanRules(msgspec.Struct, frozen=True, kw_only=True):

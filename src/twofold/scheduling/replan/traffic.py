@@ -153,8 +153,6 @@ class TrafficMonitor:
         self._ended: dict[int, int | None] = {}  # ended requests behind an unfinished earlier one
         self._next = 0  # the next request in order of arrival
 
-    # -- what happens -----------------------------------------------------------------------------------------------
-
     def arrived(self, prompt_tokens: int, now: float) -> int:
         """Add an arrival; returns the number to pass to `ended`."""
         if self._arrivals:
@@ -186,8 +184,6 @@ class TrafficMonitor:
         stream = self._streams[quantity]
         if stream.add(number) and self._shift(quantity, stream.changes.strongest()) is not None:
             self._alarmed.add(quantity)
-
-    # -- what has shifted -------------------------------------------------------------------------------------------
 
     @property
     def alarmed(self) -> bool:

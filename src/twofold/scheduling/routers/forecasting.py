@@ -1,7 +1,7 @@
 """Routers that use predictions: their base class, and routing by predicted queue length."""
 
 from abc import abstractmethod
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 from mypy_extensions import mypyc_attr
 
@@ -13,14 +13,13 @@ from twofold.scheduling.cluster.pools import Pool, Pools, reserved_tokens
 from twofold.scheduling.cluster.router import Router
 
 
-class PrefillChoice:
+class PrefillChoice(NamedTuple):
     """A prefill instance with the prompt tokens it reuses and the predicted TTFT."""
 
-    def __init__(self, instance: str, reused_tokens: int, fetch: PrefixFetch | None, ttft_s: float) -> None:
-        self.instance = instance
-        self.reused_tokens = reused_tokens
-        self.fetch = fetch
-        self.ttft_s = ttft_s
+    instance: str
+    reused_tokens: int
+    fetch: PrefixFetch | None
+    ttft_s: float
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -51,7 +50,6 @@ class ForecastingRouter(Router):
     @abstractmethod
     def choose(self, request: Request, pool: Pool, forecast: ClusterForecast, now: float) -> PrefillChoice | None:
         """Pick the prefill instance; None if the pool is empty."""
-        ...
 
 
 class ShortestPredictedQueue(ForecastingRouter):

@@ -8,7 +8,7 @@ from setuptools import setup
 HOT = """
     events instance kvcache/allocator kvcache/cache kvcache/index kvcache/tiers kvcache/eviction/*
     performance/base performance/splitwise_published performance/fitted performance/power
-    scheduling/cluster/pools scheduling/instance/batcher scheduling/cluster/cells
+    scheduling/cluster/pools scheduling/instance/batcher
     scheduling/instance/kv_receiver scheduling/cluster/scheduler scheduling/instance/queues
     scheduling/cluster/forecast scheduling/instance/swap_preemption scheduling/instance/scheduler
     scheduling/instance/sequence scheduling/cluster/router scheduling/cluster/shared scheduling/batchers/*

@@ -29,7 +29,7 @@ from twofold.scheduling.cluster.scheduler import ClusterScheduler, FixedHandoff
 from twofold.scheduling.cluster.shared import LoadReport, SharedCluster
 from twofold.scheduling.routers import ROUTERS
 from twofold.scheduling.routers.cells import CellRouter
-from twofold.scheduling.routers.conductor import Conductor
+from twofold.scheduling.routers.forecasting import Conductor
 
 INSTANCES = (100, 1_000, 10_000)
 CELL = 100

@@ -13,7 +13,7 @@ import twofold
 from support.running_service import running_service
 
 ROUTER = """
-from twofold.scheduling.routers.in_turn import InTurn
+from twofold.scheduling.routers.draws import InTurn
 
 
 class LastFirst(InTurn):

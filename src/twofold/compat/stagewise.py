@@ -21,7 +21,7 @@ from twofold.cluster.timing import RunTiming, Timing, ps
 from twofold.handoff import Lease
 from twofold.kvcache.allocator import BlockAllocator, LeaseTable
 from twofold.request import FinishReason, Request
-from twofold.scheduling.batchers.fcfs import PrefillFcfs
+from twofold.scheduling.batchers.one_phase import PrefillFcfs
 from twofold.scheduling.instance.queues import RunningBatch, StepResult
 from twofold.scheduling.instance.scheduler import InstanceScheduler
 from twofold.scheduling.instance.sequence import KvReservation, PrefillChunk, ScheduledSequence, SequenceQueue

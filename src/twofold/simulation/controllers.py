@@ -13,13 +13,12 @@ from twofold.events import PlacedRequest, Route
 from twofold.handoff import HandoffMode
 from twofold.instance import InstanceLoad, Role
 from twofold.request import Request
-from twofold.scheduling.cluster.cells import CellLoad, CellPools
 from twofold.scheduling.cluster.pools import Pools, load_totals
 from twofold.scheduling.cluster.router import Router
 from twofold.scheduling.cluster.scheduler import ClusterScheduler, FixedHandoff, HandoffPolicy
 from twofold.scheduling.cluster.shared import LoadReport, SharedCluster
 from twofold.scheduling.instance.sequence import KvReservation
-from twofold.scheduling.routers.cells import CellRouter, CellSelector
+from twofold.scheduling.routers.cells import CellLoad, CellPools, CellRouter, CellSelector
 from twofold.scheduling.routers.draws import drawn
 from twofold.simulation.kernel import EventOrder, Kernel
 

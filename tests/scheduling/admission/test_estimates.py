@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from twofold.scheduling.admission.estimates import ArrivalRate, PredictionMargin
+from twofold.scheduling.admission.prefill_queue import ArrivalRate, PredictionMargin
 
 
 def test_rate_covers_the_latest_prompts():

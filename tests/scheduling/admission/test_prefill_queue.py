@@ -5,8 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.ledgers import MODEL
-from twofold.scheduling.admission.estimates import SpeedFactor
-from twofold.scheduling.admission.prefill_queue import PrefillQueue, QueuedPrompt
+from twofold.scheduling.admission.prefill_queue import PrefillQueue, QueuedPrompt, SpeedFactor
 
 
 def line(*tokens, budget=100, now=0.0, speed=None):

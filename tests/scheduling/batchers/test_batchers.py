@@ -6,7 +6,7 @@ from support.scheduled import arrive, ran, request, scheduler
 from support.selecting import decoding, prefilling, ready, room, selected, waiting
 from support.toy import ToyModel
 from twofold.scheduling.batchers import BATCHERS
-from twofold.scheduling.batchers.inlined import InlinedPrefill
+from twofold.scheduling.batchers.mixed import InlinedPrefill
 
 # Batchers of one phase.
 ONLY_PREFILL, ONLY_DECODE = {"prefill", "prefill-balanced", "prefill-chunks"}, {"decode"}

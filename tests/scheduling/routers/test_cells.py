@@ -6,11 +6,10 @@ from hypothesis import strategies as st
 from support.routed import request
 from twofold.handoff import HandoffMode
 from twofold.instance import Role
-from twofold.scheduling.cluster.cells import CellLoad
 from twofold.scheduling.cluster.pools import Pools
 from twofold.scheduling.cluster.scheduler import ClusterScheduler, FixedHandoff
 from twofold.scheduling.routers import ROUTERS
-from twofold.scheduling.routers.cells import CellSelector
+from twofold.scheduling.routers.cells import CellLoad, CellSelector
 
 BY_LAYER = FixedHandoff(HandoffMode.LAYER_WISE)
 

@@ -8,7 +8,7 @@ from support.predicted import BLOCK_TOKENS, Proportional, forecast
 from support.routed import cluster, load, pools, request
 from twofold.events import PrefixFetch, Route
 from twofold.instance import Role
-from twofold.scheduling.routers.conductor import Conductor
+from twofold.scheduling.routers.forecasting import Conductor
 
 KEYS = tuple(range(10))
 

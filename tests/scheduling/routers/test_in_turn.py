@@ -6,7 +6,7 @@ import pytest
 
 from support.routed import load, pools, request
 from twofold.events import Route
-from twofold.scheduling.routers.in_turn import at_random, round_robin
+from twofold.scheduling.routers.draws import at_random, round_robin
 
 
 def routes(router, known, count):

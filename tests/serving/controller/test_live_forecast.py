@@ -12,7 +12,7 @@ from twofold.events import PrefixFetch, Route
 from twofold.hardware.catalog import load_catalog
 from twofold.instance import Role
 from twofold.performance.transfer import PrefillSpeed
-from twofold.scheduling.routers.conductor import Conductor
+from twofold.scheduling.routers.forecasting import Conductor
 from twofold.serving.config import ForecastConfig
 from twofold.serving.controller.forecast import LiveForecast, MeasuredPaths
 from twofold.serving.messages import BlocksChanged, StoreChanged, StoreFetch

@@ -1,10 +1,9 @@
-"""Eviction policies by name: one file and one line each."""
+"""Eviction policies by name: one class and one line each."""
 
 from twofold.errors import ConfigurationError
 from twofold.kvcache.eviction.base import EvictionPolicy
-from twofold.kvcache.eviction.length_aware import LengthAware
-from twofold.kvcache.eviction.lfu import Lfu
 from twofold.kvcache.eviction.lru import Lru
+from twofold.kvcache.eviction.ranked import LengthAware, Lfu
 
 __all__ = ["EVICTIONS", "EvictionPolicy", "create_eviction"]
 

@@ -7,8 +7,13 @@ import msgspec
 
 from twofold.events import PlacedRequest
 from twofold.performance.base import PerformanceModel
-from twofold.scheduling.admission.estimates import PredictionMargin, RunningMean, SpeedFactor
-from twofold.scheduling.admission.prefill_queue import PrefillQueue, QueuedPrompt
+from twofold.scheduling.admission.prefill_queue import (
+    PredictionMargin,
+    PrefillQueue,
+    QueuedPrompt,
+    RunningMean,
+    SpeedFactor,
+)
 from twofold.scheduling.cluster.pools import Pools
 
 

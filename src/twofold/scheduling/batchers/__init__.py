@@ -1,14 +1,9 @@
-"""Registry of batchers: one file and one line each."""
+"""Registry of batchers: one class and one line each."""
 
 from twofold.compat.splitwise_sim import SplitwiseSimBatcher
 from twofold.performance.base import PerformanceModel
-from twofold.scheduling.batchers.chunked_prefill import ChunkedPrefill
-from twofold.scheduling.batchers.fcfs import DecodeFcfs, PrefillFcfs
-from twofold.scheduling.batchers.inlined import InlinedPrefill
-from twofold.scheduling.batchers.mixed import MixedContinuous
-from twofold.scheduling.batchers.prefill_balanced import PrefillBalanced
-from twofold.scheduling.batchers.prefill_chunks import PrefillChunks
-from twofold.scheduling.batchers.prefill_first import PrefillFirst
+from twofold.scheduling.batchers.mixed import ChunkedPrefill, InlinedPrefill, MixedContinuous, PrefillFirst
+from twofold.scheduling.batchers.one_phase import DecodeFcfs, PrefillBalanced, PrefillChunks, PrefillFcfs
 from twofold.scheduling.batchers.splitwise import SplitwiseMixed
 from twofold.scheduling.instance.batcher import Batcher
 

@@ -1,14 +1,12 @@
-"""Routers by name: one file and one line here each."""
+"""Routers by name: one class and one line here each."""
 
 from collections.abc import Callable
 
 from twofold.scheduling.cluster.pools import pending_tokens, requests
 from twofold.scheduling.cluster.router import Router
 from twofold.scheduling.routers.cells import CellRouter
-from twofold.scheduling.routers.conductor import Conductor
-from twofold.scheduling.routers.draws import TwoChoices
-from twofold.scheduling.routers.forecasting import ShortestPredictedQueue
-from twofold.scheduling.routers.in_turn import at_random, round_robin
+from twofold.scheduling.routers.draws import TwoChoices, at_random, round_robin
+from twofold.scheduling.routers.forecasting import Conductor, ShortestPredictedQueue
 from twofold.scheduling.routers.jsq import JoinShortestQueue, PlannedRoles
 from twofold.scheduling.routers.splitwise import SplitwiseRouter, SplitwiseSimRouter
 

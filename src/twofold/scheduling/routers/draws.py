@@ -1,5 +1,7 @@
-"""Reproducible pseudo-random draws, and the power of two choices: the less loaded of two random instances."""
+"""Routers that pick instances in turn or by reproducible pseudo-random draws."""
 
+from collections.abc import Callable
+from typing import ClassVar
 from zlib import crc32
 
 from twofold.events import Route
@@ -60,3 +62,40 @@ def _lesser(pool: Pool, draw: int, measure: LoadMeasure) -> InstanceLoad | None:
         return None
     first, second = two
     return second if measure.of(second) < measure.of(first) else first
+
+
+class InTurn(Router):
+    """Picks members of the pools by number. Without a prefill pool, one mixed instance runs both phases."""
+
+    repeats_routes: ClassVar[bool] = False
+
+    def __init__(self, number: Callable[[int], int]) -> None:
+        """`number` maps the count of decisions, from 0, to the number of a member."""
+        self._number = number
+        self._prefills = 0
+        self._decodes = 0
+
+    def route(self, request: Request, tokens: int, pools: Pools, now: float) -> Route | None:
+        split = len(pools.prefill) > 0
+        prefill = (pools.prefill if split else pools.mixed).nth(self._number(self._prefills))
+        if prefill is None:
+            return None
+        decode = prefill
+        if split:
+            load = (pools.decode if len(pools.decode) else pools.mixed).nth(self._number(~self._decodes))
+            self._decodes += 1
+            if load is None:
+                return None
+            decode = load
+        self._prefills += 1
+        return Route(prefill.id, decode.id)
+
+
+def round_robin() -> InTurn:
+    """Each phase goes to the next instance in turn."""
+    return InTurn(lambda turn: turn if turn >= 0 else ~turn)
+
+
+def at_random() -> InTurn:
+    """Each phase goes to a uniformly random instance, the same in every run."""
+    return InTurn(scrambled)

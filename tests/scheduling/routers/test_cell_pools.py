@@ -4,8 +4,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from twofold.instance import InstanceLoad, Role
-from twofold.scheduling.cluster.cells import CellPools
 from twofold.scheduling.cluster.pools import pending_tokens, reserved_tokens
+from twofold.scheduling.routers.cells import CellPools
 
 steps = st.lists(
     st.tuples(

@@ -1,0 +1,101 @@
+"""Batchers that run only prefills or only decodes."""
+
+from itertools import chain
+from typing import ClassVar
+
+from twofold.scheduling.instance.batcher import Batcher, SchedulingBudget, select_prompts, select_ready
+from twofold.scheduling.instance.queues import Queues, SchedulerOutput
+from twofold.scheduling.instance.sequence import PrefillChunk
+
+
+class PrefillFcfs(Batcher):
+    """Prefills whole prompts, first come first served, up to the token budget (Splitwise section 4.2).
+
+    A prompt longer than the budget runs alone.
+    """
+
+    decodes: ClassVar[bool] = False
+    whole_prompts: ClassVar[bool] = True
+
+    def select(self, queues: Queues, budget: SchedulingBudget) -> SchedulerOutput:
+        return SchedulerOutput(select_prompts(queues.waiting, budget, self.max_num_batched_tokens, self.max_num_seqs))
+
+
+class DecodeFcfs(Batcher):
+    """Decodes only, first come first served, up to `max_num_seqs` (Splitwise section 4.2)."""
+
+    prefills: ClassVar[bool] = False
+
+    def __init__(self, max_num_batched_tokens: int, max_num_seqs: int) -> None:
+        super().__init__(max_num_batched_tokens, min(max_num_seqs, max_num_batched_tokens))
+
+    def select(self, queues: Queues, budget: SchedulingBudget) -> SchedulerOutput:
+        return SchedulerOutput(resume=select_ready(queues.ready, budget, self.max_num_seqs - queues.decoding.size))
+
+
+_LOOKAHEAD = 4  # token budgets
+
+
+class PrefillBalanced(Batcher):
+    """Prefills whole prompts in iterations of nearly equal length (DistServe section 4.3).
+
+    Iterations of different lengths leave bubbles in a pipeline. If more prompts wait than fit in one iteration, those
+    at the head of the queue are divided into as few iterations as needed, all about equal. A prompt longer than the
+    budget runs alone.
+    """
+
+    decodes: ClassVar[bool] = False
+
+    def select(self, queues: Queues, budget: SchedulingBudget) -> SchedulerOutput:
+        share = self._share(queues, budget)
+        return SchedulerOutput(select_prompts(queues.waiting, budget, share, self.max_num_seqs))
+
+    def _share(self, queues: Queues, budget: SchedulingBudget) -> int:
+        """Return the tokens of the next iteration: the sum of prompts at the head that is nearest to an equal
+        share."""
+        limit, ahead = self.max_num_batched_tokens, 0
+        for sequence in queues.waiting:
+            tokens = budget.prefill_tokens(sequence)
+            if tokens > limit or ahead + tokens > _LOOKAHEAD * limit:
+                break
+            ahead += tokens
+        iterations = -(-ahead // limit)
+        taken = 0
+        for sequence in queues.waiting:
+            tokens = budget.prefill_tokens(sequence)
+            # Take the prompt if the share is nearer to the sum with it than to the sum without it.
+            nearer = (2 * taken + tokens) * iterations < 2 * ahead
+            if taken + tokens > limit or (taken and not nearer):
+                break
+            taken += tokens
+        return taken or limit
+
+
+class PrefillChunks(Batcher):
+    """Prefills prompts in equal chunks of at most the token budget (Mooncake section 5.1).
+
+    A longer prompt is divided into as few chunks as possible, all about equal, because iterations of different
+    lengths leave bubbles in a pipeline. A prompt that fits in one iteration is not cut: it waits for one with enough
+    tokens left.
+    """
+
+    decodes: ClassVar[bool] = False
+    cuts_prompts: ClassVar[bool] = True
+    chunked: ClassVar[bool] = True
+
+    def select(self, queues: Queues, budget: SchedulingBudget) -> SchedulerOutput:
+        chunks: list[PrefillChunk] = []
+        left = self.max_num_batched_tokens
+        for sequence in chain(queues.prefilling, queues.waiting):
+            remaining = budget.prefill_tokens(sequence)
+            if not remaining:
+                continue  # its last chunk is running in another lane
+            chunks_left = -(-remaining // self.max_num_batched_tokens)
+            tokens = -(-remaining // chunks_left)
+            if tokens > left or len(chunks) >= self.max_num_seqs:
+                break
+            if sequence.queue is queues.waiting and not budget.admit(sequence):
+                break
+            chunks.append(sequence.prefill(tokens))
+            left -= tokens
+        return SchedulerOutput(chunks)

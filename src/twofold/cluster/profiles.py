@@ -8,7 +8,7 @@ from twofold.cluster.layout import Layout, check_shared_nodes, layout_of
 from twofold.cluster.spec import TOKEN_BUDGET, ClusterSpec, PoolSpec, cluster_rules
 from twofold.cluster.timing import Timing, ps
 from twofold.cluster.validation import check_batchers, check_cells, check_spec
-from twofold.errors import ConfigurationError, require
+from twofold.errors import require
 from twofold.hardware.catalog import Catalog
 from twofold.hardware.specs import Machine, Model
 from twofold.instance import Role
@@ -136,20 +136,17 @@ def _profile(
     timing = timings[key]
     # A host profile gives the KV memory of a worker, all of which may be filled.
     share = spec.memory_utilization if spec.profile is None else 1.0
-    endless = _ENDLESS_TOKENS if cluster_rules(spec.rules).endless_memory else None
-    tokens = (
-        endless
-        or spec.kv_capacity_tokens
-        or kv_capacity_tokens(model, machine, tensor_parallel, share, spec.kv_bytes_per_token, stages)
-    )
+    tokens = _ENDLESS_TOKENS if cluster_rules(spec.rules).endless_memory else spec.kv_capacity_tokens
+    if tokens is None:
+        tokens = kv_capacity_tokens(model, machine, tensor_parallel, share, spec.kv_bytes_per_token, stages)
     capacity = tokens // spec.block_size * spec.block_size
     batcher = _batcher(spec, pool)
     longest = min(capacity, model.max_context or capacity)
-    if swap.blocks and BATCHERS[batcher].may_preempt:
-        known = ", ".join(filter(can_swap, BATCHERS))
-        raise ConfigurationError(
-            f"the batcher {batcher} preempts decodes by itself: with swap_space_bytes use one of {known}"
-        )
+    require(
+        not (swap.blocks and BATCHERS[batcher].may_preempt),
+        f"the batcher {batcher} preempts decodes by itself: with swap_space_bytes use one of "
+        f"{', '.join(filter(can_swap, BATCHERS))}",
+    )
     return InstanceProfile(
         pool=pool,
         machine=machine,
@@ -167,11 +164,11 @@ def _swap_capacity(spec: ClusterSpec, model: Model, tensor_parallel: int, catalo
     space = spec.swap_space_bytes
     if space is None:
         return NO_SWAP
-    if spec.router not in FIXED_ROLE_ROUTERS or spec.rules != "twofold":
-        raise ConfigurationError(
-            "swap_space_bytes needs fixed roles and the rules twofold: use one of the routers "
-            f"{', '.join(FIXED_ROLE_ROUTERS)}"
-        )
+    require(
+        spec.router in FIXED_ROLE_ROUTERS and spec.rules == "twofold",
+        f"swap_space_bytes needs fixed roles and the rules twofold: use one of the routers "
+        f"{', '.join(FIXED_ROLE_ROUTERS)}",
+    )
     block_bytes = spec.block_size * (spec.kv_bytes_per_token or resident_kv_bytes_per_token(model, tensor_parallel))
     require(space >= block_bytes, f"swap_space_bytes {space:,} is less than one KV block of {block_bytes:,} bytes")
     speed = spec.swap_bytes_per_s or catalog.link(_SWAP_LINK).bytes_per_s * tensor_parallel
@@ -181,10 +178,9 @@ def _swap_capacity(spec: ClusterSpec, model: Model, tensor_parallel: int, catalo
 def _batcher(spec: ClusterSpec, pool: PoolSpec) -> str:
     """Return the batcher of the pool, else that of the rules, else the default of the role."""
     batcher = pool.batcher
-    if batcher is None and spec.rules == "splitwise-sim":
-        batcher = "splitwise-sim"
     if batcher is None:
-        batcher = _ROLE_BATCHERS[pool.role] if spec.router in FIXED_ROLE_ROUTERS else "splitwise"
+        by_role = _ROLE_BATCHERS[pool.role] if spec.router in FIXED_ROLE_ROUTERS else "splitwise"
+        batcher = "splitwise-sim" if spec.rules == "splitwise-sim" else by_role
     require(batcher in BATCHERS, f"unknown batcher {batcher!r}: choose one of {', '.join(BATCHERS)}")
     staged = pool.pipeline_parallel == 1 or BATCHERS[batcher].pipelined
     require(staged, f"the batcher {batcher} does not support pipelines: set pipeline_parallel 1 for its pool")

@@ -42,9 +42,8 @@ class CacheSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     def __post_init__(self) -> None:
         create_eviction(self.eviction)
-        for text in (self.dram, self.disk):
-            if text is not None:
-                cache_size_tokens(text, 1)
+        for _, size in self.tier_sizes:
+            cache_size_tokens(size, 1)
         for field in ("dram_bytes_per_s", "disk_bytes_per_s"):
             speed = getattr(self, field)
             if speed is not None and not 1.0 <= speed < float("inf"):

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 
 from twofold.cluster.spec import ClusterSpec, PoolSpec
 from twofold.hardware.catalog import Catalog
-from twofold.hardware.specs import Model
 from twofold.instance import Role
 
 _LINK_BYTES_PER_S = 200 * 1024**3  # SplitwiseSim: transfer_bandwidth 200, in GiB
@@ -17,6 +16,7 @@ def splitwise_sim(pools: Sequence[PoolSpec], model: str = "bloom-176b", *, catal
     between pools and KV is transferred after prefill, without contention. KV size is that of multi-head attention,
     more than a model with grouped queries needs. Raises ConfigurationError for an unknown model.
     """
+    known = catalog.model(model)
     split = any(pool.role is not Role.MIXED for pool in pools)
     return ClusterSpec(
         pools=tuple(pools),
@@ -28,7 +28,7 @@ def splitwise_sim(pools: Sequence[PoolSpec], model: str = "bloom-176b", *, catal
         memory_utilization=1.0,
         contention=False,
         link_bytes_per_s=float(_LINK_BYTES_PER_S),
-        kv_bytes_per_token=_kv_bytes_per_token(catalog.model(model)),
+        kv_bytes_per_token=2 * known.hidden_size * known.layers * 2,  # two-byte keys and values as wide as the state
         rules="splitwise-sim",
     )
 
@@ -47,8 +47,3 @@ def distserve_sim(pools: Sequence[PoolSpec], model: str, *, engine: str = "dists
         handoff="serialized",
         rules="distserve-published",
     )
-
-
-def _kv_bytes_per_token(model: Model) -> int:
-    """Two-byte keys and values as wide as the hidden state, in every layer."""
-    return 2 * model.hidden_size * model.layers * 2

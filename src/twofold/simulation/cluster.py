@@ -85,7 +85,10 @@ class VirtualCluster(InstanceEnvironment):
         self.kernel.schedule(at, EventOrder.ARRIVAL, self._arrive, request)
 
     def _arrive(self, request: Request) -> None:
-        self.statistics.arrive(self.kernel.now)
+        self.statistics.arrived += 1
+        self.statistics.last_arrival = self.kernel.now
+        if self.statistics.first_arrival is None:
+            self.statistics.first_arrival = self.kernel.now
         self.events.arrived(request, self.kernel.now / PS)
         self.enter(request, self.statistics.arrived, self.kernel.now)
         self._schedule_arrival(request)

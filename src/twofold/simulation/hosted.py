@@ -22,7 +22,7 @@ from twofold.simulation.statistics import RunStatistics, SimulatedRequest
 
 
 class HostedCluster(VirtualCluster):
-    """A virtual cluster on one host: requests and tokens pass a gateway that takes its time.
+    """A virtual cluster on one host: requests and tokens pass a gateway that does one chore after another.
 
     `cores` has the share of each instance in the cores of the host.
     """
@@ -41,8 +41,8 @@ class HostedCluster(VirtualCluster):
         shares = share_cores(everywhere, len(slots))
         host = Host(kernel, profile.cores)
         pinned = [(slot.profile.pool.role, share) for slot, share in zip(slots, shares, strict=True)]
-        self._gateway = SimulatedGateway(kernel, host, gateway_cores(everywhere, pinned))
-        self._times = profile.front
+        self._host, self._gateway, self._times = host, HostTask(gateway_cores(everywhere, pinned)), profile.front
+        self._chores: deque[tuple[int, Call]] = deque()  # of the gateway: picoseconds of work, and its end
         cold, cold_after = ps(profile.engine.cold_s), ps(COLD_AFTER_S)
         self.cores = {
             slot.name: HostCores(host, share, profile.prefill, profile.decode, cold, cold_after)
@@ -56,7 +56,7 @@ class HostedCluster(VirtualCluster):
         times = self._times
         work = ps(times.request_s) + ps(times.prompt_token_s) * request.prompt_tokens
         order, delay = EventOrder.ARRIVAL + number, ps(times.request_delay_s)
-        self._gateway.do(order, work, delay, self._entered, (request, number, arrived))
+        self._do(order, work, delay, self._entered, (request, number, arrived))
 
     def _entered(self, arrival: tuple[Request, int, int]) -> None:
         request, number, arrived = arrival
@@ -69,7 +69,7 @@ class HostedCluster(VirtualCluster):
         self._firsts, self._ended = [], []
         tokens = batch.decode_sequences + sum(chunk.samples for chunk in batch.prefills)
         work, delay = ps(self._times.step_s) + ps(self._times.token_s) * tokens, ps(self._times.step_delay_s)
-        self._gateway.do(EventOrder.ARRIVAL, work, delay, self._streamed, (self._firsts, self._ended))
+        self._do(EventOrder.ARRIVAL, work, delay, self._streamed, (self._firsts, self._ended))
 
     def stepped(self, instance: SimulatedInstance, results: list[StepResult]) -> None:
         self._firsts.extend(self.requests[result.sequence.id] for result in results if result.index == 0)
@@ -89,24 +89,15 @@ class HostedCluster(VirtualCluster):
             life.last_token = now
             super().record(life)
 
-
-class SimulatedGateway:
-    """The gateway and the clients on its host: one chore after another, on cores that workers may be using."""
-
-    def __init__(self, kernel: Kernel, host: Host, cores: Sequence[int]) -> None:
-        self._kernel, self._host = kernel, host
-        self._task = HostTask(cores)
-        self._queue: deque[tuple[int, Call]] = deque()  # picoseconds of work, and its end
-
-    def do(self, order: int, work: int, delay: int, action: Action, argument: object) -> None:
-        """Do `work` picoseconds of work after earlier chores; `action(argument)` follows `delay` later."""
-        self._queue.append((work, Call(order, self._done, (order, delay, action, argument))))
-        if len(self._queue) == 1:
-            self._host.begin(self._task, *self._queue[0])
+    def _do(self, order: int, work: int, delay: int, action: Action, argument: object) -> None:
+        """Let the gateway work `work` picoseconds after earlier chores; `action(argument)` follows `delay` later."""
+        self._chores.append((work, Call(order, self._done, (order, delay, action, argument))))
+        if len(self._chores) == 1:
+            self._host.begin(self._gateway, *self._chores[0])
 
     def _done(self, chore: tuple[int, int, Action, object]) -> None:
         order, delay, action, argument = chore
-        self._queue.popleft()
-        if self._queue:
-            self._host.begin(self._task, *self._queue[0])
-        self._kernel.schedule(self._kernel.now + delay, order, action, argument)
+        self._chores.popleft()
+        if self._chores:
+            self._host.begin(self._gateway, *self._chores[0])
+        self.kernel.schedule(self.kernel.now + delay, order, action, argument)

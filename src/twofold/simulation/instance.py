@@ -110,7 +110,8 @@ class VirtualInstance(SimulatedInstance):
     """Runs the batches of an instance scheduler.
 
     A batch runs for as many iterations per event as it may run unchanged, at most `max_run`. `max_run` 1 gives the
-    same results with one event per iteration. `cores` models a host with shared cores, which slow iterations down.
+    same results with one event per iteration. `cores` models a host with shared cores, which slow iterations down; as
+    other workers may start to compute in the middle of any iteration, each is then one event.
 
     A pipeline runs one iteration per event. It starts an iteration when the first stage is free and a lane has work.
     Each stage computes one iteration at a time, in order. An iteration that waits for a stage does not block the
@@ -127,7 +128,7 @@ class VirtualInstance(SimulatedInstance):
         cores: HostCores | None = None,
     ) -> None:
         super().__init__(slot, link, scheduler, environment)
-        self._max_run = max_run
+        self._max_run = max_run if cores is None else 1
         self._cores = cores
         self._stages = self.timing.model.stages
         self._first, self._later = self.timing.stages() if self._stages > 1 else (self.timing, self.timing)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from twofold.cluster.profiles import InstanceProfile
 from twofold.cluster.spec import ClusterSpec
 from twofold.cluster.timing import PS, ps
-from twofold.errors import ConfigurationError
+from twofold.errors import require
 from twofold.instance import Role
 from twofold.request import Request
 from twofold.scheduling.replan.replanner import (
@@ -106,13 +106,12 @@ def assign(cluster: VirtualCluster, split: RoleSplit) -> None:
 
 def require_movable(spec: ClusterSpec, kinds: Sequence[InstanceProfile]) -> None:
     """Raise ConfigurationError unless all instances of the cluster are interchangeable."""
-    if spec.router in FIXED_ROLE_ROUTERS:
-        movers = ", ".join(name for name in ROUTERS if name not in FIXED_ROLE_ROUTERS)
-        raise ConfigurationError(f"the router {spec.router} never moves an instance: re-plan with {movers}")
-    if any(kind.pool.role is Role.MIXED for kind in kinds):
-        raise ConfigurationError("re-planning splits instances between prefill and decode: give no mixed pool")
-    alike = {(kind.machine.name, kind.tensor_parallel, kind.batcher) for kind in kinds}
-    if len(alike) > 1:
-        raise ConfigurationError(
-            "re-planning lets instances take each other's place: give pools of one machine, one degree and one batcher"
-        )
+    movers = [name for name in ROUTERS if name not in FIXED_ROLE_ROUTERS]
+    moves = spec.router in movers
+    require(moves, f"the router {spec.router} never moves an instance: re-plan with {', '.join(movers)}")
+    mixed = any(kind.pool.role is Role.MIXED for kind in kinds)
+    require(not mixed, "re-planning splits instances between prefill and decode: give no mixed pool")
+    require(
+        len({(kind.machine.name, kind.tensor_parallel, kind.batcher) for kind in kinds}) <= 1,
+        "re-planning lets instances take each other's place: give pools of one machine, one degree and one batcher",
+    )

@@ -3,7 +3,7 @@
 import msgspec
 
 from twofold.cluster.spec import ClusterSpec
-from twofold.errors import ConfigurationError
+from twofold.errors import ConfigurationError, require
 from twofold.performance.cost import ModelAccuracy
 from twofold.simulation.histogram import Histogram
 from twofold.simulation.overload import OverloadResult
@@ -118,8 +118,7 @@ def verdict(result: SimulationResult, slo: Slo | SlowdownSlo, attainment: float 
     requests are misses. For a `SlowdownSlo`, each percentile must be within its bound and all requests must complete.
     Raises ConfigurationError if the run did not measure the SLO, or if `attainment` is out of range.
     """
-    if not 0.0 < attainment <= 1.0:
-        raise ConfigurationError(f"attainment must be more than 0 and at most 1, not {attainment:g}")
+    require(0.0 < attainment <= 1.0, f"attainment must be more than 0 and at most 1, not {attainment:g}")
     checks: list[Check] = []
     if isinstance(slo, Slo):
         if result.slo_met is None:

@@ -90,11 +90,9 @@ def build_cluster(
         instance: SimulatedInstance
         if isinstance(fresh, StagewiseScheduler):
             instance = StagewiseInstance(slot, link, fresh, cluster)
-        elif isinstance(cluster, HostedCluster):
-            # One iteration at a time, because other workers may start to compute in the middle of any.
-            instance = VirtualInstance(slot, link, fresh, cluster, 1, cluster.cores[name])
         else:
-            instance = VirtualInstance(slot, link, fresh, cluster, max_run)
+            cores = cluster.cores[name] if isinstance(cluster, HostedCluster) else None
+            instance = VirtualInstance(slot, link, fresh, cluster, max_run, cores)
         cluster.instances[name] = instance
     cluster.handoffs = SimulatedHandoffs(
         kernel,

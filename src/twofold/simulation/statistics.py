@@ -217,12 +217,6 @@ class RunStatistics:
         self._bounds = [float("inf") if bound is None else bound * PS for bound in bounds]
         self._all_tokens = over_all_tokens
 
-    def arrive(self, now: int) -> None:
-        self.arrived += 1
-        self.last_arrival = now
-        if self.first_arrival is None:
-            self.first_arrival = now
-
     def complete(self, life: SimulatedRequest, now: int) -> None:
         """Record a completed request."""
         first = life.first_token

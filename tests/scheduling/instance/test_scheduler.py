@@ -195,7 +195,7 @@ def test_holds_blocks_until_a_pull_ends(aborted, complete):
     decode.reserve(request("a"), "p")
     decode.grant(0.0)
     assert decode.read_started("a", EPOCH)
-    assert len(decode.leases) == 0
+    assert "a" not in decode.leases
     if aborted:
         decode.abort("a")
     decode.reserve(request("b"), "p")

@@ -1,4 +1,4 @@
-"""What tests of several packages share."""
+"""Settings and fixtures shared by all tests."""
 
 import os
 import secrets
@@ -23,14 +23,14 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeat"))
 
 
 def pytest_collection_modifyitems(items):
-    """Where tests run side by side what takes longest comes first, so that nobody has to wait for it at the end."""
+    """Start end-to-end tests first under pytest-xdist, because they take longest."""
     if "PYTEST_XDIST_WORKER" in os.environ:
         items.sort(key=lambda item: item.path.parent.name != "serving")
 
 
 @pytest.fixture(scope="session")
 def tiny_model_dir(tmp_path_factory):
-    """Returns the directory of a tiny model of an architecture, made once."""
+    """Return a function from an architecture to the directory of a tiny model; each model is created once."""
     from support.tiny_models import write_tiny_model  # imports torch, which most tests do not need
 
     made: dict[str, Path] = {}

@@ -1,4 +1,4 @@
-"""What tests of commands share."""
+"""Fixtures shared by the tests of commands."""
 
 import sys
 from dataclasses import dataclass
@@ -14,13 +14,13 @@ from twofold.performance.host_profile import dump_host_profile
 
 @pytest.fixture
 def model(tiny_model_dir):
-    """A small Llama model on disk."""
+    """Return the directory of a small Llama model."""
     return tiny_model_dir("llama")
 
 
 @pytest.fixture
 def host(tmp_path, model):
-    """A profile of a host with that model."""
+    """Return the path of a host profile for the small Llama model."""
     path = tmp_path / "host.yaml"
     path.write_text(dump_host_profile(replace(profile(), model=read_model(model))))
     return path
@@ -28,7 +28,7 @@ def host(tmp_path, model):
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """The exit status of a command, and what it wrote."""
+    """Exit status, stdout and stderr of a command."""
 
     code: int
     out: str
@@ -37,7 +37,7 @@ class Ended:
 
 @pytest.fixture
 def twofold(monkeypatch, capsys):
-    """Runs `twofold` with arguments, from its entry point to its end, in this process."""
+    """Return a function that runs `twofold` with arguments in this process until it exits."""
 
     def run(*arguments):
         monkeypatch.setattr(sys, "argv", ["twofold", *map(str, arguments)])
@@ -51,7 +51,7 @@ def twofold(monkeypatch, capsys):
 
 @pytest.fixture
 def refused(twofold):
-    """What a command says that ends before any process is started."""
+    """Return a function that runs a command, requires exit code 2, and returns its error message."""
 
     def run(*arguments):
         ended = twofold(*arguments)

@@ -1,4 +1,4 @@
-"""A router and a batcher are added by one file and one registry line each."""
+"""A new router and a new batcher each need one file and one registry line."""
 
 import json
 import shutil
@@ -40,7 +40,7 @@ POLICIES = ("--router", "last-first", "--batcher", "mixed=added")
 
 
 def add(folder: Path, module: str, text: str, registry: str, line: str) -> None:
-    """Write the file of a policy, and its line in the registry."""
+    """Write the file of a policy and add its line to the registry."""
     (folder / f"{module}.py").write_text(text)
     name = next(word for word in text.split("class ")[1].replace("(", " ").split())
     path = folder / "__init__.py"
@@ -64,7 +64,7 @@ def answer_of(url):
 
 @pytest.fixture(scope="module")
 def package(tmp_path_factory):
-    """A copy of the package with one more router and one more batcher."""
+    """Return a copy of the package with an additional router and batcher."""
     root = tmp_path_factory.mktemp("added")
     shutil.copytree(
         Path(twofold.__file__).parent, root / "twofold", ignore=shutil.ignore_patterns("__pycache__", "*.so")
@@ -83,7 +83,7 @@ def package(tmp_path_factory):
 
 @pytest.fixture
 def run(package, monkeypatch, tmp_path):
-    """Run a command of the copy, and return what it prints."""
+    """Run a command of the copied package and return its stdout."""
     monkeypatch.setenv("PYTHONPATH", str(package))
     monkeypatch.setenv("COLUMNS", "150")
     monkeypatch.chdir(tmp_path)

@@ -1,4 +1,4 @@
-"""`twofold bench`: a table, a report, one sentence for a mistake, the right exit code."""
+"""`twofold bench`: table, report, error messages and exit codes."""
 
 import json
 import signal
@@ -19,7 +19,7 @@ PROGRAM = "import typer; from twofold.cli.bench import bench; typer.run(bench)"
 
 @pytest.fixture
 def trace(tmp_path):
-    """Twelve requests in the form of the Azure traces, ten milliseconds apart."""
+    """Return an Azure-format trace of twelve requests, ten milliseconds apart."""
     lines = [f"2023-11-16 18:15:46.{n * 10:03d}0000,{20 + n},{2 + n % 3}" for n in range(12)]
     path = tmp_path / "trace.csv"
     path.write_text("\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *lines, ""]))
@@ -33,7 +33,7 @@ def run(*arguments: object):
 
 
 def test_a_run_prints_a_table_and_writes_a_report(trace, tmp_path):
-    """Latencies in the table; summary, configuration and each request in the JSON; the key in neither."""
+    """The table shows latencies; the JSON has summary, configuration and requests; neither contains the API key."""
     report_path = tmp_path / "report.json"
     with endpoint() as scripted:
         result = run(
@@ -53,7 +53,7 @@ def test_a_run_prints_a_table_and_writes_a_report(trace, tmp_path):
 
 
 def test_vllm_names_of_options_are_understood(trace):
-    """--num-prompts and --request-rate mean what they mean there."""
+    """`--num-prompts` and `--request-rate` have the meaning of vLLM's benchmark."""
     with endpoint() as scripted:
         result = run(
             *("--base-url", scripted.url, "--workload", trace, "--num-prompts", 5, "--request-rate", 200),
@@ -64,7 +64,7 @@ def test_vllm_names_of_options_are_understood(trace):
 
 
 def test_text_prompts(trace):
-    """Endpoints that take no token ids get words."""
+    """With `--prompt-form text`, each prompt has one word per token."""
     with endpoint() as scripted:
         result = run("--base-url", scripted.url, "--workload", trace, "--num-requests", 2, "--prompt-form", "text")
     assert result.exit_code == 0, result.output
@@ -72,7 +72,7 @@ def test_text_prompts(trace):
 
 
 def test_named_workloads_fit_the_model():
-    """A named workload needs no rate and is clipped to what the endpoint can hold."""
+    """A named workload needs no rate, and its requests fit the endpoint's context length."""
     with endpoint(models=[{"id": "scripted", "max_model_len": 64}]) as scripted:
         result = run("--base-url", scripted.url, "--workload", "azure-conv", "--num-requests", 1)
     assert result.exit_code == 0, result.output
@@ -81,7 +81,7 @@ def test_named_workloads_fit_the_model():
 
 
 def test_some_failures_are_shown_and_do_not_fail_the_run(trace):
-    """The reason is in the table, an example on stderr, and the exit code is 0."""
+    """The table shows the failure reason, stderr shows one example, and the exit code is 0."""
 
     def script(body):
         return [Refuse(429)] if len(body["prompt"]) == 25 else well_behaved(body)
@@ -94,7 +94,7 @@ def test_some_failures_are_shown_and_do_not_fail_the_run(trace):
 
 
 def test_a_run_in_which_everything_fails_exits_1(trace):
-    """Nothing completed is not a success."""
+    """The exit code is 1 if no request completes."""
     with endpoint(lambda _: [Refuse(503)]) as scripted:
         result = run("--base-url", scripted.url, "--workload", trace)
     assert result.exit_code == 1
@@ -102,7 +102,7 @@ def test_a_run_in_which_everything_fails_exits_1(trace):
 
 
 def test_mistakes_are_one_sentence(trace, tmp_path):
-    """Wrong model, workload, form, SLO or report path: a UserError that names it, before anything is sent."""
+    """An invalid model, workload, prompt form, SLO or path is a one-line `UserError` before any request."""
     with endpoint() as scripted:
         base = ("--base-url", scripted.url, "--workload", trace)
         for wrong, said in (
@@ -121,7 +121,7 @@ def test_mistakes_are_one_sentence(trace, tmp_path):
 
 
 def test_an_endpoint_that_is_not_there(trace):
-    """A closed port is a configuration error."""
+    """A closed port is a configuration error that contains the URL."""
     with endpoint() as scripted:
         pass
     error = run("--base-url", scripted.url, "--workload", trace).exception
@@ -130,7 +130,7 @@ def test_an_endpoint_that_is_not_there(trace):
 
 
 def test_interrupting_prints_what_was_measured(trace, tmp_path):
-    """Ctrl-C in the middle: what has completed is in table and report, and the exit code is 130."""
+    """After Ctrl-C, table and report contain the completed requests, and the exit code is 130."""
 
     def script(body):
         return well_behaved(body) if len(body["prompt"]) < 26 else [Send(chunk()), Hang()]

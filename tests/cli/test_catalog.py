@@ -1,4 +1,4 @@
-"""`twofold catalog` shows every entry, for people and for programs."""
+"""`twofold catalog` shows every entry as a table or as JSON."""
 
 import json
 import subprocess
@@ -29,7 +29,7 @@ def run(*arguments):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_entry_is_shown(kind):
-    """A row for each, and a source for each where it is asked for."""
+    """The table has a row for each entry, and `--sources` adds the sources."""
     table, sources = run(kind), run(kind, "--sources")
     for name, item in getattr(load_catalog(), kind).items():
         assert name in table
@@ -39,7 +39,7 @@ def test_every_entry_is_shown(kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_json_is_exact(kind):
-    """The figures without rounding, by name, each with its source and date."""
+    """The JSON has every entry by name, with source and date."""
     shown = json.loads(run(kind, "--json"))
     items = getattr(load_catalog(), kind)
     assert list(shown) == list(items)
@@ -49,7 +49,7 @@ def test_json_is_exact(kind):
 
 
 def test_json_has_what_follows():
-    """KV of a token and memory of a machine are worked out for the reader."""
+    """The JSON includes derived values: KV bytes per token and memory per machine."""
     models = json.loads(run("models", "llama2-70b", "--json"))
     assert models["llama2-70b"]["kv_bytes_per_token"] == 327_680
     machines = json.loads(run("machines", "h100", "--json"))
@@ -58,7 +58,7 @@ def test_json_has_what_follows():
 
 
 def test_tables_have_units():
-    """What a person looks for."""
+    """The tables show prices, power, bandwidth and sizes with units."""
     machines, models = run("machines", "a100", "h100-pcap"), run("models", "bloom-176b")
     for expected in ("$17.60/h", "6,500 W", "200 GB/s", "8 × h100-80gb-pcap at 50% power", "7,140 W"):
         assert expected in machines
@@ -68,7 +68,7 @@ def test_tables_have_units():
 
 
 def test_own_files_and_directories(tmp_path):
-    """Files of the user are in, and a model may be a directory."""
+    """`--catalog FILE` overrides entries, and a model may be given as a directory."""
     own = tmp_path / "own.toml"
     own.write_text("[machines.dgx-h100]\nprice_per_h = 12.5\n")
     assert "$12.50/h" in run("machines", "--catalog", own)
@@ -79,14 +79,14 @@ def test_own_files_and_directories(tmp_path):
 
 
 def test_unknown_names_are_a_sentence():
-    """The error reaches the caller, who prints it."""
+    """An unknown name is a configuration error that suggests the nearest name."""
     result = CliRunner().invoke(app, ["machines", "h10"])
     assert isinstance(result.exception, ConfigurationError)
     assert "did you mean h100?" in str(result.exception)
 
 
 def test_a_full_disk_is_one_sentence():
-    """The output cannot be written: no traceback."""
+    """A failed write to stdout is a one-line error without a traceback."""
     with Path("/dev/full").open("w") as full:
         command = [sys.executable, "-m", "twofold.cli.main", "catalog", "machines"]
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)

@@ -1,4 +1,4 @@
-"""Options that several commands share."""
+"""Parsers of options that several commands share."""
 
 from pathlib import Path
 

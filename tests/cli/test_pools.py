@@ -1,4 +1,4 @@
-"""`twofold pools` against a real service of emulated machines."""
+"""`twofold pools` against a running emulated service."""
 
 from functools import partial
 
@@ -17,13 +17,13 @@ pools:
 
 @pytest.fixture
 def pools(twofold):
-    """Runs `twofold pools` with arguments."""
+    """Return a function that runs `twofold pools`."""
     return partial(twofold, "pools")
 
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory):
-    """Returns the URL of a service with this router."""
+    """Return the URL of an emulated service with two prefill workers and one decode worker."""
     file = tmp_path_factory.mktemp("cluster") / "cluster.yaml"
     file.write_text(CLUSTER.format(router="splitwise"))
     with served(None, ["--engine", "emulated", "--cluster", str(file)]) as url:
@@ -31,7 +31,7 @@ def service(tmp_path_factory):
 
 
 def test_shows_every_worker_and_sets_a_role(service, pools):
-    """What was set is shown; the worker's home is what it was given."""
+    """`show` lists name, roles and state of each worker; `set` changes a worker's role."""
     shown = pools("show", "--base-url", service)
     assert shown.code == 0
     assert [line.split()[:4] for line in shown.out.splitlines()[1:]] == [
@@ -49,7 +49,7 @@ def test_shows_every_worker_and_sets_a_role(service, pools):
     [(("set", "nobody", "decode"), "no worker 'nobody'"), (("set", "decode-0", "sideways"), "sideways")],
 )
 def test_mistakes_are_one_sentence(service, pools, arguments, sentence):
-    """An unknown worker or role."""
+    """Each error names the unknown worker or role."""
     done = pools(*arguments, "--base-url", service)
     assert done.code == 2
     assert sentence in done.err
@@ -57,7 +57,7 @@ def test_mistakes_are_one_sentence(service, pools, arguments, sentence):
 
 
 def test_the_last_worker_of_a_phase_keeps_it(service, pools):
-    """Unless another one does both."""
+    """The role of the last decode worker changes only if a mixed worker can decode."""
     pools("set", "prefill-1", "prefill", "--base-url", service)
     refused = pools("set", "decode-0", "prefill", "--base-url", service)
     assert refused.code == 2
@@ -68,7 +68,7 @@ def test_the_last_worker_of_a_phase_keeps_it(service, pools):
 
 
 def test_no_service_is_one_sentence(pools):
-    """Nobody listens there."""
+    """A URL without a service is a one-line error."""
     done = pools("show", "--base-url", f"http://127.0.0.1:{free_port()}")
     assert done.code == 2
     assert "no service of Twofold answers" in done.err

@@ -111,7 +111,7 @@ def test_policies_are_simulated(completed, cluster_file, cluster, flags, _serve)
 
 @pytest.mark.parametrize(("cluster", "flags", "serve"), POLICIES)
 def test_policies_are_served(cluster_file, cluster, flags, serve):
-    """By an emulated service, without a block left behind."""
+    """An emulated service answers all requests and frees all blocks."""
     if cluster["pools"][0].get("batcher") == INLINED:
         pytest.skip("an emulated service cannot inline prompts; tests/serving/test_inlined_prefill.py serves a model")
     cluster = {name: value for name, value in cluster.items() if name not in SIMULATED_ONLY}
@@ -122,14 +122,14 @@ def test_policies_are_served(cluster_file, cluster, flags, serve):
 
 
 def test_every_entry_is_walked():
-    """The longest list of each group has the other lists within it."""
+    """The zipped registries are the longest of their groups, so no entry is left out."""
     assert len(LIVE_ROUTERS) >= max(len(HANDOFF_POLICIES), len(EVICTIONS))
     assert len(PERFORMANCE_MODELS) >= len(OVERLOAD_RULES)
 
 
 @pytest.mark.parametrize("router", [name for name in ROUTERS if name not in LIVE_ROUTERS])
 def test_offline_routers_are_simulated(completed, cluster_file, router):
-    """They need events that a live service does not have."""
+    """Routers that need simulation-only events run in simulations."""
     assert completed("--cluster", cluster_file(MODEL | {"pools": [PREFILL, DECODE], "router": router})) == 6
 
 
@@ -164,7 +164,7 @@ def engines():
 
 @pytest.mark.parametrize(("engine", "transport"), [*engines()])
 def test_engines_and_transports_serve_a_model(twofold, model, tmp_path, engine, transport):
-    """The policies above are served by the engine that runs no model."""
+    """Each engine and transport serves a request with a real model and a hand-off."""
     try:
         ENGINES[engine].check_installed()
         check_transport(transport)

@@ -1,4 +1,4 @@
-"""`twofold calibrate live` and `twofold verify`, on a model made for tests: both worlds, real processes."""
+"""`twofold calibrate live` and `twofold verify` with a tiny model and real processes."""
 
 import subprocess
 import sys
@@ -11,14 +11,14 @@ from twofold.performance.host_profile import dump_host_profile, read_host_profil
 
 
 def run(*arguments):
-    """A process of its own, which measures what it takes itself."""
+    """Run `twofold` in a subprocess, because it measures its own process."""
     command = [sys.executable, "-m", "twofold.cli.main", *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
 
 
 @pytest.fixture(scope="module")
 def measured(tiny_model_dir, tmp_path_factory):
-    """A profile of this host with the small model: (path, what the command printed)."""
+    """Return a profile of this host with the tiny model, and the stdout of the calibration."""
     path = tmp_path_factory.mktemp("profile") / "host.yaml"
     done = run("calibrate", "live", tiny_model_dir("llama"), "-o", path, "--kv-cache-memory-bytes", "64MiB")
     assert done.returncode == 0, done.stderr
@@ -26,7 +26,7 @@ def measured(tiny_model_dir, tmp_path_factory):
 
 
 def test_a_host_is_measured(measured):
-    """The profile says what everything takes, and the table with what error on iterations that were not seen."""
+    """The profile has iteration, gateway and link times; the table shows held-out errors."""
     path, shown = measured
     found = read_host_profile(path)
     assert found.engine.seconds(512, 512 * 512, 0, 0) > found.engine.seconds(16, 256, 0, 0) > 0
@@ -39,7 +39,7 @@ def test_a_host_is_measured(measured):
 
 
 def test_both_worlds_are_compared(measured, tiny_model_dir):
-    """Every figure of both, for each rate; the exit code says whether the simulation holds."""
+    """The report has live and simulated metrics for each rate; the exit code is 0 or 1 by their agreement."""
     path, _ = measured
     flags = (
         "--num-requests",
@@ -64,7 +64,7 @@ def test_both_worlds_are_compared(measured, tiny_model_dir):
 
 
 def test_a_measured_host_is_simulated(measured, twofold):
-    """`twofold simulate --profile` runs pools of it."""
+    """`twofold simulate --profile` accepts pools of the calibrated host."""
     path, _ = measured
     cluster = ("--cluster", "2xhost:prefill,1xhost:decode", "--profile", path, "--router", "jsq")
     done = twofold(
@@ -83,7 +83,7 @@ def test_a_measured_host_is_simulated(measured, twofold):
     ],
 )
 def test_mistakes_are_told_before_anything_is_served(flags, sentence, twofold, tiny_model_dir, tmp_path):
-    """In one sentence, with exit code 2."""
+    """Each error is one line with exit code 2, before a service starts."""
     path = tmp_path / "host.yaml"
     path.write_text(dump_host_profile(profile()))
     done = twofold("verify", tiny_model_dir("llama"), "--profile", path, *flags)
@@ -93,7 +93,7 @@ def test_mistakes_are_told_before_anything_is_served(flags, sentence, twofold, t
 
 
 def test_a_profile_that_cannot_be_written_is_refused_first(twofold, tiny_model_dir, tmp_path):
-    """Not after minutes of measuring."""
+    """An unwritable output path is an error before the calibration starts."""
     done = twofold("calibrate", "live", tiny_model_dir("llama"), "-o", tmp_path / "no" / "host.yaml")
     assert done.code == 2
     assert "cannot write" in done.err

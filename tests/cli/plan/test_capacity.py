@@ -1,4 +1,4 @@
-"""`twofold plan --kv-capacity` shows what every capacity gives, says what pays, and refuses in one sentence."""
+"""`twofold plan --kv-capacity` reports hit rates and savings by cache capacity, and rejects invalid arguments."""
 
 import msgspec
 import pytest
@@ -28,7 +28,7 @@ def planned(*arguments):
 
 @pytest.fixture(scope="module")
 def trace(tmp_path_factory):
-    """Ten questions about each of ten documents of 16 blocks, in turn."""
+    """Return a trace of 100 requests that visit ten documents of 16 blocks in turn."""
     path = tmp_path_factory.mktemp("traces") / "documents.jsonl"
     requests = [
         ask(n, n * 0.5, 17 * 512, 20, prefix_blocks=[*range(100 * (n % 10), 100 * (n % 10) + 16), 10_000 + n])
@@ -39,7 +39,7 @@ def trace(tmp_path_factory):
 
 
 def test_tables_have_hits_savings_and_prices(trace):
-    """Of both tiers and both arrangements, and the sentence on what pays."""
+    """The tables show DRAM and NVMe, local caches and the pool, and up to which size a cache pays off."""
     shown = invoke(trace, *FLAGS, "--nodes", 2).stdout
     for words in (
         "DRAM, 2 nodes",
@@ -57,7 +57,7 @@ def test_tables_have_hits_savings_and_prices(trace):
 
 
 def test_the_whole_working_set_is_found_where_it_fits(trace):
-    """160 blocks and a new one for each request: nine uses of ten of the first, none of the second."""
+    """A pool that holds 170 blocks hits each document in nine of its ten uses; a request's own block never hits."""
     report = planned(trace, *FLAGS, "--nodes", 2)
     pool = report["tiers"][0]["pool"]
     assert report["highest_reuse"] == pytest.approx(0.9 * 16 / 17)
@@ -68,14 +68,14 @@ def test_the_whole_working_set_is_found_where_it_fits(trace):
 
 
 def test_one_node_has_no_pool(trace):
-    """Its own cache is all there is."""
+    """The report for one node contains local caches only."""
     report = planned(trace, *FLAGS, "--nodes", 1)
     assert all(tier["pool"] is None for tier in report["tiers"])
     assert "local: hit rate" in invoke(trace, *FLAGS, "--nodes", 1).stdout
 
 
 def test_prices_decide_what_pays(trace):
-    """Free memory pays as far as it is of use, and memory at the price of gold not at all."""
+    """DRAM pays off at a price of 0 and does not at a price of 100."""
     free, gold = (planned(trace, *FLAGS, "--nodes", 2, "--dram-price", price) for price in (0, 100))
     for report, expected in ((free, True), (gold, False)):
         best = report["tiers"][0]["pool"]["best"]
@@ -85,13 +85,13 @@ def test_prices_decide_what_pays(trace):
 
 
 def test_dram_in_front_of_the_disk(trace):
-    """As much as was asked for."""
+    """`--dram-gb` sets the DRAM capacity in front of the NVMe tier."""
     report = planned(trace, *FLAGS, "--nodes", 2, "--dram-gb", 5)
     assert [tier["behind_gb"] for tier in report["tiers"]] == [0.0, 5.0]
 
 
 def test_the_conversation_trace_at_once():
-    """More finds no less, a pool no less than nodes by themselves, and nobody more than came before."""
+    """Hit rates rise with capacity; the pool's are at least the local ones; none exceeds the trace's highest reuse."""
     report = planned(public_trace("mooncake-conversation.jsonl"), *FLAGS, "--nodes", 8)
     dram = report["tiers"][0]
     assert report["blocks"] == 288_500
@@ -118,7 +118,7 @@ def test_the_conversation_trace_at_once():
     ],
 )
 def test_mistakes_are_one_sentence(trace, words, message):
-    """Each says what would be right."""
+    """Each `UserError` names the invalid argument or the conflict."""
     error = invoke(*(trace if word == "TRACE" else word for word in words)).exception
     assert isinstance(error, UserError)
     assert message in str(error)

@@ -1,4 +1,4 @@
-"""`twofold plan --objective goodput` finds DistServe's placements, explains itself, and refuses in one sentence."""
+"""`twofold plan --objective goodput` finds DistServe's placements, explains them, and rejects invalid arguments."""
 
 import msgspec
 import pytest
@@ -23,7 +23,7 @@ FOUR = (*NODE, "--machines", "a100", "--max-gpus", 4)
 
 @pytest.fixture(scope="module")
 def invoke(tmp_path_factory):
-    """Runs a plan; all share a store, so that what they have in common is simulated once."""
+    """Return a function that runs `twofold plan`; all runs share a store of simulation results."""
     shared = tmp_path_factory.mktemp("store") / "plan.sqlite"
 
     def run(*arguments):
@@ -57,7 +57,7 @@ def test_one_node_of_four_has_prefill_on_two_and_decode_on_one(planned):
 
 
 def test_it_says_how_sure_it_is_and_against_what(invoke):
-    """Goodput of each phase alone, of the whole, of colocated designs, the confidence, and what formulas say."""
+    """The output has goodput per phase and in total, confidence, colocated designs, and the queueing formula's choice."""
     shown = " ".join(invoke(*FOUR, *ROUGH).stdout.split())
     for words in (
         "Goodput of one instance",
@@ -71,7 +71,7 @@ def test_it_says_how_sure_it_is_and_against_what(invoke):
 
 
 def test_more_bounds_on_the_node_cost_goodput(planned):
-    """At twice the scale of the SLO no placement has less."""
+    """Goodput at twice the SLO bounds is at least the goodput at the original bounds."""
     tight, loose = (
         planned(*FOUR, *ROUGH, "--slo", slo)["best"]["per_accelerator"]
         for slo in ("ttft=0.2,tpot=0.1", "ttft=0.4,tpot=0.2")
@@ -80,7 +80,7 @@ def test_more_bounds_on_the_node_cost_goodput(planned):
 
 
 def test_a_rate_is_carried_by_a_deployment(planned, tmp_path):
-    """The file holds the cluster, with the instances that were counted."""
+    """The deployment file contains as many accelerators as the report."""
     file = tmp_path / "placed.yaml"
     report = planned(*NODE, *ROUGH, "--machines", "a100", "--max-gpus", 16, "--rate", 6, "--output", file)
     cluster = load_deployment(file).cluster
@@ -90,7 +90,7 @@ def test_a_rate_is_carried_by_a_deployment(planned, tmp_path):
 
 
 def test_a_slow_network_keeps_phases_together(planned):
-    """Hand-offs over 1 GB/s would take longer than prefill: stages share nodes, in copies."""
+    """With 0.2 GB/s per link, prefill and decode share nodes, because hand-offs would take longer than prefill."""
     report = planned(*NODE, *ROUGH, "--machines", "a100", "--max-gpus", 16, "--link-gb-per-s", 0.2, "--rate", 20)
     assert report["algorithm"] == "Algorithm 2"
     best = report["best"]
@@ -99,7 +99,7 @@ def test_a_slow_network_keeps_phases_together(planned):
 
 
 def test_unlike_accelerators_are_divided_between_the_phases(invoke, planned):
-    """Both machines are used, each for what it is better at than the other."""
+    """The best placement uses both machine types."""
     report = planned(
         *("512+64", "--model", "llama-3.1-8b", "--objective", "goodput", "--slo", "ttft=0.3,tpot=0.02"),
         *("--max-gpus", "a100=2,h100=2", "--duration", 1, *ROUGH),
@@ -123,7 +123,7 @@ def test_unlike_accelerators_are_divided_between_the_phases(invoke, planned):
     ],
 )
 def test_mistakes_are_one_sentence(invoke, more, words):
-    """Each says what would be right."""
+    """Each `UserError` names the invalid argument or the missing flag."""
     error = invoke(*NODE, *ROUGH, *more).exception
     assert isinstance(error, UserError)
     assert words in str(error)

@@ -1,4 +1,4 @@
-"""`twofold plan` finds machines, says whether to split, writes what is asked, and refuses in one sentence."""
+"""`twofold plan` finds designs, compares split with colocated, writes output files, and rejects invalid arguments."""
 
 import os
 import signal
@@ -26,7 +26,7 @@ SMALL = ("azure-conv", *MODEL, "--family", "HH", "--duration", 20, "--max-machin
 
 @pytest.fixture(scope="module")
 def invoke(tmp_path_factory):
-    """Runs a plan; those that name no store share one, so that what they have in common is simulated once."""
+    """Return a function that runs `twofold plan`; runs without `--store` share a store of simulation results."""
     shared = tmp_path_factory.mktemp("store") / "plan.sqlite"
 
     def run(*arguments):
@@ -49,13 +49,13 @@ def planned(invoke):
 
 @pytest.fixture(scope="module")
 def fresh(planned, tmp_path_factory):
-    """A plan that had to simulate everything, one at a time, and its store."""
+    """Return a plan computed with one job and an empty store, and the path of that store."""
     store = tmp_path_factory.mktemp("fresh") / "plan.sqlite"
     return planned(*SMALL, "--jobs", 1, "--store", store), store
 
 
 def test_the_plan_does_not_depend_on_the_number_of_jobs(fresh, planned, tmp_path):
-    """One at a time or three: the same plan, byte for byte, apart from what it took."""
+    """Plans with one and with three jobs are equal except for the reported effort."""
     reports = [dict(fresh[0]), planned(*SMALL, "--jobs", 3, "--store", tmp_path / "plan.sqlite")]
     efforts = [report.pop("effort") for report in reports]
     assert reports[0] == reports[1]
@@ -66,7 +66,7 @@ def test_the_plan_does_not_depend_on_the_number_of_jobs(fresh, planned, tmp_path
 
 
 def test_a_second_run_reuses_all(fresh, planned):
-    """Nothing is simulated; the plan is the same."""
+    """The second run simulates nothing and returns the same plan."""
     first, second = dict(fresh[0]), planned(*SMALL, "--store", fresh[1])
     effort = second.pop("effort")
     assert (effort["simulations"], effort["reused"]) == (0, first.pop("effort")["simulations"])
@@ -74,14 +74,14 @@ def test_a_second_run_reuses_all(fresh, planned):
 
 
 def test_tables_say_what_to_do(invoke):
-    """The designs, how near they are to the SLO, and the verdict with its break-even."""
+    """The tables show designs, model errors, SLO margins, the Pareto front and the verdict."""
     shown = invoke(*SMALL, "--slo", "ttft=1,tpot=0.06").stdout
     for words in ("h100+h100", "chunked-prefill", "model error", "±", "Margins", "Pareto front", "plit", "CPU second"):
         assert words in shown, words
 
 
 def test_cost_at_a_rate_and_its_files(planned, tmp_path):
-    """The least dollars, a deployment that can be read back and simulated, and a page."""
+    """The plan has the cheapest design for the rate; the deployment file loads, and the HTML page has its charts."""
     deployment, page = tmp_path / "deployment.yaml", tmp_path / "plan.html"
     report = planned(
         *("azure-conv", *MODEL, "--family", "HH", "--duration", 20, "--objective", "cost", "--rate", 6),
@@ -98,7 +98,7 @@ def test_cost_at_a_rate_and_its_files(planned, tmp_path):
 
 
 def test_a_trace_can_be_planned_for(planned, tmp_path):
-    """A file instead of a name; its fingerprint is kept."""
+    """The workload is a trace file; the deployment stores its SHA-256."""
     trace, deployment = tmp_path / "trace.jsonl", tmp_path / "deployment.yaml"
     write_trace([ask(n, n * 0.1, 500 + n, 20) for n in range(400)], trace, FORMATS["twofold"])
     planned(
@@ -109,7 +109,7 @@ def test_a_trace_can_be_planned_for(planned, tmp_path):
 
 
 def test_machines_and_money_bound_the_plan(planned):
-    """Each of the three, and of one kind."""
+    """The best design respects limits on machines, cost and power together."""
     report = planned(
         *("azure-conv", *MODEL, "--machines", "h100", "--no-colocated", "--duration", 10),
         *("--max-machines", "9,h100=6", "--max-cost", 200, "--max-power", 45),
@@ -141,7 +141,7 @@ app()
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
 def test_an_interrupted_plan_is_taken_up(fresh, planned, tmp_path, how):
-    """Ended in the middle, it goes on from what was simulated, and comes to the same end."""
+    """After SIGINT or SIGKILL, a second run reuses the stored simulations and returns the plan of a complete run."""
     whole, store = fresh[0], tmp_path / "plan.sqlite"
     words = [str(flag) for flag in (*SMALL, "--store", store, "--jobs", 1)]
     process = subprocess.Popen([sys.executable, "-c", STOPS_HALFWAY, *words], start_new_session=True)
@@ -197,7 +197,7 @@ def test_an_interrupted_plan_is_taken_up(fresh, planned, tmp_path, how):
     ],
 )
 def test_mistakes_are_one_sentence(invoke, arguments, words):
-    """Each says what was wrong."""
+    """Each `UserError` is one line and names the invalid value."""
     error = invoke(*arguments).exception
     assert isinstance(error, UserError), repr(error)
     assert words in str(error)

@@ -1,4 +1,4 @@
-"""`twofold plan --ray`: the machines of the cluster are what there is; it needs no Ray."""
+"""`twofold plan --ray` plans for the machines of a Ray cluster; the tests fake the cluster."""
 
 import sys
 
@@ -20,7 +20,7 @@ def node(gpus, kind="H100"):
 
 @pytest.fixture
 def asked(monkeypatch, capsys):
-    """What is searched for on a cluster with some nodes, or the sentence that says why nothing is; and the notes."""
+    """Return a function that plans for these Ray nodes; it returns the query (None after an error) and stderr."""
 
     def ask(nodes, *flags):
         queries = []
@@ -40,7 +40,7 @@ def asked(monkeypatch, capsys):
 
 
 def test_nodes_are_machines_and_no_more_than_there_are(asked):
-    """Of each kind as many as there are, in all pairs."""
+    """The budget has the number of machines of each type, and the families use these types."""
     question, said = asked([node(8), node(8), node(8, "A100"), node(0)])
     assert question.budget.of_kind == {"dgx-h100": 2, "dgx-a100": 1}
     assert {kind.name for family in question.families for kind in family.kinds} == {"dgx-h100", "dgx-a100"}
@@ -48,14 +48,14 @@ def test_nodes_are_machines_and_no_more_than_there_are(asked):
 
 
 def test_goodput_counts_accelerators(asked):
-    """Also those of nodes that have fewer than a machine."""
+    """The accelerators of a node with fewer than a full machine count too."""
     flags = ("--objective", "goodput", "--slo", "ttft=1,tpot=0.06")
     question, _ = asked([node(8), node(4)], *flags)
     assert question.stock == {"dgx-h100": 12}
 
 
 def test_flags_say_more_than_the_cluster(asked):
-    """It only simulates then; so does one that has no accelerators."""
+    """With `--machines` or `--max-machines`, the plan ignores the nodes of the cluster."""
     question, said = asked([node(8)], "--machines", "a100")
     assert (question.budget.of_kind, said) == ({}, "")
     question, said = asked([node(0)], "--max-machines", "40")
@@ -63,7 +63,7 @@ def test_flags_say_more_than_the_cluster(asked):
 
 
 def test_parts_of_machines_are_no_machines(asked):
-    """A sentence says what to do."""
+    """The error suggests `--objective goodput`, and the notes list unknown accelerators."""
     question, said = asked([node(4), node(8, "V100")])
     assert question is None
     assert "--objective goodput, which counts accelerators" in said

@@ -1,4 +1,4 @@
-"""Who may use a service: keys that do not show, and no open door by accident."""
+"""API keys: a service on a public address needs one, and processes hide theirs."""
 
 import os
 import subprocess
@@ -24,13 +24,13 @@ print(ring.names, b"sk-" b"flag" in shown, b"from-" b"variable" in shown, b"--ot
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "127.0.0.9", "::1", "::1%lo"])
 def test_loopback_needs_no_key(address):
-    """Only this machine's users get there."""
+    """A service on a loopback address starts without an API key."""
     check_loopback("somewhere", address)
 
 
 @pytest.mark.parametrize("address", ["0.0.0.0", "192.168.0.1", "::", "fe80::1%eth0", "8.8.8.8"])  # noqa: S104
 def test_other_machines_need_a_key(address):
-    """Or the flag that says that they do not."""
+    """A service on a public address without an API key is a configuration error."""
     with pytest.raises(ConfigurationError, match="--host somewhere lets other machines in"):
         check_loopback("somewhere", address)
 
@@ -45,18 +45,18 @@ def test_other_machines_need_a_key(address):
     ],
 )
 def test_arguments(held, hidden):
-    """Only keys, and nothing moves."""
+    """Values of `--api-key` are masked; other arguments keep their bytes and positions."""
     assert hide_arguments(held) == hidden
 
 
 def test_variables():
-    """Only the one with the keys."""
+    """The value of TWOFOLD_API_KEY is masked; other variables stay unchanged."""
     assert hide_variable(b"A=1\0TWOFOLD_API_KEY=sk-1\0B=2\0") == b"A=1\0TWOFOLD_API_KEY=****\0B=2\0"
 
 
 @pytest.mark.skipif(not Path("/proc/self/mem").exists(), reason="the system shows no processes as files")
 def test_a_process_does_not_show_its_keys():
-    """Neither in its command line nor in its environment, nor to what it starts."""
+    """/proc shows the keys neither in the arguments nor in the environment, and child processes do not inherit them."""
     command = [sys.executable, "-c", PROBE, "--api-key", "sk-flag", "--other"]
     done = subprocess.run(
         command,

@@ -1,4 +1,4 @@
-"""`twofold keygen`, `twofold join` and `--listen-workers`: what is wrong is one sentence, exit code 2."""
+"""`twofold keygen`, `twofold join` and `--listen-workers`: valid keys, and errors with exit code 2."""
 
 import socket
 import stat
@@ -26,7 +26,7 @@ def key(tmp_path):
 
 
 def test_keygen_writes_a_key_and_shows_none(monkeypatch, capsys, tmp_path, refused):
-    """Only its owner may read it, and it is not written over."""
+    """The key file has mode 0600 and is never overwritten; the command does not print the key."""
     file = tmp_path / "key"
     monkeypatch.setattr(sys, "argv", ["twofold", "keygen", str(file)])
     with pytest.raises(SystemExit) as ended:
@@ -50,13 +50,13 @@ def test_keygen_writes_a_key_and_shows_none(monkeypatch, capsys, tmp_path, refus
     ],
 )
 def test_a_service_that_could_not_be_joined(model, key, refused, flags, sentence):
-    """Nobody in particular may join, or nobody can."""
+    """The error names the missing or invalid flag of the service."""
     given = [str(key) if flag == "KEY" else flag for flag in flags]
     assert sentence in refused("serve", model, *given)
 
 
 def test_a_key_that_others_can_read_is_not_used(model, key, refused):
-    """Neither by a service nor by a host."""
+    """`twofold serve` and `twofold join` reject a key file that other users can read."""
     key.chmod(0o644)
     assert "chmod 600" in refused("serve", model, "--listen-workers", LISTEN, "--cluster-key", key)
     flags = ["--cluster-key", key, "--model", model, "--decode", "1"]
@@ -64,7 +64,7 @@ def test_a_key_that_others_can_read_is_not_used(model, key, refused):
 
 
 def test_a_port_that_is_taken(model, key, refused):
-    """It is known before anything is loaded."""
+    """A used port of `--listen-workers` is reported before the model is loaded."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
         flags = ["--listen-workers", address, "--cluster-key", key, "--port", free_port()]
@@ -83,7 +83,7 @@ def test_a_port_that_is_taken(model, key, refused):
     ],
 )
 def test_a_host_that_cannot_join(model, key, refused, changes, sentence):
-    """It says so before it asks."""
+    """`twofold join` reports invalid flags before it connects."""
     flags = {"controller": LISTEN, "model": model, "workers": ["--decode", "1"], "name": []} | changes
     assert sentence in refused(
         "join",
@@ -95,7 +95,7 @@ def test_a_host_that_cannot_join(model, key, refused, changes, sentence):
 
 
 def test_a_cluster_file_names_all_workers(key, refused, tmp_path):
-    """Nobody joins those."""
+    """`--listen-workers` excludes `--cluster`."""
     file = tmp_path / "cluster.yaml"
     file.write_text(
         "model: llama2-70b\npools:\n"
@@ -107,7 +107,7 @@ def test_a_cluster_file_names_all_workers(key, refused, tmp_path):
 
 
 def test_a_colocated_service_may_have_all_its_workers_elsewhere(model, key):
-    """`--colocated 0` takes mixed workers that join; without a place to join at it says nothing."""
+    """`--colocated 0` with `--listen-workers` starts no local worker and accepts mixed workers that join."""
     from twofold.cli.serve.config import service_config
     from twofold.cli.serve.settings import ServeSettings
 

@@ -1,4 +1,4 @@
-"""`twofold serve --launcher ray`: what it takes, and what it refuses in one sentence; it needs no Ray."""
+"""`twofold serve --launcher ray`: workers, resources and rejected flags; the tests need no Ray."""
 
 import subprocess
 import sys
@@ -21,7 +21,7 @@ HEAD = ("--launcher", "ray", "--ray-address", "127.0.0.1:6379")
 
 @pytest.fixture
 def refusal(refused, monkeypatch, tmp_path):
-    """What a command says that ends before any process is started, where no Ray cluster is known."""
+    """Return a function that runs a command without a known Ray cluster and returns its error message."""
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
     return refused
@@ -45,12 +45,12 @@ def refusal(refused, monkeypatch, tmp_path):
     ],
 )
 def test_mistakes_are_one_sentence(refusal, model, flags, sentence):
-    """Before anything is started."""
+    """Invalid flags are reported before any process starts."""
     assert sentence in refusal("serve", model, *flags)
 
 
 def test_a_worker_takes_a_cpu_and_a_gpu_where_it_computes_on_one():
-    """Unless it is said what it takes."""
+    """A worker takes one CPU, and one GPU with `--device cuda`, unless `--ray-resources` is given."""
     assert worker_resources(ServeSettings(launcher="ray", device="cpu")) == {"CPU": 1.0}
     assert worker_resources(ServeSettings(launcher="ray", device="cuda")) == {"CPU": 1.0, "GPU": 1.0}
     given = ServeSettings(launcher="ray", ray_resources="CPU=8,GPU=0.5,nic=1")
@@ -58,7 +58,7 @@ def test_a_worker_takes_a_cpu_and_a_gpu_where_it_computes_on_one():
 
 
 def test_workers_join_by_a_key_and_a_port_of_the_service(model, tmp_path):
-    """The job has all that a node must be told; the key is read only by us."""
+    """The Ray job contains each worker's address, key and resources; the key file is private."""
     flags = ServeSettings(model=str(model), decode=2, **RAY, ray_resources="CPU=3", ray_link_label="rack")
     config = service_config(flags)
     assert config.transport == "curve"
@@ -76,7 +76,7 @@ def test_workers_join_by_a_key_and_a_port_of_the_service(model, tmp_path):
 
 
 def test_the_operators_own_door_is_kept(model, tmp_path):
-    """With --listen-workers other hosts may join too."""
+    """With `--listen-workers` the workers on Ray use the same address as joining hosts."""
     key = tmp_path / "key"
     from twofold.security.key import write_key
 
@@ -88,7 +88,7 @@ def test_the_operators_own_door_is_kept(model, tmp_path):
 
 
 def test_replanning_knows_the_workers_on_ray(model, host):
-    """They are the service's own, wherever they are; not so those that join by themselves."""
+    """Re-planning may start and stop workers on Ray."""
     flags = ServeSettings(model=str(model), **RAY, replan=True, profile=host, slo=Slo(ttft_s=1.0), retire=True)
     replan = service_config(flags).replan
     assert replan.replicas
@@ -96,7 +96,7 @@ def test_replanning_knows_the_workers_on_ray(model, host):
 
 
 def test_without_ray_workers_are_local(model):
-    """And nothing of Ray is imported by the command line."""
+    """The default launcher is local, and the commands do not import Ray."""
     flags = ServeSettings(model=str(model))
     config = service_config(flags)
     same, launcher = launcher_of(flags, config)

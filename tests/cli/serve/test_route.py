@@ -1,4 +1,4 @@
-"""`twofold route`: what is wrong with its flags is one sentence, exit code 2."""
+"""`twofold route` rejects invalid flags in one sentence with exit code 2."""
 
 import json
 from functools import partial
@@ -16,7 +16,7 @@ DECODE = ("--decode", "http://b:8000")
 
 @pytest.fixture
 def refusal(refused, model):
-    """What the command says that ends before it listens."""
+    """Return a function that runs `twofold route` with invalid flags and returns its error message."""
     return partial(refused, "route", "--model", model)
 
 
@@ -41,12 +41,12 @@ def refusal(refused, model):
     ],
 )
 def test_mistakes(refusal, arguments, says):
-    """Each says what would be right."""
+    """Each error names the invalid value or the missing flag."""
     assert says in refusal(*arguments)
 
 
 def test_the_service_that_is_asked_for(model, monkeypatch):
-    """Servers by role, and the key that they ask for, which nobody else sees."""
+    """Servers are named by role; the API key is read from the environment and removed from it."""
     monkeypatch.setenv("TWOFOLD_SERVER_API_KEY", "secret")
     flags = RouteSettings(model=str(model), prefill=("http://a",), decode=("http://b", "http://c"))
     config = route_run.route_config(flags)
@@ -62,13 +62,13 @@ def test_the_service_that_is_asked_for(model, monkeypatch):
 
 @pytest.mark.parametrize("config", [{}, {"vocab_size": -3}, {"vocab_size": "many"}, []])
 def test_a_vocabulary_that_nobody_knows(tmp_path, config):
-    """One sentence, not a traceback."""
+    """A config.json without a valid `vocab_size` is a `ModelError`."""
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(ModelError, match="vocab_size"):
         route_run.vocabulary_of(tmp_path)
 
 
 def test_the_vocabulary_of_a_model_with_parts(tmp_path):
-    """Those that see or hear keep the sizes of their text model apart."""
+    """The vocabulary size of a multimodal model comes from its `text_config`."""
     (tmp_path / "config.json").write_text(json.dumps({"text_config": {"vocab_size": 7}}))
     assert route_run.vocabulary_of(tmp_path) == 7

@@ -1,4 +1,4 @@
-"""`twofold serve` refuses what cannot be served: one sentence, exit code 2."""
+"""`twofold serve` rejects invalid flags and models in one sentence with exit code 2."""
 
 import socket
 import subprocess
@@ -16,12 +16,12 @@ from twofold.serving.worker.torch_parts import check_device, prepare
 
 @pytest.fixture
 def early_refusal(refused, model):
-    """What is said of mistakes that are found before any process is started."""
+    """Return a function that runs `twofold serve` in this process and returns its error message."""
     return partial(refused, "serve", model)
 
 
 def refusal(*arguments):
-    """What a real process says last and how it ends, workers and all."""
+    """Run `twofold serve` in a subprocess, require exit code 2, and return the last line of stderr."""
     command = [sys.executable, "-m", "twofold.cli.main", "serve", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     assert (done.returncode, done.stdout) == (2, ""), done.stderr
@@ -32,7 +32,7 @@ def refusal(*arguments):
 
 
 def unprepared(model, **flags):
-    """What a service says that cannot prepare its workers with these flags, where it is found out."""
+    """Prepare workers with these flags; return the message of the `UserError`."""
     with pytest.raises(UserError) as refused:
         prepare(service_config(ServeSettings(model=str(model), **flags)), lambda _: None)
     said = str(refused.value)
@@ -41,51 +41,51 @@ def unprepared(model, **flags):
 
 
 def test_a_wrong_flag(early_refusal):
-    """The parser's complaint is one sentence too."""
+    """An unknown flag is reported in one sentence that names it."""
     assert "--prefil" in early_refusal("--prefil", "1")
 
 
 def test_a_missing_model_directory(tmp_path, refused):
-    """It says how to get one."""
+    """The error suggests `twofold model create`."""
     assert "twofold model create" in refused("serve", tmp_path / "nowhere")
 
 
 def test_a_directory_that_is_no_model(tmp_path, refused):
-    """What makes it one is named."""
+    """The error names the missing config.json."""
     assert "config.json" in refused("serve", tmp_path)
 
 
 def test_a_port_in_use(early_refusal):
-    """Known before anything slow starts."""
+    """A used HTTP port is reported before any process starts."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         assert f"127.0.0.1:{port}" in early_refusal("--port", str(port))
 
 
 def test_too_little_memory(model):
-    """The sentence says how much one request needs; the process that finds it out and the service both end."""
+    """The error states the minimum KV cache size, and the service exits."""
     said = refusal(model, "--port", "0", "--kv-cache-memory-bytes", "64K")
     assert "--kv-cache-memory-bytes to at least" in said
 
 
 def test_more_memory_than_the_machine_has(model):
-    """Checked against what is available, before allocation."""
+    """A KV cache larger than the machine's memory is reported before its allocation."""
     assert "this machine has" in unprepared(model, kv_cache_memory_bytes=9000 << 30)
 
 
 def test_a_context_longer_than_the_model_s(model):
-    """Positions the model was not made for are refused."""
+    """`--max-model-len` above the model's context length is an error."""
     assert "more than the model's" in unprepared(model, max_model_len=1_000_000)
 
 
 def test_a_model_that_cannot_be_divided(model):
-    """The sentence says what does not divide, and among how many."""
+    """The error states the number of KV heads and the tensor parallelism."""
     said = unprepared(model, decode_tp=4)
     assert "2 key-value heads, which 4 tensor ranks (TP4 PP1) cannot share evenly" in said
 
 
 def test_a_device_that_is_not_there(model):
-    """A torch without CUDA says so before a worker is started."""
+    """An unknown device is an error, and so is CUDA without CUDA support in torch."""
     check_device("cpu")
     for device in ("tpu", "meta", "gpu:zero"):
         with pytest.raises(ConfigurationError, match="cpu, cuda or cuda:N"):
@@ -125,7 +125,7 @@ def test_a_device_that_is_not_there(model):
     ],
 )
 def test_flags_that_cannot_be(early_refusal, flags):
-    """Each is refused before anything starts."""
+    """The error names the invalid flag before any process starts."""
     assert flags[0] in early_refusal(*flags)
 
 
@@ -138,7 +138,7 @@ def test_flags_that_cannot_be(early_refusal, flags):
     ],
 )
 def test_wrong_telemetry(early_refusal, flag, value, right):
-    """It says what would be right."""
+    """The error lists valid values or shows a valid example."""
     said = early_refusal(flag, value)
     assert repr(value) in said
     assert right in said

@@ -1,4 +1,4 @@
-"""`twofold serve --engine vllm` refuses what vLLM does in its own way, and what is not installed."""
+"""`twofold serve --engine vllm` rejects flags of the built-in engine, and fails without vLLM."""
 
 from functools import partial
 from importlib.util import find_spec
@@ -8,7 +8,7 @@ import pytest
 
 @pytest.fixture
 def refusal(refused, model):
-    """What is said before any process is started."""
+    """Return a function that runs `twofold serve --engine vllm` and returns its error message."""
     return partial(refused, "serve", model, "--engine", "vllm")
 
 
@@ -26,11 +26,11 @@ def refusal(refused, model):
     ids=lambda flags: flags[0],
 )
 def test_flags_of_our_own_scheduler_and_pool(flags, refusal):
-    """They would change nothing."""
+    """Flags of the built-in scheduler and KV pool are errors with vLLM."""
     assert f"{flags[0]} needs --engine torch" in refusal(*flags)
 
 
 @pytest.mark.skipif(find_spec("vllm") is not None, reason="vLLM is installed")
 def test_vllm_that_is_not_installed(refusal):
-    """It says what to install."""
+    """The error contains the pip command that installs vLLM."""
     assert "pip install 'twofold[vllm]'" in refusal()

@@ -1,4 +1,4 @@
-"""`twofold simulate --controllers`, `--reports-every`, `--cells`: what they mean, and what they refuse."""
+"""`twofold simulate` with `--controllers`, `--reports-every` and `--cells`: their effect, and invalid values."""
 
 import msgspec
 import pytest
@@ -25,7 +25,7 @@ def invoke(*arguments):
 
 
 def test_flags_come_to_be_part_of_the_cluster():
-    """And nothing of them where none is given."""
+    """The cluster spec in the report contains these flags, and neither field without them."""
     flags = ("--router", "cells:jsq", "--cells", 2, "--controllers", 3, "--reports-every", 0.5)
     report = msgspec.json.decode(invoke(*RUN, *flags, "--own-load", "sent", "--report-delay", 0.1).stdout)
     assert report["counts"]["completed"] == 40
@@ -40,7 +40,7 @@ def test_flags_come_to_be_part_of_the_cluster():
 
 
 def test_a_flag_overrides_the_file_and_keeps_the_rest(tmp_path):
-    """A file has the whole of it."""
+    """`--reports-every` changes one field of the file's `control` section."""
 
     def spec(cluster=CLUSTER, model="llama2-70b", **flags):
         settings = SimulateSettings(workload="azure-conv", cluster=str(cluster), model=model, **flags)
@@ -67,14 +67,14 @@ def test_a_flag_overrides_the_file_and_keeps_the_rest(tmp_path):
     ],
 )
 def test_mistakes_are_one_sentence(flags, reason):
-    """Each says what would be right."""
+    """Each error names the invalid flag and its valid values."""
     error = invoke(*RUN, *flags).exception
     assert isinstance(error, ConfigurationError)
     assert reason in str(error)
 
 
 def test_a_file_that_says_what_nobody_knows_is_refused():
-    """With what is known."""
+    """The error names the invalid value or the unknown field of the file."""
     said = f"{dump_cluster(parse_cluster(CLUSTER, model='llama2-70b'))}control: {{own_load: guessed}}\n"
     with pytest.raises(ConfigurationError, match="guessed' is not one of followed, sent, ignored"):
         read_cluster(said, "cluster.yaml")

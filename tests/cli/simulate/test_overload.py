@@ -1,4 +1,4 @@
-"""`twofold simulate --overload`: what it prints, what it says in JSON, and what it refuses."""
+"""`twofold simulate --overload`: table, JSON report and invalid flags."""
 
 import msgspec
 import pytest
@@ -22,7 +22,7 @@ def invoke(*arguments):
 
 
 def test_refusals_are_in_the_json_and_nowhere_without_the_flag():
-    """By reason; with the loads of the two phases and how they go together."""
+    """The JSON counts rejections by reason and has the loads of both phases; without `--overload` it has neither."""
     report = msgspec.json.decode(invoke(*RUN, *SLO, "--overload", "early", "--json").stdout)
     overload = report["overload"]
     assert overload["rule"] == "early"
@@ -33,7 +33,7 @@ def test_refusals_are_in_the_json_and_nowhere_without_the_flag():
 
 
 def test_refusals_are_printed():
-    """With what was prefilled in vain."""
+    """The table shows rejections, wasted prefills and the correlation of loads."""
     shown = invoke(*RUN, *SLO, "--overload", "baseline").stdout
     assert "Overload control" in shown
     assert "Wasted prefill" in shown
@@ -49,7 +49,7 @@ def test_refusals_are_printed():
     ],
 )
 def test_mistakes_are_one_sentence(flags, reason):
-    """Each says what would be right."""
+    """Each error names the missing SLO bounds or the unknown rule."""
     error = invoke(*RUN, *flags).exception
     assert isinstance(error, ConfigurationError)
     assert reason in str(error)

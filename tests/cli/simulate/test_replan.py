@@ -1,4 +1,4 @@
-"""`twofold simulate --replan`: what it prints, what it says in JSON, and what it refuses."""
+"""`twofold simulate --replan`: table, JSON report and invalid flags."""
 
 import random
 
@@ -24,7 +24,7 @@ def invoke(*arguments):
 
 @pytest.fixture(scope="module")
 def step(tmp_path_factory):
-    """A trace in which prompts give way to outputs after a minute and a half."""
+    """Return a trace that changes after 90 s from long prompts to long outputs."""
     draw, now, requests = random.Random(0), 0.0, []
     while (now := now + draw.expovariate(8.0 if now < 90 else 14.0)) < 150.0:
         mean = (1500, 40) if now < 90 else (400, 200)
@@ -36,7 +36,7 @@ def step(tmp_path_factory):
 
 
 def test_the_log_is_in_the_json_and_nowhere_without_the_flag(step):
-    """Each decision in numbers and as a sentence."""
+    """The JSON contains each decision as data and as text; without `--replan` it has none."""
     report = msgspec.json.decode(invoke(step, *CLUSTER, *SLO, "--replan", "--json").stdout)
     (entry,) = report["replanning"]
     assert entry["decision"]["outcome"] == "move"
@@ -46,7 +46,7 @@ def test_the_log_is_in_the_json_and_nowhere_without_the_flag(step):
 
 
 def test_the_log_is_printed(step):
-    """Below the tables; a run without a shift says so."""
+    """The decisions follow the tables; a run without a traffic shift states that."""
     shown = invoke(step, *CLUSTER, *SLO, "--replan", "--search-time", 1).stdout
     assert "Re-planning" in shown
     assert "becomes decode" in shown
@@ -55,7 +55,7 @@ def test_the_log_is_printed(step):
 
 
 def test_spare_machines_are_pools_of_their_own(step):
-    """They can be started, and what is not needed retires."""
+    """`--spare` adds an idle pool that re-planning may start."""
     report = msgspec.json.decode(invoke(step, *CLUSTER, *SLO, "--replan", "--spare", 2, "--json").stdout)
     assert [pool["machines"] for pool in report["pools"]] == [3, 1, 2]
     assert report["replanning"]
@@ -74,7 +74,7 @@ def test_spare_machines_are_pools_of_their_own(step):
     ],
 )
 def test_mistakes_are_one_sentence(flags, says):
-    """Before anything runs."""
+    """Each error names the invalid flag before the simulation starts."""
     result = invoke("azure-conv", "--rate", 2, "--duration", 5, *CLUSTER, *flags)
     assert isinstance(result.exception, ConfigurationError)
     assert says in str(result.exception)

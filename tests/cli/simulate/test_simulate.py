@@ -1,4 +1,4 @@
-"""`twofold simulate` runs a workload on a cluster, prints and writes what is asked, and refuses in one sentence."""
+"""`twofold simulate` prints tables or JSON, writes its output files, and rejects invalid arguments."""
 
 import gc
 import signal
@@ -42,14 +42,14 @@ def names(folder):
 
 
 def test_tables_say_what_users_would_feel():
-    """Latencies with model errors, rates, energy, price, and the verdict."""
+    """The tables show latencies with model errors, rates, energy, price and the verdict."""
     shown = run(*SMALL, *CLUSTER, "--slo", "splitwise").stdout
     for expected in ("TTFT", "model error", "±", "requests/s", "kWh", "per hour", "utilization", "verdict"):
         assert expected in shown
 
 
 def test_json_is_everything_and_repeats():
-    """Equal flags give equal numbers, apart from the CPU time they took; another seed gives others."""
+    """Equal seeds give equal reports except for CPU time; another seed gives other latencies."""
     first, again, other = simulated(), simulated(), simulated("--seed", 1)
     for report in (first, again, other):
         report.pop("cpu_s")
@@ -65,7 +65,7 @@ def test_json_is_everything_and_repeats():
 
 
 def test_flags_reach_the_simulation():
-    """A hand-off over a thin link takes longer; a lost instance comes back."""
+    """A slower link lengthens hand-offs, and `--fail` adds a failure to the cluster spec."""
     quick, slow = (simulated("--handoff", "serialized"), simulated("--handoff", "serialized", "--link-gb-per-s", 1))
     assert slow["latencies_s"]["transfer_s"]["p50"] > 2 * quick["latencies_s"]["transfer_s"]["p50"]
     report = simulated("--fail", "decode-0@5+5")
@@ -73,7 +73,7 @@ def test_flags_reach_the_simulation():
 
 
 def test_an_slo_in_seconds_is_judged():
-    """The joint share of requests against the attainment that is asked for."""
+    """The verdict compares joint SLO attainment with `--attainment`."""
     verdict = simulated("--slo", "ttft=10,tpot=1", "--attainment", 0.5)["verdict"]
     assert verdict["met"]
     assert verdict["checks"][0]["bound"] == 0.5
@@ -81,7 +81,7 @@ def test_an_slo_in_seconds_is_judged():
 
 
 def test_every_file_is_written(tmp_path):
-    """A page, a table of requests, a trace for the browser and a log, and nothing besides."""
+    """The run writes an HTML page, a Parquet table, a Chrome trace and an event log, and no other file."""
     files = {
         "--html": "page.html",
         "--requests-table": "requests.parquet",
@@ -95,7 +95,7 @@ def test_every_file_is_written(tmp_path):
 
 
 def test_a_trace_is_replayed(tmp_path):
-    """A file instead of a name, at its own times."""
+    """The workload is a trace file, replayed with its own arrival times."""
     path = tmp_path / "trace.jsonl"
     write_trace([ask(index, index * 0.5) for index in range(10)], path, FORMATS["twofold"])
     report = msgspec.json.decode(run(path, *CLUSTER, "--model", "bloom-176b", "--json").stdout)
@@ -118,7 +118,7 @@ main()
 
 
 def test_ctrl_c_leaves_no_half_file(tmp_path):
-    """A process that is interrupted while it writes four files leaves none of them, under no name."""
+    """A simulation interrupted by Ctrl-C while it writes four files leaves no file and exits with 130."""
     endless = ("azure-conv", "--rate", 40, "--duration", 1e6, "--model", "bloom-176b", *CLUSTER)
     command = [sys.executable, "-c", START, "simulate", *map(str, (*endless, *outputs(tmp_path)))]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
@@ -134,7 +134,7 @@ def test_ctrl_c_leaves_no_half_file(tmp_path):
 
 
 def test_a_bad_line_leaves_no_half_file(tmp_path):
-    """The sentence names the line; only the trace itself is still there."""
+    """An invalid line of the trace is an error with the file name, and no output file remains."""
     path = tmp_path / "trace.jsonl"
     write_trace([ask(index, float(index)) for index in range(20)], path, FORMATS["twofold"])
     path.write_text(path.read_text() + "{")
@@ -176,7 +176,7 @@ def test_a_bad_line_leaves_no_half_file(tmp_path):
     ],
 )
 def test_mistakes_are_one_sentence(arguments, words):
-    """Each says what was wrong."""
+    """Each `UserError` is one line and names the invalid value."""
     error = invoke(*arguments).exception
     assert isinstance(error, UserError), repr(error)
     assert words in str(error)
@@ -184,7 +184,7 @@ def test_mistakes_are_one_sentence(arguments, words):
 
 
 def test_what_is_read_is_not_written_over(tmp_path):
-    """The trace and the cluster's file stay as they are."""
+    """An output path equal to the trace or the cluster file is an error, and the file stays unchanged."""
     trace, cluster = tmp_path / "t.jsonl", tmp_path / "c.yaml"
     trace.write_text("".join(_lines([0, 1])))
     cluster.write_text("model: bloom-176b\npools: [{machines: 1, machine: h100, role: mixed}]\n")
@@ -196,14 +196,14 @@ def test_what_is_read_is_not_written_over(tmp_path):
 
 
 def test_a_mistake_is_not_noted_beside_the_error():
-    """The reference that nobody asked for has the same mistake: it is said once."""
+    """An invalid `--performance` is reported once: the reference simulation adds no second message."""
     found = invoke(*SMALL, *CLUSTER, "--performance", "guess")
     assert isinstance(found.exception, UserError)
     assert found.stderr == ""
 
 
 def test_an_empty_trace_and_times_out_of_order_are_refused(tmp_path):
-    """As everywhere: the file, the line and the reason."""
+    """The errors state that the trace is empty or that its arrival times decrease."""
     empty = tmp_path / "empty.jsonl"
     empty.write_text("")
     assert "the file is empty" in str(invoke(empty, *CLUSTER, "--model", "bloom-176b").exception)
@@ -218,7 +218,7 @@ def _lines(milliseconds):
 
 
 def test_weights_that_do_not_fit_are_refused(tmp_path):
-    """One H100 does not hold 352 GB."""
+    """BLOOM-176B with tensor parallelism 1 on an H100 is an error that names the model."""
     config = tmp_path / "cluster.yaml"
     config.write_text(
         "model: bloom-176b\npools:\n- {machines: 1, machine: dgx-h100, role: mixed, tensor_parallel: 1}\n"
@@ -236,7 +236,7 @@ def test_the_command_starts_light():
 
 
 def test_prompts_reuse_what_machines_keep(tmp_path):
-    """With --kv-cache, where a trace names blocks; a room that is none is refused."""
+    """With `--kv-cache`, the report counts reused prefix blocks; an invalid cache size is an error."""
     trace = tmp_path / "talk.jsonl"
     line = '{{"timestamp": {}, "input_length": 2048, "output_length": 2, "hash_ids": [0, 1, 2, {}]}}\n'
     trace.write_text("".join(line.format(1000 * i, 10 + i) for i in range(4)))

@@ -16,7 +16,7 @@ def catalog():
 
 @pytest.fixture(scope="session")
 def make_problem(catalog):
-    """Returns a problem; `router` and `slo` are as flags give them, the rest is of the workload."""
+    """Return a function that makes a problem from an SLO and a router, as given by flags, and workload arguments."""
 
     def problem(slo="ttft=2,tpot=0.1", router="splitwise", workload="azure-conv", model="bloom-176b", **more):
         arguments = {"duration_s": 10.0, "min_requests": 50} | more

@@ -37,7 +37,7 @@ def test_bound_is_monotone_and_suggestions_suffice(make_problem):
 
 
 def test_fixed_pools_are_bounded_by_their_own_phase(make_problem):
-    """A hundred decode machines do not help one prefill machine, unless the router lets them."""
+    """Decode machines do not raise the bound of a full prefill pool, unless the router moves machines between pools."""
     fixed, pooled = make_problem(router="jsq-pending"), make_problem(router="splitwise")
     kind = fixed.kind("h100")
     lopsided = Design(family=Family(kinds=(kind, kind)), counts=(1, 100))

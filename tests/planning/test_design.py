@@ -1,11 +1,11 @@
-"""A design is a family and counts; what it takes is the sum of its machines."""
+"""Names and totals of designs."""
 
 from support.analytic_cluster import COLOCATED, FAST, SPLIT, design
 from twofold.planning.design import Family
 
 
 def test_a_design_adds_up_its_machines():
-    """Dollars and watts of both kinds."""
+    """Price and power are sums over the machines of both kinds."""
     one = design(2, 3)
     assert (one.machines, one.price_per_h, one.tdp_w) == (5, 2 * 38 + 3 * 17.6, 2 * 10_200 + 3 * 6_500)
 

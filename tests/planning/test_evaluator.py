@@ -1,4 +1,4 @@
-"""Stored evaluations are reused."""
+"""The evaluator reuses stored evaluations."""
 
 import asyncio
 import sqlite3
@@ -40,7 +40,7 @@ def test_evaluations_round_trip(tmp_path):
 
 
 def test_a_second_plan_simulates_nothing(tmp_path):
-    """It finds the same, from the store alone."""
+    """The second plan is equal and uses stored evaluations only."""
     with SqliteStore(tmp_path / "plan.sqlite") as store:
         first, _ = planned(store, InlineExecutor())
         second, again = planned(store, InlineExecutor())
@@ -77,7 +77,7 @@ def test_equal_trials_run_once():
 
 
 def test_a_file_that_is_no_store_is_refused(tmp_path):
-    """Text, a directory, and a store of a later layout: each by name."""
+    """The error names the path of a text file, a directory, or a store with a newer layout."""
     text, later = tmp_path / "text", tmp_path / "later"
     text.write_text("not a database, though long enough to be looked at " * 20)
     sqlite3.connect(later).execute("PRAGMA user_version=99").connection.close()
@@ -87,7 +87,7 @@ def test_a_file_that_is_no_store_is_refused(tmp_path):
 
 
 def test_a_broken_row_is_explained(tmp_path):
-    """Not a traceback from a decoder."""
+    """A corrupt row is a configuration error."""
     with SqliteStore(tmp_path / "plan.sqlite") as store:
         store.put("a", "a", AnalyticCluster().judged(design(1, 1), 1.0))
         store._database.execute("UPDATE evaluations SET evaluation = '{'")
@@ -96,7 +96,7 @@ def test_a_broken_row_is_explained(tmp_path):
 
 
 def test_a_database_of_something_else_is_left_alone(tmp_path):
-    """Nothing is written into it."""
+    """A SQLite database of another program is an error and stays unchanged."""
     path = tmp_path / "mine.sqlite"
     with sqlite3.connect(path) as database:
         database.execute("CREATE TABLE mine (x)")

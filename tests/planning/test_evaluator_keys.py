@@ -1,4 +1,4 @@
-"""A key changes with everything that decides a result, and with nothing else."""
+"""Evaluation keys differ if and only if an input of the simulation differs."""
 
 import msgspec
 import pytest
@@ -21,7 +21,7 @@ def replaced(problem, name, **changes):
 
 
 def test_equal_problems_have_equal_keys(make_problem):
-    """Also when made twice, with a catalog loaded twice."""
+    """Two problems with the same values have the same key."""
     assert key(make_problem()) == key(make_problem())
 
 
@@ -39,12 +39,12 @@ def test_equal_problems_have_equal_keys(make_problem):
     ],
 )
 def test_each_part_of_the_problem_counts(make_problem, change):
-    """One at a time."""
+    """A change of any single field changes the key."""
     assert key(make_problem(**change)) != key(make_problem())
 
 
 def test_the_trial_counts(make_problem):
-    """Counts, rate and machines."""
+    """Machine counts, rate and machine type change the key."""
     problem = make_problem()
     keys = [key(problem), key(problem, counts=(3, 2)), key(problem, rate=6.0), key(problem, machine="a100")]
     assert len(set(keys)) == 4
@@ -60,6 +60,6 @@ def test_catalog_figures_change_the_key(make_problem):
 
 
 def test_an_attainment_counts(make_problem):
-    """It decides the verdict and when a run is hopeless."""
+    """The required attainment changes the key."""
     problem = make_problem()
     assert key(msgspec.structs.replace(problem, attainment=0.99)) != key(problem)

@@ -1,4 +1,4 @@
-"""A trial is simulated until its verdict is certain, and not longer."""
+"""Simulated trials stop once their verdict is certain."""
 
 import pytest
 
@@ -18,7 +18,7 @@ def split(problem, *counts):
 @pytest.mark.parametrize("slo", ["splitwise", "ttft=1,tpot=0.06", "tpot=0.05"])
 @pytest.mark.parametrize("rate", [3.0, 6.0, 9.0, 14.0, 30.0])
 def test_an_early_end_never_changes_the_verdict(make_problem, slo, rate):
-    """The same run, whole, says the same."""
+    """A trial that stops early has the verdict of the complete simulation."""
     problem = make_problem(slo, duration_s=40.0)
     trial = Trial(split(problem, 2, 2), rate)
     told = simulate_trial(problem, trial).evaluation
@@ -37,7 +37,7 @@ def test_an_early_end_never_changes_the_verdict(make_problem, slo, rate):
 
 
 def test_overload_ends_early(make_problem):
-    """Ten times too much: a small part of the run shows it."""
+    """A trial at a rate far above capacity stops before all requests are simulated."""
     problem = make_problem("ttft=1,tpot=0.06", duration_s=60.0)
     told = simulate_trial(problem, Trial(split(problem, 1, 1), 60.0)).evaluation
     assert told.stopped
@@ -54,7 +54,7 @@ def test_bound_by_names_the_limiting_phase(make_problem, slo):
 
 
 def test_without_bounds_on_either_phase_the_busier_pool_tells(make_problem):
-    """An SLO on the whole time only."""
+    """With an E2E bound only, the limiting phase is the phase of the busier pool."""
     problem = make_problem("e2e=20", router="jsq-pending", duration_s=30.0)
     assert simulate_trial(problem, Trial(split(problem, 8, 1), 12.0)).evaluation.bound_by is Phase.DECODE
 
@@ -67,14 +67,14 @@ def test_slo_in_seconds_checks_each_latency(make_problem):
 
 
 def test_a_trial_that_nobody_waits_for_ends(make_problem):
-    """Within a moment, without a result."""
+    """A cancelled trial raises TrialAbandoned."""
     problem = make_problem(duration_s=600.0)
     with pytest.raises(TrialAbandoned):
         simulate_trial(problem, Trial(split(problem, 2, 2), 6.0), lambda: True)
 
 
 def test_a_run_is_hopeless_once_too_many_have_missed():
-    """Of ten requests, two misses are too many for 90%; one is not."""
+    """At 90% attainment of ten requests, one miss is allowed and two are not."""
 
     class Counts:
         rejected = failed = 0

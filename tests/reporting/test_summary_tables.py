@@ -1,4 +1,4 @@
-"""Tables show every number once, with a unit that reads well."""
+"""Tables of run summaries: units, rows and columns."""
 
 import io
 
@@ -28,13 +28,13 @@ def drawn(table):
 
 
 def cells(text, label):
-    """The cells of the row that starts with a label."""
+    """Return the cells of the row that starts with a label."""
     (line,) = [line for line in text.splitlines() if line.strip("│ ").startswith(label)]
     return [cell.strip() for cell in line.strip("│┃ ").split("│")]
 
 
 def test_units():
-    """Milliseconds below a second, seconds above, a dash for nothing."""
+    """Durations below a second are in milliseconds, longer ones in seconds, and None is a dash."""
     assert seconds(0.00123) == "1.23 ms"
     assert seconds(0.25) == "250.0 ms"
     assert seconds(1.5) == "1.50 s"
@@ -43,7 +43,7 @@ def test_units():
 
 
 def test_one_run():
-    """Latencies, counts, the reasons of failures, the SLO and the caller's notes are all there."""
+    """The table shows latencies, counts, failure reasons, SLO attainment and additional rows of the caller."""
     text = drawn(summary_table(run_of(1.5, failed=1), "a title", {"Send lag P99": "2 ms"}))
     assert "a title" in text
     assert cells(text, "TTFT ")[1:3] == ["1.50 s", "1.50 s"]
@@ -55,7 +55,7 @@ def test_one_run():
 
 
 def test_runs_side_by_side():
-    """One column per run, in the order given."""
+    """The comparison table has one column per run in the given order."""
     text = drawn(comparison_table({"split": run_of(0.2), "colocated": run_of(2.0, failed=1)}))
     assert cells(text, "TTFT P99") == ["TTFT P99", "200.0 ms", "2.00 s"]
     assert cells(text, "SLO attainment")[1:] == ["100.0%", "0.0%"]
@@ -63,6 +63,6 @@ def test_runs_side_by_side():
 
 
 def test_an_empty_run_draws():
-    """Nothing measured is a table of dashes."""
+    """A run without requests gives a table of dashes."""
     text = drawn(summary_table(summarize([])))
     assert cells(text, "TTFT")[1:] == ["-"] * 5

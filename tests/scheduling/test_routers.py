@@ -1,4 +1,4 @@
-"""Routers and the cluster accounts they decide by."""
+"""Routers and the load totals that their decisions use."""
 
 from functools import partial
 
@@ -13,7 +13,7 @@ from twofold.scheduling.routers import FIXED_ROLE_ROUTERS, ROUTERS
 
 
 def test_jsq_joins_the_shortest_queue_of_each_phase():
-    """Fewest pending prompt tokens for prefill, least memory reserved for decode."""
+    """`jsq` picks the fewest pending prompt tokens for prefill and the fewest reserved tokens for decode."""
     known = pools(
         load("p0", pending_prefill_tokens=50),
         load("p1", pending_prefill_tokens=20),
@@ -24,7 +24,7 @@ def test_jsq_joins_the_shortest_queue_of_each_phase():
 
 
 def test_the_other_join_the_shortest_queues_count_what_their_name_says():
-    """Pending tokens, or requests, for both phases."""
+    """`jsq-pending` compares pending tokens and `jsq-requests` compares requests, in both phases."""
     known = pools(
         load("p0", pending_prefill_tokens=50, requests=1),
         load("p1", pending_prefill_tokens=20, requests=2),
@@ -36,14 +36,14 @@ def test_the_other_join_the_shortest_queues_count_what_their_name_says():
 
 
 def test_ties_go_to_the_instance_that_joined_first():
-    """Equal inputs, equal decisions."""
+    """Equal loads give equal decisions."""
     known = pools(load("p1"), load("p0"), load("d1"), load("d0"))
     assert ROUTERS["jsq"]().route(request(), 109, known, 0.0) == Route("p1", "d1")
 
 
 @pytest.mark.parametrize("router", sorted(ROUTERS))
 def test_a_mixed_instance_keeps_both_phases(router):
-    """Nothing travels where nothing has to."""
+    """A request on a mixed instance decodes where it was prefilled, without a hand-off."""
     made = cluster([Role.MIXED, Role.MIXED] if router in FIXED_ROLE_ROUTERS else [Role.MIXED], router)
     placement = made.place(request(), 0.0)
     assert placement is not None
@@ -53,7 +53,7 @@ def test_a_mixed_instance_keeps_both_phases(router):
 
 @pytest.mark.parametrize("router", FIXED_ROLE_ROUTERS)
 def test_a_mixed_instance_decodes_for_a_prefill_instance(router):
-    """Where there is no decode instance."""
+    """Without a decode instance, a mixed instance decodes."""
     placement = cluster([Role.PREFILL, Role.MIXED], router).place(request(), 0.0)
     assert placement is not None
     assert placement.route == Route("prefill-0", "mixed-1")
@@ -61,19 +61,19 @@ def test_a_mixed_instance_decodes_for_a_prefill_instance(router):
 
 @pytest.mark.parametrize("router", FIXED_ROLE_ROUTERS)
 def test_no_route_without_both_phases(router):
-    """A service without a decode instance cannot take requests."""
+    """A cluster with one phase only rejects every request."""
     for roles in ([], [Role.PREFILL], [Role.DECODE]):
         assert cluster(roles, router).place(request(), 0.0) is None
 
 
 def test_no_route_where_there_is_nobody():
-    """The routers that make do with any instance need one."""
+    """Routers that may change roles reject requests in an empty cluster."""
     for router in ("splitwise", "splitwise-sim"):
         assert cluster([], router).place(request(), 0.0) is None
 
 
 def test_a_lost_instance_gives_back_the_requests_it_held():
-    """Those whose KV cache has left are lost with their decode instance only."""
+    """A prefill instance loses the requests whose hand-off is incomplete, a decode instance all of its requests."""
     made = cluster([Role.PREFILL, Role.DECODE])
     for name in "abc":
         made.place(request(name), 0.0)
@@ -86,7 +86,7 @@ def test_a_lost_instance_gives_back_the_requests_it_held():
 
 
 def test_what_is_said_about_requests_of_a_lost_instance_does_no_harm():
-    """Late messages about them are ordinary, and what is left of the cluster keeps its balance."""
+    """Late events of lost or unknown requests are ignored, and the remaining loads return to zero."""
     made = cluster([Role.PREFILL, Role.PREFILL, Role.DECODE])
     for name in "ab":
         made.place(request(name), 0.0)
@@ -102,7 +102,7 @@ def test_what_is_said_about_requests_of_a_lost_instance_does_no_harm():
 
 
 def test_memory_is_counted_where_the_kv_cache_is():
-    """The prompt's where it is prefilled until it is handed off, all of it where it decodes until the end."""
+    """Prefill reserves the prompt until its hand-off ends; decode reserves prompt and output until the request ends."""
     made = cluster([Role.PREFILL, Role.DECODE])
     made.place(request("a", prompt=100, output=10), 0.0)
     prefill, decode = made.pools
@@ -114,7 +114,7 @@ def test_memory_is_counted_where_the_kv_cache_is():
 
 
 def test_a_request_that_no_instance_could_ever_hold_is_refused():
-    """It would wait for ever, and others behind it."""
+    """Every router rejects a request that exceeds the KV capacity of each instance, because it could never start."""
     for router in sorted(ROUTERS):
         made = cluster([Role.PREFILL, Role.DECODE], router, capacity_tokens=100)
         assert made.place(request("a", prompt=60, output=41), 0.0) is not None, router
@@ -122,7 +122,7 @@ def test_a_request_that_no_instance_could_ever_hold_is_refused():
 
 
 def test_a_prompt_that_its_prefill_instance_could_never_hold_is_refused():
-    """The decode instance may be a larger one."""
+    """A prompt is rejected if it exceeds the KV capacity of the prefill instance, even if decode has more."""
     made = cluster([], "jsq")
     made.add_instance("p", Role.PREFILL, 50)
     made.add_instance("d", Role.DECODE, 1000)
@@ -131,7 +131,7 @@ def test_a_prompt_that_its_prefill_instance_could_never_hold_is_refused():
 
 @pytest.mark.parametrize("router", ["splitwise", "splitwise-sim"])
 def test_a_refused_request_moves_no_instance(router):
-    """It brings no work that an instance would have to change its pool for."""
+    """Rejecting a request changes no role."""
     made = cluster([Role.PREFILL, Role.DECODE], router, capacity_tokens=100)
     assert made.place(request("a", prompt=60, output=42), 0.0) is None
     assert [each.role for each in made.pools] == [Role.PREFILL, Role.DECODE]
@@ -144,7 +144,7 @@ placed = st.lists(st.tuples(st.integers(1, 500), st.integers(1, 50), st.integers
 @settings(max_examples=300)
 @given(st.sampled_from(sorted(ROUTERS)), st.sampled_from([None, 600, 2000]), placed, st.randoms(use_true_random=False))
 def test_loads_return_to_zero_when_all_requests_end(router, capacity, sizes, draw):
-    """Whatever is placed and however it ends, the accounts balance, and every instance is back in its pool."""
+    """After any sequence of events, all loads are zero and every instance has its initial role."""
     made = cluster([Role.PREFILL, Role.PREFILL, Role.DECODE, Role.DECODE], router, capacity_tokens=capacity)
     for number, (prompt, output, progress) in enumerate(sizes):
         for each in made.pools:

@@ -44,7 +44,7 @@ def run(control=msgspec.UNSET, requested=None, **change):
 
 
 def routed(control=msgspec.UNSET, requested=None, **change):
-    """Each request with its instances and the moments of its life."""
+    """Return prefill instance, decode instance and moments of each request."""
     ended = Ended()
     spec = msgspec.structs.replace(SPLIT, control=control, **change)
     simulate(spec, requested or requests(), catalog=CATALOG, observers=[ended])
@@ -66,7 +66,7 @@ def test_current_reports_give_the_decisions_of_one_controller(control):
 
 
 def test_late_reports_cause_herding():
-    """Counting own requests and drawing two instances reduce it."""
+    """Counting own requests reduces herding, and so does the power of two choices."""
     late = ControlSpec(reports_every_s=1.0, own_load=OwnLoad.IGNORED)
     known, herding = run(), run(late)
     assert herding.ttft_s.percentile(50) > 2.5 * known.ttft_s.percentile(50)
@@ -102,7 +102,7 @@ def test_every_request_ends_and_runs_are_repeatable(router):
 
 @pytest.mark.parametrize("cells", [2, 4])
 def test_cells_divide_the_instances_of_each_role(cells):
-    """The first ones of each in the first cell, and no request in two."""
+    """Instances of each role are assigned to cells in order, and both phases of a request run in one cell."""
 
     def cell(instance):
         role, _, number = instance.partition("-")

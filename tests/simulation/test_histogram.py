@@ -1,4 +1,4 @@
-"""Histogram: exact counts and sums, values to one part in two thousand."""
+"""Latency histograms: exact counts and sums, values with a relative error of at most 1/2,000."""
 
 import math
 import pickle
@@ -42,7 +42,7 @@ def test_count_sum_and_extremes_are_exact(pairs):
 
 @given(samples)
 def test_every_value_is_counted_in_the_bucket_that_holds_it(numbers):
-    """Buckets are named by the lowest value in them and come in rising order."""
+    """A bucket's name is its lowest value, and buckets are in rising order."""
     tally = Tally()
     for number in numbers:
         tally.add(number)
@@ -55,7 +55,7 @@ def test_every_value_is_counted_in_the_bucket_that_holds_it(numbers):
 
 @given(st.integers(0, 10**13), st.integers(0, 10**7), st.integers(0, 400), weights)
 def test_a_ramp_equals_its_terms(first, step, count, weight):
-    """A ramp leaves the same histogram as its terms added one by one."""
+    """Adding a ramp equals adding its terms one by one."""
     ramp, single = Tally(), Tally()
     ramp.add_ramp(first, step, count, weight)
     for i in range(count):
@@ -64,7 +64,7 @@ def test_a_ramp_equals_its_terms(first, step, count, weight):
 
 
 def test_a_ramp_costs_by_bucket_not_by_term():
-    """A billion equal gaps, or a billion slowly growing ones, take no longer than a few."""
+    """Adding a ramp of a billion terms takes as long as adding a short one."""
     tally = Tally()
     tally.add_ramp(30_000_000, 0, 10**9)
     tally.add_ramp(30_000_000, 1, 10**9)
@@ -75,20 +75,20 @@ def test_a_ramp_costs_by_bucket_not_by_term():
 
 @given(samples, st.floats(0, 100))
 def test_percentiles_agree_with_numpy(numbers, p):
-    """Interpolated as numpy does, and no further off than half a bucket."""
+    """Percentiles equal numpy's interpolated ones to half a bucket."""
     expected = float(np.percentile(np.array(numbers, dtype=float), p))
     assert histogram_of(numbers).percentile(p) == pytest.approx(expected, rel=PRECISION * 1.001, abs=1e-9)
 
 
 @given(st.lists(st.integers(0, 2_047), min_size=1), st.floats(0, 100))
 def test_small_values_have_exact_percentiles(numbers, p):
-    """Below 2,048 every value has its own bucket."""
+    """Values below 2,048 have their own buckets."""
     assert histogram_of(numbers).percentile(p) == pytest.approx(float(np.percentile(numbers, p)), rel=1e-12)
 
 
 @given(samples)
 def test_the_ends_are_exact(numbers):
-    """The 0th and the 100th percentile are the least and the greatest value themselves."""
+    """The 0th and the 100th percentile are the exact minimum and maximum."""
     histogram = histogram_of(numbers, unit=1e-9)
     assert histogram.percentile(0) == pytest.approx(histogram.minimum, rel=1e-15)
     assert histogram.percentile(100) == pytest.approx(histogram.maximum, rel=1e-15)
@@ -96,14 +96,14 @@ def test_the_ends_are_exact(numbers):
 
 @given(st.lists(st.integers(0, 2_047), min_size=1), st.integers(0, 2_100))
 def test_the_fraction_at_most_is_exact_for_small_values(numbers, bound):
-    """A bound counts the values equal to it."""
+    """The fraction includes values equal to the bound."""
     expected = sum(number <= bound for number in numbers) / len(numbers)
     assert histogram_of(numbers).fraction_at_most(bound) == pytest.approx(expected)
 
 
 @given(samples, values)
 def test_the_fraction_at_most_is_bounded_by_whole_buckets(numbers, bound):
-    """A bucket that the bound divides counts somewhere between none and all of it."""
+    """A bucket that contains the bound counts between none and all of its values."""
     wide = (bound + 1) * (1 + 2**-10)
     narrow = bound * (1 - 2**-10) - 1
     fraction = histogram_of(numbers).fraction_at_most(bound)
@@ -121,7 +121,7 @@ def test_a_bound_in_units_includes_the_value_it_names(milliseconds):
 
 @given(samples, st.integers(2, 50))
 def test_the_distribution_rises_from_the_least_to_the_greatest(numbers, points):
-    """Its fractions run evenly from 0 to 1, and its values never fall."""
+    """The fractions rise evenly from 0 to 1, and the values never fall."""
     curve = histogram_of(numbers).cdf(points)
     assert len(curve) == points
     assert [fraction for _, fraction in curve] == [i / (points - 1) for i in range(points)]
@@ -137,7 +137,7 @@ def test_round_trips_through_json_and_pickle(numbers):
 
 
 def test_units_scale_what_is_reported():
-    """Nanoseconds in, seconds out."""
+    """Values in nanoseconds are reported in seconds."""
     histogram = histogram_of([1_000_000_000, 3_000_000_000], unit=1e-9)
     assert histogram.mean == pytest.approx(2.0)
     assert histogram.minimum == pytest.approx(1.0)
@@ -155,7 +155,7 @@ def test_empty_histogram_has_no_statistics():
 
 @pytest.mark.parametrize("value", [-1, 2**63 - 1])
 def test_values_out_of_range_are_refused_and_leave_no_trace(value):
-    """A refused value changes nothing."""
+    """A rejected value leaves the histogram unchanged."""
     tally = Tally()
     tally.add(5)
     with pytest.raises(ValueError, match="integers from 0"):

@@ -9,7 +9,7 @@ from twofold.simulation.kernel import Event, EventOrder, Kernel, MachineLink, Vi
 
 
 class Landed(Event):
-    """Notes when it happens, in seconds."""
+    """Transfer event that records its time in seconds."""
 
     def __init__(self, transfers, number):
         self.order = EventOrder.TRANSFER + number
@@ -38,14 +38,14 @@ class Transfers:
 
 
 def test_a_transfer_alone_takes_its_bytes_over_the_bandwidth():
-    """And what it costs to start one."""
+    """The duration is the start latency plus bytes over bandwidth."""
     net = Transfers(latency_s=0.5)
     net.send(0, 0, 1, 200, 1.0)
     assert net.run() == {0: 3.5}
 
 
 def test_two_transfers_into_one_machine_share_its_network():
-    """The second comes when the first is half through; each goes at half speed from then on."""
+    """The second transfer starts halfway through the first; from then on each has half of the bandwidth."""
     net = Transfers()
     net.send(0, 0, 2, 100, 0.0)
     net.send(1, 1, 2, 100, 0.5)
@@ -60,7 +60,7 @@ def test_disjoint_transfers_do_not_contend():
 
 
 def test_without_contention_each_transfer_has_its_own_link():
-    """As in SplitwiseSim."""
+    """As in SplitwiseSim, concurrent transfers do not slow each other down."""
     net = Transfers(contention=False)
     for number in range(3):
         net.send(number, 0, 1, 100, 0.0)
@@ -83,7 +83,7 @@ transfers = st.lists(
 @settings(max_examples=500)
 @given(transfers)
 def test_no_port_carries_more_than_it_can_and_everything_lands(wanted):
-    """Each ends no earlier than alone, and a port's bytes need at least their time."""
+    """Each transfer takes at least as long as alone, and no port exceeds its bandwidth."""
     net = Transfers()
     for number, (source, target, size, start) in enumerate(wanted):
         net.send(number, source, target, size, start)

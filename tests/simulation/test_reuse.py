@@ -1,4 +1,4 @@
-"""Reuse in the simulator: exact at any length of run, nothing left held, and as quick as it should be."""
+"""Prefix reuse in the simulator: invariants, and times computed by hand."""
 
 import msgspec
 import pytest
@@ -44,7 +44,7 @@ def prompt(name, arrival, blocks, tokens=None, output=2):
 
 @st.composite
 def conversations(draw, most=16):
-    """Prompts of a few conversations that share their first block, some with a last block that is not full."""
+    """Strategy for requests of up to three conversations that share their first block; some end in a partial block."""
     requests, at = [], 0
     for number in range(draw(st.integers(1, most))):
         at += draw(st.sampled_from([0, 0, 1, 50, 600, 3000]))
@@ -58,7 +58,7 @@ def conversations(draw, most=16):
 
 @st.composite
 def caching(draw):
-    """Small clusters with caches of few blocks, of which some have a disk too."""
+    """Strategy for small clusters with prefix caches of a few blocks, some with a disk tier."""
     spec, batchers, model, _ = draw(clusters())
     spec = msgspec.structs.replace(
         spec,

@@ -1,4 +1,4 @@
-"""Time series: mean, maximum and integral of a step function in constant memory."""
+"""Time series keep mean, maximum and integral of a step function in bounded memory."""
 
 import math
 import pickle
@@ -18,7 +18,7 @@ steps = st.lists(st.tuples(gaps, levels), min_size=1, max_size=40)
 
 
 def segments_of(start, changes, end_gap):
-    """The spans (begin, end, value) of the step function, by the plainest means."""
+    """Reference: the segments (begin, end, value) of the step function."""
     at, spans, value = start, [], None
     for gap, level in [*changes, (end_gap, None)]:
         if value is not None and gap:
@@ -37,7 +37,7 @@ def series_of(start, changes, end_gap):
 
 
 def integral_s(series):
-    """Value × seconds: joules for watts."""
+    """Integral of the series over time in seconds."""
     return sum(series.areas) / PS
 
 
@@ -47,7 +47,7 @@ def close(expected, scale):
 
 @given(st.integers(0, 10**15), steps, gaps)
 def test_integral_mean_and_maximum_agree_with_the_plain_way(start, changes, end_gap):
-    """Whole-run figures equal those summed span by span."""
+    """Integral, mean and maximum over the run equal those of the reference segments."""
     series = series_of(start, changes, end_gap)
     end, spans = segments_of(start, changes, end_gap)
     area = math.fsum((b - a) / PS * value for a, b, value in spans)
@@ -63,7 +63,7 @@ def test_integral_mean_and_maximum_agree_with_the_plain_way(start, changes, end_
 
 @given(st.integers(0, 10**15), steps, gaps)
 def test_every_bin_agrees_with_the_plain_way(start, changes, end_gap):
-    """Each point is the mean and the maximum of the function over its own bin."""
+    """Each point is the mean and the maximum of the function over its bin."""
     series = series_of(start, changes, end_gap)
     end, spans = segments_of(start, changes, end_gap)
     points = series.points()
@@ -82,7 +82,7 @@ def test_every_bin_agrees_with_the_plain_way(start, changes, end_gap):
 
 
 def test_a_long_run_keeps_few_bins():
-    """A day in steps of a millisecond, then a gap of a year."""
+    """20,000 steps of a millisecond and a gap of a year give at most 1,024 points."""
     series = Series()
     for i in range(20_000):
         series.set(i * 10**9, i % 2)
@@ -95,7 +95,7 @@ def test_a_long_run_keeps_few_bins():
 
 
 def test_energy_is_the_integral_of_watts():
-    """Ten seconds at 400 W and five at 50 W."""
+    """10 s at 400 W and 5 s at 50 W are 4,250 J."""
     power = Series()
     power.set(0, 400)
     power.set(10 * 10**12, 50)
@@ -114,7 +114,7 @@ def test_values_without_duration_are_ignored():
 
 
 def test_finishing_twice_changes_nothing():
-    """`finish` only lets time pass."""
+    """A second `finish` at the same time changes nothing."""
     series = series_of(0, [(0, 3), (10**9, 4)], 10**8)
     points = series.points()
     series.finish(series.at_ps)
@@ -122,7 +122,7 @@ def test_finishing_twice_changes_nothing():
 
 
 def test_time_never_runs_backwards():
-    """An earlier time is refused, by every way in."""
+    """`set` and `finish` reject an earlier time."""
     series = series_of(0, [(100, 1)], 100)
     for call in (lambda: series.set(199, 1), lambda: series.finish(199)):
         with pytest.raises(ValueError, match="time runs backwards"):
@@ -138,6 +138,6 @@ def test_round_trips_through_json_and_pickle(changes, end_gap):
 
 
 def test_without_a_call_it_is_empty():
-    """No points, no energy."""
+    """A series without values has no points and an integral of 0."""
     assert Series().points() == []
     assert integral_s(Series()) == 0

@@ -1,4 +1,4 @@
-"""Verdicts on runs, bound by bound."""
+"""SLO verdicts on simulation results."""
 
 import pytest
 from hypothesis import given
@@ -15,7 +15,7 @@ GOOD = result(arrived=100, completed=100, rejected=0, failed=0)
 
 
 def test_joint_attainment_counts_every_arrival():
-    """Rejected, failed and unfinished requests are misses."""
+    """Rejected, failed and unfinished requests miss the SLO."""
     judged = verdict(result(slo_met=90), SLO)
     (check,) = judged.checks
     assert judged.met
@@ -31,7 +31,7 @@ def test_attainment_is_a_share_of_arrivals(arrived, data):
 
 
 def test_nine_bounds_of_splitwise():
-    """All nine and completeness are checked; a run within them is met."""
+    """The verdict checks nine slowdown bounds and that all requests completed."""
     judged = verdict(GOOD, SPLITWISE)
     assert judged.met
     assert [check.name for check in judged.checks] == [
@@ -45,14 +45,14 @@ def test_nine_bounds_of_splitwise():
 
 @pytest.mark.parametrize("value", [1.25, 1.2500001])
 def test_a_bound_may_be_reached_and_not_passed(value):
-    """A percentile at its bound keeps it; the least above breaks it, and the verdict with it."""
+    """A percentile equal to its bound meets it; a slightly larger one does not."""
     exact = Histogram(unit=value, counts={1: 1}, total=1, low=1, high=1)
     judged = verdict(result(arrived=1, completed=1, e2e_slowdown=exact), SlowdownSlo(e2e={50: 1.25}))
     assert judged.met == (value <= 1.25)
 
 
 def test_slowdowns_need_every_request_completed():
-    """A run that lost one request of a hundred does not keep the slowdown bounds, however fast the others."""
+    """A run with one lost request misses a slowdown SLO."""
     judged = verdict(result(arrived=100, completed=99), SPLITWISE)
     assert not judged.met
     assert [check.name for check in judged.checks if not check.met] == ["requests completed"]

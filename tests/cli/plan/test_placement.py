@@ -57,7 +57,7 @@ def test_one_node_of_four_has_prefill_on_two_and_decode_on_one(planned):
 
 
 def test_it_says_how_sure_it_is_and_against_what(invoke):
-    """The output has goodput per phase and in total, confidence, colocated designs, and the queueing formula's choice."""
+    """The output has goodput per phase and in total, confidence, colocated designs, and the formula's choice of TP."""
     shown = " ".join(invoke(*FOUR, *ROUGH).stdout.split())
     for words in (
         "Goodput of one instance",

@@ -9,7 +9,7 @@ from twofold.planning.capacity.curve import NEVER, CapacityCurve, CapacityTerms
 
 
 def terms(**more):
-    """Blocks of half a GB, on four nodes with one pool, in a trace of 100 s."""
+    """Return terms of a pool over four nodes, with blocks of 0.5 GB and a trace of 100 s."""
     given_terms = {
         "caches": 1,
         "nodes": 4,

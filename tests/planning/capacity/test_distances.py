@@ -16,7 +16,7 @@ from twofold.workload.trace import open_trace
 
 
 def branches(draws):
-    """Prompts as a tree makes them: a block id stands for the block and all before it."""
+    """Return prompts as lists of block ids, where an id identifies a block and its whole prefix."""
     ids = {}
     return [[ids.setdefault(tuple(path[:depth]), len(ids)) for depth in range(1, len(path) + 1)] for path in draws]
 
@@ -26,7 +26,7 @@ PROMPTS = st.lists(st.lists(st.integers(0, 2), max_size=LONGEST), min_size=1, ma
 
 
 def simulated_hits(prompts, cache):
-    """The blocks that each request finds at its arrival, which it then uses; it stores the rest."""
+    """Replay prompts in a cache; return the number of cached blocks that each prompt finds."""
     hits = []
     for prompt in prompts:
         count = cache.match(prompt)
@@ -37,7 +37,7 @@ def simulated_hits(prompts, cache):
 
 
 def counted_hits(prompts, capacity):
-    """Hits according to the minimum capacities."""
+    """Return the same numbers from the minimum capacity of each block."""
     least = least_capacities(prompts)
     ends = np.cumsum([len(prompt) for prompt in prompts])
     return [int((part <= capacity).sum()) for part in np.split(least, ends[:-1])]
@@ -54,7 +54,7 @@ def test_distance_counts_distinct_keys_since_the_last_use(keys):
 
 @given(PROMPTS)
 def test_hits_equal_those_of_the_live_cache(prompts):
-    """At every capacity, request by request."""
+    """The number of hits per request is equal at every capacity."""
     for capacity in range(LONGEST, LARGEST, 3):
         cache = PrefixCache(capacity, create_eviction("lru"))
         assert counted_hits(prompts, capacity) == simulated_hits(prompts, cache)
@@ -76,7 +76,7 @@ def test_tiers_split_the_lru_stack(prompts, first, second):
 
 @given(PROMPTS)
 def test_least_capacities_do_not_fall_within_a_prompt(prompts):
-    """A block is found only where all before it are."""
+    """The minimum capacities within a prompt rise, because a block hits only if all blocks before it hit."""
     least = least_capacities(prompts)
     start = 0
     for prompt in prompts:
@@ -97,7 +97,7 @@ def test_empty_prompts_have_no_distances():
 
 
 def test_reproduces_mooncakes_published_hit_rates():
-    """LRU hit rates of seven capacities on the conversation trace, to the printed digits."""
+    """LRU hit rates of seven capacities on the conversation trace equal the published percentages to two decimals."""
     prompts = [request.prefix_blocks for request in open_trace(public_trace("mooncake-conversation.jsonl"))]
     least = least_capacities(prompts)
     assert len(least) == len(list(chain.from_iterable(prompts))) == 288_500

@@ -32,7 +32,7 @@ def query():
 
 @pytest.fixture(scope="module")
 def conversations():
-    """Eleven conversations of six turns, each turn with all blocks of those before it, side by side."""
+    """Return the requests of eleven interleaved conversations; each turn repeats the blocks of earlier turns."""
     requests = []
     for turn in range(6):
         for talk in range(11):
@@ -42,7 +42,7 @@ def conversations():
 
 
 def counted(requests, query, caches, capacity, block_s):
-    """(share of blocks found, accelerators free) by caches that are simulated; requests come to them in turn."""
+    """Replay requests round robin in simulated caches; return (hit rate, freed accelerators)."""
     stores = [PrefixCache(capacity, create_eviction("lru")) for _ in range(caches)]
     saved_s = 0.0
     for index, request in enumerate(requests):
@@ -60,7 +60,7 @@ def counted(requests, query, caches, capacity, block_s):
 
 @pytest.mark.parametrize("capacity", [8, 40, 100, 400])
 def test_hits_and_savings_equal_those_of_simulated_caches(query, conversations, capacity):
-    """Local caches, and a pool with three of four blocks read over the network."""
+    """The comparison covers local caches and a pool that reads three of four blocks over the network."""
     (dram, _) = capacity_plan(conversations, query).tiers
     block_gb = query.block_bytes / 1e9
     own_s = query.block_bytes / query.dram.bytes_per_s
@@ -101,7 +101,7 @@ def test_disk_alone_hits_as_much_as_dram(query, conversations):
 
 
 def test_a_disk_too_slow_to_read_saves_nothing(query, conversations):
-    """Computing is then quicker, and the disk does not pay at any capacity."""
+    """The blocks hit, but the accelerators freed are 0 and the best disk size is 0."""
     slow = replace(query, dram_gb=0.0, disk=replace(query.disk, bytes_per_s=1e3))
     (_, disk) = capacity_plan(conversations, slow).tiers
     point = disk.pool.at(64.0)
@@ -111,7 +111,7 @@ def test_a_disk_too_slow_to_read_saves_nothing(query, conversations):
 
 
 def test_a_slow_link_makes_the_pool_worth_less(query, conversations):
-    """Three blocks of four come over it."""
+    """A pool reads three of four blocks over the link, so a slow link frees fewer accelerators."""
     quick, slow = (
         capacity_plan(conversations, replace(query, link_bytes_per_s=link)).tiers[0].pool.at(64.0)
         for link in (None, 0.1e9)

@@ -1,4 +1,4 @@
-"""Hit rates of one cache over a trace: those that were published, from the code that serves live."""
+"""Trace replay in one cache reproduces Mooncake's published hit rates with the live cache code."""
 
 import pytest
 
@@ -21,7 +21,7 @@ LFU = {10_000: "13.15", 30_000: "27.55", 50_000: "34.38"}
 
 @pytest.mark.parametrize(("name", "figures"), [("lru", LRU), ("lfu", LFU)])
 def test_the_conversation_trace_hits_as_published(name, figures):
-    """To the printed digits, at each size that was printed."""
+    """LRU and LFU hit rates equal the published percentages to two decimals."""
     found = trace_reuse(open_trace(public_trace("mooncake-conversation.jsonl")), tuple(figures), (name,))
     assert (found.requests, found.blocks, found.distinct_blocks) == (12_031, 288_500, 182_790)
     assert f"{100 * found.highest:.2f}" == "36.64"
@@ -29,7 +29,7 @@ def test_the_conversation_trace_hits_as_published(name, figures):
 
 
 def test_a_cache_without_end_hits_what_came_before():
-    """And a small one less; each rule and capacity is a cache of its own."""
+    """A large cache reaches the highest reuse, a small one fewer hits; each policy and capacity has its own cache."""
     requests = [ask(0, 0.0, prefix_blocks=(0, 1)), ask(1, 1.0, prefix_blocks=(0, 2)), ask(2, 2.0, prefix_blocks=(0, 1))]
     found = trace_reuse(requests, (2, 100), ("lru", "lfu"))
     assert (found.blocks, found.distinct_blocks, found.highest) == (6, 3, 0.5)
@@ -38,6 +38,6 @@ def test_a_cache_without_end_hits_what_came_before():
 
 
 def test_a_trace_without_prefix_blocks_hits_nothing():
-    """There is no rate to tell."""
+    """The highest reuse is None and the hit rate is 0."""
     found = trace_reuse([ask(0)], (10,), ("lru",))
     assert (found.highest, found.caches[0].rate) == (None, 0.0)

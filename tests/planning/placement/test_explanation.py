@@ -13,7 +13,7 @@ from twofold.planning.placement.search import PlacementResults, SimulatedPlaceme
 
 @pytest.fixture
 def explain(make_problem):
-    """The preference for a placement with so many prefill instances of some degrees on A100s, at a rate in all."""
+    """Return a function that gives the preferred prefill parallelism of a placement with these degrees on A100s."""
 
     def explained(tensor, pipeline, count=1, rate=4.0, workload="512+64", stock=None, kinds=1):
         problem = make_problem("ttft=0.2,tpot=0.1", "jsq", model="opt-13b", workload=workload)

@@ -1,4 +1,4 @@
-"""Tables of KV capacity: what an added GB gives, between any two capacities."""
+"""Report of KV capacity plans: table rows and marginal gains."""
 
 from itertools import pairwise
 
@@ -29,7 +29,7 @@ def plan():
 
 
 def test_rows_end_where_more_is_of_no_use(plan):
-    """Powers of two, from nothing on."""
+    """Capacities are 0 and powers of two up to the first one at which every repeated block hits."""
     for tier in plan.tiers:
         rows = capacities(tier)
         assert rows[0] == 0.0

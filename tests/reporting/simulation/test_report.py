@@ -1,4 +1,4 @@
-"""The JSON holds everything, and reads back."""
+"""The JSON report of a simulation is complete and can be decoded."""
 
 import msgspec
 
@@ -11,7 +11,7 @@ from twofold.slo import SPLITWISE
 
 
 def test_json_holds_everything():
-    """Percentiles, rates, energy, power, price, model errors, verdict, counts, seed and spec."""
+    """The report has percentiles, rates, energy, power, price, model errors, verdict, counts, seed and spec."""
     run = result(tpot_slowdown=None)
     whole = result()
     report = SimulationReport.of(
@@ -44,7 +44,7 @@ def test_json_holds_everything():
 
 
 def test_nothing_measured_is_null():
-    """No value is made up for an empty distribution or a rate over no time."""
+    """An empty distribution and a rate over zero seconds are null."""
     empty = result(ttft_s=histogram(), duration_s=0.0, slo_met=None)
     report = SimulationReport.of(empty, workload={}, seed=0)
     assert report.latencies_s["ttft_s"] is None
@@ -52,7 +52,7 @@ def test_nothing_measured_is_null():
 
 
 def test_every_figure_has_its_error():
-    """By the figure's name; what slowdowns are multiples of counts for them alone."""
+    """Each figure has a model error; slowdowns have the error of the reference model."""
     guess = ModelAccuracy(prefill=0.5, decode=None, basis="a guess", estimated=True)
     report = SimulationReport.of(result(), workload={}, seed=0, reference_error=guess)
     errors = report.model_errors

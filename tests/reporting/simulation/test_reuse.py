@@ -1,4 +1,4 @@
-"""What came of reuse, for people and for programs."""
+"""Prefix reuse in the table and in the JSON report."""
 
 import msgspec
 
@@ -21,7 +21,7 @@ REUSE = ReuseResult(
 
 
 def test_shares_are_of_all_blocks_and_of_all_prompts():
-    """By tier, from elsewhere, and in all; the busiest instance; how far hot blocks came."""
+    """The report has hit rates by tier, fetched blocks, the busiest instance, and replication of the hottest blocks."""
     report = ReuseReport.of(REUSE)
     assert (report.hits, report.fetched, report.hit_rate) == ({"dram": 0.25, "disk": 0.05}, 0.1, 0.4)
     assert (report.largest_share, REUSE.spread, report.hottest) == (0.75, 0.75, [(40, 4), (20, 2)])
@@ -35,7 +35,7 @@ def test_shares_are_of_all_blocks_and_of_all_prompts():
 
 
 def test_where_nothing_was_reused_it_says_so():
-    """No prompt named a block, and the router predicts nothing."""
+    """Without reused blocks the hit rate is 0.0%, and the prediction error is omitted."""
     none = msgspec.structs.replace(
         REUSE, blocks=0, hits=(TierHits("dram", 0),), fetched=0, prompt_tokens=0, reused_tokens=0,
         requests={"prefill-0": 0}, hottest=(), ttft_error=None,
@@ -46,7 +46,7 @@ def test_where_nothing_was_reused_it_says_so():
 
 
 def test_json_has_it_where_there_are_caches():
-    """And is otherwise as it was."""
+    """The JSON has a reuse section if and only if the cluster has prefix caches."""
     given = {"workload": {}, "seed": 0}
     assert "reuse" not in msgspec.json.decode(SimulationReport.of(result(), **given).json())
     read = msgspec.json.decode(SimulationReport.of(result(reuse=REUSE), **given).json())

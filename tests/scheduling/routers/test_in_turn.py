@@ -1,4 +1,4 @@
-"""Round robin and random: the baselines that look at nothing."""
+"""Round robin and random routing, which ignore loads."""
 
 from collections import Counter
 
@@ -14,14 +14,14 @@ def routes(router, known, count):
 
 
 def test_round_robin_takes_each_phase_in_turn():
-    """Two prefill and three decode instances come round after six requests."""
+    """Two prefill and three decode instances give six different routes in turn."""
     known = pools(load("p0"), load("p1"), load("d0"), load("d1"), load("d2"))
     expected = [Route(f"p{i % 2}", f"d{i % 3}") for i in range(7)]
     assert routes(round_robin(), known, 7) == expected
 
 
 def test_round_robin_over_mixed_instances():
-    """One instance does both, and the next request goes to the next."""
+    """Each request prefills and decodes on one instance, and consecutive requests use different instances."""
     assert routes(round_robin(), pools(load("m0"), load("m1")), 3) == [
         Route("m0", "m0"),
         Route("m1", "m1"),

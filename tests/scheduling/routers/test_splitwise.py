@@ -19,12 +19,12 @@ def route(*loads, prompt=100, tokens=TOKENS):
 
 
 def long(name, **more):
-    """Its queue is over the threshold with any prompt."""
+    """Return the load of an instance whose prefill queue exceeds the threshold for any prompt."""
     return load(name, queued=1, pending_prefill_tokens=THRESHOLD, **more)
 
 
 def full(name, **more):
-    """It has no memory left."""
+    """Return the load of an instance without free KV memory."""
     return load(name, capacity=1000, reserved_tokens=1000, **more)
 
 
@@ -98,7 +98,7 @@ def test_unknown_capacity_accepts_all():
 
 
 def crowded():
-    """A cluster of one instance per phase with a long prefill queue, after one request."""
+    """Return a cluster of one instance per phase with a long prefill queue after one request, and both loads."""
     made = cluster([Role.PREFILL, Role.DECODE], "splitwise")
     prefill, decode = made.pools
     made.place(request("first", prompt=THRESHOLD), 0.0)

@@ -47,7 +47,7 @@ def test_rows_equal_the_timelines(tmp_path):
 
 
 def test_rows_are_written_in_groups(tmp_path):
-    """Two full groups and a rest, in the order in which the requests ended."""
+    """The rows are in two full row groups and a partial one, in order of request completion."""
     path, rows = tmp_path / "requests.parquet", 2 * ROWS_PER_GROUP + 1
     table = ParquetTable(path)
     for i in range(rows):
@@ -60,14 +60,14 @@ def test_rows_are_written_in_groups(tmp_path):
 
 
 def test_a_run_without_requests_gives_a_table_without_rows(tmp_path):
-    """Its columns are there all the same."""
+    """The table of an empty run has its columns and no rows."""
     ParquetTable(tmp_path / "none.parquet").close(0)
     assert parquet.read_table(tmp_path / "none.parquet").num_rows == 0
     assert len(parquet.read_schema(tmp_path / "none.parquet").names) == 16
 
 
 def test_a_broken_run_leaves_no_file(tmp_path):
-    """Even with rows written, there is neither the file nor a part of it."""
+    """A failed run removes the partial file."""
     table = ParquetTable(tmp_path / "requests.parquet")
     for _ in range(ROWS_PER_GROUP):
         table.ended(completed(), 0.0)

@@ -165,7 +165,7 @@ def _added(pairs: Sequence[tuple[Timeline, Timeline]], name: str) -> LatencyDist
 
 
 def one_by_one(count: int) -> list[Request]:
-    """Requests that never overlap."""
+    """Return requests that never overlap."""
     return [
         Request(id=f"alone-{i}", arrival_s=2.5 * i, prompt_tokens=200 * (i + 1), output_tokens=20) for i in range(count)
     ]

@@ -51,7 +51,7 @@ T = TypeVar("T")
 
 
 class Cell(msgspec.Struct, frozen=True, kw_only=True):
-    """One prompt length on one link; seconds are medians, `visible_s` is by mode."""
+    """Result for one prompt length on one link; seconds are medians, `visible_s` is by mode."""
 
     tokens: int
     prefill_s: float
@@ -110,7 +110,7 @@ class End:
 
 @contextmanager
 def two_ends(hosts: TwoHosts, model: Path) -> Iterator[tuple[End, StartupFacts]]:
-    """The prefill side, connected to the decode side, and its startup measurements."""
+    """Start both processes; yield the connected prefill side and its startup measurements."""
     ends: list[End] = []
     try:
         for host, role in enumerate(("prefill", "decode")):
@@ -125,7 +125,7 @@ def two_ends(hosts: TwoHosts, model: Path) -> Iterator[tuple[End, StartupFacts]]
 
 
 def measure(hosts: TwoHosts, model: Path, bits_per_s: int, rounds: int) -> LinkReport:
-    """Rounds over a link of this speed; the first mode alternates."""
+    """Run all rounds over a link of this speed; the order of the modes alternates."""
     hosts.limit(bits_per_s)
     seen: dict[tuple[int, HandoffMode], list[HandoffTimes]] = {}
     with two_ends(hosts, model) as (prefill, facts):
@@ -178,7 +178,7 @@ def table(link: LinkReport) -> Table:
 
 
 def violations(report: Report) -> list[str]:
-    """Sentences for the expectations that do not hold."""
+    """Return one sentence per violated expectation."""
     found = []
     for link in report.links:
         for each in link.cells:

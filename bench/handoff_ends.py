@@ -62,7 +62,7 @@ def decode_end(model: Path, blocks: int, answers: TextIO) -> None:
 
 
 def prefill_end(model: Path, blocks: int, answers: TextIO) -> None:
-    """Connect to the decode side, print the startup measurements, then serve requests."""
+    """Connect to the decode side, print the startup measurements, then process requests."""
     loaded = load_model(model, dtype="float32")
     transport = NixlTransport("prefill-0", 1, loaded.layout(BLOCK_SIZE), blocks, "cpu")
     engine = TorchEngine(loaded, transport.engine_pool)

@@ -101,7 +101,7 @@ def streams(period_s: float) -> Iterator[Request]:
 
 
 def designs() -> dict[str, str]:
-    """Cluster files by name."""
+    """Return the cluster file of each design by name."""
     files = {"splitwise, roles move": CLUSTER.format(router="splitwise", prefill=2, decode=2)}
     for prefill in range(1, MACHINES):
         name = f"fixed {prefill}P+{MACHINES - prefill}D"
@@ -143,7 +143,7 @@ def simulated(file: Path, requests: Sequence[Request], period_s: float) -> Outco
 
 
 async def stream(session: aiohttp.ClientSession, url: str, model: str, number: int) -> list[int]:
-    """Output tokens of one long stream."""
+    """Return the output tokens of one long stream."""
     body = {
         "model": model,
         "prompt": [number + 3] * STREAM_PROMPT,
@@ -165,7 +165,7 @@ async def stream(session: aiohttp.ClientSession, url: str, model: str, number: i
 
 
 async def live(url: str, requests: Sequence[Request], period_s: float) -> tuple[Outcome, int]:
-    """The outcome, and the number of streams that were compared with their earlier tokens."""
+    """Run one design live; return its outcome and the number of streams compared with their earlier tokens."""
     endpoint = await discover(url)
     lowest, vocabulary = token_range(endpoint.vocab_size)
     config = LoadConfig(

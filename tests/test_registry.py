@@ -14,7 +14,7 @@ def test_every_batcher_has_a_one_line_summary():
 
 
 def test_reads_the_source_of_classes_without_a_docstring(tmp_path):
-    """As compiled classes are."""
+    """Compiled classes have no docstring."""
     source = tmp_path / "policy.py"
     source.write_text('class Policy:\n    """Picks a policy."""\n')
     spec = importlib.util.spec_from_file_location("policy", source)

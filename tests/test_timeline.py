@@ -24,7 +24,7 @@ def recorded(tokens, **moments):
 
 
 def test_spans_of_a_split_request():
-    """Each span as the drawing in the module defines it."""
+    """The spans equal those of the drawing in the module's docstring."""
     timeline = recorded(
         [4.0, 6.0, 7.0], prefill_started=2.0, handoff_started=2.5, handoff_ended=4.5, decode_started=5.0
     )
@@ -34,7 +34,7 @@ def test_spans_of_a_split_request():
 
 
 def test_a_hidden_transfer_is_not_visible():
-    """It ended before the user had the first token."""
+    """The transfer ends before the first token."""
     timeline = recorded([4.0, 5.0], handoff_started=2.0, handoff_ended=3.0, decode_started=4.0)
     assert (timeline.visible_transfer_s, timeline.queue_decode_s) == (0.0, 0.0)
 

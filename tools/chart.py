@@ -19,7 +19,7 @@ Json = dict[str, object]
 
 
 class _Property(msgspec.Struct, frozen=True):
-    """A value or a group of values in the JSON schema."""
+    """JSON schema of a value or of a group of values."""
 
     description: str
     default: object = None
@@ -31,19 +31,19 @@ class _Group(msgspec.Struct, frozen=True):
 
 
 def schema() -> Json:
-    """JSON schema of the values, for `values.schema.json`."""
+    """Return the JSON schema of the values for `values.schema.json`."""
     made = msgspec.json.schema(Values, schema_hook=lambda _: _ANYTHING)
     return {"$schema": "http://json-schema.org/draft-07/schema#", **made}
 
 
 def values_yaml() -> str:
-    """Text of `values.yaml`: every value with its default, and its description as a comment."""
+    """Return the text of `values.yaml`: every value with its default, and its description as a comment."""
     head = "# Generated from src/twofold/kubernetes/values.py: edit the values there, then run `make chart`."
     return "\n".join([head, "", *_lines("Values", msgspec.to_builtins(Values()), 0)]) + "\n"
 
 
 def table() -> str:
-    """The table of values for the README; roles share their rows."""
+    """Return the table of values for the README; roles share their rows."""
     rows: dict[str, str] = {}
     for path, each, default in _leaves("Values", msgspec.to_builtins(Values()), ""):
         name = _ROLE.sub("workers.ROLE.", path)
@@ -71,7 +71,7 @@ def _group(name: str) -> dict[str, _Property]:
 
 
 def _below(each: _Property, default: object) -> tuple[str, Json] | None:
-    """The name and the defaults of a group; None for a value."""
+    """Return the name and the defaults of a group; None for a value."""
     if each.ref is None or not isinstance(default, dict):
         return None
     return each.ref.rpartition("/")[2], default

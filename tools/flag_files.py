@@ -2,9 +2,9 @@
 
     python tools/flag_files.py [--list]
 
-Each flag gets a number that occurs nowhere else, in every process of the command. The count is the file that declares
-the option, the files of the rooms that pass settings on (command line, cluster description, launcher) in which a
-function receives the number, and one for its use. Structs carry the number without being counted.
+Each flag gets a number that occurs nowhere else, in every process of the command. The count is the sum of the file
+that declares the option, the files of the packages that pass settings on (command line, cluster spec, launcher) in
+which a function receives the number, and one for its use. Structs carry the number without being counted.
 """
 
 import argparse

@@ -2,7 +2,7 @@
 
     python tools/house.py
 
-Exits with 1 and one line per violation. Layering itself is import-linter's (see pyproject.toml).
+Exits with 1 and one line per violation. import-linter checks the layers (see pyproject.toml).
 """
 
 import ast
@@ -22,7 +22,7 @@ FORBIDDEN = [(room, "twofold.simulation") for room in ("serving", "engine", "tra
 
 
 def modules() -> dict[str, ast.Module]:
-    """Every module of the package by dotted name, parsed."""
+    """Return every module of the package, parsed, by dotted name."""
     found = {}
     for path in sorted(PACKAGE.rglob("*.py")):
         parts = ("twofold", *path.relative_to(PACKAGE).with_suffix("").parts)
@@ -31,7 +31,7 @@ def modules() -> dict[str, ast.Module]:
 
 
 def imports(name: str, known: dict[str, ast.Module]) -> Iterator[str]:
-    """Modules of the package that a module imports, wherever in its text; `TYPE_CHECKING` blocks count too."""
+    """Return the package's modules that a module imports anywhere in its text, even under `TYPE_CHECKING`."""
     for node in ast.walk(known[name]):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names if alias.name in known)
@@ -45,7 +45,7 @@ def imports(name: str, known: dict[str, ast.Module]) -> Iterator[str]:
 
 
 def circle(graph: dict[str, set[str]]) -> list[str]:
-    """One import circle, first module repeated at the end; empty when there is none."""
+    """Return one import circle, with the first module repeated at the end; empty if there is none."""
     try:
         TopologicalSorter(graph).prepare()
     except CycleError as error:

@@ -3,7 +3,7 @@
     python tools/request_files.py [--list]
 
 The live request goes through `twofold serve --engine emulated` with one prefill and one decode worker, all processes
-together; the simulated one through `twofold.simulation` on the same cluster shape. A file counts when one of its
+together; the simulated request through `twofold.simulation` on the same cluster shape. A file counts when one of its
 functions is called between the request's arrival and its last token (modules that only execute at import do not).
 """
 
@@ -47,7 +47,7 @@ sys.setprofile(_profile)
 
 
 def live(package: Path) -> dict[str, set[str]]:
-    """Files of `package` that one request executes in the gateway and the two workers, by process."""
+    """Return the files of `package` that one request executes in the gateway and the two workers, by process."""
     import psutil  # noqa: PLC0415
 
     with tempfile.TemporaryDirectory() as folder:
@@ -76,7 +76,7 @@ def live(package: Path) -> dict[str, set[str]]:
 
 
 def simulated(package: Path) -> set[str]:
-    """Files of `package` that one request executes while the simulation's kernel runs."""
+    """Return the files of `package` that one request executes while the simulation's kernel runs."""
     with tempfile.TemporaryDirectory() as folder:
         paths = [str(package.parent), os.environ.get("PYTHONPATH", "")]
         run = subprocess.run(

@@ -126,7 +126,7 @@ async def live(urls: Mapping[str, str], setting: Setting, engine: "Engine") -> d
 
 
 def paired(seconds: Sequence[float], of: Sequence[float]) -> float:
-    """Median ratio of consecutive measurements, which is robust to drift of the host's speed."""
+    """Return the median ratio of consecutive measurements, which is robust to drift of the host's speed."""
     return statistics.median(mine / other for mine, other in zip(seconds, of, strict=True))
 
 
@@ -344,7 +344,7 @@ def table(report: Report) -> Table:
 
 
 def verdict(report: Report) -> tuple[list[str], bool]:
-    """Sentences about each expectation, and whether all hold."""
+    """Return a sentence per expectation, and whether all hold."""
     sentences, holds = [], True
     for world, ttft in (("live", report.live), ("simulated", report.simulated)):
         long, short = ttft[CHUNKED].long_ratio, ttft[CHUNKED].short_ratio
@@ -421,7 +421,7 @@ def made_model(directory: Path, setting: Setting) -> Path:
 
 
 def hidden_bytes(model: Path) -> int:
-    """Bytes of one token's activations."""
+    """Return the bytes of one token's activations."""
     config = msgspec.json.decode((model / "config.json").read_bytes())
     named = config.get("dtype") or config.get("torch_dtype") or "float32"
     return int(config["hidden_size"]) * (4 if named == "float32" else 2)

@@ -66,7 +66,7 @@ STORE_PROMPTS = 8  # store capacity in longest prompts
 
 
 class Lanes(msgspec.Struct, kw_only=True):
-    """One case with one time per round. `bytes_per_s` is the copy throttle, if any."""
+    """Times of one case in seconds, one per round; `bytes_per_s` limits the copy speed if set."""
 
     layers: int
     prompt_tokens: int
@@ -96,7 +96,7 @@ def _ratio(times: Sequence[float], others: Sequence[float]) -> float:
 
 
 class Throttled:
-    """A copier limited to `bytes_per_s`, unless that is None."""
+    """A copier that is limited to `bytes_per_s` unless it is None."""
 
     def __init__(self, copier: BlockCopier, bytes_per_layer: int) -> None:
         self.layers, self.span = copier.layers, copier.span
@@ -118,7 +118,7 @@ class Throttled:
 
 
 class Answer(Outbox):
-    """Receives the worker's messages to its controller and ends its run at the first token."""
+    """Outbox stub that receives the worker's messages and ends its run at the first token."""
 
     token_id = reused_tokens = 0
     ends: Callable[[], None]
@@ -131,7 +131,7 @@ class Answer(Outbox):
 
 
 class Worker:
-    """A worker with room for `tokens` tokens, driven one prompt at a time; the store is optional."""
+    """A worker with KV memory for `tokens` tokens that runs one prompt at a time, with or without a store."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], model: LoadedModel, tokens: int) -> None:
         layout, blocks = model.layout(BLOCK), tokens // BLOCK
@@ -161,7 +161,7 @@ class Worker:
         self._prompts = 0
 
     def use(self, client: StoreClient) -> None:
-        """Load from and store to this store."""
+        """Use this store for loads and puts."""
         self.state.prefixes = StoredPrefixes(self.state, self._scheduler, self.shared, client, self.copier)
         self.state.prefixes.start()
 
@@ -199,7 +199,7 @@ class Bench:
         self._fill_store(longest)
 
     def measure(self, prompt_tokens: int, share: float, rounds: int, throttle: float | None) -> list[Lanes]:
-        """As is, and with copies throttled to `throttle` bytes/s or to the compute time."""
+        """Measure each case unthrottled, and with copies limited to `throttle` bytes/s or to the compute time."""
         reused = int(prompt_tokens * share) // BLOCK * BLOCK
         begin, begin_keys = self._tokens(reused), self._keys(reused)
         self._has.prefill(begin, begin_keys)
@@ -224,7 +224,7 @@ class Bench:
     def _round(
         self, begin: list[int], begin_keys: Sequence[bytes], rest: int, bytes_per_s: float | None
     ) -> tuple[float, float, float, float]:
-        """Load, compute and store alone, then overlapped. The prefix has other keys in the store."""
+        """Measure load, compute and store alone, then overlapped; the store has the prefix under different keys."""
         has, loads = self._has, self._loads
         blocks = self._blocks(begin_keys)
         stored_keys, end, end_keys = self._keys(len(begin)), self._tokens(rest), self._keys(rest)
@@ -248,7 +248,7 @@ class Bench:
         return load_s, compute_s, store_s, overlapped_s
 
     def _blocks(self, keys: Sequence[bytes]) -> Sequence[int]:
-        """Block ids of a prompt in the worker that holds it; without other requests they stay."""
+        """Return the ids of a prompt's cached blocks, which stay valid because no other request runs."""
         grant, _ = self._has.shared.borrow("bench", keys)
         blocks = tuple(self._has.shared.blocks_of(grant))
         self._has.shared.release(grant)

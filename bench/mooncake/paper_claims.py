@@ -150,7 +150,7 @@ def search_trace(system: str, path: Path, count: int, grid: RateGrid) -> SearchR
 
 
 def within_at(system: str, path: Path, count: int, rate: float | None) -> Share:
-    """Share of requests within both bounds of `TRACE_SLO`, at a rate or (None) as recorded."""
+    """Share of requests within both bounds of `TRACE_SLO`, at a rate, or as recorded if it is None."""
     arriving = trace(path)[:count]
     if rate is not None:
         arriving = list(scale_rate(arriving, rate / (mean_rate(arriving) or 1.0)))
@@ -188,7 +188,7 @@ def table_of(title: str, *headings: str) -> Table:
 
 
 def rate_ratio(one: SearchResult, other: SearchResult) -> float:
-    """Ratio of two rates; infinite if the other meets the SLO at none."""
+    """Ratio of two rates; infinite if the other design meets the SLO at no rate."""
     return (one.rate or 0.0) / other.rate if other.rate else math.inf
 
 

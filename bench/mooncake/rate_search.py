@@ -47,7 +47,7 @@ def run(spec: ClusterSpec, arriving: Sequence[Request], slo: Slo | None = None) 
 
 
 def missed(result: SimulationResult, slo: Slo) -> str:
-    """The bound that P90 misses, or an empty string. TBT is the time per output token of a request."""
+    """Name of the bound that P90 exceeds, or an empty string. TBT is the time per output token of a request."""
     for name, histogram, bound_s in (("TTFT", result.ttft_s, slo.ttft_s), ("TBT", result.tpot_s, slo.tpot_s)):
         value = histogram.percentile(90)
         if value is not None and bound_s is not None and value > bound_s:
@@ -56,7 +56,7 @@ def missed(result: SimulationResult, slo: Slo) -> str:
 
 
 def highest(misses: Callable[[float], str], start: float, grid: RateGrid) -> tuple[float | None, str]:
-    """Highest passing rate of the grid and the miss at the next one: steps grow, then halve."""
+    """Return the highest passing rate of the grid and the bound missed at the next one; steps grow, then halve."""
     step, stride = grid.step(start), grid.stride
     kept: int | None = None
     lost: tuple[int, str] | None = None

@@ -115,7 +115,7 @@ def machine_kind(name: str, catalog: Catalog) -> MachineKind:
 
 
 def power_units(design: Design, catalog: Catalog) -> float:
-    """Power in the units of the paper's notebooks."""
+    """Return the design's power in the units of the paper's notebooks."""
     units = (count * (catalog.machine(kind.name).power_units or 0.0) for kind, count in design.parts())
     return round(sum(units), 6)
 

@@ -49,7 +49,7 @@ def fit(pairs: Sequence[Pair]) -> RooflineConstants:
 
 
 def fit_decode(pairs: Sequence[Pair]) -> list[float]:
-    """Launch and step per layer, extra memory time, seconds per sequence and layer, extra KV time."""
+    """Return launch and step time per layer, extra memory time, time per sequence and layer, and extra KV time."""
     lines, targets, times = [], [], []
     for pair in pairs:
         needs = _needs(pair)

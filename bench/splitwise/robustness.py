@@ -29,7 +29,7 @@ def robustness(settings: Settings, catalog: Catalog) -> None:
 
 
 async def _own(searches: Study, workload: str) -> dict[str, BestDesign]:
-    """Each split kind, tuned for the workload."""
+    """Return the design of each split kind, tuned for the workload."""
     kinds = [kind for kind in KINDS if kind.split]
     found = await asyncio.gather(*(_tuned(searches, kind, workload) for kind in kinds))
     return {kind.name: each for kind, each in zip(kinds, found, strict=True)}

@@ -49,7 +49,7 @@ async def _column(searches: Study, each: PaperSet) -> Column:
 
 
 async def _tuned(searches: Study, each: PaperSet, kind: Kind) -> BestDesign:
-    """The tuned design; a baseline keeps the paper's number of machines."""
+    """Return the tuned design; a baseline keeps the paper's number of machines."""
     if not kind.split:
         return await searches.capacity(kind, each.counts[kind.name])
     return await searches.tuned(kind, each.name)

@@ -25,7 +25,7 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class System:
-    """`start` starts the system and returns its URL when it is ready."""
+    """A compared system; `start` returns its URL when it is ready."""
 
     title: str
     start: Callable[[Setting, Processes], str]

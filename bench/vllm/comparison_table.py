@@ -42,7 +42,7 @@ def rows(results: Mapping[str, Sequence[Measured]]) -> Iterable[list[str]]:
 
 
 def sustained(measured: Sequence[Measured]) -> float | None:
-    """Highest rate up to which 90% of requests met the SLO at every rate."""
+    """Return the highest rate up to which 90% of requests met the SLO at every rate."""
     best = None
     for each in sorted(measured, key=lambda each: each.rate):
         if each.attainment < ATTAINED:

@@ -58,7 +58,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         return [each for each in self.pairs if (each.split, each.prompt_tokens) == (split, length)]
 
     def visible_s(self, split: str, length: int) -> float | None:
-        """The median; None if not measured."""
+        """Return the median visible transfer; None if not measured."""
         found = self.of(split, length)
         return statistics.median(each.visible_s for each in found) if found else None
 
@@ -100,7 +100,7 @@ def measure(across: AcrossHosts, given: argparse.Namespace, report: Report) -> I
 
 
 def merge_earlier(given: argparse.Namespace) -> list[Pair]:
-    """With --only, results of the other systems from an earlier run at the same link speed."""
+    """With --only, return other systems' results of an earlier run at the same link speed."""
     if not given.only or not given.json.exists():
         return []
     before = msgspec.json.decode(given.json.read_bytes(), type=Report)
@@ -131,7 +131,7 @@ def table(report: Report, lengths: list[int]) -> Table:
 
 
 def violations(report: Report, lengths: list[int]) -> Iterator[str]:
-    """Sentences for the expectations that do not hold."""
+    """Return one sentence per violated expectation."""
     for each in report.pairs:
         if not each.same:
             yield f"{each.split}: tokens of a prompt of {each.prompt_tokens:,} differ from the colocated ones"
@@ -156,7 +156,7 @@ def arguments() -> argparse.Namespace:
 
 
 def run(given: argparse.Namespace, folder: Path) -> tuple[Report, list[str]]:
-    """Raises UserError without network namespaces or vLLM."""
+    """Measure all systems; raises UserError without network namespaces or vLLM."""
     longest = max(given.lengths) + 2 * OUTPUT
     model = model_directory(given.model, folder, "--max-model-len", str(longest))
     given.vocabulary = msgspec.json.decode((model / "config.json").read_bytes())["vocab_size"]

@@ -1,4 +1,4 @@
-"""Every request ends once, with its tokens or with a failure reason, for any endpoint behaviour."""
+"""Every request ends exactly once, with its tokens or a failure reason, for any behaviour of the endpoint."""
 
 import asyncio
 
@@ -28,7 +28,7 @@ def send(scripted, config=None, prompt="hello", api_key=None):
 
 
 def test_records_each_token_of_a_successful_reply():
-    """Token count and order are right, and TTFT <= E2E."""
+    """Each token has a time, tokens are in order, and TTFT ≤ E2E."""
     with endpoint() as scripted:
         timeline, outcome = send(scripted)
     assert outcome.error is None
@@ -39,7 +39,7 @@ def test_records_each_token_of_a_successful_reply():
 
 
 def test_request_body_matches_the_workload():
-    """Prompt ids, max_tokens, usage, ignore_eos, and the key as a bearer token."""
+    """The request body has prompt ids, max_tokens, usage and ignore_eos; the API key is the bearer token."""
     with endpoint() as scripted:
         send(scripted, ClientConfig(temperature=0.5), prompt=[5, 6, 7], api_key="secret")
     body = scripted.bodies[0]
@@ -51,7 +51,7 @@ def test_request_body_matches_the_workload():
 
 
 def test_prompt_length_is_taken_from_usage():
-    """The length of a text prompt is only an estimate until then."""
+    """The server's count of prompt tokens replaces the estimate for a text prompt."""
     with endpoint(lambda _: [Send(chunk() + chunk("", "stop") + usage(9, 1) + DONE)]) as scripted:
         timeline, _ = send(scripted)
     assert timeline.request.prompt_tokens == 9
@@ -89,7 +89,7 @@ def test_failures_have_a_reason(steps, reason):
 
 
 def test_server_error_messages_reach_the_outcome():
-    """From error responses and from error events."""
+    """Messages of HTTP errors and of error events are recorded."""
     with endpoint(lambda _: [Refuse(400, b'{"error": {"message": "prompt too long"}}')]) as scripted:
         assert send(scripted)[1].detail == "prompt too long"
     with endpoint(lambda _: [Send(event(error={"message": "worker lost"}))]) as scripted:

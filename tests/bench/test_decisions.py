@@ -27,7 +27,7 @@ class Counted:
 
 
 def test_the_oldest_request_leaves_before_the_next_arrives():
-    """So the cost of a decision does not depend on how many are measured."""
+    """The number of requests in the cluster stays constant, so the cost of a decision does too."""
     cluster = Counted()
     assert decisions_per_s(cluster, 20, held=5) > 0
     assert cluster.most == 5

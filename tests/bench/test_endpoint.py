@@ -14,7 +14,7 @@ def find(url, model=None, api_key=None):
 
 
 def test_uses_the_first_served_model_by_default():
-    """With the sizes that the server lists."""
+    """The client uses the context length and vocabulary size that the server lists for the model."""
     cards = [{"id": "one", "max_model_len": 128, "vocab_size": 300}, {"id": "two"}]
     with endpoint(models=cards) as scripted:
         found = find(scripted.url)
@@ -28,7 +28,7 @@ def test_unserved_model_error_lists_the_served_models():
 
 
 def test_servers_without_a_model_list_need_an_explicit_model():
-    """Some gateways have no /v1/models."""
+    """A server without /v1/models, such as some gateways, needs `--model`."""
     with endpoint(models_status=404) as scripted:
         assert find(scripted.url, "mine").model == "mine"
         with pytest.raises(ConfigurationError, match="HTTP 404"):

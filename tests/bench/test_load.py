@@ -13,7 +13,7 @@ from twofold.timeline import Moment
 
 
 def trace(count, gap_s=0.0, output_tokens=3):
-    """Requests whose prompt length is their number, with a first arrival after 0."""
+    """Return requests with prompt lengths equal to their numbers and a first arrival after 0."""
     return [
         Request(id=str(n), arrival_s=3600 + n * gap_s, prompt_tokens=10 + n, output_tokens=output_tokens)
         for n in range(count)
@@ -124,7 +124,7 @@ def test_warmup_is_sent_first_and_not_measured():
 
 
 def test_a_failed_warmup_ends_the_run():
-    """It raises before the load starts."""
+    """A failed warm-up request raises an error before the load starts."""
     with endpoint(lambda _: [Refuse(400)]) as scripted, pytest.raises(ConfigurationError, match="HTTP 400"):
         load(scripted, trace(4), warmup=2)
 
@@ -137,7 +137,7 @@ def test_an_empty_workload_gives_an_empty_result():
 
 
 def test_records_are_in_sending_order():
-    """With relative times, counts and errors."""
+    """Records have relative times, token counts and errors."""
 
     def script(body):
         # The first request ends last.

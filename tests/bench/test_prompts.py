@@ -21,7 +21,7 @@ def test_token_prompts_have_the_exact_length_and_stay_in_range(length, blocks, s
 
 
 def test_same_seed_and_request_give_the_same_prompt():
-    """Another seed gives other tokens."""
+    """Equal seeds and request ids give equal prompts; another seed gives another prompt."""
     assert PromptMaker(seed=3).prompt(ask()) == PromptMaker(seed=3).prompt(ask())
     assert PromptMaker(seed=3).prompt(ask()) != PromptMaker(seed=4).prompt(ask())
 
@@ -65,7 +65,7 @@ def test_token_range_fits_small_vocabularies():
 
 
 def test_block_names_may_be_hashes():
-    """As in requests of a live service."""
+    """Blocks with equal hashes give equal tokens."""
     maker = PromptMaker(block_tokens=32)
     one, two = (maker.token_ids(ask(name, 64, (b"same", name.encode()))) for name in ("one", "two"))
     assert one[:32] == two[:32]

@@ -68,7 +68,7 @@ def test_tables_have_units():
 
 
 def test_own_files_and_directories(tmp_path):
-    """`--catalog FILE` overrides entries, and a model may be given as a directory."""
+    """`--catalog FILE` overrides entries, and a model directory can replace a model name."""
     own = tmp_path / "own.toml"
     own.write_text("[machines.dgx-h100]\nprice_per_h = 12.5\n")
     assert "$12.50/h" in run("machines", "--catalog", own)

@@ -29,7 +29,7 @@ kv_cache: {}
     ],
 )
 def test_cache_sizes_are_in_tokens_or_bytes(room, tokens):
-    """A token has ten bytes here."""
+    """One token has ten bytes in this test."""
     assert cache_size_tokens(room, 10) == tokens
 
 

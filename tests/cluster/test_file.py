@@ -41,7 +41,7 @@ def pool(machines, machine, role, **more):
     ],
 )
 def test_parses_a_cluster_line(text, pools):
-    """Count, machine, parallelism, role and batcher, in this order."""
+    """The fields are count, machine, parallelism, role and batcher, in this order."""
     assert parse_cluster(text, model="m", catalog=CATALOG) == ClusterSpec(pools=pools, model="m")
 
 

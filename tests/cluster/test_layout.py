@@ -82,7 +82,7 @@ def test_rejects_layouts_that_do_not_fit(pools, message):
 
 
 def test_pools_on_shared_nodes_count_the_machine_once():
-    """A prefill instance with four accelerators and a decode instance with two."""
+    """One node can hold a prefill instance with four accelerators and a decode instance with two."""
     spec = cluster(
         pool(1, 4, 1, Role.PREFILL, instances=1, nodes="here"), pool(1, 2, 1, Role.DECODE, instances=1, nodes="here")
     )

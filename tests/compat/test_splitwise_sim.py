@@ -23,7 +23,7 @@ def running_decodes(count=3, **more):
 
 
 def test_orders_prompts_then_running_then_ready_tasks():
-    """Within the token budget, each group in order of arrival."""
+    """Groups are in this order within the token budget, and tasks of a group are in order of arrival."""
     chosen = selected(SplitwiseSimBatcher(100, 64), waiting(60, 37), decoding(2), ready(3))
     assert chosen.prefills == [("w0", 60), ("w1", 37)]
     assert (chosen.resume, chosen.pause) == (["r0"], [])
@@ -123,7 +123,7 @@ def test_running_prompt_is_not_interrupted():
 
 
 def test_idle_instance_without_blocks_waits_for_freed_blocks():
-    """Arrivals do not set `changed`, freed blocks do."""
+    """An arrival does not set `changed`, and freed blocks do."""
     made = sim(num_blocks=8)
     made.submit(request("p", prompt=112), decodes_here=False)
     assert ran(made) == ["p"]

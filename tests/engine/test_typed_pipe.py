@@ -41,7 +41,7 @@ def test_rejects_pickles(ends):
 
 
 def test_a_closed_end_raises_eof(ends):
-    """As does the exit of a process."""
+    """The exit of the other process raises EOFError too."""
     ours, theirs = ends
     ours.connection.close()
     with pytest.raises(EOFError):

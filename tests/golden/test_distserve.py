@@ -69,7 +69,7 @@ def play(spec, rows, slo=None):
 @pytest.mark.skipif(not files(), reason="needs the reference output of DistServe's simulator: set TWOFOLD_DATA")
 @pytest.mark.parametrize("path", files(), ids=lambda path: path.stem)
 def test_latencies_equal_distserve(path):
-    """Latencies to 1e-4, SLO attainment to half a point."""
+    """Latencies agree to 1e-4, SLO attainment to half a point."""
     rows = json.loads(path.read_text())
     sizes = [(row["arrival_ms"], row["prompt_len"], row["output_len"]) for row in rows]
     ours, _ = play(cluster(path.name), sizes)

@@ -78,7 +78,7 @@ class Ended(Observer):
 
 @pytest.fixture(scope="module", params=RUNS, ids=[run[0] for run in RUNS])
 def run(request):
-    """(SplitwiseSim's output per request, our timelines, our result, the expected verdict)."""
+    """Return (SplitwiseSim's output per request, our timelines, our result, the expected verdict)."""
     name, trace, pools, met = request.param
     golden = find_data(f"golden/splitwise/{name}.csv")
     requests = find_data(f"traces/splitwise-{trace}-70rps-2min.csv")
@@ -114,7 +114,7 @@ def test_latencies_equal_splitwise_sim_under_overload(rows):
 
 
 def test_latencies_equal_the_reference(run):
-    """TTFT, E2E, queueing time and the time to the second token, to 1e-6."""
+    """TTFT, E2E, queueing time and the time to the second token agree to 1e-6."""
     rows, timelines, result, _ = run
     assert len(rows) == len(timelines) == result.completed == result.arrived
     for row in rows:
@@ -131,7 +131,7 @@ def test_latencies_equal_the_reference(run):
     ("column", "histogram"), [("ttft_times", "ttft_s"), ("tbt_times", "tpot_s"), ("response_times", "e2e_s")]
 )
 def test_percentiles_equal_the_reference(run, column, histogram, percentile):
-    """To 0.1%; the histogram's buckets account for half of that."""
+    """Percentiles agree to 0.1%; the histogram's buckets account for half of that."""
     rows, _, result, _ = run
     theirs = np.percentile([row[column] for row in rows], percentile)
     assert getattr(result, histogram).percentile(percentile) == pytest.approx(theirs, rel=1e-3)

@@ -38,7 +38,7 @@ def decodes(instance, start, end, iterations):
 
 
 def test_the_longest_tenth_counts():
-    """Of four gaps one, here the first: it begins with the first token, which another instance made."""
+    """The tail TBT of four gaps is the longest one, here the gap after the first token, which includes the hand-off."""
     gaps = TokenGaps()
     gaps.run(decodes("decode-0", 500, 875, 4))  # before it came
     gaps.run(decodes("decode-1", 0, 2000, 100))  # of others

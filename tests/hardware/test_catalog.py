@@ -54,7 +54,7 @@ def test_every_entry_has_source_date_and_name(catalog):
     ],
 )
 def test_splitwise_machines_match_the_paper(catalog, name, price, tdp, idle, network, bandwidth, units):
-    """Table I of the paper and the configuration of its simulator, per machine of eight GPUs."""
+    """Prices, power, bandwidth and memory of eight-GPU machines equal table I and the simulator's configuration."""
     machine = catalog.machine(name)
     assert (machine.price_per_h, machine.tdp_w, machine.idle_w) == (price, tdp, idle)
     assert machine.network_bytes_per_s == network
@@ -64,7 +64,7 @@ def test_splitwise_machines_match_the_paper(catalog, name, price, tdp, idle, net
 
 
 def test_power_cap_is_half_of_an_h100(catalog):
-    """350 W of 700 W; the cap belongs to the machine, so the accelerator keeps its TDP."""
+    """The cap is 350 W of 700 W; it belongs to the machine, so the accelerator keeps its TDP."""
     capped = catalog.machine("h100-pcap")
     assert capped.power_cap * capped.accelerator.tdp_w == 350
     assert catalog.machine("h100").power_cap == 1.0
@@ -138,7 +138,7 @@ def test_tier_prices_match_ec2_differences(catalog):
 
 
 def test_short_names(catalog):
-    """`h100` means dgx-h100, likewise for every DGX machine."""
+    """`h100` means dgx-h100, and other DGX machines have short names too."""
     for name in ("a100", "h100", "h100-pcap", "h200", "b200"):
         assert catalog.machine(name) is catalog.machine(f"dgx-{name}")
 
@@ -250,7 +250,7 @@ def test_errors_name_file_entry_and_field(write, text, message):
 
 
 def test_rejects_unreadable_files(tmp_path):
-    """A missing file, a directory and binary data."""
+    """A missing file, a directory and binary data are errors."""
     binary = tmp_path / "binary.toml"
     binary.write_bytes(b"\xff\xfe\x00")
     for path, message in (

@@ -145,7 +145,7 @@ def test_catalog_models_match_their_config_json(directory, name):
 
 
 def test_every_catalog_model_is_covered():
-    """Guards against leaving a new model out of the test above."""
+    """The test above lists every model of the catalog."""
     assert set(CONFIGS) == set(load_catalog().models)
 
 
@@ -166,7 +166,7 @@ def test_source_and_dtype_sizes(directory):
 
 
 def test_quantized_weight_sizes(directory):
-    """Taken from the index, else from the files, else from the bits; the KV cache keeps its dtype."""
+    """Sizes come from the index, else from the files, else from the bits; the KV cache keeps its dtype."""
     four_bits = {"quantization_config": {"quant_method": "awq", "bits": 4}}
     path = directory(CONFIGS["llama-3.1-8b"] | four_bits)
     assert read_model(path).weight_bytes == 8_030_261_248 // 2
@@ -212,7 +212,7 @@ def test_errors_name_file_and_field(directory, change, message):
 
 
 def test_rejects_directories_without_a_model(tmp_path):
-    """A missing config.json, invalid JSON, and JSON that is not an object."""
+    """A missing config.json, invalid JSON, and JSON that is not an object are errors."""
     with pytest.raises(ModelError, match=r"has no config\.json, so it is not a model directory"):
         read_model(tmp_path)
     for content in (b"{", b"[]", b"\xff"):

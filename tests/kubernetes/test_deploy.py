@@ -39,7 +39,7 @@ def test_policies_become_flags():
 
 
 def test_colocated_pools_become_mixed_workers():
-    """With or without chunked prefill, as planned."""
+    """Mixed workers use chunked prefill if the plan does."""
     pool = "- {machines: 1, machine: dgx-a100, role: mixed, tensor_parallel: 1%s}\n"
     head = "model: llama-3.1-8b\nrouter: jsq\npools:\n"
     whole, chunked = planned(head + pool % ""), planned(head + pool % ", batcher: chunked-prefill")

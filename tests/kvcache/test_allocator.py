@@ -60,7 +60,7 @@ def test_rejects_a_second_release_or_transfer_end():
 @given(st.lists(st.tuples(st.sampled_from("axrbbe"), st.integers(0, 5), st.integers(1, 40)), max_size=60))
 @settings(max_examples=300)
 def test_no_block_is_leaked_or_owned_twice(steps):
-    """Any order of operations, with several transfers of the same blocks as in aborted hand-offs."""
+    """The invariant holds for any order of operations, including several transfers of the same blocks."""
     blocks = PagedBlockAllocator(num_blocks=12, block_size=4)
     owned, moving = {}, []
     for action, number, tokens in steps:

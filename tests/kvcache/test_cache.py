@@ -62,7 +62,7 @@ class Plain:
 @settings(max_examples=400)
 @given(st.lists(st.tuples(st.sampled_from(["ask", "ask", "ask", "hold", "release", "pin"]), prompts), max_size=40))
 def test_matches_a_reference_lru_cache(steps):
-    """With held and pinned blocks; the capacity is never exceeded."""
+    """The results are equal with held and pinned blocks, and the capacity is never exceeded."""
     seen = RecordingObserver()
     cache, plain = PrefixCache(CAPACITY, Lru(), seen), Plain(CAPACITY)
     asked = 0

@@ -1,4 +1,4 @@
-"""Leases."""
+"""KV block leases."""
 
 import pytest
 

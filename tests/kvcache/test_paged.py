@@ -143,7 +143,7 @@ steps = st.lists(
 @settings(max_examples=400)
 @given(steps)
 def test_cached_blocks_have_the_right_contents_and_stay_read_only(name, steps):
-    """Any order of operations; no block is held in the end."""
+    """The invariant holds for any order of operations, and no block is held at the end."""
     memory = Memory(name)
     for action, number, prompt in steps:
         if action == "start":

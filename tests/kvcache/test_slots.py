@@ -52,7 +52,7 @@ def test_lose_ends_all_rights_of_one_holder():
 
 
 class SlotLives(RuleBasedStateMachine):
-    """Any order of events, compared with explicit state."""
+    """Compare slots with a reference model for any order of events."""
 
     def __init__(self):
         super().__init__()

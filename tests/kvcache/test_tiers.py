@@ -24,7 +24,7 @@ def ask(cache, keys):
 @settings(max_examples=300)
 @given(st.lists(prompts, max_size=40), st.integers(8, 10), st.integers(1, 6))
 def test_lru_tiers_behave_like_one_lru_cache(prompts, upper, lower):
-    """For prompts that fit in the first tier; longer ones start there and continue in the next."""
+    """The results are equal for prompts that fit in the first tier; longer ones continue in the next tier."""
     one = PrefixCache(upper + lower, Lru())
     tiers = TieredCache([PrefixCache(upper, Lru()), PrefixCache(lower, Lru())])
     for keys in prompts:

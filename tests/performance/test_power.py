@@ -17,19 +17,19 @@ def test_saturated_prefill_draws_the_tdp_of_the_machine(models, machines):
 
 
 def test_decode_draws_the_measured_share(models, machines):
-    """63.5% of the TDP of each A100 for bloom-176b, and the rest of the machine."""
+    """Decode of bloom-176b draws 63.5% of the TDP of each A100, plus the rest of the machine."""
     model = fitted(models["bloom-176b"], machines["dgx-a100"], 8)
     assert model.decode_w(1) == pytest.approx(0.635 * 3200 + 3300, rel=1e-3)
 
 
 def test_decode_power_grows_slowly_with_the_batch(models, machines):
-    """16 sequences draw less than a tenth more than one."""
+    """16 sequences draw less than 10% more than one."""
     model = fitted(models["bloom-176b"], machines["dgx-a100"], 8)
     assert model.decode_w(1) < model.decode_w(16) < 1.1 * model.decode_w(1)
 
 
 def test_a_cap_cuts_prefill_and_spares_decode(models, machines):
-    """From 5,600 W to 2,800 W for the accelerators."""
+    """The cap halves the prefill power of the accelerators from 5,600 W; decode power is unchanged."""
     pair = models["llama2-70b"], 8
     free, capped = (roofline(pair[0], machines[name], pair[1]) for name in ("dgx-h100", "dgx-h100-capped"))
     assert free.prefill_w(4096) - capped.prefill_w(4096) == pytest.approx(2800)

@@ -36,7 +36,7 @@ def test_one_instance_is_equation_1(rate, expected_ms):
 
 @given(st.floats(0, 1.9), prefills)
 def test_two_stages_are_equation_2(load, prefill_s):
-    """D + R·D² / (4·(2 − R·D))."""
+    """The mean TTFT is D + R·D² / (4·(2 − R·D))."""
     rate = load / prefill_s
     expected = prefill_s + rate * prefill_s**2 / (4 * (2 - rate * prefill_s))
     assert pipeline_s(rate, prefill_s) == pytest.approx(expected)
@@ -44,7 +44,7 @@ def test_two_stages_are_equation_2(load, prefill_s):
 
 @given(st.floats(0, 0.99), prefills, speedups)
 def test_tensor_parallelism_is_equation_3(load, prefill_s, speedup):
-    """D/K + R·D² / (2·K·(K − R·D))."""
+    """The mean TTFT is D/K + R·D² / (2·K·(K − R·D))."""
     rate = load * speedup / prefill_s
     expected = prefill_s / speedup + rate * prefill_s**2 / (2 * speedup * (speedup - rate * prefill_s))
     assert tensor_s(rate, prefill_s, speedup) == pytest.approx(expected)
@@ -63,7 +63,7 @@ def test_ttft_is_infinite_beyond_the_stable_rate():
 
 
 def test_low_rates_favour_tensor_and_high_rates_pipeline_parallelism():
-    """With a speed-up of 1.5 the two cross at 12.974 requests per second."""
+    """With a speed-up of 1.5, the two cross at 12.974 requests per second."""
     crossover = crossover_rate(D, 1.5)
     assert crossover == pytest.approx(12.974, abs=5e-4)
     assert tensor_s(2, D, 1.5) < pipeline_s(2, D)
@@ -179,7 +179,7 @@ def test_one_token_saturates_without_a_fixed_cost():
 
 
 def test_matches_the_closed_form_for_linear_times():
-    """n / (f + s·n) ≥ share / s · m·s / (f + m·s), the rate of the longest prompt m."""
+    """The length n satisfies n / (f + s·n) ≥ share / s · m·s / (f + m·s), the rate of the longest prompt m."""
     fixed, each, most = 0.02, 1e-4, 10_000
     best = most / (fixed + each * most)
     found = saturating_tokens(quadratic(fixed, each, 0.0), most)
@@ -187,7 +187,7 @@ def test_matches_the_closed_form_for_linear_times():
 
 
 def test_opt_13b_saturates_an_a100_at_512_tokens():
-    """DistServe, section 3.1."""
+    """The length is that of DistServe, section 3.1."""
     catalog = load_catalog()
     model = performance_model("distserve-published", catalog.model("opt-13b"), catalog.machine("dgx-a100"), 1)
     found = saturating_tokens(lambda tokens: model.prefill_s(tokens, tokens * tokens), 2048)

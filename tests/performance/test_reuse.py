@@ -25,19 +25,19 @@ KV_BYTES = 327_680
 
 @pytest.fixture(scope="module")
 def llama(models, machines):
-    """A roofline, because measured prompts are too short for attention to matter."""
+    """A roofline model, because measured prompts are too short for attention to matter."""
     return performance_model("roofline", models["llama2-70b"], machines["dgx-a100"], 8)
 
 
 def test_reproduces_the_published_bandwidth():
-    """8,192 tokens of LLaMA-70B on eight A800: 5.86 GB/s, which the paper rounds to 6."""
+    """The bandwidth for 8,192 tokens of LLaMA-70B on eight A800 is 5.86 GB/s, which the paper rounds to 6."""
     assert PUBLISHED.bytes_per_s(8192, EIGHT_A800) / 1e9 == pytest.approx(5.86, abs=0.005)
     assert PUBLISHED.kv_bytes == KV_BYTES
 
 
 @given(st.integers(1, 10**6), st.floats(1e12, 1e17))
 def test_matches_the_inequality_of_the_paper(prefix, flops_per_s):
-    """B/G = 2·d·s / (gqa·(a·p·d + b·d²)), with the sizes in the paper."""
+    """The inequality is B/G = 2·d·s / (gqa·(a·p·d + b·d²)), with the sizes in the paper."""
     d, s, gqa, a, b = 8192, 2, 8, 4, 22
     expected = flops_per_s * 2 * d * s / (gqa * (a * prefix * d + b * d * d))
     assert PUBLISHED.bytes_per_s(prefix, flops_per_s) == pytest.approx(expected)
@@ -124,7 +124,7 @@ LANE = st.floats(0.001, 100.0)
 
 
 def by_layers(layers, load, compute, store):
-    """Mooncake section 5.2, simulated layer by layer."""
+    """Reference: simulate Mooncake's section 5.2 layer by layer."""
     loaded, computed, stored = load, 0.0, 0.0
     for _ in range(layers):
         begun = max(loaded, computed)  # attention waits for the load of its layer …

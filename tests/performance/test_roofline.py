@@ -15,7 +15,7 @@ from twofold.performance.roofline import RooflineTerms, roofline
 
 @pytest.fixture(scope="module")
 def mixture():
-    """A mixture of experts with latent attention; a token touches a tenth of the weights."""
+    """A mixture-of-experts model with latent attention that activates a tenth of its weights per token."""
     return Model(
         name="moe",
         layers=60,
@@ -97,7 +97,7 @@ def test_a_faster_machine_is_faster(models, machines):
 
 
 def test_a_power_cap_slows_prefill_only(models, machines):
-    """1.3 times at half of TDP."""
+    """A cap of half of the TDP slows prefill by a factor of 1.3."""
     free, capped = (roofline(models["llama2-70b"], machines[name], 4) for name in ("dgx-h100", "dgx-h100-capped"))
     assert capped.prefill_s(1000, 10**6) == pytest.approx(1.3 * free.prefill_s(1000, 10**6))
     assert capped.decode_cost(8) == free.decode_cost(8)

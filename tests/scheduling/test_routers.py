@@ -73,7 +73,7 @@ def test_no_route_where_there_is_nobody():
 
 
 def test_a_lost_instance_gives_back_the_requests_it_held():
-    """A prefill instance loses the requests whose hand-off is incomplete, a decode instance all of its requests."""
+    """A lost prefill instance loses requests with incomplete hand-offs, a lost decode instance all its requests."""
     made = cluster([Role.PREFILL, Role.DECODE])
     for name in "abc":
         made.place(request(name), 0.0)

@@ -15,7 +15,7 @@ LOOKS = 150
 
 
 class Door:
-    """A guarded server socket."""
+    """Server socket that is guarded by the cluster key."""
 
     def __init__(self):
         self.context = zmq.Context()
@@ -29,7 +29,7 @@ class Door:
         return [self.socket.recv()] if self.socket.poll(20_000) else []
 
     def refuses(self):
-        """Whether the guard refuses a client and drops its message."""
+        """Return whether the guard rejects a client and drops its message."""
         for _ in range(LOOKS):
             if self.guard.refused:
                 return not self.socket.poll(200)
@@ -48,7 +48,7 @@ def door():
 
 @pytest.fixture
 def caller():
-    """A client socket in another context."""
+    """Return a client socket in another context."""
     context = zmq.Context()
     socket = context.socket(zmq.PUSH)
     socket.setsockopt(zmq.LINGER, 0)

@@ -27,7 +27,7 @@ def prompts(count):
 
 @pytest.fixture(scope="module")
 def expected(service):
-    """Answers of a service with enough memory for all 14 prompts."""
+    """Return the answers of a service with enough memory for all 14 prompts."""
     return asyncio.run(complete_all(service("llama", COLOCATED), prompts(14), at_once=14, **HOW))
 
 

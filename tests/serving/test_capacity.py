@@ -27,12 +27,12 @@ def prompts(count):
 
 
 def told(url):
-    """Block gauges of /metrics by name, instance or host, and tier or state."""
+    """Return the block gauges of /metrics by name, instance or host, and tier or state."""
     return {tuple(match[:3]): float(match[3]) for match in GAUGE.findall(metrics(url))}
 
 
 def test_capacity_is_never_exceeded(tiny_model_dir, tmp_path):
-    """Under overload with pinned prefixes, and while the store restarts."""
+    """The limits hold under overload with pinned prefixes, and while the store restarts."""
     disk = tmp_path / "kv"
     tight = ("--dtype", "float32", "--max-model-len", "512", "--kv-cache-memory-bytes", str(ENGINE_BYTES))
     store = ("--kv-store-dram", str(STORE_BYTES), "--kv-store-disk", f"{disk}:{DISK_BYTES}")

@@ -35,7 +35,7 @@ def tokens(seed, count):
 
 
 async def ask(url, *prompts):
-    """Cached tokens of each prompt, all sent at once."""
+    """Send all prompts at once and return the cached tokens of each."""
 
     async def one(session, name, prompt):
         body = {"model": name, "prompt": prompt, "max_tokens": OUTPUT, "temperature": 0, "ignore_eos": True}
@@ -51,7 +51,7 @@ async def ask(url, *prompts):
 
 
 def computed_on(url):
-    """Prompt tokens received by each prefill worker."""
+    """Return the prompt tokens received by each prefill worker."""
     found = re.findall(
         r'^twofold:prefix_cache_queries_total\{instance="(prefill-\d)"\} (\S+)$', metrics(url), re.MULTILINE
     )
@@ -116,7 +116,7 @@ def test_the_prefixes_of_a_killed_worker_are_recomputed(emulated):
 
 
 def test_output_equals_the_models(tiny_model_dir):
-    """On real workers with measured speeds, one of which is killed."""
+    """The output is equal on real workers with measured speeds, one of which is killed."""
     begin = [tokens(f"real {number}", 40 * BLOCK) for number in range(4)]
     prompts = [prompt + tokens(f"{number} {turn}", 30) for turn in range(4) for number, prompt in enumerate(begin)]
     expected = greedy_outputs(tiny_model_dir("llama"), prompts, OUTPUT)

@@ -37,7 +37,7 @@ async def leave(url, body, *, after_tokens=0, after_s=0.0):
 
 
 def occasions(draw, answer_s):
-    """Disconnect times: in the queue or prefill, at random, in the hand-off, during decode.
+    """Return disconnect times: in the queue or prefill, at random, in the hand-off, during decode.
 
     Delays are in tokens or fractions of a measured answer time, so they fit any machine.
     """
@@ -78,10 +78,10 @@ COUNTERS = (
 
 
 def check_disconnects(url, disconnects, settled=all_blocks_free):
-    """Run the disconnects, again until requests were aborted both before and after their first token.
+    """Repeat the disconnects until requests were aborted both before and after their first token.
 
-    When a client leaves, the scheduler of a busy machine decides how far its request is. A run misses one of the two
-    kinds only by such a chance.
+    The progress of a request when its client disconnects depends on the machine's load, so one run may lack one of the
+    two cases.
     """
     before = [metric(url, counter) for counter in COUNTERS]
     for seed in range(20):

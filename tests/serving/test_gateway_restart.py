@@ -1,4 +1,4 @@
-"""The gateway ends under load and is started again."""
+"""The gateway is stopped or killed under load and restarted."""
 
 import asyncio
 import json
@@ -56,7 +56,7 @@ class Client:
 
 
 async def end_under_load(process, url, number, max_tokens):
-    """Outcome and tokens of each stream after a signal to the gateway."""
+    """Return outcome and tokens of each stream after a signal to the gateway."""
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None)) as session:
         name = await served_name(session, url)
         clients = [Client(session, url, name, max_tokens) for _ in range(STREAMS)]
@@ -75,7 +75,7 @@ async def answer(url, max_tokens):
 
 
 def left_behind(processes, named):
-    """Remaining processes, and shared files that still have names."""
+    """Return the remaining processes and shared memory files."""
     _, alive = psutil.wait_procs(processes, timeout=600)
     return alive, [path for path in named if Path(path).exists()]
 

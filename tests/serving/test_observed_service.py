@@ -27,7 +27,7 @@ async def ask(url, **fields):
 
 @pytest.fixture(scope="module")
 def observed(tiny_model_dir, tmp_path_factory):
-    """Answers, logs and traces of one service, and its last dashboard snapshot."""
+    """Return answers, logs and traces of one service, and its last dashboard snapshot."""
     port, log = free_port(), tmp_path_factory.mktemp("log") / "log"
     url = f"http://127.0.0.1:{port}"
     flags = ("--port", str(port), "--served-model-name", "m", "--log-format", "json", "--slo", "e2e=600")

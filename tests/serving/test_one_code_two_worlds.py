@@ -111,7 +111,7 @@ class VirtualRun:
         self.instances[name].end_lease(**args)
 
     def on_handed_off(self, name, request_id):
-        """Both the prefill worker's and the controller's schedulers record it."""
+        """Record the end of the hand-off in the prefill worker's and the controller's schedulers."""
         if name in self.instances:
             self.instances[name].handed_off(request_id)
         else:
@@ -128,7 +128,7 @@ class VirtualRun:
 
 
 def timed(name, entries):
-    """Journal entries of one process in order, with monotonic times."""
+    """Return the journal entries of one process in order, with monotonic times."""
     latest = 0.0
     for number, entry in enumerate(entries):
         latest = max(latest, entry.at)
@@ -137,7 +137,7 @@ def timed(name, entries):
 
 @pytest.mark.parametrize("flags", [SPLIT, COLOCATED], ids=["split", "colocated"])
 def test_replaying_a_live_run_takes_the_same_decisions(flags, tiny_model_dir, tmp_path):
-    """Placements, leases, batches and outcomes under load, with aborted requests."""
+    """Placements, leases, batches and outcomes are equal under load with aborted requests."""
     draw = random.Random(3)
     prompts = [[draw.randint(10, 500) for _ in range(draw.randint(1, 700))] for _ in range(60)]
     beginning = [draw.randint(10, 500) for _ in range(200)]

@@ -37,7 +37,7 @@ def service(tmp_path_factory):
 
 
 async def ask(session, url, name, **fields):
-    """Status, headers and body of one completion."""
+    """Return status, headers and body of one completion."""
     body = {"model": name, "prompt": PROMPT, "max_tokens": 2, **fields}
     async with session.post(f"{url}/v1/completions", json=body) as response:
         return response.status, response.headers, await response.json()
@@ -75,7 +75,7 @@ def test_a_prompt_beyond_the_slo_is_a_400(service):
 
 
 def test_the_baseline_rejects_after_prefill_with_a_429(service):
-    """No token was sent, so a streamed request gets a plain error; its blocks are freed."""
+    """A streamed request gets a plain 429 because no token was sent, and its blocks are freed."""
 
     async def beside_another(url):
         async with aiohttp.ClientSession() as session:

@@ -52,7 +52,7 @@ def expected(tiny_model_dir):
     ("arch", "flags"), WAYS, ids=lambda value: value if isinstance(value, str) else " ".join(value)
 )
 def test_output_equals_generate_across_degrees(arch, flags, tiny_model_dir, expected):
-    """Grouped-query and multi-head attention, tensor and pipeline parallelism, all hand-off modes."""
+    """The test covers grouped-query and multi-head attention, tensor and pipeline parallelism, and hand-off modes."""
     with running_service(tiny_model_dir(arch), *ENGINE, *flags) as (_, url):
         made = asyncio.run(complete_all(url, prompts(), at_once=12, max_tokens=OUTPUT, temperature=0, ignore_eos=True))
         assert made == expected(arch)
@@ -61,7 +61,7 @@ def test_output_equals_generate_across_degrees(arch, flags, tiny_model_dir, expe
 
 @pytest.fixture(scope="module")
 def of_ranks(tiny_model_dir):
-    """A service of multi-rank workers."""
+    """Return the URL of a service of multi-rank workers."""
     with running_service(tiny_model_dir("llama"), *ENGINE, PP[0], "2", TP[1], "2") as running:
         yield running
 

@@ -28,7 +28,7 @@ def tokens(seed, count):
 
 
 def family(seed):
-    """A long prompt, and prompts that share some of it up to, before and after block boundaries."""
+    """Return a long prompt, and prompts that share part of it up to, before and after block boundaries."""
     whole = tokens(seed, 40 * BLOCK)
     kept = (1, BLOCK, BLOCK + 1, 20 * BLOCK - 1, 20 * BLOCK, len(whole) - 1, len(whole))
     tails = [whole[:count] + tokens(f"{seed} {count}", 30) for count in kept]
@@ -36,7 +36,7 @@ def family(seed):
 
 
 async def ask(url, prompt, key=None, **fields):
-    """Output tokens and cached prompt tokens of one completion."""
+    """Return output tokens and cached prompt tokens of one completion."""
     headers = {} if key is None else {"Authorization": f"Bearer {key}"}
     async with aiohttp.ClientSession(headers=headers) as session:
         return await complete_cached(session, url, prompt, **fields)
@@ -47,7 +47,7 @@ async def ask_in_turn(url, prompts, **fields):
 
 
 def shared_with_earlier(prompts):
-    """Longest reusable prefix of each prompt: whole blocks, never its last token."""
+    """Return the longest reusable prefix of each prompt: whole blocks, never its last token."""
     found = []
     for number, prompt in enumerate(prompts):
         best = 0
@@ -106,14 +106,14 @@ def test_prefix_reuse_across_parallelism_and_routers(flags, tiny_model_dir):
 
 @pytest.fixture(scope="module")
 def split_tight(tiny_model_dir):
-    """Process and URL of a split service with little KV memory."""
+    """Return process and URL of a split service with little KV memory."""
     with running_service(tiny_model_dir("llama"), *TIGHT, *SPLIT) as running:
         yield running
 
 
 @pytest.fixture(scope="module")
 def mixed_tight(tiny_model_dir):
-    """Process and URL of one swapping worker with little KV memory."""
+    """Return process and URL of one swapping worker with little KV memory."""
     flags = ("--colocated", "1", "--swap-space", "16MiB")
     with running_service(tiny_model_dir("llama"), *TIGHT, *flags) as running:
         yield running
@@ -126,7 +126,7 @@ def tight(request):
 
 @pytest.fixture(scope="module")
 def more_than_fits(tiny_model_dir):
-    """Prompts with shared prefixes and 40 output tokens each."""
+    """Return prompts with shared prefixes that request 40 output tokens each."""
     prompts = [prompt[:400] for seed in range(4) for prompt in family(f"tight {seed}")]
     random.Random(2).shuffle(prompts)
     return prompts, greedy_outputs(tiny_model_dir("llama"), prompts, 40)

@@ -34,7 +34,7 @@ class TwoHosts:
         return asyncio.run(ask(self.url, prompt))
 
     def with_blocks(self, count):
-        """Hosts with and without this many blocks in their store."""
+        """Return the hosts with and without this many blocks in their store."""
         until(lambda: sum(stored(self.url, host) for host in self._processes) == count)
         return sorted(self._processes, key=lambda host: -stored(self.url, host))
 
@@ -45,7 +45,7 @@ class TwoHosts:
         kill(self._processes[host], "store")
 
     def store(self, host):
-        """Process id of a host's store."""
+        """Return the pid of a host's store."""
         return running(self._processes[host], "store")
 
 

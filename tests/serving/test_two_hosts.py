@@ -19,14 +19,14 @@ CLIENT = aiohttp.ClientTimeout(total=900)
 
 
 async def ask(url):
-    """Answers to all questions, asked at once."""
+    """Send all prompts at once and return their outputs."""
     async with aiohttp.ClientSession(timeout=CLIENT) as session:
         return await asyncio.gather(*(complete(session, url, **question) for question in QUESTIONS))
 
 
 @pytest.fixture(scope="module")
 def expected(service):
-    """Answers of colocated workers."""
+    """Return the outputs of colocated workers."""
     return asyncio.run(ask(service("llama", COLOCATED)))
 
 
@@ -47,7 +47,7 @@ ONE_SIDED = (pytest.param("nixl", marks=NIXL), pytest.param("mooncake", marks=MO
 
 @pytest.fixture(scope="module", params=["curve", "pull", "from there", *ONE_SIDED])
 def running(request, hosts, tiny_model_dir, tmp_path_factory):
-    """A service on both hosts."""
+    """Return the URL of a service on both hosts."""
     here, there, flags, cuts_s = KINDS[request.param]
     folder, model = tmp_path_factory.mktemp("hosts"), tiny_model_dir("llama")
     with joined_service(model, folder, *here, *flags, "--kv-checksums", there=there, hosts=hosts) as made:
@@ -56,7 +56,7 @@ def running(request, hosts, tiny_model_dir, tmp_path_factory):
 
 
 async def with_cable_cut(running, expected, *, after_s, for_s):
-    """Answers while the link is cut during KV transfers."""
+    """Return the outputs while the link is cut during KV transfers."""
     asked = asyncio.create_task(ask(running.url))
     await asyncio.sleep(after_s)
     running.hosts.cut()
@@ -66,7 +66,7 @@ async def with_cable_cut(running, expected, *, after_s, for_s):
 
 
 def test_a_cut_link_changes_no_answer(running, expected):
-    """For cuts shorter than the heartbeat timeout, longer than it, and longer than the watchdog term."""
+    """The link is cut for shorter than the heartbeat timeout, longer than it, and longer than the watchdog term."""
     for for_s in running.cuts_s:
         assert asyncio.run(ask(running.url)) == expected
         cut_while_busy(running, expected, for_s)
@@ -86,7 +86,7 @@ def cut_while_busy(running, expected, for_s):
 
 
 def test_deadlines_hold_while_the_link_is_cut(running):
-    """Blocks are freed when the link is back."""
+    """Blocks are freed when the link is restored."""
 
     async def hasty(session, name, question):
         body = {"model": name, "timeout": 4, **question}

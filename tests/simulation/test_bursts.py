@@ -24,7 +24,7 @@ PULL = ClusterSpec(
 
 
 def watched(spec, output=OUTPUT):
-    """(statuses of prefill and decode before every event, result of the run)."""
+    """Run a simulation; return (statuses of prefill and decode before every event, result)."""
     statistics = RunStatistics(None, None, over_all_tokens=False)
     cluster = build_cluster(spec, CATALOG, instance_profiles(spec, CATALOG), statistics, [], 1 << 60)
     seen = []

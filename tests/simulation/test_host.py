@@ -21,7 +21,7 @@ class Done(Event):
 
 
 class Run:
-    """A host, and jobs (start, seconds of work, task) on it."""
+    """A host and jobs (start, seconds of work, task) on it."""
 
     def __init__(self, cores):
         self.kernel = Kernel()
@@ -46,7 +46,7 @@ def test_single_task_runs_at_full_speed():
 
 
 def test_two_tasks_share_a_core():
-    """Each at half speed while both run."""
+    """Each task runs at half speed while both run."""
     run = Run(cores=2)
     run.job(0, HostTask([0]), 0.0, 3.0)
     run.job(1, HostTask([0]), 1.0, 1.0)
@@ -61,7 +61,7 @@ def test_unpinned_task_runs_on_a_free_core():
 
 
 def test_busy_neighbours_slow_a_sensitive_task_down():
-    """Only while they are busy."""
+    """The task is slower only while its neighbours are busy."""
     run = Run(cores=2)
     run.job(0, HostTask([0], contention=ContentionFactors(crowded=1.5)), 0.0, 3.0)
     run.job(1, HostTask([1]), 0.0, 1.5)

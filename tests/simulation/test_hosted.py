@@ -26,7 +26,7 @@ class Ends(Observer):
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """Simulate requests (arrival, prompt, output) on a host; returns (TTFT, E2E) in seconds by request."""
+    """Simulate requests (arrival, prompt, output) on a host; return (TTFT, E2E) in seconds by request."""
 
     def run(one, requests, *, prefill=1, decode=1, colocated=0, **settings):
         path = tmp_path_factory.mktemp("host") / "host.yaml"
@@ -57,12 +57,12 @@ def near(*seconds):
 
 
 def test_single_request_takes_the_engine_time(run):
-    """10 ms plus 1 ms per token: 100 prompt tokens, then two decodes."""
+    """The engine takes 10 ms plus 1 ms per token for 100 prompt tokens and two decodes."""
     assert run(profile(), [(0.0, 100, 3)]) == [near(0.110, 0.132)]
 
 
 def test_gateway_adds_time_before_and_after(run):
-    """2.5 ms plus 10 µs per prompt token before; 1 ms plus 0.5 ms per token after each iteration."""
+    """The gateway adds 2.5 ms plus 10 µs per prompt token before, and 1 ms plus 0.5 ms per token after iterations."""
     front = GatewayTimes(
         request_s=0.002, prompt_token_s=1e-5, request_delay_s=0.0005, step_s=0.0002, token_s=0.0005, step_delay_s=0.0008
     )

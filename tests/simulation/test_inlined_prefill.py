@@ -20,7 +20,7 @@ SPEC = ClusterSpec(
 
 
 def requests():
-    """Chat requests, some with a prompt that takes far longer than the bound."""
+    """Return chat requests, some with a prompt that takes far longer than the bound."""
     for number in range(60):
         prompt = 3500 if number % 20 == 10 else 200
         yield Request(id=str(number), arrival_s=number / 10, prompt_tokens=prompt, output_tokens=60)
@@ -35,13 +35,13 @@ def test_token_gaps_stay_within_the_bound():
 
 
 def test_rejects_the_batcher_without_its_bound():
-    """And the bound without the batcher."""
+    """The bound without the batcher is an error too."""
     for changes in ({"inline_tbt_s": None}, {"pools": (MIXED,)}):
         with pytest.raises(ConfigurationError, match="give both or neither"):
             instance_profiles(msgspec.structs.replace(SPEC, **changes), CATALOG)
 
 
 def test_a_service_rejects_the_inlined_batcher_of_a_cluster_file():
-    """It has no performance model."""
+    """An emulated service has no performance model for the batcher."""
     with pytest.raises(ConfigurationError, match="an emulated service cannot inline prompts"):
         check_servable(SPEC)

@@ -41,7 +41,7 @@ def test_every_request_ends_once_and_all_resources_are_freed(cluster, requests):
 @settings(max_examples=700)
 @given(clusters() | pipelines(), workloads())
 def test_time_never_runs_backwards_in_a_request(cluster, requests):
-    """The moments of a request are ordered, and a completed request has all of them."""
+    """The moments of each request are in order, and a completed request has all of them."""
     for timeline in run(cluster, requests).ends.timelines:
         moments = timeline.moments
         times = [moments[moment] for moment in ORDERED if moment in moments]
@@ -77,5 +77,5 @@ def test_distributions_match_the_timelines(cluster, requests):
 @settings(max_examples=200)
 @given(clusters() | pipelines(), workloads())
 def test_equal_inputs_give_equal_results(cluster, requests):
-    """Independent of hash order, identity and clock."""
+    """Results are independent of hash order, object identity and clock."""
     assert run(cluster, requests).facts() == run(cluster, requests).facts()

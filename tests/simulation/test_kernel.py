@@ -30,7 +30,7 @@ def test_rejects_events_in_the_past():
 
 
 def test_runs_in_parts():
-    """As progress bars and early ends need it."""
+    """Progress bars and early stops need partial runs."""
     kernel, happened = Kernel(), []
     for at in range(5):
         kernel.schedule(at, EventOrder.ARRIVAL, happened.append, at)

@@ -54,7 +54,7 @@ def moments(world, moment):
 
 
 def test_prompt_passes_every_stage():
-    """14 ms on each of two stages."""
+    """Each of two stages takes 14 ms."""
     assert moments(run(toy(2), requests((0, 10, 1))), Moment.FIRST_TOKEN) == [28.0]
 
 
@@ -105,7 +105,7 @@ def test_stages_compute_one_iteration_at_a_time(stages, iterations):
 
 
 class Runs(Observer):
-    """The iterations of the last stages, by instance."""
+    """Observer of the iterations of the last stages, by instance."""
 
     def __init__(self):
         self.by_instance = defaultdict(list)
@@ -117,7 +117,7 @@ class Runs(Observer):
 @settings(max_examples=200)
 @given(pipelines(failures=False), workloads())
 def test_observers_see_iterations_of_the_last_stage_in_order(cluster, requests):
-    """Without overlap."""
+    """The iterations do not overlap."""
     runs = Runs()
     run(cluster, requests, observers=[runs])
     for of_one in runs.by_instance.values():
@@ -126,7 +126,7 @@ def test_observers_see_iterations_of_the_last_stage_in_order(cluster, requests):
 
 
 def test_two_stages_double_prefill_throughput():
-    """At saturation, with the layers divided between them."""
+    """The ratio holds at saturation, with the layers divided between the stages."""
     many = requests(*[(0, 60, 1)] * 200)
 
     def duration(stages):
@@ -139,7 +139,7 @@ def test_two_stages_double_prefill_throughput():
 
 
 def test_simulates_a_pipeline_of_the_catalog():
-    """opt-66b, prefill TP4 PP1 and decode TP2 PP2 on one node each."""
+    """The cluster runs opt-66b, with prefill TP4 PP1 and decode TP2 PP2 on one node each."""
     spec = ClusterSpec(
         pools=(
             PoolSpec(machines=1, machine="dgx-a100", role=Role.PREFILL, tensor_parallel=4, instances=1),
@@ -156,7 +156,7 @@ def test_simulates_a_pipeline_of_the_catalog():
 
 
 def test_rejects_pipelines_with_an_unpipelined_batcher():
-    """SplitwiseSim's batcher, by name or by the rules."""
+    """SplitwiseSim's batcher is rejected by name and through its rules."""
     pool = PoolSpec(machines=2, machine="dgx-h100", role=Role.MIXED, pipeline_parallel=2)
     for change, more in (({"batcher": "splitwise-sim"}, {}), ({}, {"rules": "splitwise-sim"})):
         spec = ClusterSpec(pools=(msgspec.structs.replace(pool, **change),), model="llama2-70b", router="jsq", **more)

@@ -37,7 +37,7 @@ BOTH_PHASES = ("splitwise", "splitwise-sim")
 
 
 def toy(stages, chunk):
-    """A cluster with this many prefill stages; every stage takes 4 ms plus 1 ms per token."""
+    """Return a cluster with this many prefill stages; every stage takes 4 ms plus 1 ms per token."""
     model = Pipeline("toy", ToyModel.error, ToyModel(), ToyModel(), stages)
     pools = (
         PoolSpec(machines=stages, machine="dgx-h100", role=Role.PREFILL, pipeline_parallel=stages),
@@ -71,7 +71,7 @@ def test_short_prompt_is_not_cut():
 
 
 def test_one_stage_computes_chunks_in_sequence():
-    """Without overlap each further chunk costs 4 ms."""
+    """Each further chunk costs 4 ms, because chunks do not overlap."""
     assert first_tokens(run(toy(1, 25), requests((0, 100)))) == [116.0]
 
 
@@ -82,7 +82,7 @@ def chunkable(drawn):
 @settings(max_examples=150)
 @given(pipelines(failures=False).filter(chunkable), workloads())
 def test_chunks_pass_every_stage_in_order(cluster, requests):
-    """Without overlap within a stage and without lost tokens, for random workloads and clusters."""
+    """Chunks do not overlap within a stage and lose no tokens, for random workloads and clusters."""
     passages = defaultdict(list)
 
     class Recorded(instance_module._Run):

@@ -37,7 +37,7 @@ def test_runs_end_when_blocks_run_out(cluster, requests):
 @settings(max_examples=600)
 @given(clusters(swapping=True), workloads(outputs=LONG))
 def test_every_request_ends_once_and_all_blocks_are_freed(cluster, requests):
-    """On device and host, also with failures."""
+    """All blocks on device and host are free at the end, even with failures."""
     world = run(cluster, requests)
     counts = world.statistics
     assert counts.arrived == len(requests) == counts.completed + counts.rejected + counts.failed
@@ -109,7 +109,7 @@ def test_rejects_a_request_larger_than_the_swap_space():
 
 
 def test_cluster_files_round_trip():
-    """Unset values are not written."""
+    """The written file omits unset values."""
     spec = msgspec.structs.replace(ALONE, swap_bytes_per_s=2e10)
     assert read_cluster(dump_cluster(spec), "c.yaml", catalog=CATALOG) == spec
     assert "swap" not in dump_cluster(msgspec.structs.replace(ALONE, swap_space_bytes=None))

@@ -12,7 +12,7 @@ from twofold.bench.services import metrics
 
 
 async def complete(session: aiohttp.ClientSession, url: str, prompt: list[int], **fields: object) -> list[int]:
-    """Output token ids of one completion."""
+    """Return the output token ids of one completion."""
     answer = await _answer(session, url, prompt, **fields)
     return list(answer["choices"][0]["token_ids"])
 
@@ -20,7 +20,7 @@ async def complete(session: aiohttp.ClientSession, url: str, prompt: list[int], 
 async def complete_cached(
     session: aiohttp.ClientSession, url: str, prompt: list[int], **fields: object
 ) -> tuple[list[int], int]:
-    """Output token ids of one completion, and its number of cached prompt tokens."""
+    """Return the output token ids of one completion and its number of cached prompt tokens."""
     answer = await _answer(session, url, prompt, **fields)
     return answer["choices"][0]["token_ids"], answer["usage"]["prompt_tokens_details"]["cached_tokens"]
 
@@ -56,7 +56,7 @@ async def complete_all(
 
 
 def block_counts(url: str) -> dict[str, dict[str, float]]:
-    """KV blocks by instance and state (total, free, in_flight), from /metrics."""
+    """Return KV blocks by instance and state (total, free, in_flight), from /metrics."""
     counts: dict[str, dict[str, float]] = {}
     pattern = re.compile(r'^twofold:kv_cache_blocks\{instance="([^"]+)",state="([^"]+)"\} (\S+)$', re.MULTILINE)
     for instance, state, value in pattern.findall(metrics(url)):
@@ -65,13 +65,13 @@ def block_counts(url: str) -> dict[str, dict[str, float]]:
 
 
 def metric(url: str, name: str) -> float:
-    """Sum over the samples with a name that starts with `twofold:` and `name`."""
+    """Return the sum of the samples with a name that starts with `twofold:` and `name`."""
     lines = metrics(url).splitlines()
     return sum(float(line.split()[-1]) for line in lines if line.startswith(f"twofold:{name}"))
 
 
 def metric_reaches(url: str, name: str, least: float, *, tries: int = 6000, pause_s: float = 0.1) -> bool:
-    """Whether a metric reaches a value within a bounded number of looks: reports may follow the answer."""
+    """Poll until a metric reaches a value; False after `tries`. Reports may follow the answer."""
     for _ in range(tries):
         if metric(url, name) >= least:
             return True
@@ -80,7 +80,7 @@ def metric_reaches(url: str, name: str, least: float, *, tries: int = 6000, paus
 
 
 def metric_falls(url: str, name: str, most: float, *, tries: int = 6000, pause_s: float = 0.1) -> bool:
-    """Whether a metric falls to a value within a bounded number of looks."""
+    """Poll until a metric falls to a value; False after `tries`."""
     for _ in range(tries):
         if metric(url, name) <= most:
             return True

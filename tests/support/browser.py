@@ -72,7 +72,7 @@ class Page:
         await self.call("Emulation.setEmulatedMedia", features=[feature])
 
     async def evaluate(self, expression: str) -> object:
-        """Value of a JavaScript expression; promises are awaited."""
+        """Return the value of a JavaScript expression; promises are awaited."""
         answer = await self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
         assert "exceptionDetails" not in answer, answer["exceptionDetails"]
         return answer["result"].get("value")
@@ -129,7 +129,7 @@ async def browsing(executable: str) -> AsyncIterator[Page]:
 
 
 async def _port(home: Path, process: asyncio.subprocess.Process) -> int:
-    """DevTools port, which the browser writes to its profile at startup."""
+    """Return the DevTools port, which the browser writes to its profile at startup."""
     file = home / "DevToolsActivePort"
     async with asyncio.timeout(START_S):
         while not (file.exists() and file.read_text().count("\n")):

@@ -39,7 +39,7 @@ class Cache:
     """A transport and its pools."""
 
     def __init__(self, name, key=None, host=None):
-        """With a `key`, the cache is on `host`, by default on a separate host."""
+        """Start the process; with a `key`, the cache is on `host`, by default on a separate host."""
         self.name, self.network = name, None
         self.transport, self.connections = None, []
         if key is not None:

@@ -28,7 +28,7 @@ class Fault(StrEnum):
 
 
 class Chaos:
-    """Call `learn` for the reference outputs, then `run`, which injects each fault into each role while clients stream.
+    """Injects each fault into each role while clients stream: call `learn` for the reference outputs, then `run`.
 
     `roles` are prefixes of worker names. One seed determines all random choices. `wrong` lists incorrect responses;
     `faults` counts faults by (role, fault), `lost` lost attempts by stage, `alive` running requests by phase.
@@ -79,7 +79,7 @@ class Chaos:
             self.lost[stage] = int(await asyncio.to_thread(metric, self.url, name))
 
     def report(self):
-        """Summary of faults and responses as text."""
+        """Return a summary of faults and responses as text."""
         hits = ", ".join(f"{role} {fault}: {count}" for (role, fault), count in sorted(self.faults.items()))
         return (
             f"\n{self.answered} responses, {len(self.wrong)} incorrect; {self.left} clients disconnected early"
@@ -102,7 +102,7 @@ class Chaos:
                 self.wrong.append((number, got, right))
 
     async def _stream(self, session, body, leave_after):
-        """Output tokens of a stream, and whether it finished. An error event raises AssertionError."""
+        """Return the output tokens of a stream and whether it finished. An error event raises AssertionError."""
         body = {**body, "stream": True, "return_token_ids": True}
         tokens = []
         async with session.post(f"{self.url}/v1/completions", json=body) as response:

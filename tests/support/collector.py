@@ -7,14 +7,14 @@ from contextlib import contextmanager
 
 
 class Collector:
-    """`received` has (path, body) of every export."""
+    """OTLP collector; `received` has (path, body) of every export."""
 
     def __init__(self, url: str) -> None:
         self.url = url
         self.received: list[tuple[str, bytes]] = []
 
     def spans(self) -> list:
-        """All received spans, as protocol buffers."""
+        """Return all received spans as protocol buffers."""
         from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
         return [

@@ -50,7 +50,7 @@ def drive(
     seed: int = 0,
     scatter: bool = True,
 ) -> list[list[Sampled]]:
-    """Outputs of all prompts, with `sampling.max_tokens` tokens each; end-of-sequence tokens do not stop them.
+    """Return the outputs of all prompts, with `sampling.max_tokens` tokens each; EOS tokens do not stop them.
 
     Each iteration takes up to `max_batch` unfinished requests in random order, with at most `chunk()` tokens each.
     Blocks are shuffled unless `scatter` is False.

@@ -13,13 +13,13 @@ _KUBERNETES = "1.30.0"  # rendered for this version, because there is no cluster
 
 
 def rendered(name, values):
-    """Objects of the chart by kind and name; raises ValueError with helm's error message."""
+    """Return the objects of the chart by kind and name; raises ValueError with helm's error message."""
     texts = _by_binary(name, values) if shutil.which("helm") else _by_library(name, values)
     return by_name(each for text in texts for each in yaml.safe_load_all(text) if each)
 
 
 def by_name(objects):
-    """Objects by kind and name, which must be unique."""
+    """Return objects by kind and name, which must be unique."""
     found = {}
     for each in objects:
         key = each["kind"], each["metadata"]["name"]
@@ -29,7 +29,7 @@ def by_name(objects):
 
 
 def lint_messages():
-    """Warnings and errors of `helm lint`."""
+    """Return the warnings and errors of `helm lint`."""
     if shutil.which("helm"):
         command = ["helm", "lint", "--strict", str(CHART)]
         ran = subprocess.run(command, capture_output=True, text=True, check=False)

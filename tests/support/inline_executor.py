@@ -26,4 +26,4 @@ class InlineExecutor:
         return self
 
     def __exit__(self, *_exception):
-        """Nothing to release."""
+        """Do nothing: there is nothing to release."""

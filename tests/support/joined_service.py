@@ -90,5 +90,5 @@ def joined_service(model, folder, *flags, there=("--decode", "1"), hosts=None, p
 
 
 def worker(process, name):
-    """Process of a worker among the descendants of a service or joined host."""
+    """Return the process of a worker among the descendants of a service or joined host."""
     return next(c for c in psutil.Process(process.pid).children(recursive=True) if c.name().startswith(name))

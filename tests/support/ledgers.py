@@ -25,7 +25,7 @@ def control(rule, *names, **how):
 
 
 def placed(name, *, prompt=100, prefill="p0", decode="d0", arrival_s=0.0, output=2, reused=0, fetch=None):
-    """A placed request."""
+    """Return a placed request."""
     request = Request(id=name, arrival_s=arrival_s, prompt_tokens=prompt, output_tokens=output)
     return PlacedRequest(request, Route(prefill, decode, (), reused, fetch))
 

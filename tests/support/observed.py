@@ -10,7 +10,7 @@ MS = 10**9
 
 
 def completed(request_id="chat-1", arrival_s=0.25):
-    """Timeline with a hand-off: TTFT 0.5 s, TPOT 0.125 s, E2E 1 s."""
+    """Return a timeline with a hand-off: TTFT 0.5 s, TPOT 0.125 s, E2E 1 s."""
     return Timeline(
         Request(id=request_id, arrival_s=arrival_s, prompt_tokens=1_204, output_tokens=5),
         moments={
@@ -32,7 +32,7 @@ def completed(request_id="chat-1", arrival_s=0.25):
 
 
 def refused(request_id="chat-2", arrival_s=0.5):
-    """Timeline of a rejected request: arrival only."""
+    """Return the timeline of a rejected request: arrival only."""
     request = Request(id=request_id, arrival_s=arrival_s, prompt_tokens=9, output_tokens=1)
     return Timeline(request, moments={Moment.ARRIVED: arrival_s}, finish_reason=FinishReason.ERROR)
 

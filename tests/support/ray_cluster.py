@@ -37,7 +37,7 @@ class RayNodes:
         return node.node_id
 
     def raylet(self, node):
-        """Raylet process of a node."""
+        """Return the raylet process of a node."""
         return self._nodes[node].all_processes["raylet"][0].process
 
     def kill(self, node):
@@ -52,7 +52,7 @@ class RayNodes:
 
 
 def patient(get_node):
-    """Retry `get_node`: its timeout of 30 s is too short on a busy machine."""
+    """Call `get_node` again after a timeout, because its 30 s are too short on a busy machine."""
 
     def found(*arguments):
         try:

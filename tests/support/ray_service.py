@@ -40,11 +40,11 @@ class RayService:
         return self.log.read_text()
 
     def nodes(self):
-        """Latest node of each worker."""
+        """Return the latest node of each worker."""
         return dict(re.findall(r"(\w+-\d) is on node (\w+)", re.sub(r"\s+", " ", self.output)))
 
     def states(self):
-        """(role, state) of each worker."""
+        """Return (role, state) of each worker."""
         return {each.instance: (each.role.value, each.state) for each in pools_run.ask(self.url, None).pools}
 
     def up(self):
@@ -87,7 +87,7 @@ class Load:
 
 
 async def _stream(session, url, body):
-    """Output tokens of a stream, which must finish."""
+    """Return the output tokens of a stream, which must finish."""
     tokens = []
     body = {**body, "stream": True, "return_token_ids": True}
     async with session.post(f"{url}/v1/completions", json=body) as response:
@@ -103,7 +103,7 @@ async def _stream(session, url, body):
 
 
 def answers_of(model):
-    """Reference outputs from colocated workers on this host."""
+    """Return the outputs of colocated workers on this host as a reference."""
 
     async def ask(url):
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=300)) as session:
@@ -114,7 +114,7 @@ def answers_of(model):
 
 
 def under_load(service, answers, what):
-    """Call `what` under load; no stream may break or change, and all blocks must be free at the end."""
+    """Call `what` under load and check that no stream breaks or changes, and that all blocks are free at the end."""
     load = Load(service.url, answers)
     with ThreadPoolExecutor(1) as pool:  # Ray's test cluster needs the main thread
         clients = pool.submit(asyncio.run, load.run())
@@ -135,7 +135,7 @@ def under_load(service, answers, what):
 
 
 def processes_of(worker):
-    """Processes of a worker on any node, found by process name with a Ray actor as ancestor."""
+    """Return the processes of a worker on any node, found by process name with a Ray actor as ancestor."""
     named = [one for one in psutil.process_iter() if one.name() == worker]
     return [one for one in named if any("twofold.serving.launch.ray.host" in each.cmdline() for each in one.parents())]
 

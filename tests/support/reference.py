@@ -5,7 +5,7 @@ from pathlib import Path
 
 
 def greedy_outputs(model_dir: Path, prompts: Sequence[list[int]], output: int) -> list[list[int]]:
-    """Greedy output ids of each prompt, one at a time, from `generate` with eager attention in float32."""
+    """Return the greedy output ids of each prompt, computed one at a time by transformers in float32."""
     import torch
     from transformers import AutoModelForCausalLM
 

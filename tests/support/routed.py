@@ -19,7 +19,7 @@ def request(name: str = "a", prompt: int = 100, output: int = 10, blocks: tuple[
 
 
 def cluster(roles: list[Role], router: str = "jsq", capacity_tokens: int | None = None) -> ClusterScheduler:
-    """A cluster scheduler; instances are named by role and number."""
+    """Return a cluster scheduler with idle instances named by role and number."""
     made = ClusterScheduler(ROUTERS[router](), FixedHandoff(HandoffMode.LAYER_WISE))
     names = [f"{role.value}-{i}" for i, role in enumerate(roles)]
     if router in FORECASTING_ROUTERS:
@@ -30,13 +30,13 @@ def cluster(roles: list[Role], router: str = "jsq", capacity_tokens: int | None 
 
 
 def load(name: str, capacity: int | None = None, queued: int = 0, **numbers: int) -> InstanceLoad:
-    """Load of an instance with `queued` waiting sequences; the first letter of its name gives the role."""
+    """Return the load of an instance with `queued` waiting sequences; its name's first letter gives the role."""
     role = _ROLES[name[0]]
     return InstanceLoad(name, role, home=role, capacity_tokens=capacity, queued=partial(int, queued), **numbers)
 
 
 def numbers(load: InstanceLoad | LoadTotals) -> SimpleNamespace:
-    """The numbers of a load, which compare by value."""
+    """Return the numbers of a load, which compare by value."""
     names = ("pending_prefill_tokens", "reserved_tokens", "prefills", "decodes", "requests")
     return SimpleNamespace(**{name: getattr(load, name) for name in names})
 

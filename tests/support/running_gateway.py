@@ -53,7 +53,7 @@ def running_gateway(
     keys: KeyRing | None = None,
     limits: RequestLimits | None = None,
 ) -> Iterator[httpx.Client]:
-    """HTTP client of a gateway in front of `service`."""
+    """Yield an HTTP client of a gateway in front of `service`."""
     app = create_app(service, byte_level() if tokenizer else None, keys=keys, limits=limits)
     with running_app(app, limits) as url, httpx.Client(base_url=url, timeout=600) as client:
         yield client

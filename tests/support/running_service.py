@@ -44,5 +44,5 @@ def _running(process):
 
 
 def children(process):
-    """Fork server and workers of a service."""
+    """Return the fork server and the workers of a service."""
     return psutil.Process(process.pid).children(recursive=True)

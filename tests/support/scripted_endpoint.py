@@ -33,7 +33,7 @@ class UntilAsked:
 
 @dataclass(frozen=True)
 class Hang:
-    """Keep the connection open without sending."""
+    """Keep the connection open and send nothing."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ DONE = b"data: [DONE]\n\n"
 
 
 def well_behaved(body: Body) -> list[Step]:
-    """Response with one chunk per requested token, then usage and [DONE]."""
+    """Return a response with one chunk per requested token, then usage and [DONE]."""
     wanted = int(str(body["max_tokens"]))
     prompt = body["prompt"]
     length = len(prompt) if isinstance(prompt, list) else len(str(prompt).split())

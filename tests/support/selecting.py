@@ -24,7 +24,7 @@ class State:
 
 @dataclass
 class Selected:
-    """A selected batch by request ids, with the tokens of each prefill."""
+    """A selected batch by request id, with the number of tokens of each prefill."""
 
     prefills: list[tuple[str, int]]
     resume: list[str]
@@ -38,17 +38,17 @@ def sequence(name: str, prompt: int = 10, output: int = OUTPUT_TOKENS, **more: i
 
 
 def waiting(*prompts: int, name: str = "w") -> State:
-    """Waiting prompts of these lengths."""
+    """Return waiting prompts of these lengths."""
     return State(waiting=[sequence(f"{name}{i}", prompt) for i, prompt in enumerate(prompts)])
 
 
 def prefilling(prompt: int, computed: int, name: str = "s") -> State:
-    """A prompt with `computed` tokens done."""
+    """Return a prompt with `computed` tokens already computed."""
     return State(prefilling=[sequence(name, prompt, computed=computed)])
 
 
 def ready(count: int, output_tokens: tuple[int, ...] = ()) -> State:
-    """Sequences that may start to decode; `output_tokens` are reserved with their first decode."""
+    """Return sequences that may start to decode; `output_tokens` are reserved with their first decode."""
     made = [sequence(f"r{i}", computed=10, generated=1) for i in range(count)]
     for each, tokens in zip(made, output_tokens, strict=False):
         each.decode_tokens = tokens
@@ -56,7 +56,7 @@ def ready(count: int, output_tokens: tuple[int, ...] = ()) -> State:
 
 
 def decoding(count: int) -> State:
-    """Decoding sequences with one generated token."""
+    """Return decoding sequences with one generated token."""
     return State(decodes=[sequence(f"d{i}", computed=10, generated=1) for i in range(count)])
 
 

@@ -22,7 +22,7 @@ def histogram(*seconds):
 
 
 def spread(middle, count=100):
-    """Histogram of values from a tenth to ten times `middle`, logarithmically spaced."""
+    """Return a histogram of values from a tenth to ten times `middle`, logarithmically spaced."""
     return histogram(*(middle * 10 ** (2 * index / (count - 1) - 1) for index in range(count)))
 
 

@@ -12,7 +12,7 @@ _SHARED = "/memfd:twofold-"  # prefix of Twofold's segments in /proc/PID/maps
 
 
 def shared_bytes(process):
-    """Bytes of shared memory that a service maps, by segment name; each segment counts once."""
+    """Return the bytes of shared memory that a service maps, by segment name; each segment counts once."""
     sizes = {}
     for child in children(process):
         mapped = {}
@@ -39,7 +39,7 @@ def _mappings(pid):
 
 
 def disk_bytes(directory):
-    """Size of a directory: the larger of file sizes and allocated blocks."""
+    """Return the size of a directory: the larger of file sizes and allocated blocks."""
     apparent = allocated = 0
     for path in directory.glob("*"):
         try:

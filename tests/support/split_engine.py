@@ -76,7 +76,7 @@ def fork(run):
 
 
 def driven(engine, prompts):
-    """Outputs of all prompts with chunked prefill, announced layers of one iteration, and pipelined first tokens."""
+    """Return outputs with chunked prefill, announced layers of one iteration, and first tokens of a pipelined run."""
     sizes = iter([40, 200, 3] * 1000)
     outputs = drive(engine, prompts, GREEDY, chunk=lambda: next(sizes), max_batch=3)
     layers = []
@@ -86,7 +86,7 @@ def driven(engine, prompts):
 
 
 def first_tokens(engine, prompts):
-    """First tokens of a pipelined run: a chunk begins once the first stage has finished the previous one."""
+    """Return the first tokens of a pipelined run, where a chunk starts when the previous one leaves the first stage."""
     begin = getattr(engine, "begin", lambda steps, on_layer, ended: ended(engine.run(steps, on_layer)))
     ended, begun, block = queue.SimpleQueue(), 0, 0
     for prompt in prompts:

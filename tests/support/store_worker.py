@@ -64,7 +64,7 @@ class GatedCopier:
 
 
 class RecordingOutbox:
-    """Replacement of the outbox: tokens and reused prompt tokens of each request."""
+    """Outbox stub that records tokens and reused prompt tokens of each request."""
 
     def __init__(self):
         self.tokens, self.reused, self.failed = {}, {}, set()
@@ -148,7 +148,7 @@ class StoreWorker:
         return self.outbox.tokens[name], self.outbox.reused[name]
 
     def idle(self):
-        """Whether no block is held and no put is pending."""
+        """Return whether no block is held and no put is pending."""
         with self.state.changed:
             return (
                 self.shared.num_free == self.shared.num_blocks
@@ -159,7 +159,7 @@ class StoreWorker:
 
 @contextmanager
 def store_worker(model, client, num_blocks=160):
-    """A worker with limited memory; all its blocks must be free at the end."""
+    """Yield a worker with limited memory, and check that all its blocks are free at the end."""
     worker = StoreWorker(model, client, num_blocks)
     try:
         yield worker

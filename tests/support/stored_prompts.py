@@ -21,7 +21,7 @@ def tokens(seed, count):
 
 
 async def ask(url, prompt):
-    """Greedy output tokens of one completion, and its number of cached prompt tokens."""
+    """Return the greedy output tokens of one completion and its number of cached prompt tokens."""
     async with aiohttp.ClientSession() as session:
         return await complete_cached(session, url, prompt, **GREEDY)
 
@@ -35,7 +35,7 @@ def until(happens):
 
 
 def running(process, name):
-    """Pid of the child process of that name."""
+    """Return the pid of the child process of that name."""
     (found,) = [child.pid for child in children(process) if child.name() == name]
     return found
 
@@ -48,7 +48,7 @@ def kill(process, name):
 
 
 def moved(url, way, host="home"):
-    """Number of blocks moved in this direction."""
+    """Return the number of blocks moved in this direction."""
     return metric(url, f'kv_store_bytes_total{{host="{host}",way="{way}"}}') / BLOCK_BYTES
 
 
@@ -57,5 +57,5 @@ def hits(url, tier, host="home"):
 
 
 def stored(url, host):
-    """Number of blocks in the memory tier of a store."""
+    """Return the number of blocks in the memory tier of a store."""
     return metric(url, f'kv_store_blocks{{host="{host}",tier="memory"}}')

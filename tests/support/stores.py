@@ -27,7 +27,7 @@ BLOCK_BYTES = LAYOUT.bytes_per_block
 
 
 def keys_of(prompt, count):
-    """Keys of the first blocks of a prompt."""
+    """Return the keys of the first blocks of a prompt."""
     return [bytes([prompt, index]) * 8 for index in range(count)]
 
 
@@ -57,7 +57,7 @@ def _pattern(key, number, size):
 
 
 class RunningPeering:
-    """Exchange with stores of other emulated hosts, authenticated by `key`."""
+    """A store's exchange with stores of other emulated hosts, authenticated by `key`."""
 
     def __init__(self, manager, memory, key, contents, at_once):
         self._context = zmq.Context()
@@ -67,13 +67,13 @@ class RunningPeering:
         self.peering = Peering(manager, self.server, fetcher, at_once)
 
     def close(self):
-        """Close with the store."""
+        """Close the sockets of the exchange."""
         self.guard.close()
         self._context.term()
 
 
 class RunningStore:
-    """One epoch of a store on a thread; `reports` has its reports to the controller.
+    """One epoch of a store on a thread; `reports` has the messages to its controller.
 
     With a `key` it exchanges blocks with other stores, `at_once` at a time.
     """
@@ -126,7 +126,7 @@ class RunningStore:
             self._store.turn(0.01)
 
     def pause(self):
-        """Stop responding."""
+        """Stop replying to clients."""
         self._stop.set()
         self._thread.join()
 
@@ -146,7 +146,7 @@ class RunningStore:
 
 @contextmanager
 def running_store(directory, slots=32, disk_bytes=0, **options):
-    """A store with memory slots and a limited directory on disk."""
+    """Yield a store with memory slots and a limited directory on disk."""
     directory.mkdir(exist_ok=True)
     disk = DiskBlocks(directory / "disk", disk_bytes, BLOCK_BYTES, "test") if disk_bytes else None
     store = RunningStore(directory, slots, disk, **options)
@@ -160,7 +160,7 @@ def running_store(directory, slots=32, disk_bytes=0, **options):
 
 @contextmanager
 def store_client(directory, name="client", **options):
-    """A connected client of the store in `directory`."""
+    """Yield a connected client of the store in `directory`."""
     directory.mkdir(exist_ok=True)
     context = zmq.Context()
     client = StoreClient(
@@ -174,7 +174,7 @@ def store_client(directory, name="client", **options):
 
 
 def filled(keys):
-    """Computed blocks of a prompt."""
+    """Return the computed blocks of a prompt."""
     blocks = Blocks(len(keys))
     for block, key in enumerate(keys):
         blocks.fill(block, key)
@@ -182,7 +182,7 @@ def filled(keys):
 
 
 def put(client, keys):
-    """Store the blocks of a prompt; returns the number of new ones."""
+    """Store the blocks of a prompt; return the number of new ones."""
     return client.store(keys, filled(keys).copier, range(len(keys)))
 
 

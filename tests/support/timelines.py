@@ -25,7 +25,7 @@ def request_timeline(
     decode: str = "decode-0",
     **moments: float,
 ) -> Timeline:
-    """Timeline of a request with ten prompt tokens and output at `tokens`; unfinished if `reason` is None."""
+    """Return the timeline of a request with ten prompt tokens and output at `tokens`; unfinished without `reason`."""
     recorder = Recorder()
     request = Request(id=name, arrival_s=arrived, prompt_tokens=10, output_tokens=max(1, len(tokens)))
     timeline = recorder.arrive(request, arrived)

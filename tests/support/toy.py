@@ -107,7 +107,7 @@ class ToyRun:
         self.cluster.kernel.run(until_events=1 << 60)
 
     def facts(self):
-        """All results of a run in an exactly comparable form."""
+        """Return all results of a run in an exactly comparable form."""
         statistics = self.statistics
         slow = statistics.slowdowns
         histograms = (
@@ -129,7 +129,7 @@ class ToyRun:
 
 @st.composite
 def workloads(draw, most=30, outputs=(1, 2, 3, 7, 20, 45)):
-    """Requests in order of arrival; some arrive together, and some fit on no instance."""
+    """Strategy for requests in order of arrival; some arrive together, and some fit on no instance."""
     gaps = draw(st.lists(st.sampled_from([0, 0, 1, 2, 5, 13, 40, 200]), min_size=1, max_size=most))
     requests, at = [], 0
     for number, gap in enumerate(gaps):
@@ -146,7 +146,7 @@ def pools(*shape):
 
 @st.composite
 def clusters(draw, swapping=False, failures=True):
-    """Any valid combination of roles, routers, batchers, hand-offs, links and failures.
+    """Strategy for valid combinations of roles, routers, batchers, hand-offs, links and failures.
 
     `swapping` clusters use swap preemption, which excludes some combinations.
     """
@@ -196,7 +196,7 @@ def clusters(draw, swapping=False, failures=True):
 
 @st.composite
 def pipelines(draw, failures=True):
-    """Clusters of instances with two or three stages; later stages may be slower or faster than the first."""
+    """Strategy for clusters of instances with two or three stages of different speeds."""
     spec, batchers, first, capacity = draw(clusters(failures=failures))
     batchers = {role: "splitwise" if not BATCHERS[name].pipelined else name for role, name in batchers.items()}
     stages = draw(st.integers(2, 3))

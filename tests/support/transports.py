@@ -9,7 +9,7 @@ from twofold.transport.registry import TRANSPORTS
 
 
 def _loads(module):
-    """Whether a package and its system libraries are installed."""
+    """Return whether a package and its system libraries are installed."""
     try:
         importlib.import_module(module)
     except ImportError:

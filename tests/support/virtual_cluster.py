@@ -33,7 +33,7 @@ ARRIVAL, ABORT, LANDING, COMPLETION = range(4)
 
 @dataclass
 class Run:
-    """Iterations running on an instance: start, duration of each, and number."""
+    """Iterations that run on an instance: start, duration of each, and number."""
 
     began: float
     each_s: float
@@ -152,7 +152,7 @@ class VirtualCluster:
         return self._requests[request_id].prefix_blocks
 
     def _reserve(self, request_id: str, source: str) -> None:
-        """Reserve blocks on the decode instance, see docs/decisions/0007."""
+        """Reserve blocks on the decode instance (docs/decisions/0007)."""
         decode = self._decode_of.pop(request_id, None)
         if decode is not None and request_id not in self.ended:
             self.instances[decode].reserve(self._requests[request_id], source)

@@ -24,7 +24,7 @@ print("made", json.dumps([list(each.outputs[0].token_ids) for each in made]))
 
 
 def greedy_by_vllm(model_dir: Path, prompts: Sequence[list[int]], output: int) -> list[list[int]]:
-    """Greedy output ids of each prompt from one colocated vLLM, in float32 and in a separate process."""
+    """Return the greedy output ids of each prompt from one colocated vLLM, in float32 and in a separate process."""
     asked = json.dumps({"model": str(model_dir), "prompts": list(prompts), "output": output})
     done = subprocess.run(
         [sys.executable, "-c", _SCRIPT],

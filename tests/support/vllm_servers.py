@@ -44,7 +44,7 @@ class VllmServer:
         self._children = psutil.Process(self.process.pid).children(recursive=True)
 
     def send(self, number: int) -> None:
-        """Signal all processes of the server."""
+        """Send a signal to all processes of the server."""
         assert self.process is not None
         os.killpg(self.process.pid, number)
 
@@ -59,14 +59,14 @@ class VllmServer:
         self.process = None
 
     def complete(self, **fields: object) -> list[int]:
-        """Output token ids of this server without Twofold."""
+        """Return the output token ids of this server without Twofold."""
         body = {"model": NAME, "return_token_ids": True, "temperature": 0, "ignore_eos": True, **fields}
         answer = httpx.post(f"{self.url}/v1/completions", json=body, timeout=600)
         assert answer.status_code == 200, answer.text
         return answer.json()["choices"][0]["token_ids"]
 
     def metric(self, name: str) -> float:
-        """A gauge or counter of vLLM, read after a step because only steps update them."""
+        """Return a gauge or counter of vLLM, read after a step because only steps update them."""
         self.complete(prompt=[7] * 3, max_tokens=2)
         values = [
             float(line.split()[-1]) for line in metrics(self.url).splitlines() if line.startswith(f"vllm:{name}{{")
@@ -116,7 +116,7 @@ class VllmServer:
 
 
 def _metadata() -> str:
-    """Directory with package metadata named vllm, which `vllm serve` requires and the CPU wheel lacks."""
+    """Return a directory with package metadata named vllm, which `vllm serve` requires and the CPU wheel lacks."""
     try:
         version("vllm")
     except PackageNotFoundError:

@@ -18,7 +18,7 @@ TRACE = b"TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:00:00.0000000,1
 
 @pytest.fixture
 def home(tmp_path):
-    """A server with one trace; returns its address."""
+    """Run a server with one trace and yield its address."""
     served = tmp_path / "served"
     served.mkdir()
     (served / "trace.csv").write_bytes(TRACE)
@@ -48,7 +48,7 @@ def run(tmp_path, url, sha256):
 
 
 def test_downloads_a_file_once(tmp_path, home):
-    """A second run keeps the file, also when its home is gone."""
+    """A second run keeps the file, even if the server no longer has it."""
     digest = hashlib.sha256(TRACE).hexdigest()
     assert run(tmp_path, f"{home}/trace.csv", digest).returncode == 0
     assert (tmp_path / "data" / "traces" / "one.csv").read_bytes() == TRACE
@@ -64,7 +64,7 @@ def test_keeps_nothing_with_another_checksum(tmp_path, home):
 
 
 def test_reports_a_missing_file(tmp_path, home):
-    """A file that its home does not have is an error that names it."""
+    """The error names the file that the server does not have."""
     done = run(tmp_path, f"{home}/absent.csv", "0" * 64)
     assert (done.returncode, "traces/one.csv" in done.stderr) == (1, True)
 

@@ -40,7 +40,7 @@ def cache(key):
 
 
 def prepared(cache, peer, blocks=(5, 6, 7)):
-    """Two caches with known contents, a lease on some blocks, and a connection."""
+    """Return two caches with known contents, a lease on some blocks, and a connection."""
     cache.make("curve", 1, LAYOUT, OURS, everything=False)
     theirs = peer.do("make", "curve", 2, LAYOUT, THEIRS, False)
     cache.fill(1)

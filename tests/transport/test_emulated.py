@@ -1,4 +1,4 @@
-"""The emulated transport, compared with the transfer model."""
+"""The emulated transport, compared with the analytic transfer model."""
 
 import msgspec
 import pytest
@@ -33,13 +33,13 @@ class World:
         return EmulatedTransport(name, 1, self.layout, 1000, port, self.prefills, self.clock)
 
     def serialized(self, blocks):
-        """Seconds of a hand-off after its prefill."""
+        """Return the seconds of a serialized hand-off after its prefill."""
         began = self.clock.now()
         self.prefills.note([blocks], began - PS, began)
         return self.seconds(began, blocks, lambda _: None)
 
     def layer_wise(self, blocks, prefill_s):
-        """Seconds of a hand-off after a prefill that begins now."""
+        """Return the seconds of a layer-wise hand-off after a prefill that starts now."""
         began = self.clock.now()
         end = began + ps(prefill_s)
         self.prefills.note([blocks], began, end)
@@ -65,7 +65,7 @@ def test_a_serialized_hand_off_takes_the_modelled_time(blocks):
 @settings(max_examples=50)
 @given(st.integers(1, 60), st.floats(0.01, 20.0))
 def test_a_layer_wise_hand_off_takes_the_modelled_time(blocks, prefill_s):
-    """Up to one group of layers, in which they leave together."""
+    """The time is equal up to one group of layers, because the layers of a group are sent together."""
     took = World().layer_wise(range(blocks), prefill_s)
     said = model().layer_wise_s(blocks * BLOCK, prefill_s)
     group_s = 8 / 70 * min(prefill_s, blocks * BLOCK * KV_BYTES / 1e9)

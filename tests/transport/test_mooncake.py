@@ -1,4 +1,4 @@
-"""Transport `mooncake`: memory access of the engine."""
+"""Transport `mooncake` and the memory access of its engine."""
 
 import ctypes
 import threading
@@ -47,7 +47,7 @@ def cache(key):
 
 
 def prepared(cache, peer, layout=LAYOUT, blocks=THEIRS):
-    """Two caches with known contents, and a connection between them."""
+    """Return two caches with known contents and a connection between them."""
     cache.make("mooncake", 1, layout, blocks)
     theirs = peer.do("make", "mooncake", 2, layout, blocks)
     cache.fill(1)

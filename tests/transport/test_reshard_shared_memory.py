@@ -23,7 +23,7 @@ ALL = range(len(SHAPES))
 
 
 class Instance:
-    """All ranks of an instance in one process, each but the first on a thread."""
+    """All ranks of an instance in one process; each rank but the first has a thread."""
 
     def __init__(self, name, split):
         self.split = split
@@ -43,7 +43,7 @@ class Instance:
         return ours
 
     def views(self, layer):
-        """Heads, keys and values of a layer by rank."""
+        """Return heads, keys and values of a layer by rank."""
         for rank, own in enumerate(self.ranks):
             held = self.split.layers(rank, len(ALL))
             if layer in held:
@@ -58,7 +58,7 @@ class Instance:
                     part.copy_(everything[:, :, heads])
 
     def gather(self):
-        """The equivalent pool of an unsharded instance."""
+        """Return the equivalent pool of an unsharded instance."""
         whole = KvPool(LAYOUT, BLOCKS)
         for layer in ALL:
             for heads, parts in self.views(layer):
@@ -77,7 +77,7 @@ def random_pool(seed):
 
 
 def check_moved(target, contents, sources, targets, layers):
-    """Only these layers of these blocks match `contents`; the rest is 0."""
+    """Check that these layers of these blocks match `contents` and that the rest is 0."""
     found = target.gather()
     expected = KvPool(LAYOUT, BLOCKS)
     for layer in layers:

@@ -44,7 +44,7 @@ def cache(key):
 
 
 def prepared(cache, peer, transport, layout):
-    """Two caches with known contents, and a connection between them."""
+    """Return two caches with known contents and a connection between them."""
     cache.make(transport, 1, layout, OURS)
     theirs = peer.do("make", transport, 2, layout, THEIRS)
     cache.fill(1)

@@ -15,7 +15,7 @@ RATES = st.floats(1e-3, 1e6)
 
 @given(name=st.sampled_from(list(ARRIVALS)), rate=RATES, seed=st.integers(0, 2**64))
 def test_times_never_decrease_and_repeat_with_their_seed(name, rate, seed):
-    """Holds for every process, rate and seed, also across a chunk boundary."""
+    """The property holds for every process, rate and seed, even across a chunk boundary."""
     times = list(islice(arrival_process(name, rate).times(seed), 1500))
     assert times == list(islice(arrival_process(name, rate).times(seed), 1500))
     assert times[0] >= 0

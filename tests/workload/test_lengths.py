@@ -61,7 +61,7 @@ def test_data_names_its_source(name):
     [("distserve-chat", 755.5, 200.3), ("distserve-code", 171.3, 98.2), ("distserve-summaries", 1738.3, 90.7)],
 )
 def test_distserve_lengths_have_the_means_of_the_paper(name, prompt, output):
-    """Within 3%, after clipping to the context length of the paper's models."""
+    """The means agree within 3% after clipping to the context length of the paper's models."""
     drawn = np.array(list(islice(load_lengths(name).sample(0), 50_000)))
     assert drawn.mean(axis=0).tolist() == pytest.approx([prompt, output], rel=0.03)
     assert drawn.max() <= 2048

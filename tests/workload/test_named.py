@@ -52,13 +52,13 @@ def test_duration_ends_a_generated_workload():
 
 
 def test_burstiness_implies_gamma_arrivals():
-    """As in vLLM's serving benchmark."""
+    """The default arrival process follows vLLM's serving benchmark."""
     options = {"rate": 2.0, "num_requests": 30, "burstiness": 0.3}
     assert list(workload("azure-code", **options)) == list(workload("azure-code", arrival="gamma", **options))
 
 
 def test_lengths_are_scaled_and_clipped_to_the_context(trace):
-    """Applies to named workloads and to traces."""
+    """Scaling and clipping apply to named workloads and to traces."""
     for spec, rate in (("azure-conv", 1.0), (trace, None)):
         requests = list(workload(spec, rate=rate, num_requests=10, length_scale=0.5, max_model_len=64))
         assert all(request.prompt_tokens + request.output_tokens <= 64 for request in requests)

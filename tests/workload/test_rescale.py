@@ -89,7 +89,7 @@ def test_window_is_half_open_and_begins_at_zero():
 
 
 def test_window_and_first_stop_reading():
-    """Taking part of an endless stream ends: no later request is read."""
+    """Reading an endless stream stops after the window or the first requests."""
     endless = (ask(index, float(index)) for index in iter(int, None))
     assert len(list(take(endless, 3))) == 3
     source = iter(TEN)

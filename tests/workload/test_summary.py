@@ -10,7 +10,7 @@ from twofold.workload.summary import summarise
 
 @given(request_lists())
 def test_length_quantiles_equal_numpys(requests):
-    """Also the mean and the bounds."""
+    """Means and bounds are equal too."""
     lengths = [request.prompt_tokens for request in requests]
     summary = summarise(requests).prompt_tokens
     assert [summary.p50, summary.p90, summary.p99] == pytest.approx(np.quantile(lengths, [0.5, 0.9, 0.99]))

@@ -37,7 +37,7 @@ def complaint(path, format_name=None):
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_format_is_detected_from_content(write, name):
-    """By header or keys, also with gzip or a byte-order mark."""
+    """The format follows from the header or the keys, also with gzip or a byte-order mark."""
     content = EXAMPLES[name].encode()
     assert detect_format(write(content)).name == name
     assert detect_format(write(gzip.compress(content, mtime=0))).name == name
@@ -177,7 +177,7 @@ def test_reading_is_lazy(write):
     [("azure-2023-code.csv", 8819, (1469, 2048), (13, 28)), ("azure-2023-conv.csv", 19366, (1020, 1155), (129, 211))],
 )
 def test_azure_traces_have_the_published_lengths(name, requests, prompt, output):
-    """Median and mean lengths of the Splitwise paper, section 3."""
+    """Median and mean lengths are those of the Splitwise paper, section 3."""
     summary = summarise(open_trace(public_trace(name)))
     assert summary.requests == requests
     assert (summary.prompt_tokens.p50, round(summary.prompt_tokens.mean)) == prompt
@@ -185,7 +185,7 @@ def test_azure_traces_have_the_published_lengths(name, requests, prompt, output)
 
 
 def test_mooncake_trace_has_the_published_reuse():
-    """Blocks, distinct blocks and highest reuse of the Mooncake conversation trace."""
+    """Blocks, distinct blocks and highest reuse are those published for the Mooncake conversation trace."""
     summary = summarise(open_trace(public_trace("mooncake-conversation.jsonl")))
     assert summary.requests == 12031
     assert (summary.duration_s, summary.prompt_tokens.p50) == (3536.999, 6909)

@@ -60,7 +60,7 @@ def test_mooncake_keeps_blocks_and_times_to_a_millisecond(requests):
     ("trace", "name"), [("azure-2023-code.csv", "azure"), ("mooncake-conversation.jsonl", "mooncake")]
 )
 def test_public_traces_round_trip_in_their_own_format(trace, name, tmp_path):
-    """No losses are reported."""
+    """The writer reports no losses."""
     requests = list(open_trace(public_trace(trace)))
     assert write_trace(requests, tmp_path / "out", FORMATS[name]).losses(FORMATS[name]) == []
     assert list(open_trace(tmp_path / "out")) == requests
@@ -82,7 +82,7 @@ def test_losses_are_reported_with_counts(tmp_path):
 
 
 def test_failure_keeps_the_existing_file(tmp_path):
-    """It leaves no temporary file beside it."""
+    """The failed write leaves no temporary file."""
     path = tmp_path / "trace.jsonl"
     path.write_text("before")
 

@@ -50,7 +50,7 @@ def test_mistakes_are_one_sentence(refusal, model, flags, sentence):
 
 
 def test_a_worker_takes_a_cpu_and_a_gpu_where_it_computes_on_one():
-    """A worker takes one CPU, and one GPU with `--device cuda`, unless `--ray-resources` is given."""
+    """A worker takes one CPU, and one GPU with `--device cuda`; `--ray-resources` overrides both."""
     assert worker_resources(ServeSettings(launcher="ray", device="cpu")) == {"CPU": 1.0}
     assert worker_resources(ServeSettings(launcher="ray", device="cuda")) == {"CPU": 1.0, "GPU": 1.0}
     given = ServeSettings(launcher="ray", ray_resources="CPU=8,GPU=0.5,nic=1")

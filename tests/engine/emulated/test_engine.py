@@ -41,7 +41,7 @@ def decode(context, name="b", output_index=1, sampling=SAMPLING):
     st.lists(st.tuples(st.integers(1, 300), st.integers(0, 300)), max_size=3), st.lists(st.integers(1, 500), max_size=4)
 )
 def test_iterations_take_the_time_of_the_simulator(prompts, contexts):
-    """To the picosecond, for prompts, chunks and decodes in any mixture."""
+    """Times are equal to the picosecond for any mixture of prompts, chunks and decodes."""
     parts = [
         ScheduledSequence(request(str(i), prompt=tokens + start), True, 0, computed=start).prefill(tokens)
         for i, (tokens, start) in enumerate(prompts)
@@ -67,7 +67,7 @@ def test_iterations_do_not_drift():
 
 
 def test_an_iteration_after_a_pause_starts_at_once():
-    """Idle time is not made up for."""
+    """The engine does not catch up on idle time."""
     clock = FakeClock()
     emulated = engine(clock)
     emulated.run([decode(50)])
@@ -79,7 +79,7 @@ def test_an_iteration_after_a_pause_starts_at_once():
 
 
 def test_a_stopped_process_skips_the_lost_time():
-    """It does not run seconds of iterations in one burst."""
+    """A process that was stopped for seconds does not run the missed iterations in a burst."""
     clock = FakeClock()
     emulated = engine(clock)
     emulated.run([decode(50)])
@@ -121,7 +121,7 @@ def test_an_incomplete_prompt_samples_no_token():
 
 
 def test_warns_about_late_batches(caplog):
-    """At most once in ten seconds, with the delay."""
+    """A warning states the delay and appears at most once in ten seconds."""
     emulated = engine(FakeClock(oversleep=80 * MS))
     with caplog.at_level(logging.WARNING):
         for _ in range(3):
@@ -132,7 +132,7 @@ def test_warns_about_late_batches(caplog):
 
 @pytest.mark.parametrize("sampling", [SAMPLING, SamplingParams(max_tokens=1, temperature=0.0)])
 def test_greedy_output_does_not_depend_on_the_seed(sampling):
-    """Sampled output does."""
+    """Greedy output is independent of the seed, and sampled output is not."""
     other = SamplingParams(max_tokens=1, temperature=sampling.temperature, seed=99)
     run = engine(FakeClock()).run
     same = run([decode(50, sampling=sampling)]) == run([decode(50, sampling=other)])

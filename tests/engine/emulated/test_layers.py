@@ -10,7 +10,7 @@ from twofold.engine.emulated.prefills import LayerGroups
 
 @given(st.integers(1, 200))
 def test_groups_cover_all_layers_in_order(layers):
-    """No group is empty or has more than eight layers, and there are few groups."""
+    """There are few groups; each has one to eight layers."""
     ends = LayerGroups(layers).ends
     sizes = [high - low for low, high in pairwise((0, *ends))]
     assert ends[-1] == layers
@@ -20,7 +20,7 @@ def test_groups_cover_all_layers_in_order(layers):
 
 @given(st.integers(1, 200))
 def test_first_and_last_groups_are_single_layers(layers):
-    """They determine the start of a hand-off and its remainder after the prefill."""
+    """The first group determines the start of a hand-off, the last one its part after the prefill."""
     ends = (0, *LayerGroups(layers).ends)
     assert ends[1] == 1
     assert ends[-1] - ends[-2] == 1

@@ -15,7 +15,7 @@ SCALING = 0.4
 
 
 class Layer(torch.nn.Module):
-    """A stub of the calling layer."""
+    """Stub of the attention layer that calls the function."""
 
     layer_idx = 0
 
@@ -54,7 +54,7 @@ def dense(query, key, value, start, window, softcap, sinks):
 def test_equals_dense_attention(
     parts, one_token, block_size, window, softcap, with_sinks, scattered, group_bytes, seed
 ):
-    """Any mix of prompts, chunks and decodes, with any blocks, beside garbage in memory."""
+    """The results are equal for any mix of prompts, chunks and decodes in any blocks, with garbage in unused memory."""
     generator = torch.Generator().manual_seed(seed)
     spans = [(start, 1 if one_token else count) for start, count in parts]
     needed = [-(-(start + count) // block_size) for start, count in spans]

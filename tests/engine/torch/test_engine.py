@@ -91,7 +91,7 @@ def test_samples_only_steps_with_sampling_parameters(engine):
 
 
 def test_on_layer_is_called_in_order_with_the_kv_in_place(engine, loaded):
-    """When layer k is reported its KV is in the pool and that of layer k+1 is not; a device may be ahead."""
+    """When layer k is reported, its KV is in the pool and that of layer k+1 is not, unless a device is ahead."""
     model = loaded("llama")
     pool = KvPool(model.layout(16), 8, device=DEVICE)
     seen = []

@@ -27,7 +27,7 @@ def copied(tiny_model_dir, tmp_path):
 
 @pytest.fixture
 def config_only(tmp_path):
-    """Return a directory with only the config of a model type."""
+    """Return a function that writes a model directory with only a config."""
 
     def directory(model_type, **values):
         AutoConfig.for_model(model_type, **values).save_pretrained(tmp_path)
@@ -51,7 +51,7 @@ def test_reads_the_properties_of_a_model(loaded):
 
 
 def test_shapes_come_from_the_layers_themselves(loaded):
-    """Head sizes that the config does not state: values narrower than keys, and heads wider than their share."""
+    """Head sizes that the config omits are read from the layers: narrow values, and heads wider than their share."""
     assert loaded("deepseek_v3").layers[0] == LayerShape(kv_heads=4, key_dim=48, value_dim=24)
     assert loaded("qwen3").layers[0] == LayerShape(kv_heads=2, key_dim=48, value_dim=48)
 
@@ -107,7 +107,7 @@ def test_random_weights_from_a_config_alone(config_only):
 
 
 class TestMistakes:
-    """Each raises one sentence that names the mistake."""
+    """Each mistake raises a one-sentence error that names it."""
 
     def test_no_such_directory(self, tmp_path):
         with pytest.raises(ModelError, match=r"there is no model directory .*gone"):
@@ -143,7 +143,7 @@ class TestMistakes:
             load_model(copied)
 
     def test_missing_weights(self, copied):
-        """They would otherwise be random."""
+        """Missing weights are an error, because they would be initialized randomly."""
         change_config(copied, num_hidden_layers=4)
         with pytest.raises(ModelError, match=r"weights lack model\.layers\.3.* and 8 more"):
             load_model(copied)
@@ -177,7 +177,7 @@ class TestMistakes:
     ],
 )
 def test_refuses_models_that_it_would_compute_wrongly(config_only, model_type, values, reason):
-    """Models with other state, other masks or other code paths."""
+    """Models with other state, masks or code paths are errors."""
     with pytest.raises(ModelError, match=reason):
         load_model(config_only(model_type, **values), seed=0)
 

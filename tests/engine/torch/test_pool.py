@@ -37,7 +37,7 @@ def test_layout_is_keys_then_values_layer_by_layer():
 
 
 def test_sees_writes_through_another_mapping(tmp_path):
-    """As by a peer in another process."""
+    """Writes through another mapping, such as that of a peer process, appear in the pool."""
     path = tmp_path / "pool"
     path.write_bytes(bytes(LAYOUT.pool_bytes(4)))
     with path.open("r+b") as file:
@@ -62,7 +62,7 @@ def test_block_rows_are_the_bytes_of_blocks():
 
 
 def test_refuses_memory_that_does_not_fit():
-    """Too little, or not bytes."""
+    """Memory that is too small or not of bytes is an error."""
     with pytest.raises(ValueError, match="needs"):
         KvPool(LAYOUT, 2, torch.zeros(LAYOUT.pool_bytes(2) - 1, dtype=torch.uint8))
     with pytest.raises(ValueError, match="uint8"):
@@ -71,7 +71,7 @@ def test_refuses_memory_that_does_not_fit():
 
 @given(data=st.data(), layer=st.integers(0, 2), same_pool=st.booleans())
 def test_copy_moves_exactly_these_blocks_of_this_layer(data, layer, same_pool):
-    """In any order and any runs; all other blocks and layers stay the same."""
+    """Blocks may be in any order; all other blocks and layers stay unchanged."""
     blocks = st.permutations(range(12))
     if data.draw(st.booleans()):
         first, second = data.draw(st.integers(0, 11)), data.draw(st.integers(0, 11))

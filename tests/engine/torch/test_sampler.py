@@ -38,7 +38,7 @@ def chi_square(drawn, probabilities):
 
 
 def test_greedy_takes_the_best():
-    """With temperature 0."""
+    """Temperature 0 selects the token with the highest logit."""
     logits = logits_of(5)
     assert tokens(logits, [row(temperature=0.0)] * 5) == logits.argmax(-1).tolist()
 
@@ -71,7 +71,7 @@ def test_top_p_beyond_the_likely_tokens():
 
 
 def test_top_k_and_top_p_together():
-    """top_p applies to the tokens that top_k keeps."""
+    """top_p applies to the tokens that top_k selects."""
     logits = torch.log(torch.tensor([[0.4, 0.3, 0.2, 0.1]]))
     assert set(draw_many(500, logits, top_k=3)) == {0, 1, 2}
     assert set(draw_many(500, logits, top_k=2, top_p=0.5)) == {0}
@@ -79,7 +79,7 @@ def test_top_k_and_top_p_together():
 
 
 def test_top_k_of_one_is_greedy():
-    """At any temperature."""
+    """top_k = 1 selects the most likely token at any temperature."""
     logits = logits_of(20)
     drawn = tokens(logits, [row(i, temperature=5.0, top_k=1) for i in range(20)])
     assert drawn == logits.argmax(-1).tolist()
@@ -92,7 +92,7 @@ def test_tiny_top_p_is_greedy():
 
 
 def test_noise_is_a_function_of_seed_and_position():
-    """Independent of batch, order and earlier samples."""
+    """The noise is independent of the batch, the order and earlier samples."""
     logits = logits_of(8)
     rows = [row(position=i % 4, seed=i // 4) for i in range(8)]
     together = tokens(logits, rows)
@@ -165,7 +165,7 @@ class TestLogprobs:
 
 
 def test_samples_do_not_depend_on_the_batch(engine):
-    """Alone, with seven others, in chunks, and in other blocks."""
+    """Samples are equal alone, with seven other sequences, in chunks, and in other blocks."""
     rng = random.Random(3)
     prompts = [[rng.randrange(3, 512) for _ in range(rng.randrange(1, 120))] for _ in range(8)]
     params = [
@@ -181,7 +181,7 @@ def test_samples_do_not_depend_on_the_batch(engine):
 
 
 def test_engine_logprobs_are_those_of_the_model(engine, tiny_model_dir):
-    """For every output token, against a plain forward pass of transformers."""
+    """The comparison is with a plain forward pass of transformers for every output token."""
     from transformers import AutoModelForCausalLM
 
     prompt = [5, 77, 200, 31]

@@ -68,6 +68,6 @@ def test_sharded_models_equal_the_whole_model(arch, outputs):
     ],
 )
 def test_refuses_models_that_cannot_be_sharded(arch, split, why, loaded):
-    """In one sentence, before any process starts."""
+    """The error is raised before any process starts."""
     with pytest.raises(ConfigurationError, match=why):
         check_split_model(loaded(arch), split, arch)

@@ -21,7 +21,7 @@ def busy(rounds=40):
 
 
 def test_calls_are_made_in_order_and_before_finish_returns():
-    """Each call is made once."""
+    """Each callback is called once."""
     announcer, seen = LayerNotifier(GPU_OR_CPU), []
     for number in range(5):
         busy(rounds=1)
@@ -33,14 +33,14 @@ def test_calls_are_made_in_order_and_before_finish_returns():
 
 
 def test_on_a_cpu_a_call_is_made_at_once():
-    """By the calling thread."""
+    """On a CPU, the calling thread makes the call immediately."""
     seen = []
     LayerNotifier(torch.device("cpu")).after(lambda: seen.append(threading.current_thread()))
     assert seen == [threading.current_thread()]
 
 
 def test_copies_are_complete_on_exit():
-    """With and without a stream of their own."""
+    """Copies are complete with and without a separate stream."""
     source, target = torch.arange(1000, device=DEVICE), torch.zeros(1000, dtype=torch.long)
     with CopyStream(GPU_OR_CPU).copying():
         target.copy_(source, non_blocking=True)
@@ -48,7 +48,7 @@ def test_copies_are_complete_on_exit():
 
 
 def test_pinned_memory_can_be_pinned_again():
-    """A refused registration has no effect."""
+    """A device refuses a second registration of the same memory, which has no effect."""
     memory = torch.zeros(1 << 16, dtype=torch.uint8)
     first = PinnedMemory(memory, GPU_OR_CPU)
     second = PinnedMemory(memory, GPU_OR_CPU)  # the same memory: a device refuses it

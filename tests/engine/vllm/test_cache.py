@@ -48,7 +48,7 @@ def test_all_views_write_to_the_pool():
 
 
 def test_copies_blocks_between_moved_caches():
-    """Scattered or contiguous, one layer at a time."""
+    """Copies are correct for scattered and contiguous blocks, one layer at a time."""
     source, _, source_pool = moved()
     target, _, target_pool = moved()
     for layer, cache in enumerate(source):

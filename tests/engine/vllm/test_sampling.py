@@ -57,7 +57,7 @@ def test_rows_follow_their_requests_through_the_batch():
 
 
 def test_min_tokens_counts_output_of_other_workers():
-    """vLLM's prompt is then longer than the request's."""
+    """vLLM counts tokens of other workers as prompt tokens; min_tokens counts them as output."""
     sampling = SamplingParams(max_tokens=9, temperature=0.0, min_tokens=2)
     logits = torch.zeros(1, VOCABULARY)
     logits[0, 1] = 9.0  # the end of sequence

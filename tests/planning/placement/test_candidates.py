@@ -51,7 +51,7 @@ def test_candidates_on_shared_nodes_must_fit():
 
 
 def test_replicates_by_rate_over_goodput():
-    """⌈rate / goodput⌉ instances per phase, fewest accelerators first (Algorithm 1, lines 17 to 19)."""
+    """Each phase has ⌈rate / goodput⌉ instances, and candidates are in order of accelerators (Algorithm 1)."""
     wide, narrow = of(Phase.PREFILL, (4, 1), 9.0), of(Phase.PREFILL, (1, 1), 2.0)
     decode = of(Phase.DECODE, (1, 1), 4.0)
     found = replicated([wide, narrow], [decode], 10.0, 99)

@@ -8,7 +8,7 @@ from twofold.scheduling.admission.limits import KeyLimits, Refusal, RefusalReaso
 
 
 def busy(*, waiting, gap_s=1.0, **limits):
-    """Five requests ended `gap_s` apart; one runs and `waiting` fill the queue."""
+    """Return admission after five requests ended `gap_s` apart, with one running and `waiting` queued."""
     door = admission(**{"max_running": 1, "max_waiting": waiting, **limits})
     for number in range(5):
         offer(door, f"ended{number}", now=number * gap_s)

@@ -13,7 +13,7 @@ keys = st.sampled_from(["", "slots", "minute"])
 
 
 class Door(RuleBasedStateMachine):
-    """Random sequences of admission calls."""
+    """State machine of random admission calls."""
 
     @initialize(running=st.integers(1, 4), waiting=st.integers(0, 5))
     def open(self, running, waiting):
@@ -42,7 +42,7 @@ class Door(RuleBasedStateMachine):
 
     @rule()
     def start(self):
-        """The earliest of the most urgent requests starts."""
+        """Start the earliest of the most urgent requests."""
         alive = [each for each in self.waiting if each.deadline_s > self.now]
         free = len(self.running) < self.door.limits.max_running
         expected = min(alive, key=lambda each: (each.priority, each.number)) if alive and free else None
@@ -115,7 +115,7 @@ TestDoor.settings = settings(max_examples=50, stateful_step_count=30, deadline=N
 
 
 class Steady:
-    """`servers` with a constant service time and a full queue until `now`."""
+    """Simulation of `servers` with a constant service time and a full queue until `now`."""
 
     def __init__(self, servers, waiting, service_s, stagger_s, rounds):
         self.door = admission(max_running=servers, max_waiting=waiting, timeout_s=1e9)
@@ -129,7 +129,7 @@ class Steady:
         self.fill()
 
     def fill(self):
-        """Requests arrive only while there is room."""
+        """Add requests while there is room."""
         limits = self.door.limits
         while self.door.waiting < limits.max_waiting or self.door.running < limits.max_running:
             offer(self.door, f"r{self.came}", now=self.now, priority=self.came % 3)
@@ -142,7 +142,7 @@ class Steady:
             self.ends.append((self.now + late + self.service_s, each.id))
 
     def step(self):
-        """The next request ends."""
+        """End the next request."""
         self.ends.sort()
         self.now, request_id = self.ends.pop(0)
         self.door.release(request_id, self.now)

@@ -9,14 +9,14 @@ from support.toy import ToyModel
 
 
 def test_prefill_load_is_the_predicted_ttft_over_its_bound():
-    """Time since the arrival counts."""
+    """The load includes the time since the arrival."""
     made = ledger("p0", "d0", ttft_s=0.5)
     made.place(placed("a"), 0.0)
     assert made.prefill_load(placed("x", arrival_s=-0.05), 0.0) == pytest.approx((0.05 + 0.1 + 0.1) / 0.5)
 
 
 def test_prefill_load_protects_admitted_requests():
-    """b waits for the iteration of a; with x in its iteration, its TTFT would be 0.85 s."""
+    """Request b waits for the iteration of a; with x in that iteration, its TTFT would be 0.85 s."""
     made = ledger("p0", "d0", ttft_s=0.5, budget=1000)
     made.place(placed("a", prompt=500), 0.0)
     made.place(placed("b", prompt=100, arrival_s=0.1), 0.1)
@@ -48,7 +48,7 @@ def test_slow_decode_iterations_raise_the_decode_load():
 
 
 def test_decode_load_is_the_time_between_tokens_over_its_bound():
-    """Including the request itself; a request with one output token adds no load."""
+    """The load includes the request itself; a request with one output token adds none."""
     made = ledger("p0", "d0")
     decoding(made, "a", "b")
     assert made.decode_load(placed("x")) == pytest.approx(0.3)
@@ -65,7 +65,7 @@ def test_sequences_beyond_the_limits_take_turns():
 
 
 def test_coming_decode_load_counts_requests_in_prefill():
-    """Of the same decode instance, without requests that ended or have one output token."""
+    """The load counts prefills of the same decode instance, without requests that ended or have one output token."""
     made = ledger("p0", "p1", "d0", "d1")
     decoding(made, "there")
     for name, prefill, decode in (("a", "p0", "d0"), ("b", "p0", "d1"), ("c", "p1", "d0"), ("gone", "p1", "d0")):
@@ -115,7 +115,7 @@ steps = st.lists(st.tuples(names, st.sampled_from(["placed", "prefilled", "decod
 
 @given(steps)
 def test_loads_are_zero_when_all_requests_ended(steps):
-    """For any order of events."""
+    """All loads are zero at the end for any order of events."""
     made, there, computed, now = ledger("p0", "d0"), {}, set(), 0.0
     for name, what in steps:
         now += 0.01

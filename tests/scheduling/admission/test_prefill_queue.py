@@ -9,7 +9,7 @@ from twofold.scheduling.admission.prefill_queue import PrefillQueue, QueuedPromp
 
 
 def line(*tokens, budget=100, now=0.0, speed=None):
-    """A queue of prompts named a, b, …"""
+    """Return a queue of prompts named a, b, …"""
     made = PrefillQueue(MODEL, budget, speed or SpeedFactor())
     for name, count in zip("abcdef", tokens, strict=False):
         made.join(QueuedPrompt(name, count), now)

@@ -13,13 +13,13 @@ ONLY_PREFILL, ONLY_DECODE = {"prefill", "prefill-balanced", "prefill-chunks"}, {
 
 
 def test_prefill_stops_at_its_token_budget():
-    """First come first served up to 2,048 tokens; no prompt overtakes."""
+    """Prompts are selected first come, first served up to 2,048 tokens; no prompt overtakes."""
     prefill = BATCHERS["prefill"](2048, 64)
     assert selected(prefill, waiting(1000, 1000, 100, 10)).prefills == [("w0", 1000), ("w1", 1000)]
 
 
 def test_a_prompt_over_the_budget_runs_alone():
-    """Splitwise section 4.2."""
+    """The rule is that of Splitwise, section 4.2."""
     prefill = BATCHERS["prefill"](2048, 64)
     assert selected(prefill, waiting(5000, 10)).prefills == [("w0", 5000)]
     assert selected(prefill, waiting(10, 5000)).prefills == [("w0", 10)]
@@ -31,7 +31,7 @@ def test_large_prompt_is_not_starved_by_small_ones():
 
 
 def test_balanced_prefill_makes_equal_iterations():
-    """Eight prompts of 300 are four and four, where first come first served makes six and two."""
+    """Eight prompts of 300 tokens run four and four; first come, first served runs six and two."""
     eight = [300] * 8
     assert len(selected(BATCHERS["prefill"](2048, 64), waiting(*eight)).prefills) == 6
     balanced = BATCHERS["prefill-balanced"](2048, 64)
@@ -85,7 +85,7 @@ def test_mixed_is_limited_by_sequences():
 
 
 def inlined(tbt_s, budget=2048):
-    """An iteration takes 4 ms, plus 1 ms per prompt token and per decode."""
+    """Return the inlined batcher with iterations of 4 ms, plus 1 ms per prompt token and per decode."""
     return InlinedPrefill(budget, 64, ToyModel(), tbt_s)
 
 
@@ -104,7 +104,7 @@ def test_a_prompt_is_inlined_whole_or_not_at_all():
 
 
 def test_chunked_prefill_fills_the_budget_that_decodes_leave():
-    """Decodes first, then started prompts, then new ones."""
+    """The budget goes to decodes first, then to started prompts, then to new ones."""
     started = prefilling(300, computed=100, name="s0")
     chosen = selected(BATCHERS["chunked-prefill"](256, 64), waiting(100), decoding(1), ready(1), started)
     assert chosen.resume == ["r0"]

@@ -20,7 +20,7 @@ steps = st.lists(
 
 
 class Everybody:
-    """Members of each pool in order of joining."""
+    """Reference: members of each pool in order of joining."""
 
     def __init__(self):
         self.pools = {role: [] for role in Role}

@@ -37,7 +37,7 @@ def seen(cluster):
 
 
 def report(made, controllers, name):
-    """The load of an instance with the share of each controller."""
+    """Return the load of an instance with the share of each controller."""
     total = load_totals(made.pools.get(name))
     return [LoadReport(name, total, controller.own(name)) for controller in controllers]
 
@@ -85,7 +85,7 @@ def test_reports_on_paused_instances_are_kept():
 
 
 class Told(Router):
-    """A router with a preset route."""
+    """Router stub with a preset route."""
 
     def __init__(self):
         self.to = None
@@ -121,7 +121,7 @@ def test_a_single_controller_equals_the_cluster_scheduler(steps):
 
 
 class Several:
-    """Three controllers, the true loads and reports on their way."""
+    """Three controllers with the true loads and the reports in transit."""
 
     def __init__(self, own):
         self.told = Told()
@@ -136,7 +136,7 @@ class Several:
         self.whose.append(self.controllers[turn])
 
     def happens(self, action, which):
-        """Apply an event to a placed request, if there is one."""
+        """Apply an event to a placed request if there is one."""
         if self.whose:
             number = which % len(self.whose)
             for made in (self.truth, self.whose[number]):

@@ -33,7 +33,7 @@ def test_chunks_start_after_the_cached_prefix():
 
 
 def test_prompts_do_not_overtake_a_fetching_prompt():
-    """Fetching is short, and an overtaken prompt might wait for a long one."""
+    """A fetch is short, and an overtaken prompt might wait for a long one."""
     made = scheduler("prefill")
     made.submit(request("first", output=1), decodes_here=True)
     made.submit(request("a", output=1), decodes_here=True, reused_tokens=4, fetching=True)
@@ -76,7 +76,7 @@ def test_aborts_a_fetching_prompt(batcher):
 
 @pytest.mark.parametrize("tokens", [-1, 10, 11])
 def test_rejects_invalid_numbers_of_reused_tokens(tokens):
-    """At least the last prompt token must be computed."""
+    """A prompt must compute at least its last token."""
     with pytest.raises(ValueError, match="cannot reuse"):
         scheduler("prefill").submit(request("a", prompt=10), decodes_here=True, reused_tokens=tokens)
 
@@ -86,7 +86,7 @@ PROMPTS = st.lists(st.tuples(st.integers(1, 60), st.integers(0, 59), st.booleans
 
 @given(st.sampled_from(sorted({*BATCHERS} - {"decode"})), PROMPTS, st.randoms(use_true_random=False))
 def test_computes_each_uncached_token_once(batcher, prompts, draw):
-    """Under random commands; all blocks are free at the end."""
+    """The property holds under random commands, and all blocks are free at the end."""
     made = scheduler(batcher, budget=64, max_num_seqs=8)
     left, computed, ended = {}, {}, set()
     for number, (prompt, most, fetching) in enumerate(prompts):

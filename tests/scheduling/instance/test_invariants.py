@@ -123,7 +123,7 @@ def test_requests_end_once_with_their_tokens_in_order_and_blocks_freed(
 @settings(max_examples=150)
 @given(worlds, sizes, milliseconds, milliseconds, budgets)
 def test_equal_inputs_give_equal_results(world, sizes, per_token, transfer, budget):
-    """Independent of hash order, identity, clock and kind of block allocator."""
+    """Results are independent of hash order, object identity, clock and kind of block allocator."""
     how = {"budget": budget}
     first = run(world, sizes, per_token, transfer, **how)[2]
     second = run(world, sizes, per_token, transfer, **how)[2]
@@ -135,7 +135,7 @@ def test_equal_inputs_give_equal_results(world, sizes, per_token, transfer, budg
 @settings(max_examples=300)
 @given(worlds, sizes, milliseconds, milliseconds, budgets)
 def test_runs_end_requests_when_single_iterations_do(world, sizes, per_token, transfer, budget):
-    """A run that stops at `changed` equals asking the batcher after every iteration."""
+    """A run that stops at `changed` gives the same results as asking the batcher after every iteration."""
     how = {"budget": budget}
     single = run(world, sizes, per_token, transfer, **how)[2]
     together = run(world, sizes, per_token, transfer, runs=True, accounts=BlockAllocator, **how)[2]
@@ -146,7 +146,7 @@ def test_runs_end_requests_when_single_iterations_do(world, sizes, per_token, tr
 
 
 def test_random_clusters_preempt_and_change_pools():
-    """So the properties above are not vacuous."""
+    """The properties above are not vacuous."""
     sizes = [(40, 12, 1000 * i, None) for i in range(20)]
     alone = run(("preempting", "jsq", TIGHT), sizes, 20, 1, budget=6)[2]
     assert sum(preemptions(alone).values()) > 10

@@ -54,7 +54,7 @@ sizes = st.lists(
 
 
 def keys_of(number, prompt_tokens, shared_blocks, family):
-    """Keys of a prompt: blocks shared within its family, then its own."""
+    """Return the keys of a prompt: blocks shared within its family, then its own."""
     return tuple(
         1000 * family + place if place < shared_blocks else 1_000_000 + 1000 * number + place
         for place in range(prompt_tokens // BLOCK)
@@ -113,7 +113,7 @@ def test_equal_inputs_allocate_equal_blocks(world, sizes):
 
 
 def test_random_clusters_reuse_copy_and_evict():
-    """So the properties above are not vacuous."""
+    """The properties above are not vacuous."""
     world = {"eviction": "lru", "swap_blocks": 0, "max_num_seqs": 8, "budget": 64, "per_token": 1, "transfer": 10}
     world |= {"mode": HandoffMode.LAYER_WISE}
     sizes = [(32, 30, 30 * number, None, 4 + 4 * (number % 2), number % 2) for number in range(40)]

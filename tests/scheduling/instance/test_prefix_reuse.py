@@ -36,7 +36,7 @@ def prompt(name, tokens=10, keys="abcdefgh", **how):
 
 
 def items(instance):
-    """The prefills of one batch."""
+    """Return the prefills of one batch."""
     batch = instance.next_batch(0.0)
     instance.complete(batch)
     return [item for item in batch.items if item.phase is Phase.PREFILL]
@@ -57,7 +57,7 @@ def test_second_prompt_skips_shared_blocks(batcher):
 
 @pytest.mark.parametrize("batcher", PREFILLS)
 def test_fully_cached_prompt_recomputes_its_last_token(batcher):
-    """In a copy of the last block while others read it, else in place."""
+    """The last token is computed in a copy of the last block while others read it, else in place."""
     instance = reusing(batcher)
     instance.submit(prompt("a", 8), decodes_here=False)
     step(instance)
@@ -79,7 +79,7 @@ def test_fully_cached_prompt_recomputes_its_last_token(batcher):
 
 
 def test_publishes_full_blocks_after_each_chunk():
-    """Prompts that start after that batch find them."""
+    """Prompts that start after the batch reuse the published blocks."""
     instance = reusing("chunked-prefill", budget=10)
     instance.submit(prompt("a", 22, "abcde"), decodes_here=True)
     step_items = items(instance)
@@ -90,7 +90,7 @@ def test_publishes_full_blocks_after_each_chunk():
 
 
 def test_keeps_full_blocks_of_an_aborted_prefill():
-    """Except those of the batch that was running."""
+    """Blocks of the running batch are not kept."""
     instance = reusing("chunked-prefill", budget=8)
     instance.submit(prompt("a", 22, "abcde"), decodes_here=True)
     step(instance)
@@ -159,7 +159,7 @@ def test_prompts_without_keys_reuse_nothing():
 
 
 def test_retains_a_prompt_for_its_retention_time():
-    """Counted from its prefill. Other blocks are evicted first, even if used more recently."""
+    """The retention time starts at the prefill. Other blocks are evicted first, even if used more recently."""
     instance = reusing("prefill", num_blocks=8)
 
     def compute(name, keys, now, retain_s=0.0):

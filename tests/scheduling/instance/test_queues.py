@@ -12,7 +12,7 @@ from twofold.scheduling.instance.sequence import ScheduledSequence
 
 
 def ready(name, prompt=10, output=4, generated=1):
-    """A sequence after prefill, with some output tokens generated."""
+    """Return a sequence after its prefill, with some output tokens."""
     request = Request(id=name, arrival_s=0.0, prompt_tokens=prompt, output_tokens=output)
     computed = prompt + generated - 1
     return ScheduledSequence(request, True, prompt + output - 1, computed=computed, generated=generated)
@@ -24,7 +24,7 @@ def progress(sequence):
 
 @dataclass
 class Counted:
-    """A member of the model."""
+    """A member of the reference model."""
 
     name: str
     computed: int
@@ -41,7 +41,7 @@ class Counted:
 
 
 class NaiveDecodeSet:
-    """Advances one iteration and one member at a time."""
+    """Reference model that advances one iteration and one member at a time."""
 
     def __init__(self):
         self.members: list[Counted] = []
@@ -85,7 +85,7 @@ steps = st.lists(
 @settings(max_examples=800)
 @given(steps)
 def test_matches_token_by_token_model(steps):
-    """In sizes, contexts, items, and ends with their order, under random joins and removals."""
+    """Sizes, contexts, items and ends in order are equal under random joins and removals."""
     fast, naive, left = DecodeSet(), NaiveDecodeSet(), {}
     for number, (action, first, second, third) in enumerate(steps):
         members = list(fast)
@@ -125,7 +125,7 @@ def test_advancing_many_equals_advancing_one_by_one(outputs, count):
 
 
 def test_latest_lists_the_last_to_join_first():
-    """A member that returns has joined anew."""
+    """A member that returns counts as the last to join."""
     decoding = DecodeSet()
     members = [ready(name) for name in "abc"]
     for member in members:

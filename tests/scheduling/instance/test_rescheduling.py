@@ -62,7 +62,7 @@ def test_requests_that_cannot_start_do_not_set_changed(happens):
 
 @pytest.mark.parametrize("accounts", [PagedBlockAllocator, BlockAllocator])
 def test_finished_handoff_sets_changed_for_a_waiting_prompt(accounts):
-    """Its blocks are free then."""
+    """The hand-off frees blocks that the prompt needs."""
     made = scheduler("prefill", num_blocks=8, accounts=accounts)
     made.submit(request("a", prompt=20), decodes_here=False)
     made.submit(request("b", prompt=20), decodes_here=False)

@@ -37,7 +37,7 @@ class Side:
     told: list[tuple[object, ...]] = field(default_factory=list)
 
     def tell(self, action, number, prompt, output):
-        """Apply a command if it is valid now, and record the result."""
+        """Apply a command if it is valid now and record the result."""
         made = self.instance
         name = str(number)
         here = name in made.sequences
@@ -110,7 +110,7 @@ def one_round(together, single, during, count):
     st.sampled_from([FULL_RESERVATION, KvReservation(output_at_decode_start=True, extra=1)]),
 )
 def test_a_run_equals_single_iterations(batcher, rounds, budget, memory):
-    """In results, leases, blocks, queues, preemptions and `changed`, under random commands."""
+    """Results, leases, blocks, queues, preemptions and `changed` are equal under random commands."""
     how = {"num_blocks": 24, "max_num_seqs": 6, "budget": budget, "memory": memory}
     together = Side(scheduler(batcher, accounts=BlockAllocator, **how))
     single = Side(scheduler(batcher, accounts=PagedBlockAllocator, **how))
@@ -126,7 +126,7 @@ def test_a_run_equals_single_iterations(batcher, rounds, budget, memory):
 
 
 def selected_anew(instance):
-    """The changes that the batcher would select now."""
+    """Return the changes that the batcher would select now."""
     queues = instance.queues
     seats = instance.max_num_seqs - queues.started
     room = SchedulingBudget(instance.blocks, instance.blocks.num_free, seats, instance.lease_queue.size > 0)
@@ -141,7 +141,7 @@ def selected_anew(instance):
     st.sampled_from([FULL_RESERVATION, KvReservation(output_at_decode_start=True, extra=1)]),
 )
 def test_selection_is_empty_while_changed_is_unset(batcher, rounds, memory):
-    """Drivers rely on it: another selection would change nothing."""
+    """Another selection would change nothing, which drivers rely on."""
     side = Side(scheduler(batcher, num_blocks=24, max_num_seqs=6, budget=20, memory=memory))
     instance, idle = side.instance, False
     for before, during, count in rounds:
@@ -160,7 +160,7 @@ def test_selection_is_empty_while_changed_is_unset(batcher, rounds, memory):
 
 
 def test_runs_are_long_without_events():
-    """So the property above is not vacuous."""
+    """The property above is not vacuous."""
     for batcher in sorted(set(BATCHERS) - {"prefill", "prefill-balanced", "prefill-chunks"}):
         made = scheduler(batcher, num_blocks=1000)
         for name in "ab":

@@ -9,7 +9,7 @@ from twofold.request import FinishReason
 
 
 def test_colocated_request_runs_to_completion():
-    """Prefill makes token 0, each decode one more, and the last one ends it."""
+    """Prefill generates token 0, each decode step one more, and the last one ends the request."""
     mixed = scheduler("mixed")
     mixed.submit(request("a"), decodes_here=True)
     outcomes = [step(mixed)[0] for _ in range(3)]
@@ -131,7 +131,7 @@ def test_rejects_a_duplicate_request_in_any_state():
 
 
 def test_lost_peer_ends_its_reservations_and_leases():
-    """Reservations of other sources proceed."""
+    """Reservations of other sources continue."""
     decode = scheduler("decode", num_blocks=10)
     for name, prompt, source in (("a", 20, "dead"), ("b", 30, "dead"), ("c", 4, "alive")):
         decode.reserve(request(name, prompt=prompt), source)
@@ -155,7 +155,7 @@ def test_rejects_completion_of_batches_that_were_not_started():
 
 
 def test_batch_describes_its_work():
-    """Tokens, sequences, context and limit, and the sequences that join or pause."""
+    """The batch has tokens, sequences, context and limit, and the sequences that join or pause."""
     mixed = scheduler("splitwise", budget=12)
     arrive(mixed, request("a", prompt=7, output=9))
     arrive(mixed, request("b", prompt=8, output=9))

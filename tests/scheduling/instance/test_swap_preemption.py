@@ -33,7 +33,7 @@ def turn(instance):
 
 
 def test_allocates_prompt_and_one_step_then_step_by_step():
-    """Up to the full length, where the last output token needs no KV."""
+    """Steps continue up to the full length, where the last output token needs no KV."""
     decode = growing(12)
     arrive(decode, "a", output=10)
     used = []
@@ -71,7 +71,7 @@ def test_swaps_out_the_latest_sequence_without_free_blocks():
 
 
 def test_swaps_out_as_few_sequences_as_possible():
-    """The last of three frees blocks for both others, and returns when one of them ends."""
+    """Pausing the last of three sequences frees blocks for the others; it returns when one of them ends."""
     decode = growing(9)
     arrive(decode, "a", "b", "c")
     for _ in range(4):
@@ -110,7 +110,7 @@ def test_does_not_swap_out_blocks_in_a_transfer():
 
 
 def test_admission_is_bounded_by_host_blocks():
-    """So swapping out cannot fail."""
+    """The bound ensures that swapping out cannot fail."""
     decode = growing(100, swap_blocks=8)
     for name in "abc":
         decode.reserve(request(name, prompt=8, output=9), "p")
@@ -124,7 +124,7 @@ def test_admission_is_bounded_by_host_blocks():
 
 
 def test_aborts_a_swapped_request():
-    """Its host blocks are free at once."""
+    """The host blocks of the request are free at once."""
     decode = growing(6)
     arrive(decode, "a", "b")
     for _ in range(5):
@@ -137,7 +137,7 @@ def test_aborts_a_swapped_request():
 
 
 def test_stopped_request_is_not_extended():
-    """It stops with the last token that its blocks hold."""
+    """The request ends with the last token that its blocks hold."""
     decode = growing(3)
     arrive(decode, "a", output=90)
     for _ in range(3):

@@ -23,14 +23,14 @@ POOLS = cluster([Role.PREFILL, Role.PREFILL, Role.PREFILL, Role.DECODE], "jsq-pl
 
 
 class World:
-    """Traffic with outputs of `output_s` and a replanner queried after every arrival."""
+    """Simulated traffic with outputs of `output_s`, and a replanner that is queried after every arrival."""
 
     def __init__(self, output_s=0.0):
         self.replanner, self.now, self.output_s = Replanner(TrafficMonitor(), RULES), 0.0, output_s
         self.draw, self.open = Random(0), []
 
     def run(self, rate, seconds, output=100):
-        """Run until a query and return it."""
+        """Run until the replanner returns a query."""
         end, watch = self.now + seconds, self.replanner.monitor
         while self.now < end:
             self.now += self.draw.expovariate(rate)

@@ -14,14 +14,14 @@ HOUR_S = 3600.0
 
 
 def traffic(seed, *, rate, burstiness=1.0, prompt=1000, output=150, end_s=HOUR_S, begin_s=0.0):
-    """Gamma arrivals with lognormal lengths: (time, prompt, output)."""
+    """Generate gamma arrivals with lognormal lengths: (time, prompt, output)."""
     draw, now = random.Random(f"{seed} {rate} {begin_s}"), begin_s
     while (now := now + draw.gammavariate(burstiness, 1 / (rate * burstiness))) < end_s:
         yield (now, round(prompt * exp(draw.gauss(0.0, 1.0))) + 1, round(output * exp(draw.gauss(0.0, 1.0))) + 1)
 
 
 def made(number):
-    """No output is running."""
+    """Callback for a running output; no output is running."""
     raise AssertionError
 
 
@@ -31,7 +31,7 @@ def feed(watch, events):
 
 
 def tell(watch, events):
-    """Run until an alarm; returns the number of requests, or None."""
+    """Feed requests and their outputs until an alarm; return their number, or None without an alarm."""
     for count, (now, prompt, output) in enumerate(events, 1):
         watch.ended(watch.arrived(prompt, now), output)
         if watch.alarmed:

@@ -19,7 +19,7 @@ def route(*loads, prompt=100, tokens=TOKENS):
 
 
 def long(name, **more):
-    """Return the load of an instance whose prefill queue exceeds the threshold for any prompt."""
+    """Return the load of an instance with a prefill queue above the threshold for any prompt."""
     return load(name, queued=1, pending_prefill_tokens=THRESHOLD, **more)
 
 

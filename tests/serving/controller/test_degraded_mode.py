@@ -11,7 +11,7 @@ P, D, M = Role.PREFILL, Role.DECODE, Role.MIXED
 
 
 class Staff:
-    """Workers by name; workers in `stuck` cannot change role."""
+    """Stub of the workers by name; workers in `stuck` cannot change role."""
 
     def __init__(self, **roles):
         self.roles = {name.replace("_", "-"): role for name, role in roles.items()}

@@ -13,7 +13,7 @@ SAID = st.tuples(st.floats(0.01, 8), DELAYS, DELAYS)
 
 
 class World:
-    """A worker that sends heartbeats and a controller that acknowledges them; its clock is the true time."""
+    """A worker and a controller that exchange heartbeats; the controller's clock is the true time."""
 
     def __init__(self, registered_s, said, offset, rate):
         self.theirs = lambda moment: offset + rate * moment
@@ -27,7 +27,7 @@ class World:
         self.heard_s = None
 
     def run(self):
-        """Return the worker's end and the time at which it is presumed dead."""
+        """Return when the worker ends and when the controller presumes it dead."""
         heapify(self.events)
         ended = given_up = None
         while self.events:
@@ -57,7 +57,7 @@ class World:
 
 @given(st.floats(0, 5), st.lists(SAID, max_size=40), st.floats(-1e6, 1e6), st.floats(1 - 0.1, 1 + 0.1))
 def test_a_live_worker_is_never_presumed_dead(registered_s, said, offset, rate):
-    """For any delays, losses and orders of messages, and clock rates up to 10% apart."""
+    """The property holds for any delays, losses and orders of messages, and clock rates up to 10% apart."""
     ended, given_up = World(registered_s, said, offset, rate).run()
     assert ended <= given_up + 1e-6
 

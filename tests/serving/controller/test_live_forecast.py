@@ -23,7 +23,7 @@ SPEED = PrefillSpeed(fixed_s=0.01, s_per_token=1e-3)
 
 
 class World:
-    """Workers by host; the first letter of a name is its role."""
+    """A controller's view of workers by host; the first letter of a worker's name is its role."""
 
     def __init__(self, config=ForecastConfig(), **workers):  # noqa: B008  (it is frozen)
         self.paths = MeasuredPaths()

@@ -55,7 +55,7 @@ SECRET = b"do not repeat this"
 
 
 class Post:
-    """An inbox, and a raw socket that may send it anything."""
+    """An inbox, and a raw socket that can send it any bytes."""
 
     def __init__(self, address, **options):
         self.context = zmq.Context()
@@ -65,7 +65,7 @@ class Post:
         self.raw.connect(address)
 
     def received(self, *frames):
-        """Messages decoded from these frames; a final message marks the end."""
+        """Return the messages decoded from these frames, up to a final message."""
         for frame in frames:
             self.raw.send(frame)
         self.raw.send(encode(LAST))
@@ -104,7 +104,7 @@ def post(tmp_path_factory):
 
 @st.composite
 def mutated(draw):
-    """A message frame with bytes changed, removed and inserted."""
+    """Return a message frame with changed, removed and inserted bytes."""
     frame = bytearray(encode(draw(st.sampled_from(MESSAGES))))
     lengths = [b"\xdd\xff\xff\xff\xff", b"\xdf\xff\xff\xff\xff", b"\xdb\xff\xff\xff\xff", b"\x91" * 3000]
     for _ in range(draw(st.integers(1, 4))):

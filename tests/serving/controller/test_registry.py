@@ -19,7 +19,7 @@ IDLE = InstanceStatus(0, 0, 0, 0, 0, 4, 4, 0)
 
 
 class Outbox:
-    """Records sent messages."""
+    """Outbox stub that records messages."""
 
     def __init__(self):
         self.sent = []
@@ -33,7 +33,7 @@ class Outbox:
 
 
 class Orders:
-    """Records process commands."""
+    """Process control stub that records commands."""
 
     def __init__(self):
         self.started, self.killed, self.freed, self.refused = [], [], [], []

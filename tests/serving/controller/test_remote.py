@@ -27,7 +27,7 @@ LONG = WATCHDOG_S + WATCHDOG_MARGIN_S + 0.1
 
 
 class Outbox:
-    """Records messages by address."""
+    """Outbox stub that records messages by address."""
 
     def __init__(self):
         self.sent = []
@@ -44,7 +44,7 @@ class Outbox:
 
 
 class Local:
-    """Records commands to the local launcher."""
+    """Launcher stub that records commands."""
 
     def __init__(self):
         self.orders = []

@@ -36,7 +36,7 @@ CONFIG = ReplanConfig(cluster=SPEC, slo=Slo(ttft_s=1.0, tpot_s=0.05))
 
 
 class Service:
-    """Applies role changes, except for workers in `stuck`."""
+    """Service stub that applies role changes, except for workers in `stuck`."""
 
     def __init__(self, stuck=()):
         self.roles, self.decisions, self.stuck = [], [], stuck
@@ -92,7 +92,7 @@ async def step(live, clock, *, before_s=300.0, after_s=60.0):
 
 
 def planned(monkeypatch, run_search, stuck=()):
-    """Decisions of a service after the traffic step."""
+    """Return the decisions of a service after the traffic step."""
     service, clock = Service(stuck), Clock(monkeypatch)
     pools = cluster([Role.PREFILL] * 3 + [Role.DECODE], "jsq-planned").pools
     live = LiveReplanning(CONFIG, pools, service, Recorder(), run_search)
@@ -205,7 +205,7 @@ pools:
 
 
 def traffic(begin_s, seconds, output, seed, rate=25.0):
-    """Short prompts at 25 requests/s."""
+    """Generate prompts of 100 tokens at `rate` requests/s."""
     draw, now = Random(seed), begin_s
     while (now := now + draw.expovariate(rate)) < begin_s + seconds:
         tokens = round(output * draw.uniform(0.5, 1.5))
@@ -242,7 +242,7 @@ def pools_of(url):
 
 
 def test_role_moves_break_no_stream(tmp_path):
-    """Outputs become 15 times as long, so prefill workers become decode workers."""
+    """Outputs become 15 times as long, so prefill workers become decode workers while streams continue."""
     path = tmp_path / "cluster.yaml"
     path.write_text(CLUSTER)
     flags = ["--engine", "emulated", "--cluster", str(path), "--replan", "--slo", "ttft=2,tpot=0.045"]

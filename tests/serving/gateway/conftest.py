@@ -10,7 +10,7 @@ from support.scripted_service import ScriptedService
 
 @pytest.fixture(scope="module")
 def client():
-    """Client of a shared gateway whose service generates pseudo-random tokens."""
+    """Client of a shared gateway in front of a service that generates pseudo-random tokens."""
     with running_gateway(ScriptedService()) as client:
         yield client
 
@@ -38,7 +38,7 @@ def chat(client):
 
 @pytest.fixture
 def events():
-    """Data of every event of a stream; the last is `[DONE]` if it succeeded."""
+    """Return the data of every event of a stream; the last is `[DONE]` if it succeeded."""
 
     def read(response):
         assert response.headers["content-type"].startswith("text/event-stream")

@@ -22,7 +22,7 @@ def send(client, **fields):
 @pytest.mark.parametrize("n", [1, 3])
 @pytest.mark.parametrize("tokens", [0, 5])
 def test_a_disconnect_aborts_every_generation(stream, n, tokens, caplog):
-    """Before and after the first token, streaming or not, with one or several choices; no error is logged."""
+    """The abort works before and after the first token, with and without streaming, and for several choices."""
     service = ScriptedService(lambda _: [*[5] * tokens, Gate()])
     with running_gateway(service) as client:
         sock = send(client, stream=stream, n=n)

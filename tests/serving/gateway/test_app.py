@@ -44,7 +44,7 @@ def test_serves_metrics_and_version(client):
 
 
 def test_health_follows_the_service():
-    """200 when the service is ready, else 503."""
+    """The status is 200 when the service is ready, else 503."""
     service = ScriptedService()
     with running_gateway(service) as client:
         assert [client.get(path).status_code for path in ("/health", "/ping")] == [200, 200]
@@ -85,7 +85,7 @@ def test_answer_id_contains_the_request_id():
 
 
 def test_rejects_large_bodies():
-    """With and without Content-Length."""
+    """The limit applies with and without Content-Length."""
     with running_gateway(ScriptedService(), limits=RequestLimits(body_bytes=1000)) as client:
         big = b'{"model": "tiny", "prompt": "' + b"a" * 2000 + b'"}'
         for content in (big, iter([big[:500], big[500:1500], big[1500:]])):

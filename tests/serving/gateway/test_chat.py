@@ -45,7 +45,7 @@ def test_stream_equals_the_whole_answer(chat, events):
 
 
 def test_logprob_bytes_join_to_the_text():
-    """Also for tokens that hold part of a character."""
+    """The bytes are complete even for tokens that hold part of a character."""
     said = byte_level().backend.encode("café 😀 世界").ids
     with running_gateway(ScriptedService(lambda _: [*said, EOS])) as client:
         choice = ask(client, HELLO, logprobs=True).json()["choices"][0]

@@ -14,7 +14,7 @@ def ids_of(text):
 
 
 def say(text, more=()):
-    """A script whose model generates `text` and then the tokens `more`."""
+    """Return a script that generates `text` and then the tokens `more`."""
     return lambda _: [*ids_of(text), *more]
 
 
@@ -23,7 +23,7 @@ def ask(client, **fields):
 
 
 def test_answer_has_openais_form(complete):
-    """With 16 output tokens by default."""
+    """The default is 16 output tokens."""
     answer = complete().json()
     assert answer["id"].startswith("cmpl-")
     assert (answer["object"], answer["model"]) == ("text_completion", "tiny")
@@ -61,7 +61,7 @@ def test_stream_equals_the_whole_answer(complete, events, fields):
 
 
 def test_streams_one_chunk_per_token(complete, events):
-    """With running usage if requested."""
+    """Chunks contain running usage if requested."""
     options = {"continuous_usage_stats": True}
     chunks = events(complete(max_tokens=9, stream=True, stream_options=options))[:-1]
     assert [chunk["usage"]["completion_tokens"] for chunk in chunks] == list(range(1, 10))
@@ -101,7 +101,7 @@ def test_choices_do_not_depend_on_other_prompts(complete):
 
 
 def test_text_and_token_ids_are_the_same_prompt(complete):
-    """Alone or in a list."""
+    """The answers are equal for a single prompt and for a list."""
     ids = ids_of("The fox")
     texts = {
         complete(prompt=prompt, seed=1).json()["choices"][0]["text"] for prompt in ("The fox", ["The fox"], ids, [ids])
@@ -110,7 +110,7 @@ def test_text_and_token_ids_are_the_same_prompt(complete):
 
 
 def test_random_seeds_per_prompt():
-    """Given seeds are reduced to 63 bits."""
+    """A given seed is reduced to 63 bits."""
     service = ScriptedService()
     with running_gateway(service) as client:
         ask(client, prompt=[[5], [5]])
@@ -200,7 +200,7 @@ def test_completion_logprobs():
     ],
 )
 def test_errors_before_the_first_token_are_http_errors(stream, error, status, kind, caplog):
-    """For streams too; the service stays healthy."""
+    """The status of a stream is an error too, and the service stays healthy."""
     with running_gateway(ScriptedService(lambda _: [error])) as client:
         response = ask(client, stream=stream, n=2)
         assert client.get("/health").status_code == 200

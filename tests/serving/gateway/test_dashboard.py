@@ -73,7 +73,7 @@ def test_the_page_loads_no_external_assets(client):
 
 @needs_chromium
 def test_a_browser_renders_the_dashboard():
-    """Pools, phases, events and requests, with text alternatives for drawings."""
+    """The page shows pools, phases, events and requests, with text alternatives for drawings."""
 
     async def look(url):
         async with browsing(chromium()) as page:

@@ -82,7 +82,7 @@ def test_work_with_an_item_is_not_interrupted(ends):
 
 
 def test_other_cancellations_pass_through():
-    """A client disconnect is not reported as a deadline."""
+    """A client disconnect is not reported as an expired deadline."""
 
     async def check():
         items = Items(0)
@@ -110,7 +110,7 @@ def test_cancellation_wins_over_a_simultaneous_deadline():
 
 
 def test_errors_of_the_generator_pass_through():
-    """Also an error raised while the deadline cancels it."""
+    """An error raised while the deadline cancels the generator passes through too."""
 
     async def items():
         try:

@@ -20,7 +20,7 @@ def detokenize(tokenizer, token_ids, skip):
 
 @given(kinds, st.data(), st.booleans())
 def test_pieces_join_to_the_librarys_decoding(kind, data, skip):
-    """For any tokens, including partial characters and special tokens.
+    """The texts are equal for any tokens, including partial characters and special tokens.
 
     With byte fallback this holds for whole characters only; see Detokenizer.
     """
@@ -46,7 +46,7 @@ def test_text_round_trips_in_whole_characters(kind, text):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_partial_characters_are_held_back(kind):
-    """Until their last byte, or as U+FFFD at the end."""
+    """Bytes are held back until the character is complete, or become U+FFFD at the end."""
     tokenizer = KINDS[kind]()
     token_ids = [tokenizer.backend.token_to_id(piece) for piece in pieces_of_smile(kind)]
     assert detokenize(tokenizer, token_ids, skip=True)[1] == ["", "", "", "😀", ""]

@@ -1,4 +1,4 @@
-"""No request body leads to a 500."""
+"""Invalid request bodies never cause a 500."""
 
 import json
 
@@ -29,7 +29,7 @@ names = {"/v1/completions": CompletionFields.__struct_fields__, "/v1/chat/comple
 @given(st.data())
 @settings(max_examples=150)
 def test_any_fields(client, data):
-    """Known field names with values of any type."""
+    """The body has known field names with values of any type."""
     path = data.draw(st.sampled_from(sorted(names)))
     body = {"model": "tiny", **data.draw(st.fixed_dictionaries({}, optional=tame[path]))}
     body |= data.draw(st.dictionaries(st.sampled_from(names[path]), values, max_size=2))
@@ -42,5 +42,5 @@ def test_any_fields(client, data):
 @given(st.binary(max_size=50))
 @settings(max_examples=50)
 def test_any_bytes(client, body):
-    """Bodies that may not be JSON."""
+    """The body may not be JSON."""
     assert client.post("/v1/completions", content=body).status_code == 400

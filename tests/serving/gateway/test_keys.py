@@ -31,7 +31,7 @@ def guarded(service):
     "header", [None, SECRET, "Bearer wrong", "Basic sk-very-secret", "Bearer", "Bearer sécret".encode()]
 )
 def test_rejects_wrong_and_missing_keys_alike(guarded, header):
-    """For every path under /v1."""
+    """Both get the same response on every path under /v1."""
     headers = {} if header is None else {"authorization": header}
     for response in (
         guarded.post("/v1/completions", json=ASK, headers=headers),
@@ -52,7 +52,7 @@ def test_the_key_name_is_passed_with_the_generation(guarded, service, header, na
 
 
 def test_health_and_metrics_need_no_key(guarded):
-    """Probes send none."""
+    """Probes send no key."""
     assert guarded.get("/health").status_code == 200
     assert guarded.get("/metrics").status_code == 200
 
@@ -62,13 +62,13 @@ def test_keys_are_ignored_when_none_are_configured(client):
 
 
 def test_more_generations_than_the_keys_limit_are_400(guarded):
-    """A retry would not help."""
+    """The status is 400 instead of 429, because a retry cannot succeed."""
     response = guarded.post("/v1/completions", json={**ASK, "n": 3}, headers={"authorization": "Bearer other"})
     assert (response.status_code, response.json()["error"]["param"]) == (400, "n")
 
 
 def test_the_secret_is_never_shown(guarded, service, caplog):
-    """Not in logs, errors, /metrics or reprs."""
+    """Logs, errors, /metrics and reprs do not contain the key."""
     caplog.set_level(logging.DEBUG)
     right = {"authorization": f"Bearer {SECRET}"}
     said = [
@@ -141,6 +141,6 @@ def test_a_missing_key_file_is_reported_by_name(tmp_path):
 
 @pytest.mark.parametrize("secret", ["", "two words", "sécret"])
 def test_rejects_keys_that_no_header_can_carry(secret):
-    """At startup, not at the first request."""
+    """The keys are rejected at startup, not at the first request."""
     with pytest.raises(ConfigurationError, match="printable ASCII"):
         read_keys([secret], None)

@@ -47,7 +47,7 @@ LINE = b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
     ],
 )
 def test_rejects_large_headers(client, parts):
-    """One long, many short, a long name and a long path: 431 in the error JSON."""
+    """A long value, many fields, a long name and a long path give a 431 with an error JSON."""
     status, head, body = exchange(client, *parts)
     assert status == 431
     assert b"application/json" in head
@@ -55,7 +55,7 @@ def test_rejects_large_headers(client, parts):
 
 
 def test_rejects_endless_headers_while_they_arrive(client):
-    """So the buffered size is bounded."""
+    """The buffered size is bounded."""
     address = (client.base_url.host, client.base_url.port)
     with socket.create_connection(address, timeout=600) as sock:
         sock.sendall(LINE + b"X: ")
@@ -65,7 +65,7 @@ def test_rejects_endless_headers_while_they_arrive(client):
 
 
 def test_header_limit_is_per_request_and_excludes_the_body(client):
-    """For any split of the bytes into packets."""
+    """The limit is independent of how packets split the bytes."""
     body = b'{"model": "tiny", "prompt": [1], "max_tokens": 1, "user": "' + b"u" * 5000 + b'"}'
     post = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body)
     big = LINE + b"X: " + b"a" * 1800 + b"\r\n\r\n"
@@ -76,7 +76,7 @@ def test_header_limit_is_per_request_and_excludes_the_body(client):
 
 
 def test_invalid_http_is_400(client):
-    """In the error JSON."""
+    """The response has an error JSON."""
     status, _, body = exchange(client, b"\x16\x03\x01 hello\r\n\r\n")
     assert status == 400
     assert '"invalid_http"' in body
@@ -93,7 +93,7 @@ def test_invalid_http_is_400(client):
     ],
 )
 def test_rejects_long_prompts(client, fields, status):
-    """By characters before tokenization, by tokens after it."""
+    """The limit applies to characters before tokenization and to tokens after it."""
     response = client.post("/v1/completions", json={"model": "tiny", "max_tokens": 1, **fields})
     assert response.status_code == status
     if status == 400:

@@ -25,7 +25,7 @@ def test_byte_level_bytes_join_to_the_text(token_ids):
     ],
 )
 def test_byte_fallback_tokens(piece, raw, name):
-    """Bytes, words with a leading space, and special tokens."""
+    """The test covers bytes, words with a leading space, and special tokens."""
     tokens = byte_fallback().bytes
     token_id = byte_fallback().backend.token_to_id(piece)
     assert (tokens.bytes_of(token_id), tokens.name_of(token_id)) == (raw, name)

@@ -82,13 +82,13 @@ def test_rejects_missing_required_fields(client, missing):
     ],
 )
 def test_rejects_unsupported_fields(complete, chat, field, value):
-    """On both endpoints; ignoring them would change the answer."""
+    """Both endpoints reject them, because ignoring them would change the answer."""
     assert refused(complete(**{field: value}), param=field)["code"] == "unsupported_parameter"
     refused(chat(**{field: value}), param=field)
 
 
 def test_accepts_neutral_values_of_unsupported_fields(complete, chat):
-    """Explicit defaults, null, and unknown fields."""
+    """Neutral values are explicit defaults, null, and unknown fields."""
     neutral = {"presence_penalty": 0, "frequency_penalty": 0.0, "logit_bias": None, "tools": [], "user": "me"}
     for ask in (complete, chat):
         answer = ask(**neutral, best_of=2, n=2, max_tokens=2, response_format={"type": "text"}, nonsense=[1])
@@ -121,7 +121,7 @@ def test_rejects_json_that_is_not_an_object(client, body):
 
 
 def test_an_unknown_model_is_404(complete, chat, client):
-    """On every path that names a model."""
+    """Every path that names a model returns a 404."""
     for response in (complete(model="other"), chat(model="other"), client.get("/v1/models/other")):
         assert refused(response, 404, "model")["code"] == "model_not_found"
 
@@ -174,5 +174,5 @@ def test_rejects_invalid_chat_fields(chat, fields, param):
 
 
 def test_limits_the_number_of_generations(complete):
-    """n times the number of prompts."""
+    """The number is n times the number of prompts."""
     refused(complete(prompt=[[1]] * 17, n=128), param="n")

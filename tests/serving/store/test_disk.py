@@ -33,7 +33,7 @@ def write(disk, number):
 
 
 def read(disk, number):
-    """Contents and checksum of a block; None if missing."""
+    """Return contents and checksum of a block; None if it is missing."""
     into = memoryview(bytearray(SIZE))
     return None if disk.read(bytes([number]), into) is None else bytes(into)
 

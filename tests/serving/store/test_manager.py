@@ -1,4 +1,4 @@
-"""The store's manager under any order of events of clients and disk."""
+"""The store's manager, tested with random events of clients and disk."""
 
 from collections import deque
 
@@ -122,7 +122,7 @@ class StoreLives(RuleBasedStateMachine):
         self.known = set()
 
     def turn(self):
-        """Process events as the store does."""
+        """Process pending events as the store does."""
         self.moves.extend(self.manager.take_moves())
         for granted in self.manager.take_grants():
             keys = (self.puts if granted.puts else self.loads).get(granted.requester)
@@ -253,7 +253,7 @@ class StoreLives(RuleBasedStateMachine):
         assert self.known == {key for prompt in PROMPTS for key in prompt if key in self.manager.tiers}
 
     def teardown(self):
-        """In the end, only stored blocks occupy slots."""
+        """After all clients end, only stored blocks occupy slots."""
         for client in CLIENTS:
             self.die(client)
         while self.moves:

@@ -1,4 +1,4 @@
-"""Exchange of blocks between stores under any order of events."""
+"""Block exchange between stores, tested with random events."""
 
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -14,7 +14,7 @@ CLIENTS = ("a", "b", "c")
 
 
 class Server:
-    """Sends replies on request."""
+    """Stub that sends replies on request."""
 
     def __init__(self):
         self.events, self.replies = [], []
@@ -28,7 +28,7 @@ class Server:
 
 
 class Fetcher:
-    """Fills slots on request, and none of an ended fetch."""
+    """Stub that fills slots on request, except those of an ended fetch."""
 
     def __init__(self):
         self.brought, self.orders = [], {}
@@ -48,7 +48,7 @@ class Fetcher:
 
 
 class PeersLive(RuleBasedStateMachine):
-    """Clients fetch, put and die; other stores send all, some or no blocks, or too late."""
+    """Clients fetch, put and die; other stores send all, some or no blocks, or reply too late."""
 
     def __init__(self):
         super().__init__()
@@ -62,7 +62,7 @@ class PeersLive(RuleBasedStateMachine):
         self.wanted = {}  # keys of peer requests by number
 
     def turn(self):
-        """Process events as the store does."""
+        """Process pending events as the store does."""
         self.peering.turn(self.now)
         for granted in self.manager.take_grants():
             if self.peering.granted(granted):
@@ -173,7 +173,7 @@ class PeersLive(RuleBasedStateMachine):
         assert len(self.manager.tiers.tiers[MEMORY]) < SLOTS
 
     def teardown(self):
-        """In the end, only readable blocks occupy slots."""
+        """After all fetches end, only readable blocks occupy slots."""
         for client in CLIENTS:
             for of in (self.puts, self.putting):
                 for requester in [requester for requester in of if requester[0] == client]:

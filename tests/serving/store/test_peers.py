@@ -37,11 +37,11 @@ class Hosts:
         return self.client.fetch(keys, self.address, limit_s)
 
     def close_there(self):
-        """Close the far store without notice, like a crash."""
+        """Close the other store without notice, like a crash."""
         self.closing.close()
 
     def brought(self):
-        """Number of blocks from the other host."""
+        """Return the number of blocks received from the other host."""
         return self.here.manager.moved["peer_read"]
 
 
@@ -212,7 +212,7 @@ def test_refuses_blocks_of_another_model(tmp_path):
 
 @contextmanager
 def guarded(kind):
-    """A socket with the cluster key."""
+    """Return a socket with the cluster key."""
     context = zmq.Context()
     guard, socket = Guard(context, KEY), context.socket(kind)
     socket.setsockopt(zmq.LINGER, 0)

@@ -14,7 +14,7 @@ from twofold.serving.telemetry.telemetry import log_ended, log_rejected
 
 @pytest.fixture
 def lines(caplog):
-    """Logged lines, parsed as JSON."""
+    """Return the logged lines, parsed as JSON."""
     caplog.set_level(logging.INFO, "twofold.requests")
     formatter = JsonFormatter()
     return lambda: [json.loads(formatter.format(record)) for record in caplog.records]

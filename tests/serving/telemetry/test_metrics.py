@@ -21,7 +21,7 @@ def metrics():
 
 @pytest.fixture
 def value(metrics):
-    """The value of a sample, or None."""
+    """Return the value of a sample, or None."""
 
     def find(name, **labels):
         for family in text_string_to_metric_families(metrics.exposition().decode()):

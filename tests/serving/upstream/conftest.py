@@ -24,7 +24,7 @@ class RoutedFleet:
 
 @pytest.fixture(scope="session")
 def vllm_pair(tiny_model_dir, tmp_path_factory):
-    """Model directory and two servers, started once per session."""
+    """Return the model directory and two servers, started once per session."""
     pytest.importorskip("vllm")
     pytest.importorskip("nixl", reason="vLLM's NixlConnector needs the package nixl")
     model = tiny_model_dir("llama")
@@ -46,11 +46,11 @@ def routed_fleet(vllm_pair, probe_timeout):
 
 @pytest.fixture(scope="module")
 def fleet(vllm_pair):
-    """A gateway that waits for servers which a busy machine delays, so that each request is handed off."""
+    """Return a gateway with long timeouts, so that each request is handed off even on a busy machine."""
     yield from routed_fleet(vllm_pair, 600)
 
 
 @pytest.fixture(scope="module")
 def watched_fleet(vllm_pair):
-    """A gateway that soon notices a hung server."""
+    """Return a gateway with a short probe timeout that detects a hung server."""
     yield from routed_fleet(vllm_pair, 20)

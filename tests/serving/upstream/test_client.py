@@ -77,7 +77,7 @@ def test_rejects_unknown_finish_reasons(reason):
 
 
 def test_every_sampling_field_is_explicit():
-    """Otherwise a server fills it in from its model's generation_config.json."""
+    """A server fills in omitted fields from its model's generation_config.json."""
     fields = asked()
     assert (fields["prompt"], fields["max_tokens"], fields["temperature"]) == ([1, 2, 3], 8, 1.0)
     assert (fields["top_p"], fields["top_k"], fields["min_p"], fields["repetition_penalty"]) == (1.0, 0, 0.0, 1.0)
@@ -99,7 +99,7 @@ def test_a_prefill_requests_one_token():
 
 
 def test_logprobs_are_requested_by_token_id():
-    """Texts of tokens are not unique."""
+    """Different tokens can have the same text."""
     fields = asked({"logprobs": 2})
     assert (fields["logprobs"], fields["return_tokens_as_token_ids"]) == (2, True)
     assert "logprobs" not in asked()

@@ -20,7 +20,7 @@ def batch(number):
 
 
 class Publisher:
-    """Publishes events as vLLM does and replays sent ones."""
+    """Publishes events as vLLM does and replays published ones."""
 
     def __init__(self, context, replays):
         self.events, self.replay = (f"tcp://127.0.0.1:{free_port()}" for _ in range(2))
@@ -53,7 +53,7 @@ class Publisher:
 
 
 def feed(numbers, lost=(), *, replays=False):
-    """Batches that a feed receives while some are `lost`; `gap` marks missing ones."""
+    """Return the batches that a feed receives while some are `lost`; `gap` marks missing ones."""
     heard = []
 
     async def scenario():
@@ -85,7 +85,7 @@ def feed(numbers, lost=(), *, replays=False):
 
 
 def test_receives_batches_in_order():
-    """From the first batch of a server on."""
+    """The first batch that a server publishes is received too."""
     assert feed([0, 1, 2, 3])[-4:] == [0, 1, 2, 3]
 
 

@@ -17,7 +17,7 @@ from twofold.serving.upstream.metrics import PrefillTotals
 
 @pytest.fixture
 def busy():
-    """A server that prefills 100 tokens/s and admission with a TTFT limit of two seconds."""
+    """Return a cluster with a server that prefills 100 tokens/s, and admission with a TTFT limit of two seconds."""
     speeds = PrefillSpeeds()
     speeds.read("one", PrefillTotals(10.0, 1000, 1))
     cluster = ClusterScheduler(ROUTERS["load"](), FixedHandoff(HandoffMode.PULL))

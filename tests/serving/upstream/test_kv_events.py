@@ -15,7 +15,7 @@ CLEARED = {"type": "AllBlocksCleared"}
 
 
 def stored(first, last, parent=None, prompt=PROMPT, **fields):
-    """An event for blocks `first` to `last` of a prompt; vLLM's hash of block n is `h<n>`."""
+    """Return an event for blocks `first` to `last` of a prompt; vLLM's hash of block n is `h<n>`."""
     return {
         "type": "BlockStored",
         "block_hashes": [b"h%d" % number for number in range(first, last)],
@@ -36,7 +36,7 @@ def removed(*numbers, **fields):
 
 
 class Index:
-    """Records the changes of an index."""
+    """Index stub that records its changes."""
 
     def __init__(self):
         self.changes = []
@@ -52,14 +52,14 @@ class Index:
 
 
 def follow(*events):
-    """Changes of the index."""
+    """Translate events and return the recorded changes of the index."""
     index = Index()
     CachedBlocks("one", index, SIZE).follow(decode(msgspec.msgpack.encode([1.5, events, 0])))
     return index.changes
 
 
 def test_stored_blocks_get_the_prompt_keys():
-    """In one event or in several, each after its parent block."""
+    """Blocks may be in one event or in several, each after its parent block."""
     changes = follow(stored(0, 2), stored(2, 5, parent=b"h1"))
     assert changes == [("stored", KEYS[:2]), ("stored", KEYS[2:])]
 
@@ -88,7 +88,7 @@ def test_clearing_forgets_every_block():
     ],
 )
 def test_ignores_blocks_that_no_prompt_can_match(event):
-    """Images, adapters, other memory, and successors of unknown blocks."""
+    """Such blocks have images, adapters, other memory tiers or unknown parents."""
     assert follow(event) == []
 
 

@@ -28,7 +28,7 @@ def handoffs(fleet):
 
 
 async def settled(fleet):
-    """Whether no server holds a block, by vLLM's own metrics."""
+    """Return whether no server holds a block, by vLLM's own metrics."""
     free = [await asyncio.to_thread(server.frees_all_blocks) for server in fleet.servers]
     return all(free)
 
@@ -37,10 +37,10 @@ BLOCKS = 8  # of 128 tokens
 
 
 def test_conductor_routes_to_cached_prefixes(vllm_pair):
-    """Known from KV events, also for prompts of other clients.
+    """KV events report cached prefixes, including prompts of other clients.
 
-    All but one token of each prompt is cached on one server, and no other request runs: whatever their speeds seem to
-    be, that server is predicted to be the first.
+    One server caches all but one token of each prompt, and no other request runs, so its predicted TTFT is the shortest
+    at any measured speed.
     """
     model, servers = vllm_pair
     flags = ("--model", str(model), "--served-model-name", "tiny", "--router", "conductor", "--probe-timeout", "600")
@@ -49,7 +49,7 @@ def test_conductor_routes_to_cached_prefixes(vllm_pair):
     with running_service(None, *flags, *both, program=ROUTE) as (_, url):
 
         def announced(server, *, tries):
-            """A prompt that a server computes for another client, and whether the gateway hears of it."""
+            """Return a prompt that another client sent to a server, and whether the gateway received its KV events."""
             prompt = [draw.randint(10, 500) for _ in range(BLOCKS * 128 + 1)]
             known = metric(url, "prefix_index_blocks")
             server.complete(prompt=prompt, max_tokens=1)
@@ -67,7 +67,7 @@ def test_conductor_routes_to_cached_prefixes(vllm_pair):
 
 
 def test_greedy_tokens_equal_one_server(fleet):
-    """Prefilled and decoded on different servers, concurrently; some prompts end on a block boundary."""
+    """Prefill and decode run concurrently on different servers; some prompts end on a block boundary."""
     asked = [*prompts(8, 1), *([(number * 7) % 500 for number in range(n)] for n in (127, 128, 129, 256, 384))]
     alone = [fleet.decode.complete(prompt=prompt, max_tokens=40) for prompt in asked]
     before = handoffs(fleet)
@@ -118,12 +118,12 @@ def test_usage_reports_cached_tokens(fleet):
 
 
 def test_disconnects_free_every_block(fleet):
-    """Clients disconnect while queued, in prefill, in hand-off and in decode."""
+    """Clients disconnect in the queue, in prefill, in the hand-off and in decode."""
     check_disconnects(fleet.url, 40, settled=lambda _: settled(fleet))
 
 
 async def streaming(fleet, asked, count, hit):
-    """Tokens of `count` streams of one prompt; `hit` is called once all have some."""
+    """Return the tokens of `count` streams of one prompt; call `hit` once all have some."""
     going, tokens = asyncio.Event(), [[] for _ in range(count)]
 
     async def one(session, number):
@@ -152,7 +152,7 @@ LONG = {"temperature": 0, "max_tokens": 300, "ignore_eos": True}
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 @pytest.mark.parametrize("role", ["decode", "prefill"])
 def test_streams_survive_a_crashed_or_hung_server(watched_fleet, role, number):
-    """No token is missing, repeated or different, and the server gets requests again after recovery."""
+    """No token is missing, repeated or different, and a recovered server gets requests again."""
     fleet = watched_fleet
     server = getattr(fleet, role)
     (asked,) = prompts(1, 6)

@@ -1,4 +1,4 @@
-"""Load of other clients counts in routing decisions."""
+"""Load that other clients put on a server counts in routing decisions."""
 
 from twofold.handoff import HandoffMode
 from twofold.instance import Role
@@ -60,7 +60,7 @@ def test_a_stalled_engine_has_no_load():
 
 
 def test_one_reading_does_not_count():
-    """A request may have ended here and still be in the server's metrics."""
+    """The request may have ended at the gateway and still be in the server's metrics."""
     quick = cluster()
     others = ExternalLoads(quick.pools)
     for step, running in enumerate((0, 3, 0, 3, 0)):

@@ -52,7 +52,7 @@ class Events:
 
 @pytest.fixture
 def attempt():
-    """Run an attempt on scripted servers; return events, raised error and the requests to each server."""
+    """Run an attempt on scripted servers; return its events, its error and the requests to each server."""
 
     def run(prefill, decode=None, max_tokens=4, seed=0, first_index=0):
         heard, raised = Events(), None
@@ -99,7 +99,7 @@ def test_the_first_token_comes_from_the_prefill(attempt):
 
 
 def test_a_different_first_token_on_decode_loses_the_attempt(attempt):
-    """The client already has the other token. Neither server is marked unavailable."""
+    """The client already has another token. Neither server is marked unavailable."""
     heard, raised, _ = attempt(whole(7), stream(chunk(8), chunk(9)))
     assert heard.tokens == [(0, 7, "p")]
     assert not raised.unavailable
@@ -113,7 +113,7 @@ def test_one_output_token_needs_no_handoff(attempt):
 
 
 def test_an_output_that_ends_at_the_first_token_releases_the_kv(attempt):
-    """A request that the decode server must reject frees the prompt's KV."""
+    """The gateway sends a request that the decode server must reject, which frees the prompt's KV."""
     heard, raised, (_, refused) = attempt(whole(7, finish="stop"), [Refuse(400)])
     assert (heard.tokens, heard.finish, raised) == ([(0, 7, "p")], FinishReason.STOP, None)
     assert refused[0]["kv_transfer_params"] == KV
@@ -121,7 +121,7 @@ def test_an_output_that_ends_at_the_first_token_releases_the_kv(attempt):
 
 
 def test_one_server_for_both_phases(attempt):
-    """One stream without KV transfer parameters."""
+    """One server streams both phases without KV transfer parameters."""
     heard, raised, (asked,) = attempt(stream(chunk(7), chunk(8, finish="stop")))
     assert (heard.tokens, raised) == ([(0, 7, "p"), (1, 8, "p")], None)
     assert "kv_transfer_params" not in asked[0]

@@ -15,7 +15,7 @@ ENGINE = ("--engine", "vllm", "--dtype", "float32", "--kv-cache-memory-bytes", "
 
 @pytest.fixture(scope="session")
 def vllm_model_dir(tmp_path_factory):
-    """Directory of a tiny model by architecture, with a head size that vLLM supports."""
+    """Return a function from an architecture to a tiny model directory with a head size that vLLM supports."""
     made = {}
 
     def directory(arch):
@@ -28,7 +28,7 @@ def vllm_model_dir(tmp_path_factory):
 
 @pytest.fixture
 def vllm_service(vllm_model_dir):
-    """URL of a service by (architecture, flags); at most two vLLM processes fit beside a test."""
+    """Return a function from (architecture, flags) to a service URL; at most two vLLM processes run at a time."""
     with ExitStack() as running:
 
         def url(arch, *flags):

@@ -27,7 +27,7 @@ OUTPUT, LONGEST = 12, 1500
 
 @cache
 def prompts():
-    """Prompts with lengths around multiples of the block size 32 and of every order of magnitude."""
+    """Return prompts with lengths around multiples of the block size 32 and of every order of magnitude."""
     draw = random.Random(3)
     lengths = [1, 2, 31, 32, 33, 64, LONGEST] + [round(LONGEST ** draw.random()) for _ in range(33)]
     return [[draw.randint(10, 500) for _ in range(length)] for length in lengths]
@@ -56,12 +56,12 @@ def check(url, arch, directory):
 
 @pytest.mark.parametrize("way", WAYS)
 def test_split_llama_equals_one_vllm(way, vllm_service, vllm_model_dir):
-    """Every hand-off mode."""
+    """The output is equal in every hand-off mode."""
     check(vllm_service("llama", *SPLIT, *WAYS[way]), "llama", vllm_model_dir("llama"))
 
 
 def test_split_qwen3_equals_one_vllm(vllm_service, vllm_model_dir):
-    """Layer-wise over NIXL."""
+    """The output is equal with layer-wise hand-offs over NIXL."""
     check(vllm_service("qwen3", *SPLIT, *WAYS["layer-wise"]), "qwen3", vllm_model_dir("qwen3"))
 
 

@@ -13,7 +13,7 @@ BLOCK, OUTPUT = 32, 8
 
 
 async def twice(url, prompts):
-    """Send every prompt twice; returns (first outputs, (output, cached tokens) of the second round)."""
+    """Send every prompt twice; return (first outputs, (output, cached tokens) of the second round)."""
     async with aiohttp.ClientSession() as session:
         how = {"max_tokens": OUTPUT, "temperature": 0, "ignore_eos": True}
         first = [await complete(session, url, prompt, **how) for prompt in prompts]

@@ -9,7 +9,7 @@ from twofold.serving.worker.state import CacheChanges
 
 @given(st.lists(st.integers(0, 5)), st.sets(st.integers(0, 60)))
 def test_reports_add_up_to_the_cache(toggled, looks):
-    """After any changes between two reports; no report repeats another."""
+    """The sum of all reports equals the cache, and no report repeats another."""
     changes, there, known = CacheChanges(), set(), set()
     for step, key in enumerate([*toggled, 0]):
         if key in there:

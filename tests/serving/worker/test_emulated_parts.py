@@ -23,7 +23,7 @@ def config(pools="1xa100:prefill,1xh100:decode", model="bloom-176b", **engine):
 
 
 def test_memory_equals_the_simulators():
-    """Blocks of each instance, and a KV cache of the model's bytes."""
+    """Each instance has the simulator's number of blocks, and its KV cache has the model's bytes."""
     made = config()
     prepared = prepare(made, print)
     for worker, kind in zip(made.workers, instance_profiles(made.cluster, CATALOG), strict=True):
@@ -47,7 +47,7 @@ def test_refuses_a_context_beyond_the_smallest_memory():
 
 
 def test_waiting_pauses_the_engine():
-    """The next iteration then starts when it is run."""
+    """After a wait, the next iteration starts when it is run."""
     made = config()
     parts = prepare(made, print).parts(made.workers[0], epoch=1)
     parts.engine._busy_until = 5

@@ -6,7 +6,7 @@ from twofold.serving.worker.prefixes import LayerSync, ReadyLayers
 
 
 def in_thread(act):
-    """Start a thread; `join` it."""
+    """Start a function in a thread and return the thread."""
     thread = threading.Thread(target=act)
     thread.start()
     return thread

@@ -10,7 +10,7 @@ LAYOUT = KvLayout(layers=(LayerShape(2, 8, 8),), block_size=16, dtype="float32",
 
 
 class Timed:
-    """An engine and a link that take known times on a fake clock."""
+    """Engine and link stubs with known times on a fake clock."""
 
     layout, num_blocks = LAYOUT, 64
 
@@ -39,7 +39,7 @@ class Timed:
 @pytest.mark.parametrize("per_token_s", [0.0, 1e-5, 1e-3, 0.1])
 @pytest.mark.parametrize("most", [1, 2, 100, 2048])
 def test_prefill_speed_has_a_fixed_part_and_a_part_per_token(per_token_s, most):
-    """For any cost of the first run, and any limit of the prompt."""
+    """The result is exact for any cost of the first run and any limit on the prompt length."""
     engine = Timed(0.002, per_token_s, first_s=3.0)
     speed = prefill_speed(engine, most, engine.clock)
     assert max(engine.sizes) <= most

@@ -26,7 +26,7 @@ class Connection:
 
 
 class Transport:
-    """A transport that records its connections."""
+    """Transport stub that records its connections."""
 
     descriptor = memory("own", 1)
 
@@ -58,7 +58,7 @@ def use(peers, epoch=7, error=None):
 
 
 def test_a_connection_is_made_once(peers, transport):
-    """For each epoch of the peer."""
+    """Each epoch of a peer has one connection."""
     assert use(peers) is use(peers)
     assert len(transport.made) == 1
 

@@ -19,7 +19,7 @@ def contents(pool, blocks):
 
 
 def test_swapped_blocks_return_unchanged():
-    """Keys and values of all layers, into other blocks, with copies in order."""
+    """Keys and values of all layers are equal in their new blocks, and copies run in order."""
     pool = KvPool(LAYOUT, 8)
     for layer in range(len(LAYOUT.layers)):
         pool.keys(layer).copy_(torch.randn(pool.keys(layer).shape))

@@ -31,7 +31,7 @@ def model(tiny_model_dir):
 
 @pytest.fixture(scope="module")
 def expected(tiny_model_dir):
-    """Tokens of an uncached prompt."""
+    """Return the output tokens of an uncached prompt."""
     known = {}
 
     def output(prompt):
@@ -44,7 +44,7 @@ def expected(tiny_model_dir):
 
 @pytest.fixture
 def host(tmp_path, model):
-    """A store that has the first blocks of `BEGIN`, and a new client of it."""
+    """Return a store that has the first blocks of `BEGIN`, and a new client of it."""
     block_bytes = model.layout(BLOCK).bytes_per_block
     with running_store(tmp_path, slots=64, block_bytes=block_bytes) as store:
         with store_client(tmp_path, "first") as first:
@@ -125,7 +125,7 @@ def test_a_fully_cached_prompt_waits_for_its_last_block(model, host, expected):
 
 
 def test_an_abort_does_not_stop_loads_and_puts(model, host, expected):
-    """Later prompts use the blocks."""
+    """Later prompts use these blocks."""
     _, client = host
     with store_worker(model, client) as worker:
         worker.copier.hold(1)
@@ -139,7 +139,7 @@ def test_an_abort_does_not_stop_loads_and_puts(model, host, expected):
 
 
 def test_a_load_survives_the_death_of_the_store(model, host, expected):
-    """Pinned blocks are read to the end; later puts are dropped."""
+    """Pinned blocks stay readable until the load ends; later puts are dropped."""
     store, client = host
     with store_worker(model, client) as worker:
         worker.copier.hold(1)
@@ -153,7 +153,7 @@ def test_a_load_survives_the_death_of_the_store(model, host, expected):
 
 
 def test_recomputes_corrupt_blocks(model, host, expected):
-    """Checksums are verified before the prompt starts; earlier blocks are used."""
+    """Checksums are verified before the prompt starts, and blocks before the corrupt one are used."""
     store, client = host
     key = list(prefix_keys(PROMPT, BLOCK))[7]
     store.memory.slot(store.manager._blocks[key].slot)[99] ^= 1
@@ -163,7 +163,7 @@ def test_recomputes_corrupt_blocks(model, host, expected):
 
 
 def test_a_failed_batch_puts_nothing(model, host, expected):
-    """Although its first layers were copied; the next prompt is served."""
+    """Layers that were already copied are discarded, and the next prompt runs."""
     _, client = host
     with store_worker(model, client) as worker:
         run = worker.engine.run
@@ -184,7 +184,7 @@ def test_a_failed_batch_puts_nothing(model, host, expected):
 
 
 def test_any_order_of_prompts_and_aborts_with_little_memory(model, host, expected):
-    """Two prompts do not fit at once: blocks are evicted, loaded again, and put beside running prompts."""
+    """Two prompts do not fit at once, so blocks are evicted, loaded again, and put beside running prompts."""
     _, client = host
     draw = random.Random(4)
     prompts = [BEGIN[: BLOCK * draw.randint(2, 12)] + tokens(number, draw.randint(1, 70)) for number in range(12)]

@@ -63,7 +63,7 @@ def compute(sender, name="r", layers=range(LAYERS)):
 @pytest.mark.parametrize("mode", SENT)
 @pytest.mark.parametrize("lease_first", [True, False])
 def test_all_layers_are_sent_in_order(mode, lease_first):
-    """With the lease before or after the layers are computed."""
+    """The order holds if the lease arrives before or after the layers are computed."""
     recording = Recording()
     sender = recording.sender
     sender.expect("r", "d", mode)
@@ -121,7 +121,7 @@ def test_waiting_layers_share_one_write():
 
 
 def pulled(recording, *, lease_first=True):
-    """A hand-off that the target reads."""
+    """Return a hand-off that the target reads."""
     sender = recording.sender
     sender.expect("r", "d", HandoffMode.PULL)
     if lease_first:

@@ -115,7 +115,7 @@ class Scene:
         self.driver._poll()
 
     def ends(self, worker, outcome):
-        """End the actor of a worker."""
+        """End a worker's actor."""
         self.ray.outcomes[self.driver._placed[worker].end] = outcome
         self.look()
 

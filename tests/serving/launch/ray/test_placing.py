@@ -19,7 +19,7 @@ def node(name, cpus, rack=None):
 
 
 def placed(roles, nodes, bundle=CPU):
-    """Nodes of workers placed one after the other, each taking its resources."""
+    """Return the nodes of workers placed one after the other, each taking its resources."""
     free, found = {each.id: dict(each.free) for each in nodes}, []
     for role in roles:
         now = [RayNode(id=each.id, address="", labels=each.labels, free=free[each.id]) for each in nodes]

@@ -19,7 +19,7 @@ def answers(tiny_model_dir):
 
 @pytest.fixture(scope="module")
 def cluster():
-    """Three nodes with room for four workers; the head has room for two."""
+    """Return a cluster of three nodes with room for four workers; the head has room for two."""
     with ray_nodes(2) as nodes:
         for _ in range(2):
             nodes.add(1)
@@ -75,7 +75,7 @@ def test_the_plan_shrinks_without_room_and_is_restored(service, cluster, answers
 
 
 def test_no_actor_or_process_is_left(service, cluster):
-    """The last test of this service."""
+    """No actor and no process remains after the service stops; this test runs last."""
     family = [one for name in service.up() for one in processes_of(name)]
     assert len(family) == 3
     service.process.kill()

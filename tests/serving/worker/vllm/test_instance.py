@@ -31,7 +31,7 @@ class Vllm:
         return blocks
 
     def finish(self, request_id, *, hold=False):
-        """vLLM finishes or aborts a request."""
+        """Let vLLM finish or abort a request."""
         waits = request_id in self.awaited
         if request_id not in self.held:
             return
@@ -46,7 +46,7 @@ class Vllm:
         self.over.discard(request_id)
 
     def settle(self):
-        """vLLM asserts that it knows the named requests."""
+        """Report finished transfers to vLLM, which asserts that it knows the requests."""
         settled = self.instance.settle()
         for request_id in settled.received:
             assert request_id in self.awaited
@@ -58,7 +58,7 @@ class Vllm:
             self.give_back(request_id)
 
     def obey(self):
-        """Apply orders as the vLLM thread does."""
+        """Apply the orders as the vLLM thread does."""
         for order, request_id in self.instance.take_orders():
             held = self.instance.find(request_id)
             if order is VllmOrder.ABORT:
@@ -68,7 +68,7 @@ class Vllm:
 
 
 class Instance(RuleBasedStateMachine):
-    """Any order of events from peers, clients and vLLM."""
+    """State machine of random events from peers, clients and vLLM."""
 
     queued, leased, running, sending = (Bundle("queued"), Bundle("leased"), Bundle("running"), Bundle("sending"))
 
@@ -94,7 +94,7 @@ class Instance(RuleBasedStateMachine):
 
     @rule(target=leased, request=consumes(queued))
     def vllm_makes_room(self, request):
-        """vLLM allocates blocks for a remote prompt, which may be aborted before."""
+        """Let vLLM allocate blocks for a remote prompt, which may be aborted before."""
         self.vllm.obey()
         if not self.instance.is_remote(request.id) or len(self.vllm.free) < 8:
             self.instance.abort(request.id)
@@ -113,7 +113,7 @@ class Instance(RuleBasedStateMachine):
 
     @rule(target=running, request=consumes(leased), way=st.sampled_from(["written", "read", "given up", "cut"]))
     def it_arrives(self, request, way):
-        """KV is written by the source, read, cancelled by either side, or lost with the source."""
+        """Complete, cancel or lose the KV transfer of a request."""
         instance = self.instance
         alive = instance.find(request.id) is not None and request.id in self.touched
         if way == "read":
@@ -133,7 +133,7 @@ class Instance(RuleBasedStateMachine):
 
     @rule(request=consumes(running))
     def it_ends(self, request):
-        """vLLM finishes the request, or its client disconnects."""
+        """Let vLLM finish the request, or disconnect its client."""
         self.vllm.obey()
         self.vllm.settle()
         if self.instance.find(request.id) is not None:

@@ -49,7 +49,7 @@ def test_a_prompt_that_ends_inside_a_block_is_the_start_of_that_block():
 
 
 def test_text_prompts_have_one_word_per_token():
-    """Prefixes are shared by the same rule."""
+    """Text prompts share prefixes like token prompts."""
     maker = PromptMaker(form=PromptForm.TEXT, block_tokens=16)
     one, two = (str(maker.prompt(ask(name, 20, (5,)))).split() for name in ("one", "two"))
     assert len(one) == len(two) == 20

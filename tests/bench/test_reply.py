@@ -25,7 +25,7 @@ def test_a_final_token_without_text_counts_by_usage():
 
 
 def test_empty_chunks_are_dropped_when_usage_counts_fewer_tokens():
-    """An empty opening chunk must not pass for the first token."""
+    """An empty opening chunk does not count as the first token."""
     reply = reply_of(StreamChoice(""), StreamChoice("a"), StreamChoice("b", finish_reason="length"), tokens=2)
     assert reply.token_times_s() == [1.0, 2.0]
 

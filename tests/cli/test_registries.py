@@ -41,12 +41,12 @@ PUBLISHED = {  # performance models of other models and machines
 
 
 def policy(registry, name, *flags, pools=(PREFILL, DECODE), serve=(), **fields):
-    """A cluster with an entry of a registry; flags of both commands, and flags of `serve` only."""
+    """Return a test case: a cluster with an entry of a registry, flags of both commands, and flags of `serve` only."""
     return pytest.param(MODEL | {"pools": pools} | fields, flags, serve, id=f"{registry}-{name}")
 
 
 def routers():
-    """Every router that runs live, with the hand-off policies and the eviction policies in turn."""
+    """Yield every router that runs live, with the hand-off policies and the eviction policies in turn."""
     for name, handoff, eviction in zip(LIVE_ROUTERS, cycle(HANDOFF_POLICIES), cycle(EVICTIONS), strict=False):
         caches = ("--enable-prefix-caching", "--kv-eviction", eviction)
         cells = {"cells": 2} if name in CELL_ROUTERS else {}
@@ -57,7 +57,7 @@ def routers():
 
 
 def batchers():
-    """Every batcher, in a pool of its phase or in a mixed pool."""
+    """Yield every batcher, in a pool of its phase or in a mixed pool."""
     for name, batcher in BATCHERS.items():
         prefill = (PREFILL | {"batcher": name}) if batcher.prefills else PREFILL
         decode = (DECODE | {"batcher": name}) if batcher.decodes else DECODE
@@ -67,7 +67,7 @@ def batchers():
 
 
 def performance_models():
-    """Every performance model, with the overload rules in turn."""
+    """Yield every performance model, with the overload rules in turn."""
     for name, rule in zip(PERFORMANCE_MODELS, cycle(OVERLOAD_RULES), strict=False):
         model, size = PUBLISHED.get(name, ("opt-13b", {}))
         pools = [{**pool, **size} for pool in (PREFILL, DECODE)]
@@ -157,7 +157,7 @@ def test_arrival_processes_are_simulated(twofold, arrival):
 
 
 def engines():
-    """Every transport under the built-in engine, and every other engine that runs a model."""
+    """Yield every transport under the built-in engine, and every other engine that runs a model."""
     yield from ((DEFAULT_ENGINE, transport) for transport in TRANSPORTS)
     yield from ((name, DEFAULT_TRANSPORT) for name, engine in ENGINES.items() if engine.runs_model and engine.extra)
 

@@ -23,7 +23,7 @@ def pool(machines, parallel=8, stages=1, role=Role.MIXED, **more):
 
 
 def on(spec):
-    """Machine numbers of every instance."""
+    """Return the machine numbers of every instance."""
     layout = layout_of(spec, A100)
     return [list(layout.machines_of(number)) for number in range(layout.instances)]
 
@@ -121,7 +121,7 @@ def test_workers_share_cores_evenly_or_take_turns():
 
 
 def test_gateway_avoids_the_cores_of_decode_workers():
-    """It shares cores with prefill workers first, and uses all cores if every core decodes."""
+    """The gateway shares cores with prefill workers first, and uses all cores if every core decodes."""
     split = [(Role.PREFILL, (0,)), (Role.DECODE, (1,))]
     assert gateway_cores([0, 1], split) == (0,)
     assert gateway_cores([0, 1], [(Role.MIXED, (0,)), (Role.MIXED, (1,))]) == (0, 1)

@@ -12,7 +12,7 @@ def sim(**more):
 
 
 def running_decodes(count=3, **more):
-    """An instance in the middle of a run of decodes."""
+    """Return an instance in the middle of a run of decodes."""
     made = sim(**more)
     for number in range(count):
         arrive(made, request(f"d{number}", output=500))
@@ -42,7 +42,7 @@ def test_limits_the_sequences_of_a_batch():
 
 
 def paused_by_prompts(arrival_s):
-    """A decode that arrived at `arrival_s` and ran once, then prompts that fill an iteration each."""
+    """Return an instance with a decode that arrived at `arrival_s` and ran once, and eight prompts of a batch each."""
     made = sim(budget=10)
     arrive(made, request("a", output=50, arrival_s=arrival_s))
     assert ran(made) == ["a"]
@@ -52,7 +52,7 @@ def paused_by_prompts(arrival_s):
 
 
 def test_decode_left_out_four_times_goes_first():
-    """Its age grows by one with each batch that leaves it out, including the batch that paused it."""
+    """The age of a decode grows by one with each batch that leaves it out, including the batch that paused it."""
     made = paused_by_prompts(arrival_s=0.0)
     assert [ran(made) for _ in range(5)] == [["p0"], ["p1"], ["p2"], ["p3"], ["a"]]
     assert made.preemptions == 1
@@ -78,7 +78,7 @@ def test_age_order_is_fixed_when_a_task_is_added():
 
 @pytest.mark.parametrize("decodes_here", [False, True])
 def test_prompt_within_the_budget_interrupts_decodes(decodes_here):
-    """Decodes may pause for it."""
+    """Running decodes may pause for a prompt."""
     made = running_decodes()
     made.submit(request("p", prompt=2048), decodes_here=decodes_here)
     assert made.changed
@@ -88,7 +88,7 @@ def test_prompt_within_the_budget_interrupts_decodes(decodes_here):
 
 
 def test_prompt_over_the_budget_does_not_interrupt_decodes():
-    """It waits until one of them ends."""
+    """The prompt waits until one of the decodes ends."""
     made = running_decodes()
     made.submit(request("p", prompt=2049), decodes_here=False)
     assert not made.changed
@@ -99,7 +99,7 @@ def test_prompt_over_the_budget_does_not_interrupt_decodes():
 
 
 def test_chained_decode_of_a_long_prompt_interrupts_decodes():
-    """It is queued with its prompt, and its one token fits; then the prompt goes first."""
+    """A chained decode is queued with its prompt, and its one token fits; then the prompt goes first."""
     made = running_decodes()
     made.submit(request("p", prompt=2049), decodes_here=True)
     assert made.changed

@@ -70,7 +70,7 @@ def test_simultaneous_arrivals_are_batched_together():
 
 
 def test_prompt_batches_are_limited_by_memory():
-    """In order: the second does not fit beside the first, and the third does not overtake it."""
+    """Batches are formed in order: the second prompt does not fit beside the first, and the third does not overtake."""
     world = play(split(), [(0, 60, 1), (0, 60, 1), (0, 10, 1)], budget=100)
     assert times(world, Moment.FIRST_TOKEN) == [64.0, 64.0 + 74.0, 64.0 + 74.0]
 
@@ -100,7 +100,7 @@ def test_later_stage_merges_waiting_decodes():
 
 
 def test_decode_batch_reads_at_most_fifty_thousand_tokens():
-    """Of three decodes with 20,000 tokens each two run, and the third goes first in the next batch."""
+    """Of three decodes with 20,000 tokens each, two run, and the third goes first in the next batch."""
     sizes = [(0, 20_000, 2)] * 3
     world = play(split(), sizes, budget=100_000)
     start = 60_004.0

@@ -12,7 +12,7 @@ SLO = Slo(ttft_s=1.0, tpot_s=0.1)
 
 
 def run(ttft_s, gap_s, count=20):
-    """A summary of `count` equal requests of three tokens."""
+    """Return a summary of `count` equal requests of three tokens."""
     timelines = []
     for i in range(count):
         request = Request(id=str(i), arrival_s=0.0, prompt_tokens=100, output_tokens=3)
@@ -35,7 +35,7 @@ def test_names_the_better_design_or_neither(split, colocated, expected):
 
 
 def test_reports_p99_ratios_of_gaps_and_ttft():
-    """Split divided by colocated."""
+    """The ratios are split divided by colocated."""
     said = verdict(("split", run(0.5, 0.05)), ("colocated", run(0.25, 0.1)))
     assert "0.50× the P99 gap between tokens" in said
     assert "2.00× the P99 time to the first token" in said

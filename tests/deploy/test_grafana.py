@@ -23,7 +23,7 @@ OTHERS = {"job", "le"}  # labels that Prometheus and histograms add
 
 
 def exported_labels():
-    """Label names of every metric sample, from a service with all kinds of events."""
+    """Return the label names of every metric sample, from a service with all kinds of events."""
     metrics = ServiceMetrics(Slo(ttft_s=1.0))
     metrics.requests.observe(request_timeline([4.0, 6.0, 7.0], **SPLIT_MOMENTS))
     for role in (Role.PREFILL, Role.DECODE):

@@ -106,7 +106,7 @@ class Service:
 
 
 def shared_logs():
-    """Two workers that time-share a core, and an idle third worker."""
+    """Return the logs of two workers that time-share a core, and of an idle third worker."""
     service = Service({})
     for index in range(30):
         items = [BatchItem("d", Phase.DECODE, 1, 100 + index, True)] * 4
@@ -125,7 +125,7 @@ def answered(taken):
 
 
 def share(service, purpose):
-    """CPU cores that gateway and clients use on average."""
+    """Return the CPU cores that gateway and clients use on average."""
     of = [one for one in service.observed if one.group.purpose is purpose]
     spans = [
         max(t.token_times_s[-1] for t in one.timelines) - min(min(t.moments.values()) for t in one.timelines)
@@ -176,7 +176,7 @@ def test_fits_the_overhead_of_sharing_a_core(found):
 
 
 def test_fits_gateway_cpu_times_and_delays(found):
-    """CPU time per request, iteration and token; the remaining latency is delay."""
+    """The fit has CPU times per request, iteration and token; the remaining latency is delay."""
     front = found.front
     assert front.request_s == pytest.approx(REQUEST_S, rel=0.05)
     assert front.prompt_token_s == pytest.approx(PROMPT_TOKEN_S, rel=0.05)

@@ -10,7 +10,7 @@ from twofold.serving.telemetry.journal import JournalEntry
 
 
 def entries(*spans):
-    """Journal entries of iterations (start, end, items)."""
+    """Yield the journal entries of iterations (start, end, items)."""
     for number, (start, end, items) in enumerate(spans):
         yield JournalEntry(start, "next_batch", {}, msgspec.to_builtins(Batch(number, tuple(items))))
         yield JournalEntry(end, "complete", {"stopped": []}, [])

@@ -24,7 +24,7 @@ def two_cores(monkeypatch):
 
 
 def log(times, longer):
-    """A worker that decodes four sequences from each of these times, slowed down by the factor `longer`."""
+    """Return the log of a worker that decodes four sequences from each of these times, `longer` times slower."""
     entries = []
     for number, start in enumerate(times):
         items = tuple(BatchItem(str(i), Phase.DECODE, 1, 100, True) for i in range(4))

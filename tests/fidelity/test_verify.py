@@ -41,7 +41,7 @@ def twin(design, one, directory):
 
 
 def regular(rate):
-    """Equal requests: a prefill of 0.11 s and nine decodes."""
+    """Return equal requests with a prefill of 0.11 s and nine decodes each."""
     return [Request(id=str(i), arrival_s=i / rate, prompt_tokens=100, output_tokens=10) for i in range(200)]
 
 
@@ -115,13 +115,13 @@ def test_each_replay_is_simulated_at_its_own_speed(host):
 
 
 def moved(timeline, by):
-    """The timeline, shifted by `by` seconds."""
+    """Return the timeline, shifted by `by` seconds."""
     moments = {moment: at + by for moment, at in timeline.moments.items()}
     return dataclasses.replace(timeline, moments=moments)
 
 
 def journals(timelines, *, slower):
-    """Journals of a prefill and a decode worker that served these requests one at a time."""
+    """Return the journals of a prefill and a decode worker that ran these requests one at a time."""
     found = {"prefill-0": [], "decode-0": []}
     for number, timeline in enumerate(timelines):
         prompt = timeline.request.prompt_tokens

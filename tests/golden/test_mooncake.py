@@ -15,7 +15,7 @@ BENCH = Path(__file__).parents[2] / "bench" / "mooncake"
 
 @pytest.fixture(scope="module")
 def bench():
-    """Modules of the benchmark, which is not a package."""
+    """Return the modules of the benchmark, which is not a package."""
     sys.path.insert(0, str(BENCH))
     try:
         return {name: importlib.import_module(name) for name in ("paper_claims", "rate_search")}
@@ -34,7 +34,7 @@ def rates(bench):
 
 
 def test_split_meets_the_ttft_slo_that_colocated_misses(claims, rates):
-    """Prompts of 16k tokens, half of them cached, at a rate between the paper's limits of both systems."""
+    """Prompts have 16k tokens, half of them cached, at a rate between the paper's limits of both systems."""
     setting = next(one for one in claims.SETTINGS if one.name == "16k")
     slo, systems = claims.bounds(setting), claims.generated_systems(setting)
     arriving = claims.requests(setting, 0.5, 150)

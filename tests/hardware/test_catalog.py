@@ -106,7 +106,7 @@ def test_kv_bytes_follow_from_the_architecture(catalog, name, kv_bytes):
 
 
 def test_bloom_weight_matches_splitwise_sim(catalog):
-    """Its KV memory follows from this number; other dense models take two bytes per parameter."""
+    """BLOOM's KV memory follows from its weight; other dense models take two bytes per parameter."""
     assert catalog.model("bloom-176b").weight_bytes == 329_000_000_000
     for model in catalog.models.values():
         if model.name not in {"bloom-176b", "deepseek-v3"}:
@@ -114,7 +114,7 @@ def test_bloom_weight_matches_splitwise_sim(catalog):
 
 
 def test_active_parameters_match_published_figures(catalog):
-    """3.3B of 30B, 22B of 235B, 37B of 671B; dense models use all."""
+    """The figures are 3.3B of 30B, 22B of 235B and 37B of 671B; dense models use all parameters."""
     billions = {"qwen3-30b-a3b": 3.35, "qwen3-235b-a22b": 22.2, "deepseek-v3": 37.55}
     for model in catalog.models.values():
         expected = billions.get(model.name, model.parameters / 1e9)
@@ -131,7 +131,7 @@ def test_contains_the_documented_names(catalog):
 
 
 def test_tier_prices_match_ec2_differences(catalog):
-    """Differences between three EC2 instances: $0.24/h for 64 GiB, $0.365/h for 3,750 GB."""
+    """The prices are differences between three EC2 instances: $0.24/h for 64 GiB, $0.365/h for 3,750 GB."""
     assert catalog.tier("dram").price_per_gb_h == pytest.approx(0.24 / (64 * 2**30 / 1e9), rel=1e-3)
     assert catalog.tier("nvme").price_per_gb_h == pytest.approx(0.365 / 3750, rel=1e-3)
     assert catalog.tier("dram").bytes_per_s > catalog.tier("nvme").bytes_per_s

@@ -16,7 +16,7 @@ KUBERNETES = ("1.30", "1.33")
 
 
 def made(given, name="tf"):
-    """Objects of a release named `name`, parsed from YAML."""
+    """Return the objects of a release named `name`, parsed from YAML."""
     objects = list(yaml.safe_load_all(documents(objects_of(name, values_of(given)))))
     return by_name(objects)
 

@@ -106,7 +106,7 @@ class Accounts:
         self.blocks, self.grants = blocks, {}
 
     def apply(self, action, owner, tokens):
-        """The error of an operation, if any."""
+        """Apply an operation and return its error, if any."""
         grant = self.grants.get(owner)
         try:
             if action == "allocate" and (grant is None or not (grant.owned or grant.transfers)):

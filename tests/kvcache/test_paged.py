@@ -50,13 +50,13 @@ class Memory:
             self.check_prefix(request)
 
     def check_prefix(self, request):
-        """The reused tokens are in the blocks."""
+        """Check that the reused tokens are in the blocks."""
         held = self.blocks.blocks_of(request.grant)
         for end in range(1, request.written + 1):
             assert self.contents[held[(end - 1) // SIZE]][:end] == request.tokens[:end]
 
     def compute(self, request):
-        """One batch: the pending copy, the next token, and publication of full blocks."""
+        """Run one batch: the pending copy, the next token, and publication of full blocks."""
         if not request.owned:
             return
         held = self.blocks.blocks_of(request.grant)

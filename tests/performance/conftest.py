@@ -83,7 +83,7 @@ def models():
 
 @pytest.fixture(scope="session")
 def profile_path():
-    """The Splitwise profile, which is not part of the project."""
+    """Return the path of the Splitwise profile, which is not part of the project."""
     path = find_data("profiles/splitwise-perf-model.csv")
     if path is None:
         pytest.skip("needs the Splitwise profile: set TWOFOLD_DATA")

@@ -15,7 +15,7 @@ def found(cluster, rate, families=FAMILIES):
 
 
 def machines(cluster, family, rate):
-    """Fewest machines of a family for a rate, by brute force."""
+    """Return the fewest machines of a family for a rate, by brute force."""
     if not family.split:
         return next(n for n in range(1, 999) if cluster.capacity(design(n, family=family)) >= rate)
     return min(

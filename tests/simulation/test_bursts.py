@@ -55,7 +55,7 @@ def test_prefill_buffer_fills_and_drains_without_loss():
 
 
 def test_decode_blocks_are_reserved_when_a_prompt_starts():
-    """Without pull they are reserved on arrival."""
+    """Without pull, decode blocks are reserved on arrival."""
     for handoff, waits in (("pull", True), ("layer-wise", False)):
         seen, _ = watched(msgspec.structs.replace(PULL, handoff=handoff))
         ahead = [

@@ -77,7 +77,7 @@ def test_threads_run_on_separate_cores():
 
 
 def test_dropped_task_does_not_end():
-    """It releases its share."""
+    """The dropped task releases its share of the core."""
     run = Run(cores=1)
     lost = HostTask([0])
     run.job(0, lost, 0.0, 5.0)

@@ -27,7 +27,7 @@ def requests():
 
 
 def test_token_gaps_stay_within_the_bound():
-    """In the baseline they exceed it during long prompts; all requests complete."""
+    """In the baseline, gaps exceed the bound during long prompts; all requests complete."""
     mixed = msgspec.structs.replace(SPEC, pools=(MIXED,), inline_tbt_s=None)
     inlined, baseline = (simulate(spec, requests(), catalog=CATALOG) for spec in (SPEC, mixed))
     assert inlined.completed == baseline.completed == 60

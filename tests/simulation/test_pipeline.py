@@ -92,7 +92,7 @@ def test_idle_stages_are_not_busy():
 
 @given(st.integers(1, 5), st.lists(st.tuples(st.integers(0, 90), st.integers(1, 50), st.integers(1, 50)), max_size=30))
 def test_stages_compute_one_iteration_at_a_time(stages, iterations):
-    """Each starts an iteration as soon as it is free and the stage before it is done."""
+    """Each stage starts an iteration as soon as it is free and the previous stage is done."""
     free_at, now = [0] * stages, 0
     for gap, first, later in iterations:
         before = list(free_at)

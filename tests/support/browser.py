@@ -17,7 +17,7 @@ START_S = 60.0
 
 
 def chromium() -> str | None:
-    """Path of the Chromium executable, or None."""
+    """Return the path of the Chromium executable, or None."""
     names = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
     return next((path for name in names if (path := shutil.which(name))), None)
 

@@ -14,7 +14,7 @@ from twofold.transport.pooled import load_transport
 
 
 class CachePeer:
-    """`do(method, *arguments)` calls a method of `Cache` in the other process."""
+    """A `Cache` in another process; `do(method, *arguments)` calls one of its methods."""
 
     def __init__(self, name, key=None):
         context = multiprocessing.get_context("spawn")
@@ -82,7 +82,7 @@ class Cache:
         self.transport.publish(range(self.transport.engine_pool.num_blocks))
 
     def rows(self):
-        """Blocks of each layer as bytes: keys, then values."""
+        """Return the blocks of each layer as bytes: keys, then values."""
         pool = self.transport.landing_pool
         return [torch.cat(pool.block_rows(k), dim=1).cpu().numpy().copy() for k in range(len(pool.layout.layers))]
 

@@ -7,7 +7,7 @@ from twofold.kvcache.prefix import prefix_keys
 
 
 def prompts(alphabet, longest):
-    """Prompts as keys of one-token blocks; a smaller alphabet makes more common prefixes."""
+    """Strategy for prompts as keys of one-token blocks; a smaller alphabet makes more common prefixes."""
     tokens = st.lists(st.integers(0, alphabet - 1), min_size=1, max_size=longest)
     return tokens.map(lambda drawn: tuple(prefix_keys(drawn, 1)))
 

@@ -78,5 +78,5 @@ def drive(
 
 
 def token_ids(outputs: Sequence[Sequence[Sampled]]) -> list[list[int]]:
-    """Token ids of the outputs, without log probabilities."""
+    """Return the token ids of the outputs, without log probabilities."""
     return [[sampled.token_id for sampled in output] for output in outputs]

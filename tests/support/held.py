@@ -12,13 +12,13 @@ _SEGMENT = re.compile(r"/(?:memfd:|dev/shm/)\S*")
 
 
 def family(process):
-    """Processes of the service: the gateway, then its descendants."""
+    """Return the processes of the service: the gateway, then its descendants."""
     root = psutil.Process(process.pid)
     return [root, *root.children(recursive=True)]
 
 
 def segments(process):
-    """Shared memory segments that a process of the service has mapped or open, as (path, inode)."""
+    """Return the shared memory segments that a process of the service has mapped or open, as (path, inode)."""
     found = set()
     for one in family(process):
         for look in (_mapped, _open):
@@ -48,7 +48,7 @@ def _open(pid):
 
 
 def run_dirs(process):
-    """Socket directories of a service; their names contain its pid."""
+    """Return the socket directories of a service; their names contain its pid."""
     return glob.glob(f"{tempfile.gettempdir()}/twofold-{process.pid}-*")
 
 
@@ -57,7 +57,7 @@ def socket_files(process):
 
 
 def holdings(process):
-    """Number of held resources by kind."""
+    """Return the number of held resources by kind."""
     gateway, *others = family(process)
     return {
         "processes": 1 + len(others),

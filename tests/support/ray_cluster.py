@@ -19,7 +19,7 @@ PATIENT = {
 
 
 class RayNodes:
-    """`address` is that of the head node, which is never killed. Other nodes have ids."""
+    """Nodes of a Ray cluster; `address` is that of the head node, which is never killed."""
 
     def __init__(self, head_cpus, **labels):
         arguments = {"num_cpus": head_cpus, "include_dashboard": False, "labels": labels or None, **SMALL}

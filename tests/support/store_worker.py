@@ -117,7 +117,7 @@ class StoreWorker:
         self._thread.join()
 
     def submit(self, name, prompt, output, *, target=None):
-        """Submit a request as the inbox thread does. Hand-offs have no lease and go nowhere."""
+        """Submit a request as the inbox thread does. Hand-offs have no lease and no target."""
         request = Request(
             id=name,
             arrival_s=0.0,

@@ -21,7 +21,7 @@ class Layer(torch.nn.Module):
 
 
 def dense(query, key, value, start, window, softcap, sinks):
-    """query [n, heads, d] at positions from `start`, keys and values from position 0 → [n, heads, v]."""
+    """Reference: dense attention of a query [n, heads, d] at positions from `start`; returns [n, heads, v]."""
     repeats = HEADS // SHAPE.kv_heads
     key, value = key.repeat_interleave(repeats, 1), value.repeat_interleave(repeats, 1)
     scores = torch.einsum("nhd,chd->hnc", query, key) * SCALING

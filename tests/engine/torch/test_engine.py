@@ -28,7 +28,7 @@ def prompts_of(lengths, seed=1):
 
 @pytest.fixture(scope="module")
 def expected(tiny_model_dir):
-    """Reference outputs, computed once per architecture."""
+    """Return the reference outputs, computed once per architecture."""
     known = {}
 
     def outputs(arch):
@@ -44,11 +44,11 @@ class TestEqualsGenerate:
     """Greedy output equals that of transformers with eager attention in float32."""
 
     def test_whole_prompts_at_once(self, arch, engine, expected):
-        """All prompts in one iteration, then all decode together."""
+        """All prompts run in one iteration, then all sequences decode together."""
         assert token_ids(drive(engine(arch), prompts_of(LENGTHS), GREEDY)) == expected(arch)
 
     def test_mixed_iterations_with_odd_chunks(self, arch, engine, expected):
-        """Chunks of any size beside decodes, a few sequences at a time, in scattered blocks of an odd size."""
+        """Chunks of any size run beside decodes, a few sequences at a time, in scattered blocks of an odd size."""
         rng = random.Random(5)
         sizes = lambda: rng.choice((1, 3, 17, 64, 131, 400))  # noqa: E731
         outputs = drive(engine(arch, 600, block_size=5), prompts_of(LENGTHS), GREEDY, chunk=sizes, max_batch=5, seed=2)
@@ -62,7 +62,7 @@ class TestEqualsGenerate:
 
 
 def test_long_prompt(engine, tiny_model_dir):
-    """A prompt of 1,500 tokens, whole and in chunks."""
+    """The prompt of 1,500 tokens runs whole and in chunks."""
     prompts = prompts_of([1500], seed=9)
     reference = greedy_outputs(tiny_model_dir("llama"), prompts, OUTPUT)
     assert token_ids(drive(engine(), prompts, GREEDY)) == reference
@@ -70,7 +70,7 @@ def test_long_prompt(engine, tiny_model_dir):
 
 
 def test_results_come_in_the_order_of_the_steps(engine):
-    """The engine packs decodes first."""
+    """Results are in the order of the steps, even though the engine packs decodes first."""
     one = engine()
     tables = [[0, 1, 2, 3], [4, 5, 6, 7]]
     prompt, other = prompts_of([40, 9])

@@ -21,7 +21,7 @@ TINY = {"hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 2, "vo
 
 @pytest.fixture
 def copied(tiny_model_dir, tmp_path):
-    """A copy of the tiny Llama for a test to break."""
+    """Return a copy of the tiny Llama for a test to break."""
     return shutil.copytree(tiny_model_dir("llama"), tmp_path / "model")
 
 
@@ -42,7 +42,7 @@ def change_config(directory, **values):
 
 
 def test_reads_the_properties_of_a_model(loaded):
-    """Layer shapes, context length, vocabulary, dtype and EOS ids."""
+    """The properties are layer shapes, context length, vocabulary, dtype and EOS ids."""
     model = loaded("llama")
     assert model.layers == (LayerShape(kv_heads=2, key_dim=32, value_dim=32),) * 3
     assert (model.max_model_len, model.vocab_size, model.eos_token_ids) == (2048, 512, (2,))
@@ -77,7 +77,7 @@ def test_auto_dtype_is_that_of_the_checkpoint(copied):
 
 @pytest.mark.parametrize(("given", "expected"), [(7, (7,)), ([7, 9], (7, 9))])
 def test_generation_config_has_priority_for_eos(copied, given, expected):
-    """With one id or several."""
+    """The generation config may have one EOS id or several."""
     (copied / "generation_config.json").write_text(json.dumps({"eos_token_id": given}))
     assert load_model(copied).eos_token_ids == expected
 
@@ -89,7 +89,7 @@ def test_loads_a_model_without_eos(copied):
 
 
 def test_longrope_limits_the_context_to_its_original_length(copied):
-    """Beyond it, one long sequence changes the positions of all others in its batch."""
+    """Beyond the original length, one long sequence would change the positions of all others in its batch."""
     rope = {"rope_type": "longrope", "rope_theta": 10000.0, "original_max_position_embeddings": 512}
     factors = {"short_factor": [1.0] * 16, "long_factor": [4.0] * 16}
     change_config(copied, rope_parameters=rope | factors)

@@ -16,14 +16,14 @@ LAYOUT = KvLayout(
 
 
 def filled(layout=LAYOUT, blocks=12, seed=0):
-    """A pool of random numbers."""
+    """Return a pool of random numbers."""
     generator = torch.Generator().manual_seed(seed)
     nbytes = layout.pool_bytes(blocks)
     return KvPool(layout, blocks, torch.randint(256, (nbytes,), dtype=torch.uint8, generator=generator))
 
 
 def test_layout_is_keys_then_values_layer_by_layer():
-    """Both ends of a hand-off rely on it."""
+    """Both ends of a hand-off rely on this layout."""
     blocks = 3
     memory = torch.arange(LAYOUT.pool_bytes(blocks) // 4, dtype=torch.float32)
     pool = KvPool(LAYOUT, blocks, memory.view(torch.uint8))
@@ -52,7 +52,7 @@ def test_sees_writes_through_another_mapping(tmp_path):
 
 
 def test_block_rows_are_the_bytes_of_blocks():
-    """One row per block, over the same memory."""
+    """Each block has one row over the same memory."""
     pool = KvPool(LAYOUT, 4)
     keys, values = pool.block_rows(1)
     assert (keys.shape, values.shape) == ((4, 5 * 6 * 4), (4, 5 * 4 * 4))

@@ -52,7 +52,7 @@ def test_draws_follow_the_distribution(temperature):
 
 
 def test_top_p_keeps_the_smallest_set_that_reaches_it():
-    """It renormalizes: samples follow the truncated distribution."""
+    """Samples follow the truncated and renormalized distribution."""
     logits = logits_of()
     probabilities = torch.softmax(logits[0], -1)
     best, ids = probabilities.sort(descending=True)
@@ -139,7 +139,7 @@ class TestMinTokens:
 
 
 class TestLogprobs:
-    """Natural logarithms of the model's own probabilities, before temperature."""
+    """Log probabilities are natural logarithms of the model's own probabilities, before temperature."""
 
     def test_chosen_and_best(self):
         logits = logits_of(3)

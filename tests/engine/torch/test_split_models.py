@@ -29,7 +29,7 @@ def prompts():
 
 @pytest.fixture(scope="module")
 def outputs(tiny_model_dir, tmp_path_factory):
-    """Outputs of the whole model and of all shardings, per architecture, from one process."""
+    """Return the outputs of the whole model and of all shardings, per architecture, from one process."""
     files = str(tmp_path_factory.mktemp("split"))
     models = [(str(tiny_model_dir(arch)), ",".join(["1x1", *SPLITS[arch]])) for arch in SPLITS]
     done = subprocess.run(

@@ -11,14 +11,14 @@ LAYERS, BLOCKS, HEADS, SIZE, NUMBERS = 3, 5, 2, 4, 6
 
 
 def caches():
-    """Caches as vLLM creates them: views of one memory, layer after layer."""
+    """Return caches as vLLM creates them: views of one memory, layer after layer."""
     memory = torch.zeros(LAYERS * BLOCKS * HEADS * SIZE * NUMBERS)
     shape = (LAYERS, BLOCKS, HEADS, SIZE, NUMBERS)
     return {f"layer {k}": view for k, view in enumerate(memory.view(shape))}
 
 
 def moved():
-    """Moved caches, a second view of each, and their new pool."""
+    """Return moved caches, a second view of each, and their new pool."""
     made = caches()
     layout, num_blocks = read_layout(made, HEADS)
     others = [cache.view(cache.shape) for cache in made.values()]

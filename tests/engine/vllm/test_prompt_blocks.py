@@ -10,7 +10,7 @@ from twofold.serving.worker.state import CacheChanges
 
 
 def names(*hashes):
-    """Block hashes as vLLM's requests have them."""
+    """Return block hashes in the form of vLLM's requests."""
     return [bytes([0] * 31 + [number]) for number in hashes]
 
 

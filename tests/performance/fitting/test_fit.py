@@ -16,7 +16,7 @@ SHAPES = [(2**power, 1) for power in range(7, 14)] + [(512, 2**power) for power 
 
 
 def made_rows(prefill, decode):
-    """A profile without noise, with the usual two sweeps."""
+    """Return a profile without noise, with the usual two sweeps."""
     for prompt, batch in SHAPES:
         blank = ProfileRow(
             model="m",

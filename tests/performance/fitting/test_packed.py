@@ -24,7 +24,7 @@ def iteration(tokens, squares, sequences, context, slower=1.0):
 
 
 def measured():
-    """A grid of prefills, decodes and mixed iterations, each three times with one outlier."""
+    """Return a grid of prefills, decodes and mixed iterations, each three times with one outlier."""
     prompts = [(size, size * size, 0, 0) for size in (16, 48, 128, 320, 640, 1024, 2000)]
     packed = [(size, size * 64, 0, 0) for size in (192, 512, 1600)]
     decodes = [(0, 0, batch, batch * context) for batch in (1, 2, 4, 8, 16, 32, 64) for context in (32, 256, 1024)]

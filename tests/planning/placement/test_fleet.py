@@ -34,7 +34,7 @@ def taken(rates, chosen):
     st.integers(1, 4),
 )
 def test_the_division_is_optimal(prefill, decode, slow, fast):
-    """Compared with every division of two small stocks."""
+    """The division equals the best one of two small stocks by brute force."""
     # Of each machine: (prefill TP1, TP2, decode TP1, TP2) that its accelerators are enough for.
     of_slow, of_fast = (
         [ways for ways in product(range(5), range(3), range(5), range(3)) if fits(ways, stock)]

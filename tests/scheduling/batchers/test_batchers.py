@@ -97,7 +97,7 @@ def test_inlines_prompts_within_the_tbt_bound():
 
 
 def test_a_prompt_is_inlined_whole_or_not_at_all():
-    """It exceeds neither the bound nor the token budget; without decodes it runs at any length."""
+    """An inlined prompt is within the bound and the token budget; without decodes, a prompt of any length runs."""
     assert selected(inlined(0.020), waiting(100), decoding(1)).prefills == []
     assert selected(inlined(1.0, budget=64), waiting(100), decoding(1)).prefills == []
     assert selected(inlined(0.020, budget=64), waiting(100)).prefills == [("w0", 100)]

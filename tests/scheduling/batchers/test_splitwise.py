@@ -36,7 +36,7 @@ def test_running_decodes_go_before_ready_ones():
 
 
 def test_paused_decodes_go_before_running_ones():
-    """A burst of prompts then delays all decodes a little and none of them much."""
+    """A burst of prompts then delays each decode a little instead of a few decodes a lot."""
     mixed = scheduler("splitwise", num_blocks=1000, budget=10)
     for name in "abcd":
         arrive(mixed, request(name, output=50))
@@ -84,7 +84,7 @@ def test_paused_decode_keeps_its_blocks_until_aborted():
 
 
 class Watched(SplitwiseMixed):
-    """Checks each selection."""
+    """Batcher that checks each selection."""
 
     def __init__(self, max_num_batched_tokens, max_num_seqs):
         super().__init__(max_num_batched_tokens, max_num_seqs)

@@ -26,7 +26,7 @@ def test_reservations_add_up_to_the_full_length(prompt, output, late, extra):
 
 
 def test_output_waits_for_blocks_after_its_prefill():
-    """It starts when another request ends, and a smaller one behind it does not overtake it."""
+    """The output starts when another request ends, and a smaller request behind it does not overtake."""
     decode = scheduler("decode", num_blocks=12, memory=LATE)
     arrive(decode, request("a", prompt=8, output=17))  # 2 blocks, and 4 for the output
     arrive(decode, request("b", prompt=8, output=17))

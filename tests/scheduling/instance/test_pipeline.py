@@ -62,7 +62,7 @@ def test_balances_decodes_over_lanes():
 
 
 def test_holds_blocks_of_an_aborted_request_until_its_batch_ends():
-    """A batch of another lane may end before."""
+    """A batch of another lane may end earlier."""
     scheduler = make(2, budget=10)
     for name in "ab":
         scheduler.submit(request(name), decodes_here=True)

@@ -104,7 +104,7 @@ def test_keeps_full_blocks_of_an_aborted_prefill():
 
 
 def test_waiting_prompt_holds_no_cached_blocks():
-    """Its cached prefix may be evicted for prompts that start first."""
+    """The cached prefix of a waiting prompt may be evicted for prompts that start first."""
     instance = reusing("prefill", num_blocks=8)
     instance.submit(prompt("a", 12, "abc"), decodes_here=False)
     step(instance)

@@ -8,7 +8,7 @@ from twofold.kvcache.paged import PagedBlockAllocator
 
 
 def in_a_run(batcher="mixed", **more):
-    """An instance in the middle of a run of decodes."""
+    """Return an instance in the middle of a run of decodes."""
     made = scheduler(batcher, **more)
     arrive(made, request("d", prompt=4, output=40))
     assert made.changed
@@ -85,7 +85,7 @@ def test_finished_handoff_without_waiting_prompts_does_not_set_changed():
 
 
 def arriving(made):
-    """An idle instance with a lease on the blocks that a prompt waits for."""
+    """Return an idle instance with a lease on the blocks that a prompt waits for."""
     assert made.lease_now(request("a", prompt=20), "source", 0.0) is not None
     made.submit(request("b", prompt=20), decodes_here=True)
     assert made.next_batch(0.0) is None

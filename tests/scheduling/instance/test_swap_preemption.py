@@ -8,7 +8,7 @@ from twofold.scheduling.instance.swap_preemption import SwapPreemption
 
 
 def growing(num_blocks, batcher="decode", swap_blocks=100):
-    """An instance with blocks of 4 tokens and steps of one block."""
+    """Return an instance with blocks of 4 tokens and steps of one block."""
     return scheduler(batcher, num_blocks=num_blocks, swap_blocks=swap_blocks)
 
 
@@ -45,7 +45,7 @@ def test_allocates_prompt_and_one_step_then_step_by_step():
 
 
 def test_swaps_out_the_latest_sequence_without_free_blocks():
-    """The first sequence gets its blocks in the same iteration, and it resumes where it stopped."""
+    """The first sequence gets the freed blocks in the same iteration; the paused one resumes at its next token."""
     decode = growing(6)
     arrive(decode, "a", "b")
     blocks = tuple(decode.blocks_of("b"))

@@ -15,7 +15,7 @@ BY_LAYER = FixedHandoff(HandoffMode.LAYER_WISE)
 
 
 def cluster(cells, prefill=2, decode=2, router="cells:jsq"):
-    """Instances named after their cell, role and number."""
+    """Return a cluster scheduler with instances named after their cell, role and number."""
     made = ClusterScheduler(ROUTERS[router](), BY_LAYER)
     for cell in cells:
         for role, count in ((Role.PREFILL, prefill), (Role.DECODE, decode)):

@@ -170,7 +170,7 @@ def test_workers_of_a_silent_host_are_presumed_dead_after_the_watchdog_term():
 
 
 def test_a_returning_host_kills_workers_presumed_dead():
-    """Their next start waits for that exit."""
+    """The next start of these workers waits for the exit of the old processes."""
     scene = Scene()
     scene.joins()
     scene.hosts.sweep(LONG, lambda _: 0.0)

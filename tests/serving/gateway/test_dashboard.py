@@ -27,7 +27,7 @@ def shifted(moments, by):
 
 
 def busy_service():
-    """A service with some history: three instances, one lost, and several requests."""
+    """Return a service with some history: three instances, one lost, and several requests."""
     service, now = ScriptedService(), time.monotonic()
     history = service.history
     for name, role in {"prefill-0": Role.PREFILL, "prefill-1": Role.PREFILL, "decode-0": Role.DECODE}.items():

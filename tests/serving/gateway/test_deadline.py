@@ -46,7 +46,7 @@ def test_without_a_deadline_all_items_come():
 
 @pytest.mark.parametrize("ready", [0, 2])
 def test_the_deadline_ends_the_wait_for_an_item(ready):
-    """It raises a 504, closes the generator and leaves the task uncancelled."""
+    """The deadline raises a 504, closes the generator and leaves the task uncancelled."""
 
     async def check():
         items, got = Items(ready), []

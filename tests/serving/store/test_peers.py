@@ -225,7 +225,7 @@ def guarded(kind):
 
 
 def frames_near(message, kind):
-    """Random bytes, and messages with cuts or wrong values."""
+    """Strategy for random bytes, and for messages with cuts or wrong values."""
     whole = msgspec.msgpack.encode(message)
     values = st.recursive(
         st.none() | st.integers(-(2**63), 2**64 - 1) | st.binary(max_size=80) | st.booleans(),

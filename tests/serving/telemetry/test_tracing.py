@@ -21,7 +21,7 @@ TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 
 @pytest.fixture
 def traced():
-    """Spans by name of these timelines in this request context."""
+    """Return the spans by name of these timelines in this request context."""
 
     def run(*timelines, context=None):
         exporter = InMemorySpanExporter()

@@ -15,7 +15,7 @@ from twofold.serving.launch.ray.launcher import HostJob, RayJob
 
 
 class FakeRay:
-    """Nodes with CPUs; placement groups are created at once where there is room, unless their node is `stuck`."""
+    """Fake Ray of nodes with CPUs; a placement group is created at once unless its node is full or `stuck`."""
 
     class exceptions:  # noqa: N801  (as Ray calls it)
         class RayError(Exception):

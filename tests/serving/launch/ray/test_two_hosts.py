@@ -35,7 +35,7 @@ def raylet(command):
 
 @pytest.fixture(scope="module")
 def cluster(hosts):
-    """Address of a cluster with room for two workers on this host and one on the other."""
+    """Return the address of a cluster with room for two workers on this host and one on the other."""
     here, there = hosts.addresses
     address = f"{here}:{free_port()}"
     start = [str(Path(sys.executable).with_name("ray")), "start", "--block", "--object-store-memory=80000000"]

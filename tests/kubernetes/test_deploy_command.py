@@ -49,7 +49,7 @@ def test_values_files_override_the_plan(plan, tmp_path):
 
 
 def test_output_is_a_file_or_a_directory(plan, tmp_path):
-    """Both contain the printed text."""
+    """The file and the directory contain the printed text."""
     deploy(plan, "--output", tmp_path / "here.yaml")
     deploy(plan, "--output", tmp_path)
     assert (tmp_path / "here.yaml").read_text() == (tmp_path / "manifests.yaml").read_text() == deploy(plan)

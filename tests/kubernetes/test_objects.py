@@ -130,7 +130,7 @@ def test_selectors_match_pods_and_mounts_match_volumes(case):
 
 
 def test_containers_run_unprivileged():
-    """No root user, no privilege escalation, a read-only root file system."""
+    """Containers have no root user, no privilege escalation and a read-only root file system."""
     for case in CASES.values():
         for pod in pods(made(case)):
             assert pod["securityContext"]["runAsNonRoot"]

@@ -63,7 +63,7 @@ def test_ttft_is_infinite_beyond_the_stable_rate():
 
 
 def test_low_rates_favour_tensor_and_high_rates_pipeline_parallelism():
-    """With a speed-up of 1.5, the two cross at 12.974 requests per second."""
+    """With a speed-up of 1.5, the mean TTFTs are equal at 12.974 requests per second."""
     crossover = crossover_rate(D, 1.5)
     assert crossover == pytest.approx(12.974, abs=5e-4)
     assert tensor_s(2, D, 1.5) < pipeline_s(2, D)

@@ -61,7 +61,7 @@ def test_rejects_missing_and_binary_files(tmp_path):
 
 
 def test_early_ends_shorten_the_mean_context():
-    """A run that ended early has a mean context of the decode steps it completed."""
+    """A run of 1,100 ms has (1100 − 100)/40 decode steps and the first token, so its mean context is 512 + 13."""
     assert row(token_size=128).mean_context == 512 + 64
     assert row(token_size=128, e2e_time=1100.0).mean_context == 512 + 13
     assert row(token_size=128, e2e_time=1e6, batch=2).mean_context == 2 * (512 + 64)

@@ -54,7 +54,7 @@ def test_distance_counts_distinct_keys_since_the_last_use(keys):
 
 @given(PROMPTS)
 def test_hits_equal_those_of_the_live_cache(prompts):
-    """The number of hits per request is equal at every capacity."""
+    """Each request has the same number of hits at every capacity."""
     for capacity in range(LONGEST, LARGEST, 3):
         cache = PrefixCache(capacity, create_eviction("lru"))
         assert counted_hits(prompts, capacity) == simulated_hits(prompts, cache)
@@ -76,7 +76,7 @@ def test_tiers_split_the_lru_stack(prompts, first, second):
 
 @given(PROMPTS)
 def test_least_capacities_do_not_fall_within_a_prompt(prompts):
-    """The minimum capacities within a prompt rise, because a block hits only if all blocks before it hit."""
+    """Minimum capacities never fall within a prompt, because a block hits only if all blocks before it hit."""
     least = least_capacities(prompts)
     start = 0
     for prompt in prompts:

@@ -52,7 +52,7 @@ def service(pytestconfig, tiny_model_dir):
 
 @pytest.fixture(scope="module")
 def hosts():
-    """Two hosts joined by a link that tests can cut; skips where network namespaces are unavailable."""
+    """Yield two hosts joined by a link that tests can cut; skip the test without network namespaces."""
     try:
         with two_hosts(first_local=True) as joined:
             yield joined

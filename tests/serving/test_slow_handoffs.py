@@ -71,7 +71,7 @@ def worker(process, name):
 
 
 def test_requests_are_replayed_when_a_source_outsleeps_its_lease(tiny_model_dir):
-    """The leased blocks stay held until its late writes are over."""
+    """The leased blocks stay held until the source's late writes end."""
     model = tiny_model_dir("llama")
     with running_service(model, *ENGINE, *SPLIT, program=(serve_with_lease.__file__, LEASE_S)) as (process, url):
         load = Load(url)

@@ -86,7 +86,7 @@ def running(*lives):
 
 
 def test_a_welcome_carries_the_hosts_workers():
-    """Local settings of the service are left out."""
+    """The welcome message omits local settings of the service."""
     scene = Scene()
     joined = scene.joins()
     assert dict(joined.workers) == {"decode-0": Role.DECODE, "decode-1": Role.DECODE}
@@ -229,7 +229,7 @@ def test_a_launched_host_runs_the_worker_of_its_name():
 
 
 def test_a_launched_host_is_replaced_once_presumed_dead():
-    """Before that, the host restarts its worker itself."""
+    """Before the host is presumed dead, it restarts its worker itself."""
     scene = Scene(own=["prefill-0"])
     scene.joins(host="prefill-0", workers={Role.PREFILL: 1})
     scene.hosts.start_worker("prefill-0")

@@ -171,7 +171,7 @@ def test_the_stop_token_is_counted_but_not_shown():
 
 
 def test_completion_logprobs():
-    """One entry per token; alternatives include the chosen token; offsets point to each token's text."""
+    """The answer has one entry per token; alternatives include the chosen token; offsets point to each token's text."""
     script = [
         TokenOutput(index=0, token_id=ids_of("the")[0], logprob=-0.5, top_logprobs=((3, -0.1), (4, float("-inf")))),
         TokenOutput(index=1, token_id=ids_of("😀")[0], logprob=-1.5, top_logprobs=((3, -0.1),)),

@@ -63,7 +63,7 @@ def test_data_needs_an_api_key_and_the_page_does_not():
 
 
 def test_the_page_loads_no_external_assets(client):
-    """Its content security policy forbids them."""
+    """The page's content security policy forbids external assets."""
     answer = client.get("/dashboard")
     assert answer.headers["content-type"] == "text/html; charset=utf-8"
     assert "default-src 'none'" in answer.headers["content-security-policy"]

@@ -62,7 +62,7 @@ def test_the_deadline_ends_the_wait_for_an_item(ready):
 
 @pytest.mark.parametrize("ends", [True, False])
 def test_work_with_an_item_is_not_interrupted(ends):
-    """A deadline during that work ends the next wait, if there is one."""
+    """A deadline during work with an item ends the next wait, if there is one."""
 
     async def check():
         items, deadline_s, got = Items(1, ends=ends), soon(), []

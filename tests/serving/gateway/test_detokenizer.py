@@ -63,7 +63,7 @@ def pieces_of_smile(kind):
 
 
 def test_ids_beyond_the_vocabulary_add_no_text():
-    """Padded vocabularies have such ids."""
+    """Padded vocabularies have ids without tokens."""
     tokenizer = byte_level()
     hello = tokenizer.backend.encode("he").ids
     assert "".join(detokenize(tokenizer, [5000, *hello, 5001], skip=True)[1]) == "he"

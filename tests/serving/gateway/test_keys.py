@@ -31,7 +31,7 @@ def guarded(service):
     "header", [None, SECRET, "Bearer wrong", "Basic sk-very-secret", "Bearer", "Bearer sécret".encode()]
 )
 def test_rejects_wrong_and_missing_keys_alike(guarded, header):
-    """Both get the same response on every path under /v1."""
+    """Wrong and missing keys get the same response on every path under /v1."""
     headers = {} if header is None else {"authorization": header}
     for response in (
         guarded.post("/v1/completions", json=ASK, headers=headers),

@@ -82,7 +82,7 @@ def test_rejects_missing_required_fields(client, missing):
     ],
 )
 def test_rejects_unsupported_fields(complete, chat, field, value):
-    """Both endpoints reject them, because ignoring them would change the answer."""
+    """Both endpoints reject unsupported fields, because ignoring one would change the answer."""
     assert refused(complete(**{field: value}), param=field)["code"] == "unsupported_parameter"
     refused(chat(**{field: value}), param=field)
 
@@ -174,5 +174,5 @@ def test_rejects_invalid_chat_fields(chat, fields, param):
 
 
 def test_limits_the_number_of_generations(complete):
-    """The number is n times the number of prompts."""
+    """The limit applies to n times the number of prompts."""
     refused(complete(prompt=[[1]] * 17, n=128), param="n")

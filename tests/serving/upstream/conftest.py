@@ -33,7 +33,7 @@ def vllm_pair(tiny_model_dir, tmp_path_factory):
 
 
 def routed_fleet(vllm_pair, probe_timeout):
-    """One server prefills and the other decodes; when one is missing, the other does both."""
+    """Yield a gateway of two servers: one prefills and the other decodes; when one is missing, the other does both."""
     model, (prefill, decode) = vllm_pair
     flags = (
         *("--model", str(model), "--served-model-name", NAME, "--router", "jsq-planned"),

@@ -39,7 +39,7 @@ def asked(sampling=None, **fields):
 
 
 def test_reads_a_prefill_response():
-    """First token with log probabilities by id, cached tokens, and KV transfer parameters."""
+    """The response has the first token with log probabilities by id, cached tokens, and KV transfer parameters."""
     answer = read_completion(FIRST)
     (token,) = answer.choices[0].outputs(0)
     assert (token.token_id, token.logprob, token.finish_reason) == (5377, -2.7, FinishReason.LENGTH)

@@ -96,5 +96,5 @@ def test_missed_batches_are_replayed(replays, heard):
 
 
 def test_a_restarted_server_resets_the_feed():
-    """Its batch numbers start at 0 again and its cache is empty."""
+    """After a restart, batch numbers start at 0 and the server's cache is empty."""
     assert feed([5, 6, 0, 1])[-3:] == ["gap", 0, 1]

@@ -108,7 +108,7 @@ def test_prompt_keys_equal_event_keys(key, salt):
 
 
 def test_api_keys_do_not_share_prefixes():
-    """Requests of one key with different salts do not share them either."""
+    """Requests of one API key with different salts do not share prefixes either."""
     names = UpstreamPromptKeys()
     request = Request(id="r", arrival_s=0.0, prompt_tokens=20, output_tokens=3)
     salts = {

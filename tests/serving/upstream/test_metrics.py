@@ -38,7 +38,7 @@ def test_converts_to_an_instance_status():
 
 
 def test_missing_metrics_mean_idle():
-    """The capacity is then unknown."""
+    """A server without metrics counts as idle with unknown capacity."""
     readings = read_metrics("twofold:num_requests_running 3\n")
     assert (readings.running, readings.capacity_tokens, readings.mean_prompt) == (0, None, 0.0)
     assert readings.status.blocks_free == readings.status.blocks_total == 1

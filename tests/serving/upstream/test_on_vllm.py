@@ -67,7 +67,7 @@ def test_conductor_routes_to_cached_prefixes(vllm_pair):
 
 
 def test_greedy_tokens_equal_one_server(fleet):
-    """Prefill and decode run concurrently on different servers; some prompts end on a block boundary."""
+    """Requests run concurrently, each with prefill and decode on different servers; some end on a block boundary."""
     asked = [*prompts(8, 1), *([(number * 7) % 500 for number in range(n)] for n in (127, 128, 129, 256, 384))]
     alone = [fleet.decode.complete(prompt=prompt, max_tokens=40) for prompt in asked]
     before = handoffs(fleet)

@@ -51,7 +51,7 @@ def test_own_requests_are_not_external_load():
 
 
 def test_a_stalled_engine_has_no_load():
-    """Its last metrics still count a request that was aborted since."""
+    """The last metrics of a stalled engine still count a request that was aborted since."""
     idle = cluster()
     others = ExternalLoads(idle.pools)
     for _ in range(3):

@@ -88,7 +88,7 @@ def attempt():
 
 
 def test_the_first_token_comes_from_the_prefill(attempt):
-    """The decode server repeats it, and the repeated token is dropped."""
+    """The decode server repeats the first token, and the gateway drops the repetition."""
     heard, raised, (asked, fetched) = attempt(whole(7), stream(chunk(7), chunk(8, 9), chunk(10, finish="length")))
     assert raised is None
     assert heard.tokens == [(0, 7, "p"), (1, 8, "d"), (2, 9, "d"), (3, 10, "d")]
@@ -156,7 +156,7 @@ def test_a_disconnect_after_the_last_token_is_ignored(attempt):
 
 
 def test_a_rejected_request_is_not_retried(attempt):
-    """Every server would reject it."""
+    """Every server would reject such a request."""
     _, raised, _ = attempt([Refuse(400)], [])
     assert isinstance(raised, RejectedError)
     assert (raised.status, str(raised)) == (400, "refused by the script")

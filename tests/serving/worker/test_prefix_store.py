@@ -110,7 +110,7 @@ def test_prompts_with_the_same_prefix_share_a_load(model, host, expected):
 
 
 def test_a_fully_cached_prompt_waits_for_its_last_block(model, host, expected):
-    """The copy that it writes to has all layers."""
+    """The block copy that the prompt writes to has all layers."""
     _, client = host
     with store_worker(model, client) as worker:
         most = WHOLE[: -BLOCK + 1]

@@ -55,7 +55,7 @@ def test_decode_runs_every_sequence_up_to_the_limit():
 
 
 def test_prefill_first_pauses_decodes():
-    """They resume in the same order when no prompt waits."""
+    """Paused decodes resume in the same order when no prompt waits."""
     first = BATCHERS["prefill-first"](2048, 64)
     chosen = selected(first, waiting(2000, 100), decoding(2), ready(1))
     assert (chosen.prefills, chosen.resume, chosen.pause) == ([("w0", 2000)], [], ["d0", "d1"])
@@ -90,7 +90,7 @@ def inlined(tbt_s, budget=2048):
 
 
 def test_inlines_prompts_within_the_tbt_bound():
-    """4 + 10 + 3 ms fit; the next prompt would make it 27 ms, and prompts behind it do not overtake it."""
+    """An iteration of 4 + 10 + 3 ms fits; the next prompt would make it 27 ms, and later prompts do not overtake."""
     chosen = selected(inlined(0.020), waiting(10, 10, 1), decoding(2), ready(1))
     assert (chosen.prefills, chosen.resume) == ([("w0", 10)], ["r0"])
     assert selected(inlined(0.030), waiting(10, 10, 1), decoding(2)).prefills == [("w0", 10), ("w1", 10), ("w2", 1)]
@@ -136,7 +136,7 @@ def test_short_prompts_run_whole_beside_a_chunk_or_wait():
 
 @pytest.mark.parametrize("name", sorted(set(BATCHERS) - ONLY_PREFILL))
 def test_ready_sequence_waits_for_output_blocks(name):
-    """Sequences behind it wait too, even if their output fits."""
+    """Sequences behind a waiting one wait too, even if their output fits."""
     batcher = BATCHERS[name](2048, 64)
     sequences = ready(3, output_tokens=(4, 500, 4))
     assert selected(batcher, sequences, room(blocks=10)).resume == ["r0"]

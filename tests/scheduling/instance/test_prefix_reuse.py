@@ -118,7 +118,7 @@ def test_waiting_prompt_holds_no_cached_blocks():
 
 
 def test_selected_prompts_keep_their_cached_prefix():
-    """Prompts selected later for the same batch do not evict it."""
+    """Prompts selected later for the same batch do not evict the cached prefix."""
     instance = reusing("prefill", num_blocks=10)
     instance.submit(prompt("a", 16, "abcd"), decodes_here=False)
     step(instance)

@@ -85,7 +85,7 @@ steps = st.lists(
 @settings(max_examples=800)
 @given(steps)
 def test_matches_token_by_token_model(steps):
-    """Sizes, contexts, items and ends in order are equal under random joins and removals."""
+    """Sizes, contexts, items and the order of ends are equal under random joins and removals."""
     fast, naive, left = DecodeSet(), NaiveDecodeSet(), {}
     for number, (action, first, second, third) in enumerate(steps):
         members = list(fast)

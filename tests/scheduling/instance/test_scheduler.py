@@ -27,7 +27,7 @@ def test_stop_token_ends_a_request_early():
 
 
 def test_stop_token_ends_only_its_own_request():
-    """A waiting request takes its place in the next batch."""
+    """A waiting request joins the next batch in place of the stopped one."""
     decode = scheduler("decode", max_num_seqs=2)
     for name in "abc":
         arrive(decode, request(name, output=9))

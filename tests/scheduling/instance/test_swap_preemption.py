@@ -84,7 +84,7 @@ def test_swaps_out_as_few_sequences_as_possible():
 
 
 def test_admits_none_while_sequences_are_paused():
-    """A lease is granted when all have returned and another step of each fits."""
+    """A lease is granted when all paused sequences have returned and another step of each fits."""
     decode = growing(6)
     arrive(decode, "a", "b")
     decode.reserve(request("c", prompt=1, output=2), "p")

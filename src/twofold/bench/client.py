@@ -145,9 +145,8 @@ class Reply:
         """Times of the output tokens, as many as `usage` counts, if the server sends it.
 
         A chunk counts as one token, except a last one that has only a finish reason. If usage counts fewer tokens,
-        chunks without text are dropped. If it counts more, chunks had several tokens: these share one time, so the
-        first and last time and every gap between chunks stay as observed. The gaps do not depend on which chunk is
-        assumed to have more.
+        chunks without text are dropped. If it counts more, some chunks held several tokens. Tokens of one chunk share
+        its time, so the times of chunks stay as observed, whichever chunk is assumed to hold more.
         """
         times = self.chunk_times_s
         without_notice = times[:-1] if self.ends_with_notice else times

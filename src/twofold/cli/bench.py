@@ -73,7 +73,7 @@ class LoadSettings(ShapeSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class ClientSettings(Settings):
-    """The endpoint, and how requests are sent."""
+    """The endpoint and the sending of requests."""
 
     PANEL: ClassVar = "Client"
     DEFAULTS: ClassVar = {
@@ -99,7 +99,7 @@ class ClientSettings(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class ReportSettings(Settings):
-    """What is reported."""
+    """Contents of the report."""
 
     PANEL: ClassVar = "Output"
 
@@ -179,7 +179,7 @@ def bench(settings: BenchSettings) -> None:
 
 
 def load_config(endpoint: Endpoint, settings: BenchSettings) -> LoadConfig:
-    """The load; chat endpoints take no token ids, so they get text."""
+    """Return the load; chat endpoints accept no token ids, so their prompts are text."""
     form = PromptForm.TEXT if settings.chat else PromptForm(settings.prompt_form)
     lowest, vocabulary = token_range(settings.vocab_size or endpoint.vocab_size)
     return LoadConfig(

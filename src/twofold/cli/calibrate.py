@@ -228,7 +228,7 @@ def profile_table(profile: HostProfile) -> Table:
 
 @contextmanager
 def _progress() -> Iterator[OnGroup]:
-    """A bar on stderr, if it is a terminal."""
+    """Show a progress bar if stderr is a terminal."""
     if not sys.stderr.isatty():
         yield lambda _design, _done, _total: None
         return

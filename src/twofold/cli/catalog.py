@@ -133,7 +133,7 @@ def _items(catalog: Catalog, kind: str, names: Sequence[str]) -> list[Item]:
 
 
 def _facts(item: Item) -> dict[str, object]:
-    """All fields, and the sizes derived from them."""
+    """Return all fields of an entry, and the sizes derived from them."""
     facts: dict[str, object] = msgspec.to_builtins(item)
     if isinstance(item, Model):
         facts["kv_bytes_per_token"] = item.kv_bytes_per_token
@@ -207,11 +207,11 @@ _PREFIX: Final = 8192
 
 
 class Loading(msgspec.Struct, frozen=True, kw_only=True):
-    """A machine as one instance: bytes per second above which loading a prefix is quicker than computing it.
+    """Bandwidths (bytes/s) above which loading a prefix beats computing it on one instance of a machine.
 
-    `peak` counts FLOPs at the accelerators' peak, as the paper does; `predicted` asks a performance model, whose
-    relative error of a prefill is `error`. `shortest` is the shortest prefix, in tokens, worth loading over each link,
-    from each tier of its own or over its network, None where no prefix is; `shortest_at_peak` is that by FLOPs.
+    `peak` counts FLOPs at the accelerators' peak, as Mooncake does; `predicted` uses a performance model, whose
+    relative error of prefill is `error`. `shortest` is the shortest prefix, in tokens, worth loading over each link,
+    network or tier (None: no prefix is); `shortest_at_peak` is the same by peak FLOPs.
     """
 
     accelerators: int

@@ -12,7 +12,7 @@ from twofold.errors import UserError
 
 
 class Entry(NamedTuple):
-    """A command: the module and the name of its function or its group, and its help in the list of commands."""
+    """A command: its module, the name of its function or group, and its help in the list of commands."""
 
     module: str
     name: str
@@ -38,7 +38,7 @@ COMMANDS: Final = {
 
 
 class LazyGroup(Group):
-    """A group that imports a command when it is used; before that it only has its help."""
+    """A command group that imports each command on first use; until then it has only the command's help text."""
 
     def resolve_command(self, ctx: typer.Context, args: list[str]) -> Any:  # type: ignore[override]  # noqa: ANN401
         if args and args[0] in COMMANDS:
@@ -60,7 +60,7 @@ def load(name: str) -> Any:  # noqa: ANN401  (Typer's commands have no public ty
 
 
 def _not_loaded() -> None:
-    """Stands for a command until it is used."""
+    """Placeholder for a command that is not imported yet."""
 
 
 app = typer.Typer(

@@ -54,7 +54,7 @@ def set_role(settings: SetSettings) -> None:
 
 
 def ask(url: str, api_key: str | None, *, instance: str | None = None, role: Role | None = None) -> PoolsResponse:
-    """The pools of the service at `url`, after giving `instance` the `role` if there is one."""
+    """Query the pools of the service at `url`; first give `instance` the `role`, if there is one."""
     if not url.startswith(("http://", "https://")):
         raise ConfigurationError(f"--base-url {url!r} is not a URL: write it as in http://127.0.0.1:8000")
     body = None if instance is None else msgspec.json.encode({"instance": instance, "role": role})

@@ -71,14 +71,14 @@ class Settings:
 
 
 class Command(TyperCommand):
-    """A command whose `--help` is shown without a type, like other switches."""
+    """A command whose `--help` is listed without a value type, like other switches."""
 
     def get_help_option(self, ctx: typer.Context) -> TyperOption | None:  # type: ignore[override]
         return _without_type(super().get_help_option(ctx))
 
 
 class Group(TyperGroup):
-    """A group of commands whose `--help` is shown without a type."""
+    """A group of commands whose `--help` is listed without a value type."""
 
     def get_help_option(self, ctx: typer.Context) -> TyperOption | None:  # type: ignore[override]
         return _without_type(super().get_help_option(ctx))
@@ -188,7 +188,7 @@ def _parameter(kind: type[Settings], field: "Field[Any]", flag: Flag) -> inspect
 
 
 def _checked(name: str, flag: Flag, value: Any) -> Any:  # noqa: ANN401  (of the field's type)
-    """The value as the settings have it; raises ConfigurationError."""
+    """Convert a flag's value to the type of its field; raises ConfigurationError if it is invalid."""
     shown = flag.metavar if flag.positional and flag.metavar else flag_name(name)
     if value is None:
         return None
@@ -240,7 +240,7 @@ def _read_config(ctx: typer.Context, path: Path | None) -> Path | None:
 
 
 def _as_typed(value: object) -> object:
-    """A value of YAML as on the command line; switches stay booleans."""
+    """Format a YAML value as command-line text; booleans stay booleans."""
     if isinstance(value, list):
         return [str(each) for each in value]
     return value if isinstance(value, bool) else str(value)

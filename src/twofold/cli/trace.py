@@ -253,7 +253,7 @@ def _facts(summary: TraceSummary) -> dict[str, str]:
 
 
 def _spread(cv: float) -> str:
-    """The coefficient of variation as a shape of gamma arrivals; Poisson arrivals have 1."""
+    """Format the coefficient of variation, and the burstiness of gamma arrivals that have it (Poisson: 1)."""
     return f"{cv:.3f} (gamma arrivals of burstiness {cv**-2:.3g})" if cv > 0.001 else f"{cv:.3f} (constant)"
 
 

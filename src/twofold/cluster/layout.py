@@ -97,8 +97,8 @@ def share_cores(cores: Sequence[int], workers: int) -> list[tuple[int, ...]]:
 def gateway_cores(cores: Iterable[int], workers: Iterable[tuple[Role, Sequence[int]]]) -> tuple[int, ...]:
     """Cores for the gateway: those without a decode worker, or all cores if there are none.
 
-    Prefill workers share their cores first: a few milliseconds are lost in the length of a prompt, but show as a gap
-    in every stream of a decode worker.
+    Prefill workers share their cores first: a delay of a few milliseconds hardly lengthens a prefill, but is a gap in
+    every stream of a decode worker.
     """
     everywhere = set(cores)
     decoding = {core for role, own in workers if role.decodes for core in own}

@@ -1,4 +1,4 @@
-"""Instances of a cluster: what those of a pool have in common (speed, memory, batching), their names and machines."""
+"""Instance profiles of pools (speed, memory, batching), and names and machines of single instances."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -203,8 +203,7 @@ def _token_budget(spec: ClusterSpec, batcher: str, model: PerformanceModel, long
 
 @dataclass(frozen=True, slots=True)
 class InstanceSlot:
-    """Place of one instance: its name, its index in the cluster, that of its pool, and its machine (several joined by
-    `+`)."""
+    """Place of one instance: its name, index in the cluster, pool index, and machine (several joined by `+`)."""
 
     name: str
     number: int

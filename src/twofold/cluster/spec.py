@@ -1,6 +1,6 @@
 """ClusterSpec: pools of instances, the model they serve and the policies that run them.
 
-Rules of other simulators, as options of a cluster.
+ClusterRules: behaviour of other simulators as options of a cluster.
 """
 
 import re

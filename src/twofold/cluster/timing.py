@@ -36,7 +36,7 @@ def ps(seconds: float) -> int:
 def product(large: int, small: int) -> int:
     """`large * small` for factors ≥ 0.
 
-    Compiled code multiplies at machine speed while both factors are below 2³⁰. Picoseconds are not, so they are
+    Compiled code multiplies at machine speed while both factors are below 2³⁰. Picoseconds exceed that, so they are
     multiplied in two halves.
     """
     return ((large >> _HALF) * small << _HALF) + (large & _LOW) * small
@@ -66,8 +66,7 @@ class RunTiming:
         return end + product(iterations * (iterations - 1) // 2, self.step_ps) if self.step_ps else end
 
     def under_way(self, elapsed_ps: int) -> int:
-        """Return the iteration running after `elapsed_ps`, counted from 1; an iteration ending just then has
-        ended."""
+        """Return the iteration running after `elapsed_ps`, counted from 1; one that ends at that moment has ended."""
         if not self.step_ps:
             return elapsed_ps // self.first_ps + 1
         # Solves the series for the count: floats come close, integers decide.

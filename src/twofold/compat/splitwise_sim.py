@@ -21,7 +21,7 @@ from twofold.scheduling.instance.sequence import ScheduledSequence
 
 @mypyc_attr(free_list_len=1)
 class _Task:
-    """The prompt or the decodes of one sequence; ages while it is the sequence's next task and is left out."""
+    """The prompt task or the decode task of one sequence. It ages while it is next but not selected."""
 
     def __init__(self, sequence: ScheduledSequence, prompt: bool, arrival_s: float, arrival: int) -> None:
         self.sequence = sequence
@@ -37,7 +37,7 @@ class _Task:
         self.chained: _Task | None = None  # of a prompt: the decodes queued together with it
 
     def is_younger(self, other: "_Task", selections: int) -> bool:
-        """Compare by selections missed, then by arrival."""
+        """Whether this task missed fewer selections than `other`, or as many and arrived earlier."""
         age, other_age = self.age(selections), other.age(selections)
         return age < other_age if age != other_age else self.arrival_s < other.arrival_s
 
@@ -61,7 +61,7 @@ class _Draft:
         return self.seats < 1 or (len(self.tasks) > 0 and tokens > self.tokens)
 
     def take(self, task: _Task) -> bool:
-        """Choose a task if there are blocks for it; a paused one has its blocks."""
+        """Choose a task if there are blocks for it; a paused sequence already holds its blocks."""
         if task.sequence.queue is not self.queues.paused and not _admit(task, self.budget):
             return False
         task.chosen = True

@@ -33,9 +33,9 @@ _LAST: Final = EventOrder.FAILURE + (1 << 40)  # after everything else at the sa
 
 
 class StagewiseScheduler(InstanceScheduler):
-    """The queues before the first stage, and the KV accounts of an instance.
+    """The queues before the first stage, and the KV allocator of an instance.
 
-    `max_tokens` fit in its memory: the limit of prompt tokens, and of decodes, in a batch.
+    `max_tokens` is the KV capacity; it also limits the prompt tokens, and the decodes, of a batch.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class StagewiseScheduler(InstanceScheduler):
         return ready
 
     def prefilled(self, chunks: list[PrefillChunk]) -> list[StepResult]:
-        """Complete prompts that have passed all stages."""
+        """Record the first token of prompts that have passed all stages."""
         results: list[StepResult] = []
         self.finish_prefills(self.queues, chunks, (), results)
         return results

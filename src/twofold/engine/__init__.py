@@ -1,1 +1,1 @@
-"""Engines: what runs a worker's batches."""
+"""Engines, which run the batches of a worker."""

@@ -87,12 +87,12 @@ def _shared(times: PackedTimes, logs: dict[str, WorkerLog], name: str, crowded: 
 
 
 def _typical(times: PackedTimes, ran: Sequence[TimedIteration]) -> float:
-    """Measured over predicted time of `ran`, at least 1; 1 for fewer than `_ENOUGH` iterations."""
+    """Ratio of measured to predicted time of `ran`, at least 1; 1 for fewer than `_ENOUGH` iterations."""
     return max(1.0, _slowness(times, [one.iteration for one in ran])) if len(ran) >= _ENOUGH else 1.0
 
 
 def _slowness(times: PackedTimes, iterations: Sequence[MeasuredIteration]) -> float:
-    """Total measured seconds over total predicted seconds."""
+    """Ratio of total measured to total predicted seconds."""
     return sum(one.seconds for one in iterations) / sum(one.predicted_s(times) for one in iterations)
 
 

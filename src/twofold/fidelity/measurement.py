@@ -109,7 +109,7 @@ def _together(purpose: Purpose, name: str, prompts: Sequence[int], output: int) 
 
 
 def _beside(purpose: Purpose, name: str, prompts: list[int], output: int, together: int = 1) -> RequestGroup:
-    """Decode streams of `output` tokens, joined by prompts of all sizes, `together` at a time."""
+    """A few decode streams of `output` tokens, joined by prompts of all sizes, `together` at a time."""
     streams = _group(purpose, f"{name}-stream", _STREAMS, 64, output).requests
     short = [size for size in prompts if size <= prompts[-1] // 2] * _REPEATS
     comers = tuple(

@@ -1,9 +1,9 @@
-"""Iterations and KV arrivals of workers, read from their decision journals, and the host speed that follows.
+"""Iterations and KV arrivals of workers from their decision journals, and the host speed derived from them.
 
 The speed of a shared host changes from minute to minute, while a profile holds for the minutes of its measurement.
-Prefill is bound by compute and decode by memory bandwidth, so other tenants slow them down differently. The measured
-time of iterations over the time predicted by the profile, contention included, is therefore one factor per phase and
-time span. It covers neither scheduling nor queueing nor batching, which remain the simulation's task.
+Prefill is bound by compute and decode by memory bandwidth, so other tenants slow them down differently. The speed is
+therefore one factor per phase and time span: measured over predicted time of iterations. The prediction includes
+contention; scheduling, queueing and batching remain the simulation's task.
 """
 
 import math
@@ -79,7 +79,7 @@ def read_workers(directory: Path) -> dict[str, WorkerLog]:
 
 
 def _iterations(entries: Iterable[JournalEntry]) -> Iterator[TimedIteration]:
-    """Iterations with durations up to the earliest start of the next: work between iterations counts to the first."""
+    """Iterations, each extended to the start of the next at most: work between two counts to the earlier one."""
     spans = list(_spans(entries))
     pauses = [after - end for (_, end, _), (after, _, _) in pairwise(spans) if after - end < _SOON_S]
     pause = median(pauses) if pauses else 0.0

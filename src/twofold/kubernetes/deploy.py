@@ -112,7 +112,7 @@ def values_from(spec: ClusterSpec, catalog: Catalog, text: str, *, emulated: boo
 
 
 def _mistake(profile: InstanceProfile, before: Sequence[InstanceProfile]) -> str | None:
-    """Why pods cannot serve a pool, given the pools before it."""
+    """Explain why pods cannot serve a pool, given the pools before it; None if they can."""
     accelerators = profile.tensor_parallel * profile.pool.pipeline_parallel
     if accelerators > 1:
         return (

@@ -61,7 +61,7 @@ def _objects(name: str, values: Values) -> Iterator[Json]:
 
 
 def _gateway(name: str, values: Values) -> Json:
-    """A StatefulSet never runs two pods at once, and there can be only one controller."""
+    """Return a StatefulSet: it never runs two pods at once, and there can be only one controller."""
     return {
         **_object("apps/v1", "StatefulSet", name, "gateway"),
         "spec": {

@@ -1,1 +1,1 @@
-"""The KV cache as accounts: blocks, leases, prefixes and what is cached of them. No memory is touched here."""
+"""Bookkeeping of the KV cache: blocks, leases and cached prefixes. No memory is touched here."""

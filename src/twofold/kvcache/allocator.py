@@ -1,7 +1,7 @@
-"""Block allocation and leases: who holds the blocks of a paged KV cache, and which peer may write to them.
+"""Block allocation and leases: the owners of the blocks of a paged KV cache, and the peers that may write to them.
 
-A block stays allocated while its owner needs the contents or a transfer may still touch the memory. An aborted
-request therefore never frees blocks that a peer, or the running batch, is still writing.
+A block stays allocated while its owner needs the contents or a transfer may still touch the memory. An aborted request
+therefore never frees blocks that a peer, or the running batch, is still writing.
 """
 
 from collections.abc import Sequence

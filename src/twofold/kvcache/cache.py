@@ -178,7 +178,7 @@ class PrefixCache:
             self._observer.stored(key)
 
     def use(self, key: BlockKey) -> None:
-        """Tell the eviction policy of a hit without counting it."""
+        """Report a hit to the eviction policy without counting it."""
         self._eviction.hit(key)
 
     def position(self, key: BlockKey) -> int:
@@ -186,7 +186,7 @@ class PrefixCache:
         return self._positions[key]
 
     def evict(self, keep: Container[BlockKey] = ()) -> tuple[BlockKey, int] | None:
-        """Evict one block that is not in `keep`; returns its key and position, or None if no block may go."""
+        """Evict one block that is not in `keep`; returns its key and position, or None if no block can be evicted."""
         victim = self._eviction.first(keep)
         if victim is None:
             return None

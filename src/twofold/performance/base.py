@@ -1,4 +1,4 @@
-"""The performance model seam: seconds and watts of an iteration of one instance.
+"""The interface of performance models: seconds and watts of an iteration of one instance.
 
 For a given number of sequences, a decode iteration is linear in the KV tokens it reads. Every model states it as two
 coefficients, so that a simulator can sum a run of iterations in closed form.

@@ -73,7 +73,7 @@ class PackedTimes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 def spread(tokens: float) -> list[float]:
-    """Number of tokens between each bend and the next."""
+    """Split `tokens` into the parts between successive bends."""
     ends = (*BENDS, float("inf"))
     return [min(max(tokens - low, 0), high - low) for low, high in pairwise(ends)]
 
@@ -140,7 +140,7 @@ class HostLink(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class ContentionFactors(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Slowdown of an iteration through others.
+    """Slowdown of an iteration by other workers.
 
     `crowded` applies while all other cores are busy and share memory and caches. `shared` applies, beyond taking turns,
     while an iteration of the other phase runs on the same core.
@@ -172,7 +172,7 @@ class HostProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     def slower(self, prompts: float, decodes: float) -> "HostProfile":
         """The same host with slower iterations.
 
-        `prompts` scales those with prompts and the gateway, `decodes` the others.
+        `prompts` scales iterations with prompts and the gateway; `decodes` scales decode-only iterations.
         """
         front = {name: getattr(self.front, name) * prompts for name in self.front.__struct_fields__}
         engine = self.engine.slower(prompts, decodes)

@@ -84,7 +84,7 @@ class AnalyticBounds:
 
 
 def _per(count: int, seconds: float) -> float:
-    """Infinite for a workload of single tokens, which needs no decode."""
+    """Return count / seconds; infinite for zero seconds, as in a workload of single tokens, which needs no decode."""
     return count / seconds if seconds else math.inf
 
 

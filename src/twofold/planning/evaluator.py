@@ -38,7 +38,7 @@ class Executor(Protocol):
 
 
 def sentence(error: UserError) -> TrialRefused:
-    """A UserError in a form that any process boundary lets through."""
+    """Convert a UserError to an exception that every process boundary can transport."""
     return TrialRefused(str(error))
 
 

@@ -48,7 +48,7 @@ async def unmet(
 
 
 async def _too_much(search: RateSearch, designs: Sequence[Design], rate: float) -> ConfigurationError:
-    """The SLO can be met, but not at this rate."""
+    """Create the error for an SLO that can be met, but not at this rate."""
     capacities = await asyncio.gather(*(search.highest(design) for design in designs))
     steps = [(capacity.step, capacity.design.name) for capacity in capacities if capacity.step is not None]
     step, name = max(steps, key=lambda each: (each[0], each[1]))
@@ -59,7 +59,7 @@ async def _too_much(search: RateSearch, designs: Sequence[Design], rate: float) 
 
 
 def _described(check: Check) -> str:
-    """`a TPOT slowdown P50 of 1.9×, above the bound of 1.25×`, or a share of requests, or seconds."""
+    """Describe a missed check: `a TPOT slowdown P50 of 1.9×, above the bound of 1.25×`, or a share, or seconds."""
     if check.at_least:
         return f"{check.value or 0.0:.1%} of {check.name}, below the required {check.bound:.1%}"
     unit = "×" if "slowdown" in check.name else " s"

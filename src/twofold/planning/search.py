@@ -167,7 +167,7 @@ async def most_throughput(search: RateSearch, designs: Sequence[Design]) -> MaxR
 
 
 def _lowest(search: RateSearch, designs: Sequence[Design]) -> int:
-    """Lowest step of any design, where another split may meet the SLO if the first guess does not."""
+    """Lowest step of all designs: another split may meet the SLO there if the first guess does not."""
     return min(search.lowest(design) for design in designs)
 
 
@@ -222,7 +222,7 @@ async def _lighter(search: RateSearch, family: Family, rate: float, weigh: CostF
 
 
 def _anything(_: Design) -> bool:
-    """No budget, which would cut off large clusters: break-even concerns small ones."""
+    """Allow every design: a budget would cut off large clusters, and break-even concerns small ones."""
     return True
 
 

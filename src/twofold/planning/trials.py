@@ -168,5 +168,5 @@ def _first_tokens(requests: Sequence[Request]) -> tuple[Request, ...]:
 
 @lru_cache(maxsize=4)
 def _requests(workload: WorkloadArguments, rate: float) -> tuple[Request, ...]:
-    """Cached, as families are often tried at the same rates."""
+    """Generate the requests; cached, because families are often tried at the same rates."""
     return tuple(workload.requests(rate))

@@ -1,4 +1,4 @@
-"""From the flags of `twofold plan` to the problem and the query that a search answers."""
+"""Convert the flags of `twofold plan` to a planning problem and the query of its search."""
 
 import math
 from dataclasses import replace
@@ -25,7 +25,7 @@ _MAX_RATE: Final = 1e6  # requests per second: a trial of this many takes minute
 
 
 def read_problem(settings: PlanSettings) -> Problem:
-    """The problem without its designs; raises ConfigurationError."""
+    """Return the problem without candidate designs; raises ConfigurationError."""
     catalog = load_catalog(settings.catalog)
     catalog.model(settings.model)
     problem = Problem(
@@ -136,7 +136,7 @@ def _checked_rate(objective: Objective, rate: float | None) -> float | None:
 
 
 def _parse_machines(problem: Problem, text: str | None) -> tuple[int | None, dict[str, int]]:
-    """(of all kinds, of each kind) from `40`, `a100=30,h100=20`, or both."""
+    """Parse `40`, `a100=30,h100=20` or both into (limit on all machines, limit by machine type)."""
     most, of_kind = None, {}
     for word in filter(None, (text or "").split(",")):
         name, equals, number = word.rpartition("=")

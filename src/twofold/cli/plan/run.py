@@ -29,7 +29,7 @@ from twofold.simulation.observers.files import AtomicFile
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanResult:
-    """A plan, and what is derived from it."""
+    """A plan with its verdict, Pareto front, latency curves and simulation effort."""
 
     plan: Plan
     advice: Advice

@@ -17,14 +17,14 @@ from twofold.planning.search import Objective
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanEnvironment:
-    """Where simulations run, and where their results are kept."""
+    """The executor of simulations and the store of their results."""
 
     store: Path
     jobs: int | None = None
     ray: str | None = None
 
     def executor(self, problem: Problem) -> Executor:
-        """The Ray cluster if one is named, else the cores of this machine."""
+        """Return an executor on the Ray cluster if one is named, else on the cores of this machine."""
         if self.ray is not None:
             return RayExecutor(problem, self.ray)
         return LocalExecutor(problem, self.jobs or cores())
@@ -32,7 +32,7 @@ class PlanEnvironment:
 
 @dataclass(frozen=True, slots=True)
 class OpenSearch:
-    """A search that can simulate."""
+    """An open search: rate search, evaluator and progress display."""
 
     rates: RateSearch
     evaluator: Evaluator

@@ -49,7 +49,7 @@ class PlanObjectiveSettings(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class CapacitySettings(Settings):
-    """The capacity of prefix caches, in place of machines."""
+    """Capacity planning of prefix caches, instead of machines."""
 
     PANEL: ClassVar = "KV capacity"
     DEFAULTS: ClassVar = {
@@ -108,7 +108,7 @@ class PlanWorkloadSettings(ShapeSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class PolicySettings(Settings):
-    """How the instances of a design are run."""
+    """Policies of the instances of a design."""
 
     PANEL: ClassVar = "Cluster"
     DEFAULTS: ClassVar = {
@@ -134,7 +134,7 @@ class PolicySettings(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class RunSettings(Settings):
-    """Where simulations run, and where results are kept."""
+    """Executor of simulations, and store of results."""
 
     PANEL: ClassVar = "Running"
     DEFAULTS: ClassVar = {"jobs": "all cores"}

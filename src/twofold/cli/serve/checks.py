@@ -144,7 +144,7 @@ def check_reuse(settings: ServeSettings, config: ServiceConfig) -> None:
 
 
 def check_store(config: ServiceConfig) -> None:
-    """Raise ConfigurationError for what the KV store of a host does not support."""
+    """Raise ConfigurationError for options that the KV store of a host does not support."""
     if config.store is None:
         return
     if any(worker.split != UNSHARDED for worker in config.workers):
@@ -156,7 +156,7 @@ def check_store(config: ServiceConfig) -> None:
 
 
 def check_inline(settings: ServeSettings, config: ServiceConfig) -> None:
-    """Raise ConfigurationError for what --inline-tbt does not support."""
+    """Raise ConfigurationError for options that --inline-tbt does not support."""
     if settings.inline_tbt is None:
         return
     if not settings.colocated:

@@ -1,4 +1,4 @@
-"""From the flags of `twofold serve` to the configuration of a service."""
+"""Convert the flags of `twofold serve` to the configuration of a service."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -134,7 +134,7 @@ def _config(
     workers: Sequence[WorkerConfig],
     **more: Any,  # noqa: ANN401  (fields of ServiceConfig)
 ) -> ServiceConfig:
-    """The configuration, with what both sources of workers share."""
+    """Return the configuration, with the fields that local and emulated services share."""
     return ServiceConfig(
         engine=engine,
         workers=with_chunks(with_splits(workers, _shardings(settings)), settings.pipeline_chunk),
@@ -230,7 +230,7 @@ def _shardings(settings: ServeSettings) -> dict[Role, Sharding]:
 
 
 def _network(settings: ServeSettings) -> HostNetwork | None:
-    """Where workers of other hosts join, if they may; raises ConfigurationError."""
+    """Return the network on which workers of other hosts join, if enabled; raises ConfigurationError."""
     if settings.listen_workers is None or settings.cluster_key is None:
         refuse("--cluster-key", settings.cluster_key, "needs --listen-workers")
         why = "needs --cluster-key FILE, which authenticates other hosts (twofold keygen writes one)"

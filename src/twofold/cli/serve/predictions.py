@@ -51,7 +51,7 @@ def overload_config(config: ServiceConfig, settings: ServeSettings) -> OverloadC
 
 
 def replan_config(config: ServiceConfig, settings: ServeSettings) -> ReplanConfig | None:
-    """The re-planning of --replan; raises ConfigurationError if there is no plan for this service."""
+    """Return the re-planning of --replan; raises ConfigurationError if this service cannot be re-planned."""
     if not settings.replan:
         return None
     if settings.listen_workers is not None:
@@ -72,7 +72,7 @@ def replan_config(config: ServiceConfig, settings: ServeSettings) -> ReplanConfi
 
 
 def forecast_config(config: ServiceConfig, profile: Path | None) -> ForecastConfig | None:
-    """The predictions of a router that needs them; raises ConfigurationError if there are none for this service."""
+    """Return the forecast of a prediction-based router; raises ConfigurationError if this service has none."""
     if config.router not in FORECASTING_ROUTERS:
         return None
     flag = f"--router {config.router}"
@@ -92,7 +92,7 @@ def forecast_config(config: ServiceConfig, profile: Path | None) -> ForecastConf
 
 
 def inline_config(config: ServiceConfig, settings: ServeSettings) -> InlineConfig | None:
-    """The iteration times of --inline-tbt when all workers are busy; raises ConfigurationError without a profile."""
+    """Return the iteration times of --inline-tbt with all workers busy; raises ConfigurationError without a profile."""
     if settings.inline_tbt is None:
         return None
     if config.network is not None:
@@ -104,9 +104,9 @@ def inline_config(config: ServiceConfig, settings: ServeSettings) -> InlineConfi
 
 
 def simulated_workers(config: ServiceConfig, profile: Path | None, flag: str) -> ClusterSpec:
-    """The workers as a simulated cluster; raises ConfigurationError if neither file nor profile has their speed.
+    """Describe the workers as a simulated cluster; raises ConfigurationError if nothing describes their speed.
 
-    `flag` names the option that needs it, for the error.
+    `flag` names the option that needs the cluster, for the error.
     """
     if config.cluster is not None:
         if profile is not None:
@@ -137,7 +137,7 @@ def _catalog(config: ServiceConfig) -> Catalog:
 
 
 def _colocated(config: ServiceConfig) -> bool:
-    """Whether workers run both phases; those do not measure how fast they prefill."""
+    """Whether workers run both phases; colocated workers do not measure their prefill speed at startup."""
     joining = () if config.terms is None else config.terms.batchers
     return Role.MIXED in {*joining, *(worker.role for worker in config.workers)}
 

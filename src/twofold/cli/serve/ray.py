@@ -29,7 +29,7 @@ def ray_network(settings: ServeSettings) -> HostNetwork:
 
 
 def launcher_of(settings: ServeSettings, config: ServiceConfig) -> tuple[ServiceConfig, Launcher]:
-    """What starts the workers: a fork server on this host, or Ray; the service then has a key and a port."""
+    """Return the launcher of the workers: a fork server on this host, or Ray, which adds a cluster key and a port."""
     if settings.launcher != "ray":
         return config, LocalLauncher(config)
     config = _with_endpoint(config)

@@ -17,7 +17,7 @@ LAUNCHERS: Final = {"local": "Processes of this host.", "ray": "Actors on the no
 
 @dataclass(frozen=True, kw_only=True)
 class ServiceSettings(Settings):
-    """What is served: workers, and the policies that schedule them."""
+    """The workers of the service and their scheduling policies."""
 
     PANEL: ClassVar = "Service"
     DEFAULTS: ClassVar = {
@@ -194,13 +194,13 @@ class ServeSettings(
     ReplanSettings,
     ServiceSettings,
 ):
-    """All flags of `twofold serve`; None where one is not given and has no fixed default."""
+    """All flags of `twofold serve`; a flag that is not given and has no fixed default is None."""
 
     PANEL: ClassVar = "Service"
 
     @property
     def pinned(self) -> bool:
-        """Whether workers are pinned to cores: by default those that compute on this host."""
+        """Whether workers are pinned to cores; by default only workers that compute on this host are."""
         if self.launcher == "ray":
             return False
         return not self.emulated if self.pin_cores is None else self.pin_cores

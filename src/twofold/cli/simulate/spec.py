@@ -1,4 +1,4 @@
-"""From the flags of `twofold simulate` to the simulated cluster."""
+"""Convert the flags of `twofold simulate` to a simulated cluster."""
 
 import math
 import re
@@ -115,7 +115,7 @@ def link_bytes_per_s(gigabytes: float) -> float:
 
 
 def _control(settings: SimulateSettings, spec: ClusterSpec) -> ControlSpec | None:
-    """The controllers that flags describe, with the cluster's for flags not given; None without any flag."""
+    """Return the controllers set by flags, with the cluster's value for each missing flag; None without any flag."""
     values = {
         "controllers": settings.controllers,
         "reports_every_s": settings.reports_every,
@@ -130,7 +130,7 @@ def _control(settings: SimulateSettings, spec: ClusterSpec) -> ControlSpec | Non
 
 
 def _seconds(text: str) -> float | None:
-    """A valid time; None for anything else."""
+    """Parse a time in seconds; None if it is invalid."""
     try:
         value = float(text)
     except ValueError:

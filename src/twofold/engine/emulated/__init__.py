@@ -1,1 +1,1 @@
-"""The emulated engine: takes the time of a performance model and computes nothing."""
+"""The emulated engine: sleeps for the time predicted by a performance model, and computes nothing."""

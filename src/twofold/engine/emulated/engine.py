@@ -1,4 +1,4 @@
-"""The emulated engine: takes the time of a performance model and computes nothing."""
+"""The emulated engine: sleeps for the time predicted by a performance model, and computes nothing."""
 
 import logging
 import math
@@ -64,7 +64,7 @@ class LatenessMonitor:
         self._warned: int | None = None
 
     def note(self, now: int, due: int) -> None:
-        """A batch that was due at picosecond `due` has ended at `now`."""
+        """Check a batch that was due at picosecond `due` and ended at `now`."""
         late = now - due
         if late > _MAX_DELAY_PS and (self._warned is None or now - self._warned > _WARNING_INTERVAL_PS):
             self._warned = now
@@ -99,11 +99,11 @@ class EmulatedEngine:
         self._busy_until: int | None = None
 
     def pause(self) -> None:
-        """The worker waits for work: the next iteration starts when it is run."""
+        """Mark the engine as idle: the next iteration starts when `run` is called."""
         self._busy_until = None
 
     def copy(self, copies: Sequence[BlockCopy]) -> None:
-        """Take the time of these swap copies."""
+        """Sleep for the predicted time of these swap copies."""
         end = self._begin() + self._timing.copying(copies)
         self._clock.sleep_until(end)
         self._busy_until = end
@@ -111,7 +111,7 @@ class EmulatedEngine:
     def run(
         self, steps: Sequence[SequenceStep], on_layer: OnLayer | None = None, wait_for: OnLayer | None = None
     ) -> list[Sampled | None]:
-        """Take the time of one iteration (see `Engine.run`)."""
+        """Sleep for the predicted time of one iteration (see `Engine.run`)."""
         if not steps:
             return []
         begin = self._begin()
@@ -135,7 +135,7 @@ class EmulatedEngine:
         return now if after is None or now - after > _MAX_LAG_PS else after
 
     def _duration(self, prompts: Iterable[SequenceStep], decodes: Sequence[SequenceStep]) -> int:
-        """Return picoseconds. Decodes read the KV before their token, as in the simulator."""
+        """Return the picoseconds of an iteration. Decodes read the KV before their token, as in the simulator."""
         context = sum(step.start for step in decodes)
         tokens = squares = 0
         for step in prompts:

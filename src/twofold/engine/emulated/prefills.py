@@ -77,7 +77,7 @@ class PrefillTimes:
         self._spans: dict[int, tuple[int, int]] = {}
 
     def note(self, block_tables: Iterable[Sequence[int]], begin: int, end: int) -> None:
-        """The prompts in these blocks are computed between the picoseconds `begin` and `end`."""
+        """Record that the prompts in these blocks are computed between the picoseconds `begin` and `end`."""
         for blocks in block_tables:
             self._spans[blocks[-1]] = begin, end
 

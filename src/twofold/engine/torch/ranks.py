@@ -34,14 +34,14 @@ class LayerProgress:
         self._lock = threading.Lock()
 
     def computed(self, layer: int) -> None:
-        """One rank has computed its part of this layer."""
+        """Record that one rank has computed its part of this layer."""
         with self._lock:
             self._computed[layer] += 1
             while self._complete < len(self._computed) and self._computed[self._complete] == self._shards:
                 self._announce()
 
     def finish(self) -> None:
-        """The iteration has ended: complete the layers whose messages are still to be received."""
+        """End the iteration: complete the layers whose messages are still to be received."""
         with self._lock:
             while self._complete < len(self._computed):
                 self._announce()
@@ -148,7 +148,7 @@ class SplitEngine:
             self._end(self._number, sampled)
 
     def _end(self, number: int, sampled: list[Sampled | None]) -> None:
-        """The last stage has computed an iteration."""
+        """Finish the iteration that the last stage has computed."""
         iteration = self._running.pop(number)
         if iteration.progress is not None:
             iteration.progress.finish()

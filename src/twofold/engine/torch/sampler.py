@@ -115,7 +115,7 @@ def _gumbel(seed: int, position: int, count: int) -> torch.Tensor:
 def _logprobs(
     logits: torch.Tensor, picked: Sequence[int], rows: Sequence[SamplingRow], wanted: Sequence[int]
 ) -> list[Sampled]:
-    """The rows `wanted` with their log probabilities (natural, in float32) and best alternatives."""
+    """Return the rows `wanted` with their log probabilities (natural, in float32) and best alternatives."""
     logprobs = torch.log_softmax(logits[list(wanted)].float(), dim=-1)
     tokens = [picked[i] for i in wanted]
     chosen: list[float] = logprobs.gather(1, torch.tensor(tokens, device=logits.device)[:, None])[:, 0].tolist()

@@ -232,5 +232,5 @@ def split_model(loaded: LoadedModel, group: RankGroup) -> LoadedModel:
 
 
 def first_of_last_stage(split: Sharding) -> int:
-    """The rank that samples: the last stage has the logits, and all of its shards have all of them."""
+    """Return the rank that samples; every shard of the last stage has the complete logits."""
     return split.ranks - split.tensor

@@ -63,10 +63,10 @@ class TwofoldConnector(KVConnectorBase_V1, SupportsHMA):
         move_caches(self._bridge.place_cache(layout, num_blocks), layout, num_blocks, views)
 
     def start_load_kv(self, forward_context: object, **kwargs: Any) -> None:
-        """Transfers are started by the worker's threads."""
+        """Do nothing: the worker's threads start transfers."""
 
     def wait_for_layer_load(self, layer_name: str) -> None:
-        """A request runs only after all of its KV was received."""
+        """Do nothing: a request runs only after all of its KV was received."""
 
     def save_kv_layer(self, layer_name: str, kv_layer: torch.Tensor, attn_metadata: object, **kwargs: Any) -> None:
         metadata = self._get_connector_metadata()
@@ -74,7 +74,7 @@ class TwofoldConnector(KVConnectorBase_V1, SupportsHMA):
             self._bridge.layer_computed(metadata.request_ids, self._layers[layer_name])
 
     def wait_for_save(self) -> None:
-        """Transfers hold their blocks, so an iteration does not wait for them."""
+        """Do nothing: transfers hold their blocks, so an iteration does not wait for them."""
 
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
         settled = self._bridge.settle()
@@ -83,7 +83,7 @@ class TwofoldConnector(KVConnectorBase_V1, SupportsHMA):
     # -- scheduler --------------------------------------------------------------------------------------------------
 
     def get_loaded_kv_cache_group_ids(self, request: Request) -> tuple[int, ...]:
-        """A peer writes all KV of a request: vLLM must not clear any of its blocks."""
+        """Return all groups: a peer writes all KV of a request, so vLLM must not clear any of its blocks."""
         return self._groups
 
     def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int, bool]:
@@ -121,5 +121,5 @@ class TwofoldConnector(KVConnectorBase_V1, SupportsHMA):
 
     @classmethod
     def requires_piecewise_for_cudagraph(cls, extra_config: dict[str, Any]) -> bool:
-        """A graph of the whole model would skip the calls for each layer."""
+        """Return True, because a CUDA graph of the whole model would skip the calls for each layer."""
         return True

@@ -1,4 +1,4 @@
-"""vLLM's engine core in the worker's process, on one thread, and the names of its cached prompt blocks."""
+"""vLLM's engine core in the worker's process, on one thread, and the service's keys of its cached prompt blocks."""
 
 import os
 import time
@@ -39,14 +39,14 @@ class CachedPromptBlocks(EventPublisher):
         self._changes: list[tuple[BlockKey, bool]] = []
 
     def expect(self, request_id: str, hashes: Sequence[BlockHash], keys: Sequence[BlockKey]) -> None:
-        """Add a prompt: both names of its full blocks."""
+        """Record the keys of a prompt's full blocks, in vLLM and in the service."""
         named = [maybe_convert_block_hash(each) for each in hashes[: len(keys)]]
         self._expected[request_id] = named
         self._names.update(zip(named, keys, strict=False))
         self._wanted.update(named)
 
     def forget(self, request_id: str) -> None:
-        """Remove a finished request. Its cached blocks keep their names."""
+        """Remove a finished request. Its cached blocks keep their keys."""
         for each in self._expected.pop(request_id, ()):
             self._release(each)
 

@@ -1,4 +1,4 @@
-"""Eviction policies by name: one class and one line each."""
+"""Registry of eviction policies: one class and one line per policy."""
 
 from twofold.errors import ConfigurationError
 from twofold.kvcache.eviction.base import EvictionPolicy

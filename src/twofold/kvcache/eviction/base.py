@@ -1,4 +1,4 @@
-"""The eviction seam: which block leaves a full memory first?"""
+"""The interface of eviction policies, which choose the block that leaves a full memory first."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Container
@@ -41,7 +41,7 @@ class EvictionPolicy(ABC):
 
     @abstractmethod
     def first(self, keep: Container[BlockKey] = ()) -> BlockKey | None:
-        """The next block to evict that is not in `keep`, or None. It stays until `forget`.
+        """The next block to evict that is not in `keep`, or None. The policy keeps it until `forget`.
 
         The time grows with the number of blocks in `keep` only.
         """

@@ -12,10 +12,10 @@ from twofold.request import BlockKey
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class RankedEviction(EvictionPolicy):
-    """Evicts the block of the lowest rank, of several the one that got it first. Every hit raises a rank by `step`.
+    """Evicts the block of the lowest rank; ties go to the block that reached the rank first.
 
-    Each rank has a queue of the blocks that are not held. The heap contains every rank that has a queue, and some
-    without one, which are skipped and swept out once they are the majority.
+    Every hit raises a rank by `step`. Each rank has a queue of the blocks that are not held. The heap contains every
+    rank that has a queue, and some without one, which are skipped and swept out once they are the majority.
     """
 
     def __init__(self, step: int) -> None:
@@ -108,7 +108,7 @@ _POSITION_BITS = 24  # a prompt has fewer than 2^24 blocks
 
 
 class LengthAware(RankedEviction):
-    """Evicts the block with the fewest uses since it was stored; of several, the one latest in its prompt.
+    """Evicts the block with the fewest uses since it was stored; ties go to the block latest in its prompt.
 
     A block is useful only together with all blocks before it, so the end of a prompt is worth least. Source: the
     LengthAwareCache of Mooncake (arXiv 2407.00079 section 4, Table 1).

@@ -120,7 +120,7 @@ def fit_prefill(kept: Sequence[ProfiledBatch]) -> PrefillCoefficients:
 
 
 def _fit_short(kept: Sequence[ProfiledBatch], square_ms: float) -> tuple[float, float]:
-    """t^p is linear in floor^p and a^p, so the fit needs no starting point."""
+    """Fit floor and slope: t^p is linear in floor^p and a^p, so the fit needs no starting point."""
     tokens = _column(kept, lambda one: one.prefill_tokens)
     attention = square_ms * _column(kept, lambda one: one.squares)
     time = _column(kept, lambda one: one.prompt_time)

@@ -52,7 +52,7 @@ class ProfileRow(msgspec.Struct, frozen=True, kw_only=True):
     def mean_context(self) -> float:
         """Mean number of KV tokens that a decode iteration read, over all sequences.
 
-        A generation may end before token_size: the end-to-end time tells after how many tokens.
+        A generation may end before token_size: e2e_time then gives the number of generated tokens.
         """
         generated = float(self.token_size)
         if self.e2e_time is not None and self.e2e_time > self.prompt_time:
@@ -158,7 +158,7 @@ def _positive(row: ProfileRow) -> bool:
 
 
 def _most_at_odds(kept: Sequence[ProfiledBatch]) -> tuple[ProfiledBatch, int] | None:
-    """The configuration with the most contradictions and their number; None if there are none."""
+    """Return the configuration with the most contradictions and their number; None if there are none."""
     odds = [(sum(_contradict(one, other) for other in kept), one.prefill_tokens, one) for one in kept]
     others, _, worst = max(odds, key=lambda entry: entry[:2], default=(0, 0, None))
     return (worst, others) if worst is not None and others else None

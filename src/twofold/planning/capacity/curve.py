@@ -159,7 +159,7 @@ class CapacityCurve:
 
     @property
     def full_gb_per_node(self) -> float:
-        """Capacity beyond which nothing is gained."""
+        """Smallest capacity with the highest hit rate."""
         return self.terms.gb_of(len(self._hits) - 1)
 
     def at(self, gb_per_node: float) -> CapacityPoint:

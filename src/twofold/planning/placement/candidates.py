@@ -205,7 +205,7 @@ def divided(
 def _splits(
     accelerators: int, prefills: Sequence[PhaseGoodput], decodes: Sequence[PhaseGoodput]
 ) -> list[StockDivision]:
-    """Of one machine's accelerators: all ways to divide them that no other betters in both phases."""
+    """Return all divisions of one machine type's accelerators that no other division beats in both phases."""
     first, second = _packed(accelerators, prefills), _packed(accelerators, decodes)
     return _unbettered(
         StockDivision(
@@ -219,7 +219,7 @@ def _splits(
 
 
 def _packed(accelerators: int, goodputs: Sequence[PhaseGoodput]) -> list[tuple[float, Counts]]:
-    """For 0, 1, … accelerators the most that instances on them take, and which those are (an unbounded knapsack)."""
+    """Highest total goodput on 0, 1, … accelerators, and the counts of its instances (an unbounded knapsack)."""
     best: list[tuple[float, dict[MachineKind, int]]] = [(0.0, {})]
     for given in range(1, accelerators + 1):
         found = best[given - 1]
@@ -233,7 +233,7 @@ def _packed(accelerators: int, goodputs: Sequence[PhaseGoodput]) -> list[tuple[f
 
 
 def _unbettered(splits: Iterable[StockDivision]) -> list[StockDivision]:
-    """Those that no other equals in one phase and betters in the other; of equals the one with fewest accelerators."""
+    """Keep the Pareto-optimal divisions over both phases; among equals, the one with the fewest accelerators."""
     kept: list[StockDivision] = []
     for split in sorted(splits, key=lambda each: (-each.prefill, -each.decode, each.accelerators)):
         if not kept or split.decode > kept[-1].decode:

@@ -74,7 +74,7 @@ class DistributionSummary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _known(value: float | None) -> float:
-    """A non-empty histogram has all statistics."""
+    """Return a statistic that every non-empty histogram has."""
     if value is None:
         raise TypeError("a histogram that is not empty has no such statistic")
     return value

@@ -1,4 +1,4 @@
-"""Admission: a bounded priority queue in front of the cluster that rejects early what cannot be served in time."""
+"""Admission: a bounded priority queue before the cluster; rejects requests early if they cannot be served in time."""
 
 from heapq import heapify, heappop, heappush
 from math import ceil, floor

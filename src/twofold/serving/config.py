@@ -203,7 +203,7 @@ class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True):
         return HOME if self.network is None else self.network.host
 
     def measures(self, worker: WorkerConfig) -> bool:
-        """Return whether a worker measures its prefill speed and links: it may hand over real KV."""
+        """Return whether a worker measures its prefill speed and links, as workers do that may hand off real KV."""
         roles = {each.role for each in self.workers}
         moves = self.router not in FIXED_ROLE_ROUTERS
         # A decoding worker may join later from another host.
@@ -211,7 +211,7 @@ class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True):
         return self.engine.computes and splits and (moves or worker.role is Role.PREFILL)
 
     def reuses(self, worker: WorkerConfig) -> bool:
-        """Return whether a worker caches prefixes: it may prefill, with a batcher that supports it."""
+        """Return whether a worker caches prefixes: it must be able to prefill, with a batcher that supports reuse."""
         prefills = worker.role.prefills or self.router not in FIXED_ROLE_ROUTERS
         return self.engine.prefix_caching and prefills and BATCHERS[worker.batcher].reuses_prefix
 

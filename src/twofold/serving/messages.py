@@ -156,7 +156,7 @@ class PrefillStarted(Message, frozen=True, kw_only=True):
 
 
 class LeaseGranted(Message, frozen=True, kw_only=True):
-    """To the controller, which forwards it to the lease's source if the request is still live."""
+    """A lease was granted: the controller forwards it to the lease's source if the request is still live."""
 
     lease: Lease
 

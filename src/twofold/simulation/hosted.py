@@ -90,7 +90,7 @@ class HostedCluster(VirtualCluster):
             super().record(life)
 
     def _do(self, order: int, work: int, delay: int, action: Action, argument: object) -> None:
-        """Let the gateway work `work` picoseconds after earlier chores; `action(argument)` follows `delay` later."""
+        """Queue `work` picoseconds of gateway work; `action(argument)` is called `delay` after its completion."""
         self._chores.append((work, Call(order, self._done, (order, delay, action, argument))))
         if len(self._chores) == 1:
             self._host.begin(self._gateway, *self._chores[0])

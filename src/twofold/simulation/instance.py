@@ -82,7 +82,7 @@ class SimulatedInstance(ABC):
 
     @abstractmethod
     def poke(self) -> None:
-        """Look at the scheduler again after a command: start, or stop a run at the next iteration."""
+        """Ask the scheduler again after a command: start a batch, or stop a run at the next iteration."""
         ...
 
     @abstractmethod
@@ -239,7 +239,7 @@ class VirtualInstance(SimulatedInstance):
         return _Run(self, batch, first, self._free_at[-1], 1, begins[-1], begins, later.first_ps)
 
     def _entrance_free(self, run: "_Run") -> None:
-        """The first stage has passed on a run, unless the instance has died since."""
+        """Start the next batch after the first stage has passed on a run, unless the instance has died since."""
         if not run.void:
             self.start()
 

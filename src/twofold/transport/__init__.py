@@ -1,1 +1,1 @@
-"""Transports: how KV blocks move between instances."""
+"""Transports, which move KV blocks between instances."""

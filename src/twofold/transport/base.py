@@ -1,4 +1,4 @@
-"""The transport seam: how KV blocks get from one instance's cache into another's."""
+"""The interface of transports, which move KV blocks from one instance's cache into another's."""
 
 from abc import abstractmethod
 from collections.abc import Sequence

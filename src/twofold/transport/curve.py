@@ -79,7 +79,7 @@ class CurveConnection:
                 self._lock.release()
 
     def _ask(self, question: curve_server.CurveRequest, data: Sequence[curve_server.Bytes] = ()) -> list[zmq.Frame]:
-        """Data of the reply. Raises InstanceLostError when closed before, StaleEpochError if the peer denies."""
+        """Return the reply's data. Raises InstanceLostError when closed before, StaleEpochError if the peer denies."""
         try:
             with self._lock:
                 self._asked += 1

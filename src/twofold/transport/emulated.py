@@ -94,7 +94,7 @@ class EmulatedConnection:
         return now + ps(self._link.port.latency_s)
 
     def _ready(self, blocks: Sequence[int], layer: int) -> int:
-        """A layer leaves as soon as it is computed, even if this process notices later."""
+        """Return the time at which a layer leaves: when it is computed, even if this process notices later."""
         return self._link.prefills.ready(blocks, layer)
 
 

@@ -60,7 +60,7 @@ class MooncakeEngine:
             raise ConfigurationError(f"Mooncake cannot register {nbytes / 2**20:,.0f} MiB of memory")
 
     def forget(self, peer: str) -> None:
-        """Nothing to drop: sockets end with the peer."""
+        """Do nothing: sockets end with the peer."""
 
     def move(
         self, operation: Operation, local: Pieces, remote: Pieces, peer: str, cancelled: Callable[[], bool]

@@ -214,4 +214,4 @@ class NixlTransport(PooledTransport):
         return connection
 
     def close(self) -> None:
-        """Nothing to do: memory and connections end with the process."""
+        """Do nothing: memory and connections end with the process."""

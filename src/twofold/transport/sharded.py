@@ -88,7 +88,7 @@ class RankError(msgspec.Struct, frozen=True, tag=True):
         return cls(type(error).__name__, str(error))
 
     def again(self) -> TwofoldError:
-        """The error, to raise in this process."""
+        """Create the error again, to raise it in this process."""
         return _ERRORS.get(self.error, TwofoldError)(self.reason)
 
 

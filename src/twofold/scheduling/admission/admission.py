@@ -205,7 +205,7 @@ class Admission(RequestSubscriber):
         return {name: (account.waiting, account.running) for name, account in self._keys.items()}
 
     def judge(self, queued: QueuedRequest, now: float) -> Refusal | None:
-        """Refuse a request that is within all limits; this policy never does."""
+        """Hook: return a refusal of a request that is within all limits. This policy never refuses one."""
         return None
 
     def _refusal(self, queued: QueuedRequest, now: float) -> Refusal | None:

@@ -61,7 +61,7 @@ class InstanceDecodes:
         self.promised += one
 
     def join(self, request_id: str, now: float) -> None:
-        """An announced request starts to decode."""
+        """Move an announced request to the decoding ones."""
         one = self.coming.pop(request_id)
         self.promised -= one
         self.members[request_id] = now, one

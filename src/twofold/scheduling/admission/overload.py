@@ -19,10 +19,10 @@ from twofold.scheduling.cluster.scheduler import ClusterScheduler
 
 
 class OverloadRule(msgspec.Struct, frozen=True):
-    """Which loads a rule compares with the bounds; a load that it ignores never rejects a request.
+    """Selects the loads that a rule compares with the bounds; other loads never reject a request.
 
-    `phases` checks each phase when it begins. `decode` checks the decode load at arrival too, and `coming` counts
-    requests that are still in prefill as decoding for that.
+    `phases` checks each phase when it begins. `decode` checks the decode load at arrival too; with `coming` this check
+    counts requests that are still in prefill as decoding.
     """
 
     help: str
@@ -50,7 +50,7 @@ OVERLOAD_RULES: Final = {
 
 
 def create_overload_rule(name: str) -> OverloadRule:
-    """Raises ConfigurationError for an unknown name."""
+    """Create a rule by name; raises ConfigurationError for an unknown one."""
     if name not in OVERLOAD_RULES:
         raise ConfigurationError(f"unknown overload rule {name!r}: choose one of {', '.join(OVERLOAD_RULES)}")
     return OVERLOAD_RULES[name]

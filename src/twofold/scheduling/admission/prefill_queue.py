@@ -36,7 +36,7 @@ class ArrivalRate:
 
     @property
     def tokens_per_s(self) -> float:
-        """0 with fewer than two arrivals."""
+        """Prompt tokens that arrive per second; 0 with fewer than two arrivals."""
         if len(self._arrivals) < 2:
             return 0.0
         seconds = self._arrivals[-1][0] - self._arrivals[0][0]
@@ -169,7 +169,7 @@ class PrefillQueue:
             self._begin(now)
 
     def done(self, request_id: str, now: float) -> None:
-        """A prompt is computed, and with it the others of its iteration."""
+        """Record that a prompt is computed, and with it the others of its iteration."""
         self._requeue_late(now)
         iteration = self._iteration_of.get(request_id)
         if iteration is None:
@@ -241,7 +241,7 @@ class PrefillQueue:
                 yield request_id, end
 
     def _requeue_late(self, now: float) -> None:
-        """Move prompts that did not run in the iteration that ended, as predicted, to the next one."""
+        """Move prompts that were predicted for the ended iteration, but did not run in it, to the next one."""
         if self._ended is None or now <= self._ended or not self._iterations:
             return
         late, ended = self._iterations.popleft(), self._ended

@@ -1,4 +1,4 @@
-"""The router interface: which instances prefill and decode a request?"""
+"""The router interface: a router chooses the prefill and the decode instance of a request."""
 
 from abc import ABC, abstractmethod
 from typing import ClassVar
@@ -37,5 +37,5 @@ class Router(ABC):
         return Pools()
 
     def role_of(self, load: InstanceLoad, idle: bool) -> Role:
-        """The role of an instance outside its home pool after it completed some work; `idle` if none is left."""
+        """The new role of an instance outside its home pool after it completed some work; `idle` if no work is left."""
         return load.role

@@ -279,7 +279,7 @@ class ClusterScheduler(RequestSubscriber):
         self._placed.pop(request_id, None)
 
     def _end_prefill(self, request_id: str, now: float | None) -> None:
-        """`now` is None for a prefill that never completed."""
+        """Take a prompt off its prefill instance; `now` is None if the prefill never completed."""
         placed = self._placed.get(request_id)
         if placed is None or placed.prefilled:
             return

@@ -1,4 +1,4 @@
-"""The batcher seam: which sequences run in the next batch of an instance."""
+"""The interface of batchers, which choose the sequences in the next batch of an instance."""
 
 from abc import ABC, abstractmethod
 from typing import ClassVar

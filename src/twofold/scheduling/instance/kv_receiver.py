@@ -116,7 +116,7 @@ class KvReceiver:
         raise NotImplementedError
 
     def blocks_freed(self) -> None:
-        """Consider waiting sequences: blocks were freed, or the last pending lease was granted."""
+        """Reconsider waiting sequences after blocks were freed or the last pending lease was granted."""
         raise NotImplementedError
 
     def _expect(self, request: Request, source: str) -> ScheduledSequence:

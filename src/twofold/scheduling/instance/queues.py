@@ -85,8 +85,8 @@ _UNBOUNDED: Final = 1 << 60
 class DecodeSet(SequenceQueue):
     """Sequences that make one token each per iteration, in the order in which they joined.
 
-    Advancing the set by any number of iterations costs the sequences that end: progress is counted once for the set,
-    and `_ends` is sorted by the iteration of ending. `context_tokens` is the KV read by one iteration.
+    Advancing the set by any number of iterations takes time only for the sequences that end: progress is counted once
+    for the set, and `_ends` is sorted by the iteration of ending. `context_tokens` is the KV read by one iteration.
     """
 
     def __init__(self) -> None:

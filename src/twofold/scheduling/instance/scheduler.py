@@ -99,10 +99,10 @@ class InstanceScheduler(KvReceiver):
     def submit(self, request: Request, *, decodes_here: bool, reused_tokens: int = 0, fetching: bool = False) -> None:
         """Queue a request for prefill, and for decode unless it is to be handed off.
 
-        The KV of its first `reused_tokens` tokens is in a cache and is not computed. With `fetching` some of it is on
-        its way there: the prompt, and those submitted after it, start after `fetched`. Fetching takes little time,
-        and an overtaken prompt might wait for one a thousand times as long.
-        """
+        The KV of its first `reused_tokens` tokens is in a cache and is not computed. With `fetching`, a part of this KV
+        is still being fetched: the prompt, and those submitted after it, start after `fetched`. Later prompts do not
+        overtake: a fetch takes little time, and an overtaken prompt could wait a thousand times as long for a long
+        prompt."""
         sequence = ScheduledSequence(request, decodes_here, computed=_reused(request, reused_tokens))
         sequence.fetching = fetching
         self.add(sequence)
@@ -415,7 +415,7 @@ class InstanceScheduler(KvReceiver):
         return False
 
     def finish(self, sequence: ScheduledSequence) -> None:
-        """Release a sequence that has nothing left to run here."""
+        """Release a sequence that has finished on this instance."""
         self.batcher.on_finished(sequence)
         self._release(sequence)
 
@@ -467,7 +467,7 @@ class InstanceScheduler(KvReceiver):
 
     @property
     def empty(self) -> bool:
-        """Whether no sequence is here to prefill or decode."""
+        """Whether the instance has no sequence to prefill or decode."""
         for lane in self._lanes:
             if lane.queues.decoding.size or not lane.queues.settled:
                 return False

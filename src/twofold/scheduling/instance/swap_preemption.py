@@ -91,7 +91,7 @@ class SwapPreemption:
         self._promised += self._full_blocks(sequence)
 
     def forget(self, sequence: ScheduledSequence) -> None:
-        """Withdraw what was promised to a sequence that has finished, whether it was admitted or not."""
+        """Withdraw the host blocks promised to a sequence that has finished, whether it was admitted or not."""
         if sequence.admission:
             sequence.admission = 0
             self._promised -= self._full_blocks(sequence)
@@ -140,7 +140,7 @@ class SwapPreemption:
         return copies
 
     def batch_ended(self) -> None:
-        """The batch has ended, and with it its copies."""
+        """Record that the batch and its copies have ended."""
         for allocation in self._returning:
             self.blocks.end_transfer(allocation)
         self._returning.clear()

@@ -1,4 +1,4 @@
-"""Routers by name: one class and one line here each."""
+"""Registry of routers: one class and one line per router."""
 
 from collections.abc import Callable
 

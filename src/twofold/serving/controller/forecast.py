@@ -71,7 +71,7 @@ class MeasuredPaths(TransferPaths):
                 await self._news.wait()
 
     def crossover(self, prefill: str) -> int:
-        """Return the crossover of its slowest link, which is the smallest one.
+        """Return the crossover on the slowest link of the instance, which is its smallest crossover.
 
         Layer-wise transfer then hides every transfer that it can.
         """

@@ -94,7 +94,7 @@ class WorkerHealth(RequestSubscriber):
             self._resumed = True
 
     def _end_trial(self, request_id: str) -> None:
-        """A trial that ended without a token may be repeated by another attempt."""
+        """Allow another attempt to repeat a trial that ended without a token."""
         route = self._trials.pop(request_id, None)
         if route is None:
             return

@@ -1,6 +1,6 @@
 """Live requests: admitted, placed on workers, followed by the workers' reports, replayed after losses, and ended.
 
-`generate` is a request's life for its client. Reports of workers on its attempts arrive here and advance it.
+`generate` follows a request for its client. Reports of workers on its attempts arrive here and advance it.
 """
 
 import asyncio

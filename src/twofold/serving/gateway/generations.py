@@ -1,4 +1,4 @@
-"""From request fields to the generations of one HTTP request."""
+"""Convert request fields to the generations of one HTTP request."""
 
 import math
 import secrets

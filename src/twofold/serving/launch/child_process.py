@@ -25,8 +25,8 @@ def die_with_parent(with_signal: signal.Signals, parent: int) -> None:
 class Report(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """An event of the process that starts workers.
 
-    A `stage` of start-up begins; a `failure` ends the process; a worker `exited` with a `code` and perhaps a reason
-    `why`; these workers are `waiting` for room. The stage "starting workers" carries the model's facts:
+    It reports a `stage` of start-up, a `failure` that ends the process, a worker that `exited` with a `code` and
+    sometimes a reason `why`, or the workers `waiting` for room. The stage "starting workers" carries the model's facts:
     `max_model_len` in tokens, `vocab_size`, and the fingerprint `model`.
     """
 
@@ -42,8 +42,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class WorkerCommand(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """`start` an ended worker, `kill` a running one, `free` the resources of a retired one, or `finish` with the
-    last.
+    """Command to `start` an ended worker, `kill` a running one, `free` the resources of a retired one, or `finish` when
+    all workers have ended.
     """
 
     start: str | None = None

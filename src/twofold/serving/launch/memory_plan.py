@@ -77,7 +77,7 @@ def _host_memory() -> int:
 
 
 def _group_memory(group: Path) -> int:
-    """Return what a container's limit (cgroup v2) leaves; unbounded without a limit."""
+    """Return the free bytes below a container's limit (cgroup v2); unbounded without a limit."""
     try:
         limit, used = ((group / name).read_text().strip() for name in ("memory.max", "memory.current"))
     except OSError:

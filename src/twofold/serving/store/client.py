@@ -278,7 +278,7 @@ def _fill(
     blocks: Sequence[int],
     computed: Callable[[int], bool],
 ) -> list[messages.Block] | None:
-    """Write blocks into slots layer by layer as they are computed; None if a layer never is."""
+    """Write blocks into slots layer by layer as they are computed; None if a layer is never computed."""
     checksums = [0] * len(slots)
     for layer in range(copier.layers):
         if not computed(layer):

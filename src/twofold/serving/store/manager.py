@@ -382,6 +382,6 @@ def _runs(indices: Sequence[int]) -> list[tuple[int, int]]:
 
 
 def _bytes_key(key: BlockKey) -> bytes:
-    """Keys of live requests are bytes; those of traces are integers."""
+    """Return the key of a live request, which is bytes; the integer keys of traces never occur here."""
     assert isinstance(key, bytes)  # noqa: S101  (narrows the type)
     return key

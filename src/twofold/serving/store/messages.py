@@ -116,7 +116,7 @@ StoreOperation = Lookup | Load | Put | Commit | Release | FetchBlocks
 
 
 class LookupResult(msgspec.Struct, frozen=True, tag=True):
-    """Number of leading blocks, of which the first `in_memory` are not on disk only."""
+    """Number of leading blocks, the first `in_memory` of which are in memory."""
 
     blocks: int
     in_memory: int

@@ -231,7 +231,7 @@ def check_store(config: StoreConfig, layout: KvLayout, available_bytes: int) -> 
 
 
 def contents_of(model: str, layout: KvLayout) -> str:
-    """Identifies the model and KV layout of blocks. Blocks with other contents are useless."""
+    """Identify the model and KV layout of blocks. Blocks with other contents are useless."""
     return f"{model} {msgspec.json.encode(layout).decode()}"
 
 

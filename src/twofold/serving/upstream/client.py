@@ -61,7 +61,7 @@ class _Cards(msgspec.Struct, frozen=True):
 
 
 class _Logprobs(msgspec.Struct, frozen=True):
-    """Per token; names are `token_id:N` because of `return_tokens_as_token_ids`."""
+    """Log probabilities of each token, named `token_id:N` because of `return_tokens_as_token_ids`."""
 
     token_logprobs: list[float | None] = []
     top_logprobs: list[dict[str, float] | None] = []

@@ -28,7 +28,7 @@ _ENGINE = ("GPU", None)
 
 
 class _Event(msgspec.Struct, frozen=True, tag=True):
-    """Unknown fields are ignored."""
+    """Base class of events; unknown fields are ignored."""
 
 
 class BlockStored(_Event, frozen=True):
@@ -143,7 +143,7 @@ class EventFeed:
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Call inside the running event loop."""
+        """Start to receive. Call inside the running event loop."""
         self._task = asyncio.create_task(self._run())
 
     def stop(self) -> None:

@@ -144,7 +144,7 @@ class UpstreamRequest:
             raise AttemptLostError(server.instance, f"{server.instance} ended the stream before the last token")
 
     def _fetched(self, first: TokenOutput, again: TokenOutput, requested_s: float, now: float) -> None:
-        """The decode server has the KV and has repeated the first token."""
+        """Report the hand-off; raises AttemptLostError unless the decode server has repeated the first token."""
         self.handed_off = True
         self._listener.handed_off(self._id, requested_s, now)
         if (again.token_id, again.finish_reason) != (first.token_id, None):

@@ -135,7 +135,7 @@ class HealthProbe:
         self.statuses: dict[str, InstanceStatus] = {}
 
     def start(self) -> None:
-        """Call inside the running event loop."""
+        """Start the probe tasks. Call inside the running event loop."""
         self._tasks = [asyncio.create_task(self._watch(each)) for each in self._servers.members.values()]
 
     def stop(self) -> None:

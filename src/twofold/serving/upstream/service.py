@@ -184,7 +184,7 @@ class RouteService:
         self._requests.place_waiting()
 
     def replans(self) -> list[str]:
-        """Always empty: external servers are not re-planned."""
+        """Return nothing: external servers are not re-planned."""
         return []
 
     def metrics(self) -> bytes:

@@ -108,7 +108,7 @@ class BatchLoop:
             return None
 
     def _swapped(self) -> list[BlockCopy]:
-        """Return the swap copies of this batch. Resumed decodes may let leases be granted."""
+        """Return the swap copies of this batch. First grant leases, which wait while decodes are paused."""
         swap = self._scheduler.swap
         if swap is None:
             return []

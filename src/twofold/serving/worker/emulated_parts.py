@@ -73,7 +73,7 @@ class EmulatedFactory:
 
 @dataclass(frozen=True, slots=True)
 class _TimedSwapSpace:
-    """Takes the time of swap copies and moves nothing."""
+    """Sleeps for the predicted time of swap copies and moves nothing."""
 
     engine: EmulatedEngine
     num_blocks: int

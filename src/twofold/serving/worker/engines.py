@@ -1,4 +1,4 @@
-"""The seam between a worker and its engine: what each engine provides, and how the fork server prepares it."""
+"""The interface between a worker and its engine: what each engine provides, and how the fork server prepares it."""
 
 import gc
 import os
@@ -55,7 +55,7 @@ class RankPipes:
         return self._others[rank - 1]
 
     def close(self) -> None:
-        """Close all ends in this process, which is not one of the ranks."""
+        """Close all ends, in a process that is not one of the ranks."""
         _close([*self._first, *self._others])
 
 
@@ -117,7 +117,7 @@ class EngineFactory(Protocol):
 
     @property
     def model(self) -> str:
-        """Identifies the model: equal on all hosts that have the same one."""
+        """Fingerprint of the model, equal on all hosts with the same model."""
         ...
 
     @property

@@ -163,7 +163,7 @@ class StoredPrefixes(PrefixSource):
     # -- without the lock -------------------------------------------------------------------------------------------
 
     def _fetch_all(self) -> None:
-        """Fetched blocks are in the store like any others, for all prompts."""
+        """Fetch blocks of other hosts into the host's store, then pass each prompt on to `_bring_all`."""
         while True:
             what, until_s, request_id, keys, queue = self._fetches.get()
             with self._state.changed:

@@ -22,13 +22,13 @@ class ReadyLayers:
         self._changed = threading.Condition()
 
     def ready(self, layer: int) -> None:
-        """This layer and all before it are complete."""
+        """Record that this layer and all before it are complete."""
         with self._changed:
             self._count = layer + 1
             self._changed.notify_all()
 
     def give_up(self) -> None:
-        """No more layers follow."""
+        """Record that no more layers follow."""
         with self._changed:
             self._given_up = True
             self._changed.notify_all()
@@ -52,7 +52,7 @@ class LayerSync:
             load.wait(layer)
 
     def computed(self, layer: int) -> None:
-        """The iteration has computed this layer."""
+        """Record that the iteration has computed this layer."""
         if self._computed is not None:
             self._computed.ready(layer)
 
@@ -62,7 +62,7 @@ class LayerSync:
             load.wait(self._num_layers - 1)
 
     def give_up(self) -> None:
-        """The iteration has failed."""
+        """Record that the iteration has failed."""
         if self._computed is not None:
             self._computed.give_up()
 
@@ -71,7 +71,7 @@ Queue = Callable[[], None]  # queues a prompt
 
 
 class PrefixSource:
-    """No source: every prompt is queued at once. The caller of all methods except `start` holds the worker's lock."""
+    """Base class without a source: every prompt is queued at once. The caller of all methods except `start` holds the worker's lock."""
 
     def start(self) -> None:
         """Start the source's threads, before the first prompt."""

@@ -58,7 +58,7 @@ class KvLanding:
     """Blocks received from peers. Here peers write directly into the engine's pool, so nothing is copied."""
 
     def received(self, request_id: str, blocks: Sequence[int]) -> None:
-        """These blocks are complete, and are to be copied before the next batch."""
+        """Record complete blocks, to be copied before the next batch."""
 
     def take(self) -> list[Sequence[int]]:
         """Return the blocks to copy now. The caller holds the worker's lock, as for `received` and `drop`."""
@@ -139,7 +139,7 @@ class ControllerDeadline:
         self._set_timer()
 
     def heard(self, said_s: float) -> None:
-        """The controller has acknowledged the heartbeat sent at `said_s`."""
+        """Extend the deadline: the controller has acknowledged the heartbeat sent at `said_s`."""
         self._watchdog.acknowledged(said_s)
         self._set_timer()
 

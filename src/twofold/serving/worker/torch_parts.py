@@ -146,7 +146,7 @@ class TorchFactory:
         )
 
     def _device_of(self, spec: WorkerConfig, rank: int = 0) -> str:
-        """Each rank of the service has its own GPU."""
+        """Return the device of a rank: each rank of the service has its own GPU."""
         return f"cuda:{spec.first_rank + rank}" if self._device == "cuda" else self._device
 
 

@@ -136,7 +136,7 @@ class EventLog(Observer):
 
 
 def _seconds(ps: int) -> msgspec.Raw:
-    """The decimal number itself: 1.000000000001, not the float beside it."""
+    """Format exact decimal seconds: 1.000000000001, not the nearest float."""
     whole, rest = divmod(ps, _PS_PER_S)
     return msgspec.Raw(f"{whole}.{rest:012d}".rstrip("0").removesuffix("."))
 

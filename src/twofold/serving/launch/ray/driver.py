@@ -70,7 +70,7 @@ def choose_node(
 
 
 def _room(node: RayNode, bundle: Bundle) -> int:
-    """Return how many such bundles fit on a node."""
+    """Return the number of bundles that fit on a node."""
     return int(min((node.free.get(name, 0.0) / amount for name, amount in bundle.items()), default=0.0))
 
 
@@ -140,7 +140,7 @@ class RayDriver:
     # -- commands ----------------------------------------------------------------------------------------------------
 
     def watch(self) -> None:
-        """Execute commands and report exits until told to finish."""
+        """Execute commands and report exits until the command `finish`."""
         signal.signal(signal.SIGTERM, self._end)  # connecting to Ray replaced the handler
         with selectors.DefaultSelector() as selector:
             selector.register(self._commands, selectors.EVENT_READ)

@@ -247,7 +247,7 @@ class VllmLoop:
 
 
 def _hands_off(held: VllmRequest, output: EngineCoreOutput) -> bool:
-    """Whether a prompt's first token ends it only on this worker."""
+    """Whether a prompt's first token ends the request on this worker only, before its hand-off."""
     here_only = not held.decodes_here and output.finish_reason is VllmReason.LENGTH
     return here_only and held.request.output_tokens > 1
 

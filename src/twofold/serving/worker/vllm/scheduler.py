@@ -205,7 +205,7 @@ class VllmScheduler:
         return held is not None and held.stage is VllmRequestState.LEASE_QUEUE
 
     def allocated(self, request_id: str, blocks: Sequence[int]) -> None:
-        """vLLM has allocated blocks for KV of a peer: lease them."""
+        """Lease the blocks that vLLM has allocated for KV of a peer."""
         held = self._here.get(request_id)
         if held is None:  # aborted since vLLM called `is_remote`
             self._received.add(request_id)
@@ -218,13 +218,13 @@ class VllmScheduler:
         self._move(held, VllmRequestState.RUNNING)
 
     def resume(self, held: VllmRequest) -> None:
-        """vLLM has the KV and the first token of a request, and may run it."""
+        """Release the blocks of a request to vLLM, which has its KV and first token and may run it."""
         if held.grant is not None:
             held.received = True
             self._lent.release(held.grant)
 
     def ended(self, request_id: str) -> None:
-        """vLLM has finished a request."""
+        """Remove a request that vLLM has finished."""
         self._leave(request_id)
 
     def holds(self, request_id: str) -> bool:

@@ -71,7 +71,7 @@ Queue = Callable[[], None]  # queues a prompt
 
 
 class PrefixSource:
-    """Base class without a source: every prompt is queued at once. The caller of all methods except `start` holds the worker's lock."""
+    """Base class: queues every prompt at once. The caller of all methods except `start` holds the worker's lock."""
 
     def start(self) -> None:
         """Start the source's threads, before the first prompt."""

@@ -19,7 +19,7 @@ from twofold.timeline import Moment, Timeline
 
 
 class LoadConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """How to load an endpoint.
+    """Options of a load.
 
     `max_concurrency` caps the requests in flight; at the cap the loop is closed. `warmup` requests of the first one's
     size are sent and answered before the measurement. Callers that serialize this struct must exclude `api_key`.

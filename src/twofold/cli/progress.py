@@ -1,4 +1,4 @@
-"""Progress bars on stderr; all of them show only on a terminal."""
+"""Progress bars on stderr, shown only on a terminal."""
 
 import sys
 import time

@@ -27,11 +27,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """How a field is written on the command line.
+    """Command-line form of a field.
 
-    `names` replace the name of the field. `ge`, `gt` and `le` bound a number. `parse` reads the value from
-    (text, flag name). `choices` is a registry, or returns one: its keys are the valid values, and the help shows the
-    first sentence of each entry's docstring.
+    `names` replace the name of the field. `ge`, `gt` and `le` bound a number. `parse` reads the value from (text, flag
+    name). `choices` is a registry, or returns one: its keys are the valid values, and the help shows the first sentence
+    of each entry's docstring.
     """
 
     help: str
@@ -100,7 +100,7 @@ def _without_type(option: TyperOption | None) -> TyperOption | None:
 
 
 def command(run: Callable[[S], T]) -> Callable[..., T]:
-    """Turn a function of one settings object into one that Typer gives an option for each field, and `--config`."""
+    """Turn a function of one settings object into a Typer command with an option for each field, and `--config`."""
     hints = get_type_hints(run)
     (parameter,) = hints.keys() - {"return"}
     kind: type[S] = hints[parameter]

@@ -42,7 +42,7 @@ class TraceSettings(Settings):
     format: str | None = flag(f"Format of the trace: {_FORMATS}.")
 
     def open(self) -> tuple[str, Iterator[Request], ReadNotes]:
-        """The format, the requests, and notes on how they were read."""
+        """Open the trace; returns its format, its requests, and notes on how they were read."""
         name, notes = self.format or detect_format(self.trace).name, ReadNotes()
         return name, trace_progress(open_trace(self.trace, name, notes)), notes
 
@@ -178,7 +178,7 @@ def generate_trace(settings: GenerateSettings) -> None:
 
 
 def _save(requests: Iterable[Request], out: Path, to: str | None) -> None:
-    """Write requests, and note on stderr what the format cannot hold."""
+    """Write requests, and note on stderr which fields the format cannot hold."""
     target = _target(out, to)
     written = write_trace(_at_least_one(requests), out, target)
     for loss in written.losses(target):
@@ -194,7 +194,7 @@ def _same(one: Path, other: Path) -> bool:
 
 
 def _target(out: Path, to: str | None) -> TraceFormat:
-    """The format to write; a name that ends in .csv needs an explicit one, as the default is jsonl."""
+    """Return the format to write, jsonl by default; a name that ends in .csv needs an explicit format."""
     if to is None and ".csv" in out.suffixes:
         names = [known.name for known in FORMATS.values() if known.suffix == ".csv"]
         raise ConfigurationError(f"{out}: give the format of the csv, --to {' or --to '.join(names)}")

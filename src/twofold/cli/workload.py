@@ -97,7 +97,7 @@ class WorkloadSettings(ShapeSettings):
 
 
 def nonempty(name: str, requests: Iterator[Request]) -> Iterator[Request]:
-    """The requests; raises ConfigurationError at the end if there are none."""
+    """Yield the requests; raises ConfigurationError at the end if there are none."""
     empty = True
     for request in requests:
         empty = False

@@ -176,7 +176,7 @@ def _swap_capacity(spec: ClusterSpec, model: Model, tensor_parallel: int, catalo
 
 
 def _batcher(spec: ClusterSpec, pool: PoolSpec) -> str:
-    """Return the batcher of the pool, else that of the rules, else the default of the role."""
+    """Return the batcher of the pool, else of the rules, else the default of the role."""
     batcher = pool.batcher
     if batcher is None:
         by_role = _ROLE_BATCHERS[pool.role] if spec.router in FIXED_ROLE_ROUTERS else "splitwise"

@@ -57,7 +57,7 @@ class _Draft:
         self.tasks: list[_Task] = []
 
     def full(self, tokens: int) -> bool:
-        """Whether a task of `tokens` tokens does not fit; the first one always does."""
+        """Whether a task of `tokens` tokens does not fit; with a free seat, the first task always fits."""
         return self.seats < 1 or (len(self.tasks) > 0 and tokens > self.tokens)
 
     def take(self, task: _Task) -> bool:

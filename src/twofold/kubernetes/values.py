@@ -95,7 +95,7 @@ class SecretText(_Values, frozen=True):
 if TYPE_CHECKING:
 
     class ServeValues(_Values, frozen=True):
-        """Fields for type checking; the others are generated."""
+        """Fields declared for type checking; the others are generated."""
 
         router: str | None = None
 

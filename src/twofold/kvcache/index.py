@@ -14,9 +14,9 @@ _BITS = [tuple(bit for bit in range(8) if byte >> bit & 1) for byte in range(256
 class PrefixIndex:
     """One bit set per block, in which each bit stands for an instance.
 
-    A lookup walks the keys of a prompt only while some instance has the whole prefix, with one bit operation per block
-    however many instances there are. A lost instance is masked out at once. Its bits are swept out later, because a
-    sweep visits every block.
+    A lookup walks the keys of a prompt only while some instance has the whole prefix. A block takes one bit operation
+    for any number of instances. A lost instance is masked out at once. Its bits are swept out later, because a sweep
+    visits every block.
     """
 
     def __init__(self) -> None:

@@ -51,8 +51,8 @@ class PagedBlockAllocator(BlockAllocator):
 class PromptAllocation(NamedTuple):
     """Blocks of a prompt and the number of leading tokens that they already contain.
 
-    `copy` (source, target) asks the engine to copy a block before anything is computed. It is set where the whole
-    prompt is cached: the last token must be computed again, and its block belongs to other requests too.
+    `copy` (source, target) asks the engine to copy a block before anything is computed. It is set if the whole prompt
+    is cached: the last token must be computed again, and its block belongs to other requests too.
     """
 
     grant: BlockAllocation

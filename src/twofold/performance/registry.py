@@ -1,4 +1,4 @@
-"""Performance models by name: one line each."""
+"""Registry of performance models: one line per model."""
 
 from collections.abc import Callable
 from functools import partial

@@ -59,7 +59,7 @@ class RooflineConstants(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 
 
 class LeftOut(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Errors on one measured pair of constants fitted to all others."""
+    """Errors on one measured pair when the constants are fitted to all other pairs."""
 
     model: str
     accelerator: str

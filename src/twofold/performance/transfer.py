@@ -75,7 +75,7 @@ class TransferModel(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def shortest(pays: Callable[[int], bool]) -> int | None:
-    """The smallest number of tokens from which on `pays` holds, by bisection; None beyond the longest prompts."""
+    """The smallest number of tokens from which `pays` holds, by bisection; None beyond the longest prompts."""
     high = 1
     while not pays(high):
         high *= 2

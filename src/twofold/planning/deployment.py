@@ -123,7 +123,7 @@ def slo_argument(slo: Slo | SlowdownSlo) -> str:
 
 
 def margins(checks: tuple[Check, ...]) -> Iterator[SloMargin]:
-    """Compute the headroom of each bound as a share of it, negative where missed."""
+    """Compute the headroom of each bound as a share of the bound, negative if it is missed."""
     for check in checks:
         value, bound = check.value, check.bound
         headroom = None

@@ -23,11 +23,11 @@ COLOCATED_ROUTER = "jsq-pending"
 
 
 class Problem(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything but the machines.
+    """A planning problem: everything but the machines.
 
     `template` is a cluster without pools. `tensor_parallel` is the accelerators per instance (None: a whole machine).
-    `attainment` is the required share of requests for an `Slo`, `reference` the machine of a `SlowdownSlo`.
-    `batchers` replace the batchers of some roles.
+    `attainment` is the required share of requests for an `Slo`, `reference` the machine of a `SlowdownSlo`. `batchers`
+    replace the batchers of some roles.
     """
 
     template: ClusterSpec

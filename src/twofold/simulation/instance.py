@@ -87,7 +87,7 @@ class SimulatedInstance(ABC):
 
     @abstractmethod
     def die(self) -> None:
-        """Lose the iterations under way; completed ones of a run have happened."""
+        """Drop the iterations under way; completed iterations of a run count."""
         ...
 
     def queued(self) -> int:

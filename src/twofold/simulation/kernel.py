@@ -66,7 +66,7 @@ class Kernel:
     """Runs events in order of time.
 
     Events are in a sorted list, the next one last. Up to many thousands of events, moving the end of the list costs
-    less than a heap, where comparisons take the time.
+    less than the comparisons of a heap.
     """
 
     def __init__(self) -> None:

@@ -16,7 +16,7 @@ SCRATCH_BYTES = 4 << 20
 
 
 class MemoryDescriptor(msgspec.Struct, frozen=True, kw_only=True):
-    """Where peers find the KV cache of one epoch of an instance.
+    """Location of the KV cache of one epoch of an instance, for peers.
 
     Only the transport that created `address` can read it. Both sides must have the same `layout`, which is that of the
     whole instance. With `sharding`, `address` belongs to the first rank and `others` to the other ranks.

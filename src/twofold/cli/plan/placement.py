@@ -63,7 +63,7 @@ def read_placement_query(problem: Problem, settings: PlanSettings) -> PlacementQ
 
 
 def _read_stock(problem: Problem, machines: str | None, max_gpus: str | None) -> dict[str, int]:
-    """Accelerators by machine, from `8` of the one kind in --machines, or `a100=8,h100=16`."""
+    """Parse `8` (of the only machine in --machines) or `a100=8,h100=16` into accelerators by machine."""
     if max_gpus is None:
         raise ConfigurationError(
             "--objective goodput needs --max-gpus: the number of accelerators, as in 8 or a100=8,h100=16"

@@ -57,7 +57,7 @@ def service_config(settings: ServeSettings) -> ServiceConfig:
 
 
 def public_name(settings: ServeSettings, config: ServiceConfig) -> str:
-    """The name of the model in the API: the flag, the name of its directory, or its hub id."""
+    """The name of the model in the API: the flag's value, its directory's name, or its hub id."""
     if settings.served_model_name is not None:
         return settings.served_model_name
     source = Path(config.engine.model)

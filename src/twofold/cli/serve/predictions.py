@@ -1,7 +1,7 @@
 """Configure the parts of a service that predict times: overload control, re-planning, routers, inline prompts.
 
-They predict with the workers of the service as a simulated cluster: that of the cluster file, or this host as measured
-by `twofold calibrate live`.
+Predictions treat the workers as a simulated cluster: the one in the cluster file, or this host as measured by
+`twofold calibrate live`.
 """
 
 from itertools import groupby

@@ -94,5 +94,5 @@ def vocabulary_of(model: Path) -> int:
 
 
 def public_name(model: str) -> str:
-    """The name of the model in the API: that of its directory, or its hub id."""
+    """The name of the model in the API: its directory's name, or its hub id."""
     return Path(model).resolve().name if Path(model).is_dir() else model

@@ -22,10 +22,10 @@ from twofold.kvcache.sharding import UNSHARDED, Sharding, check_sharding
 
 
 class RankGroup:
-    """This process in the group of its worker's ranks: gloo between CPUs, NCCL between GPUs.
+    """The group of a worker's ranks, as seen by this process: gloo between CPUs, NCCL between GPUs.
 
-    All ranks create it at the same time. They meet at the file `store`, which is new for each worker process
-    and accessible only to its user, and communicate over the loopback interface or between GPUs of one host.
+    All ranks create it at the same time. They meet at the file `store`, which is new for each worker process and
+    accessible only to its user, and communicate over the loopback interface or between GPUs of one host.
     """
 
     def __init__(self, split: Sharding, rank: int, store: str, device: str) -> None:

@@ -13,8 +13,8 @@ from twofold.request import BlockKey
 class EvictionPolicy(ABC):
     """Ranks the blocks of one memory that are not held.
 
-    The memory reports each event once: `stored`, every `hit`, `hold` and `release` in turn, and `forget` when the
-    block is gone, held or not. No operation takes longer when the memory has more blocks.
+    The memory reports each event once: `stored`, every `hit`, `hold` and `release` in turn, and `forget` when the block
+    is gone, held or not. The time of an operation does not depend on the number of blocks.
     """
 
     help: ClassVar[str] = ""  # one line for command-line help

@@ -58,10 +58,10 @@ def _previous(keys: Sequence[BlockKey]) -> Blocks:
 
 
 def _greater_before(values: Blocks) -> Blocks:
-    """For distinct, non-negative values, count the greater ones before it, in O(n log n) numpy operations.
+    """For each of distinct, non-negative values, count the greater values before it, in O(n log n) numpy operations.
 
-    Works bit by bit from the highest: of two values that agree in all higher bits, the one with a 1 is greater.
-    Values stay grouped by their higher bits in order of arrival, so a running count of ones counts the greater values
+    Works bit by bit from the highest: of two values that agree in all higher bits, the one with a 1 is greater. Values
+    stay grouped by their higher bits in order of arrival, so a running count of ones counts the greater values
     before.
     """
     count = np.zeros(len(values), dtype=np.int64)

@@ -189,8 +189,8 @@ class OverloadLedger:
     def prefill_load(self, placed: PlacedRequest, now: float) -> float:
         """Predicted TTFT over its bound.
 
-        The TTFT is that of the oldest request in the iteration this one would join, so that later arrivals do not delay
-        admitted requests beyond their bound.
+        The TTFT is that of the oldest request in the iteration that this request would join, so that later arrivals do
+        not delay admitted requests beyond their bound.
         """
         ttft_s = self.ttft(placed, now)
         first = self._queues[placed.route.prefill].oldest_companion(_prompt(placed), now)

@@ -1,4 +1,4 @@
-"""Registry of batchers: one class and one line each."""
+"""Registry of batchers: one class and one line per batcher."""
 
 from twofold.compat.splitwise_sim import SplitwiseSimBatcher
 from twofold.performance.base import PerformanceModel

@@ -16,7 +16,7 @@ from twofold.scheduling.instance.sequence import FULL_RESERVATION, KvReservation
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class TransferPaths(ABC):
-    """Transfer and prefill speeds of the instances. `crossovers` are their `crossover`, as far as known."""
+    """Transfer and prefill speeds of the instances; `crossovers` caches the known results of `crossover`."""
 
     def __init__(self, crossovers: dict[str, int]) -> None:
         self.crossovers = crossovers
@@ -140,7 +140,7 @@ class _AccountedRequest(PlacedRequest):
 class ClusterScheduler(RequestSubscriber):
     """Pure state of the cluster: instances in pools, their loads and the requests placed on them.
 
-    `place` adds the load of a request; the request's events take it off again, and those of unknown requests are
+    `place` adds the load of a request, and the request's events subtract it again; events of unknown requests are
     ignored. `on_role_change` is called with the instance and its new role when an instance moves to another pool.
     """
 

@@ -159,8 +159,8 @@ class ReplanRules(msgspec.Struct, frozen=True, kw_only=True):
 
     `min_gain` is the least gain in SLO attainment: forecasts from a few hundred requests are off by one or two points.
     Decisions are at least `min_between_s` apart, because an instance that changes its role first finishes its requests.
-    A plan is searched when enough of the new traffic has been seen, or after `patience_s` with what there is: with long
-    queues, no output may end for a while. `start_up_s` is the time to start an instance.
+    A search starts when enough of the new traffic has been seen, or after `patience_s` with the traffic seen until
+    then: with long queues, no output may end for a while. `start_up_s` is the time to start an instance.
     """
 
     min_gain: float = 0.05

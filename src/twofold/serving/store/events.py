@@ -34,5 +34,5 @@ class EventQueue(Generic[T]):
             yield self._items.get()
 
     def close(self) -> None:
-        """Close the queue. No thread may use it afterwards."""
+        """Close the queue. No thread may use it after this call."""
         os.close(self._event)

@@ -128,7 +128,7 @@ class StoreManager:
         self._advance()
 
     def commit(self, requester: Requester, blocks: Sequence[Block]) -> None:
-        """Keep the completed slots of a Put, take back its others, and continue it."""
+        """Keep the completed slots of a Put, take back its other slots, and continue it."""
         putting = self._requests.get(requester)
         if not isinstance(putting, _PutRequest):
             return

@@ -10,10 +10,11 @@ from prometheus_client.parser import text_string_to_metric_families
 from support.ledgers import ledger
 from support.timelines import SPLIT_MOMENTS, request_timeline
 from twofold.instance import Role
+from twofold.request import Request
 from twofold.scheduling.instance.status import InstanceStatus
-from twofold.serving.messages import StoreStatus, StoreTier
-from twofold.serving.telemetry.metrics import OverloadMetrics, ServiceMetrics
+from twofold.serving.messages import HandoffReport, StoreStatus, StoreTier
 from twofold.serving.telemetry.snapshot import InstanceState
+from twofold.serving.telemetry.telemetry import Telemetry
 from twofold.slo import Slo
 
 DASHBOARD = json.loads((Path(__file__).parents[2] / "deploy/grafana/twofold.json").read_text("utf-8"))
@@ -24,21 +25,21 @@ OTHERS = {"job", "le"}  # labels that Prometheus and histograms add
 
 def exported_labels():
     """Return the label names of every metric sample, from a service with all kinds of events."""
-    metrics = ServiceMetrics(Slo(ttft_s=1.0))
-    metrics.requests.observe(request_timeline([4.0, 6.0, 7.0], **SPLIT_MOMENTS))
+    telemetry = Telemetry("tiny", slo=Slo(ttft_s=1.0))
+    telemetry.ended(request_timeline([4.0, 6.0, 7.0], **SPLIT_MOMENTS), 7.0)
     for role in (Role.PREFILL, Role.DECODE):
-        metrics.instances.role("p", role)
-    metrics.instances.state("p", InstanceState.UP)
-    metrics.instances.status("p", InstanceStatus(0, 0, 0, 0, 0, 1, 1, 0, swap_blocks_total=1, blocks_evicted=1))
-    metrics.instances.prefilled("p", 9, 4)
-    metrics.instances.restarted("p")
-    metrics.transferred.inc(7)
-    metrics.rejections.labels("queue_full").inc()
+        telemetry.instances.role("p", role)
+    telemetry.instances.state("p", InstanceState.UP)
+    telemetry.instances.status("p", InstanceStatus(0, 0, 0, 0, 0, 1, 1, 0, swap_blocks_total=1, blocks_evicted=1))
+    telemetry.instances.prefilled("p", 9, 4)
+    telemetry.instances.restarted("p")
+    telemetry.handoff(HandoffReport(instance="p", request_id="r", started_s=1.0, ended_s=2.0, bytes_moved=7))
+    telemetry.count_rejection(Request(id="r", arrival_s=0.0, prompt_tokens=1, output_tokens=1), "queue-full")
     tier = StoreTier(capacity=9, blocks=5, hits=3, removals={"capacity": 1})
-    metrics.stores.status(StoreStatus(host="h", epoch=1, tiers={"memory": tier}, bytes_moved={"loaded": 7}))
-    metrics.overload = OverloadMetrics(metrics.registry, ledger("p0", "d0"))
-    metrics.overload.predicted(1.0, 2.0)
-    families = text_string_to_metric_families(metrics.exposition().decode())
+    telemetry.stores.status(StoreStatus(host="h", epoch=1, tiers={"memory": tier}, bytes_moved={"loaded": 7}))
+    telemetry.overload(ledger("p0", "d0"))
+    telemetry.predicted(1.0, 2.0)
+    families = text_string_to_metric_families(telemetry.exposition().decode())
     return {sample.name: set(sample.labels) for family in families for sample in family.samples}
 
 

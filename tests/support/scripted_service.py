@@ -10,8 +10,8 @@ import msgspec
 from twofold.errors import RequestError
 from twofold.request import FinishReason, Generation, TokenOutput
 from twofold.serving.controller.service import ServedModel
-from twofold.serving.telemetry.history import History
 from twofold.serving.telemetry.snapshot import ServiceSnapshot
+from twofold.serving.telemetry.telemetry import Telemetry
 
 EOS = 1  # id of </s> in the test tokenizers
 FIRST_TEXT_TOKEN = 2
@@ -49,7 +49,7 @@ class ScriptedService:
         self.script = script or self._improvise
         self.delay_s = delay_s
         self.is_ready = True
-        self.history = History(self.model.name)
+        self.telemetry = Telemetry(self.model.name)
         self.looks = 0
         self.started: list[Generation] = []
         self.finished: list[str] = []
@@ -96,7 +96,7 @@ class ScriptedService:
 
     def snapshot(self) -> ServiceSnapshot:
         self.looks += 1
-        return self.history.snapshot([])
+        return self.telemetry.snapshot([])
 
     def metrics(self) -> bytes:
         return b"# HELP scripted_requests_total requests\nscripted_requests_total 0\n"

@@ -9,8 +9,7 @@ from twofold.engine.base import KvLayout, LayerShape
 from twofold.kvcache.sharding import Sharding
 from twofold.performance.transfer import PrefillSpeed
 from twofold.serving.controller.forecast import NEVER, UNKNOWN_BYTES_PER_S, UNKNOWN_TOKENS, MeasuredPaths
-from twofold.serving.telemetry.metrics import LinkMetrics
-from twofold.serving.telemetry.request_metrics import MetricRegistry
+from twofold.serving.telemetry.metrics import LinkMetrics, MetricRegistry
 
 
 def measured(*links):

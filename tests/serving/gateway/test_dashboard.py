@@ -29,19 +29,19 @@ def shifted(moments, by):
 def busy_service():
     """Return a service with some history: three instances, one lost, and several requests."""
     service, now = ScriptedService(), time.monotonic()
-    history = service.history
+    instances = service.telemetry.instances
     for name, role in {"prefill-0": Role.PREFILL, "prefill-1": Role.PREFILL, "decode-0": Role.DECODE}.items():
-        history.role(name, role, now)
-        history.state(name, InstanceState.UP, now)
-        history.status(name, InstanceStatus(1, 2, 0, 0, 0, 100, 40, 10), now)
-    history.role("prefill-1", Role.MIXED, now)
-    history.state("decode-0", InstanceState.LOST, now)
+        instances.role(name, role)
+        instances.state(name, InstanceState.UP)
+        instances.status(name, InstanceStatus(1, 2, 0, 0, 0, 100, 40, 10))
+    instances.role("prefill-1", Role.MIXED)
+    instances.remove("decode-0")
     for number in range(4):
         at = now - 8 + number
         tokens = [at + 3.0, at + 5.0, at + 6.0]
         moments = shifted(SPLIT_MOMENTS, at - 1.0)
-        history.observe(request_timeline(tokens, name=f"request-{number}", arrived=at, **moments), at + 6.0)
-    history.observe(request_timeline([], name="failed", arrived=now - 3, reason=FinishReason.ERROR), now)
+        service.telemetry.ended(request_timeline(tokens, name=f"request-{number}", arrived=at, **moments), at + 6.0)
+    service.telemetry.ended(request_timeline([], name="failed", arrived=now - 3, reason=FinishReason.ERROR), now)
     return service
 
 

@@ -8,8 +8,7 @@ import pytest
 from support.timelines import SPLIT_MOMENTS, request_timeline
 from twofold.errors import ConfigurationError
 from twofold.serving.telemetry.context import context_of
-from twofold.serving.telemetry.logs import JsonFormatter, configure_logs
-from twofold.serving.telemetry.telemetry import log_ended, log_rejected
+from twofold.serving.telemetry.logs import JsonFormatter, configure_logs, log_ended, log_rejected
 
 
 @pytest.fixture

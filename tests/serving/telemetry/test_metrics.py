@@ -7,24 +7,25 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from support.timelines import SPLIT_MOMENTS, request_timeline
 from twofold.instance import Role
-from twofold.request import FinishReason
+from twofold.request import FinishReason, Request
 from twofold.scheduling.instance.status import InstanceStatus
-from twofold.serving.telemetry.metrics import ServiceMetrics
+from twofold.serving.messages import HandoffReport
 from twofold.serving.telemetry.snapshot import AttemptStage, InstanceState
+from twofold.serving.telemetry.telemetry import Telemetry
 from twofold.slo import Slo
 
 
 @pytest.fixture
-def metrics():
-    return ServiceMetrics(Slo(ttft_s=2.0))
+def telemetry():
+    return Telemetry("tiny", slo=Slo(ttft_s=2.0))
 
 
 @pytest.fixture
-def value(metrics):
+def value(telemetry):
     """Return the value of a sample, or None."""
 
     def find(name, **labels):
-        for family in text_string_to_metric_families(metrics.exposition().decode()):
+        for family in text_string_to_metric_families(telemetry.exposition().decode()):
             for sample in family.samples:
                 if sample.name == f"twofold:{name}" and sample.labels == labels:
                     return sample.value
@@ -33,8 +34,8 @@ def value(metrics):
     return find
 
 
-def test_a_request_is_observed_once(metrics, value):
-    metrics.requests.observe(request_timeline([4.0, 6.0, 7.0], **SPLIT_MOMENTS))
+def test_a_request_is_observed_once(telemetry, value):
+    telemetry.ended(request_timeline([4.0, 6.0, 7.0], **SPLIT_MOMENTS), 7.0)
     for name, seconds in {
         "time_to_first_token_seconds": 3.0,
         "request_queue_time_seconds": 1.0,
@@ -53,71 +54,71 @@ def test_a_request_is_observed_once(metrics, value):
     assert value("request_slo_total", met="false") == 1
 
 
-def test_an_aborted_request_has_no_e2e_latency(metrics, value):
-    metrics.requests.observe(request_timeline([], reason=FinishReason.ABORT))
+def test_an_aborted_request_has_no_e2e_latency(telemetry, value):
+    telemetry.ended(request_timeline([], reason=FinishReason.ABORT), 7.0)
     assert value("request_success_total", finished_reason="abort") == 1
     assert (value("e2e_request_latency_seconds_count"), value("prompt_tokens_total")) == (0, 0)
 
 
-def test_instance_gauges_end_with_the_instance(metrics, value):
-    metrics.instances.status("d", InstanceStatus(1, 2, 3, 4, 5, 10, 4, 2))
+def test_instance_gauges_end_with_the_instance(telemetry, value):
+    telemetry.instances.status("d", InstanceStatus(1, 2, 3, 4, 5, 10, 4, 2))
     assert value("kv_cache_usage_perc", instance="d") == 0.6
     assert (value("num_requests_running", instance="d"), value("num_requests_waiting", instance="d")) == (2, 1)
     assert value("kv_leases", instance="d") == 3
     assert value("num_requests", instance="d", state="lease_queue") == 5
-    metrics.instances.remove("d")
+    telemetry.instances.remove("d")
     assert value("num_requests_running", instance="d") is None
     assert value("instance_state", instance="d", state="lost") == 1
 
 
-def test_swap_counters_span_restarts(metrics, value):
+def test_swap_counters_span_restarts(telemetry, value):
     for moved in (10, 30):
         status = InstanceStatus(0, 3, 0, 0, 0, 10, 4, 0, 2, moved // 10, 100, 90, moved)
-        metrics.instances.status("d", status)
+        telemetry.instances.status("d", status)
     assert value("num_requests", instance="d", state="swapped") == 2
     assert [value("swap_blocks", instance="d", state=state) for state in ("total", "free")] == [100, 90]
     assert (value("swaps_total", instance="d"), value("swap_blocks_moved_total", instance="d")) == (3, 30)
-    metrics.instances.remove("d")
-    metrics.instances.status("d", status)
+    telemetry.instances.remove("d")
+    telemetry.instances.status("d", status)
     assert value("swap_blocks_moved_total", instance="d") == 60
 
 
-def test_prefix_cache_counters_span_restarts(metrics, value):
-    metrics.instances.prefilled("p", 100, 0)
-    metrics.instances.prefilled("p", 100, 64)
+def test_prefix_cache_counters_span_restarts(telemetry, value):
+    telemetry.instances.prefilled("p", 100, 0)
+    telemetry.instances.prefilled("p", 100, 64)
     status = InstanceStatus(0, 0, 0, 0, 0, 10, 10, 0, blocks_cached=4, blocks_evicted=3, blocks_pinned=2)
     for _ in range(2):
-        metrics.instances.status("p", status)
+        telemetry.instances.status("p", status)
         assert value("kv_cache_blocks", instance="p", state="cached") == 4
         assert value("kv_cache_blocks", instance="p", state="pinned") == 2
-        metrics.instances.remove("p")
+        telemetry.instances.remove("p")
     assert value("prefix_cache_queries_total", instance="p") == 200
     assert value("prefix_cache_hits_total", instance="p", tier="engine") == 64
     assert value("prefix_cache_evictions_total", instance="p", tier="engine", reason="capacity") == 6
 
 
-def test_one_role_is_set_and_changes_are_counted(metrics, value):
+def test_one_role_is_set_and_changes_are_counted(telemetry, value):
     for role in (Role.PREFILL, Role.PREFILL, Role.MIXED):
-        metrics.instances.role("p", role)
+        telemetry.instances.role("p", role)
     assert [value("instance_role", instance="p", role=role.value) for role in Role] == [0, 0, 1]
     assert value("role_moves_total", instance="p", from_role="prefill", to_role="mixed") == 1
 
 
-def test_one_state_is_set(metrics, value):
+def test_one_state_is_set(telemetry, value):
     for state in (InstanceState.UP, InstanceState.HALF_OPEN):
-        metrics.instances.state("p", state)
+        telemetry.instances.state("p", state)
     shown = [value("instance_state", instance="p", state=state.value) for state in InstanceState]
     assert sum(shown) == 1
     assert value("instance_state", instance="p", state="half-open") == 1
 
 
-def test_service_wide_counters(metrics, value):
-    metrics.transferred.inc(7)
-    metrics.rejections.labels("queue_full").inc()
-    metrics.replays.labels(AttemptStage.HANDOFF).inc()
-    metrics.deadline_misses.inc()
-    metrics.held.set(3)
-    metrics.instances.restarted("p")
+def test_service_wide_counters(telemetry, value):
+    telemetry.handoff(HandoffReport(instance="p", request_id="r", started_s=1.0, ended_s=2.0, bytes_moved=7))
+    telemetry.count_rejection(Request(id="r", arrival_s=0.0, prompt_tokens=1, output_tokens=1), "queue-full")
+    telemetry.replayed("r", "p", AttemptStage.HANDOFF)
+    telemetry.deadline_missed()
+    telemetry.held.set(3)
+    telemetry.instances.restarted("p")
     assert value("kv_transfer_bytes_total") == 7
     assert value("admission_rejections_total", reason="queue_full") == 1
     assert value("worker_restarts_total", instance="p") == 1
@@ -126,7 +127,7 @@ def test_service_wide_counters(metrics, value):
     assert replays == {"prompt": 0, "hand-off": 1, "decode": 0}
 
 
-def test_all_metrics_have_the_prefix_and_a_description(metrics):
-    exposition = metrics.exposition().decode()
+def test_all_metrics_have_the_prefix_and_a_description(telemetry):
+    exposition = telemetry.exposition().decode()
     assert all(name.startswith("twofold:") for name in re.findall(r"^# HELP (\S+)", exposition, re.MULTILINE))
     assert not re.search(r"^# HELP \S+ *$", exposition, re.MULTILINE)

@@ -5,8 +5,7 @@ from prometheus_client import generate_latest
 from support.predicted import forecast
 from support.routed import load, pools
 from twofold.events import PrefixFetch, Route
-from twofold.serving.telemetry.metrics import RouteMetrics
-from twofold.serving.telemetry.request_metrics import MetricRegistry
+from twofold.serving.telemetry.metrics import MetricRegistry, RouteMetrics
 
 
 def test_routes_by_reuse_and_queues_by_instance():

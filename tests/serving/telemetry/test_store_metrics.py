@@ -3,8 +3,7 @@
 from prometheus_client import generate_latest
 
 from twofold.serving.messages import StoreStatus, StoreTier
-from twofold.serving.telemetry.metrics import StoreMetrics
-from twofold.serving.telemetry.request_metrics import MetricRegistry
+from twofold.serving.telemetry.metrics import MetricRegistry, StoreMetrics
 
 
 def status(epoch, hits, stored):

@@ -85,7 +85,7 @@ class Controller:
             self._requests, cluster, registry, self._roles, health, telemetry, paths, forecast, self._open
         )
         self._remote = RemoteWorkers(hosts, registry, self._membership, forecast)
-        cluster.on_role_change = telemetry.role
+        cluster.on_role_change = telemetry.instances.role
         telemetry.admission(admission)
         if forecast is not None:
             cluster.pools.forecast = forecast.forecast
@@ -181,7 +181,7 @@ class Controller:
                 if self._forecast is not None:
                     self._forecast.store_changed(message)
             case messages.StoreStatus():
-                self._telemetry.store(message)
+                self._telemetry.stores.status(message)
             case messages.HandoffReport():
                 self._requests.reported_handoff(message)
             case messages.RequestFailed(instance=instance, request_id=attempt_id, reason=reason):
@@ -191,7 +191,7 @@ class Controller:
                 self._membership.register(message)
             case messages.LinkMeasured():
                 self._paths.measured(message)
-                self._telemetry.link(message, self._paths)
+                self._telemetry.links.show(message, self._paths)
             case messages.HostJoins() | messages.HostAlive() | messages.HostFailed():
                 self._remote.handle(message, time.monotonic())
 

@@ -105,7 +105,7 @@ class WorkerHealth(RequestSubscriber):
     def withdraw(self, instance: str) -> None:
         """Stop placing requests on a worker."""
         self._cluster.pause(instance)
-        self._telemetry.state(instance, InstanceState.DRAINING)
+        self._telemetry.instances.state(instance, InstanceState.DRAINING)
 
     def resume(self, instance: str) -> bool:
         """Place requests on a worker again; False if it is retired."""
@@ -118,4 +118,4 @@ class WorkerHealth(RequestSubscriber):
     def publish(self, instance: str) -> None:
         """Report the state of a worker's circuit breaker to telemetry."""
         half_open = self._workers.breaker(instance).state is BreakerState.HALF_OPEN
-        self._telemetry.state(instance, InstanceState.HALF_OPEN if half_open else InstanceState.UP)
+        self._telemetry.instances.state(instance, InstanceState.HALF_OPEN if half_open else InstanceState.UP)

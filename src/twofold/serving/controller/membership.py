@@ -126,7 +126,7 @@ class Membership:
             load = self._cluster.pools.get(instance)
             if self._forecast is not None and load is not None:
                 self._forecast.joined(load, host)
-            self._telemetry.role(instance, member.role)
+            self._telemetry.instances.role(instance, member.role)
             self._health.publish(instance)
             self._update(instance, message.status)
 
@@ -139,7 +139,7 @@ class Membership:
 
     def _update(self, instance: str, status: InstanceStatus) -> None:
         self._statuses[instance] = status
-        self._telemetry.status(instance, status)
+        self._telemetry.instances.status(instance, status)
         if self._roles.move:
             self._cluster.set_queued(instance, status.waiting)
 
@@ -172,7 +172,7 @@ class Membership:
             self._lose(instance)
             self._registry.broadcast(InstanceFenced(instance=instance))
         for instance in restarted:
-            self._telemetry.restarted(instance)
+            self._telemetry.instances.restarted(instance)
         for instance in self._registry.retiring():
             load = self._cluster.pools.get(instance)
             if load is not None and not load.requests:
@@ -191,7 +191,7 @@ class Membership:
 
     def _lose(self, instance: str) -> None:
         """Remove a worker from the cluster and replay its requests."""
-        self._telemetry.remove(instance)
+        self._telemetry.instances.remove(instance)
         self._statuses.pop(instance, None)
         self._registered.pop(instance, None)
         if self._forecast is not None:

@@ -138,7 +138,7 @@ class LiveRequests:
         for queued in self._admission.expired(time.monotonic()):
             self._telemetry.deadline_missed()
             self.fail(self._live[queued.id], deadline_error())
-        self._telemetry.held(self._admission.waiting)
+        self._telemetry.held.set(self._admission.waiting)
 
     def place_waiting(self) -> None:
         """Place waiting requests in the order of admission, as long as workers can take them."""
@@ -209,7 +209,7 @@ class LiveRequests:
         """Record the end of an iteration: started prefills and new tokens."""
         now, instance = time.monotonic(), message.instance
         started_s = self._workers.to_local_time(instance, message.started_s)
-        self._telemetry.step(instance, len(message.tokens))
+        self._telemetry.instances.step(instance, len(message.tokens))
         # Overload control learns decode speed from iterations without prompts.
         if self._overload is not None and message.tokens and all(output.index for _, output in message.tokens):
             self._overload.ledger.observe_iteration(instance, len(message.tokens), now - started_s)
@@ -232,7 +232,7 @@ class LiveRequests:
         if output.index == 0:
             self._events.first_token(attempt_id, now)
             if self._reuses:
-                self._telemetry.prefilled(instance, live.current.request.prompt_tokens, output.reused_tokens)
+                self._telemetry.instances.prefilled(instance, live.current.request.prompt_tokens, output.reused_tokens)
             self._place_on_resumed()
             if self._rejects_decode(live, live.placed, output, now):
                 return

@@ -10,9 +10,12 @@ from datetime import UTC, datetime
 import msgspec
 
 from twofold.errors import ConfigurationError
+from twofold.serving.telemetry.context import RequestContext
+from twofold.timeline import Timeline
 
 LOG_FORMATS = ("text", "json")
 FIELDS = "fields"  # attribute of a log record with additional fields
+request_log = logging.getLogger("twofold.requests")
 
 
 class JsonFormatter(logging.Formatter):
@@ -42,3 +45,42 @@ def configure_logs(log_format: str) -> None:
     else:
         handler.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
     logging.basicConfig(level=logging.WARNING, handlers=[handler])
+
+
+def log_ended(timeline: Timeline, context: RequestContext | None) -> None:
+    """Log one line for a finished request."""
+    if not request_log.isEnabledFor(logging.INFO):
+        return
+    reason = timeline.finish_reason
+    fields = _identity(timeline.request.id, context) | {
+        "prompt_tokens": timeline.request.prompt_tokens,
+        "output_tokens": timeline.output_tokens,
+        "finish_reason": None if reason is None else reason.value,
+        "prefill_instance": timeline.prefill_instance,
+        "decode_instance": timeline.decode_instance,
+        "queue_s": _rounded(timeline.queue_prefill_s),
+        "prefill_s": _rounded(timeline.prefill_s),
+        "transfer_s": _rounded(timeline.transfer_s),
+        "ttft_s": _rounded(timeline.ttft_s),
+        "tpot_s": _rounded(timeline.tpot_s),
+        "e2e_s": _rounded(timeline.e2e_s),
+    }
+    request_log.info("request ended", extra={FIELDS: fields})
+
+
+def log_rejected(request_id: str, prompt_tokens: int, reason: str, context: RequestContext | None) -> None:
+    """Log one line for a rejected request."""
+    if request_log.isEnabledFor(logging.INFO):
+        fields = _identity(request_id, context) | {"prompt_tokens": prompt_tokens, "reason": reason}
+        request_log.info("request rejected", extra={FIELDS: fields})
+
+
+def _identity(request_id: str, context: RequestContext | None) -> dict[str, object]:
+    fields: dict[str, object] = {"id": request_id}
+    if context is not None:
+        fields |= {"request_id": context.id, "trace_id": context.span.trace_id, "operation": context.operation}
+    return fields
+
+
+def _rounded(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds, 6)

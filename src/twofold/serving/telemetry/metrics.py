@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 from functools import partial
 
-from prometheus_client import Metric, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
@@ -19,17 +19,31 @@ from twofold.scheduling.admission.admission import Admission
 from twofold.scheduling.admission.ledger import OverloadLedger
 from twofold.scheduling.cluster.forecast import ClusterForecast
 from twofold.scheduling.cluster.pools import Pools
-from twofold.scheduling.replan.replanner import ReplanOutcome
 from twofold.serving.controller.forecast import MeasuredPaths
 from twofold.serving.messages import LinkMeasured, StoreStatus, StoreTier
-from twofold.serving.telemetry.request_metrics import InstanceMetrics, MetricRegistry, RequestMetrics
-from twofold.serving.telemetry.snapshot import AttemptStage
-from twofold.slo import Slo
 
+PREFIX = "twofold:"
 ANONYMOUS = "anonymous"  # requests without an API key
 ERROR_BUCKETS = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.0)
 OWN, FETCHED, NONE = "own", "fetched", "none"
 _OWN_HOST = "home"
+_NO_TIER = StoreTier(capacity=0, blocks=0, hits=0, removals={})
+
+
+class MetricRegistry:
+    """Creates metrics with the prefix `twofold:`; not global, so a process may run several services."""
+
+    def __init__(self) -> None:
+        self.collectors = CollectorRegistry()
+
+    def histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+        return Histogram(PREFIX + name, text, registry=self.collectors, buckets=buckets)
+
+    def counter(self, name: str, text: str, *labels: str) -> Counter:
+        return Counter(PREFIX + name, text, labels, registry=self.collectors)
+
+    def gauge(self, name: str, text: str, *labels: str) -> Gauge:
+        return Gauge(PREFIX + name, text, labels, registry=self.collectors)
 
 
 class AdmissionMetrics(Collector):
@@ -143,48 +157,15 @@ class StoreMetrics:
     def status(self, status: StoreStatus) -> None:
         """Record the counters of a store, which restart with each epoch."""
         host, before = status.host or _OWN_HOST, self._last.get(status.host)
-        if before is not None and before.epoch != status.epoch:
-            before = None
+        if before is None or before.epoch != status.epoch:
+            before = StoreStatus(host=status.host, epoch=status.epoch, tiers={}, bytes_moved={})
         self._last[status.host] = status
         for name, tier in status.tiers.items():
-            self._tier(host, name, tier, None if before is None else before.tiers.get(name))
+            counted = before.tiers.get(name, _NO_TIER)
+            self._blocks.labels(host, name).set(tier.blocks)
+            self._capacity.labels(host, name).set(tier.capacity)
+            self._hits.labels(host, name).inc(tier.hits - counted.hits)
+            for reason, count in tier.removals.items():
+                self._removals.labels(host, name, reason).inc(count - counted.removals.get(reason, 0))
         for way, count in status.bytes_moved.items():
-            known = 0 if before is None else before.bytes_moved.get(way, 0)
-            self._moved.labels(host, way).inc(count - known)
-
-    def _tier(self, host: str, name: str, tier: StoreTier, before: StoreTier | None) -> None:
-        self._blocks.labels(host, name).set(tier.blocks)
-        self._capacity.labels(host, name).set(tier.capacity)
-        self._hits.labels(host, name).inc(tier.hits - (0 if before is None else before.hits))
-        for reason, count in tier.removals.items():
-            known = 0 if before is None else before.removals.get(reason, 0)
-            self._removals.labels(host, name, reason).inc(count - known)
-
-
-class ServiceMetrics:
-    """All metrics of a service; `overload` and `routes` are set where the service has them."""
-
-    def __init__(self, slo: Slo | None = None) -> None:
-        self.registry = registry = MetricRegistry()
-        counter = registry.counter
-        self.requests = RequestMetrics(registry, slo or Slo())
-        self.instances = InstanceMetrics(registry)
-        self.links = LinkMetrics(registry)
-        self.stores = StoreMetrics(registry)
-        self.overload: OverloadMetrics | None = None
-        self.routes: RouteMetrics | None = None
-        self.transferred = counter("kv_transfer_bytes", "Bytes of KV cache handed off.")
-        self.rejections = counter("admission_rejections", "Valid requests rejected, by reason.", "reason")
-        self.replays = counter("request_replays", "Replayed attempts by the stage at which they were lost.", "stage")
-        for stage in AttemptStage:
-            self.replays.labels(stage.value)
-        self.deadline_misses = counter("request_deadline_misses", "Requests that exceeded their deadline.")
-        self.replans = counter("replans", "Re-planning searches by outcome.", "outcome")
-        for outcome in ReplanOutcome:
-            self.replans.labels(outcome.value)
-        self.held = registry.gauge("num_requests_held", "Requests that wait for placement.")
-
-    def exposition(self) -> bytes:
-        """Return all metrics in Prometheus text format."""
-        self.instances.refresh()
-        return generate_latest(self.registry.collectors)
+            self._moved.labels(host, way).inc(count - before.bytes_moved.get(way, 0))

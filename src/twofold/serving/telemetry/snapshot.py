@@ -6,6 +6,9 @@ A layer-wise hand-off overlaps the prefill. A hand-off that waits for room start
 else delays it then.
 """
 
+import time
+from collections import Counter, deque
+from collections.abc import Callable
 from enum import StrEnum
 
 import msgspec
@@ -211,6 +214,20 @@ class ServiceEvent(msgspec.Struct, frozen=True, kw_only=True):
     at_s: float
     instance: str | None
     text: str
+
+
+class ServiceLog:
+    """Totals since the start of a service, and its last events for operators."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.clock = clock
+        self.start_s = clock()
+        self.totals: Counter[str] = Counter()
+        self.events: deque[ServiceEvent] = deque(maxlen=50)
+
+    def event(self, text: str, instance: str | None = None) -> None:
+        """Record an event of now."""
+        self.events.append(ServiceEvent(at_s=self.clock(), instance=instance, text=text))
 
 
 class ServiceSnapshot(msgspec.Struct, frozen=True, kw_only=True):

@@ -154,7 +154,7 @@ class HealthProbe:
         self._external.forget(instance)
         self._cluster.pause(instance)
         self.statuses.pop(instance, None)
-        self._telemetry.remove(instance)
+        self._telemetry.instances.remove(instance)
         return True
 
     async def _watch(self, server: Server) -> None:
@@ -178,7 +178,7 @@ class HealthProbe:
             self._bring_up(server, await client.card(timeout_s), metrics)
         if server.up:
             self.statuses[server.instance] = metrics.status
-            self._telemetry.status(server.instance, metrics.status)
+            self._telemetry.instances.status(server.instance, metrics.status)
             self._cluster.set_queued(server.instance, metrics.waiting)
             self._external.update(server.instance, metrics)
             self._on_metrics(server.instance, metrics)
@@ -195,10 +195,10 @@ class HealthProbe:
         if self._servers.mark_up(instance, card):
             log.info("%s is up at %s", instance, server.config.url)
             self._cluster.add_instance(instance, server.role, metrics.capacity_tokens)
-            self._telemetry.role(instance, server.role)
+            self._telemetry.instances.role(instance, server.role)
             self._health.publish(instance)
         else:
-            self._telemetry.restarted(instance)
+            self._telemetry.instances.restarted(instance)
             self._health.resume(instance)
         self._on_up(server, metrics)
 

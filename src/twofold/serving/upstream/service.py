@@ -90,7 +90,7 @@ class RouteService:
         )
         self._attempts = UpstreamRequests(servers, self._requests, self._probe.mark_down)
         servers.runner = self._attempts
-        cluster.on_role_change = telemetry.role
+        cluster.on_role_change = telemetry.instances.role
         telemetry.admission(admission)
         if self._forecast is not None:
             cluster.pools.forecast = self._forecast.forecast

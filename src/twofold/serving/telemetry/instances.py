@@ -1,0 +1,215 @@
+"""Instances: their Prometheus metrics, and their state and time series for the dashboard.
+
+No timer is needed: state changes only by reports, so the elapsed seconds are filled in before the next report or
+snapshot.
+"""
+
+from collections import deque
+from typing import Final
+
+from twofold.instance import Role
+from twofold.kvcache.cache import RemovalReason
+from twofold.scheduling.instance.status import InstanceStatus
+from twofold.serving.telemetry.metrics import MetricRegistry
+from twofold.serving.telemetry.snapshot import InstanceSeries, InstanceSnapshot, InstanceState, RoleSpan, ServiceLog
+
+NO_STATUS: Final = InstanceStatus(0, 0, 0, 0, 0, 0, 0, 0)
+INTERVAL_S = 1.0
+SERIES_S = 300  # length of time series
+BLOCK_STATES = ("total", "free", "in_flight", "cached", "pinned")
+REQUEST_STATES = ("waiting", "running", "arriving", "handing_off", "lease_queue", "swapped")
+SWAP_STATES = ("total", "free")
+ENGINE_TIER = "engine"  # the memory of an instance's engine
+
+
+class InstanceHistory:
+    """Current state and time series of one instance."""
+
+    def __init__(self, role: Role) -> None:
+        self.home = self.role = role
+        self.state = InstanceState.STARTING
+        self.restarts = 0
+        self.roles: deque[RoleSpan] = deque(maxlen=64)
+        self.batch = 0
+        self._iterations = 0
+        self._sequences = 0
+        self._batches: deque[float] = deque(maxlen=SERIES_S)
+        self._waiting: deque[int] = deque(maxlen=SERIES_S)
+        self._kv_used: deque[float] = deque(maxlen=SERIES_S)
+
+    def step(self, sequences: int) -> None:
+        self.batch = sequences
+        self._iterations += 1
+        self._sequences += sequences
+
+    def sample(self, status: InstanceStatus) -> None:
+        """Append the samples of one second."""
+        if self._iterations:
+            self._batches.append(round(self._sequences / self._iterations, 2))
+        else:  # an iteration may take longer than a second
+            self._batches.append(self.batch if status.running else 0)
+        self._iterations = self._sequences = 0
+        self._waiting.append(status.waiting + status.lease_queue)
+        used = 1 - status.blocks_free / status.blocks_total if status.blocks_total else 0.0
+        self._kv_used.append(round(used, 4))
+
+    def snapshot(self, name: str, status: InstanceStatus) -> InstanceSnapshot:
+        return InstanceSnapshot(
+            instance=name,
+            role=self.role,
+            home=self.home,
+            state=self.state,
+            waiting=status.waiting,
+            running=status.running,
+            lease_queue=status.lease_queue,
+            arriving=status.arriving,
+            handing_off=status.handing_off,
+            batch=self.batch if status.running else 0,
+            blocks_total=status.blocks_total,
+            blocks_free=status.blocks_free,
+            blocks_in_flight=status.blocks_in_flight,
+            restarts=self.restarts,
+            roles=tuple(self.roles),
+            series=InstanceSeries(batch=list(self._batches), waiting=list(self._waiting), kv_used=list(self._kv_used)),
+        )
+
+
+class InstanceTelemetry:
+    """Loads, caches, roles and states of instances."""
+
+    def __init__(self, registry: MetricRegistry, log: ServiceLog) -> None:
+        gauge, counter = registry.gauge, registry.counter
+        self._usage = gauge("kv_cache_usage_perc", "Share of KV blocks in use, from 0 to 1.", "instance")
+        self._blocks = gauge("kv_cache_blocks", "KV blocks by state.", "instance", "state")
+        self._requests = gauge("num_requests", "Requests of an instance by state.", "instance", "state")
+        self._running = gauge("num_requests_running", "Running requests of an instance.", "instance")
+        self._waiting = gauge("num_requests_waiting", "Waiting prompts of an instance.", "instance")
+        self._leases = gauge("kv_leases", "Leases on blocks for arriving KV.", "instance")
+        self._swap = gauge("swap_blocks", "Swap blocks in host memory by state.", "instance", "state")
+        self._swaps = counter("swaps", "Swap-outs of requests.", "instance")
+        self._moved = counter("swap_blocks_moved", "KV blocks swapped out and in.", "instance")
+        self._queries = counter("prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", "instance")
+        self._hits = counter("prefix_cache_hits", "Prompt tokens found in the prefix cache.", "instance", "tier")
+        self._evictions = counter(
+            "prefix_cache_evictions", "Evicted prefix blocks by reason.", "instance", "tier", "reason"
+        )
+        self._role = gauge("instance_role", "1 for the current role of an instance.", "instance", "role")
+        self._state = gauge(
+            "instance_state",
+            "1 for the current state of an instance; open and half-open are states of its circuit breaker.",
+            "instance",
+            "state",
+        )
+        self._moves = counter("role_moves", "Changes of role.", "instance", "from_role", "to_role")
+        self._restarts = counter("worker_restarts", "Restarts of worker processes.", "instance")
+        self._log = log
+        self._sampled = 0  # seconds in the series
+        self._statuses: dict[str, InstanceStatus] = {}
+        self._instances: dict[str, InstanceHistory] = {}  # those with a known role
+
+    def role(self, instance: str, role: Role) -> None:
+        """Record the current role of an instance; the first one is its home."""
+        for each in Role:
+            self._role.labels(instance, each.value).set(each is role)
+        known = self._find(instance)
+        if known is None:
+            known = self._instances[instance] = InstanceHistory(role)
+        elif known.role is role:
+            return
+        else:
+            self._moves.labels(instance, known.role.value, role.value).inc()
+            self._log.event(f"{known.role.value} → {role.value}", instance)
+        known.role = role
+        known.roles.append(RoleSpan(role, self._log.clock()))
+
+    def state(self, instance: str, state: InstanceState) -> None:
+        """Record the current state of an instance."""
+        for each in InstanceState:
+            self._state.labels(instance, each.value).set(each is state)
+        known = self._find(instance)
+        if known is None or known.state is state:
+            return
+        if known.state is not InstanceState.STARTING or state is not InstanceState.UP:
+            self._log.event(state.value, instance)
+        known.state = state
+        if state is InstanceState.LOST:
+            known.batch = 0
+
+    def status(self, instance: str, status: InstanceStatus) -> None:
+        """Record the last reported status of an instance."""
+        self._fill()
+        before = self._statuses.get(instance, NO_STATUS)
+        self._statuses[instance] = status
+        if status.swap_blocks_total:
+            self._swaps.labels(instance).inc(status.swaps - before.swaps)
+            self._moved.labels(instance).inc(status.swap_blocks_moved - before.swap_blocks_moved)
+        evicted = status.blocks_evicted - before.blocks_evicted
+        if evicted:
+            self._evictions.labels(instance, ENGINE_TIER, RemovalReason.CAPACITY.value).inc(evicted)
+
+    def step(self, instance: str, sequences: int) -> None:
+        """Record an iteration that gave a token to this many sequences."""
+        known = self._find(instance)
+        if known is not None:
+            known.step(sequences)
+
+    def prefilled(self, instance: str, prompt_tokens: int, reused_tokens: int) -> None:
+        """Record the prefix cache lookup of a prefilled prompt."""
+        self._queries.labels(instance).inc(prompt_tokens)
+        self._hits.labels(instance, ENGINE_TIER).inc(reused_tokens)
+        self._log.totals["prefix_queries"] += prompt_tokens
+        self._log.totals["prefix_hits"] += reused_tokens
+
+    def restarted(self, instance: str) -> None:
+        """Record the restart of an instance."""
+        self._restarts.labels(instance).inc()
+        self._log.totals["restarts"] += 1
+        self._log.event("restarted", instance)
+        known = self._find(instance)
+        if known is not None:
+            known.restarts += 1
+            known.state = InstanceState.STARTING
+
+    def remove(self, instance: str) -> None:
+        """Record the loss of an instance."""
+        self.state(instance, InstanceState.LOST)
+        self._statuses.pop(instance, None)
+
+    def refresh(self) -> None:
+        """Set the gauges from the last reports, which come after every iteration and are scraped rarely."""
+        accounts = (self._usage, self._blocks, self._requests, self._running, self._waiting, self._leases)
+        for gauge in (*accounts, self._swap):
+            gauge.clear()
+        for instance, status in self._statuses.items():
+            self._usage.labels(instance).set(1 - status.blocks_free / status.blocks_total)
+            for state in BLOCK_STATES:
+                self._blocks.labels(instance, state).set(getattr(status, f"blocks_{state}"))
+            for state in REQUEST_STATES:
+                self._requests.labels(instance, state).set(getattr(status, state))
+            for state in SWAP_STATES if status.swap_blocks_total else ():
+                self._swap.labels(instance, state).set(getattr(status, f"swap_blocks_{state}"))
+            self._running.labels(instance).set(status.running)
+            self._waiting.labels(instance).set(status.waiting)
+            self._leases.labels(instance).set(status.arriving)
+
+    def snapshot(self) -> tuple[InstanceSnapshot, ...]:
+        """Return the state and history of all instances with a known role, by name."""
+        self._fill()
+        status_of = self._statuses.get
+        return tuple(
+            known.snapshot(name, status_of(name, NO_STATUS)) for name, known in sorted(self._instances.items())
+        )
+
+    def _find(self, instance: str) -> InstanceHistory | None:
+        self._fill()
+        return self._instances.get(instance)
+
+    def _fill(self) -> None:
+        """Sample the seconds that have passed with the state known in them."""
+        passed = int((self._log.clock() - self._log.start_s) / INTERVAL_S) - self._sampled
+        if passed <= 0:
+            return
+        self._sampled += passed
+        for _ in range(min(passed, SERIES_S)):
+            for name, known in self._instances.items():
+                known.sample(self._statuses.get(name, NO_STATUS))

@@ -32,33 +32,24 @@ class JournalEntry(msgspec.Struct, frozen=True):
     result: object = None
 
 
+# Fields of decisions that are compiled classes instead of structs.
+_FIELDS: dict[type, tuple[str, ...]] = {
+    PlacedRequest: ("route", "mode"),
+    Route: ("prefill", "decode", "moves", "reused_tokens", "fetch"),
+    PrefixFetch: ("source", "blocks"),
+    StepResult: ("request_id", "index", "finish_reason", "hands_off"),
+    RoleMove: ("instance", "role"),
+}
+
+
 def _fields(decision: object) -> dict[str, object]:
-    """Return the fields of decisions that are compiled classes instead of structs."""
-    match decision:
-        case PlacedRequest():
-            return {"route": decision.route, "mode": decision.mode}
-        case Route():
-            return _route_fields(decision)
-        case PrefixFetch():
-            return {"source": decision.source, "blocks": decision.blocks}
-        case StepResult():
-            return {
-                "request_id": decision.request_id,
-                "index": decision.index,
-                "finish_reason": decision.finish_reason,
-                "hands_off": decision.hands_off,
-            }
-        case RoleMove():
-            return {"instance": decision.instance, "role": decision.role}
-        case _:
-            raise NotImplementedError(f"a journal cannot hold a {type(decision).__name__}")
-
-
-def _route_fields(route: Route) -> dict[str, object]:
-    fields: dict[str, object] = {"prefill": route.prefill, "decode": route.decode, "moves": route.moves}
-    if route.reused_tokens or route.fetch is not None:
-        fields |= {"reused_tokens": route.reused_tokens, "fetch": route.fetch}
-    return fields
+    """Return the fields of a decision; those on reuse only for routes with reuse."""
+    names = next((names for kind, names in _FIELDS.items() if isinstance(decision, kind)), None)
+    if names is None:
+        raise NotImplementedError(f"a journal cannot hold a {type(decision).__name__}")
+    if isinstance(decision, Route) and not decision.reused_tokens and decision.fetch is None:
+        names = names[:3]
+    return {name: getattr(decision, name) for name in names}
 
 
 ENCODER = msgspec.json.Encoder(enc_hook=_fields)

@@ -74,9 +74,7 @@ class Tracer:
         if timeline.finish_reason is FinishReason.ERROR:
             request.set_status(StatusCode.ERROR)
         within = set_span_in_context(request)
-        end_s = now
-        if timeline.complete:
-            end_s = timeline.moments.get(Moment.LAST_TOKEN, now)
+        end_s = timeline.moments.get(Moment.LAST_TOKEN, now) if timeline.complete else now
         for stage in stages_of(timeline, end_s):
             part = self._tracer.start_span(
                 stage.name.value, context=within, attributes=_place(timeline, stage), start_time=ns(stage.start_s)
@@ -115,7 +113,7 @@ def _parent(context: RequestContext | None, span: TraceParent | None) -> Context
 
 def _attributes(timeline: Timeline, model: str, operation: str) -> dict[str, Attribute]:
     request, reason = timeline.request, timeline.finish_reason
-    attributes: dict[str, Attribute] = {
+    attributes: dict[str, Attribute | None] = {
         "gen_ai.operation.name": operation,
         "gen_ai.provider.name": PROVIDER,
         "gen_ai.request.model": model,
@@ -124,18 +122,13 @@ def _attributes(timeline: Timeline, model: str, operation: str) -> dict[str, Att
         "gen_ai.usage.input_tokens": request.prompt_tokens,
         "gen_ai.usage.output_tokens": timeline.output_tokens,
         "twofold.request.id": request.id,
+        "gen_ai.response.finish_reasons": None if reason is None else [reason.value],
+        "error.type": "instance_lost" if reason is FinishReason.ERROR else None,
+        "gen_ai.response.time_to_first_chunk": timeline.ttft_s,
+        "twofold.prefill.instance": timeline.prefill_instance,
+        "twofold.decode.instance": timeline.decode_instance,
     }
-    if reason is not None:
-        attributes["gen_ai.response.finish_reasons"] = [reason.value]
-    if reason is FinishReason.ERROR:
-        attributes["error.type"] = "instance_lost"
-    if timeline.ttft_s is not None:
-        attributes["gen_ai.response.time_to_first_chunk"] = timeline.ttft_s
-    if timeline.prefill_instance is not None:
-        attributes["twofold.prefill.instance"] = timeline.prefill_instance
-    if timeline.decode_instance is not None:
-        attributes["twofold.decode.instance"] = timeline.decode_instance
-    return attributes
+    return {name: value for name, value in attributes.items() if value is not None}
 
 
 def _place(timeline: Timeline, stage: Stage) -> dict[str, Attribute]:

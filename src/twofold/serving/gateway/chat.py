@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 
-import msgspec
 from fastapi.responses import Response
 from msgspec import UNSET
 from starlette.requests import Request
@@ -22,15 +21,7 @@ UNSUPPORTED_PARTS = ("tool_calls", "function_call", "audio", "refusal", "tool_ca
 async def chat(gateway: Gateway, request: Request) -> Response:
     """Handle one request; raises RequestError, InstanceLostError and ClientDisconnect."""
     fields = await read_struct(request, ChatFields, gateway.limits.body_bytes)
-    spec = response_spec(
-        gateway,
-        request,
-        fields,
-        prefix="chatcmpl",
-        prompts=1,
-        max_tokens=fields.max_completion_tokens or fields.max_tokens,
-        logprobs=(fields.top_logprobs or 0) if fields.logprobs else None,
-    )
+    spec = response_spec(gateway, request, fields, prompts=1)
     if fields.top_logprobs is not None and not fields.logprobs:
         raise invalid("top_logprobs", "requires logprobs: true")
     token_ids = await encode_messages(gateway, fields)
@@ -94,19 +85,18 @@ class ChatWriter:
 
     def __init__(self, spec: ResponseSpec, fields: ChatFields, logprobs: LogprobFormat) -> None:
         self._spec, self._fields, self._logprobs = spec, fields, logprobs
-        self._encode = msgspec.json.Encoder().encode
 
     def events(self, delta: Delta, usage: responses.MaybeUsage) -> bytes:
-        data = event(self._encode(self._chunk([self._chunk_choice(delta)], usage)))
+        data = event(self._chunk([self._chunk_choice(delta)], usage))
         if delta.token.index > 0:
             return data
         # The first chunk of a choice sets the role.
         opening = responses.ChatDelta(role="assistant", content="")
         role = responses.ChatChunkChoice(index=delta.choice, delta=opening, logprobs=None, finish_reason=None)
-        return event(self._encode(self._chunk([role], usage))) + data
+        return event(self._chunk([role], usage)) + data
 
     def usage_event(self, usage: responses.Usage) -> bytes:
-        return event(self._encode(self._chunk([], usage)))
+        return event(self._chunk([], usage))
 
     def response(self, choices: Sequence[Sequence[Delta]], usage: responses.Usage) -> responses.ChatCompletion:
         return responses.ChatCompletion(
@@ -142,7 +132,8 @@ class ChatWriter:
         )
 
     def _logprobs_of(self, deltas: Sequence[Delta]) -> responses.ChatLogprobs | None:
-        return None if self._spec.logprobs is None else self._logprobs.chat(deltas, self._spec.logprobs)
+        top = self._fields.wanted_logprobs
+        return None if top is None else self._logprobs.chat(deltas, top)
 
     def _token_ids_of(self, deltas: Sequence[Delta]) -> responses.MaybeTokenIds:
         return [delta.token.token_id for delta in deltas] if self._fields.return_token_ids else UNSET

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 
-import msgspec
 from fastapi.responses import Response
 from msgspec import UNSET
 from starlette.requests import Request
@@ -14,23 +13,12 @@ from twofold.serving.gateway.responses import Completion, CompletionChoice, Mayb
 from twofold.serving.gateway.schemas import CompletionFields, Prompt, invalid
 from twofold.serving.gateway.streaming import event, respond
 
-DEFAULT_MAX_TOKENS = 16
-
 
 async def complete(gateway: Gateway, request: Request) -> Response:
     """Handle one request; raises RequestError, InstanceLostError and ClientDisconnect."""
     fields = await read_struct(request, CompletionFields, gateway.limits.body_bytes)
     prompts = split_prompts(fields.prompt)
-    spec = response_spec(
-        gateway,
-        request,
-        fields,
-        prefix="cmpl",
-        prompts=len(prompts),
-        max_tokens=fields.max_tokens,
-        default_max_tokens=DEFAULT_MAX_TOKENS,
-        logprobs=fields.logprobs,
-    )
+    spec = response_spec(gateway, request, fields, prompts=len(prompts))
     token_ids = await encode_prompts(gateway, prompts, add_special_tokens=fields.add_special_tokens is not False)
     writer = CompletionWriter(spec, fields, LogprobFormat(gateway.tokenizer))
     return await respond(gateway, request, fields, spec, token_ids, writer)
@@ -91,13 +79,12 @@ class CompletionWriter:
 
     def __init__(self, spec: ResponseSpec, fields: CompletionFields, logprobs: LogprobFormat) -> None:
         self._spec, self._fields, self._logprobs = spec, fields, logprobs
-        self._encode = msgspec.json.Encoder().encode
 
     def events(self, delta: Delta, usage: MaybeUsage) -> bytes:
-        return event(self._encode(self._body([self._choice((delta,))], usage)))
+        return event(self._body([self._choice((delta,))], usage))
 
     def usage_event(self, usage: Usage) -> bytes:
-        return event(self._encode(self._body([], usage)))
+        return event(self._body([], usage))
 
     def response(self, choices: Sequence[Sequence[Delta]], usage: Usage) -> Completion:
         return self._body([self._choice(deltas) for deltas in choices], usage)

@@ -28,22 +28,16 @@ _SEED_MASK = (1 << _SEED_BITS) - 1
 class ResponseSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Metadata of a response and options of its generations.
 
-    `created` is in unix seconds; `arrival_s` and `deadline_s` are on the monotonic clock. `max_tokens` None means
-    `default_max_tokens`, if any, clipped to the rest of the context. `key` is the API key's name (empty: none). The
-    prompt stays cached for `retain_s` seconds and is shared with requests of the same `cache_salt` only.
+    `created` is in unix seconds; `arrival_s` and `deadline_s` are on the monotonic clock. `key` is the API key's name
+    (empty: none). The prompt stays cached for `retain_s` seconds.
     """
 
     id: str
     created: int
     arrival_s: float
     deadline_s: float
-    max_tokens: int | None
-    default_max_tokens: int | None
-    logprobs: int | None
     key: str
-    priority: int
     retain_s: float
-    cache_salt: str
 
 
 class PlannedChoice(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,37 +48,19 @@ class PlannedChoice(msgspec.Struct, frozen=True, kw_only=True):
     prompt: int
 
 
-def response_spec(
-    gateway: Gateway,
-    request: HttpRequest,
-    fields: GenerationFields,
-    *,
-    prefix: str,
-    prompts: int,
-    max_tokens: int | None,
-    default_max_tokens: int | None = None,
-    logprobs: int | None,
-) -> ResponseSpec:
-    """Validate the fields that do not depend on the tokens of the prompts; raises RequestError.
-
-    The response's id is the request's with `prefix`.
-    """
+def response_spec(gateway: Gateway, request: HttpRequest, fields: GenerationFields, *, prompts: int) -> ResponseSpec:
+    """Validate the fields that do not depend on the tokens of the prompts; raises RequestError."""
     _check_fields(gateway, fields, prompts)
     arrival = arrival_of(request)
     if arrival.key is not None:
         _check_key(arrival.key, (fields.n or 1) * prompts)
     return ResponseSpec(
-        id=f"{prefix}-{arrival.request_id}",
+        id=f"{fields.id_prefix}-{arrival.request_id}",
         created=arrival.created,
         arrival_s=arrival.monotonic_s,
         deadline_s=arrival.monotonic_s + _timeout_s(gateway.limits, request, fields),
-        max_tokens=max_tokens,
-        default_max_tokens=default_max_tokens,
-        logprobs=logprobs,
         key="" if arrival.key is None else arrival.key.name,
-        priority=fields.priority or 0,
         retain_s=min(_retention_s(fields), gateway.limits.longest_retention_s),
-        cache_salt=fields.cache_salt or "",
     )
 
 
@@ -100,18 +76,20 @@ def plan(
     stops = _stop_strings(fields, gateway.limits)
     planned = []
     for number, token_ids in enumerate(prompts):
-        sampling = _sampling(gateway, fields, spec, len(token_ids))
+        sampling = _sampling(gateway, fields, len(token_ids))
         seed = secrets.randbits(_SEED_BITS) if fields.seed is None else fields.seed
         for nth in range(n):
             index = number * n + nth
             seeded = msgspec.structs.replace(sampling, seed=(seed + nth) & _SEED_MASK)
-            generation = _generation(spec, index, token_ids, seeded)
+            generation = _generation(spec, fields, index, token_ids, seeded)
             output = OutputProcessor(index, gateway.tokenizer, fields, stops)
             planned.append(PlannedChoice(generation=generation, output=output, prompt=number))
     return planned
 
 
-def _generation(spec: ResponseSpec, index: int, token_ids: list[int], sampling: SamplingParams) -> Generation:
+def _generation(
+    spec: ResponseSpec, fields: GenerationFields, index: int, token_ids: list[int], sampling: SamplingParams
+) -> Generation:
     request = Request(
         # Clients may reuse request ids, so the generation's id has a random suffix.
         id=f"{spec.id}-{index}-{secrets.token_hex(16)}",
@@ -125,18 +103,17 @@ def _generation(spec: ResponseSpec, index: int, token_ids: list[int], sampling: 
         prompt_token_ids=token_ids,
         sampling=sampling,
         key=spec.key,
-        priority=spec.priority,
+        priority=fields.priority or 0,
         deadline_s=spec.deadline_s,
-        cache_salt=spec.cache_salt,
+        cache_salt=fields.cache_salt or "",
     )
 
 
-def _sampling(gateway: Gateway, fields: GenerationFields, spec: ResponseSpec, prompt_tokens: int) -> SamplingParams:
+def _sampling(gateway: Gateway, fields: GenerationFields, prompt_tokens: int) -> SamplingParams:
     """Sampling parameters for a prompt; raises RequestError if values conflict with the model or each other."""
-    model, max_tokens, min_tokens = gateway.service.model, spec.max_tokens, fields.min_tokens or 0
-    if max_tokens is None:
-        left = model.max_model_len - prompt_tokens
-        max_tokens = max(1, left if spec.default_max_tokens is None else min(spec.default_max_tokens, left))
+    model, min_tokens = gateway.service.model, fields.min_tokens or 0
+    left = model.max_model_len - prompt_tokens
+    max_tokens = fields.token_limit or max(1, min(fields.default_max_tokens, left))
     if prompt_tokens + max_tokens > model.max_model_len:
         raise RequestError(
             f"the context length of this model is {model.max_model_len} tokens, but {prompt_tokens} tokens "
@@ -158,7 +135,7 @@ def _sampling(gateway: Gateway, fields: GenerationFields, spec: ResponseSpec, pr
         min_tokens=min_tokens,
         ignore_eos=bool(fields.ignore_eos),
         stop_token_ids=stop_token_ids,
-        logprobs=spec.logprobs,
+        logprobs=fields.wanted_logprobs,
     )
 
 

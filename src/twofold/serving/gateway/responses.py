@@ -73,10 +73,7 @@ class ChatTopLogprob(Struct, frozen=True, kw_only=True):
     bytes: list[int] | None
 
 
-class ChatTokenLogprob(Struct, frozen=True, kw_only=True):
-    token: str
-    logprob: float
-    bytes: list[int] | None
+class ChatTokenLogprob(ChatTopLogprob, frozen=True, kw_only=True):
     top_logprobs: list[ChatTopLogprob]
 
 

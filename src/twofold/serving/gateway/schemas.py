@@ -4,7 +4,7 @@ Null means the default in every optional field. Unknown fields are ignored; unsu
 answer are rejected unless they have a neutral value.
 """
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import msgspec
 from msgspec import Meta, Struct
@@ -107,7 +107,13 @@ class PromptCacheOptions(Struct, frozen=True, kw_only=True):
 
 
 class GenerationFields(UnsupportedFields, frozen=True, kw_only=True):
-    """Fields of both endpoints, with the names and meanings of OpenAI and vLLM."""
+    """Fields of both endpoints, with the names and meanings of OpenAI and vLLM.
+
+    Responses have ids with `id_prefix`. Without a limit, outputs have up to `default_max_tokens`.
+    """
+
+    id_prefix: ClassVar[str]
+    default_max_tokens: ClassVar[int] = MAX_INT
 
     model: str
     max_tokens: Count | None = None
@@ -133,12 +139,28 @@ class GenerationFields(UnsupportedFields, frozen=True, kw_only=True):
     prompt_cache_options: PromptCacheOptions | None = None
     timeout: Annotated[float, Meta(gt=0)] | None = None
 
+    @property
+    def token_limit(self) -> int | None:
+        """Limit on the output tokens."""
+        return self.max_tokens
+
+    @property
+    def wanted_logprobs(self) -> int | None:
+        """How many of the most probable tokens to report for each token; None for no log probabilities."""
+        raise NotImplementedError
+
 
 class CompletionFields(GenerationFields, frozen=True, kw_only=True):
     """Body of `POST /v1/completions`."""
 
+    id_prefix = "cmpl"
+    default_max_tokens = 16
     prompt: Prompt
     logprobs: TopLogprobs | None = None
+
+    @property
+    def wanted_logprobs(self) -> int | None:
+        return self.logprobs
 
 
 class ContentPart(Struct, frozen=True, kw_only=True):
@@ -162,9 +184,18 @@ class InputMessage(Struct, frozen=True, kw_only=True):
 class ChatFields(GenerationFields, frozen=True, kw_only=True):
     """Body of `POST /v1/chat/completions`."""
 
+    id_prefix = "chatcmpl"
     messages: list[InputMessage]
     max_completion_tokens: Count | None = None
     logprobs: bool | None = None
     top_logprobs: TopLogprobs | None = None
     add_generation_prompt: bool | None = None
     chat_template_kwargs: dict[str, object] | None = None
+
+    @property
+    def token_limit(self) -> int | None:
+        return self.max_completion_tokens or self.max_tokens
+
+    @property
+    def wanted_logprobs(self) -> int | None:
+        return (self.top_logprobs or 0) if self.logprobs else None

@@ -27,6 +27,7 @@ logger = logging.getLogger(__name__)
 DONE = b"data: [DONE]\n\n"
 # The last two keep proxies from buffering tokens.
 HEADERS = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache", "x-accel-buffering": "no"}
+_ENCODER = msgspec.json.Encoder()
 
 T = TypeVar("T")
 
@@ -63,12 +64,6 @@ async def _cancel(task: "asyncio.Task[T]") -> None:
         logger.error("error while cancelling the work of a disconnected client", exc_info=task.exception())
 
 
-class _End(msgspec.Struct, frozen=True):
-    """End or failure of a source."""
-
-    error: Exception | None
-
-
 async def interleave(sources: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[T, None]:
     """Merge generators in order of arrival; the first error ends all. Closing it closes every source."""
     if len(sources) == 1:  # fast path without task and queue
@@ -76,59 +71,55 @@ async def interleave(sources: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerat
             async for item in source:
                 yield item
         return
-    queue: asyncio.Queue[T | _End] = asyncio.Queue()
+    queue: asyncio.Queue[T | Exception | None] = asyncio.Queue()
     tasks = [asyncio.create_task(_pump(source, queue)) for source in sources]
     try:
         running = len(tasks)
         while running:
             arrived = await queue.get()
-            if not isinstance(arrived, _End):
-                yield arrived
-            elif arrived.error is not None:
-                raise arrived.error
-            else:
+            if arrived is None:
                 running -= 1
+            elif isinstance(arrived, Exception):
+                raise arrived
+            else:
+                yield arrived
     finally:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _pump(source: AsyncGenerator[T, None], queue: "asyncio.Queue[T | _End]") -> None:
-    error: Exception | None = None
+async def _pump(source: AsyncGenerator[T, None], queue: "asyncio.Queue[T | Exception | None]") -> None:
+    """Put the items of a source into a queue, then None or the error that ended it."""
     try:
         async with aclosing(source):
             async for item in source:
                 queue.put_nowait(item)
-    except Exception as caught:  # noqa: BLE001 raised again at the other end of the queue
-        error = caught
-    queue.put_nowait(_End(error))
+        queue.put_nowait(None)
+    except Exception as error:  # noqa: BLE001 raised again at the other end of the queue
+        queue.put_nowait(error)
 
 
-async def until_deadline(deadline_s: float | None, items: AsyncGenerator[T, None]) -> AsyncGenerator[T, None]:
+async def until_deadline(deadline_s: float, items: AsyncGenerator[T, None]) -> AsyncGenerator[T, None]:
     """Yield `items` until a time of the monotonic clock; then close them and raise RequestError (504).
 
     Must be iterated by a single task.
     """
-    timer = None if deadline_s is None else _DeadlineTimer(deadline_s)
+    timer = _DeadlineTimer(deadline_s)
     try:
         async with aclosing(items):
             async for item in items:
-                if timer is None:
-                    yield item
-                    continue
                 timer.waiting = False
                 yield item
                 timer.waiting = True
                 if timer.fired:
                     timer.fire_again()
     except asyncio.CancelledError as error:
-        if timer is None or not timer.caused_cancellation():
+        if not timer.caused_cancellation():
             raise
         raise deadline_error() from error
     finally:
-        if timer is not None:
-            timer.stop()
+        timer.stop()
 
 
 class _DeadlineTimer:
@@ -197,9 +188,9 @@ class UsageCounter:
         )
 
 
-def event(data: bytes) -> bytes:
-    """Format one event; `data` is JSON on one line."""
-    return b"data: " + data + b"\n\n"
+def event(body: msgspec.Struct) -> bytes:
+    """Format one event."""
+    return b"data: " + _ENCODER.encode(body) + b"\n\n"
 
 
 class EventStream(Response):
@@ -227,7 +218,7 @@ class EventStream(Response):
                 async for data in events:
                     await self._send(send, data)
             except Exception as error:  # noqa: BLE001 the status is already sent, so the error becomes an event
-                last = event(bytes(error_response_for(error).body))
+                last = b"data: " + bytes(error_response_for(error).body) + b"\n\n"
             else:
                 last = DONE
         await self._send(send, last, more=False)

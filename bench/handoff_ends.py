@@ -23,7 +23,7 @@ from twofold.request import SamplingParams
 from twofold.serving.worker.peers import link_speed
 from twofold.serving.worker.process import prefill_speed
 from twofold.serving.worker.sender import HandoffSender, OutgoingHandoff, layers_per_transfer
-from twofold.transport.base import MemoryDescriptor
+from twofold.transport.base import KvCacheSpec, MemoryDescriptor
 from twofold.transport.nixl import NixlTransport
 
 BLOCK_SIZE = 16
@@ -56,7 +56,7 @@ class HandoffTimes(msgspec.Struct, frozen=True, kw_only=True):
 def decode_end(model: Path, blocks: int, answers: TextIO) -> None:
     """Lend memory until stdin closes."""
     layout = load_model(model, dtype="float32").layout(BLOCK_SIZE)
-    transport = NixlTransport("decode-0", 1, layout, blocks, "cpu")
+    transport = NixlTransport(KvCacheSpec("decode-0", 1, layout, blocks))
     _answer(answers, transport.descriptor)
     sys.stdin.read()
 
@@ -64,7 +64,7 @@ def decode_end(model: Path, blocks: int, answers: TextIO) -> None:
 def prefill_end(model: Path, blocks: int, answers: TextIO) -> None:
     """Connect to the decode side, print the startup measurements, then process requests."""
     loaded = load_model(model, dtype="float32")
-    transport = NixlTransport("prefill-0", 1, loaded.layout(BLOCK_SIZE), blocks, "cpu")
+    transport = NixlTransport(KvCacheSpec("prefill-0", 1, loaded.layout(BLOCK_SIZE), blocks))
     engine = TorchEngine(loaded, transport.engine_pool)
     peer = msgspec.json.decode(sys.stdin.readline(), type=MemoryDescriptor)
     connection = transport.connect(peer)

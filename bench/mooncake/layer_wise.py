@@ -35,7 +35,6 @@ from rich.table import Table
 from twofold.engine.model_factory import ModelSpec, create_model
 from twofold.engine.torch.engine import TorchEngine
 from twofold.engine.torch.loader import LoadedModel, load_model
-from twofold.instance import Role
 from twofold.kvcache.allocator import LeaseTable
 from twofold.kvcache.eviction import create_eviction
 from twofold.kvcache.paged import PrefixBlockAllocator
@@ -57,6 +56,7 @@ from twofold.serving.worker.prefix_store import StoredPrefixes
 from twofold.serving.worker.receiver import HandoffReceiver
 from twofold.serving.worker.sender import HandoffSender
 from twofold.serving.worker.state import KvLanding, SharedWorkerState, TokenSequence
+from twofold.transport.base import KvCacheSpec
 from twofold.transport.shared_memory import SharedMemoryTransport
 
 GOAL = 0.1
@@ -135,7 +135,7 @@ class Worker:
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], model: LoadedModel, tokens: int) -> None:
         layout, blocks = model.layout(BLOCK), tokens // BLOCK
-        transport = SharedMemoryTransport("prefill-0", 1, layout, blocks, "cpu")
+        transport = SharedMemoryTransport(KvCacheSpec("prefill-0", 1, layout, blocks))
         pool = transport.engine_pool
         for layer in range(len(layout.layers)):
             for part in (pool.keys(layer), pool.values(layer)):
@@ -148,7 +148,6 @@ class Worker:
         self._scheduler = InstanceScheduler(BATCHERS["mixed"](8192, 16), self.shared, leases, 16)
         self.state = SharedWorkerState(
             instance="prefill-0",
-            role=Role.MIXED,
             scheduler=self._scheduler,
             sender=HandoffSender(len(layout.layers), time.monotonic),
             receiver=HandoffReceiver(),

@@ -29,7 +29,7 @@ from twofold.errors import ConfigurationError
 from twofold.handoff import Lease
 from twofold.security.key import write_key
 from twofold.security.network import HostNetwork
-from twofold.transport.base import Connection, MemoryDescriptor
+from twofold.transport.base import Connection, KvCacheSpec, MemoryDescriptor
 from twofold.transport.pooled import PooledTransport, load_transport
 
 # Sizes of an 8B model with fewer layers: 64 KiB per block and layer.
@@ -76,7 +76,8 @@ def make(way: str, role: str, key: Path) -> PooledTransport:
     os.environ.update(settings)
     network = HostNetwork(host=role, address="127.0.0.1", key_file=str(key), controller="tcp://127.0.0.1:1")
     try:
-        return load_transport(name)(role, 1 if role == "prefill" else 2, LAYOUT, BLOCKS, "cpu", network)
+        cache = KvCacheSpec(role, 1 if role == "prefill" else 2, LAYOUT, BLOCKS, network=network)
+        return load_transport(name)(cache)
     finally:
         for setting in settings:
             del os.environ[setting]

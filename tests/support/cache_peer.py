@@ -10,6 +10,7 @@ import torch
 from support.device import DEVICE
 from twofold.handoff import Lease
 from twofold.security.network import HostNetwork
+from twofold.transport.base import KvCacheSpec
 from twofold.transport.pooled import load_transport
 
 
@@ -50,7 +51,7 @@ class Cache:
     def make(self, transport, epoch, layout, num_blocks, everything=True):
         """Create the transport, by default with leases on all blocks for all sources."""
         make = load_transport(transport)
-        self.transport = make(self.name, epoch, layout, num_blocks, DEVICE, self.network)
+        self.transport = make(KvCacheSpec(self.name, epoch, layout, num_blocks, DEVICE, self.network))
         if everything:
             for peer in ("prefill", "decode"):
                 self.grant(lease(self.name, epoch, peer, range(num_blocks)))

@@ -8,7 +8,6 @@ from functools import partial
 from twofold.engine.torch.engine import TorchEngine
 from twofold.engine.torch.pool import KvPool
 from twofold.handoff import HandoffMode
-from twofold.instance import Role
 from twofold.kvcache.allocator import LeaseTable
 from twofold.kvcache.eviction import create_eviction
 from twofold.kvcache.paged import PrefixBlockAllocator
@@ -92,7 +91,6 @@ class StoreWorker:
         )
         self.state = SharedWorkerState(
             instance="w",
-            role=Role.MIXED,
             scheduler=self.scheduler,
             sender=HandoffSender(self.copier.layers, time.monotonic),
             receiver=HandoffReceiver(),

@@ -12,6 +12,7 @@ from support.cache_peer import Cache, cache_peer, lease
 from twofold.engine.base import KvLayout, LayerShape
 from twofold.errors import ConfigurationError, InstanceLostError, StaleEpochError
 from twofold.security.key import write_key
+from twofold.transport.base import KvCacheSpec
 from twofold.transport.curve_server import LeaseGate
 from twofold.transport.pooled import load_transport
 
@@ -120,7 +121,7 @@ def test_uses_shared_memory_within_a_host(key):
 
 def test_rejects_a_single_host_service():
     with pytest.raises(ConfigurationError, match="--listen-workers"):
-        load_transport("curve")("prefill", 1, LAYOUT, 4, "cpu", None)
+        load_transport("curve")(KvCacheSpec("prefill", 1, LAYOUT, 4))
 
 
 LEASES = st.tuples(st.sampled_from("pq"), st.sampled_from("abc"), st.frozensets(st.integers(0, 9), min_size=1))

@@ -10,6 +10,7 @@ from twofold.cluster.timing import PS, ps
 from twofold.engine.emulated.prefills import LayerGroups, PrefillTimes
 from twofold.errors import ConfigurationError
 from twofold.performance.transfer import TransferModel
+from twofold.transport.base import KvCacheSpec
 from twofold.transport.emulated import EmulatedPort, EmulatedTransport
 
 KV_BYTES, BLOCK = 1_000_000, 16
@@ -30,7 +31,7 @@ class World:
         self.own = own
 
     def transport(self, name, port):
-        return EmulatedTransport(name, 1, self.layout, 1000, port, self.prefills, self.clock)
+        return EmulatedTransport(KvCacheSpec(name, 1, self.layout, 1000), port, self.prefills, self.clock)
 
     def serialized(self, blocks):
         """Return the seconds of a serialized hand-off after its prefill."""

@@ -18,6 +18,7 @@ from twofold.errors import ConfigurationError, InstanceLostError
 from twofold.security.key import write_key
 from twofold.transport import mooncake
 from twofold.transport import mooncake as mooncake_engine
+from twofold.transport.base import KvCacheSpec
 from twofold.transport.memory import SharedMemory
 from twofold.transport.pooled import load_transport
 
@@ -71,7 +72,7 @@ def test_uses_shared_memory_within_a_host(key):
 @MOONCAKE
 def test_rejects_a_single_host_service():
     with pytest.raises(ConfigurationError, match="--listen-workers"):
-        load_transport("mooncake")("prefill", 1, LAYOUT, 4, "cpu", None)
+        load_transport("mooncake")(KvCacheSpec("prefill", 1, LAYOUT, 4))
 
 
 @MOONCAKE
@@ -92,7 +93,8 @@ def test_refuses_data_for_another_epoch_at_the_same_port(cache, peer):
 def test_a_failed_write_has_no_pieces_in_flight(cache, peer):
     blocks = 64
     connection = prepared(cache, peer, LARGE, blocks)
-    connection._remote._parts[0] = (0, connection._remote._parts[0][1])  # an invalid address for the first keys
+    keys = connection._remote._parts[0]
+    keys[0] = (0, keys[0][1])  # an invalid address for the first keys
     with pytest.raises(InstanceLostError):
         connection.write(range(2), range(blocks), range(blocks))
     first = peer.do("rows")

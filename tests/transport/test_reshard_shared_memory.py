@@ -11,7 +11,7 @@ from twofold.engine.base import KvLayout, LayerShape
 from twofold.engine.torch.pool import KvPool
 from twofold.errors import ConfigurationError, InstanceLostError
 from twofold.kvcache.sharding import UNSHARDED, Sharding
-from twofold.transport.base import SCRATCH_BYTES
+from twofold.transport.base import SCRATCH_BYTES, KvCacheSpec
 from twofold.transport.sharded import OtherRanks, RankServer, ShardedTransport
 from twofold.transport.shared_memory import SharedMemoryTransport
 
@@ -28,8 +28,7 @@ class Instance:
     def __init__(self, name, split):
         self.split = split
         self.ranks = [
-            SharedMemoryTransport(name, 1, LAYOUT, BLOCKS, "cpu", sharding=split, rank=rank)
-            for rank in range(split.ranks)
+            SharedMemoryTransport(KvCacheSpec(name, 1, LAYOUT, BLOCKS), split, rank) for rank in range(split.ranks)
         ]
         self.transport = self.ranks[0]
         if split != UNSHARDED:

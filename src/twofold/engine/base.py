@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 import msgspec
 
@@ -103,7 +103,6 @@ class Engine(Protocol):
 
     @property
     def layout(self) -> KvLayout: ...
-
     @property
     def num_blocks(self) -> int: ...
 
@@ -117,13 +116,11 @@ class Engine(Protocol):
         `wait_for(k)` is called in the forward pass before layer k's attention; it returns when all cached KV
         that the iteration reads of this layer is in the pool.
         """
-        ...
 
 
 IterationDone = Callable[[list[Sampled | None]], None]
 
 
-@runtime_checkable
 class PipelineEngine(Engine, Protocol):
     """An engine with several pipeline stages, each of which can run another iteration."""
 
@@ -134,4 +131,3 @@ class PipelineEngine(Engine, Protocol):
         started. All stages compute iterations in that order, so a step may read KV of an earlier iteration that
         has not ended.
         """
-        ...

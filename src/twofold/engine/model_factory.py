@@ -63,17 +63,13 @@ def train_tokenizer(vocab_size: int, max_length: int, corpus_bytes: int = _CORPU
 
 def _corpus(limit: int) -> Iterator[str]:
     """Yield the Python language reference, then the source of the standard library, in a fixed order."""
-    left = limit
-    for text in itertools.chain((topics[name] for name in sorted(topics)), _library()):
+    left, stdlib = limit, Path(sysconfig.get_paths()["stdlib"])
+    library = (path.read_text(encoding="utf-8", errors="ignore") for path in sorted(stdlib.glob("*.py")))
+    for text in itertools.chain((topics[name] for name in sorted(topics)), library):
         yield text[:left]
         left -= len(text)
         if left <= 0:
             return
-
-
-def _library() -> Iterator[str]:
-    for path in sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py")):
-        yield path.read_text(encoding="utf-8", errors="ignore")
 
 
 _DTYPES = ("float32", "bfloat16", "float16")

@@ -2,7 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import ClassVar, Protocol, Self
+from typing import ClassVar, NamedTuple, Protocol, Self
 
 import msgspec
 
@@ -10,6 +10,7 @@ from twofold.engine.base import KvLayout
 from twofold.errors import ConfigurationError
 from twofold.handoff import Lease
 from twofold.kvcache.sharding import UNSHARDED, Sharding
+from twofold.security.network import HostNetwork
 
 # Memory of every instance that peers may write at any time, to measure the link.
 SCRATCH_BYTES = 4 << 20
@@ -33,6 +34,27 @@ class MemoryDescriptor(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def rank_addresses(self) -> tuple[str, ...]:
         return (self.address, *self.others)
+
+
+class KvCacheSpec(NamedTuple):
+    """The KV cache of one epoch of an instance, to be created for an engine on `device`."""
+
+    instance: str
+    epoch: int
+    layout: KvLayout
+    num_blocks: int
+    device: str = "cpu"
+    network: HostNetwork | None = None  # of a service over several hosts
+
+    def descriptor(self, address: str, sharding: Sharding = UNSHARDED) -> MemoryDescriptor:
+        return MemoryDescriptor(
+            instance=self.instance,
+            epoch=self.epoch,
+            address=address,
+            num_blocks=self.num_blocks,
+            layout=self.layout,
+            sharding=sharding,
+        )
 
 
 class Connection(Protocol):

@@ -12,15 +12,20 @@ import msgspec
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from twofold.engine.base import KvLayout
-from twofold.engine.torch.pool import KvPool
 from twofold.errors import ConfigurationError, InstanceLostError, StaleEpochError
 from twofold.handoff import Lease
 from twofold.security.guard import Guard
 from twofold.security.key import read_key
-from twofold.security.network import HostNetwork
 from twofold.transport import curve_server
-from twofold.transport.base import Connection, MemoryDescriptor, TransportAddress, check_layout, moved_bytes
+from twofold.transport.base import (
+    Connection,
+    KvCacheSpec,
+    MemoryDescriptor,
+    TransportAddress,
+    check_layout,
+    moved_bytes,
+)
+from twofold.transport.pooled import PooledTransport
 from twofold.transport.shared_memory import SharedMemoryTransport
 
 _LOOK_MS = 50  # between checks for a closed or broken connection
@@ -32,17 +37,8 @@ class CurveConnection:
     Requests are repeated after a reconnect, because the request or its reply may be lost. All of them are idempotent.
     """
 
-    def __init__(
-        self,
-        socket: zmq.Socket[bytes],
-        address: str,
-        instance: str,
-        peer: MemoryDescriptor,
-        engine_pool: KvPool,
-        landing_pool: KvPool,
-    ) -> None:
-        self._socket, self._instance, self._peer = socket, instance, peer
-        self._engine_pool, self._landing_pool = engine_pool, landing_pool
+    def __init__(self, socket: zmq.Socket[bytes], address: str, ours: PooledTransport, peer: MemoryDescriptor) -> None:
+        self._socket, self._ours, self._peer = socket, ours, peer
         self._breaks = socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
         self._socket.connect(address)
         self._answers = msgspec.msgpack.Decoder[curve_server.CurveReply](curve_server.CurveReply)
@@ -54,16 +50,16 @@ class CurveConnection:
         if not source_blocks:
             return 0
         question = curve_server.WriteBlocks(
-            self._instance, self._peer.epoch, (layers.start, layers.stop), tuple(target_blocks)
+            self._ours.descriptor.instance, self._peer.epoch, (layers.start, layers.stop), tuple(target_blocks)
         )
-        self._ask(question, curve_server.gather(self._engine_pool, layers, source_blocks))
+        self._ask(question, curve_server.gather(self._ours.engine_pool, layers, source_blocks))
         return moved_bytes(self._peer.layout, layers, len(source_blocks))
 
     def read(self, layers: range, source_blocks: Sequence[int], target_blocks: Sequence[int]) -> int:
         if not source_blocks:
             return 0
         frames = self._ask(curve_server.ReadBlocks(self._peer.epoch, (layers.start, layers.stop), tuple(source_blocks)))
-        curve_server.scatter(self._landing_pool, layers, target_blocks, frames)
+        curve_server.scatter(self._ours.landing_pool, layers, target_blocks, frames)
         return moved_bytes(self._peer.layout, layers, len(source_blocks))
 
     def probe(self, nbytes: int) -> None:
@@ -130,24 +126,17 @@ class CurveAddress(TransportAddress, frozen=True, tag=True):
 class CurveTransport(SharedMemoryTransport):
     """A local cache that peers on this host map, and remote peers access through a server thread."""
 
-    def __init__(
-        self,
-        instance: str,
-        epoch: int,
-        layout: KvLayout,
-        num_blocks: int,
-        device: str,
-        network: HostNetwork | None = None,
-    ) -> None:
+    def __init__(self, spec: KvCacheSpec) -> None:
+        network = spec.network
         if network is None:
             raise ConfigurationError("--transport curve needs several hosts: see --listen-workers")
-        super().__init__(instance, epoch, layout, num_blocks, device)
+        super().__init__(spec)
         self._host = network.host
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._guard = Guard(self._context, read_key(Path(network.key_file)))
         self._gate = curve_server.LeaseGate()
         self._server = curve_server.CurveServer(
-            self._context, self._guard, network.address, epoch, self.landing_pool, self._gate
+            self._context, self._guard, network.address, spec.epoch, self.landing_pool, self._gate
         )
         address = CurveAddress(network.host, self.descriptor.address, self._server.address)
         self.descriptor = msgspec.structs.replace(self.descriptor, address=address.encode())
@@ -159,9 +148,7 @@ class CurveTransport(SharedMemoryTransport):
             return super().connect(msgspec.structs.replace(peer, address=address.memory))
         socket = self._context.socket(zmq.DEALER)
         self._guard.call(socket, address.server, bulk=True)
-        return CurveConnection(
-            socket, address.server, self.descriptor.instance, peer, self.engine_pool, self.landing_pool
-        )
+        return CurveConnection(socket, address.server, self, peer)
 
     def granted(self, lease: Lease) -> None:
         self._gate.open(lease.source, lease.request_id, lease.blocks)

@@ -9,9 +9,8 @@ from collections.abc import Sequence
 import msgspec
 
 from twofold.cluster.timing import ps
-from twofold.engine.base import KvLayout
 from twofold.engine.emulated.prefills import Clock, PrefillTimes
-from twofold.transport.base import Connection, MemoryDescriptor, Transport, check_layout, moved_bytes
+from twofold.transport.base import Connection, KvCacheSpec, MemoryDescriptor, Transport, check_layout, moved_bytes
 
 
 class EmulatedPort(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,22 +33,14 @@ class EmulatedPort(msgspec.Struct, frozen=True, kw_only=True):
         return min(self.bytes_per_s, peer.bytes_per_s)
 
 
-class _Link:
-    """Outgoing link of an instance, busy until `free_at`."""
-
-    def __init__(self, port: EmulatedPort, prefills: PrefillTimes, clock: Clock) -> None:
-        self.port, self.prefills, self.clock = port, prefills, clock
-        self.free_at = 0
-
-
 class EmulatedConnection:
     """Link to one peer.
 
     A hand-off that begins during the prefill of its prompt is layer-wise and adds synchronization.
     """
 
-    def __init__(self, link: _Link, layout: KvLayout, peer: EmulatedPort) -> None:
-        self._link, self._layout = link, layout
+    def __init__(self, link: "EmulatedTransport", peer: EmulatedPort) -> None:
+        self._link, self._layout = link, link.descriptor.layout
         self._rate = link.port.rate_to(peer)
         self._layer_wise: set[int] = set()  # running hand-offs by their last block
 
@@ -73,7 +64,8 @@ class EmulatedConnection:
     def _write(self, layer: int, source_blocks: Sequence[int]) -> int:
         link, size = self._link, len(source_blocks) * self._layout.layer_bytes_per_block(layer)
         last = layer == len(self._layout.layers) - 1
-        begin = self._begin(source_blocks) if layer == 0 else self._ready(source_blocks, layer)
+        # A layer leaves as soon as it is computed, even if this process notices later.
+        begin = self._begin(source_blocks) if layer == 0 else link.prefills.ready(source_blocks, layer)
         link.free_at = max(begin, link.free_at) + ps(size / self._rate)
         landed = link.free_at
         if last and source_blocks[-1] in self._layer_wise:
@@ -93,34 +85,15 @@ class EmulatedConnection:
             self._layer_wise.discard(blocks[-1])
         return now + ps(self._link.port.latency_s)
 
-    def _ready(self, blocks: Sequence[int], layer: int) -> int:
-        """Return the time at which a layer leaves: when it is computed, even if this process notices later."""
-        return self._link.prefills.ready(blocks, layer)
-
 
 class EmulatedTransport(Transport):
-    """Descriptor of an emulated cache, and emulated connections to peers."""
+    """Descriptor of an emulated cache, and its outgoing link to peers, which is busy until `free_at`."""
 
-    def __init__(
-        self,
-        instance: str,
-        epoch: int,
-        layout: KvLayout,
-        num_blocks: int,
-        port: EmulatedPort,
-        prefills: PrefillTimes,
-        clock: Clock,
-    ) -> None:
-        self._link = _Link(port, prefills, clock)
-        self.descriptor = MemoryDescriptor(
-            instance=instance,
-            epoch=epoch,
-            address=msgspec.json.encode(port).decode(),
-            num_blocks=num_blocks,
-            layout=layout,
-        )
+    def __init__(self, spec: KvCacheSpec, port: EmulatedPort, prefills: PrefillTimes, clock: Clock) -> None:
+        self.port, self.prefills, self.clock = port, prefills, clock
+        self.free_at = 0
+        self.descriptor = spec.descriptor(msgspec.json.encode(port).decode())
 
     def connect(self, peer: MemoryDescriptor) -> Connection:
         check_layout(self.descriptor, peer)
-        port = msgspec.json.decode(peer.address, type=EmulatedPort)
-        return EmulatedConnection(self._link, self.descriptor.layout, port)
+        return EmulatedConnection(self, msgspec.json.decode(peer.address, type=EmulatedPort))

@@ -21,8 +21,7 @@ import torch
 from twofold.engine.base import KvLayout
 from twofold.engine.torch.pool import copy_blocks
 from twofold.errors import ConfigurationError, InstanceLostError
-from twofold.security.network import HostNetwork
-from twofold.transport.base import Connection, MemoryDescriptor, TransportAddress, check_layout
+from twofold.transport.base import Connection, KvCacheSpec, MemoryDescriptor, TransportAddress, check_layout
 from twofold.transport.one_sided import LIFE_BYTES, CacheMemory, OneSidedConnection, Operation, Pieces, pause
 from twofold.transport.shared_memory import SharedMemoryTransport
 
@@ -137,22 +136,15 @@ class MooncakeTransport(SharedMemoryTransport):
 
     writes_outlive_lease = True  # data of an ended process may still be in the network
 
-    def __init__(
-        self,
-        instance: str,
-        epoch: int,
-        layout: KvLayout,
-        num_blocks: int,
-        device: str,
-        network: HostNetwork | None = None,
-    ) -> None:
+    def __init__(self, spec: KvCacheSpec) -> None:
+        network = spec.network
         if network is None:
             raise ConfigurationError("--transport mooncake needs several hosts: see --listen-workers")
-        super().__init__(instance, epoch, layout, num_blocks, device)
+        super().__init__(spec)
         self._host = network.host
-        base = self._memory.map_again(own_address(epoch, self._memory.nbytes))
+        base = self._memory.map_again(own_address(spec.epoch, self._memory.nbytes))
         self._life_word = torch.zeros(LIFE_BYTES // 8, dtype=torch.int64)
-        self._life_word[0] = epoch
+        self._life_word[0] = spec.epoch
         self._engine = MooncakeEngine(network.address)
         self._engine.register(base, self._memory.nbytes)
         self._engine.register(self._life_word.data_ptr(), LIFE_BYTES)
@@ -163,7 +155,7 @@ class MooncakeTransport(SharedMemoryTransport):
             base=base,
             life=self._life_word.data_ptr(),
         )
-        self._cache = _cache_memory(layout, num_blocks, address)
+        self._cache = _cache_memory(spec.layout, spec.num_blocks, address)
         self.descriptor = msgspec.structs.replace(self.descriptor, address=address.encode())
 
     def connect(self, peer: MemoryDescriptor) -> Connection:

@@ -19,8 +19,14 @@ import torch
 from twofold.engine.base import KvLayout
 from twofold.engine.torch.pool import KvPool
 from twofold.errors import ConfigurationError, InstanceLostError
-from twofold.security.network import HostNetwork
-from twofold.transport.base import SCRATCH_BYTES, Connection, MemoryDescriptor, TransportAddress, check_layout
+from twofold.transport.base import (
+    SCRATCH_BYTES,
+    Connection,
+    KvCacheSpec,
+    MemoryDescriptor,
+    TransportAddress,
+    check_layout,
+)
 from twofold.transport.memory import SharedMemory
 from twofold.transport.one_sided import LIFE_BYTES, CacheMemory, OneSidedConnection, Operation, Pieces, pause
 from twofold.transport.pooled import PooledTransport, as_tensor
@@ -175,34 +181,25 @@ class NixlTransport(PooledTransport):
 
     writes_outlive_lease = True  # data of an ended process may still be in the network
 
-    def __init__(
-        self,
-        instance: str,
-        epoch: int,
-        layout: KvLayout,
-        num_blocks: int,
-        device: str,
-        _network: HostNetwork | None = None,
-    ) -> None:
-        self._agent = NixlAgent(f"{instance}@{epoch}")
+    def __init__(self, spec: KvCacheSpec) -> None:
+        layout, num_blocks = spec.layout, spec.num_blocks
+        self._agent = NixlAgent(f"{spec.instance}@{spec.epoch}")
         life = life_offset(layout, num_blocks)
         nbytes = life + LIFE_BYTES + SCRATCH_BYTES
-        where = torch.device(device)
+        where = torch.device(spec.device)
         on_cpu = where.type == "cpu"
         if on_cpu:
-            self._shared = SharedMemory.create(instance, nbytes)  # reserved at start
+            self._shared = SharedMemory.create(spec.instance, nbytes)  # reserved at start
             memory = as_tensor(self._shared)
         else:
             memory = torch.zeros(nbytes, dtype=torch.uint8, device=where)
         self.engine_pool = self.landing_pool = KvPool(layout, num_blocks, memory)
         self._cache = cache_memory(layout, num_blocks, memory.data_ptr(), None if on_cpu else where.index or 0)
         self._life_word = memory[life : life + 16].view(torch.int64)
-        self._life_word[0] = epoch
+        self._life_word[0] = spec.epoch
         self._agent.register(memory.data_ptr(), nbytes, self._cache.device)
         address = NixlAddress(self._agent.metadata(), memory.data_ptr(), self._cache.device)
-        self.descriptor = MemoryDescriptor(
-            instance=instance, epoch=epoch, address=address.encode(), num_blocks=num_blocks, layout=layout
-        )
+        self.descriptor = spec.descriptor(address.encode())
 
     def connect(self, peer: MemoryDescriptor) -> Connection:
         check_layout(self.descriptor, peer)

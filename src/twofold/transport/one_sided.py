@@ -101,14 +101,14 @@ class OneSidedConnection:
             return 0
         if self._ready is not None:
             self._ready(layers, source_blocks)
-        sources, targets, counts = _transposed(source_blocks, target_blocks)
+        sources, targets, counts = zip(*block_runs(source_blocks, target_blocks), strict=True)
         self._move("WRITE", self._local.pieces(layers, sources, counts), self._remote.pieces(layers, targets, counts))
         return moved_bytes(self._local.layout, layers, len(source_blocks))
 
     def read(self, layers: range, source_blocks: Sequence[int], target_blocks: Sequence[int]) -> int:
         if not source_blocks:
             return 0
-        sources, targets, counts = _transposed(source_blocks, target_blocks)
+        sources, targets, counts = zip(*block_runs(source_blocks, target_blocks), strict=True)
         self._move("READ", self._local.pieces(layers, targets, counts), self._remote.pieces(layers, sources, counts))
         return moved_bytes(self._local.layout, layers, len(source_blocks))
 
@@ -145,9 +145,3 @@ class OneSidedConnection:
 def pause(checks: int, waited_s: float) -> None:
     """Sleep between checks of a transfer: briefly at first, then in proportion to its duration, to save CPU time."""
     time.sleep(0 if checks < 4 else min(waited_s / 16, 0.001))
-
-
-def _transposed(source_blocks: Sequence[int], target_blocks: Sequence[int]) -> tuple[list[int], list[int], list[int]]:
-    """Runs of blocks that are contiguous on both sides: first sources, first targets and lengths."""
-    runs = block_runs(source_blocks, target_blocks)
-    return [run[0] for run in runs], [run[1] for run in runs], [run[2] for run in runs]

@@ -6,10 +6,8 @@ from importlib import import_module
 
 import torch
 
-from twofold.engine.base import KvLayout
 from twofold.engine.torch.pool import KvPool
-from twofold.security.network import HostNetwork
-from twofold.transport.base import Transport
+from twofold.transport.base import KvCacheSpec, Transport
 from twofold.transport.memory import SharedMemory
 from twofold.transport.registry import TRANSPORTS, check_transport
 
@@ -39,8 +37,7 @@ class PooledTransport(Transport):
                         sums[place] = zlib.crc32(row, sums[place])
 
 
-# Arguments: instance, epoch, layout, number of blocks, device of the engine, network of a multi-host service.
-MakeTransport = Callable[[str, int, KvLayout, int, str, HostNetwork | None], PooledTransport]
+MakeTransport = Callable[[KvCacheSpec], PooledTransport]
 
 
 def load_transport(name: str) -> MakeTransport:

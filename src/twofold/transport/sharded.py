@@ -8,7 +8,6 @@ ShardedConnection.write(layers, …) ─ MoveBlocks ▶ RankServer: its own conn
 
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from multiprocessing.connection import Connection as Pipe
 from typing import Final
 
@@ -17,9 +16,8 @@ import msgspec
 from twofold.engine.torch.pool import copy_all_layers
 from twofold.engine.typed_pipe import TypedPipe
 from twofold.errors import ConfigurationError, InstanceLostError, StaleEpochError, TwofoldError
-from twofold.handoff import Lease
 from twofold.transport.base import Connection, MemoryDescriptor, Transport
-from twofold.transport.pooled import PooledTransport
+from twofold.transport.shared_memory import SharedMemoryTransport
 
 
 class Connect(msgspec.Struct, frozen=True, tag=True):
@@ -83,54 +81,35 @@ class RankError(msgspec.Struct, frozen=True, tag=True):
     error: str
     reason: str
 
-    @classmethod
-    def of(cls, error: TwofoldError) -> "RankError":
-        return cls(type(error).__name__, str(error))
-
-    def again(self) -> TwofoldError:
-        """Create the error again, to raise it in this process."""
-        return _ERRORS.get(self.error, TwofoldError)(self.reason)
-
 
 RankReply = RankAddress | BytesMoved | RankError
 _ERRORS: Final = {error.__name__: error for error in (ConfigurationError, InstanceLostError, StaleEpochError)}
-
-
-class _Other:
-    """The first rank's end of a pipe to another rank."""
-
-    def __init__(self, pipe: Pipe) -> None:
-        self.lock = threading.Lock()  # held from request to reply
-        self.pipe = TypedPipe[RankReply](pipe, RankReply)
-        first = self.pipe.recv()
-        assert isinstance(first, RankAddress)  # noqa: S101  (narrows the type)
-        self.address = first.address
 
 
 class OtherRanks:
     """All ranks of this worker except the first. Methods are thread-safe."""
 
     def __init__(self, pipes: Sequence[Pipe]) -> None:
-        self._others = [_Other(pipe) for pipe in pipes]
-        self.addresses = tuple(other.address for other in self._others)
+        self._others = [TypedPipe[RankReply](pipe, RankReply) for pipe in pipes]
+        self._lock = threading.Lock()  # held from request to replies
+        first = [other.recv() for other in self._others]
+        self.addresses = tuple(message.address for message in first if isinstance(message, RankAddress))
 
     def ask(self, request: RankRequest, meanwhile: Callable[[], int] = lambda: 0) -> int:
         """Send a request to all ranks and run `meanwhile`; returns the sum of all moved bytes.
 
         Raises the first error of any rank, after all ranks have replied.
         """
-        with ExitStack() as stack:
-            for other in self._others:  # in one order, to prevent deadlocks
-                stack.enter_context(other.lock)
+        with self._lock:
             for other in self._others:
-                other.pipe.send(request)
+                other.send(request)
             try:
                 moved = meanwhile()
             finally:
-                answers = [other.pipe.recv() for other in self._others]
+                answers = [other.recv() for other in self._others]
         for answer in answers:
             if isinstance(answer, RankError):
-                raise answer.again()
+                raise _ERRORS.get(answer.error, TwofoldError)(answer.reason)
             if isinstance(answer, BytesMoved):
                 moved += answer.nbytes
         return moved
@@ -164,7 +143,7 @@ class ShardedConnection:
 class ShardedTransport(Transport):
     """The transport of a sharded worker, on its first rank; `own` covers that rank's part of the cache."""
 
-    def __init__(self, own: PooledTransport, ranks: OtherRanks) -> None:
+    def __init__(self, own: SharedMemoryTransport, ranks: OtherRanks) -> None:
         self.descriptor = msgspec.structs.replace(own.descriptor, others=ranks.addresses)
         self._own, self._ranks = own, ranks
         self._keys = 0
@@ -184,20 +163,11 @@ class ShardedTransport(Transport):
         self._ranks.ask(Publish(blocks))
         self._own.publish(blocks)
 
-    def granted(self, lease: Lease) -> None:
-        self._own.granted(lease)
-
-    def ended(self, lease: Lease) -> None:
-        self._own.ended(lease)
-
-    def close(self) -> None:
-        self._own.close()
-
 
 class RankServer:
     """Executes the first rank's requests on another rank's part of the cache."""
 
-    def __init__(self, own: PooledTransport, first: Pipe) -> None:
+    def __init__(self, own: SharedMemoryTransport, first: Pipe) -> None:
         self._own, self._first = own, TypedPipe[RankRequest](first, RankRequest)
         self._connections: dict[int, Connection] = {}
         self._first.send(RankAddress(own.descriptor.address))
@@ -216,7 +186,7 @@ class RankServer:
         try:
             return BytesMoved(self._do(request))
         except TwofoldError as error:
-            return RankError.of(error)
+            return RankError(type(error).__name__, str(error))
 
     def _do(self, request: RankRequest) -> int:
         match request:

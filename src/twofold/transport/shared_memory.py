@@ -12,8 +12,7 @@ from twofold.engine.base import KvLayout, LayerShape
 from twofold.engine.torch.pool import KvPool, PinnedMemory, PoolHeads, copy_all_layers, copy_blocks, copy_heads
 from twofold.errors import ConfigurationError
 from twofold.kvcache.sharding import UNSHARDED, Sharding, overlap, plan_reshard
-from twofold.security.network import HostNetwork
-from twofold.transport.base import SCRATCH_BYTES, Connection, MemoryDescriptor, check_layout, moved_bytes
+from twofold.transport.base import SCRATCH_BYTES, Connection, KvCacheSpec, MemoryDescriptor, check_layout, moved_bytes
 from twofold.transport.memory import SharedMemory
 from twofold.transport.pooled import PooledTransport, as_tensor
 
@@ -81,27 +80,20 @@ class ReshardConnection:
         try:
             for rank in {piece.target for piece, _ in self._pieces}:
                 own = layout.of_rank(sharding, rank)
-                self._theirs[rank] = MappedPool(
-                    peer.rank_addresses[rank], own, peer.num_blocks, self._engine_pool.device
-                )
+                address, device = peer.rank_addresses[rank], self._engine_pool.device
+                self._theirs[rank] = MappedPool(address, own, peer.num_blocks, device)
         except ConfigurationError:
             self.close()
             raise
 
     def write(self, layers: range, source_blocks: Sequence[int], target_blocks: Sequence[int]) -> int:
-        moved = 0
         with self._engine_pool.copying():
-            for ours, theirs in self._pairs(layers, self._engine_pool, source_blocks, target_blocks):
-                copy_heads(ours, theirs)
-                moved += self._bytes(ours)
-        return moved
+            pairs = self._pairs(layers, self._engine_pool, source_blocks, target_blocks)
+            return sum(copy_heads(ours, theirs) for ours, theirs in pairs)
 
     def read(self, layers: range, source_blocks: Sequence[int], target_blocks: Sequence[int]) -> int:
-        moved = 0
-        for ours, theirs in self._pairs(layers, self._landing_pool, target_blocks, source_blocks):
-            copy_heads(theirs, ours)
-            moved += self._bytes(ours)
-        return moved
+        pairs = self._pairs(layers, self._landing_pool, target_blocks, source_blocks)
+        return sum(copy_heads(theirs, ours) for ours, theirs in pairs)
 
     def probe(self, nbytes: int) -> None:
         next(iter(self._theirs.values())).probe(nbytes)
@@ -120,29 +112,20 @@ class ReshardConnection:
                     peer.heads(self._theirs[peer.rank].pool, layer, piece.heads, their_blocks),
                 )
 
-    def _bytes(self, moved: PoolHeads) -> int:
-        return len(moved.blocks) * len(moved.heads) * moved.pool.layout.head_bytes_per_block(moved.layer)
 
-
-class SharedMemoryConnection:
+class SharedMemoryConnection(MappedPool):
     """A peer's memory mapped into this process, with the same layout."""
 
     def __init__(self, engine_pool: KvPool, landing_pool: KvPool, peer: MemoryDescriptor) -> None:
+        super().__init__(peer.address, peer.layout, peer.num_blocks, engine_pool.device)
         self._engine_pool, self._landing_pool = engine_pool, landing_pool
-        self._peer = MappedPool(peer.address, peer.layout, peer.num_blocks, engine_pool.device)
 
     def write(self, layers: range, source_blocks: Sequence[int], target_blocks: Sequence[int]) -> int:
         with self._engine_pool.copying():
-            return _copy(self._engine_pool, self._peer.pool, layers, source_blocks, target_blocks)
+            return _copy(self._engine_pool, self.pool, layers, source_blocks, target_blocks)
 
     def read(self, layers: range, source_blocks: Sequence[int], target_blocks: Sequence[int]) -> int:
-        return _copy(self._peer.pool, self._landing_pool, layers, source_blocks, target_blocks)
-
-    def probe(self, nbytes: int) -> None:
-        self._peer.probe(nbytes)
-
-    def close(self) -> None:
-        self._peer.close()
+        return _copy(self.pool, self._landing_pool, layers, source_blocks, target_blocks)
 
 
 class SharedMemoryTransport(PooledTransport):
@@ -153,32 +136,15 @@ class SharedMemoryTransport(PooledTransport):
     is that of the whole instance.
     """
 
-    def __init__(
-        self,
-        instance: str,
-        epoch: int,
-        layout: KvLayout,
-        num_blocks: int,
-        device: str,
-        _network: HostNetwork | None = None,
-        sharding: Sharding = UNSHARDED,
-        rank: int = 0,
-    ) -> None:
-        self._member = RankShard(sharding, rank, layout)
-        own = layout.of_rank(sharding, rank)
-        self._memory = SharedMemory.create(instance, own.pool_bytes(num_blocks) + SCRATCH_BYTES)
+    def __init__(self, spec: KvCacheSpec, sharding: Sharding = UNSHARDED, rank: int = 0) -> None:
+        self._member = RankShard(sharding, rank, spec.layout)
+        own, num_blocks = spec.layout.of_rank(sharding, rank), spec.num_blocks
+        self._memory = SharedMemory.create(spec.instance, own.pool_bytes(num_blocks) + SCRATCH_BYTES)
         self.landing_pool = KvPool(own, num_blocks, as_tensor(self._memory))
-        on_cpu = torch.device(device).type == "cpu"
-        self.engine_pool = self.landing_pool if on_cpu else KvPool(own, num_blocks, None, device=device)
+        on_cpu = torch.device(spec.device).type == "cpu"
+        self.engine_pool = self.landing_pool if on_cpu else KvPool(own, num_blocks, None, device=spec.device)
         self._pinned = PinnedMemory(self.landing_pool.memory, self.engine_pool.device)
-        self.descriptor = MemoryDescriptor(
-            instance=instance,
-            epoch=epoch,
-            address=self._memory.address,
-            num_blocks=num_blocks,
-            layout=layout,
-            sharding=sharding,
-        )
+        self.descriptor = spec.descriptor(self._memory.address, sharding)
 
     def connect(self, peer: MemoryDescriptor) -> Connection:
         check_layout(self.descriptor, peer)

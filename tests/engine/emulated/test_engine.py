@@ -11,7 +11,7 @@ from support.scheduled import request
 from support.toy import ToyModel
 from twofold.cluster.timing import PS, Timing
 from twofold.engine.base import SequenceStep
-from twofold.engine.emulated.engine import EmulatedEngine, LatenessMonitor, RandomTokens
+from twofold.engine.emulated.engine import EmulatedEngine, RandomTokens
 from twofold.engine.emulated.prefills import LayerGroups, PrefillTimes
 from twofold.request import SamplingParams
 from twofold.scheduling.instance.queues import RunningBatch
@@ -26,7 +26,7 @@ def engine(clock, layers=10):
     groups = LayerGroups(layers)
     prefills = PrefillTimes(groups)
     layout = groups.layout(1000, 16)
-    return EmulatedEngine(Timing(MODEL), layout, 100, prefills, RandomTokens(1000), clock, LatenessMonitor("prefill-0"))
+    return EmulatedEngine(Timing(MODEL), layout, 100, prefills, RandomTokens(1000), clock, "prefill-0")
 
 
 def prompt(tokens, start=0, name="a", sampling=SAMPLING):

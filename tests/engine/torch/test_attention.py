@@ -104,7 +104,7 @@ def groups_of(contexts, window=None, block_size=16, group_bytes=2**30, monkeypat
         monkeypatch.setattr(planner, "_CPU_GROUP_BYTES", group_bytes)
     pool = KvPool(KvLayout((SHAPE,), block_size, "float32", 4), 1)
     steps = [SequenceStep(str(c), [0], c, [0] * (c // block_size + 1), None) for c in contexts]
-    parts = planner.plan_parts(steps, window, pool, Scratch())
+    parts = planner.AttentionPlanner(window, pool, Scratch()).plan(steps)
     assert all(isinstance(part, DecodeGroup) for part in parts)
     assert [part.rows.start for part in parts] == [0, *(part.rows.stop for part in parts)][:-1]
     return [part.rows.stop - part.rows.start for part in parts]

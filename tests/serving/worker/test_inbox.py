@@ -5,7 +5,6 @@ import torch
 
 from support.scheduled import EPOCH, request, scheduler
 from twofold.engine.base import KvLayout, LayerShape
-from twofold.instance import Role
 from twofold.request import SamplingParams
 from twofold.serving.messages import HandoffEnded, HandoffOffered, HandoffTaken, Peer, RequestFailed
 from twofold.serving.worker.inbox import HandoffEvents
@@ -13,6 +12,7 @@ from twofold.serving.worker.peers import PeerDirectory
 from twofold.serving.worker.receiver import HandoffReader, HandoffReceiver
 from twofold.serving.worker.sender import HandoffSender
 from twofold.serving.worker.state import KvLanding, SharedWorkerState, TokenSequence
+from twofold.transport.base import KvCacheSpec
 from twofold.transport.shared_memory import SharedMemoryTransport
 
 LAYOUT = KvLayout(layers=(LayerShape(2, 8, 8),) * 5, block_size=4, dtype="float32", itemsize=4)
@@ -31,14 +31,13 @@ class Decode:
     """Worker state and receiver of a decode worker, stepped by hand, with the source's KV pool in this process."""
 
     def __init__(self):
-        self.source = SharedMemoryTransport("p", 11, LAYOUT, BLOCKS, "cpu")
+        self.source = SharedMemoryTransport(KvCacheSpec("p", 11, LAYOUT, BLOCKS))
         for layer in range(5):
             for part in self.source.engine_pool.block_rows(layer):
                 part.copy_(torch.randint(0, 256, part.shape, dtype=torch.uint8))
-        ours = SharedMemoryTransport("d", EPOCH, LAYOUT, BLOCKS, "cpu")
+        ours = SharedMemoryTransport(KvCacheSpec("d", EPOCH, LAYOUT, BLOCKS))
         self.state = SharedWorkerState(
             instance="d",
-            role=Role.DECODE,
             scheduler=scheduler("decode", num_blocks=BLOCKS),
             sender=HandoffSender(5, lambda: 0.0),
             receiver=HandoffReceiver(),

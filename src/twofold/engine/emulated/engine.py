@@ -56,25 +56,6 @@ def _mix(seed: int, position: int) -> int:
     return state
 
 
-class LatenessMonitor:
-    """Warns when batches end more than 50 ms late, at most every ten seconds."""
-
-    def __init__(self, instance: str) -> None:
-        self._instance = instance
-        self._warned: int | None = None
-
-    def note(self, now: int, due: int) -> None:
-        """Check a batch that was due at picosecond `due` and ended at `now`."""
-        late = now - due
-        if late > _MAX_DELAY_PS and (self._warned is None or now - self._warned > _WARNING_INTERVAL_PS):
-            self._warned = now
-            log.warning(
-                "%s ended a batch %.0f ms late: this host is too slow for the emulated service",
-                self._instance,
-                late / PS * 1e3,
-            )
-
-
 class EmulatedEngine:
     """Implements `twofold.engine.base.Engine` with the durations of `timing`, which the simulator uses too.
 
@@ -90,13 +71,14 @@ class EmulatedEngine:
         prefills: PrefillTimes,
         tokens: RandomTokens,
         clock: Clock,
-        lateness: LatenessMonitor,
+        instance: str,
     ) -> None:
         self.layout = layout
         self.num_blocks = num_blocks
         self._timing, self._prefills, self._tokens = timing, prefills, tokens
-        self._clock, self._lateness = clock, lateness
+        self._clock, self._instance = clock, instance
         self._busy_until: int | None = None
+        self._warned: int | None = None
 
     def pause(self) -> None:
         """Mark the engine as idle: the next iteration starts when `run` is called."""
@@ -127,8 +109,18 @@ class EmulatedEngine:
         sampled = [self._sample(step) for step in steps]
         self._clock.sleep_until(end)
         self._busy_until = end
-        self._lateness.note(self._clock.now(), end)
+        self._check_delay(end)
         return sampled
+
+    def _check_delay(self, due: int) -> None:
+        """Warn if a batch that was due at this picosecond ends late, at most every ten seconds."""
+        now = self._clock.now()
+        if now - due > _MAX_DELAY_PS and (self._warned is None or now - self._warned > _WARNING_INTERVAL_PS):
+            self._warned = now
+            late_ms = (now - due) / PS * 1e3
+            log.warning(
+                "%s ended a batch %.0f ms late: this host is too slow for the emulated service", self._instance, late_ms
+            )
 
     def _begin(self) -> int:
         now, after = self._clock.now(), self._busy_until

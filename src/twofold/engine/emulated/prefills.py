@@ -16,7 +16,6 @@ class Clock(Protocol):
 
     def sleep_until(self, moment: int) -> None:
         """Return at `moment` or later, at once if it has passed."""
-        ...
 
 
 class MonotonicClock:

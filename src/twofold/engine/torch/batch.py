@@ -44,17 +44,9 @@ def is_decode(step: SequenceStep) -> bool:
     return step.start > 0 and len(step.token_ids) == 1
 
 
-def plan_parts(
-    steps: Sequence[SequenceStep], window: int | None, pool: KvPool, scratch: kernels.Scratch
-) -> list[kernels.BatchPart]:
-    """Return the attention calls of packed `steps`, decodes first.
+class AttentionPlanner:
+    """Plans attention calls. A token attends to itself and `window` − 1 positions before it, or all if it is None."""
 
-    A token attends to itself and the `window` − 1 positions before it, or to all of them if `window` is None.
-    """
-    return _Planner(window, pool, scratch).plan(steps)
-
-
-class _Planner:
     def __init__(self, window: int | None, pool: KvPool, scratch: kernels.Scratch) -> None:
         self._window, self._pool, self._scratch = window, pool, scratch
         self._block_size = pool.layout.block_size
@@ -63,6 +55,7 @@ class _Planner:
         self._group_bytes = _CPU_GROUP_BYTES * torch.get_num_threads() if on_cpu else _DEVICE_GROUP_BYTES
 
     def plan(self, steps: Sequence[SequenceStep]) -> list[kernels.BatchPart]:
+        """Return the attention calls of packed `steps`, decodes first."""
         decodes = [self._span(step) for step in steps if is_decode(step)]
         parts: list[kernels.BatchPart] = list(self._decode_groups(decodes))
         row = len(decodes)
@@ -100,7 +93,7 @@ class _Planner:
     def _context(self, span: _Span) -> kernels.KvContext:
         if span.neighbours:
             return kernels.ContiguousKv(span.blocks[0] * self._block_size + span.skip, span.length)
-        return kernels.GatheredKv(self._tensor(span.blocks), 1, span.skip, span.length, None, self._scratch)
+        return kernels.GatheredKv(self._pool.index(span.blocks), 1, span.skip, span.length, None, self._scratch)
 
     # -- decoding ---------------------------------------------------------------------------------------------------
 
@@ -132,21 +125,18 @@ class _Planner:
         width = max(len(span.blocks) for span in spans)
         table = [block for s in spans for block in (*s.blocks, *([s.blocks[-1]] * (width - len(s.blocks))))]
         column = torch.arange(width * self._block_size, device=self._pool.device)
-        ends = self._tensor([span.skip + span.length for span in spans]).unsqueeze(1)
-        skips = self._tensor([span.skip for span in spans]).unsqueeze(1)
+        ends = self._pool.index([span.skip + span.length for span in spans]).unsqueeze(1)
+        skips = self._pool.index([span.skip for span in spans]).unsqueeze(1)
         beyond = column >= ends
         length = max(span.skip + span.length for span in spans)
         mask = self._hide((beyond | (column < skips))[:, :length])[:, None, None]
         padding = beyond.flatten().nonzero().squeeze(1)
-        context = kernels.GatheredKv(self._tensor(table), len(spans), 0, length, padding, self._scratch)
+        context = kernels.GatheredKv(self._pool.index(table), len(spans), 0, length, padding, self._scratch)
         return kernels.DecodeGroup(rows, self._pool, context, mask)
 
     def _hide(self, hidden: torch.Tensor) -> torch.Tensor:
         dtype = self._pool.keys(0).dtype
         return torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill_(hidden, float("-inf"))
-
-    def _tensor(self, numbers: Sequence[int]) -> torch.Tensor:
-        return torch.tensor(numbers, dtype=torch.long).to(self._pool.device, non_blocking=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,9 +177,9 @@ class PackedBatch:
         self._steps = [steps[i] for i in self.order]
         self._pool, self._windows, self._scratch = pool, windows, scratch
         self._parts: dict[int | None, list[kernels.BatchPart]] = {}
-        self.token_ids = self._tensor([t for step in self._steps for t in step.token_ids])
-        self.positions = self._tensor([p for s in self._steps for p in range(s.start, s.start + len(s.token_ids))])
-        self._slots = self._tensor([slot for step in self._steps for slot in self._slots_of(step)])
+        self.token_ids = self._pool.index([t for step in self._steps for t in step.token_ids])
+        self.positions = self._pool.index([p for s in self._steps for p in range(s.start, s.start + len(s.token_ids))])
+        self._slots = self._pool.index([slot for step in self._steps for slot in self._slots_of(step)])
 
     def sampled(self) -> tuple[list[int], torch.Tensor]:
         """Return the indices of the steps that sample, and the packed index of the last token of each."""
@@ -199,7 +189,7 @@ class PackedBatch:
             if step.sampling is not None:
                 steps.append(original)
                 rows.append(end - 1)
-        return steps, self._tensor(rows)
+        return steps, self._pool.index(rows)
 
     def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
         """Write the KV of this iteration's tokens, [tokens, kv_heads, dim] each, to the pool."""
@@ -210,16 +200,13 @@ class PackedBatch:
         """The attention calls of a layer in packed order. Layers with the same window share them."""
         window = self._windows[layer]
         if window not in self._parts:
-            self._parts[window] = plan_parts(self._steps, window, self._pool, self._scratch)
+            self._parts[window] = AttentionPlanner(window, self._pool, self._scratch).plan(self._steps)
         return self._parts[window]
 
     def _slots_of(self, step: SequenceStep) -> list[int]:
         size = self._pool.layout.block_size
         table = step.block_table
         return [table[p // size] * size + p % size for p in range(step.start, step.start + len(step.token_ids))]
-
-    def _tensor(self, numbers: list[int]) -> torch.Tensor:
-        return torch.tensor(numbers, dtype=torch.long).to(self._pool.device, non_blocking=True)
 
 
 def _rank(step: SequenceStep) -> tuple[bool, int]:

@@ -1,7 +1,6 @@
 """Attention over paged KV: reading the context of sequences from the pool, and computing scores and outputs."""
 
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch.nn import functional
@@ -117,17 +116,6 @@ class Scratch:
         return buffer[:count].view(rows, columns)
 
 
-class KvContext(Protocol):
-    """The context of one or more sequences, with the same number of positions for each."""
-
-    def read(self, part: torch.Tensor, name: str) -> torch.Tensor:
-        """Read `part` [num_blocks, block_size, kv_heads, dim] of a layer → [sequences, kv_heads, positions, dim].
-
-        The result is valid until the next read of the same `name`.
-        """
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class ContiguousKv:
     """The context of one sequence in contiguous blocks, which is read without a copy."""
@@ -136,6 +124,10 @@ class ContiguousKv:
     length: int
 
     def read(self, part: torch.Tensor, name: str) -> torch.Tensor:
+        """Read `part` [num_blocks, block_size, kv_heads, dim] of a layer → [sequences, kv_heads, positions, dim].
+
+        The result is valid until the next read of the same `name`.
+        """
         slots = part.view(-1, part.shape[2], part.shape[3])
         return slots[self.first_slot : self.first_slot + self.length].transpose(0, 1).unsqueeze(0)
 
@@ -166,6 +158,9 @@ class GatheredKv:
         return gathered[:, self.first : self.first + self.length].transpose(1, 2)
 
 
+KvContext = ContiguousKv | GatheredKv
+
+
 @dataclass(frozen=True, slots=True)
 class AttentionInputs:
     """A layer's inputs for all tokens: query [1, heads, tokens, dim], key and value [1, kv_heads, tokens, …]."""
@@ -175,14 +170,6 @@ class AttentionInputs:
     key: torch.Tensor
     value: torch.Tensor
     scoring: AttentionScoring
-
-
-class BatchPart(Protocol):
-    """Consecutive tokens of a packed batch that share one attention call."""
-
-    def attend(self, call: AttentionInputs) -> torch.Tensor:
-        """Return [tokens of this part, heads, value_dim]. The keys and values of `call` are in the pool already."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,6 +182,7 @@ class DecodeGroup:
     mask: torch.Tensor | None
 
     def attend(self, call: AttentionInputs) -> torch.Tensor:
+        """Return [tokens of this part, heads, value_dim]. The keys and values of `call` are in the pool already."""
         keys = self.context.read(self.pool.keys(call.layer), "keys")
         values = self.context.read(self.pool.values(call.layer), "values")
         tokens = call.query[0, :, self.rows].transpose(0, 1).unsqueeze(2)
@@ -227,3 +215,6 @@ class PromptChunk:
         keys = self.context.read(self.pool.keys(call.layer), "keys")
         values = self.context.read(self.pool.values(call.layer), "values")
         return attend(call.query[:, :, self.rows], keys, values, call.scoring, self.mask)[0].transpose(0, 1)
+
+
+BatchPart = DecodeGroup | PromptStart | PromptChunk  # consecutive tokens that share one attention call

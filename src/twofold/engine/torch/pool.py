@@ -47,6 +47,10 @@ class KvPool:
         """[num_blocks, block_size, kv_heads, value_dim], in the dtype of the layout."""
         return self._parts[layer][1]
 
+    def index(self, numbers: Sequence[int]) -> torch.Tensor:
+        """Return int64 numbers on the pool's device; the copy to an accelerator is asynchronous."""
+        return torch.tensor(numbers, dtype=torch.long).to(self.device, non_blocking=True)
+
     def copying(self) -> AbstractContextManager[None]:
         """Context for copies by threads other than the engine's. On exit, its copies are complete."""
         return self._copies.copying()
@@ -103,14 +107,15 @@ class PoolHeads(NamedTuple):
         return [part[:, :, self.heads.start : self.heads.stop] for part in both]
 
 
-def copy_heads(source: PoolHeads, target: PoolHeads) -> None:
-    """Copy blocks pairwise. Layers, heads and blocks may have different numbers in the two pools."""
+def copy_heads(source: PoolHeads, target: PoolHeads) -> int:
+    """Copy blocks pairwise; returns the bytes. Layers, heads and blocks may have other numbers in the other pool."""
     if not source.blocks:
-        return
+        return 0
     runs = block_runs(source.blocks, target.blocks)
     for from_part, to_part in zip(source.parts(), target.parts(), strict=True):
         for start, to_start, count in runs:
             to_part.narrow(0, to_start, count).copy_(from_part.narrow(0, start, count), non_blocking=True)
+    return len(source.blocks) * len(source.heads) * source.pool.layout.head_bytes_per_block(source.layer)
 
 
 def block_runs(source_ids: Sequence[int], target_ids: Sequence[int]) -> list[tuple[int, int, int]]:

@@ -163,12 +163,9 @@ class SplitEngine:
                 if isinstance(message, SampledTokens):
                     self._end(message.number, message.sampled)
                 elif isinstance(message, LayerDone):
-                    self._layer_done(message)
-
-    def _layer_done(self, message: LayerDone) -> None:
-        iteration = self._running.get(message.number)
-        if iteration is not None and iteration.progress is not None:
-            iteration.progress.computed(message.layer)
+                    iteration = self._running.get(message.number)
+                    if iteration is not None and iteration.progress is not None:
+                        iteration.progress.computed(message.layer)
 
 
 class RankFollower:

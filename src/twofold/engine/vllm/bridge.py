@@ -32,49 +32,30 @@ class ConnectorBridge(Protocol):
 
     def place_cache(self, layout: KvLayout, num_blocks: int) -> torch.Tensor:
         """Return the memory for the KV cache [bytes of the pool] of uint8, which peers can access."""
-        ...
 
     def is_remote(self, request_id: str) -> bool:
         """Whether a peer computes the KV of this prompt."""
-        ...
 
     def allocated(self, request_id: str, blocks: Sequence[int]) -> None:
         """Blocks for the KV of a remote prompt are allocated and may be written."""
-        ...
 
     def prefills_start(self, request_ids: Sequence[str]) -> None:
         """The next iteration starts these prompts."""
-        ...
 
     def prompt_completes(self, request_id: str, computed: int, blocks: Sequence[int]) -> bool:
         """Whether the next iteration, with KV for `computed` tokens, completes a prompt that is handed off."""
-        ...
 
     def layer_computed(self, request_ids: Sequence[str], layer: int) -> None:
         """The KV of this layer is computed for these requests."""
-        ...
 
     def holds_blocks(self, request_id: str) -> bool:
         """Whether the blocks of a finished request are still to be sent, and must not be freed."""
-        ...
 
     def is_sending(self) -> bool:
         """Whether blocks of finished requests are being sent."""
-        ...
 
     def settle(self) -> SettledTransfers:
         """Return the transfers that have ended since the last call."""
-        ...
 
 
-_bridges: dict[str, ConnectorBridge] = {}
-
-
-def register_bridge(name: str, bridge: ConnectorBridge) -> None:
-    """Register a bridge for the connectors configured with this name."""
-    _bridges[name] = bridge
-
-
-def find_bridge(name: str) -> ConnectorBridge:
-    """Return the bridge of this name. Raises KeyError outside of a worker."""
-    return _bridges[name]
+BRIDGES: dict[str, ConnectorBridge] = {}  # of this process, by the name that connectors are configured with

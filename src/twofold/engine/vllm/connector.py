@@ -21,7 +21,7 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.request import Request
 
-from twofold.engine.vllm.bridge import find_bridge
+from twofold.engine.vllm.bridge import BRIDGES
 from twofold.engine.vllm.cache import move_caches, read_layout
 from twofold.errors import ModelError
 
@@ -46,7 +46,7 @@ class TwofoldConnector(KVConnectorBase_V1, SupportsHMA):
                 f"this model has {kinds} kinds of KV cache (sliding windows, or states), and a hand-off supports one"
             )
         self._groups = tuple(range(len(kv_cache_config.kv_cache_groups)))
-        self._bridge = find_bridge(vllm_config.kv_transfer_config.kv_connector_extra_config[BRIDGE])
+        self._bridge = BRIDGES[vllm_config.kv_transfer_config.kv_connector_extra_config[BRIDGE]]
         self._layers: dict[str, int] = {}  # layer index by name
 
     # -- model runner -----------------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from vllm.config import KVEventsConfig, KVTransferConfig
 from vllm.distributed.kv_events import BlockRemoved, BlockStored, EventBatch, EventPublisher, KVEventBatch
@@ -15,7 +15,7 @@ from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest
 from vllm.v1.engine.core import EngineCore
 from vllm.v1.executor.uniproc_executor import UniProcExecutor
 
-from twofold.engine.vllm.bridge import ConnectorBridge, VllmBlockCounts, register_bridge
+from twofold.engine.vllm.bridge import BRIDGES, ConnectorBridge, VllmBlockCounts
 from twofold.engine.vllm.connector import BRIDGE
 from twofold.kvcache.cache import CacheObserver, RemovalReason
 from twofold.request import BlockKey
@@ -92,20 +92,12 @@ class CachedPromptBlocks(EventPublisher):
             del self._wanted[each], self._names[each]
 
 
-class CoreOptions(NamedTuple):
-    """vLLM options that depend on the worker's role. Longer prompts than `max_num_batched_tokens` are split."""
-
-    max_num_batched_tokens: int
-    max_num_seqs: int
-    prefix_caching: bool
-
-
 class VllmCore:
-    """Runs vLLM one iteration at a time. Not thread-safe, except `blocks`, `waiting` and `running`."""
+    """Runs vLLM one iteration at a time. Not thread-safe, except `blocks`."""
 
-    def __init__(self, name: str, bridge: ConnectorBridge, role_options: CoreOptions, **options: Any) -> None:  # noqa: ANN401  (vLLM checks them)
+    def __init__(self, name: str, bridge: ConnectorBridge, *, prefix_caching: bool, **options: Any) -> None:  # noqa: ANN401  (vLLM checks them)
         """`options` are vLLM engine arguments."""
-        register_bridge(name, bridge)
+        BRIDGES[name] = bridge
         os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
         transfer = KVTransferConfig(
             kv_connector="TwofoldConnector",
@@ -115,21 +107,19 @@ class VllmCore:
         )
         args = EngineArgs(
             kv_transfer_config=transfer,
-            kv_events_config=KVEventsConfig(enable_kv_cache_events=role_options.prefix_caching, publisher="null"),
+            kv_events_config=KVEventsConfig(enable_kv_cache_events=prefix_caching, publisher="null"),
             logits_processors=["twofold.engine.vllm.sampling:KeyedSampling"],
             skip_tokenizer_init=True,
             disable_log_stats=True,
             use_tqdm_on_load=False,
             async_scheduling=False,  # a first token from a peer must be known before the next iteration
-            max_num_batched_tokens=role_options.max_num_batched_tokens,
-            max_num_seqs=role_options.max_num_seqs,
-            enable_prefix_caching=role_options.prefix_caching,
+            enable_prefix_caching=prefix_caching,
             **options,
         )
         self._core = EngineCore(args.create_engine_config(), UniProcExecutor, log_stats=False)
         self._scheduler: Any = self._core.scheduler  # its interface has neither queues nor blocks
         self.prompt_blocks = CachedPromptBlocks()
-        if role_options.prefix_caching:
+        if prefix_caching:
             self._scheduler.kv_event_publisher = self.prompt_blocks
 
     def add(
@@ -196,14 +186,6 @@ class VllmCore:
     def busy(self) -> bool:
         """Whether vLLM has unfinished requests."""
         return bool(self._scheduler.has_requests())
-
-    @property
-    def waiting(self) -> int:
-        return int(self._scheduler.get_request_counts()[1])
-
-    @property
-    def running(self) -> int:
-        return len(self._scheduler.running)
 
     @property
     def blocks(self) -> VllmBlockCounts:

@@ -59,7 +59,7 @@ class Server:
 
 
 class ServerRegistry:
-    """All servers; implements `WorkerGroup` by passing messages to the `runner`."""
+    """All servers; implements `Workers` by passing messages to the `runner`."""
 
     def __init__(self, servers: Sequence[Server]) -> None:
         self.members = {server.instance: server for server in servers}

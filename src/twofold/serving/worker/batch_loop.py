@@ -12,7 +12,6 @@ from twofold.request import Phase, TokenOutput
 from twofold.scheduling.instance.queues import StepResult
 from twofold.scheduling.instance.scheduler import InstanceScheduler
 from twofold.scheduling.instance.swap_preemption import BlockCopy
-from twofold.serving.messages import PrefillStarted, StepDone
 from twofold.serving.worker.engines import HostSwapSpace
 from twofold.serving.worker.prefixes import LayerSync
 from twofold.serving.worker.state import SharedWorkerState
@@ -96,7 +95,9 @@ class BatchLoop:
                 batch = self._scheduler.next_batch(now)
                 if batch is not None:
                     state.batches_started_s.append(now)
-                    self._announce(batch)
+                    if state.announced:
+                        for item in batch.items:
+                            state.prefill_starts(item.request_id)
                     copies = self._swapped()
                     steps = [self._step(item) for item in batch.items]
                     reused = self._reused(batch)
@@ -114,15 +115,6 @@ class BatchLoop:
             return []
         self._state.grant()
         return swap.take_copies()
-
-    def _announce(self, batch: Batch) -> None:
-        """Report the start of prefills that the controller waits for."""
-        announced = self._state.announced
-        if announced:
-            for item in batch.items:
-                if item.request_id in announced:
-                    announced.remove(item.request_id)
-                    self._state.tell(PrefillStarted(request_id=item.request_id))
 
     def _step(self, item: BatchItem) -> SequenceStep:
         sequence, scheduler = self._state.sequences[item.request_id], self._scheduler
@@ -161,30 +153,13 @@ class BatchLoop:
             state.grant()
             report = state.next_report()
             state.report_blocks()
-        state.tell(
-            StepDone(
-                instance=state.instance,
-                epoch=state.epoch,
-                started_s=started.started_s,
-                started=[i.request_id for i in items if i.context_tokens == started.reused.get(i.request_id)],
-                tokens=tokens,
-                status=report.status,
-                number=report.number,
-            )
-        )
+        began = [i.request_id for i in items if i.context_tokens == started.reused.get(i.request_id)]
+        state.tell_step(report, started.started_s, began, tokens)
         for outcome in outcomes:
-            self._pass_on(outcome, drawn[outcome.request_id].token_id)
-
-    def _pass_on(self, outcome: StepResult, token_id: int) -> None:
-        """Tell the sender, after the first token is on its way, whether the hand-off goes on."""
-        sender, request_id = self._state.sender, outcome.request_id
-        if outcome.hands_off:
-            sending = sender.prefilled(request_id, token_id)
-        else:
-            sending = outcome.finish_reason is None or sender.cancel(request_id)
-        if not sending:
-            with self._state.changed:
-                self._scheduler.handed_off(request_id)
+            if outcome.hands_off:
+                state.prefill_ended(outcome.request_id, drawn[outcome.request_id].token_id)
+            elif outcome.finish_reason is not None:
+                state.prefill_ended(outcome.request_id, None)
 
     def _fail(self, started: PreparedBatch, reason: str) -> None:
         """Fail the requests of a batch that the engine could not run, for example for lack of memory."""
@@ -227,20 +202,12 @@ class PipelinedBatchLoop(BatchLoop):
     The main thread computes the first stage; a thread of the engine completes a batch that has passed all stages.
     """
 
-    def __init__(
-        self,
-        state: SharedWorkerState,
-        scheduler: InstanceScheduler,
-        engine: PipelineEngine,
-        eos_token_ids: frozenset[int],
-    ) -> None:
-        super().__init__(state, scheduler, engine, eos_token_ids)
-        self._pipeline = engine
+    _engine: PipelineEngine
 
     def run(self) -> None:
         while (started := self._next_batch()) is not None:
             self._prepare(started)
-            self._pipeline.begin(started.steps, self._on_layer(started), partial(self._ended, started))
+            self._engine.begin(started.steps, self._on_layer(started), partial(self._ended, started))
         state = self._state
         with state.changed:
             state.changed.wait_for(lambda: not state.batches_started_s)

@@ -5,7 +5,6 @@ from collections.abc import Callable
 
 import zmq
 
-from twofold.engine.base import PipelineEngine
 from twofold.kvcache.allocator import LeaseTable
 from twofold.kvcache.eviction import create_eviction
 from twofold.kvcache.paged import PagedBlockAllocator, PrefixBlockAllocator
@@ -18,50 +17,40 @@ from twofold.serving.config import ServiceConfig, WorkerConfig
 from twofold.serving.store.client import StoreClient
 from twofold.serving.telemetry.journal import Journal, JournaledInstance
 from twofold.serving.worker.batch_loop import BatchLoop, PipelinedBatchLoop
-from twofold.serving.worker.engines import WorkerParts
+from twofold.serving.worker.engines import WorkerDriver, WorkerParts
 from twofold.serving.worker.prefix_store import StoredPrefixes
 from twofold.serving.worker.state import CacheChanges, SharedWorkerState
 
 STORE_TIMEOUT_S = 2.0  # the store of the host starts at the same time
 
 
-class BatchDriver:
-    """Creates the scheduler of a worker, and the loop that runs its batches."""
+def batch_driver(
+    config: ServiceConfig,
+    spec: WorkerConfig,
+    parts: WorkerParts,
+    epoch: int,
+    changes: CacheChanges,
+    context: zmq.Context[zmq.Socket[bytes]],
+) -> WorkerDriver:
+    """Create the scheduler of a worker, and the loop that runs its batches.
 
-    def __init__(
-        self,
-        config: ServiceConfig,
-        spec: WorkerConfig,
-        parts: WorkerParts,
-        epoch: int,
-        changes: CacheChanges,
-        context: zmq.Context[zmq.Socket[bytes]],
-    ) -> None:
-        """`changes` receives the cache events of prompt blocks."""
-        self._config, self._spec, self._parts, self._context = config, spec, parts, context
-        self.scheduler = _scheduler(config, spec, parts, epoch, changes)
+    `changes` receives the cache events of prompt blocks. With a KV store on the host, prompt prefixes are loaded from
+    it, and computed ones put there. Not with swap preemption: decodes then rely on the free blocks, which loads would
+    take.
+    """
+    scheduler = _scheduler(config, spec, parts, epoch, changes)
 
-    def loop(self, state: SharedWorkerState) -> Callable[[], None]:
-        """Return the main loop of the worker, which runs until shutdown."""
-        parts, scheduler = self._parts, self.scheduler
-        self._use_store(state)
-        if scheduler.stages > 1:
-            assert isinstance(parts.engine, PipelineEngine)  # noqa: S101  (no other engine gets this scheduler)
-            return PipelinedBatchLoop(state, scheduler, parts.engine, parts.eos_token_ids).run
-        return BatchLoop(state, scheduler, parts.engine, parts.eos_token_ids, parts.swap_space).run
+    def loop(state: SharedWorkerState) -> Callable[[], None]:
+        copier, shared = parts.copier, scheduler.shared
+        if config.store is not None and shared is not None and copier is not None and scheduler.swap is None:
+            inbox = config.inbox(f"{spec.instance}-{os.getpid()}-store")
+            client = StoreClient(context, inbox, config.store_inbox, verify=config.kv_checksums)
+            client.wait(STORE_TIMEOUT_S)
+            state.prefixes = StoredPrefixes(state, scheduler, shared, client, copier)
+        kind = PipelinedBatchLoop if scheduler.stages > 1 else BatchLoop
+        return kind(state, scheduler, parts.engine, parts.eos_token_ids, parts.swap_space).run
 
-    def _use_store(self, state: SharedWorkerState) -> None:
-        """Load prompt prefixes from the host's KV store, and put computed ones there.
-
-        Not with swap preemption: decodes then rely on the free blocks, which loads would take.
-        """
-        config, copier, shared = self._config, self._parts.copier, self.scheduler.shared
-        if config.store is None or shared is None or copier is None or self.scheduler.swap is not None:
-            return
-        inbox = config.inbox(f"{self._spec.instance}-{os.getpid()}-store")
-        client = StoreClient(self._context, inbox, config.store_inbox, verify=config.kv_checksums)
-        client.wait(STORE_TIMEOUT_S)
-        state.prefixes = StoredPrefixes(state, self.scheduler, shared, client, copier)
+    return WorkerDriver(scheduler, loop)
 
 
 def _batcher(config: ServiceConfig, spec: WorkerConfig) -> Batcher:

@@ -1,28 +1,25 @@
 """The parts of emulated workers: the machines of a cluster file, timed by their performance models."""
 
 import threading
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 
 from twofold.cluster.paths import local_bandwidth, transfer_model
 from twofold.cluster.profiles import InstanceProfile, InstanceSlot, instance_profiles, instance_slots
 from twofold.cluster.spec import ClusterSpec
-from twofold.engine.emulated.engine import EmulatedEngine, LatenessMonitor, RandomTokens
+from twofold.engine.emulated.engine import EmulatedEngine, RandomTokens
 from twofold.engine.emulated.prefills import LayerGroups, MonotonicClock, PrefillTimes
 from twofold.errors import ConfigurationError
 from twofold.hardware.catalog import load_catalog
 from twofold.hardware.specs import Model
-from twofold.scheduling.instance.swap_preemption import BlockCopy
 from twofold.serving.config import DEFAULT_VOCAB_SIZE, ServiceConfig, WorkerConfig
-from twofold.serving.worker.engines import RankPipes, ReportStage, WorkerParts
+from twofold.serving.worker.engines import EngineFactory, HostSwapSpace, RankPipes, ReportStage, WorkerParts
+from twofold.transport.base import KvCacheSpec
 from twofold.transport.emulated import EmulatedPort, EmulatedTransport
 
 
-class EmulatedFactory:
+class EmulatedFactory(EngineFactory):
     """The machines of a cluster: their performance models, memory and network."""
-
-    kv_layout = None
 
     def __init__(
         self, spec: ClusterSpec, model: Model, profiles: list[InstanceProfile], max_model_len: int, vocab_size: int
@@ -39,26 +36,17 @@ class EmulatedFactory:
 
     def parts(self, spec: WorkerConfig, epoch: int, pipes: RankPipes | None = None) -> WorkerParts:
         slot, clock, prefills = self._slots[spec.instance], MonotonicClock(), PrefillTimes(self._groups)
-        num_blocks = slot.profile.num_blocks(self._spec.block_size)
+        num_blocks, swap_blocks = slot.profile.num_blocks(self._spec.block_size), slot.profile.swap.blocks
         engine = EmulatedEngine(
-            slot.profile.timing,
-            self._layout,
-            num_blocks,
-            prefills,
-            RandomTokens(self.vocab_size),
-            clock,
-            LatenessMonitor(spec.instance),
+            slot.profile.timing, self._layout, num_blocks, prefills, RandomTokens(self.vocab_size), clock, spec.instance
         )
-        port = self._port(slot)
+        cache = KvCacheSpec(spec.instance, epoch, self._layout, num_blocks)
         return WorkerParts(
             engine=engine,
-            transport=EmulatedTransport(spec.instance, epoch, self._layout, num_blocks, port, prefills, clock),
+            transport=EmulatedTransport(cache, self._port(slot), prefills, clock),
             changed=_PausingCondition(engine.pause),
-            swap_space=_TimedSwapSpace(engine, slot.profile.swap.blocks) if slot.profile.swap.blocks else None,
+            swap_space=HostSwapSpace(swap_blocks, engine.copy) if swap_blocks else None,
         )
-
-    def run_rank(self, spec: WorkerConfig, rank: int, pipes: RankPipes) -> None:
-        """Never called: one process emulates all accelerators of an instance."""
 
     def _port(self, slot: InstanceSlot) -> EmulatedPort:
         transfer = self._transfers[slot.pool]
@@ -69,17 +57,6 @@ class EmulatedFactory:
             latency_s=transfer.latency_s,
             sync_s=max(each.sync_s for each in self._transfers),
         )
-
-
-@dataclass(frozen=True, slots=True)
-class _TimedSwapSpace:
-    """Sleeps for the predicted time of swap copies and moves nothing."""
-
-    engine: EmulatedEngine
-    num_blocks: int
-
-    def copy(self, copies: Sequence[BlockCopy]) -> None:
-        self.engine.copy(copies)
 
 
 class _PausingCondition(threading.Condition):

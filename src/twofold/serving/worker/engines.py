@@ -4,12 +4,13 @@ import gc
 import os
 import secrets
 import threading
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from twofold.engine.base import Engine, KvLayout
 from twofold.engine.registry import ENGINES
@@ -64,33 +65,28 @@ def _close(pipes: Sequence[RankPipe]) -> None:
         pipe.close()
 
 
-class HostSwapSpace(Protocol):
-    """Host memory for `num_blocks` blocks of swapped-out sequences."""
+class HostSwapSpace(NamedTuple):
+    """Host memory for `num_blocks` blocks of swapped-out sequences.
 
-    @property
-    def num_blocks(self) -> int: ...
+    `copy` copies all layers of blocks in order, on the engine's thread, before the batch that needs them.
+    """
 
-    def copy(self, copies: Sequence[BlockCopy]) -> None:
-        """Copy all layers of these blocks in order, on the engine's thread, before the batch that needs them."""
-        ...
+    num_blocks: int
+    copy: Callable[[Sequence[BlockCopy]], None]
 
 
-class WorkerDriver(Protocol):
-    """Schedules a worker's requests and runs them."""
+class WorkerDriver(NamedTuple):
+    """Schedules a worker's requests; `loop` returns its main loop, which runs them until shutdown."""
 
-    @property
-    def scheduler(self) -> WorkerScheduler: ...
-
-    def loop(self, state: SharedWorkerState) -> Callable[[], None]:
-        """Return the main loop of the worker, which runs until shutdown."""
-        ...
+    scheduler: WorkerScheduler
+    loop: Callable[[SharedWorkerState], Callable[[], None]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerParts:
     """The engine of one worker process, with everything that depends on it.
 
-    `driver` replaces `BatchDriver` for an engine with a scheduler of its own. `swap_space` enables swap preemption.
+    `driver` replaces `batch_driver` for an engine with a scheduler of its own. `swap_space` enables swap preemption.
     `copier` copies KV blocks to and from the host's store. `changed` becomes the lock of the worker's state, and
     `ranks_alive` reports whether the worker's other ranks run.
     """
@@ -106,32 +102,24 @@ class WorkerParts:
     ranks_alive: Callable[[], bool] = lambda: True
 
 
-class EngineFactory(Protocol):
-    """A prepared engine: loaded once in the fork server, and inherited by every forked worker."""
+class EngineFactory:
+    """A prepared engine: loaded once in the fork server, and inherited by every forked worker.
 
-    @property
-    def max_model_len(self) -> int: ...
+    `model` is equal on all hosts that have the same one. `kv_layout` is None if a KV store cannot hold the blocks.
+    """
 
-    @property
-    def vocab_size(self) -> int: ...
+    max_model_len: int
+    vocab_size: int
+    model: str
+    kv_layout: KvLayout | None = None
 
-    @property
-    def model(self) -> str:
-        """Fingerprint of the model, equal on all hosts with the same model."""
-        ...
-
-    @property
-    def kv_layout(self) -> KvLayout | None:
-        """Layout of a KV block, or None if a KV store cannot hold it."""
-        ...
-
+    @abstractmethod
     def parts(self, spec: WorkerConfig, epoch: int, pipes: RankPipes | None = None) -> WorkerParts:
         """Create the parts of a worker in its own process. `pipes` connect it to its other ranks."""
-        ...
 
     def run_rank(self, spec: WorkerConfig, rank: int, pipes: RankPipes) -> None:
         """Run another rank than the first, in its own process, until the first has exited."""
-        ...
+        raise NotImplementedError
 
 
 ReportStage = Callable[[str], None]  # called with a description of the current startup stage

@@ -24,22 +24,13 @@ class PeerDirectory:
     """
 
     def __init__(self, transport: Transport, host: str = HOME) -> None:
-        self._transport = transport
-        self.host = host
+        self.transport, self.own_memory, self.host = transport, transport.descriptor, host
         self._peers: dict[str, Peer] = {}
         self._connections: dict[str, Connection] = {}
         self._fenced: dict[str, int] = {}  # last fenced epoch by instance
         self._known = threading.Lock()  # guards all three
         self._connecting = threading.Lock()  # taken first
         self.on_update: Callable[[], None] | None = None
-
-    @property
-    def own_memory(self) -> MemoryDescriptor:
-        return self._transport.descriptor
-
-    @property
-    def transport(self) -> Transport:
-        return self._transport
 
     def update(self, peers: list[Peer]) -> None:
         """Replace the list of peers. A peer with a new epoch has new memory."""
@@ -65,7 +56,7 @@ class PeerDirectory:
             peer = self._peers.get(instance)
             if peer is not None:
                 self._fenced[instance] = peer.memory.epoch
-        if not self._transport.writes_outlive_lease:
+        if not self.transport.writes_outlive_lease:
             self._disconnect(instance)
 
     def remove(self, instance: str) -> None:
@@ -117,7 +108,7 @@ class PeerDirectory:
                 connection = self._connections.get(instance)
             if connection is not None:
                 return connection
-            connection = self._transport.connect(memory)
+            connection = self.transport.connect(memory)
             try:
                 with self._known:
                     self._memory(instance, epoch)

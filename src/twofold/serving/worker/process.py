@@ -22,15 +22,16 @@ import msgspec
 import zmq
 
 from twofold.engine.base import Engine, SequenceStep
+from twofold.instance import Role
 from twofold.performance.queueing import saturating_tokens
-from twofold.performance.transfer import LinkSpeed, PrefillSpeed
+from twofold.performance.transfer import PrefillSpeed
 from twofold.security.guard import Guard
 from twofold.security.key import read_key
 from twofold.security.network import HOME
 from twofold.serving.config import ServiceConfig, WorkerConfig
 from twofold.serving.controller.mailbox import Inbox, Outbox
 from twofold.serving.messages import LinkMeasured, Peer, Registered, ToWorker
-from twofold.serving.worker.driver import BatchDriver
+from twofold.serving.worker.driver import batch_driver
 from twofold.serving.worker.engines import EngineFactory, RankPipes
 from twofold.serving.worker.inbox import HandoffEvents, InboxLoop
 from twofold.serving.worker.peers import LinkProber, PeerDirectory
@@ -46,7 +47,7 @@ LONG_PREFILL_S = 0.25
 
 
 class WorkerProcesses(NamedTuple):
-    """The main functions of a worker's processes, rank 0 first. Call `forked` once all processes have been forked."""
+    """The main functions of a worker's processes, rank 0 first. Call `forked` after all have been forked."""
 
     runs: Sequence[Callable[[], None]]
     forked: Callable[[], None]
@@ -81,10 +82,9 @@ def run_worker(
     network = config.network
     guard = None if network is None else Guard(context, read_key(Path(network.key_file)))
     changes = CacheChanges()
-    driver = parts.driver or BatchDriver(config, spec, parts, epoch, changes, context)
+    driver = parts.driver or batch_driver(config, spec, parts, epoch, changes, context)
     state = SharedWorkerState(
         instance=spec.instance,
-        role=spec.role,
         scheduler=driver.scheduler,
         blocks=changes,
         sender=HandoffSender(len(layout.layers), time.monotonic, layers_per_transfer(layout)),
@@ -107,8 +107,11 @@ def run_worker(
         on_lost=_exit_after_lost_message,
     )
     if measures:
-        LinkProber(state.peers, partial(_report_link, state)).start()
-    _register(state, inbox, factory.model, prefill)
+        LinkProber(
+            state.peers,
+            lambda target, speed: state.tell(LinkMeasured(source=spec.instance, target=target, speed=speed)),
+        ).start()
+    _register(state, spec.role, inbox, factory.model, prefill)
     events = HandoffEvents(state)
     writer = HandoffWriter(state.sender, state.peers, state.outbox, checksums=config.kv_checksums)
     state.sender.start(writer.write_layers, writer.offer, events.sent)
@@ -124,17 +127,15 @@ def run_worker(
     state.outbox.close()  # drops unsent messages: the peers end as well, or have ended
 
 
-def _register(state: SharedWorkerState, inbox: Inbox[ToWorker], model: str, prefill: PrefillSpeed | None) -> None:
+def _register(
+    state: SharedWorkerState, role: Role, inbox: Inbox[ToWorker], model: str, prefill: PrefillSpeed | None
+) -> None:
     peers = state.peers
     peer = Peer(inbox=inbox.address, memory=peers.own_memory, host=peers.host, outside=inbox.outside)
     if state.deadline is not None:
         state.deadline.start()
     status, now_s = state.scheduler.status(), time.monotonic()
-    state.tell(Registered(peer=peer, role=state.role, model=model, status=status, prefill=prefill, now_s=now_s))
-
-
-def _report_link(state: SharedWorkerState, target: str, speed: LinkSpeed) -> None:
-    state.tell(LinkMeasured(source=state.instance, target=target, speed=speed))
+    state.tell(Registered(peer=peer, role=role, model=model, status=status, prefill=prefill, now_s=now_s))
 
 
 def prefill_speed(engine: Engine, max_tokens: int, clock: Callable[[], float] = time.perf_counter) -> PrefillSpeed:

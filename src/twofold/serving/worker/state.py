@@ -9,14 +9,22 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from twofold.handoff import Lease
-from twofold.instance import Role
 from twofold.kvcache.allocator import LeaseTable
 from twofold.kvcache.cache import CacheObserver, RemovalReason
-from twofold.request import BlockKey, Request, SamplingParams
+from twofold.request import BlockKey, Request, SamplingParams, TokenOutput
 from twofold.scheduling.instance.status import InstanceStatus
 from twofold.serving.controller.heartbeat import ParentWatchdog, watchdog_clock
 from twofold.serving.controller.mailbox import Outbox
-from twofold.serving.messages import BlocksChanged, HandoffEnded, LeaseGranted, Message, RequestFailed, Status
+from twofold.serving.messages import (
+    BlocksChanged,
+    HandoffEnded,
+    LeaseGranted,
+    Message,
+    PrefillStarted,
+    RequestFailed,
+    Status,
+    StepDone,
+)
 from twofold.serving.worker.peers import PeerDirectory
 from twofold.serving.worker.prefixes import PrefixSource
 from twofold.serving.worker.receiver import HandoffReceiver
@@ -28,29 +36,17 @@ class WorkerScheduler(Protocol):
 
     @property
     def leases(self) -> LeaseTable: ...
-
     def submit(self, request: Request, *, decodes_here: bool) -> None: ...
-
     def reserve(self, request: Request, source: str) -> None: ...
-
     def grant(self, now: float) -> list[Lease]: ...
-
     def kv_received(self, request_id: str, epoch: int) -> bool: ...
-
     def end_lease(self, request_id: str, epoch: int) -> None: ...
-
     def read_started(self, request_id: str, epoch: int) -> bool: ...
-
     def read_ended(self, request_id: str, *, complete: bool) -> bool: ...
-
     def peer_lost(self, source: str) -> list[str]: ...
-
     def handed_off(self, request_id: str) -> None: ...
-
     def abort(self, request_id: str) -> None: ...
-
     def blocks_of(self, request_id: str) -> Sequence[int]: ...
-
     def status(self) -> InstanceStatus: ...
 
 
@@ -158,7 +154,6 @@ class SharedWorkerState:
     """
 
     instance: str
-    role: Role
     scheduler: WorkerScheduler
     sender: HandoffSender
     receiver: HandoffReceiver
@@ -189,6 +184,12 @@ class SharedWorkerState:
         """Grant the leases that fit now. Call it when blocks may have been freed."""
         for lease in self.scheduler.grant(time.monotonic()):
             self.tell(LeaseGranted(lease=lease))
+
+    def prefill_starts(self, request_id: str) -> None:
+        """Report the start of a prefill if the controller waits for it."""
+        if request_id in self.announced:
+            self.announced.remove(request_id)
+            self.tell(PrefillStarted(request_id=request_id))
 
     def abort(self, request_id: str) -> None:
         """Abort a request in any state. Its blocks are freed after the last transfer from or to them."""
@@ -234,6 +235,29 @@ class SharedWorkerState:
     def tell(self, message: Message) -> None:
         """Send a message to the controller."""
         self.outbox.send(self.controller, message)
+
+    def tell_step(
+        self, report: Status, started_s: float, started: list[str], tokens: list[tuple[str, TokenOutput]]
+    ) -> None:
+        """Report an ended iteration, with the status of `next_report`."""
+        self.tell(
+            StepDone(
+                instance=self.instance,
+                epoch=self.epoch,
+                started_s=started_s,
+                started=started,
+                tokens=tokens,
+                status=report.status,
+                number=report.number,
+            )
+        )
+
+    def prefill_ended(self, request_id: str, first_token: int | None) -> None:
+        """Tell the sender, after the token is on its way, that a prompt hands off with it, or None if it does not."""
+        sender = self.sender
+        if not (sender.cancel(request_id) if first_token is None else sender.prefilled(request_id, first_token)):
+            with self.changed:
+                self.scheduler.handed_off(request_id)
 
     def end_lease(
         self, lease: Lease, first_token: int | None = None, error: str | None = None, checksums: list[int] | None = None

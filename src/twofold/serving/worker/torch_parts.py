@@ -21,8 +21,9 @@ from twofold.serving.launch.memory_plan import MemoryPlan, available_memory, pla
 from twofold.serving.launch.model_source import model_fingerprint
 from twofold.serving.store.copier import PoolCopier
 from twofold.serving.store.server import check_store
-from twofold.serving.worker.engines import RankPipes, ReportStage, WorkerParts
+from twofold.serving.worker.engines import EngineFactory, HostSwapSpace, RankPipes, ReportStage, WorkerParts
 from twofold.serving.worker.state import KvLanding
+from twofold.transport.base import KvCacheSpec
 from twofold.transport.pooled import MakeTransport, load_transport
 from twofold.transport.sharded import CopyToEngine, OtherRanks, RankServer, ShardedTransport
 from twofold.transport.shared_memory import SharedMemoryTransport
@@ -54,10 +55,9 @@ class StagedLanding(KvLanding):
 
 
 class PoolSwapSpace:
-    """Implements `HostSwapSpace` with a KV pool in host memory, whose pages are allocated as they are used."""
+    """A KV pool in host memory, whose pages are allocated as they are used."""
 
     def __init__(self, engine_pool: KvPool, num_blocks: int) -> None:
-        self.num_blocks = num_blocks
         self._engine_pool = engine_pool
         self._host_pool = KvPool(engine_pool.layout, num_blocks)
 
@@ -71,7 +71,7 @@ class PoolSwapSpace:
                     copy_blocks(host, layer, copy.host_blocks, device, copy.device_blocks)
 
 
-class TorchFactory:
+class TorchFactory(EngineFactory):
     """A loaded model, whose weights all workers share, and the size of their KV caches."""
 
     def __init__(
@@ -95,15 +95,19 @@ class TorchFactory:
             return self._sharded_parts(spec, epoch, pipes)
         torch.set_num_threads(spec.threads)
         plan, device = self._plan, self._device_of(spec)
-        transport = self._make_transport(spec.instance, epoch, plan.layout, plan.num_blocks, device, self._network)
+        transport = self._make_transport(
+            KvCacheSpec(spec.instance, epoch, plan.layout, plan.num_blocks, device, self._network)
+        )
         engine_pool, landing_pool = transport.engine_pool, transport.landing_pool
-        swaps = plan.swap_blocks > 0 and can_swap(spec.batcher)
+        swap_space = None
+        if plan.swap_blocks > 0 and can_swap(spec.batcher):
+            swap_space = HostSwapSpace(plan.swap_blocks, PoolSwapSpace(engine_pool, plan.swap_blocks).copy)
         return WorkerParts(
             transport=transport,
             landing=KvLanding() if engine_pool is landing_pool else StagedLanding(landing_pool, engine_pool),
             engine=TorchEngine(self._model.to(device), engine_pool),
             eos_token_ids=frozenset(self._model.eos_token_ids),
-            swap_space=PoolSwapSpace(engine_pool, plan.swap_blocks) if swaps else None,
+            swap_space=swap_space,
             copier=PoolCopier(engine_pool),
         )
 
@@ -141,9 +145,8 @@ class TorchFactory:
 
     def _cache(self, spec: WorkerConfig, rank: int, epoch: int) -> SharedMemoryTransport:
         plan, device = self._plan, self._device_of(spec, rank)
-        return SharedMemoryTransport(
-            spec.instance, epoch, plan.layout, plan.num_blocks, device, sharding=spec.split, rank=rank
-        )
+        cache = KvCacheSpec(spec.instance, epoch, plan.layout, plan.num_blocks, device)
+        return SharedMemoryTransport(cache, spec.split, rank)
 
     def _device_of(self, spec: WorkerConfig, rank: int = 0) -> str:
         """Return the device of a rank: each rank of the service has its own GPU."""

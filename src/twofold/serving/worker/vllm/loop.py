@@ -3,7 +3,6 @@
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import NamedTuple
 
 import torch
 from vllm.v1.engine import EngineCoreOutput
@@ -15,7 +14,6 @@ from twofold.engine.vllm.bridge import SettledTransfers
 from twofold.engine.vllm.core import VllmCore
 from twofold.engine.vllm.sampling import vllm_sampling
 from twofold.request import FinishReason, TokenOutput
-from twofold.serving.messages import PrefillStarted, StepDone
 from twofold.serving.worker.state import SharedWorkerState
 from twofold.serving.worker.vllm.scheduler import VllmOrder, VllmRequest, VllmRequestState, VllmScheduler
 from twofold.transport.pooled import PooledTransport
@@ -73,9 +71,7 @@ class WorkerBridge:
                     continue
                 instance.starts(held)
                 self.started.append(request_id)
-                if request_id in state.announced:
-                    state.announced.remove(request_id)
-                    state.tell(PrefillStarted(request_id=request_id))
+                state.prefill_starts(request_id)
 
     def prompt_completes(self, request_id: str, computed: int, blocks: Sequence[int]) -> bool:
         if self._bound is None:
@@ -109,14 +105,6 @@ class WorkerBridge:
             settled = instance.settle()
         self.settled = bool(settled.sent or settled.received)
         return settled
-
-
-class _Prefilled(NamedTuple):
-    """A completed prompt of a hand-off. It does not hand off if the first token ended the output."""
-
-    request_id: str
-    first_token: int
-    hands_off: bool
 
 
 class VllmLoop:
@@ -183,7 +171,7 @@ class VllmLoop:
         self._core.add(request.id, sequence.token_ids, sampling, salt, keys)
 
     def _account(self, outputs: list[EngineCoreOutput], began: float) -> None:
-        state, tokens, ended = self._state, list[tuple[str, TokenOutput]](), list[_Prefilled]()
+        state, tokens, ended = self._state, list[tuple[str, TokenOutput]](), list[tuple[str, int | None]]()
         with state.changed:
             state.batches_started_s.popleft()
             self._core.prompt_blocks.report(state.blocks)
@@ -197,28 +185,21 @@ class VllmLoop:
                 return
             report = state.next_report()
             state.report_blocks()
-        state.tell(
-            StepDone(
-                instance=state.instance,
-                epoch=state.epoch,
-                started_s=began,
-                started=self._bridge.started,
-                tokens=tokens,
-                status=report.status,
-                number=report.number,
-            )
-        )
-        for each in ended:
-            self._pass_on(each)
+        state.tell_step(report, began, self._bridge.started, tokens)
+        for request_id, first_token in ended:
+            state.prefill_ended(request_id, first_token)
 
     def _take(
         self,
         held: VllmRequest,
         output: EngineCoreOutput,
         tokens: list[tuple[str, TokenOutput]],
-        ended: list[_Prefilled],
+        ended: list[tuple[str, int | None]],
     ) -> None:
-        """Apply the output of one request, with the lock held."""
+        """Apply the output of one request, with the lock held.
+
+        A prompt that has `ended` here hands off with its first token, or with None if that ended the output.
+        """
         request_id, state = held.request.id, self._state
         if output.finish_reason in {VllmReason.ABORT, VllmReason.ERROR}:
             state.fail(request_id, f"vLLM ended the request: {output.finish_reason}")
@@ -235,15 +216,7 @@ class VllmLoop:
             del state.sequences[request_id]
             self._instance.ended(request_id)
             if not held.decodes_here:
-                ended.append(_Prefilled(request_id, output.new_token_ids[-1], hands_off))
-
-    def _pass_on(self, prompt: _Prefilled) -> None:
-        """Tell the sender, after the first token is on its way, whether the hand-off goes on."""
-        sender, (request_id, first_token, hands_off) = self._state.sender, prompt
-        sending = sender.prefilled(request_id, first_token) if hands_off else sender.cancel(request_id)
-        if not sending:
-            with self._state.changed:
-                self._instance.handed_off(request_id)
+                ended.append((request_id, output.new_token_ids[-1] if hands_off else None))
 
 
 def _hands_off(held: VllmRequest, output: EngineCoreOutput) -> bool:

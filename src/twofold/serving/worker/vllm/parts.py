@@ -2,7 +2,7 @@
 
 import logging
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from vllm.engine.arg_utils import EngineArgs
 
 from twofold.engine.base import KvLayout, OnLayer, Sampled, SequenceStep
 from twofold.engine.model_config import eos_token_ids
-from twofold.engine.vllm.core import CoreOptions, VllmCore
+from twofold.engine.vllm.core import VllmCore
 from twofold.engine.vllm.sampling import vllm_sampling
 from twofold.errors import ModelError
 from twofold.request import SamplingParams
@@ -20,10 +20,10 @@ from twofold.scheduling.batchers import BATCHERS
 from twofold.serving.config import EngineConfig, ServiceConfig, WorkerConfig
 from twofold.serving.launch.memory_plan import DEFAULT_KV_CACHE_BYTES
 from twofold.serving.launch.model_source import model_fingerprint
-from twofold.serving.worker.engines import RankPipes, ReportStage, WorkerParts
-from twofold.serving.worker.state import SharedWorkerState
+from twofold.serving.worker.engines import EngineFactory, RankPipes, ReportStage, WorkerDriver, WorkerParts
 from twofold.serving.worker.vllm.loop import VllmLoop, WorkerBridge
 from twofold.serving.worker.vllm.scheduler import VllmScheduler
+from twofold.transport.base import KvCacheSpec
 from twofold.transport.pooled import load_transport
 
 
@@ -49,10 +49,8 @@ class VllmEngine:
         return [None] * len(steps)
 
 
-class VllmFactory:
+class VllmFactory(EngineFactory):
     """A model that each worker loads for itself; only its configuration is shared."""
-
-    kv_layout = None  # a KV store cannot hold blocks of vLLM
 
     def __init__(self, service: ServiceConfig) -> None:
         config = service.engine
@@ -70,13 +68,17 @@ class VllmFactory:
         torch.set_num_threads(spec.threads)
         make, device = load_transport(service.transport), config.device
         bridge = WorkerBridge(
-            lambda layout, num_blocks: make(spec.instance, epoch, layout, num_blocks, device, service.network)
+            lambda layout, num_blocks: make(
+                KvCacheSpec(spec.instance, epoch, layout, num_blocks, device, service.network)
+            )
         )
         with _model_errors(config.model):
             core = VllmCore(
                 f"{spec.instance}@{epoch}",
                 bridge,
-                _core_options(config, spec, self.max_model_len),
+                prefix_caching=config.prefix_caching,
+                max_num_batched_tokens=_token_budget(config, spec, self.max_model_len),
+                max_num_seqs=config.max_num_seqs,
                 kv_cache_memory_bytes=config.kv_cache_bytes or DEFAULT_KV_CACHE_BYTES,
                 enforce_eager=torch.device(device).type == "cpu",
                 **_options(config),
@@ -95,24 +97,8 @@ class VllmFactory:
             engine=VllmEngine(core, layout, num_blocks),
             transport=transport,
             eos_token_ids=self._eos,
-            driver=VllmDriver(core, bridge, scheduler, self._eos),
+            driver=WorkerDriver(scheduler, lambda state: VllmLoop(state, scheduler, core, bridge, self._eos).run),
         )
-
-    def run_rank(self, spec: WorkerConfig, rank: int, pipes: RankPipes) -> None:
-        """Never called: vLLM has one rank here."""
-
-
-class VllmDriver:
-    """vLLM's scheduler, and the loop that runs it."""
-
-    def __init__(
-        self, core: VllmCore, bridge: WorkerBridge, scheduler: VllmScheduler, eos_token_ids: frozenset[int]
-    ) -> None:
-        self.scheduler = scheduler
-        self._core, self._bridge, self._eos = core, bridge, eos_token_ids
-
-    def loop(self, state: SharedWorkerState) -> Callable[[], None]:
-        return VllmLoop(state, self.scheduler, self._core, self._bridge, self._eos).run
 
 
 def prepare(service: ServiceConfig, report: ReportStage) -> VllmFactory:
@@ -130,17 +116,14 @@ def _options(config: EngineConfig) -> dict[str, object]:
     return options
 
 
-def _core_options(config: EngineConfig, spec: WorkerConfig, max_model_len: int) -> CoreOptions:
+def _token_budget(config: EngineConfig, spec: WorkerConfig, max_model_len: int) -> int:
+    """Tokens per iteration; vLLM splits longer prompts."""
     batcher = BATCHERS[spec.batcher]
     # A decode worker computes prompts only after a preemption. Others compute whole prompts, unless their batcher
     # splits them, so that layers are complete, and sent, as early as possible.
     cuts = batcher.cuts_prompts or not batcher.prefills
     budget = spec.max_num_batched_tokens if cuts else max(spec.max_num_batched_tokens, max_model_len)
-    return CoreOptions(
-        max_num_batched_tokens=max(budget, config.max_num_seqs),
-        max_num_seqs=config.max_num_seqs,
-        prefix_caching=config.prefix_caching,
-    )
+    return max(budget, config.max_num_seqs)
 
 
 @contextmanager

@@ -32,7 +32,7 @@ from rich.table import Table
 
 from handoff_ends import BLOCK_SIZE, HandoffRequest, HandoffTimes, StartupFacts
 from second_token import SecondToken, second_token
-from twofold.bench.two_hosts import TwoHosts, two_hosts
+from two_hosts import TwoHosts, two_hosts
 from twofold.cluster.paths import KvEgress, ModelledPaths
 from twofold.errors import UserError
 from twofold.events import Route

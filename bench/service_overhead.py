@@ -18,7 +18,7 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
-from twofold.bench.decisions import cpu_seconds, decisions_per_s, reference_loop
+from decision_cost import cpu_seconds, decisions_per_s, reference_loop
 from twofold.bench.endpoint import discover
 from twofold.bench.services import served
 from twofold.handoff import HandoffMode

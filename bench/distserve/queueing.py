@@ -30,7 +30,7 @@ from twofold.hardware.specs import Machine, Model
 from twofold.instance import Role
 from twofold.performance.base import PerformanceModel
 from twofold.performance.cost import DecodeCost, ModelAccuracy
-from twofold.performance.queueing import crossover_rate, one_instance_s, pipeline_s, tensor_s
+from twofold.performance.queueing import crossing_rate, mean_ttft_s
 from twofold.performance.registry import PERFORMANCE_MODELS
 from twofold.request import Request
 from twofold.simulation.simulate import simulate
@@ -172,10 +172,11 @@ def main() -> None:
     args = parser.parse_args()
     prefill_s: float = args.prefill_ms / 1e3
     speedup: float = args.speedup
-    formulas: dict[str, Callable[[float], float]] = {
-        "one instance": lambda rate: one_instance_s(rate, prefill_s),
-        "pipeline of 2": lambda rate: pipeline_s(rate, prefill_s),
-        "tensor of 2": lambda rate: tensor_s(rate, prefill_s, speedup),
+    # Seconds in all stages and in the slowest: equations 1 to 3 of DistServe.
+    times = {
+        "one instance": (prefill_s, prefill_s),
+        "pipeline of 2": (prefill_s, prefill_s / 2),
+        "tensor of 2": (prefill_s / speedup, prefill_s / speedup),
     }
     generator = np.random.default_rng(args.seed)
     few = arrivals(generator, args.requests)
@@ -188,10 +189,11 @@ def main() -> None:
     for column in COLUMNS:
         table.add_column(column, justify="left" if column == "instance" else "right")
     worst = apart = 0.0
-    for name, formula in formulas.items():
+    for name, (latency_s, stage_s) in times.items():
         for rate in RATES:
             shape = SHAPES[name]
-            expected_s, found_s, same_s = (formula(rate), simulator.mean_s(shape, rate), same.mean_s(shape, rate))
+            expected_s = mean_ttft_s(rate, latency_s, stage_s)
+            found_s, same_s = simulator.mean_s(shape, rate), same.mean_s(shape, rate)
             all_s, error_s = mean_and_error([each.mean_s(shape, rate) for each in parts])
             corrected_s = found_s + (all_s - same_s)
             off = corrected_s / expected_s - 1
@@ -207,7 +209,7 @@ def main() -> None:
     console.print(f"simulator and recursion are at most {apart * 1e6:.1f} µs apart on equal arrivals")
     verdict = "within" if worst <= WITHIN else "NOT within"
     console.print(f"largest difference from the formulas {worst:.3%} ({verdict} {WITHIN:.1%})")
-    expected = crossover_rate(prefill_s, speedup)
+    expected = crossing_rate(times["tensor of 2"], times["pipeline of 2"])
     if expected:
         low, high = 0.8 * expected, min(1.2 * expected, 0.999 * speedup / prefill_s)
         rate, error = mean_and_error([crossover(each.mean_s, low, high) for each in parts])

@@ -11,19 +11,23 @@ are of this process; memory is the growth of its resident set, including the key
 
 import argparse
 import random
+import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import accumulate
+from pathlib import Path
 
 import msgspec
 import psutil
 from rich.console import Console
 from rich.table import Table
 
-from twofold.bench.decisions import LOOP_ITERATIONS, cpu_seconds, reference_loop
 from twofold.kvcache.index import PrefixIndex
 from twofold.kvcache.prefix import KEY_BYTES
 from twofold.request import BlockKey
+
+sys.path.append(str(Path(__file__).parents[1]))
+from decision_cost import LOOP_ITERATIONS, cpu_seconds, reference_loop
 
 DOCUMENT_BLOCKS, OWN_BLOCKS = 24, 8
 MOST_COPIES = 64

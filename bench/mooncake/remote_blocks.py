@@ -31,9 +31,11 @@ from rich.console import Console
 from rich.table import Table
 
 from twofold.bench.services import free_port, metrics, stop, wait_ready
-from twofold.bench.two_hosts import TwoHosts, two_hosts
 from twofold.reporting.summary import seconds
 from twofold.security.key import write_key
+
+sys.path.append(str(Path(__file__).parents[1]))
+from two_hosts import TwoHosts, two_hosts
 
 BLOCK, OUTPUT = 16, 8
 WAIT_S = 120.0

@@ -9,6 +9,7 @@ compared across machines.
 """
 
 import argparse
+import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -16,7 +17,6 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from twofold.bench.decisions import LOOP_ITERATIONS, cpu_seconds, reference_loop
 from twofold.bench.real_data import find_data
 from twofold.errors import UserError
 from twofold.kvcache.cache import PrefixCache
@@ -24,6 +24,9 @@ from twofold.kvcache.eviction import EVICTIONS, create_eviction
 from twofold.planning.capacity.replay import replay_prompt
 from twofold.request import Request
 from twofold.workload.trace import open_trace
+
+sys.path.append(str(Path(__file__).parents[1]))
+from decision_cost import LOOP_ITERATIONS, cpu_seconds, reference_loop
 
 NAME = "mooncake-conversation.jsonl"
 HIGHEST = 36.64  # percent of repeated blocks

@@ -12,13 +12,14 @@ machines.
 
 import argparse
 import random
+import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import psutil
 from rich.console import Console
 from rich.table import Table
 
-from twofold.bench.decisions import LOOP_ITERATIONS, cpu_seconds, decisions_per_s, reference_loop, sample_requests
 from twofold.handoff import HandoffMode
 from twofold.instance import Role
 from twofold.kvcache.index import PrefixIndex
@@ -30,6 +31,9 @@ from twofold.scheduling.cluster.shared import LoadReport, SharedCluster
 from twofold.scheduling.routers import ROUTERS
 from twofold.scheduling.routers.cells import CellRouter
 from twofold.scheduling.routers.forecasting import Conductor
+
+sys.path.append(str(Path(__file__).parents[1]))
+from decision_cost import LOOP_ITERATIONS, cpu_seconds, decisions_per_s, reference_loop, sample_requests
 
 INSTANCES = (100, 1_000, 10_000)
 CELL = 100

@@ -27,7 +27,6 @@ from rich.console import Console
 from rich.table import Table
 from talking_workers import ENCODE, PROMPT, STATUS, name_of, outputs, registered, role_of
 
-from twofold.bench.decisions import LOOP_ITERATIONS, cpu_seconds, reference_loop
 from twofold.handoff import HandoffMode
 from twofold.request import Generation, Request, SamplingParams
 from twofold.scheduling.admission.admission import Admission
@@ -43,6 +42,9 @@ from twofold.serving.controller.remote import Hosts
 from twofold.serving.controller.service import ServedModel
 from twofold.serving.messages import Alive, Message, Peers, Status, StepDone, ToController
 from twofold.serving.telemetry.telemetry import Telemetry
+
+sys.path.append(str(Path(__file__).parents[1]))
+from decision_cost import LOOP_ITERATIONS, cpu_seconds, reference_loop
 
 WORKERS = Path(__file__).with_name("talking_workers.py")
 MOST_SOCKETS = 4_000

@@ -1,6 +1,7 @@
 """vLLM split over two hosts with a slow link, with its own connector or with Twofold."""
 
 import os
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,8 +10,10 @@ from started import Processes
 from stock_vllm import SERVED_NAME, Place, StockVllm, check_proxy, ready
 
 from twofold.bench.services import free_port
-from twofold.bench.two_hosts import TwoHosts
 from twofold.security.key import write_key
+
+sys.path.append(str(Path(__file__).parents[1]))
+from two_hosts import TwoHosts
 
 NIXL = "vllm-nixl"
 MODES = ("layer-wise", "serialized", "pull", "by-size")

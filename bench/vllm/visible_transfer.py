@@ -15,6 +15,7 @@ import asyncio
 import os
 import random
 import statistics
+import sys
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -28,9 +29,11 @@ from started import Processes
 from stock_vllm import SERVED_NAME, StockVllm, vllm_environment
 from streamed import ask
 
-from twofold.bench.two_hosts import two_hosts
 from twofold.errors import ConfigurationError, UserError
 from twofold.reporting.summary import seconds
+
+sys.path.append(str(Path(__file__).parents[1]))
+from two_hosts import two_hosts
 
 OUTPUT = 8
 BEST = "layer-wise"

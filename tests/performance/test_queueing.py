@@ -11,15 +11,11 @@ from twofold.hardware.catalog import load_catalog
 from twofold.performance.queueing import (
     SHARE,
     crossing_rate,
-    crossover_rate,
     highest_rate,
     mean_ttft_s,
-    one_instance_s,
-    pipeline_s,
     quickest_by_rate,
     saturating_tokens,
     stage_times,
-    tensor_s,
 )
 from twofold.performance.registry import performance_model
 
@@ -27,6 +23,23 @@ D = 0.072149
 
 prefills = st.floats(1e-3, 10)
 speedups = st.floats(1.01, 1.99)
+
+
+def pipeline_s(rate, prefill_s, stages=2):
+    return mean_ttft_s(rate, prefill_s, prefill_s / stages)
+
+
+def tensor_s(rate, prefill_s, speedup):
+    return mean_ttft_s(rate, prefill_s / speedup, prefill_s / speedup)
+
+
+def one_instance_s(rate, prefill_s):
+    return mean_ttft_s(rate, prefill_s, prefill_s)
+
+
+def crossover_rate(prefill_s, speedup, stages=2):
+    """The rate above which a pipeline is quicker than tensor parallelism."""
+    return crossing_rate((prefill_s / speedup,) * 2, (prefill_s, prefill_s / stages))
 
 
 @pytest.mark.parametrize(("rate", "expected_ms"), [(2, 78.23), (5, 92.51), (8, 121.40), (10, 165.60)])
@@ -106,8 +119,6 @@ def test_a_ttft_below_the_latency_has_no_rate():
         lambda: mean_ttft_s(1, D, 2 * D),
         lambda: mean_ttft_s(1, 0.0, 0.0),
         lambda: mean_ttft_s(1, math.inf, D),
-        lambda: pipeline_s(1, D, 0),
-        lambda: tensor_s(1, D, 0.0),
         lambda: crossover_rate(-D, 1.5),
         lambda: highest_rate(1.0, D, 2 * D),
     ],

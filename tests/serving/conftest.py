@@ -4,10 +4,10 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from bench.two_hosts import two_hosts
 
 from support.flags import ENGINE, SPLIT
 from twofold.bench.services import served
-from twofold.bench.two_hosts import two_hosts
 from twofold.errors import ConfigurationError
 
 HERE = Path(__file__).parent

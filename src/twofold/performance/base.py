@@ -9,6 +9,7 @@ from abc import ABC, abstractmethod
 from mypy_extensions import mypyc_attr
 
 from twofold.performance.cost import DecodeCost, ModelAccuracy
+from twofold.performance.power import InstancePower
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -16,11 +17,13 @@ class PerformanceModel(ABC):
     """Times and power of one instance: a model on machines at one tensor and pipeline parallelism.
 
     `name` is for display, such as `fitted bloom-176b on dgx-h100 TP8`. In a pipeline, an iteration passes all `stages`
-    one after the other, and the times are those of the whole iteration.
+    one after the other, and the times are those of the whole iteration. `power` has the watts, or is another model that
+    draws the same.
     """
 
     name: str
     error: ModelAccuracy
+    power: "InstancePower | PerformanceModel"
 
     @property
     def stages(self) -> int:
@@ -66,14 +69,14 @@ class PerformanceModel(ABC):
         return ttft_s, cost.base_s + cost.context_s * context
 
     @property
-    @abstractmethod
     def idle_w(self) -> float:
         """Watts of the instance's share of its machine between batches."""
+        return self.power.idle_w
 
-    @abstractmethod
     def prefill_w(self, tokens: int) -> float:
         """Watts while prompts run, alone or beside decodes."""
+        return self.power.prefill_w(tokens)
 
-    @abstractmethod
     def decode_w(self, sequences: int) -> float:
         """Watts while a decode iteration runs."""
+        return self.power.decode_w(sequences)

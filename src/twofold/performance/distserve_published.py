@@ -20,6 +20,7 @@ import msgspec
 
 from twofold.errors import ConfigurationError
 from twofold.hardware.specs import Machine, Model
+from twofold.performance.base import PerformanceModel
 from twofold.performance.coefficients import data_bytes
 from twofold.performance.cost import DecodeCost, ModelAccuracy
 from twofold.performance.instance import (
@@ -30,7 +31,7 @@ from twofold.performance.instance import (
     profile_name,
     stage_layers,
 )
-from twofold.performance.power import PoweredModel, instance_power
+from twofold.performance.power import instance_power
 
 ENGINES = ("distserve", "vllm")
 _LARGE_BATCH = 95
@@ -66,7 +67,7 @@ class PublishedLatencies(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     capacity: dict[str, list[tuple[int, int, int]]]
 
 
-class DistservePublishedModel(PoweredModel):
+class DistservePublishedModel(PerformanceModel):
     """One of `stages` pipeline stages, with the coefficients of one line of the table."""
 
     def __init__(
@@ -88,7 +89,7 @@ class DistservePublishedModel(PoweredModel):
         self._overhead_ms = _OVERHEAD_MS if first else 0.0
         self._overhead_token_ms = _OVERHEAD_TOKEN_MS if first else 0.0
         used = memory_share(model, machine, tensor_parallel, self.decode_cost(1).base_s * stages)
-        super().__init__(instance_power(machine, tensor_parallel, memory_share=used))
+        self.power = instance_power(machine, tensor_parallel, memory_share=used)
 
     def prefill_s(self, tokens: int, squares: int) -> float:
         line = self._latency.prefill

@@ -22,17 +22,18 @@ from pathlib import Path
 
 from twofold.errors import ConfigurationError
 from twofold.hardware.specs import Machine, Model
+from twofold.performance.base import PerformanceModel
 from twofold.performance.coefficients import Calibration, calibrations
 from twofold.performance.cost import DecodeCost, ModelAccuracy
 from twofold.performance.instance import check_tensor_parallel, instance_name, memory_share, profile_name
-from twofold.performance.power import PoweredModel, instance_power
+from twofold.performance.power import instance_power
 
 KNEE = 2.5
 LONG_TOKENS, FULL_LONG_TOKENS = 2048, 4096
 LARGE_BATCH = 32
 
 
-class FittedModel(PoweredModel):
+class FittedModel(PerformanceModel):
     """The formula of this module with the coefficients of one calibration."""
 
     def __init__(self, calibration: Calibration, model: Model, machine: Machine, tensor_parallel: int) -> None:
@@ -50,14 +51,9 @@ class FittedModel(PoweredModel):
         self._sequence_s = decode.sequence_ms / 1e3
         self._large_batch_s = decode.large_batch_ms / 1e3
         self._context_s = decode.context_ms / 1e3
-        super().__init__(
-            instance_power(
-                machine,
-                tensor_parallel,
-                memory_share=memory_share(model, machine, tensor_parallel, self.decode_cost(1).base_s),
-                decode_share=calibration.decode_power,
-            )
-        )
+        used = memory_share(model, machine, tensor_parallel, self.decode_cost(1).base_s)
+        measured = calibration.decode_power
+        self.power = instance_power(machine, tensor_parallel, memory_share=used, decode_share=measured)
 
     def prefill_s(self, tokens: int, squares: int) -> float:
         short_s: float = (self._floor + (self._token_s * tokens) ** KNEE) ** (1 / KNEE)

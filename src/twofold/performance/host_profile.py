@@ -27,6 +27,7 @@ from twofold.hardware.catalog import Catalog
 from twofold.hardware.specs import Accelerator, Machine, Model
 from twofold.performance.base import PerformanceModel
 from twofold.performance.cost import DecodeCost, ModelAccuracy
+from twofold.performance.power import NO_POWER
 
 COLD_AFTER_S: Final = 0.03  # of idling
 BENDS: Final = (0, 3, 4, 8, 32, 128, 512)
@@ -82,7 +83,7 @@ class PackedModel(PerformanceModel):
     """Performance model of one worker of a profiled host. Power was not measured and counts as 0."""
 
     def __init__(self, name: str, times: PackedTimes) -> None:
-        self.name = name
+        self.name, self.power = name, NO_POWER
         self.times = times
         self.error = ModelAccuracy(
             prefill=times.prefill_error,
@@ -99,16 +100,6 @@ class PackedModel(PerformanceModel):
 
     def mixed_s(self, tokens: int, squares: int, sequences: int, context: int) -> float:
         return self.times.seconds(tokens, squares, sequences, context)
-
-    @property
-    def idle_w(self) -> float:
-        return 0.0
-
-    def prefill_w(self, tokens: int) -> float:
-        return 0.0
-
-    def decode_w(self, sequences: int) -> float:
-        return 0.0
 
 
 HOST = "host"  # machine name in cluster specs: one worker on one share of the cores

@@ -65,8 +65,7 @@ class Pipeline(PerformanceModel):
     def __init__(
         self, name: str, error: ModelAccuracy, first: PerformanceModel, later: PerformanceModel, stages: int
     ) -> None:
-        self.name = name
-        self.error = error
+        self.name, self.error = name, error
         self._first, self._later, self._stages = first, later, stages
 
     @property
@@ -109,8 +108,7 @@ class LayersStage(PerformanceModel):
     """A stage with `share` of the layers of `whole`. Receiving a token's activations takes `token_s` seconds."""
 
     def __init__(self, whole: PerformanceModel, share: float, token_s: float) -> None:
-        self.name = whole.name
-        self.error = whole.error
+        self.name, self.error, self.power = whole.name, whole.error, whole
         self._whole, self._share, self._token_s = whole, share, token_s
 
     def prefill_s(self, tokens: int, squares: int) -> float:
@@ -124,16 +122,6 @@ class LayersStage(PerformanceModel):
     def mixed_s(self, tokens: int, squares: int, sequences: int, context: int) -> float:
         computed_s = self._share * self._whole.mixed_s(tokens, squares, sequences, context)
         return computed_s + self._token_s * (tokens + sequences)
-
-    @property
-    def idle_w(self) -> float:
-        return self._whole.idle_w
-
-    def prefill_w(self, tokens: int) -> float:
-        return self._whole.prefill_w(tokens)
-
-    def decode_w(self, sequences: int) -> float:
-        return self._whole.decode_w(sequences)
 
 
 def by_layers(

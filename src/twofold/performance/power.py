@@ -11,36 +11,23 @@ draws much less and hardly more for a larger batch. A power cap therefore slows 
 An instance on t of a machine's c accelerators draws t/c of the machine.
 """
 
-from mypy_extensions import mypyc_attr
+from dataclasses import dataclass
 
 from twofold.hardware.specs import Machine
-from twofold.performance.base import PerformanceModel
 from twofold.performance.coefficients import power_law
 
 
+@dataclass(kw_only=True)
 class InstancePower:
     """Watts of one instance. Shares refer to the accelerators' TDP; see the module for the assumptions."""
 
-    __slots__ = ("accelerators_w", "cap", "decode_share", "idle_w", "overhead_w", "saturation_tokens", "sequence_share")
-
-    def __init__(
-        self,
-        *,
-        idle_w: float,
-        overhead_w: float,
-        accelerators_w: float,
-        cap: float,
-        decode_share: float,
-        sequence_share: float,
-        saturation_tokens: int,
-    ) -> None:
-        self.idle_w = idle_w
-        self.overhead_w = overhead_w
-        self.accelerators_w = accelerators_w
-        self.cap = cap
-        self.decode_share = decode_share
-        self.sequence_share = sequence_share
-        self.saturation_tokens = saturation_tokens
+    idle_w: float
+    overhead_w: float
+    accelerators_w: float
+    cap: float
+    decode_share: float
+    sequence_share: float
+    saturation_tokens: int
 
     def prefill_w(self, tokens: int) -> float:
         """Watts while prompts with `tokens` tokens in all run, alone or beside decodes."""
@@ -53,6 +40,11 @@ class InstancePower:
 
     def _watts(self, share: float) -> float:
         return max(self.overhead_w + self.accelerators_w * min(share, self.cap), self.idle_w)
+
+
+NO_POWER = InstancePower(
+    idle_w=0.0, overhead_w=0.0, accelerators_w=0.0, cap=1.0, decode_share=0.0, sequence_share=0.0, saturation_tokens=1
+)
 
 
 def instance_power(
@@ -76,21 +68,3 @@ def instance_power(
         sequence_share=law.sequence,
         saturation_tokens=law.saturation_tokens,
     )
-
-
-@mypyc_attr(allow_interpreted_subclasses=True)
-class PoweredModel(PerformanceModel):
-    """A performance model with power from `InstancePower`."""
-
-    def __init__(self, power: InstancePower) -> None:
-        self._power = power
-
-    @property
-    def idle_w(self) -> float:
-        return self._power.idle_w
-
-    def prefill_w(self, tokens: int) -> float:
-        return self._power.prefill_w(tokens)
-
-    def decode_w(self, sequences: int) -> float:
-        return self._power.decode_w(sequences)

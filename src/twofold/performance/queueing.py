@@ -38,37 +38,6 @@ def mean_ttft_s(rate: float, latency_s: float, stage_s: float) -> float:
     return latency_s + load * stage_s / (2 * (1 - load)) if load < 1 else math.inf
 
 
-def one_instance_s(rate: float, prefill_s: float) -> float:
-    """Mean TTFT of an instance without parallelism (equation 1)."""
-    return mean_ttft_s(rate, prefill_s, prefill_s)
-
-
-def pipeline_s(rate: float, prefill_s: float, stages: int = 2) -> float:
-    """Mean TTFT of a pipeline of equal stages that take `prefill_s` together (equation 2)."""
-    if stages < 1:
-        raise ConfigurationError(f"pipeline parallelism must be at least 1, not {stages}")
-    return mean_ttft_s(rate, prefill_s, prefill_s / stages)
-
-
-def tensor_s(rate: float, prefill_s: float, speedup: float) -> float:
-    """Mean TTFT under tensor parallelism that divides the prefill time by `speedup` (equation 3)."""
-    if not speedup > 0:
-        raise ConfigurationError(f"the speed-up must be above 0, not {speedup:g}")
-    return mean_ttft_s(rate, prefill_s / speedup, prefill_s / speedup)
-
-
-def crossover_rate(prefill_s: float, speedup: float, stages: int = 2) -> float | None:
-    """The rate above which a pipeline of `stages` has a lower mean TTFT than tensor parallelism with this speed-up.
-
-    0 if tensor parallelism is no faster than one accelerator; None if its speed-up is at least the number of stages,
-    which makes it better at every rate.
-    """
-    pipeline_s(0.0, prefill_s, stages)  # validates the arguments
-    tensor_s(0.0, prefill_s, speedup)
-    quick_s = prefill_s / speedup
-    return crossing_rate((quick_s, quick_s), (prefill_s, prefill_s / stages))
-
-
 def crossing_rate(quick: tuple[float, float], other: tuple[float, float]) -> float | None:
     """The rate above which `other` has a lower mean TTFT than `quick`, each (all stages, slowest stage) in seconds.
 

@@ -29,6 +29,7 @@ from statistics import fmean
 import msgspec
 
 from twofold.hardware.specs import Machine, Model
+from twofold.performance.base import PerformanceModel
 from twofold.performance.coefficients import data_bytes
 from twofold.performance.cost import DecodeCost, ModelAccuracy
 from twofold.performance.fitted import KNEE, long_share
@@ -39,7 +40,7 @@ from twofold.performance.instance import (
     profile_name,
     resident_kv_bytes_per_token,
 )
-from twofold.performance.power import PoweredModel, instance_power
+from twofold.performance.power import instance_power
 
 _CAPPED_SLOWDOWN, _CAP = 1.3, 0.5
 
@@ -77,7 +78,7 @@ class RooflineFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     left_out: list[LeftOut]
 
 
-class RooflineModel(PoweredModel):
+class RooflineModel(PerformanceModel):
     """The formula of this module for one model on one machine."""
 
     def __init__(
@@ -99,7 +100,7 @@ class RooflineModel(PoweredModel):
         self._sequence_s = needs.layers * constants.sequence_s + self._token_s
         self._long_batch = constants.long_batch
         used = memory_share(model, machine, tensor_parallel, self.decode_cost(1).base_s)
-        super().__init__(instance_power(machine, tensor_parallel, memory_share=used))
+        self.power = instance_power(machine, tensor_parallel, memory_share=used)
 
     def prefill_s(self, tokens: int, squares: int) -> float:
         floor_s = self._overhead_s + self._prefill_launch_s + self._touched_s(tokens)

@@ -12,10 +12,11 @@ from itertools import pairwise
 
 from twofold.errors import ConfigurationError
 from twofold.hardware.specs import Machine, Model
+from twofold.performance.base import PerformanceModel
 from twofold.performance.coefficients import Knots, published_knots
 from twofold.performance.cost import DecodeCost, ModelAccuracy
 from twofold.performance.instance import check_tensor_parallel, instance_name, memory_share, profile_name
-from twofold.performance.power import PoweredModel, instance_power
+from twofold.performance.power import instance_power
 
 
 class PiecewiseLinear:
@@ -39,7 +40,7 @@ class PiecewiseLinear:
 _MIXED = 1.1
 
 
-class SplitwisePublishedModel(PoweredModel):
+class SplitwisePublishedModel(PerformanceModel):
     """The prompt and token curves of one pair."""
 
     def __init__(self, knots: Knots, model: Model, machine: Machine, tensor_parallel: int) -> None:
@@ -50,7 +51,7 @@ class SplitwisePublishedModel(PoweredModel):
         self._prompt_s = PiecewiseLinear(knots.tokens, knots.prompt_s)
         self._token_s = PiecewiseLinear(knots.tokens, knots.token_s)
         used = memory_share(model, machine, tensor_parallel, self._token_s(1))
-        super().__init__(instance_power(machine, tensor_parallel, memory_share=used))
+        self.power = instance_power(machine, tensor_parallel, memory_share=used)
 
     def prefill_s(self, tokens: int, squares: int) -> float:
         return self._above_zero(self._prompt_s(tokens), tokens)

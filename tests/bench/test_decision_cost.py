@@ -1,6 +1,6 @@
 """The decision benchmark keeps a constant number of requests in the cluster."""
 
-from twofold.bench.decisions import decisions_per_s, sample_requests
+from bench.decision_cost import decisions_per_s, sample_requests
 
 
 class Counted:

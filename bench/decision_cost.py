@@ -28,7 +28,7 @@ def reference_loop() -> int:
 
 def sample_requests(count: int) -> list[Request]:
     """Reproducible requests with uniform lengths of up to 4,000 prompt and 500 output tokens."""
-    draw = random.Random(0)  # noqa: S311
+    draw = random.Random(0)
     return [
         Request(id=f"r{n}", arrival_s=0.0, prompt_tokens=draw.randint(1, 4000), output_tokens=draw.randint(1, 500))
         for n in range(count)

@@ -25,7 +25,20 @@ def data_bytes(name: str) -> bytes:
 ENVIRONMENT = "TWOFOLD_CALIBRATION"
 
 
-class PrefillCoefficients(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class MeasuredPair(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A model on accelerators that were measured with it."""
+
+    model: str
+    accelerator: str
+    tensor_parallel: int
+
+    @property
+    def pair(self) -> str:
+        """Display name, such as `bloom-176b on h100-80gb TP8`."""
+        return f"{self.model} on {self.accelerator} TP{self.tensor_parallel}"
+
+
+class PrefillCoefficients(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Milliseconds, for the formula in `twofold.performance.fitted`."""
 
     floor_ms: float
@@ -34,7 +47,7 @@ class PrefillCoefficients(msgspec.Struct, frozen=True, kw_only=True, forbid_unkn
     square_ms: float
 
 
-class DecodeCoefficients(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class DecodeCoefficients(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Milliseconds, for the formula in `twofold.performance.fitted`."""
 
     base_ms: float
@@ -43,16 +56,13 @@ class DecodeCoefficients(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     context_ms: float
 
 
-class Calibration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Calibration(MeasuredPair, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Result of one fit. Errors are mean absolute relative errors on held-out configurations.
 
     The formula extrapolates beyond the measured `max_` values. `decode_power` is the measured share of TDP that
     decode of one sequence draws. `dropped` lists the rows left out of the fit, with reasons.
     """
 
-    model: str
-    accelerator: str
-    tensor_parallel: int
     prefill: PrefillCoefficients
     decode: DecodeCoefficients
     prefill_error: float | None = None
@@ -66,11 +76,6 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     date: str
     decode_power: float | None = None
     dropped: list[str] = []
-
-    @property
-    def pair(self) -> str:
-        """Display name, such as `bloom-176b on h100-80gb TP8`."""
-        return f"{self.model} on {self.accelerator} TP{self.tensor_parallel}"
 
 
 class CalibrationFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -116,16 +121,10 @@ def to_toml(fits: Sequence[Calibration], heading: str) -> str:
 
 
 def _table(values: dict[str, object]) -> Iterator[str]:
+    """Encode TOML lines. Strings, numbers and lists of strings match JSON, except whole floats."""
     for key, value in values.items():
         if value is not None and not isinstance(value, dict):
-            yield f"{key} = {_value(value)}"
-
-
-def _value(value: object) -> str:
-    """Encode a TOML value. Strings, numbers and lists of strings match JSON, except whole floats."""
-    if isinstance(value, float):
-        return repr(value)
-    return msgspec.json.encode(value).decode()
+            yield f"{key} = {value!r}" if isinstance(value, float) else f"{key} = {msgspec.json.encode(value).decode()}"
 
 
 class PowerLaw(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -151,20 +150,12 @@ def power_law() -> PowerLaw:
     return msgspec.toml.decode(data_bytes("power.toml"), type=PowerLaw)
 
 
-class Knots(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Knots(MeasuredPair, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Medians of one profiled pair: seconds of prompt and token time at each number of batched tokens."""
 
-    model: str
-    accelerator: str
-    tensor_parallel: int
     tokens: list[int]
     prompt_s: list[float]
     token_s: list[float]
-
-    @property
-    def pair(self) -> str:
-        """Display name, such as `bloom-176b on h100-80gb TP8`."""
-        return f"{self.model} on {self.accelerator} TP{self.tensor_parallel}"
 
 
 class KnotsFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -25,7 +25,7 @@ from twofold.hardware.specs import Machine, Model
 from twofold.performance.base import PerformanceModel
 from twofold.performance.coefficients import Calibration, calibrations
 from twofold.performance.cost import DecodeCost, ModelAccuracy
-from twofold.performance.instance import check_tensor_parallel, instance_name, memory_share, profile_name
+from twofold.performance.instance import check_tensor_parallel, find_pair, instance_name, memory_share, profile_name
 from twofold.performance.power import instance_power
 
 KNEE = 2.5
@@ -82,7 +82,7 @@ def fitted(model: Model, machine: Machine, tensor_parallel: int, *, extra: Seque
     """
     check_tensor_parallel(machine, tensor_parallel)
     known = calibrations(extra)
-    entry = _find(known, model, machine, tensor_parallel)
+    entry = find_pair(known, model, machine, tensor_parallel)
     if entry is None:
         raise ConfigurationError(
             f"no calibration of {model.name} on {profile_name(machine)} TP{tensor_parallel}, only of "
@@ -93,9 +93,4 @@ def fitted(model: Model, machine: Machine, tensor_parallel: int, *, extra: Seque
 
 def is_fitted(model: Model, machine: Machine, tensor_parallel: int) -> bool:
     """Whether the pair has a calibration."""
-    return _find(calibrations(), model, machine, tensor_parallel) is not None
-
-
-def _find(known: Sequence[Calibration], model: Model, machine: Machine, tensor_parallel: int) -> Calibration | None:
-    wanted = (model.name, profile_name(machine), tensor_parallel)
-    return next((one for one in known if (one.model, one.accelerator, one.tensor_parallel) == wanted), None)
+    return find_pair(calibrations(), model, machine, tensor_parallel) is not None

@@ -11,12 +11,18 @@ divided in the same way. A token's activations cross a boundary once: each accel
 Across machines a stage has its share of the network bandwidth.
 """
 
+from collections.abc import Iterable
+from typing import TypeVar
+
 import msgspec
 
-from twofold.errors import ConfigurationError
+from twofold.errors import ConfigurationError, require
 from twofold.hardware.specs import Machine, Model
 from twofold.performance.base import PerformanceModel
+from twofold.performance.coefficients import MeasuredPair
 from twofold.performance.cost import DecodeCost, ModelAccuracy
+
+P = TypeVar("P", bound=MeasuredPair)
 
 _CAPPED, _CAP = "-pcap", 0.5  # the only power cap in Splitwise's profile, as a share of TDP
 
@@ -36,6 +42,12 @@ def profile_name(machine: Machine) -> str:
     if machine.power_cap == 1.0 or name.endswith(_CAPPED):
         return name
     return name + _CAPPED if machine.power_cap == _CAP else f"{name} capped to {machine.power_cap:.0%}"
+
+
+def find_pair(known: Iterable[P], model: Model, machine: Machine, tensor_parallel: int) -> P | None:
+    """The entry of a model on the accelerators of a machine; None if there is none."""
+    wanted = (model.name, profile_name(machine), tensor_parallel)
+    return next((one for one in known if (one.model, one.accelerator, one.tensor_parallel) == wanted), None)
 
 
 def instance_name(kind: str, model: Model, machine: Machine, tensor_parallel: int) -> str:
@@ -183,10 +195,9 @@ def kv_capacity_tokens(
     ConfigurationError if the weights do not fit.
     """
     check_tensor_parallel(machine, tensor_parallel)
-    if not 0.0 < utilization <= 1.0:
-        raise ConfigurationError(f"memory utilization must be above 0 and at most 1, not {utilization:g}")
-    if kv_bytes_per_token is not None and kv_bytes_per_token < 1:
-        raise ConfigurationError(f"KV bytes per token must be at least 1, not {kv_bytes_per_token}")
+    require(0.0 < utilization <= 1.0, f"memory utilization must be above 0 and at most 1, not {utilization:g}")
+    given = kv_bytes_per_token is None or kv_bytes_per_token >= 1
+    require(given, f"KV bytes per token must be at least 1, not {kv_bytes_per_token}")
     layers = stage_layers(model, pipeline_parallel)
     memory = tensor_parallel * machine.accelerator.memory_bytes
     weights = _share(model.weight_bytes, layers, model)

@@ -20,7 +20,7 @@ import math
 
 import msgspec
 
-from twofold.errors import ConfigurationError
+from twofold.errors import require
 from twofold.hardware.specs import Model
 from twofold.performance.base import PerformanceModel
 from twofold.performance.transfer import shortest
@@ -95,13 +95,11 @@ def reuse_s(model: PerformanceModel, prompt: int, reused: int, load_s: float) ->
 
 
 def _require_bandwidth(bytes_per_s: float) -> None:
-    if not bytes_per_s > 0:
-        raise ConfigurationError(f"bandwidth must be above 0, not {bytes_per_s:g} bytes per second")
+    require(bytes_per_s > 0, f"bandwidth must be above 0, not {bytes_per_s:g} bytes per second")
 
 
 def _require_tokens(prefix: int) -> None:
-    if prefix < 1:
-        raise ConfigurationError(f"a prefix needs at least one token, not {prefix}")
+    require(prefix >= 1, f"a prefix needs at least one token, not {prefix}")
 
 
 def layer_wise(layers: int, *lanes: float) -> float:

@@ -30,14 +30,14 @@ import msgspec
 
 from twofold.hardware.specs import Machine, Model
 from twofold.performance.base import PerformanceModel
-from twofold.performance.coefficients import data_bytes
+from twofold.performance.coefficients import MeasuredPair, data_bytes
 from twofold.performance.cost import DecodeCost, ModelAccuracy
 from twofold.performance.fitted import KNEE, long_share
 from twofold.performance.instance import (
     check_tensor_parallel,
+    find_pair,
     instance_name,
     memory_share,
-    profile_name,
     resident_kv_bytes_per_token,
 )
 from twofold.performance.power import instance_power
@@ -59,12 +59,9 @@ class RooflineConstants(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     long_batch: float
 
 
-class LeftOut(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class LeftOut(MeasuredPair, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Errors on one measured pair when the constants are fitted to all other pairs."""
 
-    model: str
-    accelerator: str
-    tensor_parallel: int
     prefill_error: float
     decode_error: float
 
@@ -175,15 +172,14 @@ def roofline(model: Model, machine: Machine, tensor_parallel: int) -> RooflineMo
     Its accuracy is the error on this pair when left out of the fit, else the mean over all pairs.
     """
     data = _data()
-    error = _error(data.left_out, (model.name, profile_name(machine), tensor_parallel))
-    return roofline_with(data.constants, model, machine, tensor_parallel, error)
+    known = find_pair(data.left_out, model, machine, tensor_parallel)
+    return roofline_with(data.constants, model, machine, tensor_parallel, _error(data.left_out, known))
 
 
-def _error(left_out: list[LeftOut], wanted: tuple[str, str, int]) -> ModelAccuracy:
-    for one in left_out:
-        if (one.model, one.accelerator, one.tensor_parallel) == wanted:
-            basis = "roofline fitted to other measured pairs"
-            return ModelAccuracy(prefill=one.prefill_error, decode=one.decode_error, basis=basis, estimated=True)
+def _error(left_out: list[LeftOut], known: LeftOut | None) -> ModelAccuracy:
+    if known is not None:
+        basis = "roofline fitted to other measured pairs"
+        return ModelAccuracy(prefill=known.prefill_error, decode=known.decode_error, basis=basis, estimated=True)
     return ModelAccuracy(
         prefill=round(fmean(one.prefill_error for one in left_out), 3),
         decode=round(fmean(one.decode_error for one in left_out), 3),

@@ -15,7 +15,7 @@ from twofold.hardware.specs import Machine, Model
 from twofold.performance.base import PerformanceModel
 from twofold.performance.coefficients import Knots, published_knots
 from twofold.performance.cost import DecodeCost, ModelAccuracy
-from twofold.performance.instance import check_tensor_parallel, instance_name, memory_share, profile_name
+from twofold.performance.instance import check_tensor_parallel, find_pair, instance_name, memory_share, profile_name
 from twofold.performance.power import instance_power
 
 
@@ -77,12 +77,11 @@ class SplitwisePublishedModel(PerformanceModel):
 def splitwise_published(model: Model, machine: Machine, tensor_parallel: int) -> SplitwisePublishedModel:
     """The published model of a pair. Raises ConfigurationError, listing the published pairs, for any other."""
     check_tensor_parallel(machine, tensor_parallel)
-    wanted = (model.name, profile_name(machine), tensor_parallel)
     known = published_knots().knots
-    for knots in known:
-        if (knots.model, knots.accelerator, knots.tensor_parallel) == wanted:
-            return SplitwisePublishedModel(knots, model, machine, tensor_parallel)
-    raise ConfigurationError(
-        f"no published profile of {wanted[0]} on {wanted[1]} TP{tensor_parallel}, only of "
-        f"{', '.join(knots.pair for knots in known)}: use `roofline` or `auto` for an estimate"
-    )
+    knots = find_pair(known, model, machine, tensor_parallel)
+    if knots is None:
+        raise ConfigurationError(
+            f"no published profile of {model.name} on {profile_name(machine)} TP{tensor_parallel}, only of "
+            f"{', '.join(knots.pair for knots in known)}: use `roofline` or `auto` for an estimate"
+        )
+    return SplitwisePublishedModel(knots, model, machine, tensor_parallel)

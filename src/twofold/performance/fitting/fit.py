@@ -12,10 +12,10 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from twofold.errors import ConfigurationError
+from twofold.errors import ConfigurationError, require
 from twofold.performance.coefficients import Calibration, DecodeCoefficients, PrefillCoefficients
 from twofold.performance.fitted import KNEE, LARGE_BATCH, LONG_TOKENS, long_share
-from twofold.performance.fitting.profile import Dropped, ProfiledBatch, ProfileRow, consistent_batches, decode_power
+from twofold.performance.fitting.profile import ProfiledBatch, ProfileRow, consistent_batches, decode_power
 
 Floats = npt.NDArray[np.float64]
 
@@ -66,11 +66,9 @@ class FitOptions(msgspec.Struct, frozen=True, kw_only=True):
 def fit_profile(rows: Sequence[ProfileRow], options: FitOptions) -> list[Calibration]:
     """One calibration per model, hardware and tensor parallelism in the profile."""
     pairs = sorted({row.pair for row in rows})
-    if not pairs:
-        raise ConfigurationError(f"{options.source} has no rows to fit")
-    unknown = sorted(set(options.notes) - {hardware for _, hardware, _ in pairs})
-    if unknown:
-        raise ConfigurationError(f"{options.source} has no hardware {unknown[0]}, which a note refers to")
+    require(bool(pairs), f"{options.source} has no rows to fit")
+    for hardware in sorted(set(options.notes) - {hardware for _, hardware, _ in pairs}):
+        raise ConfigurationError(f"{options.source} has no hardware {hardware}, which a note refers to")
     return [fit_pair([row for row in rows if row.pair == pair], options) for pair in pairs]
 
 
@@ -78,7 +76,12 @@ def fit_pair(rows: Sequence[ProfileRow], options: FitOptions) -> Calibration:
     """The calibration of rows of a single pair."""
     kept, dropped = consistent_batches(rows)
     model, hardware, tensor_parallel = rows[0].pair
-    _require_enough(kept, f"{model} on {hardware} TP{tensor_parallel}")
+    short = {one.prefill_tokens for one in kept if one.prefill_tokens <= LONG_TOKENS}
+    require(
+        len(short) >= _FEWEST,
+        f"the profile has {len(short)} consistent batch sizes up to {LONG_TOKENS:,} prompt tokens of "
+        f"{model} on {hardware} TP{tensor_parallel}: measure at least {_FEWEST}",
+    )
     runs = sum(len(one.rows) for one in kept)
     note = options.notes.get(hardware)
     power = decode_power(kept)
@@ -98,7 +101,7 @@ def fit_pair(rows: Sequence[ProfileRow], options: FitOptions) -> Calibration:
         source=options.source,
         date=options.date,
         decode_power=None if power is None else _rounded(power),
-        dropped=[_sentence(one) for one in dropped],
+        dropped=[f"{one.rows} rows: {one.reason}" for one in dropped],
     )
 
 
@@ -111,12 +114,7 @@ def fit_prefill(kept: Sequence[ProfiledBatch]) -> PrefillCoefficients:
         floor_ms, token_ms = _fit_short(short, square_ms)
         if long:
             long_token_ms, square_ms = _fit_long(long, floor_ms, token_ms)
-    return PrefillCoefficients(
-        floor_ms=_rounded(floor_ms),
-        token_ms=_rounded(token_ms),
-        long_token_ms=_rounded(long_token_ms),
-        square_ms=_rounded(square_ms),
-    )
+    return PrefillCoefficients(*map(_rounded, (floor_ms, token_ms, long_token_ms, square_ms)))
 
 
 def _fit_short(kept: Sequence[ProfiledBatch], square_ms: float) -> tuple[float, float]:
@@ -146,10 +144,7 @@ def fit_decode(kept: Sequence[ProfiledBatch]) -> DecodeCoefficients:
     context = _column(kept, lambda one: one.mean_context)
     time = _column(kept, lambda one: one.token_time)
     found = non_negative_least_squares([np.ones_like(batch), batch, large, context], time, time)
-    base_ms, sequence_ms, large_batch_ms, context_ms = (_rounded(float(value)) for value in found)
-    return DecodeCoefficients(
-        base_ms=base_ms, sequence_ms=sequence_ms, large_batch_ms=large_batch_ms, context_ms=context_ms
-    )
+    return DecodeCoefficients(*map(_rounded, found.tolist()))
 
 
 def prefill_ms(fit: PrefillCoefficients, one: ProfiledBatch) -> float:
@@ -186,19 +181,6 @@ def _held_out(
 
 def _column(kept: Sequence[ProfiledBatch], value: Callable[[ProfiledBatch], float]) -> Floats:
     return np.array([value(one) for one in kept], dtype=np.float64)
-
-
-def _require_enough(kept: Sequence[ProfiledBatch], pair: str) -> None:
-    short = {one.prefill_tokens for one in kept if one.prefill_tokens <= LONG_TOKENS}
-    if len(short) < _FEWEST:
-        raise ConfigurationError(
-            f"the profile has {len(short)} consistent batch sizes up to {LONG_TOKENS:,} prompt tokens of {pair}: "
-            f"measure at least {_FEWEST}"
-        )
-
-
-def _sentence(dropped: Dropped) -> str:
-    return f"{dropped.rows} rows: {dropped.reason}"
 
 
 def _rounded(value: float, digits: int = 6) -> float:

@@ -16,16 +16,6 @@ import msgspec
 
 from twofold.errors import ConfigurationError
 
-COLUMNS = (
-    "model",
-    "hardware",
-    "tensor_parallel",
-    "prompt_size",
-    "batch_size",
-    "token_size",
-    "prompt_time",
-    "token_time",
-)
 _NOISE = 0.8  # ratio of repeated measurements
 
 
@@ -58,6 +48,9 @@ class ProfileRow(msgspec.Struct, frozen=True, kw_only=True):
         if self.e2e_time is not None and self.e2e_time > self.prompt_time:
             generated = min(generated, 1 + (self.e2e_time - self.prompt_time) / self.token_time)
         return self.batch_size * (self.prompt_size + generated / 2)
+
+
+COLUMNS = tuple(field.name for field in msgspec.structs.fields(ProfileRow) if field.required)
 
 
 def read_profile(path: Path) -> list[ProfileRow]:

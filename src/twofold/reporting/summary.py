@@ -8,6 +8,7 @@ import msgspec
 import numpy as np
 from rich.table import Table
 
+from twofold.reporting.output import table
 from twofold.request import FinishReason
 from twofold.slo import Slo
 from twofold.timeline import Moment, Timeline
@@ -128,34 +129,28 @@ STATISTICS = (("mean", "mean"), ("P50", "p50"), ("P90", "p90"), ("P99", "p99"), 
 
 def summary_table(summary: Summary, title: str | None = None, notes: Mapping[str, str] | None = None) -> Table:
     """Table of one run: a row per latency, counts and rates, and extra rows from `notes`."""
-    table = Table(title=title, title_justify="left")
-    table.add_column("")
-    for heading, _ in STATISTICS:
-        table.add_column(heading, justify="right")
+    drawn = table(title, ("", *(heading for heading, _ in STATISTICS)), range(1, 1 + len(STATISTICS)))
     for name, attribute in LATENCIES:
         values = [_statistic(getattr(summary, attribute), field) for _, field in STATISTICS]
-        table.add_row(name, *values)
-    table.add_section()
+        drawn.add_row(name, *values)
+    drawn.add_section()
     for label, value in {**_totals(summary), **(notes or {})}.items():
-        table.add_row(label, value)
-    return table
+        drawn.add_row(label, value)
+    return drawn
 
 
 def comparison_table(runs: Mapping[str, Summary], title: str | None = None) -> Table:
     """Table of several runs, one column each."""
-    table = Table(title=title, title_justify="left")
-    table.add_column("")
-    for name in runs:
-        table.add_column(name, justify="right")
+    drawn = table(title, ("", *runs), range(1, 1 + len(runs)))
     for name, attribute in LATENCIES:
         for heading, field in STATISTICS:
             values = [_statistic(getattr(summary, attribute), field) for summary in runs.values()]
-            table.add_row(f"{name} {heading}", *values)
-        table.add_section()
+            drawn.add_row(f"{name} {heading}", *values)
+        drawn.add_section()
     totals = [_totals(summary) for summary in runs.values()]
     for label in dict.fromkeys(label for total in totals for label in total):
-        table.add_row(label, *(total.get(label, NOTHING) for total in totals))
-    return table
+        drawn.add_row(label, *(total.get(label, NOTHING) for total in totals))
+    return drawn
 
 
 def seconds(value: float | None) -> str:

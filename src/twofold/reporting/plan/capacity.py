@@ -12,6 +12,7 @@ from rich.text import Text
 from twofold import __version__
 from twofold.planning.capacity.curve import CapacityCurve, CapacityPoint
 from twofold.planning.capacity.plan import CapacityPlan, TierPlan
+from twofold.reporting.output import JsonReport, same_fields, table
 
 _ROWS = 12
 
@@ -24,16 +25,9 @@ def capacity_tables(plan: CapacityPlan, title: str) -> Group:
 
 def capacity_text(plan: CapacityPlan) -> str:
     """Summarize what reuse saves, how much of each tier pays, and the benefit of pooling."""
-    sentences = [
-        (
-            f"Without reuse, prefill keeps {plan.busy:,.1f} accelerators busy; "
-            f"{plan.highest_reuse:.1%} of its blocks are repeated."
-        ),
-        *(_pays(each) for each in plan.tiers),
-        *_pooling(plan),
-        *_alone(plan),
-    ]
-    return " ".join(sentences)
+    busy = f"Without reuse, prefill keeps {plan.busy:,.1f} accelerators busy"
+    repeated = f"{plan.highest_reuse:.1%} of its blocks are repeated"
+    return " ".join([f"{busy}; {repeated}.", *map(_pays, plan.tiers), *_pooling(plan), *_alone(plan)])
 
 
 def capacities(each: TierPlan) -> list[float]:
@@ -83,20 +77,17 @@ def _alone(plan: CapacityPlan) -> list[str]:
 
 def _table(plan: CapacityPlan, each: TierPlan, title: str) -> Table:
     behind = f" behind {each.behind_gb:,.0f} GB of DRAM on each node" if each.behind_gb else ""
-    table = Table(title=f"{title}: {_name(each)}{behind}, {plan.nodes} nodes", title_justify="left")
-    for heading in ("GB per node", "$/h"):
-        table.add_column(heading, justify="right")
-    curves = _curves(each)
+    curves, rows = _curves(each), capacities(each)
+    headings = ["GB per node", "$/h"]
     for name in curves:
-        for heading in (f"{name}: hit rate", "accelerators freed", "s/h per added GB", "return"):
-            table.add_column(heading, justify="right")
-    rows = capacities(each)
+        headings += [f"{name}: hit rate", "accelerators freed", "s/h per added GB", "return"]
+    drawn = table(f"{title}: {_name(each)}{behind}, {plan.nodes} nodes", headings, range(len(headings)))
     points = {name: [curve.at(gb) for gb in rows] for name, curve in curves.items()}
     for before, row in pairwise(range(len(rows))):
         cells = [cell for found in points.values() for cell in _cells(plan, found[before], found[row])]
         one = next(iter(points.values()))[row]
-        table.add_row(_short(one.gb_per_node), _short(one.price_per_h), *cells)
-    return table
+        drawn.add_row(_short(one.gb_per_node), _short(one.price_per_h), *cells)
+    return drawn
 
 
 def _cells(plan: CapacityPlan, before: CapacityPoint, point: CapacityPoint) -> tuple[str, ...]:
@@ -149,7 +140,7 @@ class TierReport(msgspec.Struct, frozen=True, kw_only=True):
     pool: CurveReport | None
 
 
-class CapacityReport(msgspec.Struct, frozen=True, kw_only=True):
+class CapacityReport(JsonReport, frozen=True, kw_only=True):
     """JSON of `twofold plan --kv-capacity --json`."""
 
     twofold_version: str
@@ -179,21 +170,12 @@ class CapacityReport(msgspec.Struct, frozen=True, kw_only=True):
             performance=query.performance.name,
             prefill_error=query.performance.error.prefill,
             accelerators=query.accelerators,
-            nodes=plan.nodes,
-            requests=plan.requests,
-            blocks=plan.blocks,
             block_bytes=query.block_bytes,
-            duration_s=plan.duration_s,
-            highest_reuse=plan.highest_reuse,
-            busy=plan.busy,
             tiers=tuple(_tier_report(plan, each) for each in plan.tiers),
             disk_alone=_tier_report(plan, plan.disk_alone),
             text=capacity_text(plan),
+            **same_fields(cls, plan, without=("tiers", "disk_alone")),
         )
-
-    def json(self) -> str:
-        """Format as indented JSON."""
-        return msgspec.json.format(msgspec.json.encode(self), indent=2).decode()
 
 
 def _tier_report(plan: CapacityPlan, each: TierPlan) -> TierReport:
@@ -208,14 +190,11 @@ def _tier_report(plan: CapacityPlan, each: TierPlan) -> TierReport:
 
 
 def _curve_report(plan: CapacityPlan, curve: CapacityCurve, rows: Sequence[float]) -> CurveReport:
-    points = [curve.at(gb) for gb in rows]
-    return CurveReport(
-        best=curve.best(),
-        full_gb_per_node=curve.full_gb_per_node,
-        points=tuple(
-            CapacityPointReport(point=point, added=added_by(plan, before, point)) for before, point in pairwise(points)
-        ),
+    points = tuple(
+        CapacityPointReport(point=point, added=added_by(plan, before, point))
+        for before, point in pairwise(curve.at(gb) for gb in rows)
     )
+    return CurveReport(best=curve.best(), full_gb_per_node=curve.full_gb_per_node, points=points)
 
 
 def _curves(each: TierPlan) -> dict[str, CapacityCurve]:

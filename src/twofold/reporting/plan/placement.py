@@ -15,6 +15,7 @@ from twofold.planning.evaluator import Effort
 from twofold.planning.placement.candidates import PhaseGoodput
 from twofold.planning.placement.plan import ParallelismPreference, PlacementPlan, preference
 from twofold.planning.placement.search import SimulatedPlacement
+from twofold.reporting.output import JsonReport, same_fields, table
 from twofold.reporting.plan.table import effort_text, rate_text
 from twofold.reporting.simulation.statistics import phase_accuracy
 from twofold.reporting.summary import seconds
@@ -80,15 +81,14 @@ def _against(plan: PlacementPlan) -> list[str]:
 
 
 def _phases(prefills: Sequence[PhaseGoodput], decodes: Sequence[PhaseGoodput]) -> Table:
-    table = Table(title="Goodput of one instance", title_justify="left")
-    for heading in ("instance", "prefill req/s", "per accelerator", "decode req/s", "per accelerator"):
-        table.add_column(heading, justify="left" if heading == "instance" else "right")
+    headings = ("instance", "prefill req/s", "per accelerator", "decode req/s", "per accelerator")
+    drawn = table("Goodput of one instance", headings, range(1, 5))
     of_decode = {each.kind: each for each in decodes}
     of_prefill = {each.kind: each for each in prefills}
     kinds = sorted({**of_prefill, **of_decode}, key=lambda kind: (kind.name, kind.accelerators, kind.short))
     for kind in kinds:
-        table.add_row(kind.short, *_goodput(of_prefill.get(kind)), *_goodput(of_decode.get(kind)))
-    return table
+        drawn.add_row(kind.short, *_goodput(of_prefill.get(kind)), *_goodput(of_decode.get(kind)))
+    return drawn
 
 
 def _goodput(found: PhaseGoodput | None) -> tuple[str, str]:
@@ -96,13 +96,12 @@ def _goodput(found: PhaseGoodput | None) -> tuple[str, str]:
 
 
 def _joint(placed: Sequence[SimulatedPlacement], title: str) -> Table:
-    table = Table(title=title, title_justify="left")
-    for heading in ("design", "req/s", "accelerators", "per accelerator", "TTFT P90", "TPOT P90"):
-        table.add_column(heading, justify="left" if heading == "design" else "right")
-    table.add_column("model error (prefill / decode)", overflow="fold")
+    headings = ("design", "req/s", "accelerators", "per accelerator", "TTFT P90", "TPOT P90")
+    drawn = table(title, headings, range(1, len(headings)))
+    drawn.add_column("model error (prefill / decode)", overflow="fold")
     for each in placed:
         told = each.evaluation
-        table.add_row(
+        drawn.add_row(
             each.design.name,
             rate_text(each.rate),
             str(each.design.accelerators),
@@ -111,7 +110,7 @@ def _joint(placed: Sequence[SimulatedPlacement], title: str) -> Table:
             seconds(None if told.tpot_s is None else told.tpot_s.p90),
             " / ".join(phase_accuracy(told.pools, phase) for phase in Phase),
         )
-    return table
+    return drawn
 
 
 class PhaseReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -137,7 +136,7 @@ class PlacedReport(msgspec.Struct, frozen=True, kw_only=True):
     cluster: ClusterSpec
 
 
-class PlacementReport(msgspec.Struct, frozen=True, kw_only=True):
+class PlacementReport(JsonReport, frozen=True, kw_only=True):
     """JSON of `twofold plan --objective goodput --json`."""
 
     twofold_version: str
@@ -165,11 +164,9 @@ class PlacementReport(msgspec.Struct, frozen=True, kw_only=True):
             return PlacedReport(
                 name=placed.design.name,
                 split=placed.design.family.split,
-                rate=placed.rate,
                 accelerators=placed.design.accelerators,
-                per_accelerator=placed.per_accelerator,
-                copies=placed.copies,
                 cluster=problem.spec(placed.design),
+                **same_fields(PlacedReport, placed, without=("accelerators",)),
             )
 
         return cls(
@@ -190,10 +187,6 @@ class PlacementReport(msgspec.Struct, frozen=True, kw_only=True):
             text=verdict_text(plan),
             effort={**msgspec.to_builtins(effort), "requests_per_cpu_s": effort.requests_per_cpu_s},
         )
-
-    def json(self) -> str:
-        """Format as indented JSON."""
-        return msgspec.json.format(msgspec.json.encode(self), indent=2).decode()
 
 
 def _phase_report(found: PhaseGoodput) -> PhaseReport:

@@ -12,6 +12,7 @@ from twofold.planning.evaluator import Effort
 from twofold.planning.pareto import ParetoPoint
 from twofold.planning.plan import DesignChoice, Plan
 from twofold.planning.problem import Problem
+from twofold.reporting.output import JsonReport, same_fields
 
 
 class DesignReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,14 +54,10 @@ class ChoiceReport(msgspec.Struct, frozen=True, kw_only=True):
     def of(cls, problem: Problem, choice: DesignChoice) -> "ChoiceReport":
         return cls(
             design=DesignReport.of(choice.design),
-            rate=choice.rate,
-            highest_rate=choice.highest_rate,
-            requests_per_dollar=choice.requests_per_dollar,
-            requests_per_kwh=choice.requests_per_kwh,
             mean_power_w=choice.evaluation.mean_power_w,
             margins=tuple(margins(choice.evaluation.checks)),
             cluster=problem.spec(choice.design),
-            evaluation=choice.evaluation,
+            **same_fields(cls, choice, without=("design",)),
         )
 
 
@@ -71,7 +68,7 @@ class ParetoPointReport(msgspec.Struct, frozen=True, kw_only=True):
     rate: float
 
 
-class PlanReport(msgspec.Struct, frozen=True, kw_only=True):
+class PlanReport(JsonReport, frozen=True, kw_only=True):
     """JSON of `twofold plan --json`; everything but `effort` is reproducible.
 
     `choices` are the best designs of each family, best first; `without` names the families that miss the SLO.
@@ -108,7 +105,3 @@ class PlanReport(msgspec.Struct, frozen=True, kw_only=True):
             pareto=tuple(ParetoPointReport(design=DesignReport.of(each.design), rate=each.rate) for each in front),
             effort={**msgspec.to_builtins(effort), "requests_per_cpu_s": effort.requests_per_cpu_s},
         )
-
-    def json(self) -> str:
-        """Format as indented JSON."""
-        return msgspec.json.format(msgspec.json.encode(self), indent=2).decode()

@@ -12,6 +12,7 @@ from twofold.planning.deployment import margins
 from twofold.planning.evaluator import Effort
 from twofold.planning.pareto import ParetoPoint
 from twofold.planning.plan import DesignChoice, Plan
+from twofold.reporting.output import table
 from twofold.reporting.simulation.facts import check_text
 from twofold.reporting.simulation.statistics import phase_accuracy
 from twofold.reporting.summary import seconds
@@ -92,41 +93,33 @@ def thinned(front: Sequence[ParetoPoint], most: int = _MOST_POINTS) -> list[Pare
 
 
 def _choices(plan: Plan, title: str) -> Table:
-    table = _table(title, [HEADINGS[place] for place in _SHOWN], range(1, len(_SHOWN) - 1))
-    table.columns[0].no_wrap = True
-    table.columns[-1].overflow = "fold"  # "estimated" must stay visible
+    drawn = table(title, [HEADINGS[place] for place in _SHOWN], range(1, len(_SHOWN) - 1))
+    drawn.columns[0].no_wrap = True
+    drawn.columns[-1].overflow = "fold"  # "estimated" must stay visible
     best = (plan.best_split, plan.best_colocated)
     for choice in plan.choices:
         style = "bold" if choice in best else None
         texts = choice_row(choice)
-        table.add_row(*(escape(texts[place]) for place in _SHOWN), style=style)
-    return table
+        drawn.add_row(*(escape(texts[place]) for place in _SHOWN), style=style)
+    return drawn
 
 
 def _margins(choices: Iterable[DesignChoice]) -> Table:
-    table = _table("Margins", ("design", "at req/s", "check", "value", "bound", "headroom"), (1, 3, 4, 5))
+    drawn = table("Margins", ("design", "at req/s", "check", "value", "bound", "headroom"), (1, 3, 4, 5))
     for choice in choices:
         checks = choice.evaluation.checks
         for check, margin in zip(checks, margins(checks), strict=True):
             headroom = "-" if margin.headroom is None else f"{margin.headroom:.1%}"
-            table.add_row(choice.design.name, rate_text(choice.rate), check.name, *check_texts(check), headroom)
-        table.add_section()
-    return table
+            drawn.add_row(choice.design.name, rate_text(choice.rate), check.name, *check_texts(check), headroom)
+        drawn.add_section()
+    return drawn
 
 
 def _front(front: Sequence[ParetoPoint]) -> Table:
     shown = thinned(front)
     more = f" ({len(shown)} of {len(front)} points)" if len(shown) < len(front) else ""
-    table = _table(f"Pareto front{more}", ("req/s", "$/h", "kW", "design"), (0, 1, 2))
+    drawn = table(f"Pareto front{more}", ("req/s", "$/h", "kW", "design"), (0, 1, 2))
     for point in shown:
         design = point.design
-        table.add_row(rate_text(point.rate), f"{design.price_per_h:,.2f}", f"{design.tdp_w / 1e3:,.1f}", design.name)
-    return table
-
-
-def _table(title: str, headings: Sequence[str], right: Iterable[int]) -> Table:
-    table = Table(title=title, title_justify="left")
-    numbers = set(right)
-    for place, heading in enumerate(headings):
-        table.add_column(heading, justify="right" if place in numbers else "left")
-    return table
+        drawn.add_row(rate_text(point.rate), f"{design.price_per_h:,.2f}", f"{design.tdp_w / 1e3:,.1f}", design.name)
+    return drawn

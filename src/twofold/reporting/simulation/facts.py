@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import msgspec
 
 from twofold.cluster.spec import ClusterSpec
+from twofold.reporting.output import same_fields
 from twofold.reporting.simulation.statistics import DistributionSummary, accuracy, describe
 from twofold.reporting.summary import NOTHING, seconds
 from twofold.request import Phase
@@ -38,17 +39,11 @@ class ReuseReport(msgspec.Struct, frozen=True, kw_only=True):
     def of(cls, result: ReuseResult) -> "ReuseReport":
         blocks = max(1, result.blocks)
         return cls(
-            caches=result.caches,
-            blocks=result.blocks,
             hits={tier.tier: tier.blocks / blocks for tier in result.hits},
             fetched=result.fetched / blocks,
-            hit_rate=result.hit_rate,
-            prompt_tokens=result.prompt_tokens,
-            reused_tokens=result.reused_tokens,
-            requests=result.requests,
-            largest_share=result.largest_share,
             hottest=[(block.uses, block.caches) for block in result.hottest],
-            ttft_error=None if result.ttft_error is None else DistributionSummary.of(result.ttft_error),
+            ttft_error=DistributionSummary.of(result.ttft_error),
+            **same_fields(cls, result, without=("hits", "fetched", "hottest", "ttft_error")),
         )
 
 

@@ -9,6 +9,7 @@ from rich.table import Table
 from twofold import __version__
 from twofold.cluster.spec import ClusterSpec
 from twofold.performance.cost import ModelAccuracy
+from twofold.reporting.output import JsonReport, same_fields, table
 from twofold.reporting.simulation.facts import ReuseReport
 from twofold.reporting.simulation.statistics import LATENCIES, SLOWDOWNS, Accuracy, DistributionSummary, worst
 from twofold.reporting.summary import seconds
@@ -32,14 +33,13 @@ def replan_entries(log: Sequence[ReplanDecision]) -> tuple[ReplanEntry, ...]:
 
 def replan_table(log: Sequence[ReplanDecision]) -> Table:
     """Table of re-planning decisions by time."""
-    table = Table(title="Re-planning", title_justify="left", show_header=False)
-    table.add_column(justify="right", no_wrap=True)
-    table.add_column()
+    drawn = table("Re-planning", ("", ""), (0,), show_header=False)
+    drawn.columns[0].no_wrap = True
     for decision in log:
-        table.add_row(seconds(decision.at_s), escape(str(decision)))
+        drawn.add_row(seconds(decision.at_s), escape(str(decision)))
     if not log:
-        table.add_row("", "no change of traffic detected")
-    return table
+        drawn.add_row("", "no change of traffic detected")
+    return drawn
 
 
 # Figures that depend on the duration of the run or on the SLO.
@@ -84,7 +84,7 @@ class SeriesSummary(msgspec.Struct, frozen=True, kw_only=True):
     max: float
 
 
-class SimulationReport(msgspec.Struct, frozen=True, kw_only=True):
+class SimulationReport(JsonReport, frozen=True, kw_only=True):
     """JSON of `twofold simulate --json`; times in seconds, energy in joules, power in watts, prices in US dollars.
 
     `model_errors` maps figures to the held-out errors of their prefill and decode times. `workload` has the workload
@@ -134,32 +134,23 @@ class SimulationReport(msgspec.Struct, frozen=True, kw_only=True):
             twofold_version=__version__,
             workload=workload,
             seed=seed,
-            spec=result.spec,
             reference=reference,
             slo=slo,
             verdict=judged,
-            counts=Counts(**{name: getattr(result, name) for name in Counts.__struct_fields__}),
-            duration_s=result.duration_s,
-            arrival_s=result.arrival_s,
+            counts=Counts(**same_fields(Counts, result)),
             rates=_rates(result),
             latencies_s={known.field: DistributionSummary.of(known.of(result)) for known in LATENCIES},
             slowdowns={known.field: DistributionSummary.of(known.of(result)) for known in SLOWDOWNS},
             model_errors=_model_errors(result, reference_error),
-            pools=result.pools,
-            series={name: _series(result, name) for name in sorted(result.series)},
-            energy_j=result.energy_j,
-            mean_power_w=result.mean_power_w,
-            tdp_w=result.tdp_w,
-            price_per_h=result.price_per_h,
-            cpu_s=result.cpu_s,
+            series={
+                name: SeriesSummary(mean=series.mean(), max=series.maximum())
+                for name, series in sorted(result.series.items())
+            },
             overload=msgspec.UNSET if result.overload is None else result.overload,
             reuse=msgspec.UNSET if result.reuse is None else ReuseReport.of(result.reuse),
             replanning=msgspec.UNSET if replans is None else replan_entries(replans),
+            **same_fields(cls, result, without=("series", "overload", "reuse")),
         )
-
-    def json(self) -> str:
-        """Format as indented JSON."""
-        return msgspec.json.format(msgspec.json.encode(self), indent=2).decode()
 
 
 def _model_errors(result: SimulationResult, reference: ModelAccuracy | None) -> dict[str, Accuracy]:
@@ -177,11 +168,6 @@ def _rates(result: SimulationResult) -> Rates:
         output_tokens_per_s=_per(result.output_tokens, result.duration_s),
         goodput_per_s=None if good is None else _per(good, result.duration_s),
     )
-
-
-def _series(result: SimulationResult, name: str) -> SeriesSummary:
-    series = result.series[name]
-    return SeriesSummary(mean=series.mean(), max=series.maximum())
 
 
 def _per(count: float, over_s: float) -> float | None:

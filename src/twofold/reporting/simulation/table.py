@@ -5,6 +5,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from twofold.performance.cost import ModelAccuracy
+from twofold.reporting.output import table
 from twofold.reporting.simulation.facts import check_text, facts, pool_text
 from twofold.reporting.simulation.statistics import LATENCIES, SLOWDOWNS, DistributionSummary, accuracy, describe
 from twofold.reporting.summary import NOTHING, seconds
@@ -50,41 +51,34 @@ def cells(statistics: DistributionSummary | None, *, times: bool) -> list[str]:
 
 
 def _latencies(result: SimulationResult, title: str, reference: ModelAccuracy | None) -> Table:
-    table = _table(title, ("", *HEADINGS, ERROR_HEADING), right=range(1, 1 + len(HEADINGS)))
-    table.columns[0].no_wrap = True  # in a narrow terminal, break cells between value and unit
-    table.columns[-1].overflow = "fold"
+    # A title may contain a path with brackets.
+    drawn = table(escape(title), ("", *HEADINGS, ERROR_HEADING), range(1, 1 + len(HEADINGS)))
+    drawn.columns[0].no_wrap = True  # in a narrow terminal, break cells between value and unit
+    drawn.columns[-1].overflow = "fold"
     for label, texts, error in latency_rows(result, reference):
-        table.add_row(label, *texts, error)
-    return table
+        drawn.add_row(label, *texts, error)
+    return drawn
 
 
 def _facts(result: SimulationResult) -> Table:
-    table = _table(None, ("", "", ERROR_HEADING), right=())
+    drawn = table(None, ("", "", ERROR_HEADING))
     for fact in facts(result):
-        table.add_row(fact.label, fact.value, fact.accuracy)
-    return table
+        drawn.add_row(fact.label, fact.value, fact.accuracy)
+    return drawn
 
 
 def _pools(result: SimulationResult) -> Table:
-    table = _table(None, ("pool", "machines", "utilization", "mean batch", "performance model"), right=(2, 3))
+    drawn = table(None, ("pool", "machines", "utilization", "mean batch", "performance model"), (2, 3))
     for pool in result.pools:
         batch = NOTHING if pool.mean_batch is None else f"{pool.mean_batch:,.1f}"
-        table.add_row(pool.role, pool_text(pool), f"{pool.utilization:.1%}", batch, escape(describe(pool.error)))
-    return table
+        drawn.add_row(pool.role, pool_text(pool), f"{pool.utilization:.1%}", batch, escape(describe(pool.error)))
+    return drawn
 
 
 def _verdict(judged: Verdict) -> Table:
-    table = _table("SLO", ("", "value", "bound", "met"), right=(1, 2))
+    drawn = table("SLO", ("", "value", "bound", "met"), (1, 2))
     for check in judged.checks:
-        table.add_row(check.name, *check_text(check), "yes" if check.met else "[bold red]no[/]")
-    table.add_section()
-    table.add_row("verdict", "", "", "[bold green]met[/]" if judged.met else "[bold red]missed[/]")
-    return table
-
-
-def _table(title: str | None, headings: tuple[str, ...], right: range | tuple[int, ...]) -> Table:
-    # A title may contain a path with brackets.
-    table = Table(title=None if title is None else escape(title), title_justify="left", show_header=any(headings))
-    for index, heading in enumerate(headings):
-        table.add_column(heading, justify="right" if index in right else "left")
-    return table
+        drawn.add_row(check.name, *check_text(check), "yes" if check.met else "[bold red]no[/]")
+    drawn.add_section()
+    drawn.add_row("verdict", "", "", "[bold green]met[/]" if judged.met else "[bold red]missed[/]")
+    return drawn

@@ -17,6 +17,7 @@ RUN_COLOURS: Final = ("#332288", "#CC6677", "#117733", "#882255", "#56B4E9", "#9
 BOUND_COLOUR: Final = "#C00000"
 _GRID: Final = "#E5E5E5"
 _ROW_PX: Final = 280
+_SOLID: Final[Layout] = {"width": 1.5}
 
 
 class ReportChart(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,14 +80,17 @@ def suffix(plot: int) -> str:
     return "" if plot == 0 else str(plot + 1)
 
 
-def line(name: str, x: Iterable[float], y: Iterable[float], colour: str, **more: object) -> Trace:
+def line(
+    name: str, x: Iterable[float], y: Iterable[float], colour: str, look: Layout = _SOLID, /, **more: object
+) -> Trace:
+    """A line; `look` has its width in pixels and its dashes or steps."""
     return {
         "type": "scatter",
         "mode": "lines",
         "name": name,
         "x": rounded(x),
         "y": rounded(y),
-        "line": {"color": colour, "width": 1.5},
+        "line": {"color": colour, **look},
         **more,
     }
 

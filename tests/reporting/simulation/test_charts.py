@@ -6,10 +6,9 @@ from plotly.graph_objects import Figure
 from support.simulated import histogram, result, run, series, waves
 from twofold.instance import Role
 from twofold.reporting.chart import PHASE_COLOURS, RUN_COLOURS
+from twofold.reporting.simulation.charts import latencies, load, membership, overload, power, slowdowns, utilization
 from twofold.reporting.simulation.gantt import GanttRuns, gantt
 from twofold.reporting.simulation.html import pictures
-from twofold.reporting.simulation.latencies import latencies, slowdowns
-from twofold.reporting.simulation.over_time import load, membership, overload, power, utilization
 from twofold.simulation.overload import OverloadResult
 from twofold.slo import SPLITWISE, Slo
 

@@ -1,6 +1,6 @@
 """HTML page of a plan in a single file: choices, Pareto front, and latency over rate."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 
 from twofold.planning.advice import Advice
@@ -10,9 +10,11 @@ from twofold.planning.plan import Plan
 from twofold.reporting.chart import Layout, ReportChart, Trace, axis, grid, line, on, run_colour
 from twofold.reporting.plan.table import HEADINGS, choice_row
 from twofold.reporting.simulation.facts import slo_text
+from twofold.reporting.simulation.html import html_page, html_table
 from twofold.slo import Slo, SlowdownSlo
 
 _RATE = "Requests per second"
+_TALLER: Layout = {"height": 460}
 _SYMBOLS = {True: "circle", False: "square"}
 
 
@@ -33,7 +35,7 @@ def pareto_chart(plan: Plan, front: Sequence[ParetoPoint]) -> ReportChart:
         (axis(_RATE), axis("Power (kW)", rangemode="tozero")),
     ]
     note = "Designs not dominated in rate, price and provisioned power. Circles are split designs."
-    return ReportChart(id="pareto", title="Pareto front", note=note, traces=traces, layout=_taller(grid(1, 2, axes)))
+    return ReportChart(id="pareto", title="Pareto front", note=note, traces=traces, layout=grid(1, 2, axes) | _TALLER)
 
 
 def rates_chart(curves: Mapping[str, RateCurve], slo: Slo | SlowdownSlo) -> ReportChart:
@@ -46,12 +48,10 @@ def rates_chart(curves: Mapping[str, RateCurve], slo: Slo | SlowdownSlo) -> Repo
             for percentile, dash in (("p50", "solid"), ("p90", "dash")):
                 values = [getattr(latency, percentile) for latency in told.values()]
                 label = f"{name}, {percentile.upper()}"
-                look = {"color": run_colour(index), "width": 1.5, "dash": dash}
-                traces.append(
-                    line(label, told, values, run_colour(index), showlegend=plot == 0, **on(plot)) | {"line": look}
-                )
+                look: Layout = {"width": 1.5, "dash": dash}
+                traces.append(line(label, told, values, run_colour(index), look, showlegend=plot == 0, **on(plot)))
     axes = [(axis(_RATE), axis("TTFT (s)", rangemode="tozero")), (axis(_RATE), axis("TPOT (s)", rangemode="tozero"))]
-    layout = _taller(grid(1, 2, axes, shapes=_bounds(slo)))
+    layout = grid(1, 2, axes, shapes=_bounds(slo)) | _TALLER
     note = "Up to the highest rate at which each keeps the SLO."
     return ReportChart(id="curves", title="Latency over rate", note=note, traces=traces, layout=layout)
 
@@ -96,10 +96,6 @@ def _bounds(slo: Slo | SlowdownSlo) -> list[Layout]:
     ]
 
 
-def _taller(layout: Layout) -> Layout:
-    return layout | {"height": 460}
-
-
 _STYLE = """
 body { font: 15px/1.45 system-ui, sans-serif; color: #222; max-width: 1200px; margin: 2em auto; padding: 0 1em }
 h1 { font-size: 1.5em } h2 { font-size: 1.15em; margin: 1.8em 0 .3em } p { margin: .3em 0; color: #555 }
@@ -122,25 +118,11 @@ def plan_page(
     from plotly.io import to_html  # noqa: PLC0415 (slow to import)
 
     body = [f"<h1>{escape(title)}</h1>", f"<p>SLO: {escape(slo_text(slo))}</p>"]
-    body += [f'<p class="advice">{escape(advice.text)}</p>', "<h2>The best of each family</h2>", _choices(plan)]
+    headings, *rows = ([(text, "") for text in row] for row in (HEADINGS, *map(choice_row, plan.choices)))
+    body += [f'<p class="advice">{escape(advice.text)}</p>', "<h2>The best of each family</h2>"]
+    body.append(html_table(headings, rows))
     for index, picture in enumerate((pareto_chart(plan, front), rates_chart(curves, slo))):
         figure = {"data": picture.traces, "layout": picture.layout}
         drawn = to_html(figure, full_html=False, include_plotlyjs=index == 0, div_id=picture.id)
-        body += [*_heading(picture), drawn]
-    head = f'<meta charset="utf-8"><title>{escape(title)}</title><style>{_STYLE}</style>'
-    text = "\n".join(body)
-    return f'<!doctype html>\n<html lang="en"><head>{head}</head><body>\n{text}\n</body></html>\n'
-
-
-def _heading(picture: ReportChart) -> Iterator[str]:
-    yield f"<h2>{escape(picture.title)}</h2>"
-    yield f"<p>{escape(picture.note)}</p>"
-
-
-def _choices(plan: Plan) -> str:
-    rows = [_row(choice_row(choice), "td") for choice in plan.choices]
-    return f"<table><thead>{_row(HEADINGS, 'th')}</thead><tbody>{''.join(rows)}</tbody></table>"
-
-
-def _row(texts: Sequence[str], tag: str) -> str:
-    return f"<tr>{''.join(f'<{tag}>{escape(text)}</{tag}>' for text in texts)}</tr>"
+        body += [f"<h2>{escape(picture.title)}</h2>", f"<p>{escape(picture.note)}</p>", drawn]
+    return html_page(title, _STYLE, body)

@@ -7,7 +7,7 @@ import msgspec
 from twofold.cluster.spec import ClusterSpec
 from twofold.reporting.output import same_fields
 from twofold.reporting.simulation.statistics import DistributionSummary, accuracy, describe
-from twofold.reporting.summary import NOTHING, seconds
+from twofold.reporting.summary import NOTHING, bounds, seconds
 from twofold.request import Phase
 from twofold.simulation.overload import DECODE, PREFILL
 from twofold.simulation.result import Check, PoolResult, SimulationResult
@@ -80,13 +80,13 @@ def facts(result: SimulationResult) -> list[Fact]:
 
 def design(result: SimulationResult) -> list[Fact]:
     """Model, pools and policies of a run."""
-    spec = result.spec
+    spec, chunk = result.spec, result.spec.pipeline_chunk
     return [
         Fact("Model", spec.model),
         *(Fact(f"Pool {pool.role}", pool_text(pool)) for pool in result.pools),
         Fact("Router, hand-off", f"{spec.router}, {spec.handoff}"),
         Fact("Batches", f"{_budget(spec)}, {spec.max_num_seqs:,} sequences"),
-        *_chunks(spec),
+        *([] if chunk is None else [Fact("Chunks", f"at most {chunk:,} tokens in pipelined prefill")]),
         Fact("Transfers", "share link bandwidth" if spec.contention else "without contention"),
         Fact("Rules", spec.rules),
         *(Fact(f"Failure of {lost.instance}", _failure(lost.at_s, lost.back_s)) for lost in spec.failures),
@@ -104,21 +104,13 @@ def _budget(spec: ClusterSpec) -> str:
     return f"at most {budget:,} prompt tokens" if isinstance(budget, int) else "saturating prompt tokens"
 
 
-def _chunks(spec: ClusterSpec) -> list[Fact]:
-    size = spec.pipeline_chunk
-    return [] if size is None else [Fact("Chunks", f"at most {size:,} tokens in pipelined prefill")]
-
-
 def slo_text(slo: Slo | SlowdownSlo) -> str:
     """Format the bounds of an SLO in one line."""
     if isinstance(slo, Slo):
-        seconds_of = (("TTFT", slo.ttft_s), ("TPOT", slo.tpot_s), ("E2E", slo.e2e_s))
-        return ", ".join(f"{name} ≤ {seconds(bound)}" for name, bound in seconds_of if bound is not None)
+        return ", ".join(f"{name} ≤ {bound}" for name, bound in bounds(slo))
     multiples = (("TTFT", slo.ttft), ("TPOT", slo.tpot), ("E2E", slo.e2e))
     return "; ".join(
-        f"{name} {', '.join(f'P{at} ≤ {bound:g}×' for at, bound in sorted(bounds.items()))}"
-        for name, bounds in multiples
-        if bounds
+        f"{name} {', '.join(f'P{at} ≤ {bound:g}×' for at, bound in sorted(of.items()))}" for name, of in multiples if of
     )
 
 

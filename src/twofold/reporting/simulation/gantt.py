@@ -78,14 +78,12 @@ def _bars(role: Role, runs: list[IterationRun], end_s: float) -> Trace:
         "base": [round(start, 4) for start in starts],
         "x": [round(end - start, 4) for start, end in zip(starts, ends, strict=True)],
         "marker": {"color": PHASE_COLOURS[role], "line": {"width": 0}},
-        "customdata": [_details(run) for run in runs],
+        "customdata": [
+            [run.iterations, run.prefill_tokens, run.prefill_sequences, run.decode_sequences, round(run.watts)]
+            for run in runs
+        ],
         "hovertemplate": _HOVER,
     }
-
-
-def _details(run: IterationRun) -> list[int]:
-    prompts = (run.iterations, run.prefill_tokens, run.prefill_sequences)
-    return [*prompts, run.decode_sequences, round(run.watts)]
 
 
 def _layout(rows: list[str], end_s: float) -> Layout:

@@ -2,31 +2,22 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from html import escape
+from typing import Final
 
 import msgspec
 
 from twofold.performance.cost import ModelAccuracy
 from twofold.reporting.chart import ReportChart
+from twofold.reporting.simulation.charts import latencies, load, membership, overload, power, slowdowns, utilization
 from twofold.reporting.simulation.facts import Fact, check_text, design, facts, slo_text
 from twofold.reporting.simulation.gantt import GanttRuns, gantt
-from twofold.reporting.simulation.latencies import latencies, slowdowns
-from twofold.reporting.simulation.over_time import load, membership, overload, power, utilization
 from twofold.reporting.simulation.table import ERROR_HEADING, HEADINGS, latency_rows
 from twofold.reporting.summary import NOTHING
 from twofold.simulation.result import SimulationResult, Verdict
 from twofold.slo import Slo, SlowdownSlo
 
 Cell = tuple[str, str]  # text and CSS class
-
-
-def design_table(results: Mapping[str, SimulationResult]) -> str:
-    """Settings, one column per run."""
-    return _columns({name: design(result) for name, result in results.items()})
-
-
-def facts_table(results: Mapping[str, SimulationResult]) -> str:
-    """Counts, rates, energy and cost with model errors, one column per run."""
-    return _columns({name: facts(result) for name, result in results.items()})
+_MET: Final[dict[bool, Cell]] = {True: ("met", "met"), False: ("missed", "missed")}
 
 
 def percentile_table(results: Mapping[str, SimulationResult], reference: ModelAccuracy | None = None) -> str:
@@ -38,28 +29,24 @@ def percentile_table(results: Mapping[str, SimulationResult], reference: ModelAc
             rows.setdefault(label, []).append(lead + [(text, "number") for text in texts] + [(error, "")])
     lead = [("", "")] if len(results) == 1 else [("", ""), ("run", "")]
     headings = [*lead, *((heading, "number") for heading in HEADINGS), (ERROR_HEADING, "")]
-    return _table(headings, [row for group in rows.values() for row in group])
+    return html_table(headings, [row for group in rows.values() for row in group])
 
 
 def verdict_table(verdicts: Mapping[str, Verdict]) -> str:
     """SLO checks of every run."""
     rows = [
-        [(name, ""), (check.name, ""), *((text, "number") for text in check_text(check)), _met(check.met)]
+        [(name, ""), (check.name, ""), *((text, "number") for text in check_text(check)), _MET[check.met]]
         for name, judged in verdicts.items()
         for check in judged.checks
     ]
-    return _table([("run", ""), ("check", ""), ("value", "number"), ("bound", "number"), ("", "")], rows)
-
-
-def _met(met: bool) -> Cell:
-    return ("met", "met") if met else ("missed", "missed")
+    return html_table([("run", ""), ("check", ""), ("value", "number"), ("bound", "number"), ("", "")], rows)
 
 
 def _columns(runs: Mapping[str, Sequence[Fact]]) -> str:
     columns = [_column(run) for run in runs.values()]
     labels = dict.fromkeys(label for column in columns for label in column)
     rows = [[(label, ""), *((column.get(label, NOTHING), "") for column in columns)] for label in labels]
-    return _table([("", ""), *((name, "") for name in runs)] if len(runs) > 1 else [], rows)
+    return html_table([("", ""), *((name, "") for name in runs)] if len(runs) > 1 else [], rows)
 
 
 def _column(run: Sequence[Fact]) -> dict[str, str]:
@@ -75,7 +62,7 @@ def _value(fact: Fact) -> str:
     return f"{fact.value} ({fact.accuracy})" if fact.accuracy else fact.value
 
 
-def _table(headings: Sequence[Cell], rows: Sequence[Sequence[Cell]]) -> str:
+def html_table(headings: Sequence[Cell], rows: Sequence[Sequence[Cell]]) -> str:
     head = f"<thead>{_row(headings, 'th')}</thead>" if headings else ""
     return f"<table>{head}<tbody>{''.join(_row(row, 'td') for row in rows)}</tbody></table>"
 
@@ -124,13 +111,19 @@ def html_report(
     from plotly.offline import get_plotlyjs  # noqa: PLC0415 (slow to import)
 
     body = [f"<h1>{escape(title)}</h1>", *_verdicts(slo, verdicts or {})]
-    body += [_section("Design", design_table(results)), _section("Latencies", percentile_table(results, reference))]
-    body += [_section("Rates, energy and cost", facts_table(results))]
+    designs = {name: design(result) for name, result in results.items()}
+    body += [_section("Design", _columns(designs)), _section("Latencies", percentile_table(results, reference))]
+    figures = {name: facts(result) for name, result in results.items()}
+    body += [_section("Rates, energy and cost", _columns(figures))]
     body += [_drawn(picture) for picture in pictures(results, slo, runs or {})]
-    scripts = f"<script>{get_plotlyjs()}</script>\n<script>{_DRAW}</script>"
-    head = f'<meta charset="utf-8"><title>{escape(title)}</title><style>{_STYLE}</style>'
+    return html_page(title, _STYLE, [*body, f"<script>{get_plotlyjs()}</script>", f"<script>{_DRAW}</script>"])
+
+
+def html_page(title: str, style: str, body: Sequence[str]) -> str:
+    """A page with a CSS style."""
+    head = f'<meta charset="utf-8"><title>{escape(title)}</title><style>{style}</style>'
     text = "\n".join(body)
-    return f'<!doctype html>\n<html lang="en"><head>{head}</head><body>\n{text}\n{scripts}\n</body></html>\n'
+    return f'<!doctype html>\n<html lang="en"><head>{head}</head><body>\n{text}\n</body></html>\n'
 
 
 def pictures(

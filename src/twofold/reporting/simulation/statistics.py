@@ -128,9 +128,7 @@ def accuracy(pools: Sequence[PoolResult], phases: Sequence[Phase], reference: Mo
     text = ", ".join(f"{value} {phase}" if len(resting) > 1 else value for phase, value in texts.items())
     if set(texts.values()) == {UNKNOWN}:
         text = UNKNOWN
-    if known.estimated:
-        return "estimated" if text == UNKNOWN else f"estimated, {text}"
-    return text
+    return _qualified(text, estimated=known.estimated)
 
 
 def phase_accuracy(pools: Sequence[PoolResult], phase: Phase) -> str:
@@ -138,9 +136,13 @@ def phase_accuracy(pools: Sequence[PoolResult], phase: Phase) -> str:
     errors = _errors(pools, phase, None)
     value = _worst(errors, phase)
     text = UNKNOWN if value is None else percent(value)
-    if any(error.estimated for error in errors):
-        return "estimated" if text == UNKNOWN else f"estimated, {text}"
-    return text
+    return _qualified(text, estimated=any(error.estimated for error in errors))
+
+
+def _qualified(text: str, *, estimated: bool) -> str:
+    if not estimated:
+        return text
+    return "estimated" if text == UNKNOWN else f"estimated, {text}"
 
 
 def percent(error: float) -> str:

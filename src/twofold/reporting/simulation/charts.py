@@ -1,10 +1,11 @@
-"""Charts over time: queues and batches, pool membership, load under overload control, power; and utilization."""
+"""Charts of latencies and slowdowns, of queues, membership, load and power over time, and of utilization."""
 
 from collections.abc import Iterator, Mapping
 from typing import Final
 
 from twofold.instance import Role
 from twofold.reporting.chart import (
+    BOUND_COLOUR,
     PHASE_COLOURS,
     Layout,
     ReportChart,
@@ -13,15 +14,102 @@ from twofold.reporting.chart import (
     grid,
     labelled,
     line,
+    log_axis,
     on,
     rounded,
     run_colour,
 )
+from twofold.reporting.simulation.statistics import LATENCIES, SLOWDOWNS, LatencyMetric
+from twofold.simulation.histogram import Histogram
 from twofold.simulation.result import SimulationResult
 from twofold.simulation.series import Series
+from twofold.slo import Slo, SlowdownSlo
 
+POINTS = 400
+_TITLES = {
+    "TTFT": "Time to first token, TTFT (s)",
+    "TPOT": "Time per output token, TPOT (s)",
+    "ITL": "Gap between tokens, ITL (s)",
+    "E2E": "End to end, E2E (s)",
+}
 TIME: Final = "Simulated time (s)"
 _PS_PER_S: Final = 1e12
+STEPS: Final[Layout] = {"width": 1.5, "shape": "hv"}
+DASHED: Final[Layout] = {"width": 1, "dash": "dash"}
+
+
+def latencies(results: Mapping[str, SimulationResult], slo: Slo | SlowdownSlo | None = None) -> ReportChart:
+    """Cumulative distributions of TTFT, TPOT, ITL and E2E, with the bounds of an SLO in seconds."""
+    known = [latency for latency in LATENCIES if latency.label in _TITLES]
+    axes = [(log_axis(_TITLES[latency.label]), share_axis()) for latency in known]
+    traces = [trace for plot, latency in enumerate(known) for trace in cumulative(results, latency, plot)]
+    bounds = list(_bounds(slo)) if isinstance(slo, Slo) else []
+    return ReportChart(
+        id="latencies",
+        title="Latencies",
+        note="Share of requests (of gaps, for ITL) up to each latency."
+        + (" Dashed: the bounds of the SLO." if bounds else ""),
+        traces=traces + bounds,
+        layout=grid(2, 2, axes),
+    )
+
+
+def cumulative(results: Mapping[str, SimulationResult], distribution: LatencyMetric, plot: int) -> Iterator[Trace]:
+    """A line for each run that measured the metric."""
+    for index, (name, result) in enumerate(results.items()):
+        points = _points(distribution.of(result))
+        if points:
+            values, shares = zip(*points, strict=True)
+            yield line(name, values, shares, run_colour(index), legendgroup=name, showlegend=plot == 0, **on(plot))
+
+
+def share_axis() -> dict[str, object]:
+    return axis("Share (0 to 1)", range=[0, 1.02])
+
+
+def _points(histogram: Histogram | None) -> list[tuple[float, float]]:
+    """Points of the distribution above 0, for a logarithmic axis."""
+    if histogram is None or histogram.count == 0:
+        return []
+    return [(value, share) for value, share in histogram.cdf(POINTS) if value > 0]
+
+
+def _bounds(slo: Slo) -> Iterator[Trace]:
+    for plot, bound in ((0, slo.ttft_s), (1, slo.tpot_s), (3, slo.e2e_s)):
+        if bound is not None:
+            hidden = {**on(plot), "legendgroup": "SLO", "showlegend": False}
+            yield line("SLO", (bound, bound), (0, 1), BOUND_COLOUR, DASHED, **hidden)
+
+
+def slowdowns(results: Mapping[str, SimulationResult], slo: Slo | SlowdownSlo | None = None) -> ReportChart | None:
+    """Cumulative distributions of slowdowns, with the bounds of a slowdown SLO; None without slowdowns."""
+    traces = [trace for plot, known in enumerate(SLOWDOWNS) for trace in cumulative(results, known, plot)]
+    if not traces:
+        return None
+    bounds = list(_slowdowns_bounds(slo)) if isinstance(slo, SlowdownSlo) else []
+    return ReportChart(
+        id="slowdowns",
+        title="Slowdowns",
+        note="Multiples of the uncontended latency on the reference machine."
+        + (" Crosses: the bounds of the SLO; a run meets a bound if its line passes to the left." if bounds else ""),
+        traces=traces + bounds,
+        layout=grid(1, 3, [(log_axis(f"{known.label} (×)"), share_axis()) for known in SLOWDOWNS]),
+    )
+
+
+def _slowdowns_bounds(slo: SlowdownSlo) -> Iterator[Trace]:
+    for plot, bounds in enumerate((slo.ttft, slo.tpot, slo.e2e)):
+        yield {
+            "type": "scatter",
+            "mode": "markers",
+            "name": "SLO",
+            "x": list(bounds.values()),
+            "y": [percentile / 100 for percentile in bounds],
+            "marker": {"color": BOUND_COLOUR, "symbol": "x", "size": 8},
+            "legendgroup": "SLO",
+            "showlegend": plot == 0,
+            **on(plot),
+        }
 
 
 def by_role(result: SimulationResult, kind: str) -> Iterator[tuple[Role, Series]]:
@@ -37,9 +125,10 @@ def role_lines(result: SimulationResult, kind: str, where: dict[str, object], *,
     for role, series in by_role(result, kind):
         colour, group = PHASE_COLOURS[role], {"legendgroup": role.value, **where}
         times, means, highest = steps(series)
-        yield stepped(role.value, times, means, colour) | group | {"showlegend": legend}
-        thin = {"line": {"color": colour, "width": 0.75, "shape": "hv"}, "opacity": 0.45, "showlegend": False}
-        yield stepped(f"{role.value}, maximum", times, highest, colour) | group | thin
+        yield line(role.value, times, means, colour, STEPS, **group, showlegend=legend)
+        thin: Layout = {"width": 0.75, "shape": "hv"}
+        maximum = f"{role.value}, maximum"
+        yield line(maximum, times, highest, colour, thin, **group, opacity=0.45, showlegend=False)
 
 
 def steps(series: Series) -> tuple[list[float], list[float], list[float]]:
@@ -49,11 +138,6 @@ def steps(series: Series) -> tuple[list[float], list[float], list[float]]:
         points.append((series.at_ps / _PS_PER_S, points[-1][1], points[-1][2]))
     times, means, highest = ([point[column] for point in points] for column in range(3))
     return times, means, highest
-
-
-def stepped(name: str, times: list[float], values: list[float], colour: str) -> Trace:
-    """A step line."""
-    return line(name, times, values, colour) | {"line": {"color": colour, "width": 1.5, "shape": "hv"}}
 
 
 _KINDS = (("queue", "Waiting requests"), ("batch", "Requests in batches"))
@@ -84,7 +168,7 @@ def membership(results: Mapping[str, SimulationResult]) -> ReportChart:
         for role, series in by_role(result, "pool"):
             times, means, _ = steps(series)
             stacked = {"stackgroup": f"run{plot}", "legendgroup": role.value, "showlegend": plot == 0}
-            traces.append(stepped(role.value, times, means, PHASE_COLOURS[role]) | stacked | on(plot))
+            traces.append(line(role.value, times, means, PHASE_COLOURS[role], STEPS, **stacked, **on(plot)))
     titles = [labelled(name, "Instances", len(results)) for name in results]
     return ReportChart(
         id="membership",
@@ -124,10 +208,9 @@ def power(results: Mapping[str, SimulationResult]) -> ReportChart | None:
             continue
         colour, (times, means, _) = run_colour(index), steps(series)
         drawn = [watts / 1e3 for watts in means]
-        traces.append(stepped(labelled(name, "drawn", len(results)), times, drawn, colour))
+        traces.append(line(labelled(name, "drawn", len(results)), times, drawn, colour, STEPS))
         ends, provisioned = (min(times, default=0.0), max(times, default=0.0)), (result.tdp_w / 1e3,) * 2
-        dashed = line(labelled(name, "provisioned", len(results)), ends, provisioned, colour)
-        traces.append(dashed | {"line": {"color": colour, "width": 1, "dash": "dash"}})
+        traces.append(line(labelled(name, "provisioned", len(results)), ends, provisioned, colour, DASHED))
     if not traces:
         return None
     layout = grid(1, 1, [(axis(TIME), axis("Power (kW)", rangemode="tozero"))])

@@ -13,7 +13,7 @@ class Phase(StrEnum):
 
 
 class FinishReason(StrEnum):
-    """Why a request ended: `STOP` and `LENGTH` are OpenAI's reasons."""
+    """Reasons for which a request ends: `STOP` and `LENGTH` are OpenAI's reasons."""
 
     STOP = "stop"
     LENGTH = "length"

@@ -9,7 +9,7 @@ _TIMEOUT_S = 30.0
 
 
 class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """Where to send requests. Sizes are None if the server does not report them."""
+    """Address and model of an OpenAI-compatible server. Sizes are None if the server does not report them."""
 
     base_url: str
     model: str

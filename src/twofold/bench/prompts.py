@@ -28,7 +28,7 @@ WORDS = tuple(_TEXT.split())
 
 
 class PromptForm(StrEnum):
-    """How a prompt is written into a request."""
+    """Form of a prompt in a request."""
 
     TOKENS = "tokens"  # a list of token ids with the exact length
     TEXT = "text"  # words; about one token each, depending on the endpoint's tokenizer

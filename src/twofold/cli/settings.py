@@ -124,7 +124,7 @@ def flags_of(kind: type[Settings]) -> dict[str, Flag]:
 
 
 def flag_name(field: str) -> str:
-    """`max_num_seqs` as `--max-num-seqs`."""
+    """Return the flag of a field: `--max-num-seqs` for `max_num_seqs`."""
     return f"--{field.replace('_', '-')}"
 
 

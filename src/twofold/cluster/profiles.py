@@ -237,6 +237,6 @@ def cells_of(spec: ClusterSpec, slots: Sequence[InstanceSlot]) -> dict[str, str]
 
 
 def machines_of(profiles: Sequence[InstanceProfile]) -> list[tuple[Machine, int]]:
-    """(machine type, count) of the pools; machines shared by several pools count once."""
+    """(machine type, count) pairs of the pools; machines shared by several pools count once."""
     distinct = {profile.pool.nodes or pool: profile for pool, profile in enumerate(profiles)}
     return [(profile.machine, profile.pool.machines) for profile in distinct.values()]

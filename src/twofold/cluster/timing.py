@@ -24,7 +24,7 @@ _MAX_PROMPT_TIMINGS: Final = 1 << 16
 
 
 def nearest(number: float) -> int:
-    """`round(number)`, but faster."""
+    """Return `round(number)`, but faster."""
     return int(number + _INTEGERS - _INTEGERS) if 0.0 <= number < _INTEGERS else round(number)
 
 

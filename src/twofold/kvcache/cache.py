@@ -12,7 +12,7 @@ from twofold.request import BlockKey
 
 
 class RemovalReason(StrEnum):
-    """Why a block left a memory."""
+    """Reasons for which a block leaves a memory."""
 
     CAPACITY = "capacity"  # evicted to make room
     MOVED = "moved"  # now in another tier

@@ -28,7 +28,7 @@ class MachineKind(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def short(self) -> str:
-        """`h100` for `dgx-h100`; `a100@2x4` for an instance of four stages on two accelerators each."""
+        """Short name: `h100` for `dgx-h100`; `a100@2x4` for an instance of four stages on two accelerators each."""
         name = self.name.removeprefix(_FAMILY)
         if self.tensor_parallel is None:
             return name
@@ -65,7 +65,7 @@ class Family(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def name(self) -> str:
-        """`h100+a100` for prefill on h100 and decode on a100; `h100 mixed` for a colocated family."""
+        """Display name: `h100+a100` for prefill on h100 and decode on a100; `h100 mixed` for a colocated family."""
         machines = "+".join(kind.short for kind in self.kinds)
         budget = f"@{self.max_num_batched_tokens}" if self.max_num_batched_tokens else ""
         if not self.split:
@@ -85,7 +85,7 @@ class Design(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def name(self) -> str:
-        """`25+15 h100+h100`."""
+        """Display name, such as `25+15 h100+h100`."""
         return f"{'+'.join(map(str, self.counts))} {self.family.name}"
 
     @property

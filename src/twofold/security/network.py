@@ -24,7 +24,7 @@ class HostNetwork(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TcpEndpoint(msgspec.Struct, frozen=True):
-    """`tcp://HOST:PORT`, with IPv6 hosts in brackets."""
+    """A TCP address, written `tcp://HOST:PORT` with IPv6 hosts in brackets."""
 
     host: str
     port: int

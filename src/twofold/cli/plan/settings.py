@@ -28,7 +28,7 @@ AFFINITIES: Final = {
 
 @dataclass(frozen=True, kw_only=True)
 class PlanObjectiveSettings(Settings):
-    """What the plan optimizes, and the SLO that it must meet."""
+    """The objective of a plan, and the SLO that it must meet."""
 
     PANEL: ClassVar = "Objective"
     DEFAULTS: ClassVar = {"slo": "splitwise"}

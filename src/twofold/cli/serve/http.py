@@ -66,7 +66,7 @@ def http_config(
 
 
 def telemetry_config(settings: TelemetrySettings) -> TelemetryConfig:
-    """Where traces go, and the SLO of the metrics."""
+    """Return the telemetry settings: the trace collector, and the SLO of the metrics."""
     return TelemetryConfig(otlp_endpoint=settings.otlp_endpoint or None, slo=settings.slo or Slo())
 
 

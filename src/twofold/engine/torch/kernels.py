@@ -13,10 +13,10 @@ _ROWS_AT_ONCE = 256
 
 @dataclass(frozen=True, slots=True)
 class AttentionScoring:
-    """How a layer scores keys, beyond the dot product.
+    """Scoring of keys by a layer, beyond the dot product.
 
-    `scaling` multiplies the dot products (None: 1/√dim). `softcap` bounds scores to ±softcap by tanh (Gemma 2).
-    `sinks` [heads] is an additional score per head, which takes part in the softmax and has no value (gpt-oss).
+    `scaling` multiplies the dot products (None: 1/√dim). `softcap` bounds scores to ±softcap by tanh (Gemma 2). `sinks`
+    [heads] is an additional score per head, which takes part in the softmax and has no value (gpt-oss).
     """
 
     scaling: float | None = None

@@ -40,11 +40,11 @@ class KvPool:
         self._copies = CopyStream(memory.device)
 
     def keys(self, layer: int) -> torch.Tensor:
-        """[num_blocks, block_size, kv_heads, key_dim], in the dtype of the layout."""
+        """Keys of a layer: [num_blocks, block_size, kv_heads, key_dim], in the dtype of the layout."""
         return self._parts[layer][0]
 
     def values(self, layer: int) -> torch.Tensor:
-        """[num_blocks, block_size, kv_heads, value_dim], in the dtype of the layout."""
+        """Values of a layer: [num_blocks, block_size, kv_heads, value_dim], in the dtype of the layout."""
         return self._parts[layer][1]
 
     def index(self, numbers: Sequence[int]) -> torch.Tensor:

@@ -60,7 +60,7 @@ class CachedPromptBlocks(EventPublisher):
                     self._removed(each)
 
     def shutdown(self) -> None:
-        """Nothing to stop."""
+        """Do nothing: there is nothing to stop."""
 
     def report(self, watcher: CacheObserver) -> None:
         """Report the changes since the last call."""

@@ -32,7 +32,7 @@ class AdmissionLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RefusalReason(StrEnum):
-    """Why a request was refused."""
+    """Reasons for the refusal of a request."""
 
     QUEUE_FULL = "queue-full"
     KEY_LIMIT = "key-limit"

@@ -58,7 +58,7 @@ class ChangePoint:
         return self._least_likely(WINDOWS)
 
     def located(self) -> MeanChange | None:
-        """As `strongest`, over windows of every length: slower, with a more accurate position."""
+        """Like `strongest`, but over windows of every length: slower, with a more accurate position."""
         return self._least_likely(range(WINDOWS[0], WINDOWS[-1] + 1))
 
     def restart(self, count: int) -> None:

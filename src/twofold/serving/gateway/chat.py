@@ -1,4 +1,4 @@
-"""`POST /v1/chat/completions`."""
+"""The endpoint `POST /v1/chat/completions`."""
 
 from collections.abc import Sequence
 

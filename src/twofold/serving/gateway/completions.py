@@ -1,4 +1,4 @@
-"""`POST /v1/completions`."""
+"""The endpoint `POST /v1/completions`."""
 
 from collections.abc import Sequence
 

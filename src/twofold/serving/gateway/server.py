@@ -63,7 +63,7 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_headers_complete()
 
     def send_400_response(self, msg: str) -> None:
-        """Called for invalid HTTP and for large headers."""
+        """Send the error response to invalid HTTP (400) or to large headers (431)."""
         if self._too_large:
             most = self.header_bytes
             refused = error_response(431, f"the headers exceed the limit of {most} bytes", code="headers_too_large")

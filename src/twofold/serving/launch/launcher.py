@@ -50,7 +50,7 @@ class Launcher(ProcessControl):
         self._send(WorkerCommand(free=instance))
 
     def refuse_worker(self, instance: str, reason: str) -> None:
-        """Ignored: a refused local worker exits, and its exit is reported."""
+        """Do nothing: a refused local worker exits, and its exit is reported."""
 
     def _send(self, command: WorkerCommand) -> None:
         process = self._process

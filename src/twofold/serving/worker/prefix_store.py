@@ -83,7 +83,7 @@ class StoredPrefixes(PrefixSource):
         client: StoreClient,
         copier: BlockCopier,
     ) -> None:
-        """`scheduler` is the state's, and `shared` its block allocator."""
+        """`scheduler` is the scheduler in `state`, and `shared` its block allocator."""
         self._state, self._scheduler, self._shared = state, scheduler, shared
         self._client, self._copier = client, copier
         self._wanted: SimpleQueue[tuple[str, Sequence[bytes], Queue]] = SimpleQueue()

@@ -1,8 +1,5 @@
 """Commands generated from settings: options, help, validation and --config."""
 
-from dataclasses import dataclass
-from typing import ClassVar
-
 import pytest
 import typer
 from typer.testing import CliRunner
@@ -12,14 +9,11 @@ from twofold.cli.settings import Command, Settings, command, flag, flags_of
 from twofold.errors import ConfigurationError
 
 
-@dataclass(frozen=True, kw_only=True)
 class ExampleSettings(Settings):
     """Settings of an example."""
 
-    DEFAULTS: ClassVar = {"limit": "16"}
-
     name: str = flag("Name [of it].", ..., positional=True, metavar="NAME")
-    limit: int | None = flag("Limit.", ge=1)
+    limit: int | None = flag("Limit.", ge=1, unset="16")
     share: float = flag("Share.", 0.5, gt=0, le=1)
     quick: bool = flag("Be quick.", False)
     kind: str = flag("Kind.", "one", choices={"one": "The first.", "two": "The second."})

@@ -3,9 +3,8 @@
 import asyncio
 import signal
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Final
+from typing import Final
 
 import msgspec
 import typer
@@ -35,21 +34,13 @@ PROMPT_FORMS: Final = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
 class LoadSettings(ShapeSettings):
     """The requests to send."""
 
-    PANEL: ClassVar = "Workload"
-    DEFAULTS: ClassVar = {
-        "rate": f"that of the trace; {DEFAULT_RATE:g} for a named workload",
-        "num_requests": f"{DEFAULT_REQUESTS} without --duration",
-        "duration": "no limit",
-    }
-
     workload: str = flag("Named workload, such as azure-conv, or path of a trace.", "azure-conv")
-    rate: float | None = RATE.field()
-    num_requests: int | None = NUM_REQUESTS.field()
-    duration: float | None = DURATION.field()
+    rate: float | None = RATE.field(unset=f"that of the trace; {DEFAULT_RATE:g} for a named workload")
+    num_requests: int | None = NUM_REQUESTS.field(unset=f"{DEFAULT_REQUESTS} without --duration")
+    duration: float | None = DURATION.field(unset="no limit")
 
     def requests(self, context: int | None) -> list[Request]:
         """The requests, clipped to the endpoint's context unless a flag says otherwise.
@@ -71,37 +62,26 @@ class LoadSettings(ShapeSettings):
         return found
 
 
-@dataclass(frozen=True, kw_only=True)
-class ClientSettings(Settings):
-    """The endpoint and the sending of requests."""
-
-    PANEL: ClassVar = "Client"
-    DEFAULTS: ClassVar = {
-        "model": "the first one of the endpoint",
-        "vocab_size": "that of the endpoint",
-        "max_concurrency": "no limit",
-    }
+class ClientSettings(Settings, panel="Client"):
+    """The endpoint, and how requests are sent."""
 
     base_url: str = flag("URL of the endpoint.", "http://127.0.0.1:8000", metavar="URL")
-    model: str | None = flag("Served model.")
+    model: str | None = flag("Served model.", unset="the first one of the endpoint")
     api_key: str | None = flag("API key.", env="OPENAI_API_KEY", metavar="KEY")
     prompt_form: str = flag("Form of the prompts.", "tokens", choices=PROMPT_FORMS)
-    vocab_size: int | None = flag("Draw token ids below this size.", ge=2)
+    vocab_size: int | None = flag("Draw token ids below this size.", ge=2, unset="that of the endpoint")
     chat: bool = flag("Use /v1/chat/completions, with text prompts.", False)
     ignore_eos: bool = flag("Request outputs of exactly the workload's length.", True)
     temperature: float = flag("Sampling temperature; 0 is greedy.", 0.0, ge=0)
     max_concurrency: int | None = flag(
-        "Maximum number of requests in flight; a wait for a slot counts as send lag.", ge=1
+        "Maximum number of requests in flight; a wait for a slot counts as send lag.", ge=1, unset="no limit"
     )
     warmup: int = flag("Number of requests to send before measuring.", 0, ge=0)
     timeout: float = flag("Timeout of a request in seconds.", 600.0, ge=0.001)
 
 
-@dataclass(frozen=True, kw_only=True)
-class ReportSettings(Settings):
-    """Contents of the report."""
-
-    PANEL: ClassVar = "Output"
+class ReportSettings(Settings, panel="Output"):
+    """What is reported."""
 
     slo: Slo | None = SLO_BOUNDS.field()
     json: bool = JSON.field(False)
@@ -109,7 +89,6 @@ class ReportSettings(Settings):
     per_request: bool = flag("Include every request in the JSON report.", False)
 
 
-@dataclass(frozen=True, kw_only=True)
 class BenchSettings(ReportSettings, ClientSettings, LoadSettings):
     """All flags of `twofold bench`."""
 

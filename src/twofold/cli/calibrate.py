@@ -5,10 +5,9 @@ import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import ClassVar, Final
+from typing import Final
 
 import typer
 from rich.console import Console
@@ -33,11 +32,8 @@ DEFAULT_SEQS: Final = 64
 _WORKERS: Final = 2  # of each service that is measured
 
 
-@dataclass(frozen=True, kw_only=True)
 class FitSettings(Settings):
     """All flags of `twofold calibrate fit`."""
-
-    DEFAULTS: ClassVar = {"source": "its file name", "date": "the date of the file"}
 
     profile: Path = flag(
         "CSV of runs: model, hardware, tensor_parallel, prompt_size, batch_size, token_size, prompt_time and "
@@ -48,24 +44,21 @@ class FitSettings(Settings):
     )
     output: Path = flag("Calibration file to write (TOML).", ..., names=("--output", "-o"), metavar="FILE")
     folds: int = flag("Number of cross-validation folds over the configurations.", 5, ge=2)
-    source: str | None = flag("Origin of the profile.")
-    date: str | None = flag("Date of the measurement.", metavar="YYYY-MM-DD")
+    source: str | None = flag("Origin of the profile.", unset="its file name")
+    date: str | None = flag("Date of the measurement.", metavar="YYYY-MM-DD", unset="the date of the file")
     note: tuple[str, ...] = flag(
         "Remark that is kept with each fit of a hardware; repeatable.", (), metavar="HARDWARE=TEXT"
     )
 
 
-@dataclass(frozen=True, kw_only=True)
 class LiveSettings(Settings):
     """All flags of `twofold calibrate live`."""
 
-    DEFAULTS: ClassVar = {"kv_cache_memory_bytes": "1GiB", "max_num_seqs": f"{DEFAULT_SEQS}", "dtype": "auto"}
-
     model: Path = MODEL_DIRECTORY.field(...)
     output: Path = flag("Profile to write (YAML).", ..., names=("--output", "-o"), metavar="FILE")
-    kv_cache_memory_bytes: int | None = KV_CACHE_MEMORY.field()
-    max_num_seqs: int | None = MAX_NUM_SEQS.field()
-    dtype: str | None = DTYPE.field()
+    kv_cache_memory_bytes: int | None = KV_CACHE_MEMORY.field(unset="1GiB")
+    max_num_seqs: int | None = MAX_NUM_SEQS.field(unset=f"{DEFAULT_SEQS}")
+    dtype: str | None = DTYPE.field(unset="auto")
 
 
 _HEADING: Final = """Performance of models on accelerators, fitted by `twofold calibrate fit`.

@@ -2,9 +2,8 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Final
+from typing import Final
 
 import msgspec
 import typer
@@ -23,7 +22,6 @@ from twofold.performance.reuse import PUBLISHED, REST, PrefixCost, prefix_bytes_
 Item = Accelerator | Machine | Model | Link | StorageTier
 
 
-@dataclass(frozen=True, kw_only=True)
 class CatalogSettings(Settings):
     """The entries to show; also TWOFOLD_CATALOG names catalog files."""
 
@@ -34,23 +32,19 @@ class CatalogSettings(Settings):
     json: bool = JSON.field(False)
 
 
-@dataclass(frozen=True, kw_only=True)
 class EntrySettings(CatalogSettings):
     """All flags of the commands that show entries."""
 
     sources: bool = flag("Show the source of each figure.", False, names=("--sources",))
 
 
-@dataclass(frozen=True, kw_only=True)
 class PrefixCostSettings(CatalogSettings):
     """All flags of `twofold catalog reuse`."""
 
-    DEFAULTS: ClassVar = {"performance": "auto", "tp": "all accelerators of a machine"}
-
     model: str = flag("Model of the catalog.", "llama2-70b")
     prefix: int = flag("Length of the prefix in tokens.", 8192, ge=1)
-    performance: str | None = PERFORMANCE.field()
-    tp: int | None = TENSOR_PARALLEL.field()
+    performance: str | None = PERFORMANCE.field(unset="auto")
+    tp: int | None = TENSOR_PARALLEL.field(unset="all accelerators of a machine")
 
 
 @command

@@ -1,6 +1,5 @@
 """`twofold model create`: a small model with random weights, to try everything with."""
 
-from dataclasses import dataclass
 from pathlib import Path
 
 import typer
@@ -8,7 +7,6 @@ import typer
 from twofold.cli.settings import Settings, command, flag, group
 
 
-@dataclass(frozen=True, kw_only=True)
 class ModelSettings(Settings):
     """All flags of `twofold model create`."""
 

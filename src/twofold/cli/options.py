@@ -1,9 +1,8 @@
 """Options that several commands share: one name, one help text and one parser for each."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 from twofold.cli.settings import Flag, Settings, flag, flag_name
 from twofold.errors import ConfigurationError
@@ -164,11 +163,8 @@ JSON: Final = Flag("Print JSON instead of tables.", names=("--json",))
 HTML: Final = Flag("Write an HTML report to this file.", metavar="FILE")
 
 
-@dataclass(frozen=True, kw_only=True)
-class StoreSettings(Settings):
+class StoreSettings(Settings, panel="Prefix cache"):
     """The KV store of a host, which its workers share."""
-
-    PANEL: ClassVar = "Prefix cache"
 
     kv_store_dram: int | None = flag(
         "Host memory for the KV of prompts, shared by all workers of the host, as in 4GiB.",
@@ -198,16 +194,14 @@ class StoreSettings(Settings):
         return StoreConfig(memory_bytes=self.kv_store_dram, disk_dir=str(path), disk_bytes=disk_bytes)
 
 
-@dataclass(frozen=True, kw_only=True)
-class HttpSettings(Settings):
+class HttpSettings(Settings, panel="HTTP"):
     """The address, the model's name and the API keys of a service."""
-
-    PANEL: ClassVar = "HTTP"
-    DEFAULTS: ClassVar = {"served_model_name": "the directory or id of the model"}
 
     host: str = flag("Address to listen on.", "127.0.0.1")
     port: int = flag("Port to listen on; 0 picks a free port.", 8000, ge=0, le=65535)
-    served_model_name: str | None = flag("Name of the model in the API.", metavar="NAME")
+    served_model_name: str | None = flag(
+        "Name of the model in the API.", metavar="NAME", unset="the directory or id of the model"
+    )
     api_key: tuple[str, ...] = flag(
         "API key that clients must send; repeatable.", (), env="TWOFOLD_API_KEY", metavar="KEY"
     )
@@ -217,25 +211,20 @@ class HttpSettings(Settings):
     allow_anonymous: bool = flag("Let other machines connect without a key.", False)
 
 
-@dataclass(frozen=True, kw_only=True)
-class LimitSettings(Settings):
+class LimitSettings(Settings, panel="Limits"):
     """Limits of the gateway."""
-
-    PANEL: ClassVar = "Limits"
-    DEFAULTS: ClassVar = {"max_prompt_tokens": "the context of the model", "max_body_bytes": "32MiB"}
 
     max_running: int = flag("Maximum number of running requests.", 1024, ge=1)
     max_waiting: int = flag("Maximum number of queued requests.", 1024, ge=0)
     request_timeout: float = flag("Timeout of requests that set none, in seconds.", 1800.0, ge=0.001)
-    max_prompt_tokens: int | None = flag("Maximum prompt length in tokens.", ge=1)
-    max_body_bytes: int = flag("Maximum size of a request body.", 32 << 20, metavar="SIZE", parse=parse_size)
+    max_prompt_tokens: int | None = flag("Maximum prompt length in tokens.", ge=1, unset="the context of the model")
+    max_body_bytes: int = flag(
+        "Maximum size of a request body.", 32 << 20, metavar="SIZE", parse=parse_size, unset="32MiB"
+    )
 
 
-@dataclass(frozen=True, kw_only=True)
-class TelemetrySettings(Settings):
+class TelemetrySettings(Settings, panel="Telemetry"):
     """Metrics, logs and traces of a service."""
-
-    PANEL: ClassVar = "Telemetry"
 
     slo: Slo | None = SLO_BOUNDS.field()
     log_format: str = flag("Log format.", "text", choices=LOG_FORMATS)

@@ -2,7 +2,6 @@
 
 import urllib.error
 import urllib.request
-from dataclasses import dataclass
 from typing import Final
 
 import msgspec
@@ -18,7 +17,6 @@ _TIMEOUT_S: Final = 30
 _NUMBERS: Final = {"restarts", "waiting", "running"}
 
 
-@dataclass(frozen=True, kw_only=True)
 class PoolsSettings(Settings):
     """All flags of `twofold pools show`."""
 
@@ -26,7 +24,6 @@ class PoolsSettings(Settings):
     api_key: str | None = flag("API key.", env="TWOFOLD_API_KEY", metavar="KEY")
 
 
-@dataclass(frozen=True, kw_only=True)
 class SetSettings(PoolsSettings):
     """All flags of `twofold pools set`."""
 

@@ -1,7 +1,6 @@
 """Commands from settings: one dataclass gives a command its options, help, validation and `--config` file.
 
 A field is an option of the same name: `max_num_seqs: int = flag("…", 64, ge=1)` becomes `--max-num-seqs`.
-The fields that a class declares form one panel of the help, with the title `PANEL`.
 """
 
 import inspect
@@ -11,7 +10,7 @@ from dataclasses import MISSING, Field, dataclass, field, fields
 from difflib import get_close_matches
 from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, TypeVar, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, ClassVar, TypeVar, dataclass_transform, get_args, get_origin, get_type_hints
 
 import typer
 from rich.markup import escape
@@ -45,29 +44,37 @@ class Flag:
     choices: Registry | Callable[[], Registry] | None = None
     positional: bool = False
 
-    def field(self, default: object = None) -> Any:  # noqa: ANN401  (of the type that the class declares)
-        """A field of settings with this flag; it must be given if the default is `...`."""
-        return field(default=MISSING if default is ... else default, metadata={"flag": self})
+    def field(self, default: object = None, unset: str | None = None) -> Any:  # noqa: ANN401  (as the class declares)
+        """A field of settings with this flag; it must be given if the default is `...`.
+
+        `unset` describes the default in the help if its value does not.
+        """
+        return field(default=MISSING if default is ... else default, metadata={"flag": self, "unset": unset})
 
     def registry(self) -> Registry:
         """The valid values; empty if all values are valid."""
         return self.choices() if callable(self.choices) else self.choices or {}
 
 
-def flag(help: str, default: object = None, **how: Any) -> Any:  # noqa: A002, ANN401
+def flag(help: str, default: object = None, unset: str | None = None, **how: Any) -> Any:  # noqa: A002, ANN401
     """A field of settings with a flag of its own; see `Flag` and `Flag.field`."""
-    return Flag(help, **how).field(default)
+    return Flag(help, **how).field(default, unset)
 
 
+@dataclass_transform(frozen_default=True, kw_only_default=True)
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """Base of the settings of a command.
+    """Base of the settings of a command; every subclass is such a dataclass too.
 
-    `DEFAULTS` describes the defaults of fields that are None unless given, for the help.
+    The help shows the fields that a class declares in a panel of the title `panel`.
     """
 
     PANEL: ClassVar[str] = "Options"
-    DEFAULTS: ClassVar[Mapping[str, str]] = {}
+
+    def __init_subclass__(cls, *, panel: str | None = None) -> None:
+        super().__init_subclass__()
+        cls.PANEL = panel or cls.PANEL
+        dataclass(frozen=True, kw_only=True)(cls)
 
 
 class Command(TyperCommand):
@@ -136,8 +143,7 @@ def owner_of(kind: type[Settings], field: str) -> type[Settings]:
 def help_text(kind: type[Settings], name: str) -> str:
     """The help of a field without its choices."""
     (field,) = (each for each in fields(kind) if each.name == name)
-    flag = flags_of(kind)[name]
-    default = owner_of(kind, name).DEFAULTS.get(name)
+    flag, default = field.metadata["flag"], field.metadata["unset"]
     if default is None and field.default not in (MISSING, None, False, "", ()):
         default = "yes" if field.default is True else f"{field.default}"
     return flag.help if default is None else f"{flag.help} [default: {default}]"

@@ -1,9 +1,8 @@
 """`twofold trace`: show, convert, rescale and generate traces."""
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Final
+from typing import Final
 
 import msgspec
 import typer
@@ -32,14 +31,11 @@ OUTPUT: Final = Flag("File to write; compressed if its name ends in .gz.", metav
 TARGET_FORMAT: Final = Flag(f"Format to write: {_FORMATS}; twofold loses nothing.")
 
 
-@dataclass(frozen=True, kw_only=True)
 class TraceSettings(Settings):
     """The trace to read."""
 
-    DEFAULTS: ClassVar = {"format": "detected"}
-
     trace: Path = flag("Trace: csv or jsonl, plain or gzip.", ..., positional=True, metavar="TRACE")
-    format: str | None = flag(f"Format of the trace: {_FORMATS}.")
+    format: str | None = flag(f"Format of the trace: {_FORMATS}.", unset="detected")
 
     def open(self) -> tuple[str, Iterator[Request], ReadNotes]:
         """Open the trace; returns its format, its requests, and notes on how they were read."""
@@ -47,32 +43,25 @@ class TraceSettings(Settings):
         return name, trace_progress(open_trace(self.trace, name, notes)), notes
 
 
-@dataclass(frozen=True, kw_only=True)
 class ShowSettings(TraceSettings):
     """All flags of `twofold trace show`."""
 
     json: bool = options.JSON.field(False)
 
 
-@dataclass(frozen=True, kw_only=True)
 class ReuseSettings(TraceSettings):
     """All flags of `twofold trace reuse`."""
 
-    DEFAULTS: ClassVar = {"capacity": "1,000 to 100,000", "eviction": "all"}
-
-    capacity: tuple[int, ...] = flag("Capacity of the cache in blocks; repeatable.", ())
-    eviction: tuple[str, ...] = flag("Eviction policy; repeatable.", (), choices=EVICTIONS)
+    capacity: tuple[int, ...] = flag("Capacity of the cache in blocks; repeatable.", (), unset="1,000 to 100,000")
+    eviction: tuple[str, ...] = flag("Eviction policy; repeatable.", (), choices=EVICTIONS, unset="all")
     json: bool = options.JSON.field(False)
 
 
-@dataclass(frozen=True, kw_only=True)
 class ConvertSettings(TraceSettings):
     """All flags of `twofold trace convert`."""
 
-    DEFAULTS: ClassVar = {"to": "twofold"}
-
     out: Path = flag("File to write; compressed if its name ends in .gz.", ..., positional=True, metavar="OUT")
-    to: str | None = TARGET_FORMAT.field()
+    to: str | None = TARGET_FORMAT.field(unset="twofold")
     rate: float | None = options.RATE.field()
     rate_scale: float | None = flag("Factor on the rate of arrivals.")
     length_scale: float = options.LENGTH_SCALE.field(1.0)
@@ -82,21 +71,18 @@ class ConvertSettings(TraceSettings):
     num_requests: int | None = options.NUM_REQUESTS.field()
 
 
-@dataclass(frozen=True, kw_only=True)
 class GenerateSettings(Settings):
     """All flags of `twofold trace generate`."""
-
-    DEFAULTS: ClassVar = {"to": "twofold", "arrival": "poisson"}
 
     name: str = flag(
         "Named workload such as azure-conv, or lengths as in 512+64.", ..., positional=True, metavar="NAME"
     )
     output: Path = OUTPUT.field(...)
     rate: float = flag("Requests per second.", ..., names=("--rate", "--request-rate"))
-    to: str | None = TARGET_FORMAT.field()
+    to: str | None = TARGET_FORMAT.field(unset="twofold")
     num_requests: int | None = options.NUM_REQUESTS.field()
     duration: float | None = options.DURATION.field()
-    arrival: str | None = options.ARRIVAL.field()
+    arrival: str | None = options.ARRIVAL.field(unset="poisson")
     burstiness: float = options.BURSTINESS.field(1.0)
     length_scale: float = options.LENGTH_SCALE.field(1.0)
     max_model_len: int | None = options.CLIP_LENGTH.field()

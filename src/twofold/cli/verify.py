@@ -2,9 +2,8 @@
 
 import sys
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Final
+from typing import Final
 
 import msgspec
 import typer
@@ -48,26 +47,15 @@ def parse_loads(text: str, flag: str = "--loads") -> tuple[float, ...]:
     return loads
 
 
-@dataclass(frozen=True, kw_only=True)
 class VerifySettings(Settings):
     """All flags of `twofold verify`."""
-
-    DEFAULTS: ClassVar = {
-        "prefill": "1, unless colocated",
-        "decode": "1, unless colocated",
-        "loads": "0.5,0.9,2",
-        "slo": "6x TTFT and 5x TPOT of an average request alone",
-        "kv_cache_memory_bytes": "1GiB",
-        "max_num_seqs": f"{DEFAULT_SEQS}",
-        "dtype": "auto",
-    }
 
     model: Path = MODEL_DIRECTORY.field(...)
     profile: Path = flag(
         "Performance profile of this host, as written by `twofold calibrate live`.", ..., metavar="FILE"
     )
-    prefill: int = flag("Number of prefill workers.", 0, ge=0)
-    decode: int = flag("Number of decode workers.", 0, ge=0)
+    prefill: int = flag("Number of prefill workers.", 0, ge=0, unset="1, unless colocated")
+    decode: int = flag("Number of decode workers.", 0, ge=0, unset="1, unless colocated")
     colocated: int = flag("Number of workers that run both phases.", 0, ge=0)
     workload: str = flag("Named workload, such as azure-conv, or path of a trace.", "azure-conv")
     num_requests: int = flag("Number of requests of each load.", 150, names=("--num-requests", "--num-prompts"), ge=1)
@@ -76,18 +64,19 @@ class VerifySettings(Settings):
         (0.5, 0.9, 2.0),
         metavar="MULTIPLES",
         parse=parse_loads,
+        unset="0.5,0.9,2",
     )
     rate: tuple[float, ...] = flag(
         "Requests per second, in place of --loads; repeatable.", (), names=("--rate", "--request-rate")
     )
     length_scale: float = LENGTH_SCALE.field(1.0)
     max_model_len: int = flag("Clip requests to this many tokens, prompt and output together.", 2048, ge=2)
-    slo: Slo | None = SLO_BOUNDS.field()
+    slo: Slo | None = SLO_BOUNDS.field(unset="6x TTFT and 5x TPOT of an average request alone")
     replays: int = flag("Number of live replays of each load; their spread is tolerated.", 2, ge=1)
     seed: int = SEED.field(0)
-    kv_cache_memory_bytes: int | None = KV_CACHE_MEMORY.field()
-    max_num_seqs: int | None = MAX_NUM_SEQS.field()
-    dtype: str | None = DTYPE.field()
+    kv_cache_memory_bytes: int | None = KV_CACHE_MEMORY.field(unset="1GiB")
+    max_num_seqs: int | None = MAX_NUM_SEQS.field(unset=f"{DEFAULT_SEQS}")
+    dtype: str | None = DTYPE.field(unset="auto")
     json: bool = JSON.field(False)
 
     @property

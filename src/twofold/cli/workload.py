@@ -2,8 +2,7 @@
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 from twofold.cli import options
 from twofold.cli.settings import Settings
@@ -17,18 +16,14 @@ _MIN_BURSTINESS: Final = 1e-3
 _MAX_LENGTH_SCALE: Final = 1e6
 
 
-@dataclass(frozen=True, kw_only=True)
-class ShapeSettings(Settings):
+class ShapeSettings(Settings, panel="Workload"):
     """The arrivals and lengths of a workload."""
 
-    PANEL: ClassVar = "Workload"
-    DEFAULTS: ClassVar = {"arrival": "poisson; that of the trace", "max_model_len": "no limit"}
-
     start: float = options.START.field(0.0)
-    arrival: str | None = options.ARRIVAL.field()
+    arrival: str | None = options.ARRIVAL.field(unset="poisson; that of the trace")
     burstiness: float = options.BURSTINESS.field(1.0)
     length_scale: float = options.LENGTH_SCALE.field(1.0)
-    max_model_len: int | None = options.CLIP_LENGTH.field()
+    max_model_len: int | None = options.CLIP_LENGTH.field(unset="no limit")
     seed: int = options.SEED.field(0)
 
     def shape(self) -> dict[str, Any]:
@@ -43,21 +38,15 @@ class ShapeSettings(Settings):
         }
 
 
-@dataclass(frozen=True, kw_only=True)
 class WorkloadSettings(ShapeSettings):
     """The requests of a simulation."""
 
-    PANEL: ClassVar = "Workload"
-    DEFAULTS: ClassVar = {
-        "rate": "that of the trace",
-        "num_requests": "no limit",
-        "duration": f"the whole trace; {DEFAULT_DURATION_S:g} for a named workload without --num-requests",
-    }
-
     workload: str = options.WORKLOAD.field(...)
-    rate: float | None = options.RATE.field()
-    num_requests: int | None = options.NUM_REQUESTS.field()
-    duration: float | None = options.DURATION.field()
+    rate: float | None = options.RATE.field(unset="that of the trace")
+    num_requests: int | None = options.NUM_REQUESTS.field(unset="no limit")
+    duration: float | None = options.DURATION.field(
+        unset=f"the whole trace; {DEFAULT_DURATION_S:g} for a named workload without --num-requests"
+    )
 
     def requests(self) -> Iterator[Request]:
         """Stream the requests; raises ConfigurationError for limits that are too large or leave no request."""

@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -33,7 +32,6 @@ _NAME: Final = re.compile(r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?")
 _WIDTH: Final = 120
 
 
-@dataclass(frozen=True, kw_only=True)
 class DeploySettings(Settings):
     """All flags of `twofold deploy`."""
 

@@ -1,8 +1,7 @@
 """Flags of `twofold plan`."""
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Final, Literal
+from typing import Final, Literal
 
 from twofold.cli import options
 from twofold.cli.settings import Settings, flag
@@ -26,12 +25,8 @@ AFFINITIES: Final = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class PlanObjectiveSettings(Settings):
-    """The objective of a plan, and the SLO that it must meet."""
-
-    PANEL: ClassVar = "Objective"
-    DEFAULTS: ClassVar = {"slo": "splitwise"}
+class PlanObjectiveSettings(Settings, panel="Objective"):
+    """What the plan optimizes, and the SLO that it must meet."""
 
     model: str = flag("Model of the catalog, such as bloom-176b.", ...)
     objective: str = flag("Objective of the search.", "throughput", choices=OBJECTIVES)
@@ -40,6 +35,7 @@ class PlanObjectiveSettings(Settings):
         SPLITWISE,
         metavar="BOUNDS",
         parse=options.parse_any_slo,
+        unset="splitwise",
     )
     attainment: float = options.ATTAINMENT.field(0.9)
     rate: float | None = options.RATE.field()
@@ -47,36 +43,27 @@ class PlanObjectiveSettings(Settings):
     tolerance: float = flag("Relative tolerance of the highest rates.", 0.02, ge=0.001, le=0.5)
 
 
-@dataclass(frozen=True, kw_only=True)
-class CapacitySettings(Settings):
-    """Capacity planning of prefix caches, instead of machines."""
-
-    PANEL: ClassVar = "KV capacity"
-    DEFAULTS: ClassVar = {
-        "nodes": "as many as the trace keeps busy without reuse",
-        "dram_gb": "the cheapest",
-        "dram_price": "that of the catalog",
-        "disk_price": "that of the catalog",
-    }
+class CapacitySettings(Settings, panel="KV capacity"):
+    """The capacity of prefix caches, in place of machines."""
 
     kv_capacity: bool = flag(
         "Plan prefix caches: hit rate, saved GPU time and price of each capacity of DRAM and disk.", False
     )
-    nodes: int | None = flag("Number of machines that prefill.", ge=1)
-    dram_gb: float | None = flag("GB of DRAM of each node in front of the disk.")
-    dram_price: float | None = flag("Dollars for a GB of DRAM and hour.")
-    disk_price: float | None = flag("Dollars for a GB of disk and hour.")
+    nodes: int | None = flag(
+        "Number of machines that prefill.", ge=1, unset="as many as the trace keeps busy without reuse"
+    )
+    dram_gb: float | None = flag("GB of DRAM of each node in front of the disk.", unset="the cheapest")
+    dram_price: float | None = flag("Dollars for a GB of DRAM and hour.", unset="that of the catalog")
+    disk_price: float | None = flag("Dollars for a GB of disk and hour.", unset="that of the catalog")
 
 
-@dataclass(frozen=True, kw_only=True)
-class MachineSettings(Settings):
+class MachineSettings(Settings, panel="Machines"):
     """The designs to compare, and their budget."""
 
-    PANEL: ClassVar = "Machines"
-    DEFAULTS: ClassVar = {"family": "AA,HH,HA,HHcap"}
-
     family: tuple[str, ...] = flag(
-        "PREFILL+DECODE machines, as in h100+a100, or AA, HH, HA, HHcap; separated by commas, repeatable.", ()
+        "PREFILL+DECODE machines, as in h100+a100, or AA, HH, HA, HHcap; separated by commas, repeatable.",
+        (),
+        unset="AA,HH,HA,HHcap",
     )
     machines: str | None = flag("Machines, separated by commas: plan with all pairs of them.")
     split: bool = flag("Plan disaggregated designs.", True)
@@ -92,54 +79,39 @@ class MachineSettings(Settings):
     catalog: tuple[Path, ...] = options.CATALOG.field(())
 
 
-@dataclass(frozen=True, kw_only=True)
 class PlanWorkloadSettings(ShapeSettings):
     """The requests of each simulation."""
-
-    PANEL: ClassVar = "Workload"
-    DEFAULTS: ClassVar = {"min_requests": f"{_MIN_REQUESTS}; {_MIN_REQUESTS_FOR_GOODPUT} for goodput"}
 
     workload: str = options.WORKLOAD.field(...)
     duration: float = flag(
         "Seconds of arrivals in each simulation; more if they have too few requests.", DEFAULT_DURATION_S
     )
-    min_requests: int | None = flag("Minimum number of requests in each simulation.", ge=1)
+    min_requests: int | None = flag(
+        "Minimum number of requests in each simulation.",
+        ge=1,
+        unset=f"{_MIN_REQUESTS}; {_MIN_REQUESTS_FOR_GOODPUT} for goodput",
+    )
 
 
-@dataclass(frozen=True, kw_only=True)
-class PolicySettings(Settings):
-    """Policies of the instances of a design."""
+class PolicySettings(Settings, panel="Cluster"):
+    """How the instances of a design are run."""
 
-    PANEL: ClassVar = "Cluster"
-    DEFAULTS: ClassVar = {
-        "performance": "auto",
-        "router": "splitwise; jsq for goodput",
-        "batcher": "that of the role; mixed and chunked-prefill for colocated designs",
-        "handoff": "by-size",
-        "tp": "all accelerators of a machine",
-        "link_gb_per_s": "that of the machines",
-        "max_num_batched_tokens": "2048",
-        "max_num_seqs": "512",
-    }
-
-    performance: str | None = options.PERFORMANCE.field()
-    router: str | None = flag("Router of disaggregated designs.", choices=ROUTERS)
-    batcher: dict[Role, str] | None = options.BATCHER.field()
-    handoff: str | None = options.HANDOFF.field()
-    tp: int | None = options.TENSOR_PARALLEL.field()
-    link_gb_per_s: float | None = options.LINK_BANDWIDTH.field()
-    max_num_batched_tokens: int | Literal["auto"] | None = options.MAX_NUM_BATCHED_TOKENS.field()
-    max_num_seqs: int | None = options.MAX_NUM_SEQS.field()
+    performance: str | None = options.PERFORMANCE.field(unset="auto")
+    router: str | None = flag("Router of disaggregated designs.", choices=ROUTERS, unset="splitwise; jsq for goodput")
+    batcher: dict[Role, str] | None = options.BATCHER.field(
+        unset="that of the role; mixed and chunked-prefill for colocated designs"
+    )
+    handoff: str | None = options.HANDOFF.field(unset="by-size")
+    tp: int | None = options.TENSOR_PARALLEL.field(unset="all accelerators of a machine")
+    link_gb_per_s: float | None = options.LINK_BANDWIDTH.field(unset="that of the machines")
+    max_num_batched_tokens: int | Literal["auto"] | None = options.MAX_NUM_BATCHED_TOKENS.field(unset="2048")
+    max_num_seqs: int | None = options.MAX_NUM_SEQS.field(unset="512")
 
 
-@dataclass(frozen=True, kw_only=True)
-class RunSettings(Settings):
-    """Executor of simulations, and store of results."""
+class RunSettings(Settings, panel="Running"):
+    """Where simulations run, and where results are kept."""
 
-    PANEL: ClassVar = "Running"
-    DEFAULTS: ClassVar = {"jobs": "all cores"}
-
-    jobs: int | None = flag("Number of simulations at a time.", ge=1)
+    jobs: int | None = flag("Number of simulations at a time.", ge=1, unset="all cores")
     ray: str | None = flag(
         "Simulate on this Ray cluster, and plan for its machines unless flags name others.", metavar="ADDRESS"
     )
@@ -150,18 +122,14 @@ class RunSettings(Settings):
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class PlanOutputSettings(Settings):
+class PlanOutputSettings(Settings, panel="Output"):
     """Reports and files."""
-
-    PANEL: ClassVar = "Output"
 
     json: bool = options.JSON.field(False)
     output: Path | None = flag("Write the best design to this file, as a deployment (YAML).", metavar="FILE")
     html: Path | None = options.HTML.field()
 
 
-@dataclass(frozen=True, kw_only=True)
 class PlanSettings(
     PlanOutputSettings,
     RunSettings,

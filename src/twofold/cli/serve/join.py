@@ -7,9 +7,8 @@ import signal
 import socket
 import sys
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, ClassVar, Final
+from typing import Annotated, Final
 
 import msgspec
 import typer
@@ -31,17 +30,8 @@ from twofold.serving.telemetry.logs import configure_logs
 _NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
-@dataclass(frozen=True, kw_only=True)
 class JoinSettings(StoreSettings):
     """All flags of `twofold join`."""
-
-    DEFAULTS: ClassVar = {
-        "name": "the hostname",
-        "address": "the source address of packets to the service",
-        "device": "that of the service",
-        "kv_cache_memory_bytes": "that of the service",
-        "pin_cores": "yes",
-    }
 
     controller: str = flag(
         "Address of the service, as in its --listen-workers.", ..., positional=True, metavar="tcp://ADDRESS:PORT"
@@ -51,11 +41,13 @@ class JoinSettings(StoreSettings):
     prefill: int = flag("Number of prefill workers.", 0, ge=0)
     decode: int = flag("Number of decode workers.", 0, ge=0)
     colocated: int = flag("Number of workers that run both phases.", 0, ge=0)
-    name: str | None = flag("Unique name of this host.")
-    address: str | None = flag("Address of this host that other hosts can reach.")
-    device: str | None = DEVICE.field()
-    kv_cache_memory_bytes: int | None = KV_CACHE_MEMORY.field()
-    pin_cores: bool | None = PIN_CORES.field()
+    name: str | None = flag("Unique name of this host.", unset="the hostname")
+    address: str | None = flag(
+        "Address of this host that other hosts can reach.", unset="the source address of packets to the service"
+    )
+    device: str | None = DEVICE.field(unset="that of the service")
+    kv_cache_memory_bytes: int | None = KV_CACHE_MEMORY.field(unset="that of the service")
+    pin_cores: bool | None = PIN_CORES.field(unset="yes")
     log_format: str = flag("Log format.", "text", choices=LOG_FORMATS)
 
 

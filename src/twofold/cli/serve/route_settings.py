@@ -1,7 +1,6 @@
 """Flags of `twofold route`."""
 
-from dataclasses import dataclass
-from typing import ClassVar, Final
+from typing import Final
 
 from twofold.cli.options import HttpSettings, LimitSettings, TelemetrySettings
 from twofold.cli.settings import Settings, flag
@@ -14,11 +13,8 @@ OVERLOAD_RULES: Final = {
 _URL: Final = "URL[,events=ADDRESS]"
 
 
-@dataclass(frozen=True, kw_only=True)
-class ServerSettings(Settings):
+class ServerSettings(Settings, panel="Servers"):
     """The servers, and how requests are placed on them."""
-
-    PANEL: ClassVar = "Servers"
 
     model: str = flag(
         "Model directory or hub id, for the tokenizer, chat template and vocabulary.", ..., metavar="MODEL"
@@ -35,15 +31,11 @@ class ServerSettings(Settings):
     max_restart_delay: float = flag("Maximum delay before a failing server is retried, in seconds.", 30.0, ge=0.1)
 
 
-@dataclass(frozen=True, kw_only=True)
 class RouteLimitSettings(LimitSettings):
     """Limits of the gateway and of the servers behind it."""
-
-    PANEL: ClassVar = LimitSettings.PANEL
 
     overload: str | None = flag("Reject requests that are predicted to miss --slo.", choices=OVERLOAD_RULES)
 
 
-@dataclass(frozen=True, kw_only=True)
 class RouteSettings(TelemetrySettings, RouteLimitSettings, HttpSettings, ServerSettings):
     """All flags of `twofold route`."""

@@ -1,8 +1,7 @@
 """Flags of `twofold simulate`."""
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Final, Literal
+from typing import Final, Literal
 
 from twofold.cli import options
 from twofold.cli.settings import Settings, flag
@@ -24,42 +23,25 @@ def _parse_cache(text: str, _: str) -> CacheSpec:
     return parse_cache(text)
 
 
-@dataclass(frozen=True, kw_only=True)
-class ClusterSettings(Settings):
+class ClusterSettings(Settings, panel="Cluster"):
     """The simulated cluster and its policies; flags override what a cluster file has."""
-
-    PANEL: ClassVar = "Cluster"
-    DEFAULTS: ClassVar = {
-        "model": "that of the cluster file or profile",
-        "performance": "auto",
-        "router": "splitwise",
-        "batcher": "that of the role",
-        "handoff": "by-size",
-        "max_num_batched_tokens": "2048",
-        "max_num_seqs": "512",
-        "block_size": "16",
-        "kv_bytes_per_token": "that of the model",
-        "link_gb_per_s": "that of the machines",
-        "contention": "yes",
-        "rules": "twofold",
-    }
 
     cluster: str | None = flag(
         "Pools as COUNTxMACHINE:ROLE, as in 35xh100:prefill,5xh100:decode, or a cluster file (YAML or TOML). A "
         "role is prefill, decode or mixed; @TP or @TPxPP after the machine is the parallelism: 4xa100@2x4:prefill.",
         metavar="POOLS|FILE",
     )
-    model: str | None = flag("Model of the catalog, such as bloom-176b.")
+    model: str | None = flag("Model of the catalog, such as bloom-176b.", unset="that of the cluster file or profile")
     catalog: tuple[Path, ...] = options.CATALOG.field(())
     profile: Path | None = options.PROFILE.field()
-    performance: str | None = options.PERFORMANCE.field()
-    router: str | None = flag("Router: places requests on instances.", choices=ROUTERS)
-    batcher: dict[Role, str] | None = options.BATCHER.field()
-    handoff: str | None = options.HANDOFF.field()
-    max_num_batched_tokens: int | Literal["auto"] | None = options.MAX_NUM_BATCHED_TOKENS.field()
-    max_num_seqs: int | None = options.MAX_NUM_SEQS.field()
+    performance: str | None = options.PERFORMANCE.field(unset="auto")
+    router: str | None = flag("Router: places requests on instances.", choices=ROUTERS, unset="splitwise")
+    batcher: dict[Role, str] | None = options.BATCHER.field(unset="that of the role")
+    handoff: str | None = options.HANDOFF.field(unset="by-size")
+    max_num_batched_tokens: int | Literal["auto"] | None = options.MAX_NUM_BATCHED_TOKENS.field(unset="2048")
+    max_num_seqs: int | None = options.MAX_NUM_SEQS.field(unset="512")
     pipeline_chunk: int | None = options.PIPELINE_CHUNK.field()
-    block_size: int | None = options.BLOCK_SIZE.field()
+    block_size: int | None = options.BLOCK_SIZE.field(unset="16")
     swap_space: int | None = options.SWAP_SPACE.field()
     kv_cache: CacheSpec | None = flag(
         "Prefix cache of each prefilling machine, as in 128GiB, '3000000 tokens' or "
@@ -67,10 +49,10 @@ class ClusterSettings(Settings):
         metavar="SIZE",
         parse=_parse_cache,
     )
-    kv_bytes_per_token: int | None = flag("KV cache of a token in bytes.", ge=1)
-    link_gb_per_s: float | None = options.LINK_BANDWIDTH.field()
-    contention: bool | None = flag("Let concurrent transfers share the bandwidth of a link.")
-    rules: str | None = flag("Scheduling rules of this or another simulator.", choices=RULES)
+    kv_bytes_per_token: int | None = flag("KV cache of a token in bytes.", ge=1, unset="that of the model")
+    link_gb_per_s: float | None = options.LINK_BANDWIDTH.field(unset="that of the machines")
+    contention: bool | None = flag("Let concurrent transfers share the bandwidth of a link.", unset="yes")
+    rules: str | None = flag("Scheduling rules of this or another simulator.", choices=RULES, unset="twofold")
     fail: tuple[str, ...] = flag(
         "Failure of an instance: decode-0@30+60 stops at 30 s and restarts 60 s later; repeatable.",
         (),
@@ -78,24 +60,17 @@ class ClusterSettings(Settings):
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class ObjectiveSettings(Settings):
+class ObjectiveSettings(Settings, panel="Objective"):
     """The SLO and admission control."""
-
-    PANEL: ClassVar = "Objective"
-    DEFAULTS: ClassVar = {"reference": "dgx-a100; host with --profile"}
 
     slo: Slo | SlowdownSlo | None = options.ANY_SLO.field()
     attainment: float = options.ATTAINMENT.field(0.9)
     overload: str | None = options.OVERLOAD.field()
-    reference: str | None = options.REFERENCE.field()
+    reference: str | None = options.REFERENCE.field(unset="dgx-a100; host with --profile")
 
 
-@dataclass(frozen=True, kw_only=True)
-class OutputSettings(Settings):
+class OutputSettings(Settings, panel="Output"):
     """Reports and files."""
-
-    PANEL: ClassVar = "Output"
 
     json: bool = options.JSON.field(False)
     html: Path | None = options.HTML.field()
@@ -104,11 +79,8 @@ class OutputSettings(Settings):
     event_log: Path | None = flag("Write an event per line to this file (JSON lines).", metavar="FILE")
 
 
-@dataclass(frozen=True, kw_only=True)
-class SimulatedReplanSettings(Settings):
+class SimulatedReplanSettings(Settings, panel="Re-planning"):
     """Re-planning of the roles of instances; see `scheduling.replan`."""
-
-    PANEL: ClassVar = "Re-planning"
 
     replan: bool = flag("Change roles of instances when the traffic shifts; needs --slo.", False)
     spare: int = flag(
@@ -120,27 +92,22 @@ class SimulatedReplanSettings(Settings):
     min_between: float = flag("Minimum seconds between two decisions.", 60.0, ge=0, le=MAX_SECONDS)
 
 
-@dataclass(frozen=True, kw_only=True)
-class ControlSettings(Settings):
+class ControlSettings(Settings, panel="Several controllers"):
     """Several controllers, with delayed load reports."""
 
-    PANEL: ClassVar = "Several controllers"
-    DEFAULTS: ClassVar = {
-        "controllers": "1",
-        "reports_every": "0.2 if another flag of controllers is given",
-        "own_load": "followed",
-    }
-
     cells: int | None = flag("Number of cells of instances, for a router of cells such as cells:jsq.", ge=1)
-    controllers: int | None = flag("Number of controllers; each routes by its own view of the load.", ge=1)
+    controllers: int | None = flag("Number of controllers; each routes by its own view of the load.", ge=1, unset="1")
     reports_every: float | None = flag(
-        "Interval of load reports of an instance or cell; 0 is immediate.", metavar="SECONDS"
+        "Interval of load reports of an instance or cell; 0 is immediate.",
+        metavar="SECONDS",
+        unset="0.2 if another flag of controllers is given",
     )
     report_delay: float | None = flag("Delay of a load report.", metavar="SECONDS")
-    own_load: str | None = flag("What a controller adds to reports of its own requests.", choices=OWN_LOADS)
+    own_load: str | None = flag(
+        "What a controller adds to reports of its own requests.", choices=OWN_LOADS, unset="followed"
+    )
 
 
-@dataclass(frozen=True, kw_only=True)
 class SimulateSettings(
     ControlSettings, SimulatedReplanSettings, OutputSettings, ObjectiveSettings, ClusterSettings, WorkloadSettings
 ):

@@ -135,6 +135,20 @@ def flag_name(field: str) -> str:
     return f"--{field.replace('_', '-')}"
 
 
+def shown_name(name: str, flag: Flag) -> str:
+    """The name of a field in messages: `--max-num-seqs`, or `MODEL` for an argument."""
+    return flag.metavar if flag.positional and flag.metavar else flag_name(name)
+
+
+def refuse(settings: Settings, names: str, why: str) -> None:
+    """Raise ConfigurationError for the first of these fields, separated by spaces, that is given."""
+    flags = flags_of(type(settings))
+    for name in names.split():
+        value = getattr(settings, name)
+        if not (value is None or value is False or value == ()):
+            raise ConfigurationError(f"{shown_name(name, flags[name])} {why}")
+
+
 def owner_of(kind: type[Settings], field: str) -> type[Settings]:
     """The class that declares the field."""
     return next(each for each in kind.__mro__ if field in inspect.get_annotations(each))
@@ -194,8 +208,8 @@ def _parameter(kind: type[Settings], field: "Field[Any]", flag: Flag) -> inspect
 
 
 def _checked(name: str, flag: Flag, value: Any) -> Any:  # noqa: ANN401  (of the field's type)
-    """Convert a flag's value to the type of its field; raises ConfigurationError if it is invalid."""
-    shown = flag.metavar if flag.positional and flag.metavar else flag_name(name)
+    """The value as the settings have it; raises ConfigurationError."""
+    shown = shown_name(name, flag)
     if value is None:
         return None
     if isinstance(value, list):

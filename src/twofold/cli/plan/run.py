@@ -12,6 +12,7 @@ from twofold.cli.plan.placement import run_placement
 from twofold.cli.plan.query import read_problem, read_query, with_ray_machines
 from twofold.cli.plan.search import OpenSearch, PlanEnvironment, open_search
 from twofold.cli.plan.settings import PlanSettings
+from twofold.cli.settings import refuse
 from twofold.errors import ConfigurationError
 from twofold.planning.advice import Advice, advise
 from twofold.planning.deployment import deployment_of, deployment_text
@@ -44,9 +45,7 @@ def run(settings: PlanSettings) -> None:
     if settings.kv_capacity:
         run_capacity(problem, settings)
         return
-    for name in ("nodes", "dram_gb", "dram_price", "disk_price"):
-        if getattr(settings, name) is not None:
-            raise ConfigurationError(f"--{name.replace('_', '-')} needs --kv-capacity")
+    refuse(settings, "nodes dram_gb dram_price disk_price", "needs --kv-capacity")
     if settings.ray is not None and settings.jobs is not None:
         raise ConfigurationError("--jobs counts cores of this machine: leave it out with --ray")
     written = {name: path for name in ("output", "html") if (path := getattr(settings, name)) is not None}

@@ -1,9 +1,10 @@
 """Reject flags of `twofold serve` that would have no effect, or that contradict each other or the cluster file."""
 
-from collections.abc import Iterable
 from pathlib import Path
+from typing import Final
 
 from twofold.cli.serve.settings import ServeSettings
+from twofold.cli.settings import refuse
 from twofold.cluster.spec import ClusterSpec
 from twofold.engine.registry import ENGINES
 from twofold.errors import ConfigurationError
@@ -13,64 +14,41 @@ from twofold.scheduling.batchers import BATCHERS
 from twofold.scheduling.routers import FORECASTING_ROUTERS
 from twofold.serving.config import ServiceConfig, WorkerConfig
 
-
-def refuse(flag: str, value: object, why: str) -> None:
-    """Raise ConfigurationError if the flag is given."""
-    if value is not None and value is not False:
-        raise ConfigurationError(f"{flag} {why}")
-
-
-def refuse_all(flags: Iterable[tuple[str, object]], why: str) -> None:
-    """Raise ConfigurationError for the first flag that is given."""
-    for flag, value in flags:
-        refuse(flag, value, why)
+PHASE_SIZES: Final = "prefill_tp prefill_pp decode_tp decode_pp"
+_SIZES: Final = f"tp pp {PHASE_SIZES}"
 
 
 def check_use(settings: ServeSettings) -> None:
     """Raise ConfigurationError for flags that have no effect with the chosen engine, launcher and policies."""
     _check_launcher(settings)
     if not settings.replan:
-        given = (
-            ("--attainment", settings.attainment),
-            ("--retire", settings.retire),
-            ("--min-between", settings.min_between),
-        )
-        refuse_all(given, "needs --replan")
+        refuse(settings, "attainment retire min_between", "needs --replan")
     predicts = settings.replan or settings.overload is not None or settings.inline_tbt is not None
     if not predicts and settings.router not in FORECASTING_ROUTERS:
         users = ", ".join(FORECASTING_ROUTERS)
-        why = f"needs --replan, --overload, --inline-tbt or a router that predicts ({users})"
-        refuse("--profile", settings.profile, why)
+        refuse(settings, "profile", f"needs --replan, --overload, --inline-tbt or a router that predicts ({users})")
     if settings.pipeline_chunk is not None:
         why = "excludes --pipeline-chunk, which sets the tokens of an iteration"
-        refuse("--max-num-batched-tokens", settings.max_num_batched_tokens, why)
+        refuse(settings, "max_num_batched_tokens", why)
     if settings.emulated:
         _check_emulated(settings)
         return
-    refuse("--vocab-size", settings.vocab_size, "needs --engine emulated: other engines read it from the model")
+    refuse(settings, "vocab_size", "needs --engine emulated: other engines read it from the model")
     if settings.cluster is None:
-        refuse("--catalog", settings.catalog or None, "needs --cluster, whose machines it describes")
+        refuse(settings, "catalog", "needs --cluster, whose machines it describes")
     if settings.engine == "vllm":
         _check_vllm(settings)
 
 
 def _check_launcher(settings: ServeSettings) -> None:
     if settings.launcher != "ray":
-        given = (
-            ("--ray-address", settings.ray_address),
-            ("--ray-resources", settings.ray_resources),
-            ("--ray-link-label", settings.ray_link_label),
-        )
-        refuse_all(given, "needs --launcher ray")
+        refuse(settings, "ray_address ray_resources ray_link_label", "needs --launcher ray")
         return
-    local = (
-        ("--cluster", settings.cluster),
-        ("--kv-store-dram", settings.kv_store_dram),
-        ("--pin-cores", settings.pin_cores if settings.pin_cores is None else True),
-        ("--overload", settings.overload),
-        ("--inline-tbt", settings.inline_tbt),
-    )
-    refuse_all(local, "is for workers of this host: leave it out with --launcher ray")
+    why = "is for workers of this host: leave it out with --launcher ray"
+    refuse(settings, "cluster kv_store_dram", why)
+    if settings.pin_cores is not None:  # --no-pin-cores has no effect either
+        raise ConfigurationError(f"--pin-cores {why}")
+    refuse(settings, "overload inline_tbt", why)
     if settings.transport == "shared_memory":
         raise ConfigurationError(
             "--transport shared_memory works within a host only: with --launcher ray use curve, nixl or mooncake"
@@ -80,34 +58,15 @@ def _check_launcher(settings: ServeSettings) -> None:
 def _check_emulated(settings: ServeSettings) -> None:
     if settings.cluster is None:
         raise ConfigurationError("--engine emulated needs --cluster FILE, with the machines to emulate")
-    refuse("MODEL", settings.model, "is not used with --engine emulated: the cluster file names the model")
-    unused = (
-        ("--dtype", settings.dtype),
-        ("--device", settings.device),
-        ("--transport", settings.transport),
-        ("--kv-checksums", settings.kv_checksums),
-        ("--kv-store-dram", settings.kv_store_dram),
-        *settings.degrees,
-        ("--pipeline-chunk", settings.pipeline_chunk),
-    )
-    refuse_all(unused, "has no effect with --engine emulated, which computes nothing")
-    size = settings.kv_cache_memory_bytes
-    refuse("--kv-cache-memory-bytes", size, "needs --engine torch: an emulated machine has its own memory")
+    refuse(settings, "model", "is not used with --engine emulated: the cluster file names the model")
+    unused = f"dtype device transport kv_checksums kv_store_dram {_SIZES} pipeline_chunk"
+    refuse(settings, unused, "has no effect with --engine emulated, which computes nothing")
+    refuse(settings, "kv_cache_memory_bytes", "needs --engine torch: an emulated machine has its own memory")
 
 
 def _check_vllm(settings: ServeSettings) -> None:
-    unsupported = (
-        ("--batcher", settings.batcher),
-        ("--swap-space", settings.swap_space),
-        ("--kv-store-dram", settings.kv_store_dram),
-        ("--kv-eviction", settings.kv_eviction),
-        ("--cache-retention-share", settings.cache_retention_share),
-        ("--journal", settings.journal),
-        ("--pipeline-chunk", settings.pipeline_chunk),
-        ("--inline-tbt", settings.inline_tbt),
-        *settings.degrees,
-    )
-    refuse_all(unsupported, "needs --engine torch: vLLM has its own scheduler and block pool")
+    own = "batcher swap_space kv_store_dram kv_eviction cache_retention_share journal pipeline_chunk inline_tbt"
+    refuse(settings, f"{own} {_SIZES}", "needs --engine torch: vLLM has its own scheduler and block pool")
     ENGINES["vllm"].check_installed()
 
 
@@ -151,8 +110,9 @@ def check_store(config: ServiceConfig) -> None:
         raise ConfigurationError("--kv-store-dram needs workers of one process: leave out --tp and --pp")
     if not config.engine.prefix_caching:
         raise ConfigurationError("--kv-store-dram needs --enable-prefix-caching")
-    unsupported = (("--swap-space", config.engine.swap_bytes), ("--journal", config.journal_dir))
-    refuse_all(unsupported, "excludes --kv-store-dram")
+    for flag, value in (("--swap-space", config.engine.swap_bytes), ("--journal", config.journal_dir)):
+        if value is not None:
+            raise ConfigurationError(f"{flag} excludes --kv-store-dram")
 
 
 def check_inline(settings: ServeSettings, config: ServiceConfig) -> None:
@@ -163,11 +123,4 @@ def check_inline(settings: ServeSettings, config: ServiceConfig) -> None:
         raise ConfigurationError("--inline-tbt needs workers that run both phases: give --colocated N")
     if any(worker.split != UNSHARDED for worker in config.workers):
         raise ConfigurationError("--inline-tbt needs workers of one process: leave out --tp and --pp")
-    unsupported = (
-        ("--batcher", settings.batcher),
-        ("--swap-space", settings.swap_space),
-        ("--journal", settings.journal),
-        ("--enable-chunked-prefill", settings.enable_chunked_prefill),
-        ("--replan", settings.replan),
-    )
-    refuse_all(unsupported, "excludes --inline-tbt")
+    refuse(settings, "batcher swap_space journal enable_chunked_prefill replan", "excludes --inline-tbt")

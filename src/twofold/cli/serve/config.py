@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from twofold.cli.serve.checks import check_inline, check_repeats, check_reuse, check_store, check_use, refuse
+from twofold.cli.serve.checks import PHASE_SIZES, check_inline, check_repeats, check_reuse, check_store, check_use
 from twofold.cli.serve.predictions import (
     DEFAULT_REPLAN_ROUTER,
     forecast_config,
@@ -16,6 +16,7 @@ from twofold.cli.serve.predictions import (
 )
 from twofold.cli.serve.ray import ray_network
 from twofold.cli.serve.settings import ServeSettings
+from twofold.cli.settings import refuse
 from twofold.cluster.file import load_cluster
 from twofold.cluster.spec import ClusterSpec
 from twofold.engine.registry import ENGINES
@@ -68,8 +69,7 @@ def _from_flags(settings: ServeSettings) -> ServiceConfig:
     router = settings.router or (DEFAULT_REPLAN_ROUTER if settings.replan else "jsq")
     roles_move = router not in FIXED_ROLE_ROUTERS
     if roles_move:
-        why = f"needs workers with fixed roles: it excludes --router {router}"
-        refuse("--swap-space", settings.swap_space, why)
+        refuse(settings, "swap_space", f"needs workers with fixed roles: it excludes --router {router}")
     network, colocated = _network(settings), settings.colocated or 0
     others_join = network is not None
     if network is None and settings.launcher == "ray":
@@ -105,9 +105,9 @@ def _from_flags(settings: ServeSettings) -> ServiceConfig:
 
 
 def _from_cluster(settings: ServeSettings, file: Path) -> ServiceConfig:
-    refuse("--listen-workers", settings.listen_workers, "excludes --cluster, whose file names all workers")
-    refuse("--cluster-key", settings.cluster_key, "needs --listen-workers")
-    refuse("--batcher", settings.batcher, "excludes --cluster, whose pools name their batchers")
+    refuse(settings, "listen_workers", "excludes --cluster, whose file names all workers")
+    refuse(settings, "cluster_key", "needs --listen-workers")
+    refuse(settings, "batcher", "excludes --cluster, whose pools name their batchers")
     catalog = load_catalog(settings.catalog)
     spec = load_cluster(file, catalog=catalog)
     try:
@@ -191,12 +191,8 @@ def _emulated_engine(settings: ServeSettings, spec: ClusterSpec) -> EngineConfig
 def _with_prefix_cache(settings: ServeSettings, config: ServiceConfig) -> ServiceConfig:
     """Set eviction and retention; raises ConfigurationError for either without a prefix cache."""
     engine = config.engine
-    for flag, value in (
-        ("--kv-eviction", settings.kv_eviction),
-        ("--cache-retention-share", settings.cache_retention_share),
-    ):
-        if not engine.prefix_caching:
-            refuse(flag, value, "needs --enable-prefix-caching")
+    if not engine.prefix_caching:
+        refuse(settings, "kv_eviction cache_retention_share", "needs --enable-prefix-caching")
     share = settings.cache_retention_share
     engine = msgspec.structs.replace(
         engine,
@@ -218,9 +214,8 @@ def _tokenizer(directory: Path | None) -> tuple[str | None, int | None]:
 
 def _shardings(settings: ServeSettings) -> dict[Role, Sharding]:
     """The tensor and pipeline sizes of each role; raises ConfigurationError for flags of phases that are colocated."""
-    for flag, value in settings.degrees[2:]:
-        if settings.colocated:
-            refuse(flag, value, "is for a service with separate phases: with --colocated use --tp and --pp")
+    if settings.colocated:
+        refuse(settings, PHASE_SIZES, "is for a service with separate phases: with --colocated use --tp and --pp")
     tensor, pipeline = settings.tp or 1, settings.pp or 1
     return {
         Role.PREFILL: Sharding(settings.prefill_tp or tensor, settings.prefill_pp or pipeline),
@@ -232,9 +227,9 @@ def _shardings(settings: ServeSettings) -> dict[Role, Sharding]:
 def _network(settings: ServeSettings) -> HostNetwork | None:
     """Return the network on which workers of other hosts join, if enabled; raises ConfigurationError."""
     if settings.listen_workers is None or settings.cluster_key is None:
-        refuse("--cluster-key", settings.cluster_key, "needs --listen-workers")
+        refuse(settings, "cluster_key", "needs --listen-workers")
         why = "needs --cluster-key FILE, which authenticates other hosts (twofold keygen writes one)"
-        refuse("--listen-workers", settings.listen_workers, why)
+        refuse(settings, "listen_workers", why)
         return None
     given = TcpEndpoint.parse(settings.listen_workers, "--listen-workers")
     endpoint = TcpEndpoint(own_host(given.host, "--listen-workers"), given.port)

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from twofold.cli import options
-from twofold.cli.settings import Settings, flag, flag_name
+from twofold.cli.settings import Settings, flag
 from twofold.engine.registry import ENGINES
 from twofold.instance import Role
 from twofold.scheduling.routers import LIVE_ROUTERS, ROUTERS
@@ -65,12 +65,6 @@ class ParallelSettings(Settings, panel="Parallelism"):
     decode_tp: int | None = flag("Tensor-parallel size of decode workers.", ge=1, unset="--tp")
     decode_pp: int | None = flag("Pipeline-parallel size of decode workers.", ge=1, unset="--pp")
     pipeline_chunk: int | None = options.PIPELINE_CHUNK.field()
-
-    @property
-    def degrees(self) -> list[tuple[str, int | None]]:
-        """The flags of parallel sizes: of all workers, then of each phase."""
-        names = ("tp", "pp", "prefill_tp", "prefill_pp", "decode_tp", "decode_pp")
-        return [(flag_name(name), getattr(self, name)) for name in names]
 
 
 class NetworkSettings(Settings, panel="Other hosts"):

@@ -28,7 +28,7 @@ from twofold.hardware.catalog import load_catalog
 from twofold.planning.bounds import AnalyticBounds
 from twofold.planning.design import Design, Family
 from twofold.planning.evaluation import Trial
-from twofold.planning.evaluator import Evaluator, Keys, SqliteStore
+from twofold.planning.evaluator import EvaluationStore, Evaluator, Keys
 from twofold.planning.executors.local import LocalExecutor, cores
 from twofold.planning.placement.plan import PlacementPlan, PlacementQuery, prepare
 from twofold.planning.placement.search import SimulatedPlacement
@@ -99,9 +99,7 @@ def colocated(
     async def all_of_them(search: RateSearch) -> list[SimulatedPlacement | None]:
         told = await asyncio.gather(*(search.highest(design) for design in designs))
         return [
-            None
-            if each.step is None or each.kept is None
-            else SimulatedPlacement(design=each.design, rate=grid.rate(each.step), evaluation=each.kept)
+            None if each.kept is None else SimulatedPlacement(design=each.design, rate=each.rate, evaluation=each.kept)
             for each in told
         ]
 
@@ -121,7 +119,7 @@ def _search(what: Problem, where: PlanEnvironment, grid: RateGrid, ask: Callable
     async def asked(search: RateSearch) -> T:
         return await ask(search)
 
-    with SqliteStore(where.store) as store, LocalExecutor(what, cores()) as executor:
+    with EvaluationStore(where.store) as store, LocalExecutor(what, cores()) as executor:
         evaluator = Evaluator(executor, store, Keys(what).of)
         return asyncio.run(asked(RateSearch(evaluate=evaluator, bound=AnalyticBounds(what), grid=grid)))
 

@@ -15,7 +15,7 @@ from twofold.hardware.catalog import Catalog
 from twofold.instance import Role
 from twofold.planning.bounds import AnalyticBounds
 from twofold.planning.design import Allows, Design, Family, frontier
-from twofold.planning.evaluator import EvaluationStore, Evaluator, Keys, NullStore, SqliteStore
+from twofold.planning.evaluator import EvaluationStore, Evaluator, Keys
 from twofold.planning.executors.local import LocalExecutor
 from twofold.planning.problem import Problem
 from twofold.planning.rates import MaxRate, RateGrid, RateSearch
@@ -122,24 +122,15 @@ class Study:
         return [family(kind, catalog, batcher) for batcher in batchers]
 
     def _found(self, capacity: MaxRate) -> BestDesign:
-        rate = 0.0 if capacity.step is None else self.search.grid.rate(capacity.step)
-        return BestDesign(design=capacity.design, rate=rate)
+        return BestDesign(design=capacity.design, rate=capacity.rate)
 
 
 @contextmanager
 def study(timing: Timing, workload: str, settings: Settings, catalog: Catalog) -> Iterator[Study]:
     """A study whose worker processes run until the context ends."""
     problem = problem_of(timing, workload, settings, catalog)
-    with _store(settings) as store, LocalExecutor(problem, settings.jobs) as executor:
+    path = settings.store or Path(":memory:")
+    with EvaluationStore(path) as store, LocalExecutor(problem, settings.jobs) as executor:
         evaluator = Evaluator(executor, store, Keys(problem).of)
         search = RateSearch(evaluate=evaluator, bound=AnalyticBounds(problem), grid=RateGrid(settings.tolerance))
         yield Study(timing, problem, search)
-
-
-@contextmanager
-def _store(settings: Settings) -> Iterator[EvaluationStore]:
-    if settings.store is None:
-        yield NullStore()
-    else:
-        with SqliteStore(settings.store) as store:
-            yield store

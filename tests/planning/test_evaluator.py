@@ -2,6 +2,7 @@
 
 import asyncio
 import sqlite3
+from pathlib import Path
 
 import pytest
 
@@ -10,7 +11,7 @@ from support.inline_executor import InlineExecutor
 from twofold.errors import ConfigurationError
 from twofold.planning.design import Budget, frontier
 from twofold.planning.evaluation import Trial
-from twofold.planning.evaluator import Evaluator, NullStore, SqliteStore
+from twofold.planning.evaluator import EvaluationStore, Evaluator
 from twofold.planning.rates import RateSearch
 from twofold.planning.search import most_throughput
 
@@ -31,17 +32,17 @@ def planned(store, executor):
 def test_evaluations_round_trip(tmp_path):
     path = tmp_path / "folder" / "plan.sqlite"
     evaluation = AnalyticCluster().judged(design(2, 3), 4.0)
-    with SqliteStore(path) as store:
+    with EvaluationStore(path) as store:
         assert store.get("a") is None
         store.put("a", "2+3 at 4/s", evaluation)
-        with SqliteStore(path) as other:
+        with EvaluationStore(path) as other:
             assert other.get("a") == evaluation
             assert len(other) == 1
 
 
 def test_a_second_plan_simulates_nothing(tmp_path):
-    """The second plan is equal and uses stored evaluations only."""
-    with SqliteStore(tmp_path / "plan.sqlite") as store:
+    """It finds the same, from the store alone."""
+    with EvaluationStore(tmp_path / "plan.sqlite") as store:
         first, _ = planned(store, InlineExecutor())
         second, again = planned(store, InlineExecutor())
     assert first == second
@@ -51,13 +52,14 @@ def test_a_second_plan_simulates_nothing(tmp_path):
 
 @pytest.mark.parametrize("after", [1, 4, 11])
 def test_resumes_an_interrupted_plan(tmp_path, after):
-    with SqliteStore(tmp_path / "plan.sqlite") as store:
+    with EvaluationStore(tmp_path / "plan.sqlite") as store:
         with pytest.raises(KeyboardInterrupt):
             planned(store, InlineExecutor(interrupt_after=after))
         kept = len(store)
         assert after - 12 <= kept <= after  # what was on its way is lost
         resumed, evaluator = planned(store, InlineExecutor())
-    whole, from_scratch = planned(NullStore(), InlineExecutor())
+    with EvaluationStore(Path(":memory:")) as nothing:
+        whole, from_scratch = planned(nothing, InlineExecutor())
     assert resumed == whole
     assert evaluator.effort.reused == kept
     assert evaluator.effort.simulations == from_scratch.effort.simulations - kept
@@ -65,13 +67,14 @@ def test_resumes_an_interrupted_plan(tmp_path, after):
 
 def test_equal_trials_run_once():
     executor = InlineExecutor()
-    evaluator = Evaluator(executor, NullStore(), name)
     trial = Trial(design(2, 3), 4.0)
 
     async def both():
         return await asyncio.gather(evaluator(trial), evaluator(trial))
 
-    one, other = asyncio.run(both())
+    with EvaluationStore(Path(":memory:")) as store:
+        evaluator = Evaluator(executor, store, name)
+        one, other = asyncio.run(both())
     assert one == other
     assert (executor.runs, evaluator.effort.simulations) == (1, 1)
 
@@ -83,12 +86,12 @@ def test_a_file_that_is_no_store_is_refused(tmp_path):
     sqlite3.connect(later).execute("PRAGMA user_version=99").connection.close()
     for path in (text, tmp_path, later):
         with pytest.raises(ConfigurationError, match=str(path)):
-            SqliteStore(path)
+            EvaluationStore(path)
 
 
 def test_a_broken_row_is_explained(tmp_path):
-    """A corrupt row is a configuration error."""
-    with SqliteStore(tmp_path / "plan.sqlite") as store:
+    """Not a traceback from a decoder."""
+    with EvaluationStore(tmp_path / "plan.sqlite") as store:
         store.put("a", "a", AnalyticCluster().judged(design(1, 1), 1.0))
         store._database.execute("UPDATE evaluations SET evaluation = '{'")
         with pytest.raises(ConfigurationError, match="cannot be used"):
@@ -103,5 +106,5 @@ def test_a_database_of_something_else_is_left_alone(tmp_path):
     database.close()
     before = path.read_bytes()
     with pytest.raises(ConfigurationError, match="another program"):
-        SqliteStore(path)
+        EvaluationStore(path)
     assert path.read_bytes() == before

@@ -2,9 +2,10 @@
 
 import pytest
 
+from twofold.errors import UserError
 from twofold.planning.design import Design, Family
 from twofold.planning.evaluation import Trial
-from twofold.planning.trials import SloUnreachable, TrialAbandoned, simulate_trial
+from twofold.planning.trials import SloUnreachable, simulate_trial
 from twofold.request import Phase
 from twofold.simulation.result import verdict
 from twofold.simulation.simulate import simulate
@@ -69,7 +70,7 @@ def test_slo_in_seconds_checks_each_latency(make_problem):
 def test_a_trial_that_nobody_waits_for_ends(make_problem):
     """A cancelled trial raises TrialAbandoned."""
     problem = make_problem(duration_s=600.0)
-    with pytest.raises(TrialAbandoned):
+    with pytest.raises(UserError, match="cancelled"):
         simulate_trial(problem, Trial(split(problem, 2, 2), 6.0), lambda: True)
 
 

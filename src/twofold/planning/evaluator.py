@@ -4,7 +4,7 @@ import asyncio
 import hashlib
 import sqlite3
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
+from concurrent.futures import BrokenExecutor, Future
 from contextlib import contextmanager
 from functools import cache
 from importlib.resources import files
@@ -14,32 +14,23 @@ from typing import Protocol, Self
 import msgspec
 
 from twofold import __version__
-from twofold.errors import ConfigurationError, UserError
+from twofold.errors import ConfigurationError
 from twofold.planning.evaluation import Evaluation, SimulatedTrial, Trial
 from twofold.planning.problem import Problem
 from twofold.simulation.simulate import VERSION
 from twofold.slo import SlowdownSlo
 
 
-class TrialRefused(Exception):  # noqa: N818 (carries a message between processes)
-    """A user error found by an executor's worker; carries only its message."""
-
-
 class Executor(Protocol):
     """Runs trials concurrently; leaving the context drops trials that have not started."""
 
-    def submit(self, trial: Trial) -> Future[SimulatedTrial]:
-        """Start a trial; the future raises a UserError if the trial cannot be simulated."""
+    def submit(self, trial: Trial) -> Future[SimulatedTrial | str]:
+        """Start a trial; the result is the message of a UserError if the trial cannot be simulated."""
         ...
 
     def __enter__(self) -> Self: ...
 
     def __exit__(self, *_exception: object) -> None: ...
-
-
-def sentence(error: UserError) -> TrialRefused:
-    """Convert a UserError to an exception that every process boundary can transport."""
-    return TrialRefused(str(error))
 
 
 # Incremented when the content or computation of evaluations changes.
@@ -96,30 +87,10 @@ _BUSY_S = 30.0  # wait for another plan writing to the same file
 _CREATE = "CREATE TABLE IF NOT EXISTS evaluations (key TEXT PRIMARY KEY, trial TEXT NOT NULL, evaluation BLOB NOT NULL)"
 
 
-class EvaluationStore(Protocol):
-    """Stores evaluations by key."""
-
-    def get(self, key: str) -> Evaluation | None: ...
-
-    def put(self, key: str, trial: str, evaluation: Evaluation) -> None:
-        """Store an evaluation; `trial` describes it in words."""
-        ...
-
-
-class NullStore:
-    """Stores nothing."""
-
-    def get(self, key: str) -> Evaluation | None:
-        return None
-
-    def put(self, key: str, trial: str, evaluation: Evaluation) -> None:
-        """Do nothing."""
-
-
-class SqliteStore:
+class EvaluationStore:
     """Evaluations in a SQLite file, durable when `put` returns; several plans may share the file.
 
-    Raises ConfigurationError if the file cannot be used.
+    `:memory:` keeps them in memory. Raises ConfigurationError if the file cannot be used.
     """
 
     def __init__(self, path: Path) -> None:
@@ -217,7 +188,7 @@ class Evaluator:
         if evaluation is not None:
             self.effort.reused += 1
         else:
-            simulated = await asyncio.wrap_future(self._executor.submit(trial))
+            simulated = await self._simulated(trial)
             evaluation = simulated.evaluation
             self._store.put(key, f"{trial.design.name} at {trial.rate:g}/s", evaluation)
             self.effort.simulations += 1
@@ -226,3 +197,14 @@ class Evaluator:
         if self._listener is not None:
             self._listener(self.effort, trial, evaluation)
         return evaluation
+
+    async def _simulated(self, trial: Trial) -> SimulatedTrial:
+        try:
+            simulated = await asyncio.wrap_future(self._executor.submit(trial))
+        except BrokenExecutor as error:
+            raise ConfigurationError(
+                "a worker process ended, perhaps out of memory: try fewer --jobs; finished simulations are stored"
+            ) from error
+        if isinstance(simulated, str):
+            raise ConfigurationError(simulated)
+        return simulated

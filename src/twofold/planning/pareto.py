@@ -62,12 +62,7 @@ def _smaller(design: Design) -> list[Design]:
 
 
 async def _at_capacity(search: RateSearch, designs: Iterable[Design]) -> list[ParetoPoint]:
-    capacities = await asyncio.gather(*(search.highest(design) for design in designs))
-    return [
-        ParetoPoint(design=capacity.design, rate=search.grid.rate(capacity.step))
-        for capacity in capacities
-        if capacity.step is not None
-    ]
+    return [ParetoPoint(design=each.design, rate=each.rate) for each in await search.highest_of(designs)]
 
 
 _CURVES_SHARES = (0.1, 0.25, 0.4, 0.55, 0.7, 0.8, 0.9, 0.95, 1.0)

@@ -48,13 +48,11 @@ async def unmet(
 
 
 async def _too_much(search: RateSearch, designs: Sequence[Design], rate: float) -> ConfigurationError:
-    """Create the error for an SLO that can be met, but not at this rate."""
-    capacities = await asyncio.gather(*(search.highest(design) for design in designs))
-    steps = [(capacity.step, capacity.design.name) for capacity in capacities if capacity.step is not None]
-    step, name = max(steps, key=lambda each: (each[0], each[1]))
+    """The SLO can be met, but not at this rate."""
+    best = max(await search.highest_of(designs), key=lambda each: (each.rate, each.design.name))
     return ConfigurationError(
-        f"no design within the budget meets the SLO at {rate:g} requests/s: {name} meets it up to "
-        f"{search.grid.rate(step):.3g}; allow more machines or plan for a lower rate"
+        f"no design within the budget meets the SLO at {rate:g} requests/s: {best.design.name} meets it up to "
+        f"{best.rate:.3g}; allow more machines or plan for a lower rate"
     )
 
 
@@ -180,7 +178,7 @@ async def _choose(search: RateSearch, query: PlanQuery, family: Family, found: F
     if query.objective is Objective.THROUGHPUT:
         designs = frontier(family, budget.allows)
         capacity = await most_throughput(search, designs) if designs else None
-        choice = None if capacity is None else _at_capacity(search, capacity)
+        choice = None if capacity is None else _at_capacity(capacity)
     else:
         rate = query.rate or 0.0
         design = await cheapest(search, family, rate, budget.allows, query.objective.weigh)
@@ -190,18 +188,18 @@ async def _choose(search: RateSearch, query: PlanQuery, family: Family, found: F
     return choice
 
 
-def _at_capacity(search: RateSearch, capacity: MaxRate) -> DesignChoice | None:
-    if capacity.step is None or capacity.kept is None:
+def _at_capacity(capacity: MaxRate) -> DesignChoice | None:
+    if capacity.kept is None:
         return None
-    rate = search.grid.rate(capacity.step)
-    return DesignChoice(design=capacity.design, rate=rate, highest_rate=rate, evaluation=capacity.kept)
+    return DesignChoice(
+        design=capacity.design, rate=capacity.rate, highest_rate=capacity.rate, evaluation=capacity.kept
+    )
 
 
 async def _at_rate(search: RateSearch, design: Design, rate: float) -> DesignChoice:
     evaluation = await search.evaluate(Trial(design, rate))
     capacity = await search.highest(design, search.grid.step(rate))
-    highest = rate if capacity.step is None else max(rate, search.grid.rate(capacity.step))
-    return DesignChoice(design=design, rate=rate, highest_rate=highest, evaluation=evaluation)
+    return DesignChoice(design=design, rate=rate, highest_rate=max(rate, capacity.rate), evaluation=evaluation)
 
 
 async def _break_even(search: RateSearch, query: PlanQuery, choices: Sequence[DesignChoice]) -> float | None:

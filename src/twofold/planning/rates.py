@@ -3,7 +3,9 @@
 All designs use one grid with steps one tolerance apart, so results compare exactly and simulations are reused.
 """
 
+import asyncio
 import math
+from collections.abc import Iterable
 
 import msgspec
 
@@ -36,15 +38,15 @@ class RateGrid(msgspec.Struct, frozen=True):
 
 
 class MaxRate(msgspec.Struct, frozen=True, kw_only=True):
-    """Highest rate of a design: the SLO is met at `step` (`kept`) and missed at the next (`missed`).
+    """Highest rate of a design: the SLO is met at `step` of the grid (`kept`) and missed at the next.
 
-    `step` and `kept` are None if the SLO is missed at the lowest rate tried.
+    `rate` is 0, and `step` and `kept` are None, if the SLO is missed at the lowest rate tried.
     """
 
     design: Design
+    rate: float
     step: int | None
     kept: Evaluation | None
-    missed: Evaluation | None
 
 
 class RateSearch(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,14 +77,18 @@ class RateSearch(msgspec.Struct, frozen=True, kw_only=True):
         known = await self._bracket(design, step)
         kept = max((each for each, told in known.items() if told.met), default=None)
         missed = min((each for each, told in known.items() if not told.met), default=None)
-        if kept is not None and missed is not None:
-            kept, missed = await self._bisect(design, known, kept, missed)
-        return MaxRate(
-            design=design,
-            step=kept,
-            kept=None if kept is None else known[kept],
-            missed=None if missed is None else known[missed],
-        )
+        if kept is None:
+            return MaxRate(design=design, rate=0.0, step=None, kept=None)
+        while missed is not None and missed - kept > 1:
+            middle = (kept + missed) // 2
+            known[middle] = await self.at(design, middle)
+            kept, missed = (middle, missed) if known[middle].met else (kept, middle)
+        return MaxRate(design=design, rate=self.grid.rate(kept), step=kept, kept=known[kept])
+
+    async def highest_of(self, designs: Iterable[Design]) -> list[MaxRate]:
+        """Find the highest rates of the designs that meet the SLO at some rate."""
+        found = await asyncio.gather(*map(self.highest, designs))
+        return [each for each in found if each.kept is not None]
 
     async def _bracket(self, design: Design, start: int) -> dict[int, Evaluation]:
         """Step up or down with doubling strides until the result changes or the range ends."""
@@ -95,10 +101,3 @@ class RateSearch(msgspec.Struct, frozen=True, kw_only=True):
             stride *= 2
             known[step] = await self.at(design, step)
         return known
-
-    async def _bisect(self, design: Design, known: dict[int, Evaluation], kept: int, missed: int) -> tuple[int, int]:
-        while missed - kept > 1:
-            middle = (kept + missed) // 2
-            known[middle] = await self.at(design, middle)
-            kept, missed = (middle, missed) if known[middle].met else (kept, middle)
-        return kept, missed

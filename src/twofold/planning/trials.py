@@ -7,6 +7,7 @@ from functools import lru_cache
 
 from msgspec.structs import replace
 
+from twofold.errors import UserError
 from twofold.planning.evaluation import Evaluation, LatencyPercentiles, SimulatedTrial, Trial
 from twofold.planning.problem import Problem
 from twofold.planning.workload import WorkloadArguments
@@ -62,14 +63,16 @@ def _beyond(histogram: Histogram, bounds: dict[int, float], total: int) -> bool:
     return False
 
 
-class TrialAbandoned(Exception):  # noqa: N818 (not an error)
-    """The result of the trial is no longer needed."""
+def try_trial(problem: Problem, trial: Trial, abandoned: Callable[[], bool] = lambda: False) -> SimulatedTrial | str:
+    """Simulate and judge a trial; returns the message of a UserError, which any process boundary lets through."""
+    try:
+        return simulate_trial(problem, trial, abandoned)
+    except UserError as error:
+        return str(error)
 
 
 def simulate_trial(problem: Problem, trial: Trial, abandoned: Callable[[], bool] = lambda: False) -> SimulatedTrial:
-    """Simulate and judge a trial; raises TrialAbandoned soon after `abandoned` returns True, and otherwise as
-    `simulate`.
-    """
+    """Simulate and judge a trial; raises a UserError as `simulate` does, and soon after `abandoned` returns True."""
     began = time.process_time()
     slo = problem.slo_of(trial.design)
     requests = _requests(problem.workload.drawn(trial.draw), trial.rate)
@@ -81,7 +84,7 @@ def simulate_trial(problem: Problem, trial: Trial, abandoned: Callable[[], bool]
     def stop_when(statistics: RunStatistics) -> bool:
         nonlocal stopped
         if abandoned():
-            raise TrialAbandoned
+            raise UserError("the plan was cancelled")
         stopped = hopeless(statistics)
         return stopped
 

@@ -14,7 +14,7 @@ from support.traces import ask
 from twofold.cli.plan.command import plan
 from twofold.errors import UserError
 from twofold.planning.deployment import load_deployment
-from twofold.planning.evaluator import SqliteStore
+from twofold.planning.evaluator import EvaluationStore
 from twofold.workload.trace import FORMATS, write_trace
 
 app = typer.Typer()
@@ -122,9 +122,9 @@ def test_machines_and_money_bound_the_plan(planned):
 STOPS_HALFWAY = """
 import os, signal, typer
 from twofold.cli.plan.command import plan
-from twofold.planning.evaluator import SqliteStore
+from twofold.planning.evaluator import EvaluationStore
 
-put = SqliteStore.put
+put = EvaluationStore.put
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job inherits that it is ignored
 
 def put_and_stop(store, *result):
@@ -132,7 +132,7 @@ def put_and_stop(store, *result):
     if len(store) == 3:
         os.kill(os.getpid(), signal.SIGSTOP)
 
-SqliteStore.put = put_and_stop
+EvaluationStore.put = put_and_stop
 app = typer.Typer()
 app.command()(plan)
 app()
@@ -150,7 +150,7 @@ def test_an_interrupted_plan_is_taken_up(fresh, planned, tmp_path, how):
     for each in (how, signal.SIGCONT):
         os.kill(process.pid, each)
     assert process.wait(600) != 0
-    with SqliteStore(store) as opened:
+    with EvaluationStore(store) as opened:
         before = len(opened)
     resumed = planned(*SMALL, "--store", store)
     assert resumed["effort"]["reused"] == before >= 3

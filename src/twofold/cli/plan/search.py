@@ -7,7 +7,7 @@ from pathlib import Path
 
 from twofold.cli.progress import PlanProgress, plan_progress
 from twofold.planning.bounds import AnalyticBounds
-from twofold.planning.evaluator import Evaluator, Executor, Keys, SqliteStore
+from twofold.planning.evaluator import EvaluationStore, Evaluator, Executor, Keys
 from twofold.planning.executors.local import LocalExecutor, cores
 from twofold.planning.executors.ray import RayExecutor
 from twofold.planning.problem import Problem
@@ -46,7 +46,7 @@ def open_search(
     """Open store and executor for a search; raises ConfigurationError for an invalid workload."""
     bounds, keys = AnalyticBounds(problem), Keys(problem)  # both read the workload
     with (
-        SqliteStore(environment.store) as store,
+        EvaluationStore(environment.store) as store,
         plan_progress(objective) as progress,
         environment.executor(problem) as executor,
     ):

@@ -7,17 +7,15 @@ import signal
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from multiprocessing.connection import wait
 from multiprocessing.forkserver import ensure_running
 from multiprocessing.sharedctypes import RawValue
 from typing import Self
 
-from twofold.errors import ConfigurationError, UserError
+from twofold.errors import ConfigurationError
 from twofold.planning.evaluation import SimulatedTrial, Trial
-from twofold.planning.evaluator import TrialRefused, sentence
 from twofold.planning.problem import Problem
-from twofold.planning.trials import TrialAbandoned, simulate_trial
+from twofold.planning.trials import try_trial
 
 
 def cores() -> int:
@@ -39,15 +37,8 @@ class LocalExecutor:
             jobs, mp_context=context, initializer=_begin, initargs=(problem, self._leaving)
         )
 
-    def submit(self, trial: Trial) -> Future[SimulatedTrial]:
-        outer: Future[SimulatedTrial] = Future()
-        try:
-            inner = self._pool.submit(_run, trial)
-        except BrokenProcessPool as error:
-            outer.set_exception(_explained(error))
-        else:
-            inner.add_done_callback(lambda done: _pass_on(done, outer))
-        return outer
+    def submit(self, trial: Trial) -> Future[SimulatedTrial | str]:
+        return self._pool.submit(_run, trial)
 
     def __enter__(self) -> Self:
         return self
@@ -64,27 +55,6 @@ def _start_server() -> None:
         ensure_running()
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, old)
-
-
-def _pass_on(inner: Future[SimulatedTrial], outer: Future[SimulatedTrial]) -> None:
-    if inner.cancelled() or not outer.set_running_or_notify_cancel():
-        outer.cancel()
-        return
-    error = inner.exception()
-    if error is None:
-        outer.set_result(inner.result())
-    else:
-        outer.set_exception(_explained(error))
-
-
-def _explained(error: BaseException) -> BaseException:
-    if isinstance(error, TrialRefused):
-        return ConfigurationError(str(error))
-    if isinstance(error, BrokenProcessPool):
-        return ConfigurationError(
-            "a worker process ended, perhaps out of memory: try fewer --jobs; finished simulations are stored"
-        )
-    return error
 
 
 # -- in a worker ----------------------------------------------------------------------------------------------------
@@ -109,10 +79,5 @@ def _end_with(parent: int) -> None:
     os._exit(1)
 
 
-def _run(trial: Trial) -> SimulatedTrial:
-    try:
-        return simulate_trial(_problem, trial, _abandoned)
-    except UserError as error:
-        raise sentence(error) from None
-    except TrialAbandoned:
-        raise TrialRefused("the plan was cancelled") from None
+def _run(trial: Trial) -> SimulatedTrial | str:
+    return try_trial(_problem, trial, _abandoned)

@@ -7,12 +7,11 @@ from typing import Self
 
 import msgspec
 
-from twofold.errors import ConfigurationError, UserError
 from twofold.hardware.catalog import Catalog
 from twofold.hardware.specs import Machine
 from twofold.planning.evaluation import SimulatedTrial, Trial
 from twofold.planning.problem import Problem
-from twofold.planning.trials import simulate_trial
+from twofold.planning.trials import try_trial
 from twofold.raycluster.cluster import RayNode, connect
 
 _MAKERS = ("nvidia-", "tesla-", "amd-", "instinct-")
@@ -73,38 +72,14 @@ class RayExecutor:
     def __init__(self, problem: Problem, address: str) -> None:
         ray = self._ray = connect(address, "--ray")
         self._problem = ray.put(problem)
-        self._task = ray.remote(num_cpus=1)(_run)
+        self._task = ray.remote(num_cpus=1)(try_trial)
 
-    def submit(self, trial: Trial) -> Future[SimulatedTrial]:
-        outer: Future[SimulatedTrial] = Future()
-        inner: Future[SimulatedTrial | str] = self._task.remote(self._problem, trial).future()
-        inner.add_done_callback(lambda done: _pass_on(done, outer))
-        return outer
+    def submit(self, trial: Trial) -> Future[SimulatedTrial | str]:
+        future: Future[SimulatedTrial | str] = self._task.remote(self._problem, trial).future()
+        return future
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_exception: object) -> None:
         self._ray.shutdown()
-
-
-def _run(problem: Problem, trial: Trial) -> SimulatedTrial | str:
-    """Return an evaluation, or the message of a user error."""
-    try:
-        return simulate_trial(problem, trial)
-    except UserError as error:
-        return str(error)
-
-
-def _pass_on(inner: "Future[SimulatedTrial | str]", outer: Future[SimulatedTrial]) -> None:
-    if inner.cancelled() or not outer.set_running_or_notify_cancel():
-        outer.cancel()
-        return
-    error = inner.exception()
-    told = None if error is not None else inner.result()
-    if isinstance(told, SimulatedTrial):
-        outer.set_result(told)
-    elif error is not None:
-        outer.set_exception(error)
-    else:
-        outer.set_exception(ConfigurationError(str(told)))

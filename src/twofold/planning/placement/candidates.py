@@ -5,7 +5,6 @@ phase on part of a stock is a knapsack over instance kinds; divisions not domina
 machine by machine, maximising the weaker phase.
 """
 
-import asyncio
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
@@ -49,15 +48,9 @@ async def goodputs(
 
 
 async def _of_phase(search: RateSearch, designs: Sequence[Design]) -> list[PhaseGoodput]:
-    told = await asyncio.gather(*(search.highest(design) for design in designs))
     found = [
-        PhaseGoodput(
-            kind=_judged_kind(each.design),
-            phase=each.design.family.judged or Phase.PREFILL,
-            rate=search.grid.rate(each.step),
-        )
-        for each in told
-        if each.step is not None
+        PhaseGoodput(kind=_judged_kind(each.design), phase=each.design.family.judged or Phase.PREFILL, rate=each.rate)
+        for each in await search.highest_of(designs)
     ]
     return sorted(found, key=lambda each: (-each.per_accelerator, each.kind.accelerators, each.kind.short))
 

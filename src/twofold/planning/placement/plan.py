@@ -56,8 +56,7 @@ async def confidence(search: RateSearch, design: Design, rate: float, draws: Seq
     """Search the goodput of a design in each draw, starting at `rate`; 0 if it never meets the SLO."""
     start = search.grid.step(rate)
     told = await asyncio.gather(*(replace(search, draw=draw).highest(design, start) for draw in draws))
-    rates = (0.0 if each.step is None else search.grid.rate(each.step) for each in told)
-    return Confidence(rates=tuple(sorted(rates)))
+    return Confidence(rates=tuple(sorted(each.rate for each in told)))
 
 
 class PlacementQuery(msgspec.Struct, frozen=True, kw_only=True):

@@ -122,11 +122,10 @@ def best_of(placement: PlacementResults) -> SimulatedPlacement:
 
 async def _highest(search: RateSearch, designs: Sequence[Design]) -> tuple[SimulatedPlacement, ...]:
     """Goodputs of designs, best per accelerator first; of equals, those with fewer accelerators."""
-    told = await asyncio.gather(*(search.highest(design) for design in designs))
     placed = [
-        SimulatedPlacement(design=each.design, rate=search.grid.rate(each.step), evaluation=each.kept)
-        for each in told
-        if each.step is not None and each.kept is not None
+        SimulatedPlacement(design=each.design, rate=each.rate, evaluation=each.kept)
+        for each in await search.highest_of(designs)
+        if each.kept is not None
     ]
     return tuple(sorted(placed, key=lambda each: (-each.per_accelerator, each.accelerators, each.design.name)))
 

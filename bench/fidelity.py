@@ -16,7 +16,7 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from twofold.cli.calibrate import calibrate_host as calibrate
+from twofold.cli.calibrate import LiveSettings, calibrate_host
 from twofold.cli.verify import VerifySettings, compare_all, parse_loads
 from twofold.fidelity.comparison import Comparison, fidelity_table, speed_text
 from twofold.fidelity.service import ServiceDesign
@@ -74,7 +74,7 @@ def main() -> None:
         for design in DESIGNS:
             profile = flags.profile or Path(directory, f"{design.name}.yaml")
             if flags.profile is None:
-                calibrate(flags.model, profile)
+                calibrate_host(LiveSettings(model=flags.model, output=profile))
             of_design = compare_all(settings(flags, profile), design)
             console.print(fidelity_table(of_design))
             comparisons += of_design

@@ -17,7 +17,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from twofold.cli.calibrate import calibrate_host as calibrate
+from twofold.cli.calibrate import LiveSettings, calibrate_host
 from twofold.cli.verify import VerifySettings, compare_all, parse_loads
 from twofold.fidelity.comparison import ATTAINMENT, Comparison, speed_text
 from twofold.fidelity.service import ServiceDesign
@@ -60,7 +60,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as directory:
         profile = flags.profile or Path(directory, "host.yaml")
         if flags.profile is None:
-            calibrate(flags.model, profile)
+            calibrate_host(LiveSettings(model=flags.model, output=profile))
         comparisons = compare_all(
             VerifySettings(
                 model=flags.model,

@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 from twofold.cli.plan.placement import search_placement
-from twofold.cli.plan.search import PlanEnvironment
+from twofold.cli.plan.settings import RunSettings
 from twofold.cluster.spec import ClusterSpec
 from twofold.hardware.catalog import load_catalog
 from twofold.planning.bounds import AnalyticBounds
@@ -87,7 +87,7 @@ def problem(one: Application, performance: str, requests: int) -> Problem:
 
 
 def colocated(
-    what: Problem, tensor_parallel: int, ways: Sequence[tuple[str, int | None]], where: PlanEnvironment, grid: RateGrid
+    what: Problem, tensor_parallel: int, ways: Sequence[tuple[str, int | None]], where: RunSettings, grid: RateGrid
 ) -> list[SimulatedPlacement | None]:
     """Goodput of one colocated instance per batching policy."""
     kind = what.instance(MACHINE, tensor_parallel)
@@ -106,7 +106,7 @@ def colocated(
     return _search(what, where, grid, all_of_them)
 
 
-def tightest(what: Problem, design: Design, rate: float, where: PlanEnvironment, grid: RateGrid) -> float | None:
+def tightest(what: Problem, design: Design, rate: float, where: RunSettings, grid: RateGrid) -> float | None:
     """Smallest SLO scale that a design meets at a rate."""
 
     async def one(search: RateSearch) -> float | None:
@@ -115,7 +115,7 @@ def tightest(what: Problem, design: Design, rate: float, where: PlanEnvironment,
     return _search(what, where, grid, one)
 
 
-def _search(what: Problem, where: PlanEnvironment, grid: RateGrid, ask: Callable[[RateSearch], Awaitable[T]]) -> T:
+def _search(what: Problem, where: RunSettings, grid: RateGrid, ask: Callable[[RateSearch], Awaitable[T]]) -> T:
     async def asked(search: RateSearch) -> T:
         return await ask(search)
 
@@ -129,7 +129,7 @@ def degrees(plan: PlacementPlan) -> str:
     return " / ".join(f"{kind.tensor_parallel},{kind.pipeline_parallel}" for kind in plan.best.design.family.kinds)
 
 
-def row(one: Application, requests: int, grid: RateGrid, where: PlanEnvironment) -> list[str]:
+def row(one: Application, requests: int, grid: RateGrid, where: RunSettings) -> list[str]:
     published = one.model != "opt-175b"
     what = problem(one, one.engine if published else ESTIMATED, requests)
     plan, effort = search_placement(prepare(what, PlacementQuery(stock={MACHINE: one.gpus})), grid, where)
@@ -174,7 +174,7 @@ def main() -> None:
     ):
         table.add_column(heading)
     with tempfile.TemporaryDirectory() as directory:
-        where = PlanEnvironment(store=Path(directory, "claims.sqlite"))
+        where = RunSettings(store=Path(directory, "claims.sqlite"))
         for one in APPLICATIONS:
             if not flags.only or one.name in flags.only:
                 table.add_row(*row(one, flags.requests, RateGrid(flags.tolerance), where))

@@ -30,7 +30,7 @@ from twofold.bench.client import Client, ClientConfig
 from twofold.bench.endpoint import discover
 from twofold.bench.prompts import PromptMaker, token_range
 from twofold.bench.services import metrics, served
-from twofold.cli.calibrate import calibrate_host as calibrate
+from twofold.cli.calibrate import LiveSettings, calibrate_host
 from twofold.errors import ConfigurationError
 from twofold.events import Recorder
 from twofold.fidelity.comparison import knee
@@ -162,7 +162,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as directory:
         profile = args.profile or Path(directory, "host.yaml")
         if args.profile is None:
-            calibrate(args.model, profile, kv_cache_bytes=1 << 30, max_num_seqs=SEQS, dtype="auto")
+            calibrate_host(LiveSettings(model=args.model, output=profile, max_num_seqs=SEQS))
         host = read_host_profile(profile)
         tokens = 2**30 // host.model.kv_bytes_per_token
         twin = SimulatedService(

@@ -41,7 +41,7 @@ def test_evaluations_round_trip(tmp_path):
 
 
 def test_a_second_plan_simulates_nothing(tmp_path):
-    """It finds the same, from the store alone."""
+    """The second plan is equal and uses stored evaluations only."""
     with EvaluationStore(tmp_path / "plan.sqlite") as store:
         first, _ = planned(store, InlineExecutor())
         second, again = planned(store, InlineExecutor())
@@ -90,7 +90,7 @@ def test_a_file_that_is_no_store_is_refused(tmp_path):
 
 
 def test_a_broken_row_is_explained(tmp_path):
-    """Not a traceback from a decoder."""
+    """A corrupt row is a configuration error."""
     with EvaluationStore(tmp_path / "plan.sqlite") as store:
         store.put("a", "a", AnalyticCluster().judged(design(1, 1), 1.0))
         store._database.execute("UPDATE evaluations SET evaluation = '{'")

@@ -18,7 +18,7 @@ from twofold.bench.prompts import PromptForm, PromptMaker, token_range
 from twofold.cli.options import DURATION, JSON, NUM_REQUESTS, RATE, SLO_BOUNDS
 from twofold.cli.progress import load_progress
 from twofold.cli.settings import Settings, command, flag
-from twofold.cli.workload import ShapeSettings
+from twofold.cli.workload import ShapeSettings, nonempty
 from twofold.errors import ConfigurationError
 from twofold.reporting.summary import LatencyDistribution, Summary, seconds, summarize, summary_table
 from twofold.request import Request
@@ -56,14 +56,11 @@ class LoadSettings(ShapeSettings):
             duration_s=self.duration,
             **shape,
         )
-        found = list(requests)
-        if not found:
-            raise ConfigurationError(f"workload {self.workload} has no request within the limits")
-        return found
+        return list(nonempty(requests, f"workload {self.workload} has no request within the limits"))
 
 
 class ClientSettings(Settings, panel="Client"):
-    """The endpoint, and how requests are sent."""
+    """The endpoint and the sending of requests."""
 
     base_url: str = flag("URL of the endpoint.", "http://127.0.0.1:8000", metavar="URL")
     model: str | None = flag("Served model.", unset="the first one of the endpoint")
@@ -81,7 +78,7 @@ class ClientSettings(Settings, panel="Client"):
 
 
 class ReportSettings(Settings, panel="Output"):
-    """What is reported."""
+    """Contents of the report."""
 
     slo: Slo | None = SLO_BOUNDS.field()
     json: bool = JSON.field(False)

@@ -27,8 +27,6 @@ from twofold.performance.fitting.profile import read_profile
 from twofold.performance.host_profile import HostProfile, dump_host_profile
 from twofold.serving.launch.worker_plan import available_cores
 
-DEFAULT_KV_BYTES: Final = 1 << 30
-DEFAULT_SEQS: Final = 64
 _WORKERS: Final = 2  # of each service that is measured
 
 
@@ -56,9 +54,9 @@ class LiveSettings(Settings):
 
     model: Path = MODEL_DIRECTORY.field(...)
     output: Path = flag("Profile to write (YAML).", ..., names=("--output", "-o"), metavar="FILE")
-    kv_cache_memory_bytes: int | None = KV_CACHE_MEMORY.field(unset="1GiB")
-    max_num_seqs: int | None = MAX_NUM_SEQS.field(unset=f"{DEFAULT_SEQS}")
-    dtype: str | None = DTYPE.field(unset="auto")
+    kv_cache_memory_bytes: int = KV_CACHE_MEMORY.field(1 << 30, "1GiB")
+    max_num_seqs: int = MAX_NUM_SEQS.field(64)
+    dtype: str = DTYPE.field("auto")
 
 
 _HEADING: Final = """Performance of models on accelerators, fitted by `twofold calibrate fit`.
@@ -149,30 +147,18 @@ def live(settings: LiveSettings) -> None:
     Serves the model disaggregated and colocated for a few minutes, and prints the error on held-out iterations. The
     profile is for `twofold simulate --profile`, `twofold serve --profile` and `twofold verify`.
     """
-    calibrate_host(
-        settings.model,
-        settings.output,
-        kv_cache_bytes=settings.kv_cache_memory_bytes or DEFAULT_KV_BYTES,
-        max_num_seqs=settings.max_num_seqs or DEFAULT_SEQS,
-        dtype=settings.dtype or "auto",
-    )
+    calibrate_host(settings)
 
 
-def calibrate_host(
-    model: Path,
-    output: Path,
-    *,
-    kv_cache_bytes: int = DEFAULT_KV_BYTES,
-    max_num_seqs: int = DEFAULT_SEQS,
-    dtype: str = "auto",
-) -> None:
+def calibrate_host(settings: LiveSettings) -> None:
     """Measure the host, print the result and write the profile."""
-    known = read_model(model)
+    known, output = read_model(settings.model), settings.output
+    kv_cache_bytes, max_num_seqs = settings.kv_cache_memory_bytes, settings.max_num_seqs
     _require_writable(output)
     cores = available_cores()
-    flags = ["--kv-cache-memory-bytes", str(kv_cache_bytes), "--max-num-seqs", str(max_num_seqs), "--dtype", dtype]
+    flags = ["--kv-cache-memory-bytes", str(kv_cache_bytes), "--max-num-seqs", str(max_num_seqs)]
     with _progress() as on_group:
-        measured = measure(model, flags, max_num_seqs, on_group)
+        measured = measure(settings.model, [*flags, "--dtype", settings.dtype], max_num_seqs, on_group)
     profile = calibrate(
         measured,
         known,

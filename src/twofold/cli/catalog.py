@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from operator import attrgetter
 from pathlib import Path
 from typing import Final
 
@@ -43,38 +44,25 @@ class PrefixCostSettings(CatalogSettings):
 
     model: str = flag("Model of the catalog.", "llama2-70b")
     prefix: int = flag("Length of the prefix in tokens.", 8192, ge=1)
-    performance: str | None = PERFORMANCE.field(unset="auto")
+    performance: str = PERFORMANCE.field("auto")
     tp: int | None = TENSOR_PARALLEL.field(unset="all accelerators of a machine")
 
 
-@command
-def accelerators(settings: EntrySettings) -> None:
-    """Show accelerators: memory, bandwidth, compute and power of one GPU."""
-    _show("accelerators", settings)
+def _shows(
+    summary: str, find: Callable[[Catalog, str], Item], every: Callable[[Catalog], Mapping[str, Item]]
+) -> Callable[..., None]:
+    """A command that shows entries of one kind as a table, or as a JSON object by name; `summary` is its help."""
 
+    def show(settings: EntrySettings) -> None:
+        catalog = load_catalog(settings.catalog)
+        items = [find(catalog, name) for name in settings.name] or list(every(catalog).values())
+        if settings.json:
+            _print_json({item.name: _facts(item) for item in items})
+        else:
+            Console().print(_sources(items) if settings.sources else _figures(items))
 
-@command
-def machines(settings: EntrySettings) -> None:
-    """Show machines: accelerators, network, power and price; h100 is short for dgx-h100."""
-    _show("machines", settings)
-
-
-@command
-def models(settings: EntrySettings) -> None:
-    """Show models: sizes, and the KV cache of a token; a NAME may be a directory with a config.json."""
-    _show("models", settings)
-
-
-@command
-def links(settings: EntrySettings) -> None:
-    """Show links: bandwidth in one direction, and start-up latency of a transfer."""
-    _show("links", settings)
-
-
-@command
-def tiers(settings: EntrySettings) -> None:
-    """Show storage tiers for KV caches: price of a GB, and read bandwidth of a machine."""
-    _show("tiers", settings)
+    show.__doc__ = summary
+    return command(show)
 
 
 @command
@@ -84,46 +72,20 @@ def reuse(settings: PrefixCostSettings) -> None:
     model = catalog.model(settings.model)
     found = [catalog.machine(name) for name in settings.name] or list(catalog.machines.values())
     facts = {
-        machine.name: _loading(
-            catalog, model, machine, settings.performance or "auto", tensor_parallel, settings.prefix
-        )
+        machine.name: _loading(catalog, model, machine, settings.performance, tensor_parallel, settings.prefix)
         for machine in found
         if settings.name or tensor_parallel is None or tensor_parallel <= machine.count
     }
     if not facts:
         raise ConfigurationError(f"no machine has {tensor_parallel} accelerators")
     if settings.json:
-        typer.echo(msgspec.json.format(msgspec.json.encode(facts), indent=2))
+        _print_json(facts)
     else:
         Console().print(Group(_bandwidths(facts, model.name, settings.prefix), _prefixes(facts), Text(_published())))
 
 
-def _show(kind: str, settings: EntrySettings) -> None:
-    """Print the entries as a table, or as a JSON object by name."""
-    items = _items(load_catalog(settings.catalog), kind, settings.name)
-    if settings.json:
-        facts = {item.name: _facts(item) for item in items}
-        typer.echo(msgspec.json.format(msgspec.json.encode(facts), indent=2))
-    else:
-        Console().print(_sources(items) if settings.sources else _figures(items))
-
-
-def _items(catalog: Catalog, kind: str, names: Sequence[str]) -> list[Item]:
-    find: Mapping[str, Callable[[str], Item]] = {
-        "accelerators": catalog.accelerator,
-        "machines": catalog.machine,
-        "models": catalog.model,
-        "links": catalog.link,
-        "tiers": catalog.tier,
-    }
-    every: Mapping[str, Mapping[str, Item]] = {
-        "accelerators": catalog.accelerators,
-        "machines": catalog.machines,
-        "models": catalog.models,
-        "links": catalog.links,
-        "tiers": catalog.tiers,
-    }
-    return [find[kind](name) for name in names] if names else list(every[kind].values())
+def _print_json(facts: Mapping[str, object]) -> None:
+    typer.echo(msgspec.json.format(msgspec.json.encode(facts), indent=2))
 
 
 def _facts(item: Item) -> dict[str, object]:
@@ -289,11 +251,31 @@ def _tokens(tokens: int | None) -> str:
 app = group(
     "Show the accelerators, machines, models, links and storage tiers that plans are made of.",
     {
-        "accelerators": accelerators,
-        "machines": machines,
-        "models": models,
-        "links": links,
-        "tiers": tiers,
+        "accelerators": _shows(
+            "Show accelerators: memory, bandwidth, compute and power of one GPU.",
+            Catalog.accelerator,
+            attrgetter("accelerators"),
+        ),
+        "machines": _shows(
+            "Show machines: accelerators, network, power and price; h100 is short for dgx-h100.",
+            Catalog.machine,
+            attrgetter("machines"),
+        ),
+        "models": _shows(
+            "Show models: sizes, and the KV cache of a token; a NAME may be a directory with a config.json.",
+            Catalog.model,
+            attrgetter("models"),
+        ),
+        "links": _shows(
+            "Show links: bandwidth in one direction, and start-up latency of a transfer.",
+            Catalog.link,
+            attrgetter("links"),
+        ),
+        "tiers": _shows(
+            "Show storage tiers for KV caches: price of a GB, and read bandwidth of a machine.",
+            Catalog.tier,
+            attrgetter("tiers"),
+        ),
         "reuse": reuse,
     },
 )

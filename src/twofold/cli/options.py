@@ -12,7 +12,7 @@ from twofold.performance.registry import PERFORMANCE_MODELS
 from twofold.scheduling.admission.overload import OVERLOAD_RULES
 from twofold.scheduling.batchers import BATCHERS
 from twofold.scheduling.cluster.scheduler import HANDOFF_POLICIES
-from twofold.slo import Slo, SlowdownSlo, parse_slo
+from twofold.slo import Slo, parse_slo
 
 if TYPE_CHECKING:
     from twofold.serving.config import StoreConfig
@@ -64,16 +64,6 @@ def parse_batchers(text: str, flag: str) -> dict[Role, str]:
             raise ConfigurationError(f"{flag} {part!r}: {role!r} is not one of {', '.join(Role)}")
         found |= {Role(role): name} if equals else dict.fromkeys(Role, name)
     return found
-
-
-def parse_slo_bounds(text: str, _: str) -> Slo:
-    """Read `ttft=2,tpot=0.1`; raises ConfigurationError."""
-    return Slo.parse(text)
-
-
-def parse_any_slo(text: str, _: str) -> Slo | SlowdownSlo:
-    """Read `ttft=2,tpot=0.1` or `splitwise`; raises ConfigurationError."""
-    return parse_slo(text)
 
 
 def parse_disk(text: str, flag: str) -> tuple[Path, int]:
@@ -149,11 +139,13 @@ SWAP_SPACE: Final = Flag(
 OVERLOAD: Final = Flag("Reject requests that are predicted to miss --slo.", choices=OVERLOAD_RULES)
 
 # Objectives
-SLO_BOUNDS: Final = Flag("SLO in seconds, as in ttft=2,tpot=0.1.", metavar="BOUNDS", parse=parse_slo_bounds)
+SLO_BOUNDS: Final = Flag(
+    "SLO in seconds, as in ttft=2,tpot=0.1.", metavar="BOUNDS", parse=lambda text, _: Slo.parse(text)
+)
 ANY_SLO: Final = Flag(
     "SLO in seconds, as in ttft=2,tpot=0.1, or splitwise for the bounds on slowdowns of Splitwise (table VI).",
     metavar="BOUNDS",
-    parse=parse_any_slo,
+    parse=lambda text, _: parse_slo(text),
 )
 ATTAINMENT: Final = Flag("Share of requests that must meet the SLO.", gt=0, le=1)
 REFERENCE: Final = Flag("Reference machine of slowdowns.", metavar="MACHINE")

@@ -7,7 +7,7 @@ from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Final
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from twofold.request import Request
 
@@ -32,7 +32,8 @@ _PLAN_BEST = "{task.fields[best]}"
 
 def _bar(*columns: ProgressColumn) -> Progress:
     # The bar runs on cores that a measured service may use, so it refreshes rarely.
-    return Progress(*columns, console=Console(stderr=True), refresh_per_second=4, transient=True)
+    console, hidden = Console(stderr=True), not sys.stderr.isatty()
+    return Progress(*columns, console=console, refresh_per_second=4, transient=True, disable=hidden)
 
 
 @contextmanager
@@ -104,28 +105,23 @@ def trace_progress(requests: Iterable[Request]) -> Iterator[Request]:
 class PlanProgress:
     """Show the simulations of a plan and its best design so far."""
 
-    def __init__(self, objective: "Objective", bar: Progress | None) -> None:
+    def __init__(self, objective: "Objective", bar: Progress) -> None:
         self._objective, self._bar = objective, bar
         self._best: DesignChoice | None = None
-        self._task: TaskID | None = None
-        if bar is not None:
-            self._task = bar.add_task("", total=None, reused=0, speed=0.0, best="")
+        self._task = bar.add_task("", total=None, reused=0, speed=0.0, best="")
 
     def evaluated(self, effort: "Effort", trial: "Trial", evaluation: "Evaluation") -> None:
         """Update the counts after a trial."""
-        if self._bar is not None and self._task is not None:
-            speed = effort.requests_per_cpu_s or 0.0
-            self._bar.update(self._task, completed=effort.simulations, reused=effort.reused, speed=speed)
+        speed = effort.requests_per_cpu_s or 0.0
+        self._bar.update(self._task, completed=effort.simulations, reused=effort.reused, speed=speed)
 
     def found(self, choice: "DesignChoice") -> None:
         """Update the best design after the search of a family."""
         if self._best is None or self._cost(choice) < self._cost(self._best):
             self._best = choice
-        if self._bar is not None and self._task is not None:
-            design, rate = self._best.design, self._best.highest_rate
-            costs = f"${design.price_per_h:,.0f}/h, {design.tdp_w / 1e3:,.0f} kW"
-            text = f"best so far: {design.name}, {rate:.3g} requests/s, {costs}"
-            self._bar.update(self._task, best=text)
+        design, rate = self._best.design, self._best.highest_rate
+        costs = f"${design.price_per_h:,.0f}/h, {design.tdp_w / 1e3:,.0f} kW"
+        self._bar.update(self._task, best=f"best so far: {design.name}, {rate:.3g} requests/s, {costs}")
 
     def _cost(self, choice: "DesignChoice") -> tuple[float, ...]:
         if self._objective == "throughput":
@@ -136,9 +132,6 @@ class PlanProgress:
 @contextmanager
 def plan_progress(objective: "Objective") -> Iterator[PlanProgress]:
     """Follow a plan; draws nothing without a terminal."""
-    if not sys.stderr.isatty():
-        yield PlanProgress(objective, None)
-        return
     columns = (SpinnerColumn(), TextColumn(_PLAN), TextColumn(_PLAN_SPEED), TimeElapsedColumn(), TextColumn(_PLAN_BEST))
     with _bar(*columns) as bar:
         yield PlanProgress(objective, bar)

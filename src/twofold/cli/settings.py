@@ -19,7 +19,6 @@ from typer.core import TyperCommand, TyperGroup, TyperOption
 from twofold.errors import ConfigurationError
 from twofold.hardware.suggestions import read_yaml
 
-Registry = Mapping[str, object]
 S = TypeVar("S", bound="Settings")
 T = TypeVar("T")
 
@@ -28,9 +27,9 @@ T = TypeVar("T")
 class Flag:
     """Command-line form of a field.
 
-    `names` replace the name of the field. `ge`, `gt` and `le` bound a number. `parse` reads the value from (text, flag
-    name). `choices` is a registry, or returns one: its keys are the valid values, and the help shows the first sentence
-    of each entry's docstring.
+    `names` replace the name of the field. `ge`, `gt` and `le` bound a number. `parse` reads the value from
+    (text, flag name). `choices` is a registry: its keys are the valid values, and the help shows the first sentence of
+    each entry's docstring. All values are valid without one.
     """
 
     help: str
@@ -41,7 +40,7 @@ class Flag:
     le: float | None = None
     env: str | None = None
     parse: Callable[[str, str], object] | None = None
-    choices: Registry | Callable[[], Registry] | None = None
+    choices: Mapping[str, object] = field(default_factory=dict)
     positional: bool = False
 
     def field(self, default: object = None, unset: str | None = None) -> Any:  # noqa: ANN401  (as the class declares)
@@ -50,10 +49,6 @@ class Flag:
         `unset` describes the default in the help if its value does not.
         """
         return field(default=MISSING if default is ... else default, metadata={"flag": self, "unset": unset})
-
-    def registry(self) -> Registry:
-        """The valid values; empty if all values are valid."""
-        return self.choices() if callable(self.choices) else self.choices or {}
 
 
 def flag(help: str, default: object = None, unset: str | None = None, **how: Any) -> Any:  # noqa: A002, ANN401
@@ -165,7 +160,7 @@ def help_text(kind: type[Settings], name: str) -> str:
 
 def full_help(kind: type[Settings], name: str) -> str:
     """The help of a field, with a line for each choice."""
-    choices = [f"{choice}: {summary(entry)}" for choice, entry in flags_of(kind)[name].registry().items()]
+    choices = [f"{choice}: {summary(entry)}" for choice, entry in flags_of(kind)[name].choices.items()]
     text = help_text(kind, name)
     return "\n".join([text, "\n\b", *choices]) if choices else text  # Typer keeps the lines of a paragraph after \b
 
@@ -208,7 +203,7 @@ def _parameter(kind: type[Settings], field: "Field[Any]", flag: Flag) -> inspect
 
 
 def _checked(name: str, flag: Flag, value: Any) -> Any:  # noqa: ANN401  (of the field's type)
-    """The value as the settings have it; raises ConfigurationError."""
+    """Convert a flag's value to the type of its field; raises ConfigurationError if it is invalid."""
     shown = shown_name(name, flag)
     if value is None:
         return None
@@ -216,9 +211,8 @@ def _checked(name: str, flag: Flag, value: Any) -> Any:  # noqa: ANN401  (of the
         return tuple(value)
     if flag.parse is not None and isinstance(value, str):
         return flag.parse(value, shown)
-    choices = flag.registry()
-    if choices and value not in choices:
-        raise ConfigurationError(f"{shown} {value!r} is unknown: choose one of {', '.join(choices)}")
+    if flag.choices and value not in flag.choices:
+        raise ConfigurationError(f"{shown} {value!r} is unknown: choose one of {', '.join(flag.choices)}")
     if isinstance(value, int | float):
         _check_range(shown, flag, value)
     return value

@@ -12,6 +12,7 @@ from rich.table import Table
 from twofold.cli import options
 from twofold.cli.progress import trace_progress
 from twofold.cli.settings import Flag, Settings, command, flag, group
+from twofold.cli.workload import nonempty
 from twofold.errors import ConfigurationError
 from twofold.kvcache.eviction import EVICTIONS
 from twofold.planning.capacity.replay import TraceReuse, trace_reuse
@@ -27,7 +28,6 @@ _CAPACITIES: Final = (1_000, 3_000, 10_000, 30_000, 100_000)  # blocks
 _FORMATS: Final = ", ".join(FORMATS)
 _HEADINGS: Final = ("min", "mean", "P50", "P90", "P99", "max", "total")
 
-OUTPUT: Final = Flag("File to write; compressed if its name ends in .gz.", metavar="FILE")
 TARGET_FORMAT: Final = Flag(f"Format to write: {_FORMATS}; twofold loses nothing.")
 
 
@@ -77,8 +77,8 @@ class GenerateSettings(Settings):
     name: str = flag(
         "Named workload such as azure-conv, or lengths as in 512+64.", ..., positional=True, metavar="NAME"
     )
-    output: Path = OUTPUT.field(...)
-    rate: float = flag("Requests per second.", ..., names=("--rate", "--request-rate"))
+    output: Path = flag("File to write; compressed if its name ends in .gz.", ..., metavar="FILE")
+    rate: float = options.RATE.field(...)
     to: str | None = TARGET_FORMAT.field(unset="twofold")
     num_requests: int | None = options.NUM_REQUESTS.field()
     duration: float | None = options.DURATION.field()
@@ -95,8 +95,7 @@ def show(settings: ShowSettings) -> None:
     name, requests, notes = settings.open()
     summary = summarise(requests)
     if settings.json:
-        facts = {"path": str(settings.trace), "format": name, **msgspec.to_builtins(summary)}
-        typer.echo(msgspec.json.format(msgspec.json.encode(facts), indent=2))
+        _print_json(settings.trace, name, summary)
     else:
         Console().print(_trace_tables(f"{settings.trace} ({name})", summary))
     _mention(notes)
@@ -112,8 +111,7 @@ def reuse(settings: ReuseSettings) -> None:
     name, requests, notes = settings.open()
     found = trace_reuse(requests, capacities, settings.eviction or tuple(EVICTIONS))
     if settings.json:
-        facts = {"path": str(path), "format": name, **msgspec.to_builtins(found)}
-        typer.echo(msgspec.json.format(msgspec.json.encode(facts), indent=2))
+        _print_json(path, name, found)
     elif found.highest is None:
         raise ConfigurationError(f"{path} has no prefix blocks, so nothing can be reused")
     else:
@@ -121,6 +119,11 @@ def reuse(settings: ReuseSettings) -> None:
         typer.echo(f"Hit rate of an unlimited cache: {found.highest:.2%}")
         Console().print(_reuse_table(found))
     _mention(notes)
+
+
+def _print_json(path: Path, name: str, found: TraceSummary | TraceReuse) -> None:
+    facts = {"path": str(path), "format": name, **msgspec.to_builtins(found)}
+    typer.echo(msgspec.json.format(msgspec.json.encode(facts), indent=2))
 
 
 @command
@@ -166,7 +169,8 @@ def generate_trace(settings: GenerateSettings) -> None:
 def _save(requests: Iterable[Request], out: Path, to: str | None) -> None:
     """Write requests, and note on stderr which fields the format cannot hold."""
     target = _target(out, to)
-    written = write_trace(_at_least_one(requests), out, target)
+    some = nonempty(requests, "no request arrives in this part of the trace, so nothing is written")
+    written = write_trace(some, out, target)
     for loss in written.losses(target):
         typer.echo(f"note: {loss}", err=True)
     typer.echo(f"wrote {written.requests:,} requests to {out} ({target.name})", err=True)
@@ -185,15 +189,6 @@ def _target(out: Path, to: str | None) -> TraceFormat:
         names = [known.name for known in FORMATS.values() if known.suffix == ".csv"]
         raise ConfigurationError(f"{out}: give the format of the csv, --to {' or --to '.join(names)}")
     return find_format(to or "twofold")
-
-
-def _at_least_one(requests: Iterable[Request]) -> Iterator[Request]:
-    empty = True
-    for request in requests:
-        empty = False
-        yield request
-    if empty:
-        raise ConfigurationError("no request arrives in this part of the trace, so nothing is written")
 
 
 def _mention(notes: ReadNotes) -> None:

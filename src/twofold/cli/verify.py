@@ -16,6 +16,7 @@ from twofold.cli.options import (
     LENGTH_SCALE,
     MAX_NUM_SEQS,
     MODEL_DIRECTORY,
+    PROFILE,
     SEED,
     SLO_BOUNDS,
 )
@@ -30,8 +31,6 @@ from twofold.request import Request
 from twofold.slo import Slo
 from twofold.workload.source import workload
 
-DEFAULT_KV_BYTES: Final = 1 << 30
-DEFAULT_SEQS: Final = 64
 _TTFT: Final = 6.0  # Splitwise's bounds on the P99 slowdown (table VI)
 _TPOT: Final = 5.0
 
@@ -51,9 +50,7 @@ class VerifySettings(Settings):
     """All flags of `twofold verify`."""
 
     model: Path = MODEL_DIRECTORY.field(...)
-    profile: Path = flag(
-        "Performance profile of this host, as written by `twofold calibrate live`.", ..., metavar="FILE"
-    )
+    profile: Path = PROFILE.field(...)
     prefill: int = flag("Number of prefill workers.", 0, ge=0, unset="1, unless colocated")
     decode: int = flag("Number of decode workers.", 0, ge=0, unset="1, unless colocated")
     colocated: int = flag("Number of workers that run both phases.", 0, ge=0)
@@ -74,9 +71,9 @@ class VerifySettings(Settings):
     slo: Slo | None = SLO_BOUNDS.field(unset="6x TTFT and 5x TPOT of an average request alone")
     replays: int = flag("Number of live replays of each load; their spread is tolerated.", 2, ge=1)
     seed: int = SEED.field(0)
-    kv_cache_memory_bytes: int | None = KV_CACHE_MEMORY.field(unset="1GiB")
-    max_num_seqs: int | None = MAX_NUM_SEQS.field(unset=f"{DEFAULT_SEQS}")
-    dtype: str | None = DTYPE.field(unset="auto")
+    kv_cache_memory_bytes: int = KV_CACHE_MEMORY.field(1 << 30, "1GiB")
+    max_num_seqs: int = MAX_NUM_SEQS.field(64)
+    dtype: str = DTYPE.field("auto")
     json: bool = JSON.field(False)
 
     @property
@@ -126,8 +123,7 @@ def compare_all(settings: VerifySettings, design: ServiceDesign) -> list[Compari
         raise ConfigurationError(
             f"{settings.profile} is a profile of {profile.model.name}, and the model is {model.name}: calibrate with it"
         )
-    kv_bytes = settings.kv_cache_memory_bytes or DEFAULT_KV_BYTES
-    max_num_seqs = settings.max_num_seqs or DEFAULT_SEQS
+    kv_bytes, max_num_seqs = settings.kv_cache_memory_bytes, settings.max_num_seqs
     flags = ["--kv-cache-memory-bytes", str(kv_bytes), "--max-num-seqs", str(max_num_seqs)]
     slo = _slo(settings, profile)
     with tempfile.TemporaryDirectory(prefix="twofold-verify-") as profiles:
@@ -141,7 +137,7 @@ def compare_all(settings: VerifySettings, design: ServiceDesign) -> list[Compari
         )
         return compare(
             settings.model,
-            [*flags, "--dtype", settings.dtype or "auto"],
+            [*flags, "--dtype", settings.dtype],
             simulated,
             {rate: settings.requests(rate) for rate in _rates(settings, simulated, slo)},
             slo=slo,

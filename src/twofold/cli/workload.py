@@ -1,12 +1,12 @@
 """The workload of a command: a named workload or a trace, with its rate, arrivals and lengths."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
 from twofold.cli import options
 from twofold.cli.settings import Settings
-from twofold.errors import ConfigurationError
+from twofold.errors import ConfigurationError, require
 from twofold.request import Request
 
 DEFAULT_DURATION_S: Final = 120.0
@@ -58,7 +58,7 @@ class WorkloadSettings(ShapeSettings):
         requests = workload(
             self.workload, rate=self.rate, num_requests=self.num_requests, duration_s=self.duration_s, **self.shape()
         )
-        return nonempty(self.workload, requests)
+        return nonempty(requests, f"workload {self.workload} has no request within the limits")
 
     @property
     def duration_s(self) -> float | None:
@@ -85,14 +85,13 @@ class WorkloadSettings(ShapeSettings):
         }
 
 
-def nonempty(name: str, requests: Iterator[Request]) -> Iterator[Request]:
-    """Yield the requests; raises ConfigurationError at the end if there are none."""
+def nonempty(requests: Iterable[Request], otherwise: str) -> Iterator[Request]:
+    """Yield the requests; raises ConfigurationError with the message `otherwise` at the end if there are none."""
     empty = True
     for request in requests:
         empty = False
         yield request
-    if empty:
-        raise ConfigurationError(f"workload {name} has no request within the limits")
+    require(not empty, otherwise)
 
 
 def check_limits(*, rate: float | None, duration_s: float | None, burstiness: float, length_scale: float) -> None:

@@ -48,8 +48,8 @@ def _serve_fields() -> list[tuple[str, Any, Any]]:
         flag, kind = flags[field.name], hints[field.name]
         if flag.parse is not None:
             kind = int | str
-        elif flag.registry():
-            kind = Literal[tuple(flag.registry())]
+        elif flag.choices:
+            kind = Literal[tuple(flag.choices)]
         elif Path in {kind, *get_args(kind)}:
             kind = str
         if flag.ge is not None or flag.le is not None:

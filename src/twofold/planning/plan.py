@@ -48,7 +48,7 @@ async def unmet(
 
 
 async def _too_much(search: RateSearch, designs: Sequence[Design], rate: float) -> ConfigurationError:
-    """The SLO can be met, but not at this rate."""
+    """Create the error for an SLO that can be met, but not at this rate."""
     best = max(await search.highest_of(designs), key=lambda each: (each.rate, each.design.name))
     return ConfigurationError(
         f"no design within the budget meets the SLO at {rate:g} requests/s: {best.design.name} meets it up to "

@@ -27,9 +27,7 @@ def asked(monkeypatch, capsys):
         monkeypatch.setattr(query, "connect", lambda *_: None)
         monkeypatch.setattr(query, "list_nodes", lambda _: nodes)
         for name, read in (("run_plan", query.read_query), ("run_placement", read_placement_query)):
-            monkeypatch.setattr(
-                run, name, lambda problem, settings, _, read=read: queries.append(read(problem, settings))
-            )
+            monkeypatch.setattr(run, name, lambda problem, settings, read=read: queries.append(read(problem, settings)))
         monkeypatch.setattr(sys, "argv", ["twofold", *COMMON, *flags])
         with pytest.raises(SystemExit) as ended:
             main()

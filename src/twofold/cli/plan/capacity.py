@@ -32,7 +32,8 @@ def run_capacity(problem: Problem, settings: PlanSettings) -> None:
     requests = workload(
         name, start_s=settings.start, length_scale=settings.length_scale, max_model_len=settings.max_model_len
     )
-    plan = capacity_plan(list(nonempty(name, requests)), query)
+    complete = nonempty(requests, f"workload {name} has no request within the limits")
+    plan = capacity_plan(list(complete), query)
     if settings.json:
         typer.echo(CapacityReport.of(plan).json())
         return

@@ -6,8 +6,8 @@ from typing import Final
 import typer
 from rich.console import Console
 
-from twofold.cli.plan.search import PlanEnvironment, open_search
-from twofold.cli.plan.settings import PlanSettings
+from twofold.cli.plan.search import open_search
+from twofold.cli.plan.settings import PlanSettings, RunSettings
 from twofold.errors import ConfigurationError
 from twofold.planning.deployment import deployment_of, deployment_text
 from twofold.planning.evaluator import Effort
@@ -24,14 +24,14 @@ _MIN_GPUS: Final = 2
 _MAX_GPUS: Final = 4096  # more is a typing error, or a search of hours
 
 
-def run_placement(problem: Problem, settings: PlanSettings, environment: PlanEnvironment) -> None:
+def run_placement(problem: Problem, settings: PlanSettings) -> None:
     """Search, write the deployment, and print tables or JSON."""
     query = read_placement_query(problem, settings)
     if settings.html is not None:
         raise ConfigurationError("--html shows plans of whole machines: leave it out with --objective goodput")
     prepared = prepare(problem, query)
     deployment = None if settings.output is None else AtomicFile(settings.output)
-    plan, effort = search_placement(prepared, RateGrid(settings.tolerance), environment)
+    plan, effort = search_placement(prepared, RateGrid(settings.tolerance), settings)
     if deployment is not None:
         deployment.write(_deployment(plan).encode())
         deployment.commit()
@@ -42,10 +42,10 @@ def run_placement(problem: Problem, settings: PlanSettings, environment: PlanEnv
 
 
 def search_placement(
-    prepared: PreparedPlacement, grid: RateGrid, environment: PlanEnvironment
+    prepared: PreparedPlacement, grid: RateGrid, settings: RunSettings
 ) -> tuple[PlacementPlan, Effort]:
     """The placement, and the simulations that it took."""
-    with open_search(prepared.problem, Objective.GOODPUT, grid, environment) as search:
+    with open_search(prepared.problem, Objective.GOODPUT, grid, settings) as search:
         return asyncio.run(make_placement(search.rates, prepared)), search.evaluator.effort
 
 

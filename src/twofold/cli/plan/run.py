@@ -10,7 +10,7 @@ from twofold.cli.options import check_outputs
 from twofold.cli.plan.capacity import run_capacity
 from twofold.cli.plan.placement import run_placement
 from twofold.cli.plan.query import read_problem, read_query, with_ray_machines
-from twofold.cli.plan.search import OpenSearch, PlanEnvironment, open_search
+from twofold.cli.plan.search import OpenSearch, open_search
 from twofold.cli.plan.settings import PlanSettings
 from twofold.cli.settings import refuse
 from twofold.errors import ConfigurationError
@@ -51,19 +51,18 @@ def run(settings: PlanSettings) -> None:
     written = {name: path for name in ("output", "html") if (path := getattr(settings, name)) is not None}
     check_outputs(written, (settings.store, settings.workload, *settings.catalog))
     settings = with_ray_machines(problem, settings)
-    environment = PlanEnvironment(store=settings.store, jobs=settings.jobs, ray=settings.ray)
     if settings.goodput:
-        run_placement(problem, settings, environment)
+        run_placement(problem, settings)
     else:
-        run_plan(problem, settings, environment)
+        run_plan(problem, settings)
 
 
-def run_plan(problem: Problem, settings: PlanSettings, environment: PlanEnvironment) -> None:
+def run_plan(problem: Problem, settings: PlanSettings) -> None:
     """Search for machines, write the files, and print tables or JSON."""
     query = read_query(problem, settings)
     page = None if settings.html is None else AtomicFile(settings.html)
     deployment = None if settings.output is None else AtomicFile(settings.output)
-    with open_search(problem, query.objective, RateGrid(settings.tolerance), environment) as search:
+    with open_search(problem, query.objective, RateGrid(settings.tolerance), settings) as search:
         made = asyncio.run(_search(search, query, with_curves=page is not None))
     title = _title(problem, query)
     if deployment is not None:

@@ -30,21 +30,15 @@ class PlanObjectiveSettings(Settings, panel="Objective"):
 
     model: str = flag("Model of the catalog, such as bloom-176b.", ...)
     objective: str = flag("Objective of the search.", "throughput", choices=OBJECTIVES)
-    slo: Slo | SlowdownSlo = flag(
-        "SLO in seconds, as in ttft=2,tpot=0.1, or splitwise for the bounds on slowdowns of Splitwise (table VI).",
-        SPLITWISE,
-        metavar="BOUNDS",
-        parse=options.parse_any_slo,
-        unset="splitwise",
-    )
+    slo: Slo | SlowdownSlo = options.ANY_SLO.field(SPLITWISE, "splitwise")
     attainment: float = options.ATTAINMENT.field(0.9)
     rate: float | None = options.RATE.field()
-    reference: str = flag("Reference machine of slowdowns.", "dgx-a100", metavar="MACHINE")
+    reference: str = options.REFERENCE.field("dgx-a100")
     tolerance: float = flag("Relative tolerance of the highest rates.", 0.02, ge=0.001, le=0.5)
 
 
 class CapacitySettings(Settings, panel="KV capacity"):
-    """The capacity of prefix caches, in place of machines."""
+    """Capacity planning of prefix caches, instead of machines."""
 
     kv_capacity: bool = flag(
         "Plan prefix caches: hit rate, saved GPU time and price of each capacity of DRAM and disk.", False
@@ -94,7 +88,7 @@ class PlanWorkloadSettings(ShapeSettings):
 
 
 class PolicySettings(Settings, panel="Cluster"):
-    """How the instances of a design are run."""
+    """Policies of the instances of a design."""
 
     performance: str | None = options.PERFORMANCE.field(unset="auto")
     router: str | None = flag("Router of disaggregated designs.", choices=ROUTERS, unset="splitwise; jsq for goodput")
@@ -109,7 +103,7 @@ class PolicySettings(Settings, panel="Cluster"):
 
 
 class RunSettings(Settings, panel="Running"):
-    """Where simulations run, and where results are kept."""
+    """Executor of simulations, and store of results."""
 
     jobs: int | None = flag("Number of simulations at a time.", ge=1, unset="all cores")
     ray: str | None = flag(

@@ -15,7 +15,7 @@ LAUNCHERS: Final = {"local": "Processes of this host.", "ray": "Actors on the no
 
 
 class ServiceSettings(Settings, panel="Service"):
-    """What is served: workers, and the policies that schedule them."""
+    """The workers of the service and their scheduling policies."""
 
     model: str | None = flag(
         "Model directory or hub id; not needed with --engine emulated.", positional=True, metavar="MODEL"
@@ -50,7 +50,7 @@ class ReplanSettings(Settings, panel="Re-planning"):
     """Re-planning of the roles of workers."""
 
     replan: bool = flag("Change roles of workers when the traffic shifts; needs --slo.", False)
-    attainment: float | None = flag("Share of requests that must meet the SLO.", gt=0, le=1, unset="0.9")
+    attainment: float | None = options.ATTAINMENT.field(unset="0.9")
     retire: bool = flag("Also stop workers that are not needed, and restart them.", False)
     min_between: float | None = flag("Minimum seconds between two decisions.", ge=1, unset="60")
 

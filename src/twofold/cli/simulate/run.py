@@ -1,7 +1,7 @@
 """Run `twofold simulate`: simulate the workload, judge the result, print it and write the files."""
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -17,7 +17,6 @@ from twofold.cluster.spec import ClusterSpec
 from twofold.errors import ConfigurationError, UserError
 from twofold.hardware.catalog import Catalog, load_catalog
 from twofold.performance.base import PerformanceModel
-from twofold.performance.cost import ModelAccuracy
 from twofold.performance.host_profile import HOST
 from twofold.planning.splits import SplitPlanner
 from twofold.reporting.simulation.gantt import GanttRuns
@@ -29,7 +28,7 @@ from twofold.scheduling.replan.traffic import TrafficMonitor
 from twofold.simulation.observers.base import Observer
 from twofold.simulation.observers.files import AtomicFile, ChromeTrace, EventLog, ParquetTable
 from twofold.simulation.replanning import SimulatedReplanning
-from twofold.simulation.result import SimulationResult, Verdict, verdict
+from twofold.simulation.result import verdict
 from twofold.simulation.simulate import simulate
 from twofold.slo import Slo, SlowdownSlo
 
@@ -47,15 +46,32 @@ def run(settings: SimulateSettings) -> None:
     machine, reference, note = _reference(settings, spec, catalog)
     writers, page = _open_files(settings)
     gantt = GanttRuns()
-    observers = [*writers, gantt] if page is not None else writers
-    result = _simulated(settings, spec, catalog, reference, observers, replanning)
+    # Gantt charts are for the page only.
+    observers = [*writers, *([gantt] if page else []), *([replanning] if replanning else [])]
+    with simulation_progress(settings.num_requests) as on_progress:
+        result = simulate(
+            spec,
+            settings.requests(),
+            catalog=catalog,
+            slo=settings.slo if isinstance(settings.slo, Slo) else None,
+            reference=reference,
+            observers=observers,
+            progress=on_progress,
+            prepare=None if replanning is None else replanning.attach,
+            overload=settings.overload,
+        )
     if note:  # after the run: an error is a single line
         typer.echo(note, err=True)
     error = None if reference is None else reference.error
     judged = None if settings.slo is None else verdict(result, settings.slo, settings.attainment)
-    title = f"{spec.model} on {_pools(spec)}, {settings.title}"
+    pools = ", ".join(f"{pool.machines}x{pool.machine}:{pool.role}" for pool in spec.pools)
+    title = f"{spec.model} on {pools}, {settings.title}"
     if page is not None:
-        page.write(_page(title, result, settings.slo, judged, gantt, error).encode())
+        verdicts = {} if judged is None else {pools: judged}
+        html = html_report(
+            {pools: result}, title=title, slo=settings.slo, verdicts=verdicts, runs={pools: gantt}, reference=error
+        )
+        page.write(html.encode())
         page.commit()
     if settings.json:
         report = SimulationReport.of(
@@ -104,30 +120,6 @@ def _replanning(settings: SimulateSettings, spec: ClusterSpec, catalog: Catalog)
     return SimulatedReplanning(Replanner(TrafficMonitor(), rules), planner, search_s=settings.search_time, spare=spare)
 
 
-def _simulated(
-    settings: SimulateSettings,
-    spec: ClusterSpec,
-    catalog: Catalog,
-    reference: PerformanceModel | None,
-    observers: Sequence[Observer],
-    replanning: SimulatedReplanning | None,
-) -> SimulationResult:
-    if replanning is not None:
-        observers = [*observers, replanning]
-    with simulation_progress(settings.num_requests) as on_progress:
-        return simulate(
-            spec,
-            settings.requests(),
-            catalog=catalog,
-            slo=settings.slo if isinstance(settings.slo, Slo) else None,
-            reference=reference,
-            observers=observers,
-            progress=on_progress,
-            prepare=None if replanning is None else replanning.attach,
-            overload=settings.overload,
-        )
-
-
 def _reference(
     settings: SimulateSettings, spec: ClusterSpec, catalog: Catalog
 ) -> tuple[str | None, PerformanceModel | None, str]:
@@ -144,20 +136,3 @@ def _reference(
         if settings.reference is not None or isinstance(settings.slo, SlowdownSlo):
             raise
         return None, None, f"note: no slowdowns against {name}: {error}"
-
-
-def _page(
-    title: str,
-    result: SimulationResult,
-    slo: Slo | SlowdownSlo | None,
-    judged: Verdict | None,
-    gantt: GanttRuns,
-    reference: ModelAccuracy | None,
-) -> str:
-    name = _pools(result.spec)
-    verdicts = {} if judged is None else {name: judged}
-    return html_report({name: result}, title=title, slo=slo, verdicts=verdicts, runs={name: gantt}, reference=reference)
-
-
-def _pools(spec: ClusterSpec) -> str:
-    return ", ".join(f"{pool.machines}x{pool.machine}:{pool.role}" for pool in spec.pools)

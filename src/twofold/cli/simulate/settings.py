@@ -19,10 +19,6 @@ OWN_LOADS: Final = {
 }
 
 
-def _parse_cache(text: str, _: str) -> CacheSpec:
-    return parse_cache(text)
-
-
 class ClusterSettings(Settings, panel="Cluster"):
     """The simulated cluster and its policies; flags override what a cluster file has."""
 
@@ -47,7 +43,7 @@ class ClusterSettings(Settings, panel="Cluster"):
         "Prefix cache of each prefilling machine, as in 128GiB, '3000000 tokens' or "
         "dram=512GiB,disk=4TB,eviction=lfu; used where the trace names prefix blocks.",
         metavar="SIZE",
-        parse=_parse_cache,
+        parse=lambda text, _: parse_cache(text),
     )
     kv_bytes_per_token: int | None = flag("KV cache of a token in bytes.", ge=1, unset="that of the model")
     link_gb_per_s: float | None = options.LINK_BANDWIDTH.field(unset="that of the machines")

@@ -26,7 +26,7 @@ AFFINITIES: Final = {
 
 
 class PlanObjectiveSettings(Settings, panel="Objective"):
-    """What the plan optimizes, and the SLO that it must meet."""
+    """The objective of a plan, and the SLO that it must meet."""
 
     model: str = flag("Model of the catalog, such as bloom-176b.", ...)
     objective: str = flag("Objective of the search.", "throughput", choices=OBJECTIVES)

@@ -5,11 +5,41 @@ coefficients, so that a simulator can sum a run of iterations in closed form.
 """
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 
 from mypy_extensions import mypyc_attr
 
 from twofold.performance.cost import DecodeCost, ModelAccuracy
-from twofold.performance.power import InstancePower
+
+
+@dataclass(kw_only=True)
+class InstancePower:
+    """Watts of one instance. Shares refer to the accelerators' TDP; `twofold.performance.power` has the assumptions."""
+
+    idle_w: float
+    overhead_w: float
+    accelerators_w: float
+    cap: float
+    decode_share: float
+    sequence_share: float
+    saturation_tokens: int
+
+    def prefill_w(self, tokens: int) -> float:
+        """Watts while prompts with `tokens` tokens in all run, alone or beside decodes."""
+        full = min(tokens / self.saturation_tokens, 1.0)
+        return self._watts(self.decode_share + (1.0 - self.decode_share) * full)
+
+    def decode_w(self, sequences: int) -> float:
+        """Watts while a decode iteration of `sequences` sequences runs."""
+        return self._watts(self.decode_share + self.sequence_share * max(sequences - 1, 0))
+
+    def _watts(self, share: float) -> float:
+        return max(self.overhead_w + self.accelerators_w * min(share, self.cap), self.idle_w)
+
+
+NO_POWER = InstancePower(
+    idle_w=0.0, overhead_w=0.0, accelerators_w=0.0, cap=1.0, decode_share=0.0, sequence_share=0.0, saturation_tokens=1
+)
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)

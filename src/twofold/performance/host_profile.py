@@ -25,9 +25,8 @@ import msgspec
 from twofold.errors import ConfigurationError
 from twofold.hardware.catalog import Catalog
 from twofold.hardware.specs import Accelerator, Machine, Model
-from twofold.performance.base import PerformanceModel
+from twofold.performance.base import NO_POWER, PerformanceModel
 from twofold.performance.cost import DecodeCost, ModelAccuracy
-from twofold.performance.power import NO_POWER
 
 COLD_AFTER_S: Final = 0.03  # of idling
 BENDS: Final = (0, 3, 4, 8, 32, 128, 512)

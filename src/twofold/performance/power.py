@@ -11,40 +11,9 @@ draws much less and hardly more for a larger batch. A power cap therefore slows 
 An instance on t of a machine's c accelerators draws t/c of the machine.
 """
 
-from dataclasses import dataclass
-
 from twofold.hardware.specs import Machine
+from twofold.performance.base import InstancePower
 from twofold.performance.coefficients import power_law
-
-
-@dataclass(kw_only=True)
-class InstancePower:
-    """Watts of one instance. Shares refer to the accelerators' TDP; see the module for the assumptions."""
-
-    idle_w: float
-    overhead_w: float
-    accelerators_w: float
-    cap: float
-    decode_share: float
-    sequence_share: float
-    saturation_tokens: int
-
-    def prefill_w(self, tokens: int) -> float:
-        """Watts while prompts with `tokens` tokens in all run, alone or beside decodes."""
-        full = min(tokens / self.saturation_tokens, 1.0)
-        return self._watts(self.decode_share + (1.0 - self.decode_share) * full)
-
-    def decode_w(self, sequences: int) -> float:
-        """Watts while a decode iteration of `sequences` sequences runs."""
-        return self._watts(self.decode_share + self.sequence_share * max(sequences - 1, 0))
-
-    def _watts(self, share: float) -> float:
-        return max(self.overhead_w + self.accelerators_w * min(share, self.cap), self.idle_w)
-
-
-NO_POWER = InstancePower(
-    idle_w=0.0, overhead_w=0.0, accelerators_w=0.0, cap=1.0, decode_share=0.0, sequence_share=0.0, saturation_tokens=1
-)
 
 
 def instance_power(

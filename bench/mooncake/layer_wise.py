@@ -36,6 +36,7 @@ from twofold.engine.model_factory import ModelSpec, create_model
 from twofold.engine.torch.engine import TorchEngine
 from twofold.engine.torch.loader import LoadedModel, load_model
 from twofold.kvcache.allocator import LeaseTable
+from twofold.kvcache.cache import PrefixCache
 from twofold.kvcache.eviction import create_eviction
 from twofold.kvcache.paged import PrefixBlockAllocator
 from twofold.performance.reuse import layer_wise
@@ -140,7 +141,7 @@ class Worker:
         for layer in range(len(layout.layers)):
             for part in (pool.keys(layer), pool.values(layer)):
                 part.zero_()  # page faults happen here
-        self.shared = PrefixBlockAllocator(blocks, BLOCK, create_eviction("lru"))
+        self.shared = PrefixBlockAllocator(BLOCK, PrefixCache(blocks, create_eviction("lru")))
         leases = LeaseTable(self.shared, "prefill-0", 1, 10.0)
         self.copier = Throttled(PoolCopier(pool), layout.layer_bytes_per_block(0))
         self.answer = Answer(context)

@@ -21,10 +21,9 @@ from rich.console import Console
 from rich.table import Table
 
 from twofold.handoff import HandoffMode
-from twofold.instance import Role
+from twofold.instance import LoadTotals, Role
 from twofold.kvcache.index import PrefixIndex
 from twofold.scheduling.cluster.forecast import ClusterForecast, Prediction
-from twofold.scheduling.cluster.pools import LoadTotals
 from twofold.scheduling.cluster.router import Router
 from twofold.scheduling.cluster.scheduler import ClusterScheduler, FixedHandoff
 from twofold.scheduling.cluster.shared import LoadReport, SharedCluster

@@ -1,16 +1,4 @@
-"""The exception tree.
-
-TwofoldError
-├── UserError                 invalid user input, shown as one sentence
-│   ├── ConfigurationError    an invalid flag or file, or an unsuitable machine
-│   ├── WorkloadError         an invalid line in a trace, with file and line number
-│   ├── ModelError            a model directory is missing, unreadable or unsupported
-│   └── RequestError          an invalid request (HTTP 400), with the parameter
-├── OutOfBlocksError          too few free blocks in the KV cache
-├── StaleEpochError           a message or write with an earlier epoch of an instance
-├── InstanceLostError         the instance of a request is gone
-└── SearchError               a search for a better plan failed
-"""
+"""The exceptions that Twofold raises, and what each of them reports."""
 
 
 class TwofoldError(Exception):

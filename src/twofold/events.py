@@ -14,98 +14,14 @@ emits neither `admitted`, `decode_started` nor `token`.
 """
 
 from collections.abc import Callable, Collection, Iterable
+from typing import Final
 
 from mypy_extensions import mypyc_attr
 
 from twofold.handoff import HandoffMode
-from twofold.instance import Role
 from twofold.request import FinishReason, Request
+from twofold.route import Route
 from twofold.timeline import Moment, Timeline
-
-
-class RoleMove:
-    """Moves an instance to the pool of `role`."""
-
-    __slots__ = ("instance", "role")
-
-    def __init__(self, instance: str, role: Role) -> None:
-        self.instance = instance
-        self.role = role
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, RoleMove) and self.instance == other.instance and self.role is other.role
-
-    def __hash__(self) -> int:
-        return hash((self.instance, self.role))
-
-    def __repr__(self) -> str:
-        return f"RoleMove({self.instance!r}, {self.role!r})"
-
-
-class PrefixFetch:
-    """Copies missing blocks among the first `blocks` of a prompt from the cache `source` to the prefill instance's."""
-
-    __slots__ = ("blocks", "source")
-
-    def __init__(self, source: str, blocks: int) -> None:
-        self.source = source
-        self.blocks = blocks
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, PrefixFetch) and self.source == other.source and self.blocks == other.blocks
-
-    def __hash__(self) -> int:
-        return hash((self.source, self.blocks))
-
-    def __repr__(self) -> str:
-        return f"PrefixFetch({self.source!r}, {self.blocks})"
-
-
-class Route:
-    """The prefill and decode instance of a request; equal ids mean that there is no hand-off.
-
-    `moves` are role changes to make first. `reused_tokens` is the number of prompt tokens expected in the prefix cache
-    once `fetch` has completed. `ttft_s` is the predicted time to first token, if the router predicts it; it is ignored
-    when routes are compared.
-    """
-
-    __slots__ = ("decode", "fetch", "moves", "prefill", "reused_tokens", "ttft_s")
-
-    def __init__(
-        self,
-        prefill: str,
-        decode: str,
-        moves: tuple[RoleMove, ...] = (),
-        reused_tokens: int = 0,
-        fetch: PrefixFetch | None = None,
-        ttft_s: float | None = None,
-    ) -> None:
-        self.prefill = prefill
-        self.decode = decode
-        self.moves = moves
-        self.reused_tokens = reused_tokens
-        self.fetch = fetch
-        self.ttft_s = ttft_s
-
-    @property
-    def splits(self) -> bool:
-        return self.prefill != self.decode
-
-    def __eq__(self, other: object) -> bool:
-        return (
-            isinstance(other, Route)
-            and (self.prefill, self.decode) == (other.prefill, other.decode)
-            and self.moves == other.moves
-            and self.reused_tokens == other.reused_tokens
-            and self.fetch == other.fetch
-        )
-
-    def __hash__(self) -> int:
-        return hash((self.prefill, self.decode, self.moves))
-
-    def __repr__(self) -> str:
-        reuse = f", {self.reused_tokens}, {self.fetch!r}" if self.reused_tokens or self.fetch else ""
-        return f"Route({self.prefill!r}, {self.decode!r}, {self.moves!r}{reuse})"
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -167,98 +83,75 @@ class RequestSubscriber:
         """The request left the service: completed, failed or cancelled, as its finish reason says."""
 
 
+_EVENTS: Final = [name for name in vars(RequestSubscriber) if not name.startswith("_")]
+
+
 class RequestEvents:
     """Dispatches each event to the subscribers that override it, in the order of their subscription."""
 
     def __init__(self, subscribers: Iterable[RequestSubscriber] = ()) -> None:
-        self._arrived: tuple[RequestSubscriber, ...] = ()
-        self._rejected: tuple[RequestSubscriber, ...] = ()
-        self._admitted: tuple[RequestSubscriber, ...] = ()
-        self._placed: tuple[RequestSubscriber, ...] = ()
-        self._prefill_started: tuple[RequestSubscriber, ...] = ()
-        self._first_token: tuple[RequestSubscriber, ...] = ()
-        self._handed_off: tuple[RequestSubscriber, ...] = ()
-        self._decode_started: tuple[RequestSubscriber, ...] = ()
-        self._token: tuple[RequestSubscriber, ...] = ()
-        self._finished: tuple[RequestSubscriber, ...] = ()
-        self._aborted: tuple[RequestSubscriber, ...] = ()
-        self._ended: tuple[RequestSubscriber, ...] = ()
+        self._of: dict[str, list[RequestSubscriber]] = {event: [] for event in _EVENTS}
         for subscriber in subscribers:
             self.subscribe(subscriber)
 
     def subscribe(self, subscriber: RequestSubscriber) -> None:
         """Append a subscriber."""
-        self._arrived += _if_overridden(subscriber, "arrived")
-        self._rejected += _if_overridden(subscriber, "rejected")
-        self._admitted += _if_overridden(subscriber, "admitted")
-        self._placed += _if_overridden(subscriber, "placed")
-        self._prefill_started += _if_overridden(subscriber, "prefill_started")
-        self._first_token += _if_overridden(subscriber, "first_token")
-        self._handed_off += _if_overridden(subscriber, "handed_off")
-        self._decode_started += _if_overridden(subscriber, "decode_started")
-        self._token += _if_overridden(subscriber, "token")
-        self._finished += _if_overridden(subscriber, "finished")
-        self._aborted += _if_overridden(subscriber, "aborted")
-        self._ended += _if_overridden(subscriber, "ended")
+        for event, subscribers in self._of.items():
+            if getattr(type(subscriber), event) is not getattr(RequestSubscriber, event):
+                subscribers.append(subscriber)
 
     @property
     def records_timelines(self) -> bool:
         """Whether a subscriber reads the timelines of rejected or ended requests."""
-        return len(self._ended) > 0 or len(self._rejected) > 0
+        return len(self._of["ended"]) > 0 or len(self._of["rejected"]) > 0
 
     def arrived(self, request: Request, now: float) -> None:
-        for subscriber in self._arrived:
+        for subscriber in self._of["arrived"]:
             subscriber.arrived(request, now)
 
     def rejected(self, timeline: Timeline, reason: str, now: float) -> None:
-        for subscriber in self._rejected:
+        for subscriber in self._of["rejected"]:
             subscriber.rejected(timeline, reason, now)
 
     def admitted(self, request: Request, now: float) -> None:
-        for subscriber in self._admitted:
+        for subscriber in self._of["admitted"]:
             subscriber.admitted(request, now)
 
     def placed(self, placed: PlacedRequest, now: float) -> None:
-        for subscriber in self._placed:
+        for subscriber in self._of["placed"]:
             subscriber.placed(placed, now)
 
     def prefill_started(self, request_id: str, now: float) -> None:
-        for subscriber in self._prefill_started:
+        for subscriber in self._of["prefill_started"]:
             subscriber.prefill_started(request_id, now)
 
     def first_token(self, request_id: str, now: float) -> None:
-        for subscriber in self._first_token:
+        for subscriber in self._of["first_token"]:
             subscriber.first_token(request_id, now)
 
     def handed_off(self, request_id: str, started: float, now: float) -> None:
-        for subscriber in self._handed_off:
+        for subscriber in self._of["handed_off"]:
             subscriber.handed_off(request_id, started, now)
 
     def decode_started(self, request_id: str, now: float) -> None:
-        for subscriber in self._decode_started:
+        for subscriber in self._of["decode_started"]:
             subscriber.decode_started(request_id, now)
 
     def token(self, request_id: str, now: float) -> None:
-        for subscriber in self._token:
+        for subscriber in self._of["token"]:
             subscriber.token(request_id, now)
 
     def finished(self, request_id: str, output_tokens: int, now: float) -> None:
-        for subscriber in self._finished:
+        for subscriber in self._of["finished"]:
             subscriber.finished(request_id, output_tokens, now)
 
     def aborted(self, request_id: str, now: float) -> None:
-        for subscriber in self._aborted:
+        for subscriber in self._of["aborted"]:
             subscriber.aborted(request_id, now)
 
     def ended(self, timeline: Timeline, now: float) -> None:
-        for subscriber in self._ended:
+        for subscriber in self._of["ended"]:
             subscriber.ended(timeline, now)
-
-
-def _if_overridden(subscriber: RequestSubscriber, event: str) -> tuple[RequestSubscriber, ...]:
-    """The subscriber, if its class overrides the method of this event."""
-    overridden = getattr(type(subscriber), event) is not getattr(RequestSubscriber, event)
-    return (subscriber,) if overridden else ()
 
 
 Sink = Callable[[Timeline], None]

@@ -33,7 +33,46 @@ class HeapEntry:
         self.position: i64 = position
 
 
-class InstanceLoad:
+class LoadTotals:
+    """Numbers of a load that sum over requests and instances; `InstanceLoad` explains them."""
+
+    def __init__(
+        self,
+        pending_prefill_tokens: int = 0,
+        reserved_tokens: int = 0,
+        prefills: int = 0,
+        decodes: int = 0,
+        requests: int = 0,
+    ) -> None:
+        self.pending_prefill_tokens = pending_prefill_tokens
+        self.reserved_tokens = reserved_tokens
+        self.prefills = prefills
+        self.decodes = decodes
+        self.requests = requests
+
+    def less(self, other: "LoadTotals") -> "LoadTotals":
+        """The difference of each number."""
+        return LoadTotals(
+            self.pending_prefill_tokens - other.pending_prefill_tokens,
+            self.reserved_tokens - other.reserved_tokens,
+            self.prefills - other.prefills,
+            self.decodes - other.decodes,
+            self.requests - other.requests,
+        )
+
+    def replace(self, old: "LoadTotals", new: "LoadTotals") -> None:
+        """Replace the part `old` of these numbers with `new`."""
+        self.pending_prefill_tokens += new.pending_prefill_tokens - old.pending_prefill_tokens
+        self.reserved_tokens += new.reserved_tokens - old.reserved_tokens
+        self.prefills += new.prefills - old.prefills
+        self.decodes += new.decodes - old.decodes
+        self.requests += new.requests - old.requests
+
+
+NO_LOAD = LoadTotals()
+
+
+class InstanceLoad(LoadTotals):
     """The load of an instance, as routers see it.
 
     role: the current pool.
@@ -46,52 +85,22 @@ class InstanceLoad:
     queued: returns the number of sequences waiting on the instance, 0 if unknown.
     cache: the prefix cache it uses, its own or one shared with other instances of its host.
     cell: the group of nearby instances it belongs to, if the router uses cells.
+    place, standings: belong to the pools; the place is the order of joining its pool, 0 if it is in none.
     """
-
-    # `place` (the order of joining its pool, 0 if it is in none) and `standings` belong to the pools.
-    __slots__ = (
-        "cache",
-        "capacity_tokens",
-        "cell",
-        "decodes",
-        "home",
-        "id",
-        "pending_prefill_tokens",
-        "place",
-        "prefills",
-        "queued",
-        "requests",
-        "reserved_tokens",
-        "role",
-        "standings",
-    )
 
     def __init__(
         self,
         id: str,  # noqa: A002  (the name used everywhere)
         role: Role,
-        home: Role,
         capacity_tokens: int | None = None,
-        pending_prefill_tokens: int = 0,
-        reserved_tokens: int = 0,
-        prefills: int = 0,
-        decodes: int = 0,
-        requests: int = 0,
-        queued: Callable[[], int] = lambda: 0,
-        place: int = 0,
         cell: str = "",
     ) -> None:
+        super().__init__()
         self.id = id
-        self.role = role
-        self.home = home
+        self.role = self.home = role
         self.capacity_tokens = capacity_tokens
-        self.pending_prefill_tokens = pending_prefill_tokens
-        self.reserved_tokens = reserved_tokens
-        self.prefills = prefills
-        self.decodes = decodes
-        self.requests = requests
-        self.queued = queued
-        self.place = place
+        self.queued: Callable[[], int] = lambda: 0
+        self.place = 0
         self.cache = id
         self.cell = cell
         self.standings: list[HeapEntry] = []

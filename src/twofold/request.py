@@ -46,11 +46,6 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     prefix_blocks: tuple[BlockKey, ...] = ()
     retain_s: float = 0.0
 
-    @property
-    def total_tokens(self) -> int:
-        """The largest number of tokens in the KV cache of this request; the last output token is never in it."""
-        return self.prompt_tokens + self.output_tokens - 1
-
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     """Sampling parameters with the names and meanings of OpenAI and vLLM.

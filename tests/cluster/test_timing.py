@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from support.scheduled import request
 from support.toy import ToyModel
 from twofold.cluster.timing import PS, RunTiming, Timing
-from twofold.scheduling.instance.queues import RunningBatch
+from twofold.scheduling.instance.queues import RunningBatch, SchedulerOutput
 from twofold.scheduling.instance.sequence import ScheduledSequence
 
 paces = st.builds(RunTiming, st.integers(1, 10**11), st.integers(0, 10**9) | st.just(0), st.just(1000))
@@ -37,8 +37,8 @@ def test_finds_the_iteration_at_any_time(pace, elapsed):
 def test_iteration_of_a_run_takes_as_long_as_alone(sequences, context, later):
     """Each iteration adds one token per sequence."""
     timing = Timing(ToyModel(4, 1, 7))
-    first = timing.batch(RunningBatch([], 0, 0, sequences, context, 10**6))
-    alone = timing.batch(RunningBatch([], 0, 0, sequences, context + later * sequences, 10**6))
+    first = timing.batch(RunningBatch(SchedulerOutput(), sequences, context, 10**6))
+    alone = timing.batch(RunningBatch(SchedulerOutput(), sequences, context + later * sequences, 10**6))
     assert alone.first_ps == first.first_ps + later * first.step_ps
 
 
@@ -55,8 +55,8 @@ def test_prompt_timing_includes_context_and_decodes():
             asked.append((tokens, squares, sequences, context))
             return 2.0
 
-    chunk = ScheduledSequence(request("a", prompt=100), True, 100, computed=90).prefill(10)
+    chunk = ScheduledSequence(request("a", prompt=100), True, computed=90).prefill(10)
     timing = Timing(Asked())
-    assert timing.batch(RunningBatch([chunk], 10, 1, 0, 0, 1)).first_ps == PS
-    assert timing.batch(RunningBatch([chunk], 10, 1, 3, 700, 1)).first_ps == 2 * PS
+    assert timing.batch(RunningBatch(SchedulerOutput([chunk]), 0, 0, 1)).first_ps == PS
+    assert timing.batch(RunningBatch(SchedulerOutput([chunk]), 3, 700, 1)).first_ps == 2 * PS
     assert asked == [(10, 100**2 - 90**2), (10, 100**2 - 90**2, 3, 700)]

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from support.caches import RecordingObserver
 from twofold.errors import OutOfBlocksError
-from twofold.kvcache.cache import RemovalReason
+from twofold.kvcache.cache import PrefixCache, RemovalReason
 from twofold.kvcache.eviction import EVICTIONS, create_eviction
 from twofold.kvcache.eviction.lru import Lru
 from twofold.kvcache.paged import PrefixBlockAllocator
@@ -29,7 +29,7 @@ class Memory:
 
     def __init__(self, name):
         self.seen = RecordingObserver()
-        self.blocks = PrefixBlockAllocator(NUM_BLOCKS, SIZE, create_eviction(name), self.seen, MOST_PINNED)
+        self.blocks = PrefixBlockAllocator(SIZE, PrefixCache(NUM_BLOCKS, create_eviction(name), self.seen, MOST_PINNED))
         self.contents = {}
         self.requests = []
 
@@ -173,7 +173,7 @@ def seen():
 
 @pytest.fixture
 def blocks(seen):
-    return PrefixBlockAllocator(6, 4, Lru(), seen)
+    return PrefixBlockAllocator(4, PrefixCache(6, Lru(), seen))
 
 
 def publish(blocks, keys, prompt_tokens):
@@ -279,7 +279,7 @@ def test_evicts_pinned_blocks_as_a_last_resort(blocks, seen):
 
 
 def test_pins_at_most_the_limit(seen):
-    blocks = PrefixBlockAllocator(6, 4, Lru(), seen, max_pinned=2)
+    blocks = PrefixBlockAllocator(4, PrefixCache(6, Lru(), seen, max_pinned=2))
     blocks.release(publish(blocks, (1, 2, 3), 13))
     assert (blocks.cache.pin((1, 2, 3), 10.0), blocks.cache.pinned) == (2, 2)
     assert blocks.cache.pin((1, 2), 20.0) == 2
@@ -291,7 +291,7 @@ KEYS = [b"a", b"b", b"c", b"d"]
 
 
 def test_borrowed_blocks_stay_cached_once_published():
-    blocks = PrefixBlockAllocator(8, 4, create_eviction("lru"))
+    blocks = PrefixBlockAllocator(4, PrefixCache(8, Lru()))
     grant, here = blocks.borrow("store", KEYS)
     assert (here, len(blocks.blocks_of(grant)), blocks.num_free) == (0, 4, 4)
     blocks.publish(grant, KEYS[:3])
@@ -302,7 +302,7 @@ def test_borrowed_blocks_stay_cached_once_published():
 
 
 def test_borrowed_blocks_are_not_reallocated():
-    blocks = PrefixBlockAllocator(4, 4, create_eviction("lru"))
+    blocks = PrefixBlockAllocator(4, PrefixCache(4, Lru()))
     grant, _ = blocks.borrow("store", KEYS[:2])
     blocks.publish(grant, KEYS[:2])
     lent, here = blocks.borrow("reader", KEYS[:3])

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from support.routed import cluster, load, pools, request
-from twofold.events import Route
+from support.routed import cluster, load, pools, predicted, request
 from twofold.instance import Role
+from twofold.route import Route
 from twofold.scheduling.routers import FIXED_ROLE_ROUTERS, ROUTERS
 
 
@@ -56,7 +56,7 @@ def test_a_mixed_instance_decodes_for_a_prefill_instance(router):
     """Without a decode instance, a mixed instance decodes."""
     placement = cluster([Role.PREFILL, Role.MIXED], router).place(request(), 0.0)
     assert placement is not None
-    assert placement.route == Route("prefill-0", "mixed-1")
+    assert placement.route == predicted("prefill-0", "mixed-1")
 
 
 @pytest.mark.parametrize("router", FIXED_ROLE_ROUTERS)

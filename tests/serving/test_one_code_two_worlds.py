@@ -13,6 +13,7 @@ from twofold.bench.services import served
 from twofold.handoff import HandoffMode
 from twofold.instance import Role
 from twofold.kvcache.allocator import LeaseTable
+from twofold.kvcache.cache import PrefixCache
 from twofold.kvcache.eviction import create_eviction
 from twofold.kvcache.paged import PagedBlockAllocator, PrefixBlockAllocator
 from twofold.request import Request
@@ -61,7 +62,7 @@ class VirtualRun:
         **_,
     ):
         blocks = (
-            PrefixBlockAllocator(num_blocks, block_size, create_eviction(eviction), max_pinned=max_pinned)
+            PrefixBlockAllocator(block_size, PrefixCache(num_blocks, create_eviction(eviction), max_pinned=max_pinned))
             if eviction
             else PagedBlockAllocator(num_blocks, block_size)
         )

@@ -46,7 +46,7 @@ def attach(rule, model, ttft_s, tbt_s):
         ledger = OverloadLedger(cluster.scheduler.pools, facts, ttft_s=ttft_s, tbt_s=tbt_s)
         control = OverloadControl(create_overload_rule(rule), ledger)
         cluster.overload = SimulatedOverload(rule, control)
-        cluster.events.subscribe(control)
+        cluster.events.subscribe(ledger)
 
     return prepare
 

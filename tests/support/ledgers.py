@@ -2,8 +2,9 @@
 
 from support.routed import load, pools
 from support.toy import ToyModel
-from twofold.events import PlacedRequest, Route
+from twofold.events import PlacedRequest
 from twofold.request import Request
+from twofold.route import Route
 from twofold.scheduling.admission.ledger import InstanceCapacity, OverloadLedger
 from twofold.scheduling.admission.overload import OverloadControl, create_overload_rule
 
@@ -34,6 +35,6 @@ def decoding(made, *names, prompt=100, decode="d0", now=0.0):
     """Add requests to a ledger that decode from `now` on."""
     for name in names:
         each = placed(name, prompt=prompt, decode=decode)
-        made.place(each, now)
-        made.end_prefill(name, now)
+        made.placed(each, now)
+        made.first_token(name, now)
         made.start_decode(each, now)

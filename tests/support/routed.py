@@ -2,12 +2,14 @@
 
 from functools import partial
 from types import SimpleNamespace
+from unittest.mock import ANY
 
 from support.predicted import forecast
 from twofold.handoff import HandoffMode
-from twofold.instance import InstanceLoad, Role
+from twofold.instance import NO_LOAD, InstanceLoad, LoadTotals, Role
 from twofold.request import Request
-from twofold.scheduling.cluster.pools import LoadTotals, Pools
+from twofold.route import PrefixFetch, Route
+from twofold.scheduling.cluster.pools import Pools
 from twofold.scheduling.cluster.scheduler import ClusterScheduler, FixedHandoff
 from twofold.scheduling.routers import FORECASTING_ROUTERS, ROUTERS
 
@@ -31,14 +33,21 @@ def cluster(roles: list[Role], router: str = "jsq", capacity_tokens: int | None 
 
 def load(name: str, capacity: int | None = None, queued: int = 0, **numbers: int) -> InstanceLoad:
     """Return the load of an instance with `queued` waiting sequences; its name's first letter gives the role."""
-    role = _ROLES[name[0]]
-    return InstanceLoad(name, role, home=role, capacity_tokens=capacity, queued=partial(int, queued), **numbers)
+    made = InstanceLoad(name, _ROLES[name[0]], capacity)
+    made.queued = partial(int, queued)
+    made.replace(NO_LOAD, LoadTotals(**numbers))
+    return made
 
 
 def numbers(load: InstanceLoad | LoadTotals) -> SimpleNamespace:
     """Return the numbers of a load, which compare by value."""
     names = ("pending_prefill_tokens", "reserved_tokens", "prefills", "decodes", "requests")
     return SimpleNamespace(**{name: getattr(load, name) for name in names})
+
+
+def predicted(prefill: str, decode: str, reused_tokens: int = 0, fetch: PrefixFetch | None = None) -> Route:
+    """A route that equals those with any predicted TTFT."""
+    return Route(prefill, decode, (), reused_tokens, fetch, ANY)
 
 
 def pools(*loads: InstanceLoad) -> Pools:

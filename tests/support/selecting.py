@@ -34,7 +34,9 @@ class Selected:
 
 def sequence(name: str, prompt: int = 10, output: int = OUTPUT_TOKENS, **more: int) -> ScheduledSequence:
     request = Request(id=name, arrival_s=0.0, prompt_tokens=prompt, output_tokens=output)
-    return ScheduledSequence(request, decodes_here=True, start_tokens=request.total_tokens, **more)
+    made = ScheduledSequence(request, decodes_here=True, **more)
+    made.start_tokens = prompt + output - 1
+    return made
 
 
 def waiting(*prompts: int, name: str = "w") -> State:

@@ -9,6 +9,7 @@ from twofold.engine.torch.engine import TorchEngine
 from twofold.engine.torch.pool import KvPool
 from twofold.handoff import HandoffMode
 from twofold.kvcache.allocator import LeaseTable
+from twofold.kvcache.cache import PrefixCache
 from twofold.kvcache.eviction import create_eviction
 from twofold.kvcache.paged import PrefixBlockAllocator
 from twofold.kvcache.prefix import prefix_keys
@@ -84,7 +85,7 @@ class StoreWorker:
         self.pool = KvPool(model.layout(BLOCK), num_blocks)
         self.copier = GatedCopier(PoolCopier(self.pool))
         self.engine = TorchEngine(model, self.pool)
-        self.shared = PrefixBlockAllocator(num_blocks, BLOCK, create_eviction("lru"))
+        self.shared = PrefixBlockAllocator(BLOCK, PrefixCache(num_blocks, create_eviction("lru")))
         self.outbox = RecordingOutbox()
         self.scheduler = InstanceScheduler(
             BATCHERS["mixed"](2048, 16), self.shared, LeaseTable(self.shared, "w", 1, 10.0), 16

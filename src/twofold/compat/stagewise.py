@@ -22,7 +22,7 @@ from twofold.handoff import Lease
 from twofold.kvcache.allocator import BlockAllocator, LeaseTable
 from twofold.request import FinishReason, Request
 from twofold.scheduling.batchers.one_phase import PrefillFcfs
-from twofold.scheduling.instance.queues import RunningBatch, StepResult
+from twofold.scheduling.instance.queues import RunningBatch, SchedulerOutput, StepResult
 from twofold.scheduling.instance.scheduler import InstanceScheduler
 from twofold.scheduling.instance.sequence import KvReservation, PrefillChunk, ScheduledSequence, SequenceQueue
 from twofold.simulation.instance import InstanceEnvironment, SimulatedInstance
@@ -204,9 +204,7 @@ class StagewiseInstance(SimulatedInstance):
                 stage.prompts.append(chunks)
             stage.decodes.extend(self._queues.take_ready())
         if stage.prompts:
-            chunks = stage.prompts.popleft()
-            tokens = sum(chunk.num_tokens for chunk in chunks)
-            return RunningBatch(chunks, tokens, len(chunks), 0, 0, 1), []
+            return RunningBatch(SchedulerOutput(stage.prompts.popleft()), 0, 0, 1), []
         decodes: list[ScheduledSequence] = []
         most, left = self._queues.max_tokens, _MAX_DECODE_TOKENS
         while stage.decodes and len(decodes) < most and stage.decodes[0].computed < left:
@@ -216,7 +214,7 @@ class StagewiseInstance(SimulatedInstance):
             return None, []
         context = sum(sequence.computed for sequence in decodes)
         new = [sequence for sequence in decodes if sequence.generated == 1]
-        return RunningBatch([], 0, 0, len(decodes), context, 1, new), decodes
+        return RunningBatch(SchedulerOutput(resume=new), len(decodes), context, 1), decodes
 
     def _done(self, work: _Work) -> None:
         """Pass a batch on to the next stage, or sample its tokens after the last."""

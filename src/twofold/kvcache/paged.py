@@ -17,8 +17,7 @@ from typing import NamedTuple
 
 from twofold.errors import OutOfBlocksError
 from twofold.kvcache.allocator import BlockAllocation, BlockAllocator
-from twofold.kvcache.cache import CacheObserver, PrefixCache, RemovalReason
-from twofold.kvcache.eviction.base import EvictionPolicy
+from twofold.kvcache.cache import PrefixCache, RemovalReason
 from twofold.request import BlockKey
 
 
@@ -69,19 +68,12 @@ class PrefixBlockAllocator(PagedBlockAllocator):
     counts as in flight for each.
     """
 
-    def __init__(
-        self,
-        num_blocks: int,
-        block_size: int,
-        eviction: EvictionPolicy,
-        observer: CacheObserver | None = None,
-        max_pinned: int | None = None,
-    ) -> None:
-        super().__init__(num_blocks, block_size)
-        self.cache = PrefixCache(num_blocks, eviction, observer, max_pinned)
+    def __init__(self, block_size: int, cache: PrefixCache) -> None:
+        super().__init__(cache.capacity, block_size)
+        self.cache = cache
         self._cached: dict[BlockKey, int] = {}
         self._keys: dict[int, BlockKey] = {}
-        self._owners = [0] * num_blocks  # allocations that contain the block, and pending copies from it
+        self._owners = [0] * cache.capacity  # allocations that contain the block, and pending copies from it
         self._copies: dict[BlockAllocation, int] = {}  # source block of each pending copy
 
     def allocate_prompt(

@@ -9,11 +9,12 @@ from collections.abc import Callable
 
 from twofold.cluster.spec import ControlSpec
 from twofold.cluster.timing import ps
-from twofold.events import PlacedRequest, Route
+from twofold.events import PlacedRequest
 from twofold.handoff import HandoffMode
-from twofold.instance import InstanceLoad, Role
+from twofold.instance import NO_LOAD, InstanceLoad, Role
 from twofold.request import Request
-from twofold.scheduling.cluster.pools import Pools, load_totals
+from twofold.route import Route
+from twofold.scheduling.cluster.pools import Pools
 from twofold.scheduling.cluster.router import Router
 from twofold.scheduling.cluster.scheduler import ClusterScheduler, FixedHandoff, HandoffPolicy
 from twofold.scheduling.cluster.shared import LoadReport, SharedCluster
@@ -175,7 +176,7 @@ class ReplicatedControllers(ClusterScheduler):
     def _report(self, unit: InstanceLoad) -> None:
         """Send the current load to every controller, after the delay."""
         self._due.discard(unit.id)
-        total = load_totals(unit)
+        total = unit.less(NO_LOAD)
         reports = [LoadReport(unit.id, total, controller.own(unit.id)) for controller in self.controllers]
         if self._delay:
             self._kernel.schedule(self._kernel.now + self._delay, EventOrder.REPORT, self._deliver, reports)

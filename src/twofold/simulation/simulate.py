@@ -231,7 +231,7 @@ def simulate(
     if overload is not None:
         control = overload_control(overload, spec, profiles, slo, cluster.scheduler.pools)
         cluster.overload = SimulatedOverload(overload, control)
-        cluster.events.subscribe(control)
+        cluster.events.subscribe(control.ledger)
     if prepare is not None:
         prepare(cluster)
     cluster.feed(requests)

@@ -14,7 +14,7 @@ from twofold.engine.base import SequenceStep
 from twofold.engine.emulated.engine import EmulatedEngine, RandomTokens
 from twofold.engine.emulated.prefills import LayerGroups, PrefillTimes
 from twofold.request import SamplingParams
-from twofold.scheduling.instance.queues import RunningBatch
+from twofold.scheduling.instance.queues import RunningBatch, SchedulerOutput
 from twofold.scheduling.instance.sequence import ScheduledSequence
 
 MODEL = ToyModel(4, 1, 7)
@@ -43,12 +43,12 @@ def decode(context, name="b", output_index=1, sampling=SAMPLING):
 def test_iterations_take_the_time_of_the_simulator(prompts, contexts):
     """Times are equal to the picosecond for any mixture of prompts, chunks and decodes."""
     parts = [
-        ScheduledSequence(request(str(i), prompt=tokens + start), True, 0, computed=start).prefill(tokens)
+        ScheduledSequence(request(str(i), prompt=tokens + start), True, computed=start).prefill(tokens)
         for i, (tokens, start) in enumerate(prompts)
     ]
     if not parts and not contexts:
         return
-    iteration = RunningBatch(parts, sum(tokens for tokens, _ in prompts), len(parts), len(contexts), sum(contexts), 1)
+    iteration = RunningBatch(SchedulerOutput(parts), len(contexts), sum(contexts), 1)
     clock = FakeClock()
     steps = [prompt(tokens, start) for tokens, start in prompts] + [decode(context) for context in contexts]
     engine(clock).run(steps)

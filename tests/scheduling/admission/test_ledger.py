@@ -11,15 +11,15 @@ from support.toy import ToyModel
 def test_prefill_load_is_the_predicted_ttft_over_its_bound():
     """The load includes the time since the arrival."""
     made = ledger("p0", "d0", ttft_s=0.5)
-    made.place(placed("a"), 0.0)
+    made.placed(placed("a"), 0.0)
     assert made.prefill_load(placed("x", arrival_s=-0.05), 0.0) == pytest.approx((0.05 + 0.1 + 0.1) / 0.5)
 
 
 def test_prefill_load_protects_admitted_requests():
     """Request b waits for the iteration of a; with x in that iteration, its TTFT would be 0.85 s."""
     made = ledger("p0", "d0", ttft_s=0.5, budget=1000)
-    made.place(placed("a", prompt=500), 0.0)
-    made.place(placed("b", prompt=100, arrival_s=0.1), 0.1)
+    made.placed(placed("a", prompt=500), 0.0)
+    made.placed(placed("b", prompt=100, arrival_s=0.1), 0.1)
     late = placed("x", prompt=350, arrival_s=0.4)
     assert made.ttft(late, 0.4) >= 0.1 + 0.45
     assert made.prefill_load(late, 0.4) - made.ttft(late, 0.4) / 0.5 == pytest.approx(0.3 / 0.5)
@@ -29,11 +29,11 @@ def test_loads_include_the_prediction_margin():
     """First tokens take twice as long as predicted."""
     made, now = ledger("p0", "d0", ttft_s=1.0), 0.0
     for number in range(20):
-        made.place(placed(str(number), output=1, arrival_s=now), now)
+        made.placed(placed(str(number), output=1, arrival_s=now), now)
         expected_s = made.ttft(placed("x", arrival_s=now), now) - 0.1
         now += 2 * expected_s
-        made.end_prefill(str(number), now)
-        made.remove(str(number), now)
+        made.first_token(str(number), now)
+        made.aborted(str(number), now)
     slow = made.ttft(placed("x", arrival_s=now), now)
     assert made.prefill_load(placed("x", arrival_s=now), now) > 1.5 * slow
 
@@ -69,9 +69,9 @@ def test_coming_decode_load_counts_requests_in_prefill():
     made = ledger("p0", "p1", "d0", "d1")
     decoding(made, "there")
     for name, prefill, decode in (("a", "p0", "d0"), ("b", "p0", "d1"), ("c", "p1", "d0"), ("gone", "p1", "d0")):
-        made.place(placed(name, prefill=prefill, decode=decode), 0.0)
-    made.place(placed("short", output=1), 0.0)
-    made.remove("gone", 0.0)
+        made.placed(placed(name, prefill=prefill, decode=decode), 0.0)
+    made.placed(placed("short", output=1), 0.0)
+    made.aborted("gone", 0.0)
     assert made.decode_load(placed("x")) == pytest.approx(0.2)
     assert made.decode_load(placed("x"), coming=True) == pytest.approx(0.4)
     assert made.decode_load(placed("x", output=1), coming=True) == 0.0
@@ -81,7 +81,7 @@ def test_decode_load_includes_half_the_mean_output():
     model = ToyModel(base=0, per_sequence=0, per_token=10)
     made = ledger("p0", "d0", model=model)
     decoding(made, "known")
-    made.remove("known", 1.0, output_tokens=100)
+    made.finished("known", 100, 1.0)
     decoding(made, "a")
     assert made.decode_load(placed("x")) == pytest.approx(2 * (100 + 50) * 10e-6 / 0.1)
 
@@ -90,23 +90,23 @@ def test_decode_relief_is_when_enough_requests_have_ended():
     """Requests end in order; requests in prefill join first."""
     made = ledger("p0", "d0")
     decoding(made, "known", now=0.0)
-    made.remove("known", 1.0, output_tokens=9)
+    made.finished("known", 9, 1.0)
     decoding(made, "a", now=1.0)
     decoding(made, "b", now=1.2)
     assert made.decode_relief_s(placed("x"), 0.2, 1.5) == pytest.approx(0.5)
     assert made.decode_relief_s(placed("x"), 0.1, 1.5) == pytest.approx(0.7)
-    made.place(placed("c"), 1.5)
+    made.placed(placed("c"), 1.5)
     assert made.decode_relief_s(placed("x"), 0.1, 1.5) == pytest.approx(1.1)
 
 
 def test_a_request_removed_after_prefill_leaves_no_load():
     made = ledger("p0", "d0")
-    made.place(placed("a"), 0.0)
-    made.end_prefill("a", 0.1)
-    made.remove("a", 0.1)
+    made.placed(placed("a"), 0.0)
+    made.first_token("a", 0.1)
+    made.aborted("a", 0.1)
     assert made.loads(0.1) == (0.0, 0.0)
     assert made.decode_relief_s(placed("x"), 0.1, 9.0) == 0.0
-    made.end_prefill("a", 0.2)  # ignored
+    made.first_token("a", 0.2)  # ignored
 
 
 names = st.sampled_from("abcdef")
@@ -121,18 +121,18 @@ def test_loads_are_zero_when_all_requests_ended(steps):
         now += 0.01
         if what == "placed" and name not in there:
             there[name] = placed(name)
-            made.place(there[name], now)
+            made.placed(there[name], now)
         elif what == "prefilled" and name in there and name not in computed:
-            made.end_prefill(name, now)
+            made.first_token(name, now)
             made.start_decode(there[name], now)
             computed.add(name)
         elif what == "ended":
-            made.remove(name, now, output_tokens=3)
+            made.finished(name, 3, now)
             there.pop(name, None)
             computed.discard(name)
         prefill, decode = made.loads(now)
         assert (prefill > 0.0) == bool(there.keys() - computed) or prefill == 0.0
         assert decode > 0.0 if computed else decode == 0.0
     for name in there:
-        made.remove(name, now)
+        made.aborted(name, now)
     assert made.loads(now) == (0.0, 0.0)

@@ -30,7 +30,7 @@ def test_rejects_late_requests_without_placing_them():
     for number in range(4):
         each = request(f"r{number}")
         assert admission.offer(QueuedRequest(each), 0.0) is None
-        control.placed(scheduler.place(each, 0.0), 0.0)
+        control.ledger.placed(scheduler.place(each, 0.0), 0.0)
     before = loads(scheduler)
     refusal = admission.offer(QueuedRequest(request("late")), 0.0)
     assert (refusal.reason, refusal.retry_after_s) == (RefusalReason.PREFILL_LOAD, 1)

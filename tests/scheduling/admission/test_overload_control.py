@@ -11,7 +11,7 @@ PREFILL, DECODE = RefusalReason.PREFILL_LOAD, RefusalReason.DECODE_LOAD
 
 
 def admit_decode(made, name, now, *, force=False):
-    made.first_token(name, now)
+    made.ledger.first_token(name, now)
     return made.admit_decode(name, now, force=force)
 
 
@@ -19,10 +19,10 @@ def filled(rule, *, prefills=0, decodes=0, **how):
     """Return overload control with this many requests in each phase; ten decodes reach the bound."""
     made = control(rule, "p0", "d0", **how)
     for number in range(decodes):
-        made.placed(placed(f"d{number}"), 0.0)
+        made.ledger.placed(placed(f"d{number}"), 0.0)
         assert admit_decode(made, f"d{number}", 0.0, force=True) is None
     for number in range(prefills):
-        made.placed(placed(f"p{number}"), 0.0)
+        made.ledger.placed(placed(f"p{number}"), 0.0)
     return made
 
 
@@ -42,7 +42,7 @@ def test_early_rules_check_decode_at_arrival(rule, reason):
     """Early rules check the decode load at arrival, and the baseline checks it after prefill."""
     made = filled(rule, decodes=10)
     assert made.rejection(placed("x"), 0.0) is reason
-    made.placed(placed("x"), 0.0)
+    made.ledger.placed(placed("x"), 0.0)
     assert admit_decode(made, "x", 0.1) is (None if rule == "none" else DECODE)
 
 
@@ -54,7 +54,7 @@ def test_predicted_rule_counts_requests_in_prefill():
 
 def test_forced_decode_skips_the_check():
     made = filled("early", decodes=10)
-    made.placed(placed("x"), 0.0)
+    made.ledger.placed(placed("x"), 0.0)
     assert admit_decode(made, "x", 0.1, force=True) is None
     assert made.ledger.loads(0.1)[1] == pytest.approx(1.1)
 
@@ -74,7 +74,7 @@ def test_a_retry_after_the_wait_is_accepted():
     while (now := round(now + 0.1, 1)) <= wait_s:
         name = f"p{round(now * 10) - 1}"
         admit_decode(made, name, now, force=True)
-        made.finished(name, 1, now)
+        made.ledger.finished(name, 1, now)
     assert made.rejection(placed("x", arrival_s=wait_s), wait_s) is None
 
 

@@ -11,17 +11,15 @@ def test_first_start_needs_no_probe():
     breaker.back(1.0)
     assert breaker.state is BreakerState.CLOSED
     assert not breaker.begin("a")
-    assert breaker.admits
 
 
 def test_half_open_admits_one_request_at_a_time():
     breaker = Breaker()
     breaker.fail(0.0)
-    assert not breaker.admits
+    assert not breaker.begin("a")
     breaker.back(1.0)
-    assert breaker.admits
     assert breaker.begin("a")
-    assert not breaker.admits
+    assert not breaker.begin("b")
     assert not breaker.succeed("b", 2.0)
     assert breaker.succeed("a", 2.0)
     assert breaker.state is BreakerState.CLOSED

@@ -44,7 +44,7 @@ def check(pools, everybody, measures):
         assert len(pools[role]) == len(members)
         assert all(load.role is role and load in pools[role] for load in members)
         for measure in measures:
-            assert pools[role].least(measure) is min(members, key=measure, default=None)
+            assert pools[role].least(measure) is min(members, key=measure.of, default=None)
         for number in range(3):
             assert pools[role].nth(number) is (members[number % len(members)] if members else None)
     assert {load.id for load in pools} == {load.id for load in everybody.all}
@@ -57,7 +57,7 @@ def test_least_agrees_with_a_linear_search(steps, often):
     for number, (action, which, role, numbers) in enumerate(steps):
         loads = everybody.all
         if action == "add":
-            load = InstanceLoad(str(number), role, home=role)
+            load = InstanceLoad(str(number), role)
             pools.add(load)
             everybody.move(load, role)
         elif loads:
@@ -78,12 +78,13 @@ def test_least_agrees_with_a_linear_search(steps, often):
 
 def test_a_returning_instance_has_no_old_load():
     pools = Pools()
-    first, other = (InstanceLoad(name, Role.PREFILL, home=Role.PREFILL, requests=1) for name in ("a", "b"))
+    first, other = (InstanceLoad(name, Role.PREFILL) for name in ("a", "b"))
+    first.requests = other.requests = 1
     pools.add(first)
     pools.add(other)
     assert pools.prefill.least(requests) is first
     pools.remove("a")
-    again = InstanceLoad("a", Role.PREFILL, home=Role.PREFILL)
+    again = InstanceLoad("a", Role.PREFILL)
     pools.add(again)
     assert pools.get("a") is again
     assert pools.prefill.least(requests) is again
@@ -93,8 +94,9 @@ def test_a_returning_instance_has_no_old_load():
 
 
 def test_pending_tokens_count_prompts_and_decodes():
-    load = InstanceLoad("a", Role.MIXED, home=Role.MIXED, pending_prefill_tokens=100, decodes=3)
-    assert pending_tokens(load) == 103
+    load = InstanceLoad("a", Role.MIXED)
+    load.pending_prefill_tokens, load.decodes = 100, 3
+    assert pending_tokens.of(load) == 103
 
 
 def test_unknown_instances_are_not_in_the_pools():

@@ -6,8 +6,7 @@ from hypothesis import strategies as st
 
 from support.routed import numbers, request
 from twofold.handoff import HandoffMode
-from twofold.instance import Role
-from twofold.scheduling.cluster.pools import NO_LOAD, LoadTotals, load_totals
+from twofold.instance import NO_LOAD, LoadTotals, Role
 from twofold.scheduling.cluster.router import Router
 from twofold.scheduling.cluster.scheduler import ClusterScheduler, FixedHandoff
 from twofold.scheduling.cluster.shared import LoadReport, OwnLoad, SharedCluster
@@ -38,7 +37,7 @@ def seen(cluster):
 
 def report(made, controllers, name):
     """Return the load of an instance with the share of each controller."""
-    total = load_totals(made.pools.get(name))
+    total = made.pools.get(name).less(NO_LOAD)
     return [LoadReport(name, total, controller.own(name)) for controller in controllers]
 
 

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from support.virtual_cluster import VirtualCluster
 from twofold.handoff import HandoffMode
 from twofold.instance import Role
+from twofold.kvcache.cache import PrefixCache
 from twofold.kvcache.eviction import EVICTIONS, create_eviction
 from twofold.kvcache.paged import PrefixBlockAllocator
 from twofold.request import Request
@@ -87,7 +88,7 @@ def run(world, sizes):
         router=SplitwiseRouter() if moves else ROUTERS["jsq"](),
         batch_s=lambda prefill, decodes: per_token * (1 + prefill + decodes),
         transfer_s=lambda request: transfer * request.prompt_tokens,
-        accounts=lambda blocks, size: PrefixBlockAllocator(blocks, size, create_eviction(eviction)),
+        accounts=lambda blocks, size: PrefixBlockAllocator(size, PrefixCache(blocks, create_eviction(eviction))),
         **drawn,
     )
     made.run(requests, aborts)

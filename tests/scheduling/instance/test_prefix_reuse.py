@@ -5,6 +5,7 @@ import pytest
 
 from support.scheduled import arrive, ran, request, scheduler, step
 from twofold.batch import BatchItem
+from twofold.kvcache.cache import PrefixCache
 from twofold.kvcache.eviction import create_eviction
 from twofold.kvcache.paged import PrefixBlockAllocator
 from twofold.request import Phase
@@ -22,7 +23,7 @@ PREFILLS = [
 
 
 def shared(blocks, size):
-    return PrefixBlockAllocator(blocks, size, create_eviction("lru"))
+    return PrefixBlockAllocator(size, PrefixCache(blocks, create_eviction("lru")))
 
 
 def reusing(batcher, **how):

@@ -15,7 +15,7 @@ def ready(name, prompt=10, output=4, generated=1):
     """Return a sequence after its prefill, with some output tokens."""
     request = Request(id=name, arrival_s=0.0, prompt_tokens=prompt, output_tokens=output)
     computed = prompt + generated - 1
-    return ScheduledSequence(request, True, prompt + output - 1, computed=computed, generated=generated)
+    return ScheduledSequence(request, True, computed, generated)
 
 
 def progress(sequence):

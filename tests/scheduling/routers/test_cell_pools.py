@@ -50,7 +50,8 @@ def test_cell_load_sums_its_instances(steps):
     pools, everybody = CellPools(), []
     for number, (action, which, role, cell, amounts) in enumerate(steps):
         if action == "add" or not everybody:
-            everybody.append(InstanceLoad(f"i{number}", role, role, reserved_tokens=amounts[1], cell=cell))
+            everybody.append(InstanceLoad(f"i{number}", role, cell=cell))
+            everybody[-1].reserved_tokens = amounts[1]
             pools.add(everybody[-1])
         else:
             load = everybody[which % len(everybody)]
@@ -71,7 +72,9 @@ def test_cell_load_sums_its_instances(steps):
 def test_cell_pools_rank_their_members():
     pools = CellPools()
     for name, cell, pending in (("p0", "a", 9), ("p1", "a", 5), ("p2", "b", 1)):
-        pools.add(InstanceLoad(name, Role.PREFILL, Role.PREFILL, pending_prefill_tokens=pending, cell=cell))
+        load = InstanceLoad(name, Role.PREFILL, cell=cell)
+        load.pending_prefill_tokens = pending
+        pools.add(load)
     least = pools.cells["a"].pools.prefill.least(pending_tokens)
     assert least is not None
     assert least.id == "p1"

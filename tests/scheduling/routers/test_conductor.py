@@ -5,9 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.predicted import BLOCK_TOKENS, Proportional, forecast
-from support.routed import cluster, load, pools, request
-from twofold.events import PrefixFetch, Route
+from support.routed import cluster, load, pools, predicted, request
 from twofold.instance import Role
+from twofold.route import PrefixFetch
 from twofold.scheduling.routers.forecasting import Conductor
 
 KEYS = tuple(range(10))
@@ -27,7 +27,7 @@ def test_routes_to_the_cached_prefix():
     made = known("p0", "p1", "d0")
     made.forecast.prefixes.stored("p1", KEYS[:8])
     found = route(made, threshold=None)
-    assert found == Route("p1", "d0", (), 800)
+    assert found == predicted("p1", "d0", 800)
     assert found.ttft_s == pytest.approx(2.0)
 
 
@@ -36,7 +36,7 @@ def test_a_long_queue_outweighs_a_prefix():
     made.forecast.prefixes.stored("p1", KEYS[:3])
     made.forecast.placed("x", "p1", 400, 0, 0.0)
     found = route(made, threshold=None)
-    assert found == Route("p0", "d0")
+    assert found == predicted("p0", "d0")
     assert found.ttft_s == pytest.approx(10.0)
 
 
@@ -46,7 +46,7 @@ def test_fetches_hot_blocks():
     made.forecast.placed("x", "p1", 400, 0, 0.0)
     made.forecast.placed("y", "p0", 100, 0, 0.0)
     found = route(made)
-    assert found == Route("p0", "d0", (), 800, PrefixFetch("p1", 8))
+    assert found == predicted("p0", "d0", 800, PrefixFetch("p1", 8))
     assert found.ttft_s == pytest.approx(1.0 + 2.0)
 
 
@@ -56,7 +56,7 @@ def test_transfer_counts_missing_blocks_only():
     made.forecast.prefixes.stored("p0", KEYS[:5])
     made.forecast.placed("x", "p1", 900, 0, 0.0)
     found = route(made)
-    assert found == Route("p0", "d0", (), 800, PrefixFetch("p1", 8))
+    assert found == predicted("p0", "d0", 800, PrefixFetch("p1", 8))
     assert found.ttft_s == pytest.approx(3 * 0.5 + 2.0)
 
 
@@ -73,13 +73,13 @@ def test_no_fetch_if_computing_is_faster():
     made = known("p0", "p1", "d0", transfer_s=5.0)
     made.forecast.prefixes.stored("p1", KEYS[:8])
     made.forecast.placed("x", "p1", 10_000, 0, 0.0)
-    assert route(made) == Route("p0", "d0")
+    assert route(made) == predicted("p0", "d0")
 
 
 def test_a_fully_cached_prompt_computes_its_last_token():
     made = known("p0", "d0")
     made.forecast.prefixes.stored("p0", KEYS)
-    assert route(made) == Route("p0", "d0", (), 999)
+    assert route(made) == predicted("p0", "d0", 999)
 
 
 def test_instances_share_the_cache_of_their_host():
@@ -88,7 +88,7 @@ def test_instances_share_the_cache_of_their_host():
         made.get(name).cache = "host"
     made.forecast.prefixes.stored("host", KEYS[:4])
     made.forecast.placed("x", "p0", 100, 0, 0.0)
-    assert route(made) == Route("p1", "d0", (), 400)
+    assert route(made) == predicted("p1", "d0", 400)
 
 
 def test_private_blocks_are_not_fetched():
@@ -96,13 +96,13 @@ def test_private_blocks_are_not_fetched():
     for name in ("p0", "p1"):
         made.get(name).cache = f"host of {name}"
     made.forecast.memories.stored("p1", KEYS[:8])
-    assert route(made) == Route("p1", "d0", (), 800)
+    assert route(made) == predicted("p1", "d0", 800)
     made.forecast.placed("x", "p1", 10_000, 0, 0.0)
-    assert route(made) == Route("p0", "d0"), "private blocks were fetched"
+    assert route(made) == predicted("p0", "d0"), "private blocks were fetched"
     made.forecast.prefixes.stored("host of p1", KEYS[:6])
-    assert route(made) == Route("p0", "d0", (), 600, PrefixFetch("host of p1", 6))
+    assert route(made) == predicted("p0", "d0", 600, PrefixFetch("host of p1", 6))
     made.forecast.memories.stored("p0", KEYS[:7])
-    assert route(made) == Route("p0", "d0", (), 700)
+    assert route(made) == predicted("p0", "d0", 700)
 
 
 def test_would_place_changes_nothing():
@@ -116,7 +116,7 @@ def test_would_place_changes_nothing():
 def test_a_mixed_instance_runs_both_phases_without_prefill_pool():
     made = known("m0", "m1")
     made.forecast.prefixes.stored("m1", KEYS[:4])
-    assert route(made) == Route("m1", "m1", (), 400)
+    assert route(made) == predicted("m1", "m1", 400)
 
 
 def test_cluster_scheduler_updates_the_forecast():

@@ -1,8 +1,7 @@
 """Routing to the shortest predicted queue."""
 
 from support.predicted import forecast
-from support.routed import load, pools, request
-from twofold.events import Route
+from support.routed import load, pools, predicted, request
 from twofold.scheduling.routers.forecasting import ShortestPredictedQueue
 
 
@@ -18,7 +17,7 @@ def test_prefers_the_shortest_queue_over_a_cached_prompt():
     made.forecast.prefixes.stored("p1", (1,))
     made.forecast.placed("x", "p0", 50, 0, 0.0)
     route = ShortestPredictedQueue().route(request(prompt=300, blocks=(1, 2, 3)), 300, made, 0.0)
-    assert route == Route("p1", "d1", (), 100)
+    assert route == predicted("p1", "d1", 100)
     assert route.ttft_s == 2.0
 
 
@@ -26,4 +25,4 @@ def test_ties_go_to_the_least_assigned():
     made = known()
     made.forecast.placed("x", "p0", 50, 0, 0.0)
     made.forecast.prefill_ended("x", 1.0)
-    assert ShortestPredictedQueue().route(request(), 109, made, 2.0) == Route("p1", "d1")
+    assert ShortestPredictedQueue().route(request(), 109, made, 2.0) == predicted("p1", "d1")

@@ -1,8 +1,8 @@
 """Roles by plan: shortest queues among roles that may be changed."""
 
 from support.routed import cluster, load, pools, request
-from twofold.events import Route
 from twofold.instance import Role
+from twofold.route import Route
 from twofold.scheduling.routers.jsq import PlannedRoles
 
 

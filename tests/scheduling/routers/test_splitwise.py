@@ -5,8 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.routed import cluster, load, pools, request
-from twofold.events import RoleMove, Route
 from twofold.instance import Role
+from twofold.route import RoleMove, Route
 from twofold.scheduling.cluster.pools import pending_tokens
 from twofold.scheduling.routers.splitwise import SplitwiseRouter, SplitwiseSimRouter
 
@@ -194,4 +194,4 @@ def test_routes_follow_the_rules_and_change_nothing(specs):
         assert decode.role is not Role.PREFILL or to_mixed(decode.id) in chosen.moves
         assert decode.role is Role.PREFILL or decode.reserved_tokens + TOKENS <= 1000
         if prefill.role is not Role.DECODE:
-            assert not prefill.queued() or pending_tokens(prefill) + 100 <= THRESHOLD
+            assert not prefill.queued() or pending_tokens.of(prefill) + 100 <= THRESHOLD

@@ -5,13 +5,13 @@ from math import inf
 import pytest
 
 from support.measured import link, registered
-from support.routed import load, pools, request
+from support.routed import load, pools, predicted, request
 from twofold.cluster.profiles import instance_profiles
 from twofold.cluster.spec import ClusterSpec, PoolSpec
-from twofold.events import PrefixFetch, Route
 from twofold.hardware.catalog import load_catalog
 from twofold.instance import Role
 from twofold.performance.transfer import PrefillSpeed
+from twofold.route import PrefixFetch
 from twofold.scheduling.routers.forecasting import Conductor
 from twofold.serving.config import ForecastConfig
 from twofold.serving.controller.forecast import LiveForecast, MeasuredPaths
@@ -50,15 +50,15 @@ class World:
 
 def test_a_prompt_is_routed_to_the_worker_with_its_prefix():
     world = World(p0="", p1="", d0="")
-    assert world.route() == Route("p0", "d0")
+    assert world.route() == predicted("p0", "d0")
     world.blocks("p1", stored=KEYS)
     found = world.route()
-    assert found == Route("p1", "d0", (), 8 * BLOCK)
+    assert found == predicted("p1", "d0", 8 * BLOCK)
     assert found.ttft_s == pytest.approx(SPEED.seconds(200 - 8 * BLOCK))
     world.blocks("p1", removed=KEYS[2:])
-    assert world.route() == Route("p1", "d0", (), 2 * BLOCK)
+    assert world.route() == predicted("p1", "d0", 2 * BLOCK)
     world.live.lost("p1")
-    assert world.route() == Route("p0", "d0")
+    assert world.route() == predicted("p0", "d0")
 
 
 def test_workers_share_the_prefixes_of_their_hosts_store():
@@ -67,25 +67,25 @@ def test_workers_share_the_prefixes_of_their_hosts_store():
     world.store("", KEYS[:4])
     world.blocks("p0", stored=KEYS[:2])
     world.busy("p0")
-    assert world.route() == Route("p1", "d0", (), 4 * BLOCK)
+    assert world.route() == predicted("p1", "d0", 4 * BLOCK)
     world.blocks("p1", stored=KEYS[:6])
-    assert world.route() == Route("p1", "d0", (), 6 * BLOCK)
+    assert world.route() == predicted("p1", "d0", 6 * BLOCK)
 
 
 def test_a_prefix_is_fetched_from_another_hosts_store():
     world = World(p0="", p1="far", d0="")
     world.store("far", KEYS, address="tcp://far:1")
     world.busy("p1")
-    assert world.route() == Route("p0", "d0"), "no store can receive them yet"
+    assert world.route() == predicted("p0", "d0"), "no store can receive them yet"
     world.store("", address="tcp://here:1")
     found = world.route()
-    assert found == Route("p0", "d0", (), 8 * BLOCK, PrefixFetch("far", 8))
+    assert found == predicted("p0", "d0", 8 * BLOCK, PrefixFetch("far", 8))
     assert world.live.fetch_of(found) == StoreFetch(host="far", address="tcp://far:1", blocks=8)
-    assert world.live.fetch_of(Route("p0", "d0")) is None
+    assert world.live.fetch_of(predicted("p0", "d0")) is None
     world.store("far", KEYS, epoch=2)  # without an address
     assert world.live.fetch_of(found) is None
     world.live.host_lost("far")
-    assert world.route() == Route("p0", "d0")
+    assert world.route() == predicted("p0", "d0")
 
 
 def test_fetch_times_use_the_slowest_link_to_the_host():
@@ -99,7 +99,7 @@ def test_fetch_times_use_the_slowest_link_to_the_host():
     assert expected.transfer_s(1000) == pytest.approx(0.101)
     assert world.route().fetch is not None
     world.paths.measured(link("p1", "d0", bytes_per_s=4e6))
-    assert world.route() == Route("p0", "d0")
+    assert world.route() == predicted("p0", "d0")
 
 
 def test_a_restarted_worker_has_an_empty_queue_and_cache():
@@ -109,7 +109,7 @@ def test_a_restarted_worker_has_an_empty_queue_and_cache():
     world.live.lost("p0")
     world.live.joined(world.pools.get("p0"), "")
     assert world.live.forecast.queue_s("p0", 0.0) == 0.0
-    assert world.route() == Route("p0", "d0")
+    assert world.route() == predicted("p0", "d0")
 
 
 def test_prefill_times_come_from_the_cluster_spec():

@@ -2,8 +2,9 @@
 
 import msgspec
 
-from twofold.events import PlacedRequest, PrefixFetch, Route
+from twofold.events import PlacedRequest
 from twofold.request import Request
+from twofold.route import PrefixFetch, Route
 from twofold.serving.telemetry.journal import ENCODER, Journal, read_journal
 
 

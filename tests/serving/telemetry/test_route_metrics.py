@@ -4,7 +4,7 @@ from prometheus_client import generate_latest
 
 from support.predicted import forecast
 from support.routed import load, pools
-from twofold.events import PrefixFetch, Route
+from twofold.route import PrefixFetch, Route
 from twofold.serving.telemetry.metrics import MetricRegistry, RouteMetrics
 
 

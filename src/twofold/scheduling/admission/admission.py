@@ -1,6 +1,6 @@
 """Admission: a bounded priority queue before the cluster; rejects requests early if they cannot be served in time."""
 
-from heapq import heapify, heappop, heappush
+from bisect import bisect_left, bisect_right, insort
 from math import ceil, floor
 from operator import attrgetter
 
@@ -39,16 +39,15 @@ class QueuedRequest:
         return self.request.id
 
 
-class AdmissionQueue:
-    """A priority queue with removal from any position.
+_priority, _turn, _deadline = attrgetter("priority"), attrgetter("priority", "number"), attrgetter("deadline_s")
 
-    Entries of requests that left stay in its heap until they reach the top or outnumber the others.
-    """
+
+class AdmissionQueue:
+    """A priority queue, in a sorted list, with removal from any position."""
 
     def __init__(self) -> None:
         self._requests: dict[str, QueuedRequest] = {}
-        self._turns: list[tuple[int, int, QueuedRequest]] = []
-        self._by_priority: dict[int, int] = {}
+        self._turns: list[QueuedRequest] = []
 
     def __len__(self) -> int:
         return len(self._requests)
@@ -58,42 +57,30 @@ class AdmissionQueue:
 
     def ahead_of(self, priority: int) -> int:
         """The number of requests served before a new one of this priority."""
-        return sum(count for each, count in self._by_priority.items() if each <= priority)
+        return bisect_right(self._turns, priority, key=_priority)
 
     def join(self, queued: QueuedRequest) -> None:
         """Add a request at the position given by its priority and number."""
         self._requests[queued.id] = queued
-        self._by_priority[queued.priority] = self._by_priority.get(queued.priority, 0) + 1
-        heappush(self._turns, (queued.priority, queued.number, queued))
-        if len(self._turns) > 2 * len(self._requests) + 16:
-            self._turns = [(each.priority, each.number, each) for each in self._requests.values()]
-            heapify(self._turns)
+        insort(self._turns, queued, key=_turn)
 
     def leave(self, request_id: str) -> QueuedRequest | None:
         """Remove a request; None if it is not queued."""
         queued = self._requests.pop(request_id, None)
         if queued is not None:
-            left = self._by_priority[queued.priority] - 1
-            if left:
-                self._by_priority[queued.priority] = left
-            else:
-                del self._by_priority[queued.priority]
+            del self._turns[bisect_left(self._turns, _turn(queued), key=_turn)]
         return queued
 
     def pop(self, now: float) -> QueuedRequest | None:
         """Remove the next request before its deadline; `expired` returns the others."""
-        while self._turns:
-            queued = heappop(self._turns)[2]
-            if self._requests.get(queued.id) is not queued:
-                continue
-            if queued.deadline_s is None or queued.deadline_s > now:
-                return self.leave(queued.id)
-        return None
+        timely = (each for each in self._turns if each.deadline_s is None or each.deadline_s > now)
+        queued = next(timely, None)
+        return None if queued is None else self.leave(queued.id)
 
     def expired(self, now: float) -> list[QueuedRequest]:
         """Remove the requests past their deadline, earliest deadline first."""
         late = [each for each in self._requests.values() if each.deadline_s is not None and each.deadline_s <= now]
-        late.sort(key=attrgetter("deadline_s"))
+        late.sort(key=_deadline)
         for queued in late:
             self.leave(queued.id)
         return late

@@ -5,7 +5,7 @@ from operator import itemgetter
 
 import msgspec
 
-from twofold.events import PlacedRequest
+from twofold.events import PlacedRequest, RequestSubscriber
 from twofold.performance.base import PerformanceModel
 from twofold.scheduling.admission.prefill_queue import (
     PredictionMargin,
@@ -99,8 +99,8 @@ class InstanceDecodes:
         return cost.base_s + cost.context_s * context
 
 
-class OverloadLedger:
-    """Follows admitted requests through the instances of `pools` and predicts prefill and decode loads.
+class OverloadLedger(RequestSubscriber):
+    """Follows placed requests through the instances of `pools` and predicts prefill and decode loads.
 
     A load is a predicted latency over its bound: `ttft_s` for prefill, `tbt_s` for decode. Decode times and output
     lengths are predicted by the mean of the finished requests. Loads include a margin for prediction errors, chosen so
@@ -131,16 +131,14 @@ class OverloadLedger:
         """The request, if it was placed and has not ended."""
         return self._placed.get(request_id)
 
-    def place(self, placed: PlacedRequest, now: float) -> None:
-        """Add a request to its prefill instance, and announce it to its decode instance."""
+    def placed(self, placed: PlacedRequest, now: float) -> None:
         self._placed[placed.id] = placed
         self._predicted_ttft_s[placed.id] = self.ttft(placed, now)
         self._queues[placed.route.prefill].join(_prompt(placed), now)
         if _decodes(placed):
             self._decodes[placed.route.decode].promise(placed.id, placed.request.prompt_tokens)
 
-    def end_prefill(self, request_id: str, now: float) -> None:
-        """Take the prompt of a request off its prefill instance, and compare its TTFT with the prediction."""
+    def first_token(self, request_id: str, now: float) -> None:
         placed = self._placed.get(request_id)
         if placed is not None:
             self._queues[placed.route.prefill].done(request_id, now)
@@ -156,17 +154,23 @@ class OverloadLedger:
         """Learn from the measured time of a decode iteration."""
         self._decodes[decode].observe_iteration(sequences, seconds, self._mean_written)
 
-    def remove(self, request_id: str, now: float, output_tokens: int | None = None) -> None:
-        """Remove a request that ended; `output_tokens` is None if it did not finish."""
-        placed = self._placed.pop(request_id, None)
-        if placed is None:
-            return
-        self._predicted_ttft_s.pop(request_id, None)
-        self._queues[placed.route.prefill].drop(request_id, now)
-        began = self._decodes[placed.route.decode].leave(request_id)
-        if began is not None and output_tokens is not None and output_tokens > 1:
+    def finished(self, request_id: str, output_tokens: int, now: float) -> None:
+        began = self._remove(request_id, now)
+        if began is not None and output_tokens > 1:
             self._decode_s.add(now - began)
             self._output_tokens.add(float(output_tokens))
+
+    def aborted(self, request_id: str, now: float) -> None:
+        self._remove(request_id, now)
+
+    def _remove(self, request_id: str, now: float) -> float | None:
+        """Remove a request; returns when it started to decode, or None if it did not."""
+        placed = self._placed.pop(request_id, None)
+        if placed is None:
+            return None
+        self._predicted_ttft_s.pop(request_id, None)
+        self._queues[placed.route.prefill].drop(request_id, now)
+        return self._decodes[placed.route.decode].leave(request_id)
 
     def computed_tokens(self, request_id: str) -> int:
         """Prompt tokens of a placed request that are computed, not reused."""

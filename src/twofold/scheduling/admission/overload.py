@@ -11,7 +11,7 @@ from typing import Final
 import msgspec
 
 from twofold.errors import ConfigurationError
-from twofold.events import PlacedRequest, RequestSubscriber
+from twofold.events import PlacedRequest
 from twofold.scheduling.admission.admission import Admission, QueuedRequest
 from twofold.scheduling.admission.ledger import OverloadLedger
 from twofold.scheduling.admission.limits import AdmissionLimits, Refusal, RefusalReason
@@ -60,12 +60,11 @@ NEVER: Final = 1 << 30  # seconds until a retry of a request that misses the SLO
 _PRIORITY_STEP, _MAX_STEPS = 0.1, 5
 
 
-class OverloadControl(RequestSubscriber):
+class OverloadControl:
     """Applies an overload rule: at arrival (`rejection`) and after prefill (`admit_decode`).
 
-    The events of placed requests keep its ledger up to date. Requests with a load above 1 are rejected. For each
-    level of priority above 0 (less urgent), the admissible load is lowered by a tenth, at most to a half, which keeps
-    capacity for more urgent requests.
+    Requests with a load above 1 are rejected. For each level of priority above 0 (less urgent), the admissible load is
+    lowered by a tenth, at most to a half, which keeps capacity for more urgent requests.
     """
 
     def __init__(self, rule: OverloadRule, ledger: OverloadLedger) -> None:
@@ -113,18 +112,6 @@ class OverloadControl(RequestSubscriber):
             return RefusalReason.DECODE_LOAD
         self.ledger.start_decode(placed, now)
         return None
-
-    def placed(self, placed: PlacedRequest, now: float) -> None:
-        self.ledger.place(placed, now)
-
-    def first_token(self, request_id: str, now: float) -> None:
-        self.ledger.end_prefill(request_id, now)
-
-    def finished(self, request_id: str, output_tokens: int, now: float) -> None:
-        self.ledger.remove(request_id, now, output_tokens)
-
-    def aborted(self, request_id: str, now: float) -> None:
-        self.ledger.remove(request_id, now)
 
 
 def _load_limit(priority: int) -> float:

@@ -29,11 +29,6 @@ class Breaker:
         self.probe: str | None = None  # the request that tests the instance
         self._closed_s = 0.0
 
-    @property
-    def admits(self) -> bool:
-        """Whether a request may be placed on the instance."""
-        return self.state is BreakerState.CLOSED or (self.state is BreakerState.HALF_OPEN and self.probe is None)
-
     def fail(self, now: float) -> float:
         """The instance failed; returns the time of its earliest restart."""
         if self.state is BreakerState.CLOSED and now - self._closed_s >= self.HEALED_S:

@@ -13,52 +13,6 @@ from mypy_extensions import i64, mypyc_attr
 from twofold.instance import HeapEntry, InstanceLoad, Role
 from twofold.scheduling.cluster.forecast import ClusterForecast
 
-
-class LoadTotals:
-    """A snapshot of the numbers of an `InstanceLoad`."""
-
-    def __init__(
-        self,
-        pending_prefill_tokens: int = 0,
-        reserved_tokens: int = 0,
-        prefills: int = 0,
-        decodes: int = 0,
-        requests: int = 0,
-    ) -> None:
-        self.pending_prefill_tokens = pending_prefill_tokens
-        self.reserved_tokens = reserved_tokens
-        self.prefills = prefills
-        self.decodes = decodes
-        self.requests = requests
-
-    def less(self, other: "LoadTotals") -> "LoadTotals":
-        """The difference of each number."""
-        return LoadTotals(
-            self.pending_prefill_tokens - other.pending_prefill_tokens,
-            self.reserved_tokens - other.reserved_tokens,
-            self.prefills - other.prefills,
-            self.decodes - other.decodes,
-            self.requests - other.requests,
-        )
-
-
-NO_LOAD = LoadTotals()
-
-
-def load_totals(load: InstanceLoad) -> LoadTotals:
-    """Take a snapshot of a load."""
-    return LoadTotals(load.pending_prefill_tokens, load.reserved_tokens, load.prefills, load.decodes, load.requests)
-
-
-def replace_totals(load: InstanceLoad, old: LoadTotals, new: LoadTotals) -> None:
-    """Replace the part `old` of a load with `new`."""
-    load.pending_prefill_tokens += new.pending_prefill_tokens - old.pending_prefill_tokens
-    load.reserved_tokens += new.reserved_tokens - old.reserved_tokens
-    load.prefills += new.prefills - old.prefills
-    load.decodes += new.decodes - old.decodes
-    load.requests += new.requests - old.requests
-
-
 _PREFILL: Final = Role.PREFILL
 _DECODE: Final = Role.DECODE
 
@@ -69,9 +23,6 @@ class LoadMeasure(ABC):
 
     @abstractmethod
     def of(self, load: InstanceLoad) -> int: ...
-
-    def __call__(self, load: InstanceLoad) -> int:
-        return self.of(load)
 
 
 class _PendingTokens(LoadMeasure):

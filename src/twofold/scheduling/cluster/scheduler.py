@@ -5,11 +5,12 @@ from collections.abc import Callable
 
 from mypy_extensions import mypyc_attr
 
-from twofold.events import PlacedRequest, RequestSubscriber, Route
+from twofold.events import PlacedRequest, RequestSubscriber
 from twofold.handoff import HandoffMode
 from twofold.instance import InstanceLoad, Role
 from twofold.performance.transfer import TransferModel
 from twofold.request import Request
+from twofold.route import Route
 from twofold.scheduling.cluster.router import Router
 from twofold.scheduling.instance.sequence import FULL_RESERVATION, KvReservation
 
@@ -154,8 +155,7 @@ class ClusterScheduler(RequestSubscriber):
 
     def add_instance(self, instance_id: str, role: Role, capacity_tokens: int | None = None, cell: str = "") -> None:
         """Add an instance with KV cache for `capacity_tokens` tokens (None if unknown) to a cell."""
-        load = InstanceLoad(instance_id, role, home=role, capacity_tokens=capacity_tokens, cell=cell)
-        self.pools.add(load)
+        self.pools.add(InstanceLoad(instance_id, role, capacity_tokens, cell))
 
     def remove_instance(self, instance_id: str) -> list[str]:
         """Remove an instance and return the requests it held a part of; they stay placed until they end."""

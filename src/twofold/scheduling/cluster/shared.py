@@ -8,8 +8,8 @@ current load of its own requests and substitutes it for its share of the report.
 from enum import StrEnum
 
 from twofold.events import PlacedRequest
+from twofold.instance import NO_LOAD, LoadTotals
 from twofold.request import Request
-from twofold.scheduling.cluster.pools import NO_LOAD, LoadTotals, load_totals, replace_totals
 from twofold.scheduling.cluster.router import Router
 from twofold.scheduling.cluster.scheduler import ClusterScheduler, HandoffPolicy
 from twofold.scheduling.instance.sequence import FULL_RESERVATION, KvReservation
@@ -57,9 +57,7 @@ class SharedCluster(ClusterScheduler):
     def own(self, instance_id: str) -> LoadTotals:
         """The load on an instance that belongs to this controller."""
         load = self.pools.get(instance_id)
-        if load is None:
-            return NO_LOAD
-        return load_totals(load).less(self._others.get(instance_id, NO_LOAD))
+        return NO_LOAD if load is None else load.less(self._others.get(instance_id, NO_LOAD))
 
     def reported(self, report: LoadReport) -> None:
         """Update the load of other controllers; reports on unknown instances are ignored."""
@@ -67,7 +65,7 @@ class SharedCluster(ClusterScheduler):
         if load is None:
             return
         others = report.total.less(report.yours)
-        replace_totals(load, self._others.get(report.instance, NO_LOAD), others)
+        load.replace(self._others.get(report.instance, NO_LOAD), others)
         self._others[report.instance] = others
         if load.place:
             self.pools.changed(load)

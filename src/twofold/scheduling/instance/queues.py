@@ -11,37 +11,6 @@ from twofold.scheduling.instance.sequence import PrefillChunk, ScheduledSequence
 
 
 @mypyc_attr(free_list_len=1)
-class RunningBatch:
-    """A batch under way on a lane, and the number of iterations it may run unchanged.
-
-    `limit` is 1 with prefills; otherwise the number of iterations until the first decode ends. `joined` lists the
-    sequences that start or resume decoding with this batch, `paused` the decodes it preempted.
-    """
-
-    def __init__(
-        self,
-        prefills: list[PrefillChunk],
-        prefill_tokens: int,
-        prefill_sequences: int,
-        decode_sequences: int,
-        context_tokens: int,
-        limit: int,
-        joined: list[ScheduledSequence] | None = None,
-        paused: list[ScheduledSequence] | None = None,
-        lane: int = 0,
-    ) -> None:
-        self.prefills = prefills
-        self.prefill_tokens = prefill_tokens
-        self.prefill_sequences = prefill_sequences
-        self.decode_sequences = decode_sequences
-        self.context_tokens = context_tokens
-        self.limit = limit
-        self.joined: list[ScheduledSequence] = [] if joined is None else joined
-        self.paused: list[ScheduledSequence] = [] if paused is None else paused
-        self.lane = lane
-
-
-@mypyc_attr(free_list_len=1)
 class SchedulerOutput:
     """Changes with the next batch: prefill chunks, decodes that start or resume, and decodes to preempt.
 
@@ -56,6 +25,26 @@ class SchedulerOutput:
         self.resume: list[ScheduledSequence] = [] if resume is None else resume
         self.pause: list[ScheduledSequence] = []
         self.repeatable = True
+
+
+@mypyc_attr(free_list_len=1)
+class RunningBatch:
+    """A batch under way on a lane, and the number of iterations it may run unchanged.
+
+    `limit` is 1 with prefills; otherwise the number of iterations until the first decode ends. `joined` lists the
+    sequences that start or resume decoding with this batch, `paused` the decodes it preempted.
+    """
+
+    def __init__(self, changes: SchedulerOutput, decodes: int, context_tokens: int, limit: int, lane: int = 0) -> None:
+        self.prefills, self.joined, self.paused = changes.prefills, changes.resume, changes.pause
+        self.prefill_tokens = 0
+        for chunk in changes.prefills:
+            self.prefill_tokens += chunk.num_tokens
+        self.prefill_sequences = len(changes.prefills)
+        self.decode_sequences = decodes
+        self.context_tokens = context_tokens
+        self.limit = limit
+        self.lane = lane
 
 
 @mypyc_attr(free_list_len=1)
@@ -228,20 +217,14 @@ class Lane:
         """Start the selected batch, or (None) all decodes; None if there is nothing to run."""
         decoding = self.queues.decoding
         changes = SchedulerOutput() if output is None else output
-        prefills, tokens = changes.prefills, 0
-        if not prefills and not decoding.size:
+        if not changes.prefills and not decoding.size:
             return None
-        for chunk in prefills:
-            tokens += chunk.num_tokens
         limit = 1
-        if not prefills and changes.repeatable and not self.single_step:
+        if not changes.prefills and changes.repeatable and not self.single_step:
             limit = self.remaining or decoding.iterations_to_end()
         self.remaining = limit
-        decodes, context = decoding.size, decoding.context_tokens
-        self.batch = batch = RunningBatch(
-            prefills, tokens, len(prefills), decodes, context, limit, changes.resume, changes.pause, self.number
-        )
-        return batch
+        self.batch = RunningBatch(changes, decoding.size, decoding.context_tokens, limit, self.number)
+        return self.batch
 
     def finish(self, iterations: int) -> RunningBatch:
         """End the running batch after `iterations`; raises RuntimeError if it did not run that many."""

@@ -301,7 +301,7 @@ class InstanceScheduler(KvReceiver):
             preempted = swap.resume_paused()
             free = swap.begin_selection()
         seats = self.max_num_seqs - queues.started
-        budget = SchedulingBudget(self.blocks, free, seats, self.lease_queue.size > 0, swap, self.shared)
+        budget = SchedulingBudget(self.blocks, free, seats, self.lease_queue.size > 0, swap)
         output = self.batcher.select(queues, budget)
         self._apply(output, queues)
         if swap is not None and swap.copies:

@@ -60,23 +60,14 @@ class ScheduledSequence:
     (`handing_off`).
     """
 
-    def __init__(
-        self,
-        request: Request,
-        decodes_here: bool,
-        start_tokens: int = 0,
-        decode_tokens: int = 0,
-        computed: int = 0,
-        generated: int = 0,
-    ) -> None:
+    def __init__(self, request: Request, decodes_here: bool, computed: int = 0, generated: int = 0) -> None:
         self.request = request
         # Copied from the request because every step reads them.
         self.id = request.id
         self.prompt_tokens = request.prompt_tokens
         self.output_tokens = request.output_tokens
         self.decodes_here = decodes_here
-        self.start_tokens = start_tokens
-        self.decode_tokens = decode_tokens
+        self.start_tokens = self.decode_tokens = 0
         self.computed = computed
         self.generated = generated
         self.allocation: BlockAllocation | None = None

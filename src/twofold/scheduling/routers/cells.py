@@ -7,10 +7,10 @@ of its instances and is ranked in a pool like the load of an instance.
 from collections.abc import Iterator
 from typing import ClassVar
 
-from twofold.events import Route
-from twofold.instance import InstanceLoad, Role
+from twofold.instance import NO_LOAD, InstanceLoad, LoadTotals, Role
 from twofold.request import Request
-from twofold.scheduling.cluster.pools import NO_LOAD, LoadMeasure, LoadTotals, Pool, Pools, load_totals, replace_totals
+from twofold.route import Route
+from twofold.scheduling.cluster.pools import LoadMeasure, Pool, Pools
 from twofold.scheduling.cluster.router import Router
 from twofold.scheduling.routers.draws import drawn, two_of
 
@@ -22,7 +22,7 @@ class CellLoad(InstanceLoad):
     """
 
     def __init__(self, name: str, prefilling: int = 0, decoding: int = 0) -> None:
-        super().__init__(name, Role.MIXED, Role.MIXED, cell=name)
+        super().__init__(name, Role.MIXED, cell=name)
         self.prefilling = prefilling
         self.decoding = decoding
 
@@ -85,7 +85,7 @@ class CellPools(Pools):
             cell = self.cells[load.cell] = Cell(load.cell)
             self.whole.add(cell.load)
         cell.pools.add(load)
-        self._count(cell, load, load_totals(load))
+        self._count(cell, load, load.less(NO_LOAD))
         self._judge(cell)
 
     def leave(self, load: InstanceLoad) -> None:
@@ -97,11 +97,11 @@ class CellPools(Pools):
     def changed(self, load: InstanceLoad) -> None:
         cell = self.cells[load.cell]
         cell.pools.changed(load)
-        self._count(cell, load, load_totals(load))
+        self._count(cell, load, load.less(NO_LOAD))
 
     def _count(self, cell: Cell, load: InstanceLoad, now: LoadTotals) -> None:
         """Update the sums of a cell with the new load of an instance."""
-        replace_totals(cell.load, self._counted.get(load.id, NO_LOAD), now)
+        cell.load.replace(self._counted.get(load.id, NO_LOAD), now)
         self._counted[load.id] = now
         if cell.load.place:
             self.whole.changed(cell.load)

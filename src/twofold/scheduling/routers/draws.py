@@ -4,9 +4,9 @@ from collections.abc import Callable
 from typing import ClassVar
 from zlib import crc32
 
-from twofold.events import Route
 from twofold.instance import InstanceLoad
 from twofold.request import Request
+from twofold.route import Route
 from twofold.scheduling.cluster.pools import LoadMeasure, Pool, Pools, pending_tokens, reserved_tokens
 from twofold.scheduling.cluster.router import Router
 

@@ -2,8 +2,8 @@
 
 from typing import ClassVar
 
-from twofold.events import Route
 from twofold.request import Request
+from twofold.route import Route
 from twofold.scheduling.cluster.pools import LoadMeasure, Pools, pending_tokens, reserved_tokens
 from twofold.scheduling.cluster.router import Router
 
@@ -27,23 +27,18 @@ class JoinShortestQueue(Router):
         return None if decode is None else Route(prefill.id, decode.id)
 
 
-class PlannedRoles(Router):
+class PlannedRoles(JoinShortestQueue):
     """Join the shortest queue among instances with changing roles.
 
-    Prefill goes to the least pending tokens and decode to the least reserved memory, as in `jsq`. An instance that
-    changed its role first finishes its requests, so every instance must support both phases. If a phase has no
-    instances, those of the other phase run it.
+    An instance that changed its role first finishes its requests, so every instance must support both phases. If a
+    phase has no instances, those of the other phase run it.
     """
 
     fixed_roles: ClassVar[bool] = False
 
     def route(self, request: Request, tokens: int, pools: Pools, now: float) -> Route | None:
-        prefill, decode = pools.prefill.least(pending_tokens), pools.decode.least(reserved_tokens)
-        mixed = pools.mixed
-        first = prefill or mixed.least(pending_tokens) or pools.decode.least(pending_tokens)
-        if first is None:
-            return None
-        if prefill is None:
-            return Route(first.id, first.id)
-        second = decode or mixed.least(reserved_tokens) or prefill
-        return Route(first.id, second.id)
+        route = super().route(request, tokens, pools, now)
+        if route is None:
+            only = pools.prefill.least(pending_tokens) or pools.decode.least(pending_tokens)
+            route = None if only is None else Route(only.id, only.id)
+        return route

@@ -64,7 +64,8 @@ class Controller:
         self._replanning = None if replan is None else LiveReplanning(replan, cluster.pools, self, recorder)
         self._degraded = DegradedMode(self, roles_move=roles_move)
         health = WorkerHealth(cluster, registry, telemetry)
-        subscribers = (cluster, overload, recorder, health, self._replanning, telemetry, admission)
+        ledger = None if overload is None else overload.ledger
+        subscribers = (cluster, ledger, recorder, health, self._replanning, telemetry, admission)
         events = RequestEvents(each for each in subscribers if each is not None)
         self._requests = LiveRequests(
             cluster,
@@ -90,8 +91,8 @@ class Controller:
         if forecast is not None:
             cluster.pools.forecast = forecast.forecast
             telemetry.forecast(cluster.pools, forecast.forecast)
-        if overload is not None:
-            telemetry.overload(overload.ledger)
+        if ledger is not None:
+            telemetry.overload(ledger)
 
     # -- lifecycle --------------------------------------------------------------------------------------------------
 

@@ -4,8 +4,9 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Protocol
 
-from twofold.events import PlacedRequest, RequestSubscriber, Route
+from twofold.events import PlacedRequest, RequestSubscriber
 from twofold.instance import Role
+from twofold.route import Route
 from twofold.scheduling.cluster.breaker import Breaker, BreakerState
 from twofold.scheduling.cluster.scheduler import ClusterScheduler
 from twofold.serving.messages import Message

@@ -13,7 +13,7 @@ from typing import BinaryIO, ParamSpec, TypeVar
 import msgspec
 
 from twofold.batch import Batch
-from twofold.events import PlacedRequest, PrefixFetch, RoleMove, Route
+from twofold.events import PlacedRequest
 from twofold.handoff import Lease
 from twofold.request import Request
 from twofold.scheduling.cluster.scheduler import ClusterScheduler
@@ -32,24 +32,18 @@ class JournalEntry(msgspec.Struct, frozen=True):
     result: object = None
 
 
-# Fields of decisions that are compiled classes instead of structs.
-_FIELDS: dict[type, tuple[str, ...]] = {
-    PlacedRequest: ("route", "mode"),
-    Route: ("prefill", "decode", "moves", "reused_tokens", "fetch"),
-    PrefixFetch: ("source", "blocks"),
-    StepResult: ("request_id", "index", "finish_reason", "hands_off"),
-    RoleMove: ("instance", "role"),
-}
-
-
 def _fields(decision: object) -> dict[str, object]:
-    """Return the fields of a decision; those on reuse only for routes with reuse."""
-    names = next((names for kind, names in _FIELDS.items() if isinstance(decision, kind)), None)
-    if names is None:
-        raise NotImplementedError(f"a journal cannot hold a {type(decision).__name__}")
-    if isinstance(decision, Route) and not decision.reused_tokens and decision.fetch is None:
-        names = names[:3]
-    return {name: getattr(decision, name) for name in names}
+    """Return the fields of decisions that are no structs; those on reuse only for routes with reuse."""
+    match decision:
+        case PlacedRequest(route=route):
+            names = ["prefill", "decode", "moves"]
+            if route.reused_tokens or route.fetch is not None:
+                names += ["reused_tokens", "fetch"]
+            return {"route": {name: getattr(route, name) for name in names}, "mode": decision.mode}
+        case StepResult():
+            return {name: getattr(decision, name) for name in ("request_id", "index", "finish_reason", "hands_off")}
+        case _:
+            raise NotImplementedError(f"a journal cannot hold a {type(decision).__name__}")
 
 
 ENCODER = msgspec.json.Encoder(enc_hook=_fields)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 import zmq
 
 from twofold.kvcache.allocator import LeaseTable
+from twofold.kvcache.cache import PrefixCache
 from twofold.kvcache.eviction import create_eviction
 from twofold.kvcache.paged import PagedBlockAllocator, PrefixBlockAllocator
 from twofold.performance.host_profile import PackedModel
@@ -68,7 +69,9 @@ def _scheduler(
     shares = config.reuses(spec)
     most_retained = int(num_blocks * config.engine.retained_share)
     blocks = (
-        PrefixBlockAllocator(num_blocks, block_size, create_eviction(config.engine.eviction), changes, most_retained)
+        PrefixBlockAllocator(
+            block_size, PrefixCache(num_blocks, create_eviction(config.engine.eviction), changes, most_retained)
+        )
         if shares
         else PagedBlockAllocator(num_blocks, block_size)
     )

@@ -47,8 +47,8 @@ class PerformanceModel(ABC):
     """Times and power of one instance: a model on machines at one tensor and pipeline parallelism.
 
     `name` is for display, such as `fitted bloom-176b on dgx-h100 TP8`. In a pipeline, an iteration passes all `stages`
-    one after the other, and the times are those of the whole iteration. `power` has the watts, or is another model that
-    draws the same.
+    one after the other, and the times are those of the whole iteration. `power` computes the watts: an `InstancePower`,
+    or another model with the same power.
     """
 
     name: str

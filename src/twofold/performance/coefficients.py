@@ -26,7 +26,7 @@ ENVIRONMENT = "TWOFOLD_CALIBRATION"
 
 
 class MeasuredPair(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A model on accelerators that were measured with it."""
+    """A model and the accelerators on which it was measured."""
 
     model: str
     accelerator: str

@@ -1,4 +1,4 @@
-"""Tables and JSON, as all reports write them."""
+"""Tables and JSON for all reports."""
 
 from collections.abc import Container, Sequence
 from typing import Any

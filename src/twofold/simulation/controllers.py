@@ -151,7 +151,7 @@ class ReplicatedControllers(ClusterScheduler):
     # -- reports ----------------------------------------------------------------------------------------------------
 
     def _unit(self, instance_id: str) -> InstanceLoad:
-        """The instance that reports, or its cell."""
+        """The unit that reports loads: the instance, or its cell."""
         load = self.pools.get(instance_id)
         assert load is not None  # noqa: S101  (a request was just placed on it)
         return self.pools.cells[load.cell].load if isinstance(self.pools, CellPools) else load

@@ -45,7 +45,7 @@ def is_decode(step: SequenceStep) -> bool:
 
 
 class AttentionPlanner:
-    """Plans attention calls. A token attends to itself and `window` − 1 positions before it, or all if it is None."""
+    """Plans attention calls. A token attends to itself and `window` − 1 positions before it (None: to all)."""
 
     def __init__(self, window: int | None, pool: KvPool, scratch: kernels.Scratch) -> None:
         self._window, self._pool, self._scratch = window, pool, scratch

@@ -108,7 +108,7 @@ class PoolHeads(NamedTuple):
 
 
 def copy_heads(source: PoolHeads, target: PoolHeads) -> int:
-    """Copy blocks pairwise; returns the bytes. Layers, heads and blocks may have other numbers in the other pool."""
+    """Copy blocks pairwise; returns the bytes. The pools may number layers, heads and blocks differently."""
     if not source.blocks:
         return 0
     runs = block_runs(source.blocks, target.blocks)

@@ -13,7 +13,7 @@ class KvReservation:
     """KV tokens that a request reserves on the instances it runs on.
 
     By default the whole request is reserved where it decodes, so an admitted request always finishes. With
-    `output_at_decode_start` the output is reserved with the first decode iteration, and a request may wait for it
+    `output_at_decode_start` the output is reserved with the first decode iteration; until then the request may wait,
     with its prompt's KV in place. With `step` the output is reserved so many tokens at a time (`SwapPreemption`).
     `extra` tokens are added to every prompt.
     """

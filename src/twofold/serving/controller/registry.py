@@ -208,7 +208,7 @@ class WorkerRegistry:
                 self.send(member.instance, HeartbeatAck(said_s=message.said_s))
 
     def message_lost(self, instance: str) -> None:
-        """Kill a worker at the next sweep, because its state is unknown without a message that was lost."""
+        """Kill a worker at the next sweep: a message from it was lost, so its state is unknown."""
         if self.up(instance):
             self.members[instance].lost_message = True
 

@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 
 class RemoteWorker:
-    """Desired state of a worker on another host. `life` counts its starts; life `over` was the last to end."""
+    """Desired state of a worker on another host. `life` numbers its starts; `over` is the last life that ended."""
 
     def __init__(self, role: Role) -> None:
         self.role = role
@@ -39,7 +39,7 @@ class RemoteWorker:
 
 
 class RemoteHost:
-    """A joined host. `life` identifies its launcher process; `present` holds until its workers are presumed dead."""
+    """A joined host. `life` identifies its launcher process; `present` is true until its workers are presumed dead."""
 
     def __init__(self, name: str, life: int, inbox: str, workers: dict[str, RemoteWorker], now: float) -> None:
         self.name, self.life, self.inbox, self.workers = name, life, inbox, workers
@@ -259,7 +259,7 @@ class Hosts(ProcessControl):
     def _command(self, host: RemoteHost, instance: str, found: messages.WorkerLife | None = None) -> None:
         """Send the command that brings a worker from its reported state to the desired one.
 
-        A life that became unwanted before it started is started all the same, because the registry waits for its exit.
+        A life is started even if it became unwanted before its start, because the registry waits for its exit.
         """
         worker = host.workers[instance]
         ends, life = (worker.unwanted, worker.life) if found is None else (found.runs, found.life)

@@ -146,7 +146,7 @@ class GenerationFields(UnsupportedFields, frozen=True, kw_only=True):
 
     @property
     def wanted_logprobs(self) -> int | None:
-        """How many of the most probable tokens to report for each token; None for no log probabilities."""
+        """Number of most probable tokens to report for each token; None for no log probabilities."""
         raise NotImplementedError
 
 

@@ -226,7 +226,7 @@ class ServiceLog:
         self.events: deque[ServiceEvent] = deque(maxlen=50)
 
     def event(self, text: str, instance: str | None = None) -> None:
-        """Record an event of now."""
+        """Record an event at the current time."""
         self.events.append(ServiceEvent(at_s=self.clock(), instance=instance, text=text))
 
 

@@ -36,8 +36,8 @@ def batch_driver(
     """Create the scheduler of a worker, and the loop that runs its batches.
 
     `changes` receives the cache events of prompt blocks. With a KV store on the host, prompt prefixes are loaded from
-    it, and computed ones put there. Not with swap preemption: decodes then rely on the free blocks, which loads would
-    take.
+    the store, and computed ones put there. Swap preemption excludes the store: decodes then need the free blocks that
+    loads would take.
     """
     scheduler = _scheduler(config, spec, parts, epoch, changes)
 

@@ -105,7 +105,7 @@ class WorkerParts:
 class EngineFactory:
     """A prepared engine: loaded once in the fork server, and inherited by every forked worker.
 
-    `model` is equal on all hosts that have the same one. `kv_layout` is None if a KV store cannot hold the blocks.
+    `model` is a fingerprint of the model. `kv_layout` is None if a KV store cannot hold the blocks.
     """
 
     max_model_len: int

@@ -253,7 +253,7 @@ class SharedWorkerState:
         )
 
     def prefill_ended(self, request_id: str, first_token: int | None) -> None:
-        """Tell the sender, after the token is on its way, that a prompt hands off with it, or None if it does not."""
+        """Give the sender the first token of a prompt, which is already reported; None cancels the hand-off."""
         sender = self.sender
         if not (sender.cancel(request_id) if first_token is None else sender.prefilled(request_id, first_token)):
             with self.changed:

@@ -198,7 +198,7 @@ class VllmLoop:
     ) -> None:
         """Apply the output of one request, with the lock held.
 
-        A prompt that has `ended` here hands off with its first token, or with None if that ended the output.
+        For a prompt of a hand-off, `ended` receives its first token, or None if that token ended the output.
         """
         request_id, state = held.request.id, self._state
         if output.finish_reason in {VllmReason.ABORT, VllmReason.ERROR}:

@@ -11,7 +11,7 @@ from rich.table import Table
 from twofold.cli.settings import Settings, command, flag, group
 from twofold.errors import ConfigurationError
 from twofold.instance import Role
-from twofold.serving.controller.service import PoolMember
+from twofold.serving.telemetry.snapshot import PoolMember
 
 _TIMEOUT_S: Final = 30
 _NUMBERS: Final = {"restarts", "waiting", "running"}

@@ -5,7 +5,7 @@ import pytest
 from twofold.errors import RequestError
 from twofold.instance import Role
 from twofold.serving.controller.replanning import DegradedMode
-from twofold.serving.controller.service import PoolMember
+from twofold.serving.telemetry.snapshot import PoolMember
 
 P, D, M = Role.PREFILL, Role.DECODE, Role.MIXED
 

@@ -4,10 +4,10 @@ It tracks the whole life of a request, and is the only sender of requests, lease
 therefore learns of a request before its lease, and the controller returns leases that are granted after their
 request has ended. A request whose worker is lost starts another attempt; a request that no worker can take waits.
 
-    controller.py    the service behind the gateway: wiring, messages of workers, health checks
+    controller.py    the service on its own workers: wiring, messages of workers, health checks
     requests.py      live requests: admission, placement, reports of workers, replay, end
     live_request.py  one live request: attempts and token order
-    membership.py    workers of the cluster: registration, roles, retirement, loss
+    membership.py    workers of the cluster: registration, status, retirement, loss
     registry.py      which workers run: heartbeats, failures, restarts
     remote.py        hosts that join the service, and their workers
     health.py        circuit breakers and availability
@@ -16,5 +16,5 @@ request has ended. A request whose worker is lost starts another attempt; a requ
     prompt_keys.py   block keys of prompts by tenant
     mailbox.py       messages between processes
     heartbeat.py     parent watchdog and clock offsets
-    service.py       the interface to the gateway
+    service.py       the service behind the gateway, shared with external servers: requests, roles, output
 """

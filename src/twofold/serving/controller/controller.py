@@ -2,11 +2,9 @@
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Collection
+from collections.abc import Collection
 
-from twofold.events import Recorder, RequestEvents
 from twofold.instance import Role
-from twofold.request import Generation, TokenOutput
 from twofold.scheduling.admission.admission import Admission
 from twofold.scheduling.admission.overload import OverloadControl
 from twofold.scheduling.cluster.scheduler import ClusterScheduler
@@ -14,23 +12,20 @@ from twofold.scheduling.replan.replanner import ReplanDecision
 from twofold.serving import messages
 from twofold.serving.config import ReplanConfig
 from twofold.serving.controller.forecast import LiveForecast, MeasuredPaths
-from twofold.serving.controller.health import WorkerHealth
 from twofold.serving.controller.heartbeat import ALIVE_S
 from twofold.serving.controller.mailbox import Inbox
-from twofold.serving.controller.membership import Membership, WorkerRoles
+from twofold.serving.controller.membership import Membership
 from twofold.serving.controller.prompt_keys import PromptKeys
 from twofold.serving.controller.registry import WorkerRegistry
 from twofold.serving.controller.remote import Hosts, RemoteWorkers
 from twofold.serving.controller.replanning import DegradedMode, LiveReplanning
 from twofold.serving.controller.requests import LiveRequests
-from twofold.serving.controller.service import PoolMember, ServedModel
-from twofold.serving.telemetry.snapshot import ServiceSnapshot
+from twofold.serving.controller.service import ServedModel, Service
 from twofold.serving.telemetry.telemetry import Telemetry
 
 
-class Controller:
-    """Implements `Service` and `RoleControl`: receives the messages of workers, stores and hosts, and checks their
-    health.
+class Controller(Service):
+    """Implements `RoleControl` too: receives the messages of workers, stores and hosts, and checks their health.
 
     With `roles_move`, or a pulled hand-off, room on the decode instance is requested when a prefill starts
     (docs/decisions/0007). With `recomputes` the decode instance gets the prompt as well. With `prompt_keys` workers
@@ -55,44 +50,36 @@ class Controller:
         prompt_keys: PromptKeys | None = None,
         forecast: LiveForecast | None = None,
     ) -> None:
-        self.model = model
-        self._registry, self._hosts, self._inbox = registry, hosts, inbox
-        self._telemetry, self._paths, self._forecast = telemetry, paths, forecast
-        self._monitor: asyncio.Task[None] | None = None
-        self._roles = WorkerRoles(cluster, registry, move=roles_move)
-        self._recorder = recorder = Recorder()
-        self._replanning = None if replan is None else LiveReplanning(replan, cluster.pools, self, recorder)
-        self._degraded = DegradedMode(self, roles_move=roles_move)
-        health = WorkerHealth(cluster, registry, telemetry)
-        ledger = None if overload is None else overload.ledger
-        subscribers = (cluster, ledger, recorder, health, self._replanning, telemetry, admission)
-        events = RequestEvents(each for each in subscribers if each is not None)
-        self._requests = LiveRequests(
+        requests = LiveRequests(
             cluster,
             admission,
             registry,
-            health,
             telemetry,
-            events,
-            recorder,
             announces=roles_move,
             recomputes=recomputes,
             reuses=prompt_keys is not None,
             overload=overload,
-            prompt_keys=prompt_keys,
+            name_blocks=None if prompt_keys is None else prompt_keys.name,
             forecast=forecast,
         )
+        router_forecast = None if forecast is None else forecast.forecast
+        super().__init__(
+            cluster, registry, requests, telemetry, roles_move=roles_move, model=model, forecast=router_forecast
+        )
+        self._registry, self._hosts, self._inbox = registry, hosts, inbox
+        self._paths, self._forecast = paths, forecast
+        self._monitor: asyncio.Task[None] | None = None
+        self._degraded = DegradedMode(self, roles_move=roles_move)
+        self._replanning: LiveReplanning | None = None
+        if replan is not None:
+            self._replanning = LiveReplanning(replan, cluster.pools, self, requests.recorder)
+            requests.events.subscribe(self._replanning)
         self._membership = Membership(
-            self._requests, cluster, registry, self._roles, health, telemetry, paths, forecast, self._open
+            requests, cluster, registry, telemetry, paths, forecast, self.statuses, self._open, roles_move=roles_move
         )
         self._remote = RemoteWorkers(hosts, registry, self._membership, forecast)
-        cluster.on_role_change = telemetry.instances.role
-        telemetry.admission(admission)
-        if forecast is not None:
-            cluster.pools.forecast = forecast.forecast
-            telemetry.forecast(cluster.pools, forecast.forecast)
-        if ledger is not None:
-            telemetry.overload(ledger)
+        if overload is not None:
+            telemetry.overload(overload.ledger)
 
     # -- lifecycle --------------------------------------------------------------------------------------------------
 
@@ -112,8 +99,8 @@ class Controller:
         if self._registry.complete:
             if self._monitor is None:
                 self._monitor = asyncio.create_task(self._monitor_health())
-            if self._roles.able:
-                self._requests.open()
+            if self._able:
+                self._requests.opened.set()
 
     async def _monitor_health(self) -> None:
         while True:
@@ -124,10 +111,6 @@ class Controller:
             self._membership.sweep(time.monotonic())
             self._requests.check_waiting()
 
-    async def wait_ready(self) -> None:
-        """Wait until every expected worker has registered and both phases have a worker."""
-        await self._requests.opened()
-
     def exited(self, instance: str) -> None:
         """Record the exit of a worker's process that the launcher reports."""
         self._remote.exited(instance)
@@ -135,14 +118,6 @@ class Controller:
     def workers_waiting(self, instances: Collection[str]) -> None:
         """Adapt roles to the workers that the launcher has no room for."""
         self._degraded.update(instances)
-
-    def fail_all(self, reason: str) -> None:
-        """Fail all requests and admit no more."""
-        self._requests.fail_all(reason)
-
-    async def drain(self) -> None:
-        """Admit no more requests, and wait until the live ones have ended."""
-        await self._requests.drain()
 
     def shutdown(self) -> None:
         """Shut down all workers and stop receiving messages."""
@@ -196,37 +171,12 @@ class Controller:
             case messages.HostJoins() | messages.HostAlive() | messages.HostFailed():
                 self._remote.handle(message, time.monotonic())
 
-    # -- Service ----------------------------------------------------------------------------------------------------
-
-    def ready(self) -> bool:
-        """Return whether a new request would be placed at once."""
-        return self._requests.admitting and self._roles.able
-
-    def generate(self, generation: Generation) -> AsyncGenerator[TokenOutput, None]:
-        """Yield output tokens in order. Closing the generator early aborts the request on every worker."""
-        return self._requests.generate(generation)
-
-    def stop(self, request_id: str) -> None:
-        self._requests.stop(request_id)
-
-    def metrics(self) -> bytes:
-        return self._telemetry.exposition()
-
-    def snapshot(self) -> ServiceSnapshot:
-        return self._telemetry.snapshot(self._recorder.live)
+    # -- roles ------------------------------------------------------------------------------------------------------
 
     def replans(self) -> list[str]:
         """Return the latest re-planning decisions and degraded plans, one sentence each."""
         decisions = [] if self._replanning is None else self._replanning.messages(time.monotonic())
         return decisions + self._degraded.messages
-
-    # -- RoleControl ------------------------------------------------------------------------------------------------
-
-    def pools(self) -> list[PoolMember]:
-        return self._membership.pools()
-
-    def set_role(self, instance: str, role: Role) -> None:
-        self._membership.set_role(instance, role)
 
     def retire(self, instance: str) -> None:
         self._membership.retire(instance)

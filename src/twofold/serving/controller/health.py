@@ -1,8 +1,8 @@
 """Circuit breakers and availability of workers, for requests that run on this service's workers or on other servers."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import Protocol
 
 from twofold.events import PlacedRequest, RequestSubscriber
 from twofold.instance import Role
@@ -14,42 +14,43 @@ from twofold.serving.telemetry.snapshot import InstanceState
 from twofold.serving.telemetry.telemetry import Telemetry
 
 
-class Worker(Protocol):
-    """A worker of this service or an upstream server. `role` is the configured role, or the one set since."""
-
-    role: Role
-
-    @property
-    def instance(self) -> str: ...
-
-    @property
-    def state(self) -> StrEnum: ...
-
-    @property
-    def breaker(self) -> Breaker: ...
-
-    @property
-    def retired(self) -> bool: ...
-
-    @property
-    def restarts(self) -> int: ...
+class WorkerState(StrEnum):
+    STARTING = "starting"
+    UP = "up"
+    FENCED = "fenced"
+    DOWN = "down"
 
 
-class WorkerGroup(Protocol):
+class Worker:
+    """A worker of this service or an upstream server, across restarts.
+
+    `role` is the configured role, or the one set since. `start_s` is the earliest time of the next start or probe.
+    """
+
+    def __init__(self, instance: str, role: Role, restart_s: float) -> None:
+        self.instance, self.role = instance, role
+        self.state = WorkerState.STARTING
+        self.breaker = Breaker(restart_s)
+        self.restarts = 0
+        self.start_s = 0.0
+        self.retired = False  # not restarted when it has ended
+
+
+class WorkerGroup(ABC):
     """The workers of a service by instance name."""
 
-    @property
-    def members(self) -> Mapping[str, Worker]: ...
+    members: Mapping[str, Worker]
 
-    def breaker(self, instance: str) -> Breaker: ...
+    def breaker(self, instance: str) -> Breaker:
+        return self.members[instance].breaker
 
+    @abstractmethod
     def send(self, instance: str, message: Message) -> None:
         """Send a Prefill, Reserve or Abort. The message is dropped if the worker is not up."""
-        ...
 
     def to_local_time(self, instance: str, moment_s: float) -> float:
         """Convert a time of the worker's monotonic clock to the local one."""
-        ...
+        return moment_s
 
 
 class WorkerHealth(RequestSubscriber):

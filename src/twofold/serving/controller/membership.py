@@ -1,105 +1,46 @@
-"""Workers of the cluster: they register, report their state, change roles, retire and are lost."""
+"""Workers of the cluster: they register, report their state, retire and are lost."""
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
-from twofold.errors import RequestError
-from twofold.instance import InstanceLoad, Role
+from twofold.instance import Role
 from twofold.scheduling.cluster.scheduler import ClusterScheduler
 from twofold.scheduling.instance.status import InstanceStatus
 from twofold.serving.controller.forecast import LiveForecast, MeasuredPaths
-from twofold.serving.controller.health import Worker, WorkerGroup, WorkerHealth
 from twofold.serving.controller.registry import WorkerRegistry
 from twofold.serving.controller.requests import LiveRequests
-from twofold.serving.controller.service import PoolMember
 from twofold.serving.messages import InstanceFenced, InstanceLost, Registered, Shutdown, Status, StepDone
 from twofold.serving.telemetry.telemetry import Telemetry
 
 log = logging.getLogger(__name__)
 
 
-class WorkerRoles:
-    """Roles of the workers that are up; `move` allows changing them."""
-
-    def __init__(self, cluster: ClusterScheduler, workers: WorkerGroup, *, move: bool) -> None:
-        self._cluster, self._workers = cluster, workers
-        self.move = move
-
-    @property
-    def able(self) -> bool:
-        """Whether both phases have a worker."""
-        pools = self._cluster.pools
-        prefill, decode, mixed = len(pools.prefill), len(pools.decode), len(pools.mixed)
-        return (prefill + decode + mixed if self.move else prefill * decode + mixed) > 0
-
-    def members(self, statuses: Mapping[str, InstanceStatus]) -> list[PoolMember]:
-        """Return every worker with its last reported status."""
-        pools = self._cluster.pools
-        return [
-            _pool_member(worker, pools.get(instance), statuses.get(instance))
-            for instance, worker in self._workers.members.items()
-        ]
-
-    def set(self, instance: str, role: Role) -> None:
-        """Change the role of a worker; raises RequestError where that is not possible."""
-        load = self._cluster.pools.get(instance)
-        if load is None:
-            raise RequestError(f"no worker {instance!r} is up", status=404, code="unknown_instance")
-        if not self.move:
-            raise RequestError(
-                "the workers of this service have fixed roles: serve with --router splitwise to move them",
-                status=409,
-                code="roles_fixed",
-            )
-        roles = [role, *(one.role for one in self._cluster.pools if one is not load)]
-        if not (any(each.prefills for each in roles) and any(each.decodes for each in roles)):
-            raise RequestError(
-                f"{instance} is the last worker of its phase and cannot change to {role.value}",
-                status=409,
-                code="last_of_its_phase",
-            )
-        self._cluster.set_role(instance, role)
-        self._workers.members[instance].role = role
-
-
-def _pool_member(worker: Worker, load: InstanceLoad | None, status: InstanceStatus | None) -> PoolMember:
-    role = worker.role if load is None else load.role
-    return PoolMember(
-        instance=worker.instance,
-        role=role,
-        home=role if load is None else load.home,
-        state="retired" if worker.retired else worker.state.value,
-        circuit_breaker=worker.breaker.state.value,
-        restarts=worker.restarts,
-        waiting=0 if status is None else status.waiting,
-        running=0 if status is None else status.running,
-        blocks_total=0 if status is None else status.blocks_total,
-        blocks_free=0 if status is None else status.blocks_free,
-    )
-
-
 class Membership:
-    """Adds workers to the cluster and removes them. `on_registered` is called after each registration."""
+    """Adds workers to the cluster and removes them. `on_registered` is called after each registration.
+
+    `statuses` receives the last reports of the workers. With `roles_move`, the scheduler learns of waiting requests.
+    """
 
     def __init__(
         self,
         requests: LiveRequests,
         cluster: ClusterScheduler,
         registry: WorkerRegistry,
-        roles: WorkerRoles,
-        health: WorkerHealth,
         telemetry: Telemetry,
         paths: MeasuredPaths,
         forecast: LiveForecast | None,
+        statuses: dict[str, InstanceStatus],
         on_registered: Callable[[], None],
+        *,
+        roles_move: bool,
     ) -> None:
         self._requests, self._cluster, self._registry = requests, cluster, registry
-        self._roles, self._health, self._telemetry = roles, health, telemetry
+        self._health, self._telemetry = requests.health, telemetry
         self._paths, self._forecast, self._on_registered = paths, forecast, on_registered
+        self._statuses, self._roles_move = statuses, roles_move
         self._reports: dict[str, int] = {}  # number of the last status report
         self._registered: dict[str, Registered] = {}  # registered, but not in the cluster yet
-        self._statuses: dict[str, InstanceStatus] = {}
 
     def register(self, message: Registered) -> None:
         """Add a worker that is ready; an incompatible one is refused."""
@@ -140,17 +81,8 @@ class Membership:
     def _update(self, instance: str, status: InstanceStatus) -> None:
         self._statuses[instance] = status
         self._telemetry.instances.status(instance, status)
-        if self._roles.move:
+        if self._roles_move:
             self._cluster.set_queued(instance, status.waiting)
-
-    def pools(self) -> list[PoolMember]:
-        """Return every worker with its current role."""
-        return self._roles.members(self._statuses)
-
-    def set_role(self, instance: str, role: Role) -> None:
-        """Change the role of a worker for new requests; raises RequestError where that is not possible."""
-        self._roles.set(instance, role)
-        self._requests.place_waiting()
 
     def retire(self, instance: str) -> None:
         """Stop placing requests on a worker, and shut it down once it is idle."""

@@ -1,20 +1,11 @@
 """Block keys of prompts, shared by the requests of one tenant only."""
 
 import secrets
-from typing import Protocol
 
 import msgspec
 
 from twofold.kvcache.prefix import prefix_keys, tenant_salt
 from twofold.request import Generation
-
-
-class BlockNaming(Protocol):
-    """Assigns keys to the blocks of prompts."""
-
-    def name(self, generation: Generation) -> Generation:
-        """Return the generation with the keys of its prompt's blocks."""
-        ...
 
 
 class PromptKeys:

@@ -8,15 +8,15 @@ A silent worker is killed first: afterwards it can neither answer nor write to i
 
 import logging
 from collections.abc import Mapping
-from enum import StrEnum
 from typing import NamedTuple, Protocol
 
 import msgspec
 
 from twofold.errors import ConfigurationError, StaleEpochError
 from twofold.instance import Role
-from twofold.scheduling.cluster.breaker import LONGEST_S, Breaker
+from twofold.scheduling.cluster.breaker import LONGEST_S
 from twofold.security.network import HOME
+from twofold.serving.controller.health import Worker, WorkerGroup, WorkerState
 from twofold.serving.controller.heartbeat import ClockOffset
 from twofold.serving.controller.mailbox import Outbox
 from twofold.serving.messages import Alive, HeartbeatAck, Message, Peer, Peers, Registered, WorkerRefused
@@ -54,29 +54,16 @@ class HealthTimeouts(msgspec.Struct, frozen=True, kw_only=True):
     restart_s: float = LONGEST_S
 
 
-class WorkerState(StrEnum):
-    STARTING = "starting"
-    UP = "up"
-    FENCED = "fenced"
-    DOWN = "down"
-
-
-class RegisteredWorker:
-    """A worker across restarts. `role` is the configured role, or the one set since."""
+class RegisteredWorker(Worker):
+    """A worker process of this service."""
 
     def __init__(self, instance: str, role: Role, restart_s: float) -> None:
-        self.instance = instance
-        self.role = role
-        self.state = WorkerState.STARTING
-        self.breaker = Breaker(restart_s)
+        super().__init__(instance, role, restart_s)
         self.peer: Peer | None = None
         self.clock: ClockOffset | None = None  # None on this host
         self.heard_s = 0.0
         self.batch_s = 0.0  # how long its current batch has run
         self.lost_message = False
-        self.start_s = 0.0  # earliest restart
-        self.retired = False  # not restarted when it has ended
-        self.restarts = 0
 
     @property
     def inbox(self) -> str | None:
@@ -91,7 +78,7 @@ class SweepResult(NamedTuple):
     restarted: list[str]
 
 
-class WorkerRegistry:
+class WorkerRegistry(WorkerGroup):
     """All workers that should run, and the only sender of messages to them.
 
     Workers in `expected` run from the start; others come and go with their hosts. `complete` is set once all expected
@@ -101,7 +88,9 @@ class WorkerRegistry:
     def __init__(
         self, expected: Mapping[str, Role], outbox: Outbox, processes: ProcessControl, timeouts: HealthTimeouts
     ) -> None:
-        self.members = {name: RegisteredWorker(name, role, timeouts.restart_s) for name, role in expected.items()}
+        self.members: dict[str, RegisteredWorker] = {
+            name: RegisteredWorker(name, role, timeouts.restart_s) for name, role in expected.items()
+        }
         self._outbox, self._processes, self._timeouts = outbox, processes, timeouts
         self._model: tuple[str, object] | None = None
         self._swept_s: float | None = None
@@ -141,15 +130,11 @@ class WorkerRegistry:
         member = self.members.get(instance)
         return member is not None and member.state is WorkerState.UP
 
-    def breaker(self, instance: str) -> Breaker:
-        return self.members[instance].breaker
-
     def heard_s(self, instance: str) -> float:
         """Time of the last heartbeat."""
         return self.members[instance].heard_s
 
     def to_local_time(self, instance: str, moment_s: float) -> float:
-        """Convert a time of a worker's monotonic clock to the controller's."""
         clock = self.members[instance].clock if instance in self.members else None
         return moment_s if clock is None else clock.to_local(moment_s)
 

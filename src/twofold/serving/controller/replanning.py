@@ -35,8 +35,8 @@ from twofold.scheduling.replan.replanner import (
 )
 from twofold.scheduling.replan.traffic import TrafficMonitor, TrafficSample
 from twofold.serving.config import ReplanConfig
-from twofold.serving.controller.service import PoolMember
 from twofold.serving.launch.child_process import die_with_parent
+from twofold.serving.telemetry.snapshot import PoolMember
 from twofold.timeline import Timeline
 
 log = logging.getLogger("twofold.serving.controller.replanning")  # __main__ in the search process

@@ -6,7 +6,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 
 from twofold.errors import InstanceLostError, RequestError, TwofoldError
 from twofold.events import PlacedRequest, Recorder, RequestEvents
@@ -18,7 +18,6 @@ from twofold.scheduling.cluster.scheduler import ClusterScheduler
 from twofold.serving.controller.forecast import LiveForecast
 from twofold.serving.controller.health import WorkerGroup, WorkerHealth
 from twofold.serving.controller.live_request import LiveRequest, deadline_error, rejection_error
-from twofold.serving.controller.prompt_keys import BlockNaming
 from twofold.serving.messages import Abort, HandoffEnded, HandoffReport, LeaseGranted, Prefill, Reserve, StepDone
 from twofold.serving.telemetry.telemetry import Telemetry
 from twofold.timeline import Moment, Timeline
@@ -31,9 +30,10 @@ MAX_FAILED_ATTEMPTS = 8  # consecutive attempts without a token: the request its
 class LiveRequests:
     """All live requests and their current attempts.
 
-    Requests are admitted from `open` until `drain` or `fail_all`. With `announces`, room on the decode instance is
-    requested when a prefill starts (docs/decisions/0007). With `recomputes`, the decode instance gets the prompt as
-    well. With `reuses`, workers report how many prompt tokens they found in their prefix cache.
+    Requests are admitted from when `opened` is set until `drain` or `fail_all`. With `announces`, room on the decode
+    instance is requested when a prefill starts (docs/decisions/0007). With `recomputes`, the decode instance gets the
+    prompt as well. With `reuses`, workers report how many prompt tokens they found in their prefix cache. `name_blocks`
+    adds the keys of a prompt's blocks to its generation.
     """
 
     def __init__(
@@ -41,25 +41,27 @@ class LiveRequests:
         cluster: ClusterScheduler,
         admission: Admission,
         workers: WorkerGroup,
-        health: WorkerHealth,
         telemetry: Telemetry,
-        events: RequestEvents,
-        recorder: Recorder,
         *,
         announces: bool,
         recomputes: bool,
         reuses: bool,
         overload: OverloadControl | None = None,
-        prompt_keys: BlockNaming | None = None,
+        name_blocks: Callable[[Generation], Generation] | None = None,
         forecast: LiveForecast | None = None,
     ) -> None:
-        self._cluster, self._admission, self._workers, self._health = cluster, admission, workers, health
-        self._telemetry, self._events, self._recorder = telemetry, events, recorder
+        self._cluster, self._admission, self._workers, self._telemetry = cluster, admission, workers, telemetry
         self._announces, self._recomputes, self._reuses = announces, recomputes, reuses
-        self._overload, self._prompt_keys, self._forecast = overload, prompt_keys, forecast
+        self._overload, self._name_blocks, self._forecast = overload, name_blocks, forecast
+        self.recorder = Recorder()
+        self.health = WorkerHealth(cluster, workers, telemetry)
+        ledger = None if overload is None else overload.ledger
+        subscribers = (cluster, ledger, self.recorder, self.health, telemetry, admission)
+        self.events = RequestEvents(each for each in subscribers if each is not None)
+        telemetry.admission(admission)
         self._live: dict[str, LiveRequest] = {}
         self._attempts: dict[str, LiveRequest] = {}  # by the id of the current attempt
-        self._opened = asyncio.Event()
+        self.opened = asyncio.Event()  # set while requests are admitted
         self._closed = False
         self._idle = asyncio.Event()
 
@@ -69,18 +71,10 @@ class LiveRequests:
 
     # -- opening and closing ----------------------------------------------------------------------------------------
 
-    def open(self) -> None:
-        """Start to admit requests."""
-        self._opened.set()
-
-    async def opened(self) -> None:
-        """Wait until requests are admitted."""
-        await self._opened.wait()
-
     @property
     def admitting(self) -> bool:
         """Whether the service is open for new requests."""
-        return self._opened.is_set() and not self._closed
+        return self.opened.is_set() and not self._closed
 
     async def drain(self) -> None:
         """Admit no more requests, and wait until the live ones have ended."""
@@ -117,18 +111,18 @@ class LiveRequests:
 
     def _admit(self, generation: Generation) -> LiveRequest:
         """Admit a request and place it, or let it wait; raises RequestError for a rejected one."""
-        if self._prompt_keys is not None:
-            generation = self._prompt_keys.name(generation)
+        if self._name_blocks is not None:
+            generation = self._name_blocks(generation)
         request, live, now = generation.request, LiveRequest(generation), time.monotonic()
-        self._events.arrived(request, now)
+        self.events.arrived(request, now)
         refusal = self._admission.offer(live.queued, now)
         if refusal is not None:
             moments = {Moment.ARRIVED: request.arrival_s}
             timeline = Timeline(request, moments, finish_reason=FinishReason.ERROR)
-            self._events.rejected(timeline, refusal.reason, now)
+            self.events.rejected(timeline, refusal.reason, now)
             raise rejection_error(refusal)
         self._live[request.id] = live
-        self._events.admitted(request, now)
+        self.events.admitted(request, now)
         self.place_waiting()
         return live
 
@@ -150,7 +144,7 @@ class LiveRequests:
 
     def _place_on_resumed(self) -> None:
         """Place waiting requests if the last events resumed a worker."""
-        if self._health.take_resumed():
+        if self.health.take_resumed():
             self.place_waiting()
 
     def _place(self, live: LiveRequest) -> bool:
@@ -162,7 +156,7 @@ class LiveRequests:
         placed.request_id = live.id
         live.begin(generation, placed)
         self._attempts[placed.id] = live
-        self._events.placed(placed, now)
+        self.events.placed(placed, now)
         if self._overload is not None and live.attempts == 1:
             live.predicted_ttft_s = self._overload.ledger.predicted_ttft_s(placed.id)
         self._send(generation, placed)
@@ -221,7 +215,7 @@ class LiveRequests:
     def prefill_started(self, attempt_id: str, at_s: float) -> None:
         """Record the start of an attempt's prefill."""
         if attempt_id in self._attempts:
-            self._events.prefill_started(attempt_id, at_s)
+            self.events.prefill_started(attempt_id, at_s)
 
     def token(self, attempt_id: str, output: TokenOutput, instance: str, started_s: float, now: float) -> None:
         """Record a token of an attempt, from an iteration of `instance` that began at `started_s`."""
@@ -230,17 +224,17 @@ class LiveRequests:
             return
         splits = live.placed.route.splits
         if output.index == 0:
-            self._events.first_token(attempt_id, now)
+            self.events.first_token(attempt_id, now)
             if self._reuses:
                 self._telemetry.instances.prefilled(instance, live.current.request.prompt_tokens, output.reused_tokens)
             self._place_on_resumed()
             if self._rejects_decode(live, live.placed, output, now):
                 return
         elif output.index == 1:
-            self._events.decode_started(attempt_id, started_s)
+            self.events.decode_started(attempt_id, started_s)
             self._place_on_resumed()
         for ordered in live.push(output):
-            self._events.token(attempt_id, now)
+            self.events.token(attempt_id, now)
             if ordered.finish_reason is not None:
                 # The decode worker still expects a request that ended with its first token.
                 unused = splits and live.next_index == live.first_index + 1
@@ -271,7 +265,7 @@ class LiveRequests:
         live = self._attempts.get(attempt_id)
         if live is not None:
             live.handed_off = True
-            self._events.handed_off(attempt_id, started_s, ended_s)
+            self.events.handed_off(attempt_id, started_s, ended_s)
 
     # -- end and replay ---------------------------------------------------------------------------------------------
 
@@ -286,9 +280,9 @@ class LiveRequests:
         if self._live.pop(live.id, None) is None:
             return
         self._end_attempt(live, abort=abort, complete=reason.complete)
-        timeline = self._recorder.end(live.id, reason)
+        timeline = self.recorder.end(live.id, reason)
         if timeline is not None:
-            self._events.ended(timeline, time.monotonic())
+            self.events.ended(timeline, time.monotonic())
         if not self._live:
             self._idle.set()
         self._place_on_resumed()
@@ -321,9 +315,9 @@ class LiveRequests:
         del self._attempts[placed.id]
         live.end_attempt()
         if complete:
-            self._events.finished(placed.id, live.next_index - live.first_index, time.monotonic())
+            self.events.finished(placed.id, live.next_index - live.first_index, time.monotonic())
         else:
-            self._events.aborted(placed.id, time.monotonic())
+            self.events.aborted(placed.id, time.monotonic())
         if abort:
             for instance in {placed.route.prefill, placed.route.decode}:
                 self._workers.send(instance, Abort(request_id=placed.id))

@@ -1,13 +1,20 @@
-"""The interface between the gateway and the service that generates tokens."""
+"""The service behind the gateway, whether it runs workers of its own or external servers."""
 
+import asyncio
 from collections.abc import AsyncGenerator
-from typing import Protocol
 
 import msgspec
 
-from twofold.instance import Role
+from twofold.errors import RequestError
+from twofold.instance import InstanceLoad, Role
 from twofold.request import Generation, TokenOutput
-from twofold.serving.telemetry.snapshot import ServiceSnapshot
+from twofold.scheduling.cluster.forecast import ClusterForecast
+from twofold.scheduling.cluster.scheduler import ClusterScheduler
+from twofold.scheduling.instance.status import InstanceStatus
+from twofold.serving.controller.health import Worker, WorkerGroup
+from twofold.serving.controller.requests import LiveRequests
+from twofold.serving.telemetry.snapshot import PoolMember, ServiceSnapshot
+from twofold.serving.telemetry.telemetry import Telemetry
 
 
 class ServedModel(msgspec.Struct, frozen=True, kw_only=True):
@@ -23,66 +30,131 @@ class ServedModel(msgspec.Struct, frozen=True, kw_only=True):
     created: int
 
 
-class PoolMember(msgspec.Struct, frozen=True, kw_only=True):
-    """A worker in its pool.
+class Service:
+    """Generates tokens for concurrent requests on one event loop.
 
-    `home` is the configured role, or the one an operator set. `state` is a WorkerState or `retired`.
-    `circuit_breaker` is closed, open or half-open. Blocks are those of its KV cache.
+    With `roles_move`, the roles of workers can be changed. `statuses` are the last reports of the workers.
     """
 
-    instance: str
-    role: Role
-    home: Role
-    state: str
-    circuit_breaker: str
-    restarts: int
-    waiting: int
-    running: int
-    blocks_total: int
-    blocks_free: int
-
-
-class Service(Protocol):
-    """Generates tokens for concurrent requests on one event loop."""
+    def __init__(
+        self,
+        cluster: ClusterScheduler,
+        workers: WorkerGroup,
+        requests: LiveRequests,
+        telemetry: Telemetry,
+        *,
+        roles_move: bool,
+        model: ServedModel | None = None,
+        forecast: ClusterForecast | None = None,
+    ) -> None:
+        self._cluster, self._workers, self._requests, self._telemetry = cluster, workers, requests, telemetry
+        self._roles_move, self._model = roles_move, model
+        self.statuses: dict[str, InstanceStatus] = {}
+        cluster.on_role_change = telemetry.instances.role
+        if forecast is not None:
+            cluster.pools.forecast = forecast
+            telemetry.forecast(cluster.pools, forecast)
 
     @property
-    def model(self) -> ServedModel: ...
+    def _able(self) -> bool:
+        """Whether both phases have a worker."""
+        pools = self._cluster.pools
+        prefill, decode, mixed = len(pools.prefill), len(pools.decode), len(pools.mixed)
+        return (prefill + decode + mixed if self._roles_move else prefill * decode + mixed) > 0
+
+    @property
+    def model(self) -> ServedModel:
+        """The served model; raises RequestError (503) until it is known."""
+        if self._model is None:
+            raise RequestError("the service is starting", status=503, code="not_ready")
+        return self._model
 
     def generate(self, generation: Generation) -> AsyncGenerator[TokenOutput, None]:
         """Yield the output tokens in order; the last one has a finish reason.
 
         Raises RequestError for a rejected request, and InstanceLostError after repeated failures. Closing the
-        generator, or cancelling the task that waits on it, aborts the request at once. Closing it after the last token
-        has no effect.
+        generator, or cancelling the task that waits on it, aborts the request at once on every worker. Closing it after
+        the last token has no effect.
         """
-        ...
+        return self._requests.generate(generation)
 
     def stop(self, request_id: str) -> None:
-        """End a request as finished, for example at a stop string. Closing the generator counts as an abort
-        otherwise.
-        """
-        ...
+        """End a request as finished, for example at a stop string; closing its generator would abort it."""
+        self._requests.stop(request_id)
 
     def ready(self) -> bool:
-        """Return whether a new request would be served."""
-        ...
+        """Return whether a new request would be placed at once."""
+        return self._requests.admitting and self._able
+
+    async def wait_ready(self) -> None:
+        """Wait until requests are admitted."""
+        await self._requests.opened.wait()
+
+    async def drain(self, grace_s: float, failure: str) -> None:
+        """Admit no more requests, and wait for the live ones; those that run after `grace_s` fail with this reason."""
+        try:
+            await asyncio.wait_for(self._requests.drain(), grace_s)
+        except TimeoutError:
+            self.fail_all(failure)
+
+    def fail_all(self, reason: str) -> None:
+        """Admit no more requests, and fail the live ones."""
+        self._requests.fail_all(reason)
 
     def pools(self) -> list[PoolMember]:
-        """Return every worker with its current role."""
-        ...
+        """Return every worker with its current role and last reported status."""
+        pools = self._cluster.pools
+        return [
+            _pool_member(worker, pools.get(instance), self.statuses.get(instance))
+            for instance, worker in self._workers.members.items()
+        ]
 
     def set_role(self, instance: str, role: Role) -> None:
         """Change the role of a worker for new requests; raises RequestError where that is not possible."""
-        ...
+        load = self._cluster.pools.get(instance)
+        if load is None:
+            raise RequestError(f"no worker {instance!r} is up", status=404, code="unknown_instance")
+        if not self._roles_move:
+            raise RequestError(
+                "the workers of this service have fixed roles: serve with --router splitwise to move them",
+                status=409,
+                code="roles_fixed",
+            )
+        roles = [role, *(one.role for one in self._cluster.pools if one is not load)]
+        if not (any(each.prefills for each in roles) and any(each.decodes for each in roles)):
+            raise RequestError(
+                f"{instance} is the last worker of its phase and cannot change to {role.value}",
+                status=409,
+                code="last_of_its_phase",
+            )
+        self._cluster.set_role(instance, role)
+        self._workers.members[instance].role = role
+        self._requests.place_waiting()
 
     def replans(self) -> list[str]:
         """Return the latest re-planning decisions, one sentence each, oldest first."""
-        ...
+        return []
 
     def snapshot(self) -> ServiceSnapshot:
         """Return current and recent state for the dashboard."""
-        ...
+        return self._telemetry.snapshot(self._requests.recorder.live)
 
     def metrics(self) -> bytes:
         """Return the metrics behind the gateway in Prometheus text format."""
-        ...
+        return self._telemetry.exposition()
+
+
+def _pool_member(worker: Worker, load: InstanceLoad | None, status: InstanceStatus | None) -> PoolMember:
+    role = worker.role if load is None else load.role
+    return PoolMember(
+        instance=worker.instance,
+        role=role,
+        home=role if load is None else load.home,
+        state="retired" if worker.retired else worker.state.value,
+        circuit_breaker=worker.breaker.state.value,
+        restarts=worker.restarts,
+        waiting=0 if status is None else status.waiting,
+        running=0 if status is None else status.running,
+        blocks_total=0 if status is None else status.blocks_total,
+        blocks_free=0 if status is None else status.blocks_free,
+    )

@@ -153,10 +153,7 @@ class LocalService:
         self._on_progress(f"ready on http://{host}:{port}" + (f" ({measured})" if measured else ""))
         await self._stop.wait()
         # The health endpoint reports "not ready" while the running streams end.
-        try:
-            await asyncio.wait_for(controller.drain(), STOP_GRACE_S)
-        except TimeoutError:
-            controller.fail_all("the service was stopped before the answer was complete")
+        await controller.drain(STOP_GRACE_S, "the service was stopped before the answer was complete")
         await server.stop()
 
     async def _unless_stopped(self, event: asyncio.Future[T]) -> bool:

@@ -108,6 +108,25 @@ class InstanceState(StrEnum):
     LOST = "lost"
 
 
+class PoolMember(msgspec.Struct, frozen=True, kw_only=True):
+    """A worker in its pool.
+
+    `home` is the configured role, or the one an operator set. `state` is a WorkerState or `retired`.
+    `circuit_breaker` is closed, open or half-open. Blocks are those of its KV cache.
+    """
+
+    instance: str
+    role: Role
+    home: Role
+    state: str
+    circuit_breaker: str
+    restarts: int
+    waiting: int
+    running: int
+    blocks_total: int
+    blocks_free: int
+
+
 class InstanceSeries(msgspec.Struct, frozen=True, kw_only=True):
     """One sample per second, oldest first; later instances have fewer.
 

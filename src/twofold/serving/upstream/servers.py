@@ -10,11 +10,9 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from twofold.errors import ConfigurationError
-from twofold.scheduling.cluster.breaker import Breaker
 from twofold.scheduling.cluster.scheduler import ClusterScheduler
 from twofold.scheduling.instance.status import InstanceStatus
-from twofold.serving.controller.health import WorkerHealth
-from twofold.serving.controller.registry import WorkerState
+from twofold.serving.controller.health import Worker, WorkerGroup, WorkerHealth, WorkerState
 from twofold.serving.controller.service import ServedModel
 from twofold.serving.messages import Abort, Message, Prefill
 from twofold.serving.telemetry.telemetry import Telemetry
@@ -35,18 +33,16 @@ class AttemptRunner(Protocol):
     def abort(self, attempt_id: str) -> None: ...
 
 
-class Server:
-    """One server, presented to the controller as a worker. It is never started or retired here."""
+class Server(Worker):
+    """One server, presented to the controller as a worker. It is never started or retired here.
 
-    retired = False
+    `restarts` counts its recoveries.
+    """
 
     def __init__(self, config: ServerConfig, client: VllmClient, longest_s: float) -> None:
-        self.instance, self.role, self.config, self.client = config.instance, config.role, config, client
-        self.state = WorkerState.STARTING
-        self.breaker = Breaker(longest_s)
+        super().__init__(config.instance, config.role, longest_s)
+        self.config, self.client = config, client
         self.card: ServerModel | None = None  # None until first healthy
-        self.restarts = 0  # number of recoveries
-        self.start_s = 0.0  # earliest time of the next probe
 
     @property
     def up(self) -> bool:
@@ -58,19 +54,12 @@ class Server:
         return "" if self.card is None else self.card.id
 
 
-class ServerRegistry:
-    """All servers; implements `Workers` by passing messages to the `runner`."""
+class ServerRegistry(WorkerGroup):
+    """All servers; messages go to the `runner`. Times need no conversion: all are measured in this process."""
 
     def __init__(self, servers: Sequence[Server]) -> None:
-        self.members = {server.instance: server for server in servers}
+        self.members: dict[str, Server] = {server.instance: server for server in servers}
         self.runner: AttemptRunner | None = None
-
-    def breaker(self, instance: str) -> Breaker:
-        return self.members[instance].breaker
-
-    def to_local_time(self, instance: str, moment_s: float) -> float:
-        """All times are measured in this process, so no conversion is needed."""
-        return moment_s
 
     def send(self, instance: str, message: Message) -> None:
         """Begin or abort attempts; other messages, such as reservations, are ignored."""
@@ -107,7 +96,7 @@ class ServerRegistry:
 
 
 class HealthProbe:
-    """One probe task per server, from `start` to `stop`.
+    """One probe task per server, from `start` to `stop`, which records `statuses`.
 
     `on_up` is called when a server becomes usable, `on_metrics` with its metrics, and `on_lost` with the reason when it
     fails a probe. Once `model` is set, servers that cannot serve it are skipped.
@@ -119,6 +108,7 @@ class HealthProbe:
         cluster: ClusterScheduler,
         health: WorkerHealth,
         telemetry: Telemetry,
+        statuses: dict[str, InstanceStatus],
         *,
         timeout_s: float,
         on_up: Callable[[Server, ServerMetrics], None],
@@ -126,13 +116,13 @@ class HealthProbe:
         on_lost: Callable[[str, str], None],
     ) -> None:
         self._servers, self._cluster, self._health, self._telemetry = servers, cluster, health, telemetry
+        self._statuses = statuses
         self._timeout_s, self._on_up, self._on_metrics, self._on_lost = timeout_s, on_up, on_metrics, on_lost
         self._external = ExternalLoads(cluster.pools)
         self._rejected: dict[str, str] = {}
         self._unprobed = set(servers.members)
         self.model: ServedModel | None = None
         self._tasks: list[asyncio.Task[None]] = []
-        self.statuses: dict[str, InstanceStatus] = {}
 
     def start(self) -> None:
         """Start the probe tasks. Call inside the running event loop."""
@@ -153,7 +143,7 @@ class HealthProbe:
             return False
         self._external.forget(instance)
         self._cluster.pause(instance)
-        self.statuses.pop(instance, None)
+        self._statuses.pop(instance, None)
         self._telemetry.instances.remove(instance)
         return True
 
@@ -177,7 +167,7 @@ class HealthProbe:
         if not server.up:
             self._bring_up(server, await client.card(timeout_s), metrics)
         if server.up:
-            self.statuses[server.instance] = metrics.status
+            self._statuses[server.instance] = metrics.status
             self._telemetry.instances.status(server.instance, metrics.status)
             self._cluster.set_queued(server.instance, metrics.waiting)
             self._external.update(server.instance, metrics)

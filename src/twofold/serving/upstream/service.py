@@ -3,29 +3,22 @@
 import asyncio
 import socket
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import Callable
 from pathlib import Path
 
 import aiohttp
 import zmq.asyncio
 
-from twofold.errors import RequestError
-from twofold.events import Recorder, RequestEvents
 from twofold.handoff import HandoffMode
-from twofold.instance import Role
-from twofold.request import Generation, TokenOutput
 from twofold.scheduling.admission.admission import Admission
 from twofold.scheduling.cluster.scheduler import ClusterScheduler, FixedHandoff
 from twofold.scheduling.routers import FIXED_ROLE_ROUTERS, FORECASTING_ROUTERS, ROUTERS
-from twofold.serving.controller.health import WorkerHealth
-from twofold.serving.controller.membership import WorkerRoles
 from twofold.serving.controller.requests import LiveRequests
-from twofold.serving.controller.service import PoolMember, ServedModel
+from twofold.serving.controller.service import ServedModel, Service
 from twofold.serving.gateway.app import create_app
 from twofold.serving.gateway.server import HttpServer
 from twofold.serving.gateway.tokenizer import load_tokenizer
 from twofold.serving.launch.local_service import READ_GRACE_S, STOP_GRACE_S, HttpConfig
-from twofold.serving.telemetry.snapshot import ServiceSnapshot
 from twofold.serving.telemetry.telemetry import Telemetry
 from twofold.serving.upstream.client import VllmClient
 from twofold.serving.upstream.config import RouteConfig
@@ -37,8 +30,8 @@ from twofold.serving.upstream.servers import HealthProbe, Server, ServerRegistry
 TICK_S = 0.2
 
 
-class RouteService:
-    """Implements `Service` with the controller's request handling and servers as workers.
+class RouteService(Service):
+    """A `Service` with servers as workers.
 
     The context length is the minimum over the servers.
     """
@@ -51,38 +44,39 @@ class RouteService:
         context: "zmq.asyncio.Context",
         telemetry: Telemetry,
     ) -> None:
-        self._config, self._name, self._telemetry = config, http.served_model_name, telemetry
+        self._config, self._name = config, http.served_model_name
         # NixlConnector: the decode server pulls the KV after the prefill has finished.
-        self._cluster = cluster = ClusterScheduler(ROUTERS[config.router](), FixedHandoff(HandoffMode.PULL))
+        cluster = ClusterScheduler(ROUTERS[config.router](), FixedHandoff(HandoffMode.PULL))
         self._servers = servers = ServerRegistry(
             [Server(each, VllmClient(session, each.url), config.max_restart_delay_s) for each in config.servers]
         )
         limits, ttft_s = http.admission, config.early_ttft_s
-        admission = Admission(limits) if ttft_s is None else TtftAdmission(limits, cluster, ttft_s)
         prompt_keys = UpstreamPromptKeys()
         self._forecast = UpstreamForecast(context, prompt_keys) if config.router in FORECASTING_ROUTERS else None
-        self._recorder = recorder = Recorder()
-        self._roles = WorkerRoles(cluster, servers, move=config.router not in FIXED_ROLE_ROUTERS)
-        health = WorkerHealth(cluster, servers, telemetry)
-        events = RequestEvents((cluster, recorder, health, telemetry, admission))
-        self._requests = LiveRequests(
+        requests = LiveRequests(
             cluster,
-            admission,
+            Admission(limits) if ttft_s is None else TtftAdmission(limits, cluster, ttft_s),
             servers,
-            health,
             telemetry,
-            events,
-            recorder,
             announces=True,  # servers allocate KV memory themselves
             recomputes=False,
             reuses=False,
-            prompt_keys=prompt_keys,
+            name_blocks=prompt_keys.name,
+        )
+        super().__init__(
+            cluster,
+            servers,
+            requests,
+            telemetry,
+            roles_move=config.router not in FIXED_ROLE_ROUTERS,
+            forecast=None if self._forecast is None else self._forecast.forecast,
         )
         self._probe = HealthProbe(
             servers,
             cluster,
-            health,
+            requests.health,
             telemetry,
+            self.statuses,
             timeout_s=config.probe_timeout_s,
             on_up=self._up,
             on_metrics=self._measured,
@@ -90,29 +84,12 @@ class RouteService:
         )
         self._attempts = UpstreamRequests(servers, self._requests, self._probe.mark_down)
         servers.runner = self._attempts
-        cluster.on_role_change = telemetry.instances.role
-        telemetry.admission(admission)
-        if self._forecast is not None:
-            cluster.pools.forecast = self._forecast.forecast
-            telemetry.forecast(cluster.pools, self._forecast.forecast)
         self._ticking: asyncio.Task[None] | None = None
 
     def start(self) -> None:
         """Start probing servers; call inside the running event loop."""
         self._probe.start()
         self._ticking = asyncio.create_task(self._tick())
-
-    async def wait_ready(self) -> None:
-        """Wait until there are servers for both phases."""
-        await self._requests.opened()
-
-    def fail_all(self, reason: str) -> None:
-        """Fail all requests."""
-        self._requests.fail_all(reason)
-
-    async def drain(self) -> None:
-        """Reject new requests and wait for running ones."""
-        await self._requests.drain()
 
     async def close(self) -> None:
         """Stop probes, event feeds and attempts."""
@@ -139,9 +116,9 @@ class RouteService:
 
     async def _tick(self) -> None:
         while True:
-            if self._probe.model is None and self._roles.able and self._probe.probed_all:
-                self._probe.model = self._served_model()
-                self._requests.open()
+            if self._model is None and self._able and self._probe.probed_all:
+                self._model = self._probe.model = self._served_model()
+                self._requests.opened.set()
             self._requests.check_waiting()
             await asyncio.sleep(TICK_S)
 
@@ -154,46 +131,6 @@ class RouteService:
             vocab_size=self._config.vocab_size,
             created=int(time.time()),
         )
-
-    @property
-    def model(self) -> ServedModel:
-        """The served model; raises RequestError (503) until the service is ready."""
-        if self._probe.model is None:
-            raise RequestError("the service is starting", status=503, code="not_ready")
-        return self._probe.model
-
-    def ready(self) -> bool:
-        """Whether there are servers for both phases."""
-        return self._requests.admitting and self._roles.able
-
-    def generate(self, generation: Generation) -> AsyncGenerator[TokenOutput, None]:
-        """Yield output tokens in order. Closing the generator early aborts the request on every server."""
-        return self._requests.generate(generation)
-
-    def stop(self, request_id: str) -> None:
-        """End a request as finished after the gateway found a stop string."""
-        self._requests.stop(request_id)
-
-    def pools(self) -> list[PoolMember]:
-        """All servers with their current roles."""
-        return self._roles.members(self._probe.statuses)
-
-    def set_role(self, instance: str, role: Role) -> None:
-        """Change a server's role for future requests."""
-        self._roles.set(instance, role)
-        self._requests.place_waiting()
-
-    def replans(self) -> list[str]:
-        """Return nothing: external servers are not re-planned."""
-        return []
-
-    def metrics(self) -> bytes:
-        """Prometheus text exposition."""
-        return self._telemetry.exposition()
-
-    def snapshot(self) -> ServiceSnapshot:
-        """Snapshot for the dashboard."""
-        return self._telemetry.snapshot(self._recorder.live)
 
 
 class RoutedGateway:
@@ -254,8 +191,5 @@ class RoutedGateway:
         host, port = self._listener.getsockname()[:2]
         self._on_progress(f"ready on http://{host}:{port}")
         await self._stop.wait()
-        try:
-            await asyncio.wait_for(service.drain(), STOP_GRACE_S)
-        except TimeoutError:
-            service.fail_all("the service is shutting down")
+        await service.drain(STOP_GRACE_S, "the service is shutting down")
         await server.stop()

@@ -15,7 +15,7 @@ from twofold.hardware.catalog import Catalog
 from twofold.performance.host_profile import HOST, HostProfile, dump_host_profile
 from twofold.request import Request
 from twofold.serving.config import WorkerConfig
-from twofold.serving.launch.worker_plan import available_cores, plan_workers
+from twofold.serving.launch.worker_plan import BatchPolicies, available_cores, plan_workers
 from twofold.simulation.observers.base import Observer
 from twofold.simulation.simulate import simulate
 from twofold.timeline import Timeline
@@ -47,13 +47,9 @@ class ServiceDesign:
 
     def workers(self) -> tuple[WorkerConfig, ...]:
         """Worker configurations as `twofold serve` plans them."""
+        policies = BatchPolicies(max_num_batched_tokens=self.max_num_batched_tokens)
         return plan_workers(
-            prefill=self.prefill,
-            decode=self.decode,
-            colocated=self.colocated,
-            chunked_prefill=True,
-            max_num_batched_tokens=self.max_num_batched_tokens,
-            pin_cores=True,
+            policies, prefill=self.prefill, decode=self.decode, colocated=self.colocated, pin_cores=True
         )
 
 

@@ -8,7 +8,7 @@ from twofold.instance import Role
 from twofold.serving.config import EngineConfig, JoinTerms, ServiceConfig
 from twofold.serving.controller.heartbeat import WATCHDOG_MARGIN_S, WATCHDOG_S
 from twofold.serving.controller.remote import Hosts
-from twofold.serving.launch.worker_plan import join_terms
+from twofold.serving.launch.worker_plan import BatchPolicies
 from twofold.serving.messages import (
     HeartbeatAck,
     HostAlive,
@@ -22,7 +22,7 @@ from twofold.serving.messages import (
     WorkerLife,
 )
 
-SPLIT = join_terms(colocated=False, chunked_prefill=True, max_num_batched_tokens=None, roles_move=False)
+SPLIT = BatchPolicies().terms(colocated=False)
 LONG = WATCHDOG_S + WATCHDOG_MARGIN_S + 0.1
 
 

@@ -7,21 +7,13 @@ from twofold.errors import ConfigurationError
 from twofold.instance import Role
 from twofold.serving.config import AUTO
 from twofold.serving.launch.memory_plan import plan_memory
-from twofold.serving.launch.worker_plan import plan_workers
+from twofold.serving.launch.worker_plan import BatchPolicies, plan_workers
 
 LAYOUT = KvLayout(layers=(LayerShape(2, 8, 8),) * 4, block_size=16, dtype="float32", itemsize=4)
 
 
-def plan(**changes):
-    flags = {
-        "prefill": 1,
-        "decode": 1,
-        "colocated": 0,
-        "chunked_prefill": True,
-        "max_num_batched_tokens": None,
-        "pin_cores": True,
-    }
-    return plan_workers(**flags | changes)
+def plan(policies=BatchPolicies(), **changes):  # noqa: B008  (it is frozen)
+    return plan_workers(policies, **{"prefill": 1, "decode": 1, "colocated": 0, "pin_cores": True} | changes)
 
 
 def test_roles_determine_batchers():
@@ -31,7 +23,8 @@ def test_roles_determine_batchers():
         ("decode-1", Role.DECODE, "decode"),
     ]
     assert {w.batcher for w in plan(prefill=0, decode=0, colocated=2)} == {"chunked-prefill"}
-    assert {w.batcher for w in plan(prefill=0, decode=0, colocated=2, chunked_prefill=False)} == {"mixed"}
+    whole = BatchPolicies(chunked_prefill=False)
+    assert {w.batcher for w in plan(whole, prefill=0, decode=0, colocated=2)} == {"mixed"}
 
 
 def test_cores_overlap_only_when_workers_outnumber_them(monkeypatch):
@@ -56,13 +49,14 @@ def test_rejects_too_little_memory_with_the_required_size():
 
 
 def test_a_measured_budget_needs_whole_prompt_batchers():
-    workers = plan(max_num_batched_tokens=AUTO)
+    workers = plan(BatchPolicies(max_num_batched_tokens=AUTO))
     assert [(w.batcher, w.max_num_batched_tokens, w.measures_budget) for w in workers] == [
         ("prefill", 2048, True),
         ("decode", 2048, False),
     ]
-    (alone,) = plan(prefill=0, decode=0, colocated=1, chunked_prefill=False, max_num_batched_tokens=AUTO)
+    whole = BatchPolicies(max_num_batched_tokens=AUTO, chunked_prefill=False)
+    (alone,) = plan(whole, prefill=0, decode=0, colocated=1)
     assert alone.measures_budget
-    for flags in ({"prefill": 0, "decode": 0, "colocated": 1}, {"roles_move": True}):
+    for flags, counts in (({}, {"prefill": 0, "decode": 0, "colocated": 1}), ({"roles_move": True}, {})):
         with pytest.raises(ConfigurationError, match="auto needs batchers for whole prompts"):
-            plan(max_num_batched_tokens=AUTO, **flags)
+            plan(BatchPolicies(max_num_batched_tokens=AUTO, **flags), **counts)

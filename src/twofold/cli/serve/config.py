@@ -31,8 +31,8 @@ from twofold.serving.config import EngineConfig, ServiceConfig, WorkerConfig
 from twofold.serving.gateway.tokenizer import load_tokenizer
 from twofold.serving.launch.model_source import find_model
 from twofold.serving.launch.worker_plan import (
+    BatchPolicies,
     check_splits,
-    join_terms,
     plan_cluster,
     plan_workers,
     with_chunks,
@@ -76,22 +76,22 @@ def _from_flags(settings: ServeSettings) -> ServiceConfig:
         network = ray_network(settings)
     unsplit = colocated > 0 or (settings.colocated == 0 and others_join)  # all workers may join from other hosts
     default = 0 if unsplit else 1
-    policies: dict[str, Any] = {
-        "max_num_batched_tokens": settings.max_num_batched_tokens,
-        "chunked_prefill": settings.enable_chunked_prefill is not False,
-        "inlines": settings.inline_tbt is not None,
-        "roles_move": roles_move,
-        "batchers": settings.batcher,
-    }
+    policies = BatchPolicies(
+        max_num_batched_tokens=settings.max_num_batched_tokens,
+        chunked_prefill=settings.enable_chunked_prefill is not False,
+        inlines=settings.inline_tbt is not None,
+        roles_move=roles_move,
+        batchers=settings.batcher or {},
+    )
     workers = plan_workers(
+        policies,
         prefill=default if settings.prefill is None else settings.prefill,
         decode=default if settings.decode is None else settings.decode,
         colocated=colocated,
         pin_cores=settings.pinned,
         others_join=others_join,
-        **policies,
     )
-    terms = join_terms(colocated=unsplit, **policies)
+    terms = policies.terms(colocated=unsplit)
     block_size = settings.block_size or _default_block_size(settings)
     return _config(
         settings,

@@ -8,7 +8,7 @@ import msgspec
 from twofold.cluster.layout import share_cores
 from twofold.cluster.profiles import instance_profiles, instance_slots
 from twofold.cluster.spec import ClusterSpec
-from twofold.errors import ConfigurationError
+from twofold.errors import require
 from twofold.hardware.catalog import Catalog
 from twofold.instance import Role
 from twofold.kvcache.sharding import UNSHARDED, Sharding
@@ -18,65 +18,56 @@ from twofold.serving.config import AUTO, JoinTerms, ServiceConfig, TokenBudget, 
 from twofold.transport.registry import DEFAULT_TRANSPORT
 
 
+class BatchPolicies(msgspec.Struct, frozen=True, kw_only=True):
+    """Settings that determine the batchers of workers.
+
+    With `inlines`, whole prompts join decodes within a latency bound. With `roles_move`, every worker can run both
+    phases, with Splitwise's batcher. `batchers` replace the batchers of some roles.
+    """
+
+    chunked_prefill: bool = True
+    max_num_batched_tokens: TokenBudget | None = None
+    inlines: bool = False
+    roles_move: bool = False
+    batchers: Mapping[Role, str] = {}
+
+    def terms(self, *, colocated: bool) -> JoinTerms:
+        """Return the batcher of each role; raises ConfigurationError if none can use the budget."""
+        chosen = {Role.PREFILL: "prefill", Role.DECODE: "decode"}
+        if colocated:
+            whole = INLINED if self.inlines else "mixed"
+            chosen = {Role.MIXED: "chunked-prefill" if self.chunked_prefill and not self.inlines else whole}
+        if self.roles_move:
+            chosen = dict.fromkeys(Role, "splitwise")
+        chosen |= {role: name for role, name in self.batchers.items() if role in chosen}
+        require(
+            self.max_num_batched_tokens != AUTO or any(BATCHERS[batcher].whole_prompts for batcher in chosen.values()),
+            "--max-num-batched-tokens auto needs batchers for whole prompts: leave out chunked prefill "
+            "(--no-enable-chunked-prefill) and the router splitwise, or give a number",
+        )
+        return JoinTerms(batchers=chosen, max_num_batched_tokens=self.max_num_batched_tokens)
+
+
 def plan_workers(
-    *,
-    prefill: int,
-    decode: int,
-    colocated: int,
-    chunked_prefill: bool,
-    max_num_batched_tokens: TokenBudget | None,
-    pin_cores: bool,
-    inlines: bool = False,
-    roles_move: bool = False,
-    others_join: bool = False,
-    batchers: Mapping[Role, str] | None = None,
+    policies: BatchPolicies, *, prefill: int, decode: int, colocated: int, pin_cores: bool, others_join: bool = False
 ) -> tuple[WorkerConfig, ...]:
     """Return the workers with roles, batchers and cores; raises ConfigurationError for invalid counts.
 
-    With `inlines`, whole prompts join decodes within a latency bound. With `roles_move`, every worker can run both
-    phases, with Splitwise's batcher. With `others_join`, a phase may be missing here because other hosts can join.
-    `batchers` replace the batchers of some roles.
+    With `others_join`, a phase may be missing here because other hosts can join.
     """
-    if colocated and (prefill or decode):
-        raise ConfigurationError("--colocated excludes --prefill and --decode: a service is either split or colocated")
-    if not colocated and not (prefill and decode) and not others_join:
-        raise ConfigurationError("a split service needs at least --prefill 1 and --decode 1 (or use --colocated N)")
-    counts = {Role.PREFILL: prefill, Role.DECODE: decode, Role.MIXED: colocated}
-    terms = join_terms(
-        colocated=colocated > 0,
-        chunked_prefill=chunked_prefill,
-        max_num_batched_tokens=max_num_batched_tokens,
-        inlines=inlines,
-        roles_move=roles_move,
-        batchers=batchers,
+    split = prefill and decode
+    require(
+        not colocated or not (prefill or decode),
+        "--colocated excludes --prefill and --decode: a service is either split or colocated",
     )
+    require(
+        bool(colocated or split or others_join),
+        "a split service needs at least --prefill 1 and --decode 1 (or use --colocated N)",
+    )
+    counts = {Role.PREFILL: prefill, Role.DECODE: decode, Role.MIXED: colocated}
+    terms = policies.terms(colocated=colocated > 0)
     workers = [terms.worker(f"{role.value}-{i}", role) for role, count in counts.items() for i in range(count)]
     return with_cores(workers, pin_cores=pin_cores)
-
-
-def join_terms(
-    *,
-    colocated: bool,
-    chunked_prefill: bool,
-    max_num_batched_tokens: TokenBudget | None,
-    inlines: bool = False,
-    roles_move: bool = False,
-    batchers: Mapping[Role, str] | None = None,
-) -> JoinTerms:
-    """Return the batcher of each role, `batchers` if given; raises ConfigurationError if none can use the budget."""
-    chosen = {Role.PREFILL: "prefill", Role.DECODE: "decode"}
-    if colocated:
-        whole = INLINED if inlines else "mixed"
-        chosen = {Role.MIXED: "chunked-prefill" if chunked_prefill and not inlines else whole}
-    if roles_move:
-        chosen = dict.fromkeys(Role, "splitwise")
-    chosen |= {role: name for role, name in (batchers or {}).items() if role in chosen}
-    if max_num_batched_tokens == AUTO and not any(BATCHERS[batcher].whole_prompts for batcher in chosen.values()):
-        raise ConfigurationError(
-            "--max-num-batched-tokens auto needs batchers for whole prompts: leave out chunked prefill "
-            "(--no-enable-chunked-prefill) and the router splitwise, or give a number"
-        )
-    return JoinTerms(batchers=chosen, max_num_batched_tokens=max_num_batched_tokens)
 
 
 def with_cores(workers: Sequence[WorkerConfig], *, pin_cores: bool) -> tuple[WorkerConfig, ...]:
@@ -100,43 +91,38 @@ def plan_cluster(spec: ClusterSpec, catalog: Catalog, *, pin_cores: bool) -> tup
     Raises ConfigurationError for an invalid or simulation-only cluster.
     """
     check_servable(spec)
-    kinds = instance_profiles(spec, catalog)
-    seats = list(instance_slots(kinds))
-    return tuple(
+    workers = [
         WorkerConfig(
             instance=seat.name,
             role=seat.profile.pool.role,
             batcher=seat.profile.batcher,
             max_num_batched_tokens=seat.profile.max_num_batched_tokens,
-            cores=cores if pin_cores else (),
-            threads=len(cores),
         )
-        for seat, cores in zip(seats, share_cores(available_cores(), len(seats)), strict=True)
-    )
+        for seat in instance_slots(instance_profiles(spec, catalog))
+    ]
+    return with_cores(workers, pin_cores=pin_cores)
 
 
 def check_servable(spec: ClusterSpec) -> None:
     """Raise ConfigurationError for clusters that can only be simulated."""
-    if spec.router not in LIVE_ROUTERS:
-        raise ConfigurationError(
-            f"the router {spec.router} is for simulations only: serve with router {', '.join(LIVE_ROUTERS)}"
-        )
-    if spec.rules != "twofold":
-        raise ConfigurationError(f"the rules {spec.rules} are for simulations only: serve with rules twofold")
-    if any(pool.pipeline_parallel > 1 for pool in spec.pools):
-        raise ConfigurationError(
-            "pipelines are for simulations only: serve instances of one stage (pipeline_parallel 1)"
-        )
-    if spec.inline_tbt_s is not None:
-        raise ConfigurationError(
-            "an emulated service cannot inline prompts: leave out inline_tbt_s, or serve a model with --inline-tbt"
-        )
-    if not isinstance(spec.cells, msgspec.UnsetType) or not isinstance(spec.control, msgspec.UnsetType):
-        raise ConfigurationError(
-            "cells and control are for simulations only: a service has one controller, and each host is a cell"
-        )
-    if spec.failures:
-        raise ConfigurationError("failures are for simulations only: leave them out")
+    require(
+        spec.router in LIVE_ROUTERS,
+        f"the router {spec.router} is for simulations only: serve with router {', '.join(LIVE_ROUTERS)}",
+    )
+    require(spec.rules == "twofold", f"the rules {spec.rules} are for simulations only: serve with rules twofold")
+    require(
+        all(pool.pipeline_parallel <= 1 for pool in spec.pools),
+        "pipelines are for simulations only: serve instances of one stage (pipeline_parallel 1)",
+    )
+    require(
+        spec.inline_tbt_s is None,
+        "an emulated service cannot inline prompts: leave out inline_tbt_s, or serve a model with --inline-tbt",
+    )
+    require(
+        isinstance(spec.cells, msgspec.UnsetType) and isinstance(spec.control, msgspec.UnsetType),
+        "cells and control are for simulations only: a service has one controller, and each host is a cell",
+    )
+    require(not spec.failures, "failures are for simulations only: leave them out")
 
 
 def with_splits(workers: Sequence[WorkerConfig], splits: Mapping[Role, Sharding]) -> tuple[WorkerConfig, ...]:
@@ -164,11 +150,11 @@ def with_chunks(workers: Sequence[WorkerConfig], chunk: int | None) -> tuple[Wor
         else worker
         for worker in workers
     ]
-    if not any(BATCHERS[worker.batcher].chunked for worker in chunked):
-        raise ConfigurationError(
-            f"--pipeline-chunk {chunk} needs workers that prefill on several stages: set --prefill-pp 2 or more, "
-            "and a router with fixed roles"
-        )
+    require(
+        any(BATCHERS[worker.batcher].chunked for worker in chunked),
+        f"--pipeline-chunk {chunk} needs workers that prefill on several stages: set --prefill-pp 2 or more, "
+        "and a router with fixed roles",
+    )
     return tuple(chunked)
 
 
@@ -181,28 +167,23 @@ def check_splits(config: ServiceConfig) -> None:
     if not divided:
         return
     first = divided[0]
-    if config.transport != DEFAULT_TRANSPORT:
-        raise ConfigurationError(
-            f"--transport {config.transport} moves whole blocks, not the heads and layers of ranks, so it "
-            f"cannot transfer KV {_pair(config, first)}: use {DEFAULT_TRANSPORT}"
-        )
-    if config.kv_checksums:
-        raise ConfigurationError(
-            f"--kv-checksums needs whole blocks, which {first.instance} ({first.split}) shards: leave it out"
-        )
-    if config.engine.swap_bytes is not None:
-        raise ConfigurationError(
-            f"--swap-space needs whole blocks, which {first.instance} ({first.split}) shards: leave it out"
-        )
-    if config.journal_dir is not None and any(BATCHERS[worker.batcher].chunked for worker in divided):
-        raise ConfigurationError(
-            "--journal records one batch at a time, and --pipeline-chunk runs several: leave one of them out"
-        )
-    if config.engine.device.startswith("cuda:"):
-        raise ConfigurationError(
-            f"--device {config.engine.device} is one device, and each rank of {first.instance} ({first.split}) needs "
-            "its own: use cuda"
-        )
+    whole_blocks = f"needs whole blocks, which {first.instance} ({first.split}) shards: leave it out"
+    require(
+        config.transport == DEFAULT_TRANSPORT,
+        f"--transport {config.transport} moves whole blocks, not the heads and layers of ranks, so it "
+        f"cannot transfer KV {_pair(config, first)}: use {DEFAULT_TRANSPORT}",
+    )
+    require(not config.kv_checksums, f"--kv-checksums {whole_blocks}")
+    require(config.engine.swap_bytes is None, f"--swap-space {whole_blocks}")
+    require(
+        config.journal_dir is None or not any(BATCHERS[worker.batcher].chunked for worker in divided),
+        "--journal records one batch at a time, and --pipeline-chunk runs several: leave one of them out",
+    )
+    require(
+        not config.engine.device.startswith("cuda:"),
+        f"--device {config.engine.device} is one device, and each rank of {first.instance} ({first.split}) needs "
+        "its own: use cuda",
+    )
 
 
 def _pair(config: ServiceConfig, divided: WorkerConfig) -> str:

@@ -1,18 +1,22 @@
-"""Processes started by a launcher: commands arrive on standard input, reports leave on standard output, as JSON
-lines.
+"""Processes that start workers for a launcher: commands arrive on standard input, reports leave on standard output.
+
+Both are JSON, one object per line.
 """
 
 import ctypes
 import os
+import selectors
 import signal
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Callable
+from typing import TypeVar
 
 import msgspec
 
-_PR_SET_PDEATHSIG = 1
+from twofold.serving.launch.model_source import ModelFacts
 
-Say = Callable[[bytes], None]
+_PR_SET_PDEATHSIG = 1
 
 
 def die_with_parent(with_signal: signal.Signals, parent: int) -> None:
@@ -25,26 +29,21 @@ def die_with_parent(with_signal: signal.Signals, parent: int) -> None:
 class Report(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """An event of the process that starts workers.
 
-    It reports a `stage` of start-up, a `failure` that ends the process, a worker that `exited` with a `code` and
-    sometimes a reason `why`, or the workers `waiting` for room. The stage "starting workers" carries the model's facts:
-    `max_model_len` in tokens, `vocab_size`, and the fingerprint `model`.
+    It has a `stage` of start-up, the `facts` of the model, a `failure` that ends the process, a worker that `exited`
+    with a `code` and sometimes a reason `why`, or the workers `waiting` for room.
     """
 
     stage: str | None = None
+    facts: ModelFacts | None = None
     failure: str | None = None
     exited: str | None = None
     code: int | None = None
     why: str | None = None
     waiting: tuple[str, ...] | None = None
-    max_model_len: int | None = None
-    vocab_size: int | None = None
-    model: str | None = None
 
 
 class WorkerCommand(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Command to `start` an ended worker, `kill` a running one, `free` the resources of a retired one, or `finish` when
-    all workers have ended.
-    """
+    """Start, kill or free the resources of the named worker, or `finish` when all workers have ended."""
 
     start: str | None = None
     kill: str | None = None
@@ -52,7 +51,12 @@ class WorkerCommand(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     finish: bool = False
 
 
-def take_stdout() -> Say:
+Job = TypeVar("Job")
+SendReport = Callable[[Report], None]
+_decoder = msgspec.json.Decoder(WorkerCommand)
+
+
+def take_stdout() -> Callable[[bytes], None]:
     """Return a function that writes lines to standard output; other output of this process is redirected to stderr."""
     pipe = os.fdopen(os.dup(sys.stdout.fileno()), "wb", buffering=0)
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
@@ -63,27 +67,68 @@ def take_stdout() -> Say:
     return say
 
 
-def read_line(fd: int) -> bytes:
-    """Read one line unbuffered: a buffer would hide later commands from a selector."""
+def begin(job: type[Job]) -> tuple[Job, SendReport]:
+    """Read the job, the first line of standard input, and return it with the function that sends reports.
+
+    From now on the process ends with its parent.
+    """
+    die_with_parent(signal.SIGTERM, os.getppid())
+    say = take_stdout()
     line = bytearray()
-    while not line.endswith(b"\n") and (char := os.read(fd, 1)):
+    # Unbuffered: a buffer would hide later commands from a selector.
+    while not line.endswith(b"\n") and (char := os.read(sys.stdin.fileno(), 1)):
         line += char
-    return bytes(line)
+    return msgspec.json.decode(line, type=job), lambda report: say(msgspec.json.encode(report))
 
 
-class CommandPipe:
-    """Commands on standard input; `ended` is set at end of file, which means: exit."""
+class WorkerStarter(ABC):
+    """Starts workers and executes commands, until SIGTERM, the end of standard input or a last worker's end."""
 
-    def __init__(self) -> None:
-        self.ended = False
+    poll_s: float  # longest time between two polls
+
+    def __init__(self, report: SendReport) -> None:
+        self._report = report
+        self._ending = self._finishing = False
         self._unread = b""
 
-    def fileno(self) -> int:
-        return sys.stdin.fileno()
+    @abstractmethod
+    def execute(self, command: WorkerCommand) -> None:
+        """Start or end a worker."""
 
-    def read(self) -> list[WorkerCommand]:
-        """Return the complete commands after the descriptor became readable."""
-        data = os.read(self.fileno(), 1 << 16)
-        self.ended = self.ended or not data
+    @abstractmethod
+    def poll(self) -> bool:
+        """Report exits; returns whether workers are left."""
+
+    @abstractmethod
+    def kill_all(self) -> None: ...
+
+    def watch(self) -> None:
+        """Execute commands and report exits until all workers are to end."""
+        wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(wake_write)
+        signal.signal(signal.SIGTERM, self._end)  # connecting to Ray replaces the handler
+        with selectors.DefaultSelector() as selector:
+            for fd in (wake_read, sys.stdin.fileno()):
+                selector.register(fd, selectors.EVENT_READ)
+            while self._left():
+                for key, _ in selector.select(timeout=self.poll_s):
+                    if key.fd == wake_read:
+                        os.read(wake_read, 4096)
+                    else:
+                        self._read_commands()
+        self.kill_all()
+
+    def _left(self) -> bool:
+        left = self.poll()
+        return not self._ending and (left or not self._finishing)
+
+    def _end(self, _signal: int, _frame: object) -> None:
+        self._ending = True
+
+    def _read_commands(self) -> None:
+        data = os.read(sys.stdin.fileno(), 1 << 16)
+        self._ending = self._ending or not data
         *lines, self._unread = (self._unread + data).split(b"\n")
-        return [msgspec.json.decode(line, type=WorkerCommand) for line in lines]
+        for command in map(_decoder.decode, lines):
+            self._finishing = self._finishing or command.finish
+            self.execute(command)

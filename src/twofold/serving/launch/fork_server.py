@@ -10,7 +10,6 @@ a fork.
 import ctypes
 import logging
 import os
-import selectors
 import shutil
 import signal
 import sys
@@ -20,11 +19,17 @@ from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
-import msgspec
-
 from twofold.errors import UserError
 from twofold.serving.config import STORE, ServiceConfig
-from twofold.serving.launch.child_process import CommandPipe, Report, die_with_parent, read_line, take_stdout
+from twofold.serving.launch.child_process import (
+    Report,
+    SendReport,
+    WorkerCommand,
+    WorkerStarter,
+    begin,
+    die_with_parent,
+)
+from twofold.serving.launch.model_source import ModelFacts
 from twofold.serving.store.server import run_store
 from twofold.serving.telemetry.logs import configure_logs
 from twofold.serving.worker.engines import EngineFactory, prepare_engine
@@ -36,14 +41,8 @@ DAEMON_RESTART_S = 0.5  # restart delay of daemons
 
 
 def main() -> None:
-    die_with_parent(signal.SIGTERM, os.getppid())
-    say = take_stdout()
-    config = msgspec.json.decode(read_line(sys.stdin.fileno()), type=ServiceConfig)
+    config, report = begin(ServiceConfig)
     configure_logs(config.log_format)
-
-    def report(entry: Report) -> None:
-        say(msgspec.json.encode(entry))
-
     try:
         server = _start_workers(config, report)
     except UserError as error:
@@ -57,19 +56,11 @@ def main() -> None:
     os._exit(0)
 
 
-Reporter = Callable[[Report], None]
-
-
-def _start_workers(config: ServiceConfig, report: Reporter) -> "ForkServer":
+def _start_workers(config: ServiceConfig, report: SendReport) -> "ForkServer":
     """Prepare the engine and fork the workers."""
     prepared = prepare_engine(config, lambda stage: report(Report(stage=stage)))
-    facts = Report(
-        stage="starting workers",
-        max_model_len=prepared.max_model_len,
-        vocab_size=prepared.vocab_size,
-        model=prepared.model,
-    )
-    report(facts)
+    facts = ModelFacts(prepared.max_model_len, prepared.vocab_size, prepared.model)
+    report(Report(stage="starting workers", facts=facts))
     runs = {spec.instance: partial(worker_processes, config, spec, prepared) for spec in config.workers}
     server = ForkServer(runs, report, config.worker_inbox, _daemons(config, prepared))
     for spec in config.workers:
@@ -102,7 +93,7 @@ def _become_worker(instance: str, server: int, run: Callable[[], None]) -> NoRet
         os._exit(code)
 
 
-class ForkServer:
+class ForkServer(WorkerStarter):
     """Forks workers and kills them on command.
 
     `runs` creates the processes of a worker, `inbox_of` names the socket of a process. When one process of a worker
@@ -110,23 +101,24 @@ class ForkServer:
     restarted without commands or reports.
     """
 
+    poll_s = DAEMON_RESTART_S
+
     def __init__(
         self,
         runs: Mapping[str, Callable[[], WorkerProcesses]],
-        report: Reporter,
+        report: SendReport,
         inbox_of: Callable[[str, int], str],
-        daemons: Mapping[str, Callable[[], None]] | None = None,
+        daemons: Mapping[str, Callable[[], None]],
     ) -> None:
-        self._daemons = daemons or {}
-        self._runs = {name: partial(_alone, run) for name, run in self._daemons.items()} | dict(runs)
-        self._due_s = dict.fromkeys(self._daemons, 0.0)  # start times of daemons that do not run
-        self._report = report
+        super().__init__(report)
+        self._daemons = daemons
+        self._runs = {name: partial(_alone, run) for name, run in daemons.items()} | dict(runs)
+        self._due_s = dict.fromkeys(daemons, 0.0)  # start times of daemons that do not run
         self._inbox_of = inbox_of
         self._pids: dict[int, str] = {}
         self._codes: dict[str, int] = {}  # of ending workers: exit code of the first process
         self._pid = os.getpid()
-        self._ending = self._finishing = False
-        self._commands = CommandPipe()
+        signal.signal(signal.SIGCHLD, lambda _signal, _frame: None)  # interrupts the wait for commands
 
     def start(self, instance: str) -> None:
         """Fork all ranks of a worker."""
@@ -147,39 +139,25 @@ class ForkServer:
             if name == instance:
                 os.kill(pid, signal.SIGKILL)
 
-    def watch(self) -> None:
-        """Execute commands and report exits until all workers are to end."""
-        wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        signal.set_wakeup_fd(wake_write)
-        signal.signal(signal.SIGTERM, self._end)
-        signal.signal(signal.SIGCHLD, lambda _signal, _frame: None)
-        with selectors.DefaultSelector() as selector:
-            selector.register(wake_read, selectors.EVENT_READ)
-            selector.register(self._commands, selectors.EVENT_READ)
-            while not self._over():
-                self._start_daemons()
-                for key, _ in selector.select(timeout=DAEMON_RESTART_S):
-                    if key.fd == wake_read:
-                        os.read(wake_read, 4096)
-                    else:
-                        self._read_commands()
-        for pid in self._pids:
-            os.kill(pid, signal.SIGKILL)
-        for pid in self._pids:
-            os.waitpid(pid, 0)
+    def execute(self, command: WorkerCommand) -> None:
+        if command.kill is not None:
+            self.kill(command.kill)
+        if command.start is not None:
+            self.start(command.start)
 
-    def _over(self) -> bool:
+    def poll(self) -> bool:
         self._reap()
-        return self._ending or (self._finishing and not set(self._pids.values()) - set(self._daemons))
-
-    def _start_daemons(self) -> None:
         now = time.monotonic()
         for name in [name for name, due_s in self._due_s.items() if now >= due_s]:
             del self._due_s[name]
             self.start(name)
+        return not set(self._pids.values()) <= set(self._daemons)
 
-    def _end(self, _signal: int, _frame: object) -> None:
-        self._ending = True
+    def kill_all(self) -> None:
+        for pid in self._pids:
+            os.kill(pid, signal.SIGKILL)
+        for pid in self._pids:
+            os.waitpid(pid, 0)
 
     def _reap(self) -> None:
         while self._pids:
@@ -197,15 +175,6 @@ class ForkServer:
                 self._due_s[instance] = time.monotonic() + DAEMON_RESTART_S
             else:
                 self._report(Report(exited=instance, code=self._codes.pop(instance)))
-
-    def _read_commands(self) -> None:
-        for command in self._commands.read():
-            self._finishing = self._finishing or command.finish
-            if command.kill is not None:
-                self.kill(command.kill)
-            if command.start is not None:
-                self.start(command.start)
-        self._ending = self._ending or self._commands.ended
 
 
 def _alone(run: Callable[[], None]) -> WorkerProcesses:

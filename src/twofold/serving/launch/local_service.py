@@ -40,6 +40,7 @@ from twofold.serving.gateway.server import HttpServer
 from twofold.serving.gateway.tokenizer import TextTokenizer, load_tokenizer
 from twofold.serving.launch.child_process import Report
 from twofold.serving.launch.launcher import Launcher, LocalLauncher
+from twofold.serving.launch.model_source import ModelFacts
 from twofold.serving.launch.worker_plan import available_cores
 from twofold.serving.messages import ToController
 from twofold.serving.store.disk import load_or_create_secret
@@ -83,7 +84,7 @@ class LocalService:
         self._telemetry = telemetry or Telemetry(http.served_model_name)
         self._launcher = launcher or LocalLauncher(config)
         self._paths = MeasuredPaths()
-        self._facts: asyncio.Future[Report] = asyncio.get_running_loop().create_future()
+        self._facts: asyncio.Future[ModelFacts] = asyncio.get_running_loop().create_future()
         self._controller: Controller | None = None
         self._registry: WorkerRegistry | None = None
         self._stop = asyncio.Event()
@@ -172,10 +173,7 @@ class LocalService:
 
     # -- assembly ---------------------------------------------------------------------------------------------------
 
-    def _make_controller(self, facts: Report, outbox: Outbox, inbox: Inbox[ToController]) -> Controller:
-        assert facts.max_model_len is not None  # noqa: S101  (the model facts come together)
-        assert facts.vocab_size is not None  # noqa: S101
-        assert facts.model is not None  # noqa: S101
+    def _make_controller(self, facts: ModelFacts, outbox: Outbox, inbox: Inbox[ToController]) -> Controller:
         config, launcher, limits = self._config, self._launcher, self._http.admission
         model = ServedModel(
             name=self._http.served_model_name,
@@ -190,7 +188,7 @@ class LocalService:
         engine = msgspec.structs.replace(config.engine, max_model_len=facts.max_model_len)
         joined_config = msgspec.structs.replace(config, engine=engine)
         own = list(workers) if launcher.joins else []
-        hosts = Hosts(joined_config, facts.model, __version__, launcher, outbox, own)
+        hosts = Hosts(joined_config, facts.fingerprint, __version__, launcher, outbox, own)
         # Workers that join from hosts of their own register one by one, and the first makes the service ready.
         timeouts = HealthTimeouts(restart_s=config.max_restart_delay_s)
         registry = self._registry = WorkerRegistry({} if own else workers, outbox, hosts, timeouts)
@@ -262,8 +260,8 @@ class LocalService:
     def _follow(self, report: Report) -> None:
         if report.stage is not None:
             self._on_progress(report.stage)
-        if report.max_model_len is not None and not self._facts.done():
-            self._facts.set_result(report)
+        if report.facts is not None and not self._facts.done():
+            self._facts.set_result(report.facts)
         if report.failure is not None:
             self._fail(report.failure)
         if report.waiting is not None and self._controller is not None:

@@ -3,7 +3,6 @@
 import sys
 from types import ModuleType, SimpleNamespace
 
-import msgspec
 import pytest
 
 from twofold.instance import Role
@@ -105,14 +104,14 @@ class Scene:
             for name in workers
         )
         job = RayJob(address="a", bundle={"CPU": 1.0}, link_label="rack", engine=EngineConfig(model="/m"), hosts=hosts)
-        self.driver = RayDriver(self.ray, job, lambda line: self.reports.append(msgspec.json.decode(line, type=Report)))
+        self.driver = RayDriver(self.ray, job, self.reports.append)
         for name in workers:
             self.driver.start(name)
             self.look()
 
     def look(self, seconds=0.0):
         self.now += seconds
-        self.driver._poll()
+        self.driver.poll()
 
     def ends(self, worker, outcome):
         """End a worker's actor."""
@@ -188,15 +187,15 @@ def test_another_node_is_chosen_when_placement_stalls(scene):
 
 def test_a_retired_workers_resources_are_released(scene):
     running = scene("prefill-0", "decode-0", a=1)
-    running.driver._execute(WorkerCommand(free="prefill-0"))
+    running.driver.execute(WorkerCommand(free="prefill-0"))
     running.look()
     assert running.where() == {"decode-0": "a"}
-    running.driver._execute(WorkerCommand(free="prefill-0"))  # idempotent
+    running.driver.execute(WorkerCommand(free="prefill-0"))  # idempotent
 
 
 def test_shutdown_waits_for_running_hosts_only(scene):
     running = scene("prefill-0", "decode-0", a=1)
-    running.driver._execute(WorkerCommand(finish=True))
+    running.driver.execute(WorkerCommand(finish=True))
     assert list(running.where()) == ["prefill-0"]
     running.ends("prefill-0", (0, ""))
     assert running.where() == {}

@@ -9,8 +9,6 @@ controller's registry restarts a worker once its exit is certain.
 
 import logging
 import os
-import selectors
-import signal
 import sys
 import time
 from collections import Counter
@@ -22,15 +20,7 @@ import msgspec
 from twofold.errors import UserError
 from twofold.instance import Role
 from twofold.raycluster.cluster import Bundle, RayNode, connect, list_nodes
-from twofold.serving.launch.child_process import (
-    CommandPipe,
-    Report,
-    Say,
-    WorkerCommand,
-    die_with_parent,
-    read_line,
-    take_stdout,
-)
+from twofold.serving.launch.child_process import Report, SendReport, WorkerCommand, WorkerStarter, begin
 from twofold.serving.launch.model_source import model_facts
 from twofold.serving.launch.ray.launcher import HostJob, RayJob, WorkerHost
 from twofold.serving.telemetry.logs import configure_logs
@@ -82,14 +72,8 @@ DOUBT_S = 30.0  # how long a node is avoided after a worker on it was lost: Ray 
 
 
 def main() -> None:
-    die_with_parent(signal.SIGTERM, os.getppid())
-    say = take_stdout()
-    job = msgspec.json.decode(read_line(sys.stdin.fileno()), type=RayJob)
+    job, report = begin(RayJob)
     configure_logs(job.hosts[0].log_format if job.hosts else "text")
-
-    def report(entry: Report) -> None:
-        say(msgspec.json.encode(entry))
-
     try:
         report(Report(stage=f"connecting to Ray at {job.address}"))
         ray = connect(job.address, "--launcher ray")
@@ -97,15 +81,8 @@ def main() -> None:
     except UserError as error:
         report(Report(failure=str(error)))
         sys.exit(2)
-    report(
-        Report(
-            stage="starting workers",
-            max_model_len=facts.max_model_len,
-            vocab_size=facts.vocab_size,
-            model=facts.fingerprint,
-        )
-    )
-    driver = RayDriver(ray, job, say)
+    report(Report(stage="starting workers", facts=facts))
+    driver = RayDriver(ray, job, report)
     for host in job.hosts:
         driver.start(host.worker)
     driver.watch()
@@ -125,33 +102,20 @@ class PlacedWorker:
         self.made = False
 
 
-class RayDriver:
+class RayDriver(WorkerStarter):
     """Creates and removes actors on command, and reports their ends."""
 
-    def __init__(self, ray: Any, job: RayJob, say: Say) -> None:  # noqa: ANN401  (the module, which has no types)
-        self._ray, self._job, self._say = ray, job, say
+    poll_s = POLL_S
+
+    def __init__(self, ray: Any, job: RayJob, report: SendReport) -> None:  # noqa: ANN401  (the module, which has no types)
+        super().__init__(report)
+        self._ray, self._job = ray, job
         self._hosts = {host.worker: host for host in job.hosts}
         self._placed: dict[str, PlacedWorker] = {}
         self._doubts: dict[str, float] = {}  # nodes to avoid, and until when
         self._waiting: tuple[str, ...] = ()
-        self._commands = CommandPipe()
-        self._finishing = self._ending = False
 
     # -- commands ----------------------------------------------------------------------------------------------------
-
-    def watch(self) -> None:
-        """Execute commands and report exits until the command `finish`."""
-        signal.signal(signal.SIGTERM, self._end)  # connecting to Ray replaced the handler
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._commands, selectors.EVENT_READ)
-            while not (self._ending or (self._finishing and not self._placed)):
-                if selector.select(timeout=POLL_S):
-                    for command in self._commands.read():
-                        self._execute(command)
-                    self._ending = self._ending or self._commands.ended
-                self._poll()
-        for worker in list(self._placed):
-            self._remove(worker)
 
     def start(self, worker: str) -> None:
         """Create the actor of a worker, replacing an earlier one, which has ended."""
@@ -163,9 +127,8 @@ class RayDriver:
             self._remove(worker)
         self._place(self._hosts[worker], now)
 
-    def _execute(self, command: WorkerCommand) -> None:
+    def execute(self, command: WorkerCommand) -> None:
         if command.finish:
-            self._finishing = True
             for worker in [name for name, placed in self._placed.items() if not placed.made]:
                 self._remove(worker)
         if command.start is not None:
@@ -174,8 +137,9 @@ class RayDriver:
             if unwanted is not None and unwanted in self._placed:
                 self._remove(unwanted)
 
-    def _end(self, _signal: int, _frame: object) -> None:
-        self._ending = True
+    def kill_all(self) -> None:
+        for worker in list(self._placed):
+            self._remove(worker)
 
     # -- Ray --------------------------------------------------------------------------------------------------------
 
@@ -223,7 +187,7 @@ class RayDriver:
         self._ray.kill(placed.actor)
         remove_placement_group(placed.group)
 
-    def _poll(self) -> None:
+    def poll(self) -> bool:
         now = time.monotonic()
         for worker, placed in list(self._placed.items()):
             if not placed.made:
@@ -235,6 +199,7 @@ class RayDriver:
                 log.warning("%s waits: no node of the Ray cluster has room for %s", worker, self._needs)
             self._waiting = waiting
             self._report(Report(waiting=waiting))
+        return bool(self._placed)
 
     def _check_placement(self, worker: str, placed: PlacedWorker, now: float) -> None:
         """Check whether a pending placement group was created, and where."""
@@ -276,9 +241,6 @@ class RayDriver:
     @property
     def _needs(self) -> str:
         return ", ".join(f"{name} {amount:g}" for name, amount in self._job.bundle.items())
-
-    def _report(self, entry: Report) -> None:
-        self._say(msgspec.json.encode(entry))
 
 
 if __name__ == "__main__":

@@ -9,11 +9,11 @@ from twofold.errors import ConfigurationError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineTraits:
-    """Properties of an engine for other modules. The bool ones are supported features.
+    """Properties of an engine for other modules.
 
-    `module` is in `twofold.serving.worker` and has a function `prepare(config, report)`. It imports `package`, which
-    `extra` of this distribution installs. `environment` has defaults for variables that are set before the import.
-    """
+    Boolean fields are supported features. `module` is in `twofold.serving.worker`, has a `prepare(config, report)`, and
+    imports `package`, which `extra` of this distribution installs. `environment` has defaults for variables that are
+    set before the import."""
 
     help: str
     module: str

@@ -51,7 +51,7 @@ class PrefixIndex:
                 holders.pop(key, None)
 
     def lost(self, instance: str) -> None:
-        """Forget an instance and all its blocks. It may return under the same name without any."""
+        """Forget an instance and all its blocks. The instance may return under the same name, without blocks."""
         number = self._bits.pop(instance, None)
         if number is None:
             return

@@ -40,9 +40,9 @@ class Family(msgspec.Struct, frozen=True, kw_only=True):
     """Designs that differ only in their counts.
 
     A split family has a prefill kind and a decode kind in `kinds`; a colocated family has one kind and a `batcher`,
-    with an optional `token_budget`. Mixed fleets have several kinds per phase and name their `roles`. With a `judged`
-    phase only its SLO bound counts, and the other phase's instances feed it. `shared` places each prefill stage on
-    one node with the same stage of decode.
+    with an optional `max_num_batched_tokens`. Mixed fleets have several kinds per phase and name their `roles`. With a
+    `judged` phase only its SLO bound counts, and the other phase's instances feed it. `shared` places each prefill
+    stage on one node with the same stage of decode.
     """
 
     kinds: tuple[MachineKind, ...]

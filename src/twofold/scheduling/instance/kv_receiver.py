@@ -36,7 +36,7 @@ class KvReceiver:
     def grant(self, now: float) -> list[Lease]:
         """Grant leases in order while there are blocks.
 
-        To be called after every command and completed batch, since each may queue a request or free blocks.
+        Call this after every command and completed batch, since each may queue a request or free blocks.
         """
         granted: list[Lease] = []
         queue = self.lease_queue

@@ -1,4 +1,4 @@
-"""Status of an instance. Not compiled, because messages contain it."""
+"""Status of an instance. This module is not compiled, because messages contain the status."""
 
 import msgspec
 

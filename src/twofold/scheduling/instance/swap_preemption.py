@@ -38,12 +38,10 @@ class BlockCopy:
 class SwapPreemption:
     """Divides the sequences of one instance between device blocks and `host` blocks.
 
-    `reservation` is the KV reservation that goes with it. `swapped` counts the sequences on the host, `swaps` all
-    swap-outs so far. The scheduler sets `queues`.
-
-    The driver carries out `copies`, in order, before the batch that was started with them. Blocks of a swapped-out
-    sequence are free at once: only members of that batch can get them, because nothing is admitted meanwhile. Blocks
-    of a returning sequence are in flight until that batch ends.
+    `reservation` is the KV reservation under swap preemption. `swapped` counts the sequences on the host, `swaps` all
+    swap-outs so far. The scheduler sets `queues`. The driver carries out `copies`, in order, before the batch that was
+    started with them. Blocks of a swapped-out sequence are free at once: only members of that batch can get them,
+    because nothing is admitted meanwhile. Blocks of a returning sequence are in flight until that batch ends.
     """
 
     def __init__(self, blocks: BlockAllocator, host: BlockAllocator, step_tokens: int = STEP_TOKENS) -> None:
@@ -114,7 +112,7 @@ class SwapPreemption:
     def resume_paused(self) -> list[ScheduledSequence]:
         """Make paused sequences ready, before all others, as far as blocks are free or can be swapped out.
 
-        To be called between batches. Returns the decodes that were swapped out for them.
+        Call this between batches. Returns the decodes that were swapped out for them.
         """
         queues = self.queues
         preempted: list[ScheduledSequence] = []

@@ -116,7 +116,7 @@ def load_tokenizer(model_dir: Path) -> "TextTokenizer | None":
 
 
 def _converted(model_dir: Path) -> "PreTrainedTokenizerFast":
-    """Load a tokenizer in an older format. Separate because AutoTokenizer imports torch."""
+    """Load a tokenizer in an older format. This function is separate because AutoTokenizer imports torch."""
     from transformers import AutoTokenizer  # noqa: PLC0415
 
     loaded = AutoTokenizer.from_pretrained(model_dir)

@@ -1,7 +1,7 @@
 """Decisions of a host's store: access to slots, placement of blocks in memory and on disk, and moves between them.
 
 The manager moves no data. It queues operations for the disk (`take_moves`) and is notified of their results. Grants for
-requests (`take_granted`) are made first come, first served, as slots become free.
+requests (`take_grants`) are made first come, first served, as slots become free.
 """
 
 from collections import deque

@@ -90,7 +90,7 @@ class Put(msgspec.Struct, frozen=True, tag=True):
 
 
 class Commit(msgspec.Struct, frozen=True, tag=True):
-    """These blocks of a Put are complete. Its other slots are returned, and the next ones are leased."""
+    """These blocks of a Put are complete. The other slots of the Put are returned, and the next ones are leased."""
 
     blocks: list[Block]
 

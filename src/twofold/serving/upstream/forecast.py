@@ -53,7 +53,7 @@ class UpstreamPromptKeys:
 
 
 class UpstreamForecast:
-    """Maintains a `Forecast` for servers, once the first of them has reported its block size.
+    """Maintains a `ClusterForecast` for servers, once the first of them has reported its block size.
 
     Each server finds only blocks of its own cache: servers do not fetch from each other.
     """

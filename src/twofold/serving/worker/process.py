@@ -47,7 +47,7 @@ LONG_PREFILL_S = 0.25
 
 
 class WorkerProcesses(NamedTuple):
-    """The main functions of a worker's processes, rank 0 first. Call `forked` after all have been forked."""
+    """The main functions of a worker's processes, rank 0 first. Call `forked` once all processes have been forked."""
 
     runs: Sequence[Callable[[], None]]
     forked: Callable[[], None]

@@ -1,4 +1,4 @@
-"""Routes: the instances that run a request, and what must happen before."""
+"""Routes: the instances that run a request, and the role changes and prefix fetches that must happen before."""
 
 import msgspec
 

@@ -116,7 +116,7 @@ async def _until_done(sending: asyncio.Task[None], stop: asyncio.Event | None, r
 
 
 class _Load:
-    """One run: the sender and its tasks."""
+    """One run of a load: the sender and its tasks."""
 
     def __init__(self, config: LoadConfig, client: Client, result: LoadResult, on_change: OnChange | None) -> None:
         self._config, self._client, self._result = config, client, result

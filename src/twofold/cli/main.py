@@ -91,7 +91,7 @@ def _root(
 
 
 def main() -> None:
-    """Run a command; print errors of the user as one line."""
+    """Run a command; print user errors as one line."""
     try:
         code = app(standalone_mode=False)
     except UserError as error:

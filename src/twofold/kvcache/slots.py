@@ -51,7 +51,7 @@ class SlotAllocator:
         return slot
 
     def give_up(self, slot: int, holder: Holder) -> None:
-        """End a lease without contents."""
+        """End a lease of a slot that was not written."""
         self._end_lease(slot, holder)
         heappush(self._free, slot)
 

@@ -64,7 +64,7 @@ def _beyond(histogram: Histogram, bounds: dict[int, float], total: int) -> bool:
 
 
 def try_trial(problem: Problem, trial: Trial, abandoned: Callable[[], bool] = lambda: False) -> SimulatedTrial | str:
-    """Simulate and judge a trial; returns the message of a UserError, which any process boundary lets through."""
+    """Simulate and judge a trial; returns the message of a UserError, which every process boundary can transport."""
     try:
         return simulate_trial(problem, trial, abandoned)
     except UserError as error:

@@ -49,7 +49,7 @@ class SimulatedHandoffs:
         self._waiting: dict[str, SimulatedRequest] = {}  # requests that were promised a lease
 
     def expect(self, life: SimulatedRequest) -> None:
-        """A split request was placed."""
+        """Prepare the hand-off of a placed split request."""
         if self._retry is None and self._at_arrival and life.mode is not _PULL:
             self._reserve(life)
 

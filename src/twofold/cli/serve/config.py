@@ -169,7 +169,7 @@ def _model_engine(settings: ServeSettings, block_size: int, max_num_seqs: int, s
 
 
 def _default_block_size(settings: ServeSettings) -> int:
-    """Tokens in a block."""
+    """Return the default number of tokens in a block."""
     return ENGINES[settings.engine].cpu_block_size if (settings.device or "cpu") == "cpu" else 16
 
 

@@ -68,7 +68,7 @@ class ParallelSettings(Settings, panel="Parallelism"):
 
 
 class NetworkSettings(Settings, panel="Other hosts"):
-    """Workers of other hosts."""
+    """Settings for workers of other hosts."""
 
     listen_workers: str | None = flag(
         "Address at which workers of other hosts join, as in tcp://10.0.0.1:7600.", metavar="ADDRESS"

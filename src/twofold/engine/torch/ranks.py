@@ -56,7 +56,7 @@ RANK_TIMEOUT_S = 2.0  # without a heartbeat: the rank hangs
 
 
 class RankIteration(msgspec.Struct, frozen=True):
-    """Rank 0 to others: run these steps, and send `LayerDone` for each layer if `reports_layers`."""
+    """Steps of an iteration, sent by rank 0; other ranks reply with `LayerDone` for each layer if `reports_layers`."""
 
     number: int
     steps: Sequence[SequenceStep]
@@ -64,21 +64,21 @@ class RankIteration(msgspec.Struct, frozen=True):
 
 
 class LayerDone(msgspec.Struct, frozen=True, tag=True):
-    """A rank to rank 0: its part of a layer's KV is in its pool."""
+    """A rank's part of a layer's KV is in its pool; sent to rank 0."""
 
     number: int
     layer: int
 
 
 class SampledTokens(msgspec.Struct, frozen=True, tag=True):
-    """The sampling rank to rank 0."""
+    """Tokens of an iteration, sent by the sampling rank to rank 0."""
 
     number: int
     sampled: list[Sampled | None]
 
 
 class RankHeartbeat(msgspec.Struct, frozen=True, tag=True):
-    """A rank to rank 0."""
+    """Heartbeat of a rank, sent to rank 0."""
 
 
 RankMessage = LayerDone | SampledTokens | RankHeartbeat

@@ -36,7 +36,7 @@ class CompletingPrefills(KVConnectorMetadata):
 
 
 class TwofoldConnector(KVConnectorBase_V1, SupportsHMA):
-    """vLLM creates one connector for its scheduler and one for its model runner."""
+    """KV connector of Twofold; vLLM creates one for its scheduler and one for its model runner."""
 
     def __init__(self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig) -> None:
         super().__init__(vllm_config, role, kv_cache_config)

@@ -1,4 +1,4 @@
-"""Least recently used."""
+"""Eviction of the least recently used block (LRU)."""
 
 from collections import OrderedDict
 from collections.abc import Container

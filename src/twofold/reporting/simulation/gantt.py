@@ -95,5 +95,5 @@ def _layout(rows: list[str], end_s: float) -> Layout:
 
 
 def _natural(name: str) -> list[tuple[int, str]]:
-    """decode-2 before decode-10."""
+    """Sort key that puts decode-2 before decode-10."""
     return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]

@@ -50,7 +50,7 @@ _OF_THE_WHOLE_RUN = (
 
 
 class Counts(msgspec.Struct, frozen=True, kw_only=True):
-    """arrived = completed + rejected + failed + unfinished."""
+    """Counts of requests: arrived = completed + rejected + failed + unfinished."""
 
     arrived: int
     completed: int

@@ -74,7 +74,7 @@ class KeyAccount:
         return len(self._since) - self.waiting
 
     def take(self, request_id: str, now: float) -> None:
-        """Count an admitted request, which waits."""
+        """Count an admitted request as waiting."""
         self._refill(now)
         self._tokens -= 1.0
         self._since[request_id] = now

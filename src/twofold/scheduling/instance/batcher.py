@@ -16,8 +16,8 @@ from twofold.scheduling.instance.swap_preemption import SwapPreemption
 class SchedulingBudget:
     """Free blocks and sequence slots for one selection.
 
-    While a lease is pending here (`leases_first`) no prompt starts that will be handed off: two instances that
-    prefill for each other could otherwise fill up with KV caches that neither can send. With `swap`, admission is
+    While a lease is pending on this instance (`leases_first`), no prompt starts that will be handed off: two instances
+    that prefill for each other could otherwise fill up with KV caches that neither can send. With `swap`, admission is
     subject to swap preemption. With a `PrefixBlockAllocator` (`shared`), a prompt gets its blocks as soon as it is
     selected, so that its cached prefix is not evicted for prompts selected after it.
     """

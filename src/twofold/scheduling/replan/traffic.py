@@ -47,7 +47,7 @@ def estimate_output_lengths(ended: Sequence[int], running: Sequence[int], count:
 
 
 def _ending(ended: Sequence[int], running: Sequence[int], beyond: int) -> float:
-    """Ends per token among the tokens beyond a length."""
+    """Number of ends per token beyond a length."""
     made = sum(max(0, tokens - beyond) for tokens in (*ended, *running))
     return sum(tokens > beyond for tokens in ended) / made if made else 0.0
 

@@ -189,7 +189,7 @@ class UsageCounter:
 
 
 def event(body: msgspec.Struct) -> bytes:
-    """Format one event."""
+    """Format one server-sent event."""
     return b"data: " + _ENCODER.encode(body) + b"\n\n"
 
 

@@ -6,7 +6,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from twofold.serving.store.manager import MEMORY, StoreManager
 from twofold.serving.store.messages import Block, FetchBlocks
 from twofold.serving.store.peering import Peering
-from twofold.serving.store.peers import FetchedSlots, PeerCaller, PeerRequest, ReplySent
+from twofold.serving.store.peers import FetchedSlots, FetchEnd, PeerCaller, PeerRequest
 
 SLOTS, AT_ONCE = 9, 3
 PROMPTS = [[bytes([prompt, i]) for i in range(7)] for prompt in range(3)]
@@ -23,7 +23,7 @@ class Server:
         events, self.events = self.events, []
         return events
 
-    def reply(self, reply):
+    def put(self, reply):
         self.replies.append(reply)
 
 
@@ -37,14 +37,12 @@ class Fetcher:
         brought, self.brought = self.brought, []
         return brought
 
-    def order(self, order):
-        assert order.fetch not in self.orders, "a fetch has one order at a time"
-        self.orders[order.fetch] = order
-
-    def end(self, fetch):
-        order = self.orders.pop(fetch, None)
-        if order is not None:
-            self.brought.append(FetchedSlots(fetch, [], whole=False))
+    def put(self, order):
+        if not isinstance(order, FetchEnd):
+            assert order.fetch not in self.orders, "a fetch has one order at a time"
+            self.orders[order.fetch] = order
+        elif self.orders.pop(order.fetch, None) is not None:
+            self.brought.append(FetchedSlots(order.fetch, [], whole=False))
 
 
 class PeersLive(RuleBasedStateMachine):
@@ -126,7 +124,7 @@ class PeersLive(RuleBasedStateMachine):
     @precondition(lambda self: self.server.replies)
     @rule()
     def send(self):
-        self.server.events.append(ReplySent(self.server.replies.pop(0)))
+        self.server.events.append(self.server.replies.pop(0))
         self.turn()
 
     @rule(client=st.sampled_from(CLIENTS))

@@ -11,17 +11,14 @@ import os
 import secrets
 import shutil
 import sqlite3
-import threading
 import zlib
-from collections.abc import Iterator
 from contextlib import suppress
 from heapq import heappop, heappush
 from pathlib import Path
-from queue import SimpleQueue
 from typing import NamedTuple
 
 from twofold.errors import ConfigurationError
-from twofold.serving.store.events import EventQueue
+from twofold.serving.store.events import StoreThread
 from twofold.serving.store.memory import SlotMemory
 from twofold.serving.store.messages import DiskForget, DiskOperation, DiskRead, DiskSpare, DiskWrite
 
@@ -240,48 +237,24 @@ class DiskResult(NamedTuple):
     checksum: int | None
 
 
-class DiskThread:
-    """Executes disk operations in order between `disk` and the slots of `memory`.
-
-    `fileno` is readable while results wait for `take`.
-    """
+class DiskThread(StoreThread[DiskOperation, DiskResult]):
+    """Executes disk operations between `disk` and the slots of `memory`."""
 
     def __init__(self, disk: DiskBlocks, memory: SlotMemory) -> None:
         self._disk, self._memory = disk, memory
-        self._moves: SimpleQueue[DiskOperation | None] = SimpleQueue()
-        self._moved: EventQueue[DiskResult] = EventQueue()
-        self._thread = threading.Thread(target=self._run, name="store-disk", daemon=True)
-        self._thread.start()
-
-    def fileno(self) -> int:
-        return self._moved.fileno()
-
-    def begin(self, moves: list[DiskOperation]) -> None:
-        """Queue operations; thread-safe."""
-        for move in moves:
-            self._moves.put(move)
-
-    def take(self) -> Iterator[DiskResult]:
-        """Results since the last call."""
-        return self._moved.drain()
-
-    def close(self) -> None:
-        """Finish all queued operations and stop."""
-        self._moves.put(None)
-        self._thread.join()
-        self._moved.close()
+        super().__init__("store-disk")
 
     def _run(self) -> None:
-        while (move := self._moves.get()) is not None:
+        while (move := self._work.get()) is not None:
             match move:
                 case DiskWrite():
                     block = self._memory.slot(move.slot)
                     written = self._disk.write(move.key, move.position, block, move.checksum)
                     if move.spare:
                         self._disk.spare(move.key)
-                    self._moved.put(DiskResult(move, move.checksum if written else None))
+                    self._results.put(DiskResult(move, move.checksum if written else None))
                 case DiskRead():
-                    self._moved.put(DiskResult(move, self._disk.read(move.key, self._memory.slot(move.slot))))
+                    self._results.put(DiskResult(move, self._disk.read(move.key, self._memory.slot(move.slot))))
                 case DiskSpare(key=key):
                     self._disk.spare(key)
                 case DiskForget(key=key):

@@ -1,12 +1,16 @@
-"""Queues between the threads of a store."""
+"""Threads of a store, and the queues between them."""
 
 import os
+import threading
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import suppress
 from queue import SimpleQueue
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
+Work = TypeVar("Work")
+Result = TypeVar("Result")
 
 
 class EventQueue(Generic[T]):
@@ -26,6 +30,10 @@ class EventQueue(Generic[T]):
         self._items.put(item)
         os.eventfd_write(self._event, 1)
 
+    def get(self) -> T:
+        """Wait for the next item."""
+        return self._items.get()
+
     def drain(self) -> Iterator[T]:
         """All queued items, without waiting."""
         with suppress(BlockingIOError):
@@ -36,3 +44,35 @@ class EventQueue(Generic[T]):
     def close(self) -> None:
         """Close the queue. No thread may use it after this call."""
         os.close(self._event)
+
+
+class StoreThread(ABC, Generic[Work, Result]):
+    """A thread that executes queued work in order; `fileno` is readable while results wait for `take`."""
+
+    def __init__(self, name: str) -> None:
+        self._work: EventQueue[Work | None] = EventQueue()
+        self._results: EventQueue[Result] = EventQueue()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    @abstractmethod
+    def _run(self) -> None:
+        """Execute work until None."""
+
+    def fileno(self) -> int:
+        return self._results.fileno()
+
+    def put(self, work: Work) -> None:
+        """Queue work; thread-safe."""
+        self._work.put(work)
+
+    def take(self) -> Iterator[Result]:
+        """Results since the last call."""
+        return self._results.drain()
+
+    def close(self) -> None:
+        """Finish all queued work and stop."""
+        self._work.put(None)
+        self._thread.join()
+        self._work.close()
+        self._results.close()

@@ -14,11 +14,11 @@ from twofold.serving.store.peers import (
     BlockFetcher,
     BlockServer,
     FetchedSlots,
+    FetchEnd,
     FetchOrder,
     PeerCaller,
     PeerReply,
     PeerRequest,
-    ReplySent,
 )
 
 # Requesters of the manager, in place of a client's inbox.
@@ -97,7 +97,7 @@ class Peering:
         """Handle a grant of the manager; False if it belongs to a client."""
         who, number = granted.requester
         if who == _SENDS:
-            self._server.reply(PeerReply(number, self._callers[number], granted.blocks, granted.last))
+            self._server.put(PeerReply(number, self._callers[number], granted.blocks, granted.last))
         elif who == _FETCHES:
             self._order(number, granted)
         return who in {_SENDS, _FETCHES}
@@ -108,7 +108,7 @@ class Peering:
         for number, fetch in list(self._fetches.items()):
             if not self._running(fetch):
                 del self._fetches[number]
-                self._fetcher.end(number)
+                self._fetcher.put(FetchEnd(number))
                 if fetch.requester is not None:
                     done.append((fetch.requester, self._manager.lookup(fetch.keys)[0]))
         return done
@@ -117,8 +117,7 @@ class Peering:
         self._fetcher.close()
         self._server.close()
 
-    def _sent(self, sent: ReplySent) -> None:
-        reply = sent.reply
+    def _sent(self, reply: PeerReply) -> None:
         requester = (_SENDS, reply.load)
         if reply.last:
             del self._callers[reply.load]
@@ -134,7 +133,7 @@ class Peering:
         if granted.blocks:
             keys = [fetch.keys[index] for index in granted.blocks]
             slots = [block.slot for block in granted.blocks.values()]
-            self._fetcher.order(FetchOrder(number, fetch.address, keys, slots))
+            self._fetcher.put(FetchOrder(number, fetch.address, keys, slots))
             fetch.ordered = True
 
     def _brought(self, brought: FetchedSlots) -> None:
@@ -148,7 +147,7 @@ class Peering:
         """End a fetch. Its slots are returned once no thread fills them."""
         fetch.ended = True
         if fetch.ordered:
-            self._fetcher.end(number)
+            self._fetcher.put(FetchEnd(number))
         else:
             self._manager.end((_FETCHES, number))
 

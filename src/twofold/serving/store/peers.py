@@ -1,16 +1,15 @@
 """The threads of a store that send blocks to, and fetch blocks from, the stores of other hosts."""
 
 import logging
-import threading
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import msgspec
 import zmq
 
 from twofold.security.guard import ENCRYPTION_BYTES, Guard
-from twofold.serving.store.events import EventQueue
+from twofold.serving.store.events import StoreThread
 from twofold.serving.store.memory import SlotMemory
 from twofold.serving.store.messages import MOST_KEYS, MOST_QUESTION_BYTES, Block, BlocksFollow, GetBlocks
 
@@ -34,7 +33,7 @@ class PeerRequest(NamedTuple):
 
 
 class PeerReply(NamedTuple):
-    """More blocks of a request by index; `load` is the load request that holds them until `ReplySent`."""
+    """More blocks of a request by index; `load` is the load request that holds them until they are sent."""
 
     load: int
     caller: PeerCaller
@@ -42,17 +41,11 @@ class PeerReply(NamedTuple):
     last: bool
 
 
-class ReplySent(NamedTuple):
-    """The slots of a reply are no longer read."""
-
-    reply: PeerReply
-
-
-class BlockServer:
+class BlockServer(StoreThread[PeerReply, PeerRequest | PeerReply]):
     """Receives requests of other stores at `address` and sends them blocks from `memory`.
 
     Blocks are copied when sent, so nothing is held for slow or dead peers; undelivered data is dropped. Peers need the
-    cluster key. `fileno` is readable while events wait for `take`.
+    cluster key. `take` returns received requests and sent replies.
     """
 
     def __init__(
@@ -73,38 +66,20 @@ class BlockServer:
         self.address = self._socket.getsockopt(zmq.LAST_ENDPOINT).rstrip(b"\0").decode()  # type: ignore[union-attr]
         self.dropped = 0  # malformed requests
         self._decoder = msgspec.msgpack.Decoder(GetBlocks)
-        self._replies: EventQueue[PeerReply | None] = EventQueue()
-        self._events: EventQueue[PeerRequest | ReplySent] = EventQueue()
-        self._thread = threading.Thread(target=self._run, name="store-server", daemon=True)
-        self._thread.start()
-
-    def fileno(self) -> int:
-        return self._events.fileno()
-
-    def take(self) -> Iterator[PeerRequest | ReplySent]:
-        """Requests received and replies sent since the last call."""
-        return self._events.drain()
-
-    def reply(self, reply: PeerReply) -> None:
-        """Send blocks, which stay held until `ReplySent`."""
-        self._replies.put(reply)
+        super().__init__("store-server")
 
     def close(self) -> None:
-        """Send all queued replies and stop."""
-        self._replies.put(None)
-        self._thread.join()
+        super().close()
         self._socket.close(linger=0)
-        self._replies.close()
-        self._events.close()
 
     def _run(self) -> None:
         poller = zmq.Poller()
         poller.register(self._socket, zmq.POLLIN)
-        poller.register(self._replies.fileno(), zmq.POLLIN)
+        poller.register(self._work.fileno(), zmq.POLLIN)
         while True:
             if self._socket in dict(poller.poll()):
                 self._receive()
-            for reply in self._replies.drain():
+            for reply in self._work.drain():
                 if reply is None:
                     return
                 self._send(reply)
@@ -122,14 +97,14 @@ class BlockServer:
         if request.contents != self._contents:
             log.warning("refusing a store with another model or KV layout")
             keys = []
-        self._events.put(PeerRequest(caller, keys))
+        self._results.put(PeerRequest(caller, keys))
 
     def _send(self, reply: PeerReply) -> None:
         checksums = {index: block.checksum for index, block in reply.blocks.items()}
         header = BlocksFollow(reply.caller.number, checksums, reply.last)
         slots = [self._memory.slot(block.slot) for block in reply.blocks.values()]
         self._socket.send_multipart([reply.caller.connection, msgspec.msgpack.encode(header), *slots])
-        self._events.put(ReplySent(reply))
+        self._results.put(reply)
 
 
 # Failed and broken connections. An epoch of a store has one address, so there is no reconnect.
@@ -159,11 +134,10 @@ class FetchedSlots(NamedTuple):
     whole: bool
 
 
-class BlockFetcher:
+class BlockFetcher(StoreThread[FetchOrder | FetchEnd, FetchedSlots]):
     """Fetches blocks, with one connection per fetch and one order at a time on each.
 
-    A block with a wrong checksum is not written, and ends the fetch, as does any invalid message. `fileno` is
-    readable while results wait for `take`.
+    A block with a wrong checksum is not written, and ends the fetch, as does any invalid message.
     """
 
     def __init__(
@@ -172,32 +146,10 @@ class BlockFetcher:
         self._context, self._guard, self._memory, self._contents = context, guard, memory, contents
         self._connections: dict[int, _PeerConnection] = {}
         self._poller = zmq.Poller()
-        self._orders: EventQueue[FetchOrder | FetchEnd | None] = EventQueue()
-        self._results: EventQueue[FetchedSlots] = EventQueue()
-        self._thread = threading.Thread(target=self._run, name="store-fetcher", daemon=True)
-        self._thread.start()
-
-    def fileno(self) -> int:
-        return self._results.fileno()
-
-    def take(self) -> Iterator[FetchedSlots]:
-        """Finished orders since the last call."""
-        return self._results.drain()
-
-    def order(self, order: FetchOrder) -> None:
-        self._orders.put(order)
-
-    def end(self, fetch: int) -> None:
-        self._orders.put(FetchEnd(fetch))
-
-    def close(self) -> None:
-        self._orders.put(None)
-        self._thread.join()
-        self._orders.close()
-        self._results.close()
+        super().__init__("store-fetcher")
 
     def _run(self) -> None:
-        self._poller.register(self._orders.fileno(), zmq.POLLIN)
+        self._poller.register(self._work.fileno(), zmq.POLLIN)
         while True:
             ready = dict(self._poller.poll())
             for fetch, connection in list(self._connections.items()):
@@ -205,7 +157,7 @@ class BlockFetcher:
                     self._receive(fetch, connection)
                 elif connection.breaks in ready:
                     self._disconnect(fetch, connection, "connection lost")
-            for order in self._orders.drain():
+            for order in self._work.drain():
                 if order is None:
                     for fetch in list(self._connections):
                         self._end(fetch)

@@ -81,7 +81,8 @@ class StoreServer:
             self._peers.turn(time.monotonic())
         if self._mover is not None:
             self._take_moved(self._mover)
-            self._mover.begin(self._manager.take_moves())
+            for move in self._manager.take_moves():
+                self._mover.put(move)
         for granted in self._manager.take_grants():
             self._grant(granted)
         self._answer_fetches()

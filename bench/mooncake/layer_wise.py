@@ -162,7 +162,7 @@ class Worker:
 
     def use(self, client: StoreClient) -> None:
         """Use this store for loads and puts."""
-        self.state.prefixes = StoredPrefixes(self.state, self._scheduler, self.shared, client, self.copier)
+        self.state.prefixes = StoredPrefixes(self.state, self._scheduler, client, self.copier)
         self.state.prefixes.start()
 
     def prefill(self, tokens: list[int], keys: Sequence[bytes]) -> float:

@@ -100,7 +100,7 @@ class StoreWorker:
             outbox=self.outbox,
             controller="",
         )
-        self.state.prefixes = StoredPrefixes(self.state, self.scheduler, self.shared, client, self.copier)
+        self.state.prefixes = StoredPrefixes(self.state, self.scheduler, client, self.copier)
         self.state.prefixes.start()
         self._thread = threading.Thread(target=self._run)
         self._thread.start()

@@ -23,6 +23,7 @@ _CALL_MS = 2000
 _FAILED = zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
 
 Socket = zmq.Socket[bytes]
+Context = zmq.Context[Socket]
 
 
 class Guard:
@@ -31,7 +32,7 @@ class Guard:
     Refused connections are counted in `refused` and logged at every power of two.
     """
 
-    def __init__(self, context: zmq.Context[Socket], key: ClusterKey) -> None:
+    def __init__(self, context: Context, key: ClusterKey) -> None:
         self._context = context
         self._server_secret, self._client_secret = (z85.encode(key.server_secret), z85.encode(key.client_secret))
         self._server_public, self._client_public = map(zmq.curve_public, (self._server_secret, self._client_secret))

@@ -5,7 +5,7 @@ from typing import Final, Literal
 import msgspec
 
 from twofold.cluster.spec import ClusterSpec
-from twofold.engine.registry import ENGINES
+from twofold.engine.registry import ENGINES, EngineTraits
 from twofold.errors import ConfigurationError
 from twofold.handoff import HandoffMode
 from twofold.instance import Role
@@ -54,14 +54,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     eviction: str = "lru"
 
     @property
-    def computes(self) -> bool:
-        """Whether the engine computes a model."""
-        return ENGINES[self.engine].runs_model
-
-    @property
-    def recomputes(self) -> bool:
-        """Whether the engine may drop the KV of a decode and compute it again, which needs the prompt."""
-        return ENGINES[self.engine].recomputes
+    def traits(self) -> EngineTraits:
+        return ENGINES[self.engine]
 
     def context(self, model_len: int) -> int:
         """Return the context length in tokens, given the model's; raises ConfigurationError."""
@@ -208,7 +202,7 @@ class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True):
         moves = self.router not in FIXED_ROLE_ROUTERS
         # A decoding worker may join later from another host.
         splits = moves or self.network is not None or {Role.PREFILL, Role.DECODE} <= roles
-        return self.engine.computes and splits and (moves or worker.role is Role.PREFILL)
+        return self.engine.traits.runs_model and splits and (moves or worker.role is Role.PREFILL)
 
     def reuses(self, worker: WorkerConfig) -> bool:
         """Return whether a worker caches prefixes: it must be able to prefill, with a batcher that supports reuse."""

@@ -373,37 +373,11 @@ class StoreStatus(Message, frozen=True, kw_only=True):
     bytes_moved: dict[str, int]
 
 
-ToWorker = (
-    Peers
-    | Prefill
-    | Reserve
-    | LeaseGranted
-    | Abort
-    | InstanceFenced
-    | InstanceLost
-    | WorkerRefused
-    | Shutdown
-    | HeartbeatAck
-    | HandoffEnded
-    | HandoffOffered
-    | HandoffTaken
-    | Heartbeat
-)
-ToController = (
-    Registered
-    | LinkMeasured
-    | Alive
-    | PrefillStarted
-    | LeaseGranted
-    | StepDone
-    | Status
-    | BlocksChanged
-    | HandoffReport
-    | RequestFailed
-    | StoreChanged
-    | StoreStatus
-    | HostJoins
-    | HostAlive
-    | HostFailed
-)
+FromPeer = HandoffEnded | HandoffOffered | HandoffTaken | Heartbeat
+Order = Peers | Prefill | Reserve | Abort | InstanceFenced | InstanceLost | WorkerRefused
+ToWorker = Order | FromPeer | LeaseGranted | Shutdown | HeartbeatAck
+WorkerEvent = Registered | LinkMeasured | Alive | Status | BlocksChanged
+RequestEvent = PrefillStarted | LeaseGranted | StepDone | HandoffReport | RequestFailed
+FromHost = HostJoins | HostAlive | HostFailed
+ToController = WorkerEvent | RequestEvent | FromHost | StoreChanged | StoreStatus
 ToHost = HostWelcome | HostRefused | HostUnknown | StartWorker | KillWorker | HostFinish | HeartbeatAck

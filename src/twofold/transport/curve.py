@@ -14,7 +14,7 @@ from zmq.utils.monitor import recv_monitor_message
 
 from twofold.errors import ConfigurationError, InstanceLostError, StaleEpochError
 from twofold.handoff import Lease
-from twofold.security.guard import Guard
+from twofold.security.guard import Context, Guard
 from twofold.security.key import read_key
 from twofold.transport import curve_server
 from twofold.transport.base import (
@@ -70,7 +70,10 @@ class CurveConnection:
         self._closed = True
         if self._lock.acquire(blocking=False):
             try:
-                self._end()
+                if not self._socket.closed:
+                    self._socket.disable_monitor()
+                    self._breaks.close(linger=0)
+                    self._socket.close(linger=0)
             finally:
                 self._lock.release()
 
@@ -105,13 +108,6 @@ class CurveConnection:
                 asked = False
         raise InstanceLostError(f"{self._peer.instance} was lost")
 
-    def _end(self) -> None:
-        if self._socket.closed:
-            return
-        self._socket.disable_monitor()
-        self._breaks.close(linger=0)
-        self._socket.close(linger=0)
-
 
 class CurveAddress(TransportAddress, frozen=True, tag=True):
     """The memory for peers on this host, and the server for other hosts."""
@@ -132,7 +128,7 @@ class CurveTransport(SharedMemoryTransport):
             raise ConfigurationError("--transport curve needs several hosts: see --listen-workers")
         super().__init__(spec)
         self._host = network.host
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._context: Context = zmq.Context()
         self._guard = Guard(self._context, read_key(Path(network.key_file)))
         self._gate = curve_server.LeaseGate()
         self._server = curve_server.CurveServer(

@@ -14,7 +14,7 @@ import torch
 import zmq
 
 from twofold.engine.torch.pool import KvPool, block_runs
-from twofold.security.guard import ENCRYPTION_BYTES, Guard
+from twofold.security.guard import ENCRYPTION_BYTES, Context, Guard
 from twofold.transport.base import SCRATCH_BYTES
 
 Bytes = bytes | memoryview
@@ -113,13 +113,7 @@ class CurveServer:
     """Serves requests at `address` one after the other, on a pool in host memory."""
 
     def __init__(
-        self,
-        context: zmq.Context[zmq.Socket[bytes]],
-        guard: Guard,
-        host_address: str,
-        epoch: int,
-        pool: KvPool,
-        gate: LeaseGate,
+        self, context: Context, guard: Guard, host_address: str, epoch: int, pool: KvPool, gate: LeaseGate
     ) -> None:
         self._epoch, self._pool, self._gate = epoch, pool, gate
         self._socket = context.socket(zmq.ROUTER)

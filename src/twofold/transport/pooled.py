@@ -43,6 +43,5 @@ MakeTransport = Callable[[KvCacheSpec], PooledTransport]
 def load_transport(name: str) -> MakeTransport:
     """The constructor of a transport. Raises ConfigurationError if it is unknown or not installed."""
     check_transport(name)
-    entry = TRANSPORTS[name]
-    transport: MakeTransport = getattr(import_module(entry.module), entry.name)
+    transport: MakeTransport = getattr(import_module(f"twofold.transport.{name}"), TRANSPORTS[name].name)
     return transport

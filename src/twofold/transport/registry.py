@@ -7,36 +7,18 @@ from twofold.errors import ConfigurationError
 
 
 class TransportEntry(NamedTuple):
-    """Module and class of a transport, its help text, and the optional packages it needs (one of `packages`, from
-    `extra`).
-    """
+    """Class of a transport, in the module of its name, its help text, and the optional packages: one is needed."""
 
-    module: str
     name: str
     help: str
     packages: tuple[str, ...] = ()
-    extra: str = ""
 
 
 TRANSPORTS = {
-    "shared_memory": TransportEntry(
-        "twofold.transport.shared_memory", "SharedMemoryTransport", "copies within one host"
-    ),
-    "curve": TransportEntry("twofold.transport.curve", "CurveTransport", "encrypted TCP between hosts"),
-    "nixl": TransportEntry(
-        "twofold.transport.nixl",
-        "NixlTransport",
-        "NIXL with UCX: RDMA, TCP, GPU to GPU",
-        ("nixl_cu12", "nixl_cu13"),
-        "nixl",
-    ),
-    "mooncake": TransportEntry(
-        "twofold.transport.mooncake",
-        "MooncakeTransport",
-        "Mooncake's transfer engine between hosts",
-        ("mooncake",),
-        "mooncake",
-    ),
+    "shared_memory": TransportEntry("SharedMemoryTransport", "copies within one host"),
+    "curve": TransportEntry("CurveTransport", "encrypted TCP between hosts"),
+    "nixl": TransportEntry("NixlTransport", "NIXL with UCX: RDMA, TCP, GPU to GPU", ("nixl_cu12", "nixl_cu13")),
+    "mooncake": TransportEntry("MooncakeTransport", "Mooncake's transfer engine between hosts", ("mooncake",)),
 }
 
 DEFAULT_TRANSPORT = "shared_memory"
@@ -49,5 +31,5 @@ def check_transport(name: str) -> None:
     entry = TRANSPORTS[name]
     if entry.packages and not any(find_spec(package) for package in entry.packages):
         raise ConfigurationError(
-            f"--transport {name} needs a package that is not installed: pip install 'twofold[{entry.extra}]'"
+            f"--transport {name} needs a package that is not installed: pip install 'twofold[{name}]'"
         )

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from support.device import DEVICE
-from twofold.engine.torch.pool import CopyStream, LayerNotifier, PinnedMemory
+from twofold.engine.base import KvLayout, LayerShape
+from twofold.engine.torch.pool import KvPool, LayerNotifier, PinnedMemory
 
 GPU_OR_CPU = torch.device(DEVICE)
 ON_GPU = pytest.mark.skipif(GPU_OR_CPU.type != "cuda", reason="on a CPU nothing is queued")
@@ -18,6 +19,10 @@ def busy(rounds=40):
     for _ in range(rounds):
         numbers = (numbers @ numbers) / 2048
     return numbers
+
+
+def pool():
+    return KvPool(KvLayout((LayerShape(1, 1, 1),), block_size=1, dtype="float32", itemsize=4), 1, device=DEVICE)
 
 
 def test_calls_are_made_in_order_and_before_finish_returns():
@@ -42,7 +47,7 @@ def test_on_a_cpu_a_call_is_made_at_once():
 def test_copies_are_complete_on_exit():
     """Copies are complete with and without a separate stream."""
     source, target = torch.arange(1000, device=DEVICE), torch.zeros(1000, dtype=torch.long)
-    with CopyStream(GPU_OR_CPU).copying():
+    with pool().copying():
         target.copy_(source, non_blocking=True)
     assert target.tolist() == list(range(1000))
 
@@ -85,13 +90,13 @@ def test_a_call_waits_for_earlier_work_only():
 @ON_GPU
 def test_copies_do_not_wait_for_queued_work():
     """Queued work does not wait for copies either."""
-    stream, source = CopyStream(GPU_OR_CPU), torch.arange(1000, device=DEVICE)
+    other, source = pool(), torch.arange(1000, device=DEVICE)
     torch.cuda.synchronize()
     busy(rounds=4000)
     behind = torch.cuda.Event()
     behind.record()
     target = torch.zeros(1000, dtype=torch.long)
-    with stream.copying():
+    with other.copying():
         target.copy_(source)
     assert not behind.query()
     assert target[-1] == 999

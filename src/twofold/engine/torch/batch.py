@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import AttentionInterface
 
 from twofold.engine.base import OnLayer, SequenceStep
@@ -81,7 +81,7 @@ class AttentionPlanner:
             return kernels.PromptStart(rows, None if plain else self._mask(step, span))
         return kernels.PromptChunk(rows, self._pool, self._context(span), self._mask(step, span))
 
-    def _mask(self, step: SequenceStep, span: _Span) -> torch.Tensor:
+    def _mask(self, step: SequenceStep, span: _Span) -> Tensor:
         """Return the mask [1, 1, tokens, positions of the span], −inf where attention is masked."""
         queries = torch.arange(step.start, span.end, device=self._pool.device).unsqueeze(1)
         keys = torch.arange(span.first, span.end, device=self._pool.device)
@@ -134,7 +134,7 @@ class AttentionPlanner:
         context = kernels.GatheredKv(self._pool.index(table), len(spans), 0, length, padding, self._scratch)
         return kernels.DecodeGroup(rows, self._pool, context, mask)
 
-    def _hide(self, hidden: torch.Tensor) -> torch.Tensor:
+    def _hide(self, hidden: Tensor) -> Tensor:
         dtype = self._pool.keys(0).dtype
         return torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill_(hidden, float("-inf"))
 
@@ -181,7 +181,7 @@ class PackedBatch:
         self.positions = self._pool.index([p for s in self._steps for p in range(s.start, s.start + len(s.token_ids))])
         self._slots = self._pool.index([slot for step in self._steps for slot in self._slots_of(step)])
 
-    def sampled(self) -> tuple[list[int], torch.Tensor]:
+    def sampled(self) -> tuple[list[int], Tensor]:
         """Return the indices of the steps that sample, and the packed index of the last token of each."""
         steps, rows, end = [], [], 0
         for original, step in zip(self.order, self._steps, strict=True):
@@ -191,7 +191,7 @@ class PackedBatch:
                 rows.append(end - 1)
         return steps, self._pool.index(rows)
 
-    def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
+    def write(self, layer: int, keys: Tensor, values: Tensor) -> None:
         """Write the KV of this iteration's tokens, [tokens, kv_heads, dim] each, to the pool."""
         for part, new in ((self._pool.keys(layer), keys), (self._pool.values(layer), values)):
             part.view(-1, part.shape[2], part.shape[3]).index_copy_(0, self._slots, new)
@@ -224,17 +224,17 @@ def register() -> None:
 
 def paged_attention(
     module: nn.Module,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None,  # noqa: ARG001  (always None: the batch has the masks)
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,  # noqa: ARG001  (always None: the batch has the masks)
     *,
     twofold_batch: PackedBatch,
     scaling: float | None = None,
     softcap: float | None = None,
-    s_aux: torch.Tensor | None = None,
+    s_aux: Tensor | None = None,
     **_ignored: object,  # the probe refuses models whose other arguments matter
-) -> tuple[torch.Tensor, None]:
+) -> tuple[Tensor, None]:
     """Write the new keys and values to the pool, then compute the attention of each token.
 
     `query` is [1, heads, tokens, key_dim], `key` and `value` are [1, kv_heads, tokens, dim]. The result is [1,

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 from torch.nn import functional
 
 from twofold.engine.torch.pool import KvPool
@@ -21,18 +22,12 @@ class AttentionScoring:
 
     scaling: float | None = None
     softcap: float | None = None
-    sinks: torch.Tensor | None = None
+    sinks: Tensor | None = None
 
 
 def attend(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    scoring: AttentionScoring,
-    mask: torch.Tensor | None,
-    *,
-    causal: bool = False,
-) -> torch.Tensor:
+    query: Tensor, key: Tensor, value: Tensor, scoring: AttentionScoring, mask: Tensor | None, *, causal: bool = False
+) -> Tensor:
     """query [b, heads, n, d], key [b, kv_heads, c, d], value [b, kv_heads, c, v] → [b, heads, n, v].
 
     `mask` is added to the scores and broadcasts to [b, 1, n, c]. `causal` requires n = c and no mask.
@@ -54,14 +49,12 @@ def attend(
     )
 
 
-def _causal_mask(query: torch.Tensor) -> torch.Tensor:
+def _causal_mask(query: Tensor) -> Tensor:
     n = query.shape[2]
     return torch.full((n, n), float("-inf"), dtype=query.dtype, device=query.device).triu(1)
 
 
-def _unfused(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scoring: AttentionScoring, mask: torch.Tensor | None
-) -> torch.Tensor:
+def _unfused(query: Tensor, key: Tensor, value: Tensor, scoring: AttentionScoring, mask: Tensor | None) -> Tensor:
     """Compute attention without the fused kernel, a bounded number of query rows at a time."""
     rows = query.shape[2]
     pieces = []
@@ -72,9 +65,7 @@ def _unfused(
     return pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=2)
 
 
-def _attend_rows(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scoring: AttentionScoring, mask: torch.Tensor | None
-) -> torch.Tensor:
+def _attend_rows(query: Tensor, key: Tensor, value: Tensor, scoring: AttentionScoring, mask: Tensor | None) -> Tensor:
     batch, heads, rows, dim = query.shape
     kv_heads, columns = key.shape[1], key.shape[2]
     # The queries that share a key head become rows of one product, so that keys need not be repeated.
@@ -90,7 +81,7 @@ def _attend_rows(
     return mixed.view(batch, heads, rows, value.shape[-1])
 
 
-def _softmax(scores: torch.Tensor, sinks: torch.Tensor | None) -> torch.Tensor:
+def _softmax(scores: Tensor, sinks: Tensor | None) -> Tensor:
     if sinks is None:
         return torch.softmax(scores, dim=-1)
     batch, heads, rows, columns = scores.shape
@@ -105,9 +96,9 @@ class Scratch:
     """
 
     def __init__(self) -> None:
-        self._buffers: dict[str, torch.Tensor] = {}
+        self._buffers: dict[str, Tensor] = {}
 
-    def take(self, name: str, like: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
+    def take(self, name: str, like: Tensor, rows: int, columns: int) -> Tensor:
         """Return a buffer [rows, columns] like `like`. The next take of `name` overwrites it."""
         count = rows * columns
         buffer = self._buffers.get(name)
@@ -123,7 +114,7 @@ class ContiguousKv:
     first_slot: int
     length: int
 
-    def read(self, part: torch.Tensor, name: str) -> torch.Tensor:
+    def read(self, part: Tensor, name: str) -> Tensor:
         """Read `part` [num_blocks, block_size, kv_heads, dim] of a layer → [sequences, kv_heads, positions, dim].
 
         The result is valid until the next read of the same `name`.
@@ -140,14 +131,14 @@ class GatheredKv:
     positions over all sequences, which are set to 0, because unused memory may contain NaN.
     """
 
-    blocks: torch.Tensor
+    blocks: Tensor
     sequences: int
     first: int
     length: int
-    padding: torch.Tensor | None
+    padding: Tensor | None
     scratch: Scratch
 
-    def read(self, part: torch.Tensor, name: str) -> torch.Tensor:
+    def read(self, part: Tensor, name: str) -> Tensor:
         kv_heads, dim = part.shape[2:]
         rows = part.view(part.shape[0], -1)
         out = self.scratch.take(name, part, len(self.blocks), rows.shape[1])
@@ -166,9 +157,9 @@ class AttentionInputs:
     """A layer's inputs for all tokens: query [1, heads, tokens, dim], key and value [1, kv_heads, tokens, …]."""
 
     layer: int
-    query: torch.Tensor
-    key: torch.Tensor
-    value: torch.Tensor
+    query: Tensor
+    key: Tensor
+    value: Tensor
     scoring: AttentionScoring
 
 
@@ -179,9 +170,9 @@ class DecodeGroup:
     rows: slice
     pool: KvPool
     context: KvContext
-    mask: torch.Tensor | None
+    mask: Tensor | None
 
-    def attend(self, call: AttentionInputs) -> torch.Tensor:
+    def attend(self, call: AttentionInputs) -> Tensor:
         """Return [tokens of this part, heads, value_dim]. The keys and values of `call` are in the pool already."""
         keys = self.context.read(self.pool.keys(call.layer), "keys")
         values = self.context.read(self.pool.values(call.layer), "values")
@@ -194,9 +185,9 @@ class PromptStart:
     """The start of a prompt: it attends only to itself, so the pool is not read."""
 
     rows: slice
-    mask: torch.Tensor | None
+    mask: Tensor | None
 
-    def attend(self, call: AttentionInputs) -> torch.Tensor:
+    def attend(self, call: AttentionInputs) -> Tensor:
         query, key, value = (states[:, :, self.rows] for states in (call.query, call.key, call.value))
         mixed = attend(query, key, value, call.scoring, self.mask, causal=self.mask is None)
         return mixed[0].transpose(0, 1)
@@ -209,9 +200,9 @@ class PromptChunk:
     rows: slice
     pool: KvPool
     context: KvContext
-    mask: torch.Tensor
+    mask: Tensor
 
-    def attend(self, call: AttentionInputs) -> torch.Tensor:
+    def attend(self, call: AttentionInputs) -> Tensor:
         keys = self.context.read(self.pool.keys(call.layer), "keys")
         values = self.context.read(self.pool.values(call.layer), "values")
         return attend(call.query[:, :, self.rows], keys, values, call.scoring, self.mask)[0].transpose(0, 1)

@@ -3,11 +3,12 @@
 import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from twofold.engine.base import KvLayout
 
@@ -25,7 +26,7 @@ class KvPool:
     """
 
     def __init__(
-        self, layout: KvLayout, num_blocks: int, memory: torch.Tensor | None = None, device: torch.device | str = "cpu"
+        self, layout: KvLayout, num_blocks: int, memory: Tensor | None = None, device: torch.device | str = "cpu"
     ) -> None:
         nbytes = layout.pool_bytes(num_blocks)
         if memory is None:
@@ -37,25 +38,35 @@ class KvPool:
         self.device = memory.device
         self.memory = memory
         self._parts = _split(layout, num_blocks, memory)
-        self._copies = CopyStream(memory.device)
+        cuda = self.device.type == "cuda"
+        self._stream = torch.cuda.Stream(self.device) if cuda else None  # type: ignore[no-untyped-call]
 
-    def keys(self, layer: int) -> torch.Tensor:
+    def keys(self, layer: int) -> Tensor:
         """Keys of a layer: [num_blocks, block_size, kv_heads, key_dim], in the dtype of the layout."""
         return self._parts[layer][0]
 
-    def values(self, layer: int) -> torch.Tensor:
+    def values(self, layer: int) -> Tensor:
         """Values of a layer: [num_blocks, block_size, kv_heads, value_dim], in the dtype of the layout."""
         return self._parts[layer][1]
 
-    def index(self, numbers: Sequence[int]) -> torch.Tensor:
+    def index(self, numbers: Sequence[int]) -> Tensor:
         """Return int64 numbers on the pool's device; the copy to an accelerator is asynchronous."""
         return torch.tensor(numbers, dtype=torch.long).to(self.device, non_blocking=True)
 
-    def copying(self) -> AbstractContextManager[None]:
-        """Context for copies by threads other than the engine's. On exit, its copies are complete."""
-        return self._copies.copying()
+    @contextmanager
+    def copying(self) -> Iterator[None]:
+        """Use a separate stream for copies of computed KV by other threads than the engine's, complete on exit.
 
-    def block_rows(self, layer: int) -> list[torch.Tensor]:
+        On the engine's stream, copies and iterations would wait for each other.
+        """
+        if self._stream is None:
+            yield
+            return
+        with torch.cuda.stream(self._stream):
+            yield
+        self._stream.synchronize()
+
+    def block_rows(self, layer: int) -> list[Tensor]:
         """Keys and values of a layer as uint8 [num_blocks, bytes per block], for transports.
 
         One tensor if the layer has only keys.
@@ -101,7 +112,7 @@ class PoolHeads(NamedTuple):
     heads: range
     blocks: Sequence[int]
 
-    def parts(self) -> list[torch.Tensor]:
+    def parts(self) -> list[Tensor]:
         """Keys and values of these heads: [num_blocks, block_size, heads, dim] of the whole pool."""
         both = (self.pool.keys(self.layer), self.pool.values(self.layer))
         return [part[:, :, self.heads.start : self.heads.stop] for part in both]
@@ -126,7 +137,7 @@ def block_runs(source_ids: Sequence[int], target_ids: Sequence[int]) -> list[tup
     return [(*pairs[start], end - start) for start, end in zip(starts, ends, strict=True)]
 
 
-def _split(layout: KvLayout, num_blocks: int, memory: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
+def _split(layout: KvLayout, num_blocks: int, memory: Tensor) -> list[tuple[Tensor, Tensor]]:
     """Return views of the keys and values of each layer."""
     dtype: torch.dtype = getattr(torch, layout.dtype)
     numbers = memory[: layout.pool_bytes(num_blocks)].view(dtype)
@@ -142,11 +153,11 @@ def _split(layout: KvLayout, num_blocks: int, memory: torch.Tensor) -> list[tupl
     return parts
 
 
-def _as_bytes(part: torch.Tensor) -> torch.Tensor:
+def _as_bytes(part: Tensor) -> Tensor:
     return part.view(part.shape[0], -1).view(torch.uint8)
 
 
-def _as_words(part: torch.Tensor) -> torch.Tensor:
+def _as_words(part: Tensor) -> Tensor:
     """View rows of bytes as rows of int64 if they divide, because torch indexes elements, not bytes."""
     return part if part.shape[1] % torch.int64.itemsize else part.view(torch.int64)
 
@@ -195,33 +206,13 @@ class LayerNotifier:
                 self._waiting.task_done()
 
 
-class CopyStream:
-    """The stream for copies between pool and host by threads other than the engine's.
-
-    On the engine's stream, copies and iterations would wait for each other.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
-
-    @contextmanager
-    def copying(self) -> Iterator[None]:
-        """Context for copies of computed KV (`LayerNotifier`). On exit they are complete."""
-        if self._stream is None:
-            yield
-            return
-        with torch.cuda.stream(self._stream):
-            yield
-        self._stream.synchronize()
-
-
 class PinnedMemory:
     """Host memory registered for DMA by `device`, which makes copies several times faster, until `close`.
 
     On a CPU, or if the system refuses the registration, copies work without it.
     """
 
-    def __init__(self, memory: torch.Tensor, device: torch.device) -> None:
+    def __init__(self, memory: Tensor, device: torch.device) -> None:
         self._address, self._device = memory.data_ptr(), device
         self.pinned = device.type == "cuda" and self._register(memory.numel())
 

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
 from twofold.engine.base import LayerShape
@@ -17,7 +17,7 @@ from twofold.engine.torch.kernels import AttentionScoring, attend
 from twofold.errors import ModelError
 
 # (batch, head, query position, key position) → whether the query attends to the key; index tensors of one shape.
-MaskRule = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+MaskRule = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
 def read_window(visible: MaskRule, max_model_len: int, refuse: Callable[[str], ModelError]) -> int | None:
@@ -39,7 +39,7 @@ def read_window(visible: MaskRule, max_model_len: int, refuse: Callable[[str], M
     return None if window >= max_model_len else window
 
 
-def _row(visible: MaskRule, query: int, keys: int) -> torch.Tensor:
+def _row(visible: MaskRule, query: int, keys: int) -> Tensor:
     zeros = torch.zeros(keys, dtype=torch.long)
     return visible(zeros, zeros, torch.full((keys,), query), torch.arange(keys)).expand(keys)
 
@@ -151,7 +151,7 @@ def _all_layers(probe: _Probe, expected: int) -> ProbedModel:
 
 def _probe_mask(
     q_length: int, kv_length: int, mask_function: MaskRule, device: torch.device, **_rest: object
-) -> torch.Tensor:
+) -> Tensor:
     """Return a mask that carries the rule it was made from as an attribute."""
     carrier = torch.ones(1, 1, q_length, kv_length, dtype=torch.bool, device=device)
     carrier.twofold_visible = mask_function  # type: ignore[attr-defined]
@@ -160,14 +160,14 @@ def _probe_mask(
 
 def _probe_attention(
     module: nn.Module,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
     *,
     twofold_probe: _Probe | None = None,
     **arguments: object,
-) -> tuple[torch.Tensor, None]:
+) -> tuple[Tensor, None]:
     probe = twofold_probe
     if probe is None:
         raise _NotHandedDownError
@@ -194,7 +194,7 @@ def _check_arguments(probe: _Probe, module: nn.Module, arguments: dict[str, obje
         raise probe.refuse(f"its attention takes {', '.join(sorted(unknown))}, which is not supported")
 
 
-def _window(probe: _Probe, mask: torch.Tensor | None) -> int | None:
+def _window(probe: _Probe, mask: Tensor | None) -> int | None:
     """Read the window from the model's own mask; other arguments about windows are for other implementations."""
     if mask is None:
         return None
@@ -207,10 +207,10 @@ def _window(probe: _Probe, mask: torch.Tensor | None) -> int | None:
 def _compare_with_eager(
     probe: _Probe,
     module: nn.Module,
-    states: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    states: tuple[Tensor, Tensor, Tensor],
     arguments: dict[str, object],
     window: int | None,
-) -> torch.Tensor:
+) -> Tensor:
     """Return paged attention of these states, [1, tokens, heads, value_dim].
 
     Refuses the model if its own attention differs. By convention of transformers, the eager implementation is a
@@ -228,7 +228,7 @@ def _compare_with_eager(
     return ours.to(states[2].dtype)
 
 
-def _mask(tokens: int, window: int | None) -> torch.Tensor:
+def _mask(tokens: int, window: int | None) -> Tensor:
     """Return the mask [1, 1, tokens, tokens], −inf where attention is masked."""
     positions = torch.arange(tokens)
     hidden = positions > positions[:, None]

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from twofold.engine.base import Sampled
 from twofold.request import SamplingParams
@@ -27,7 +28,7 @@ class SamplingRow:
     output_index: int
 
 
-def sample(logits: torch.Tensor, rows: Sequence[SamplingRow], eos_token_ids: Sequence[int]) -> list[Sampled]:
+def sample(logits: Tensor, rows: Sequence[SamplingRow], eos_token_ids: Sequence[int]) -> list[Sampled]:
     """Sample a token for each row of `logits` [rows, vocabulary].
 
     Log probabilities are those of the model's logits, before temperature and before `min_tokens` masks ids.
@@ -40,7 +41,7 @@ def sample(logits: torch.Tensor, rows: Sequence[SamplingRow], eos_token_ids: Seq
     return [logprobs.get(i) or Sampled(token) for i, token in enumerate(picked)]
 
 
-def pick(logits: torch.Tensor, rows: Sequence[SamplingRow], eos_token_ids: Sequence[int]) -> list[int]:
+def pick(logits: Tensor, rows: Sequence[SamplingRow], eos_token_ids: Sequence[int]) -> list[int]:
     """Sample token ids without log probabilities."""
     ruled_out = {i: ids for i, row in enumerate(rows) if (ids := _ruled_out(row, eos_token_ids))}
     if ruled_out:
@@ -62,7 +63,7 @@ def _ruled_out(row: SamplingRow, eos_token_ids: Sequence[int]) -> list[int]:
     return [*sampling.stop_token_ids, *(() if sampling.ignore_eos else eos_token_ids)]
 
 
-def _draw(logits: torch.Tensor, row: SamplingRow) -> int:
+def _draw(logits: Tensor, row: SamplingRow) -> int:
     """Apply temperature, top_k and top_p, then the Gumbel-max trick: argmax of log probability plus noise.
 
     Rounding differs slightly between batch shapes. It changes an argmax only for near-ties, while inverse-CDF
@@ -78,7 +79,7 @@ def _draw(logits: torch.Tensor, row: SamplingRow) -> int:
     return int(kept[(scores[kept] + noise[kept]).argmax()])
 
 
-def _kept(scores: torch.Tensor, sampling: SamplingParams) -> torch.Tensor:
+def _kept(scores: Tensor, sampling: SamplingParams) -> Tensor:
     """Ids of the tokens that top_k and top_p keep, best first."""
     vocabulary = len(scores)
     if sampling.top_k > 0:
@@ -93,7 +94,7 @@ def _kept(scores: torch.Tensor, sampling: SamplingParams) -> torch.Tensor:
     return ids[:count]
 
 
-def _nucleus(best: torch.Tensor, total: torch.Tensor, top_p: float) -> int:
+def _nucleus(best: Tensor, total: Tensor, top_p: float) -> int:
     """Number of sorted scores whose probabilities reach `top_p`, at least one."""
     if top_p >= 1.0:
         return len(best)
@@ -101,7 +102,7 @@ def _nucleus(best: torch.Tensor, total: torch.Tensor, top_p: float) -> int:
     return min(len(best), 1 + int((reached < top_p).sum()))
 
 
-def _gumbel(seed: int, position: int, count: int) -> torch.Tensor:
+def _gumbel(seed: int, position: int, count: int) -> Tensor:
     """Standard Gumbel noise [count], a function of (seed, position, index) alone.
 
     It uses the raw bits of Philox, a counter-based generator that is the same everywhere. numpy may change its
@@ -113,7 +114,7 @@ def _gumbel(seed: int, position: int, count: int) -> torch.Tensor:
 
 
 def _logprobs(
-    logits: torch.Tensor, picked: Sequence[int], rows: Sequence[SamplingRow], wanted: Sequence[int]
+    logits: Tensor, picked: Sequence[int], rows: Sequence[SamplingRow], wanted: Sequence[int]
 ) -> list[Sampled]:
     """Return the rows `wanted` with their log probabilities (natural, in float32) and best alternatives."""
     logprobs = torch.log_softmax(logits[list(wanted)].float(), dim=-1)

@@ -3,7 +3,7 @@
 import os
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from vllm.config import KVEventsConfig, KVTransferConfig
@@ -165,12 +165,10 @@ class VllmCore:
         request.update_block_hashes()
         return True
 
-    def abort(self, request_ids: Iterable[str]) -> None:
-        """Abort requests; unknown ones are ignored."""
-        aborted = list(request_ids)
-        self._core.abort_requests(aborted)
-        for request_id in aborted:
-            self.prompt_blocks.forget(request_id)
+    def abort(self, request_id: str) -> None:
+        """Abort a request, unless it is unknown."""
+        self._core.abort_requests([request_id])
+        self.prompt_blocks.forget(request_id)
 
     def step(self) -> tuple[list[EngineCoreOutput], bool]:
         """Run one iteration. Returns its outputs, and whether anything was computed."""

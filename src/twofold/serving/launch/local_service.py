@@ -206,7 +206,7 @@ class LocalService:
             telemetry=self._telemetry,
             paths=self._paths,
             roles_move=config.router not in FIXED_ROLE_ROUTERS,
-            recomputes=config.engine.recomputes,
+            recomputes=config.engine.traits.recomputes,
             replan=config.replan,
             prompt_keys=self._prompt_keys(),
             forecast=None if forecast is None else LiveForecast(forecast, config.engine.block_size, self._paths),

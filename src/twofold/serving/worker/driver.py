@@ -3,8 +3,6 @@
 import os
 from collections.abc import Callable
 
-import zmq
-
 from twofold.kvcache.allocator import LeaseTable
 from twofold.kvcache.cache import PrefixCache
 from twofold.kvcache.eviction import create_eviction
@@ -14,6 +12,7 @@ from twofold.scheduling.batchers import create_batcher
 from twofold.scheduling.instance.batcher import Batcher
 from twofold.scheduling.instance.scheduler import InstanceScheduler
 from twofold.scheduling.instance.swap_preemption import SwapPreemption
+from twofold.security.guard import Context
 from twofold.serving.config import ServiceConfig, WorkerConfig
 from twofold.serving.store.client import StoreClient
 from twofold.serving.telemetry.journal import Journal, JournaledInstance
@@ -26,12 +25,7 @@ STORE_TIMEOUT_S = 2.0  # the store of the host starts at the same time
 
 
 def batch_driver(
-    config: ServiceConfig,
-    spec: WorkerConfig,
-    parts: WorkerParts,
-    epoch: int,
-    changes: CacheChanges,
-    context: zmq.Context[zmq.Socket[bytes]],
+    config: ServiceConfig, spec: WorkerConfig, parts: WorkerParts, epoch: int, changes: CacheChanges, context: Context
 ) -> WorkerDriver:
     """Create the scheduler of a worker, and the loop that runs its batches.
 
@@ -42,12 +36,12 @@ def batch_driver(
     scheduler = _scheduler(config, spec, parts, epoch, changes)
 
     def loop(state: SharedWorkerState) -> Callable[[], None]:
-        copier, shared = parts.copier, scheduler.shared
-        if config.store is not None and shared is not None and copier is not None and scheduler.swap is None:
+        copier = parts.copier
+        if config.store is not None and scheduler.shared is not None and copier is not None and scheduler.swap is None:
             inbox = config.inbox(f"{spec.instance}-{os.getpid()}-store")
             client = StoreClient(context, inbox, config.store_inbox, verify=config.kv_checksums)
             client.wait(STORE_TIMEOUT_S)
-            state.prefixes = StoredPrefixes(state, scheduler, shared, client, copier)
+            state.prefixes = StoredPrefixes(state, scheduler, client, copier)
         kind = PipelinedBatchLoop if scheduler.stages > 1 else BatchLoop
         return kind(state, scheduler, parts.engine, parts.eos_token_ids, parts.swap_space).run
 

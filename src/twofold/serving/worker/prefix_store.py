@@ -21,7 +21,6 @@ from typing import NamedTuple
 from twofold.batch import Batch, BatchItem
 from twofold.errors import OutOfBlocksError
 from twofold.kvcache.allocator import BlockAllocation
-from twofold.kvcache.paged import PrefixBlockAllocator
 from twofold.request import BlockKey, Phase
 from twofold.scheduling.instance.scheduler import InstanceScheduler
 from twofold.serving.messages import StoreFetch
@@ -76,15 +75,11 @@ class StoredPrefixes(PrefixSource):
     """
 
     def __init__(
-        self,
-        state: SharedWorkerState,
-        scheduler: InstanceScheduler,
-        shared: PrefixBlockAllocator,
-        client: StoreClient,
-        copier: BlockCopier,
+        self, state: SharedWorkerState, scheduler: InstanceScheduler, client: StoreClient, copier: BlockCopier
     ) -> None:
-        """`scheduler` is the scheduler in `state`, and `shared` its block allocator."""
-        self._state, self._scheduler, self._shared = state, scheduler, shared
+        """`scheduler` is the scheduler in `state`, with a `PrefixBlockAllocator`."""
+        assert scheduler.shared is not None  # noqa: S101  (for the type checker)
+        self._state, self._scheduler, self._shared = state, scheduler, scheduler.shared
         self._client, self._copier = client, copier
         self._wanted: SimpleQueue[tuple[str, Sequence[bytes], Queue]] = SimpleQueue()
         self._fetches: SimpleQueue[_Fetch] = SimpleQueue()

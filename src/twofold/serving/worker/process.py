@@ -25,7 +25,7 @@ from twofold.engine.base import Engine, SequenceStep
 from twofold.instance import Role
 from twofold.performance.queueing import saturating_tokens
 from twofold.performance.transfer import PrefillSpeed
-from twofold.security.guard import Guard
+from twofold.security.guard import Context, Guard
 from twofold.security.key import read_key
 from twofold.security.network import HOME
 from twofold.serving.config import ServiceConfig, WorkerConfig
@@ -78,7 +78,7 @@ def run_worker(
         budget = saturating_tokens(prefill.seconds, factory.max_model_len)
         log.info("%s saturates at %d prompt tokens per batch", spec.instance, budget)
         spec = msgspec.structs.replace(spec, max_num_batched_tokens=budget)
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    context: Context = zmq.Context()
     network = config.network
     guard = None if network is None else Guard(context, read_key(Path(network.key_file)))
     changes = CacheChanges()

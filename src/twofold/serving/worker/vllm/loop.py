@@ -147,7 +147,7 @@ class VllmLoop:
 
     def _apply(self, order: VllmOrder, request_id: str) -> None:
         if order is VllmOrder.ABORT:
-            self._core.abort([request_id])
+            self._core.abort(request_id)
             return
         held = self._instance.find(request_id)
         if held is None:  # aborted

@@ -155,7 +155,7 @@ class VllmScheduler:
             self._sent.add(request_id)
 
     def abort(self, request_id: str) -> None:
-        held = self._leave(request_id)
+        held = self.ended(request_id)
         if held is None:
             return
         self._orders.append((VllmOrder.ABORT, request_id))
@@ -223,9 +223,12 @@ class VllmScheduler:
             held.received = True
             self._lent.release(held.grant)
 
-    def ended(self, request_id: str) -> None:
-        """Remove a request that vLLM has finished."""
-        self._leave(request_id)
+    def ended(self, request_id: str) -> VllmRequest | None:
+        """Remove a request that has ended, and return it, or None if it is unknown."""
+        held = self._here.pop(request_id, None)
+        if held is not None:
+            self._stages[held.stage] -= 1
+        return held
 
     def holds(self, request_id: str) -> bool:
         holds = request_id in self._handing_off
@@ -249,12 +252,6 @@ class VllmScheduler:
         self._stages[held.stage] -= 1
         self._stages[stage] += 1
         held.stage = stage
-
-    def _leave(self, request_id: str) -> VllmRequest | None:
-        held = self._here.pop(request_id, None)
-        if held is not None:
-            self._stages[held.stage] -= 1
-        return held
 
     def _arrived(self, request_id: str) -> bool:
         held = self._here.get(request_id)

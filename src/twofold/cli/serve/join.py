@@ -18,7 +18,6 @@ from twofold.cli.options import DEVICE, KV_CACHE_MEMORY, LOG_FORMATS, PIN_CORES,
 from twofold.cli.settings import command, flag
 from twofold.errors import ConfigurationError
 from twofold.instance import Role
-from twofold.security.guard import Guard
 from twofold.security.key import read_key, write_key
 from twofold.security.network import HostNetwork, TcpEndpoint, own_host
 from twofold.serving.config import ServiceConfig
@@ -117,10 +116,8 @@ def host_config(config: ServiceConfig, settings: JoinSettings, network: HostNetw
 
 
 async def _run(settings: JoinSettings, network: HostNetwork, offer: HostOffer, model: Path, run_dir: str) -> None:
-    key = read_key(settings.cluster_key)
     host = JoinedHost(
         network,
-        lambda context: Guard(context, key),
         offer,
         lambda config: host_config(config, settings, network, model),
         lambda what: print(f"twofold: {what}", file=sys.stderr, flush=True),  # noqa: T201  (progress, for people)

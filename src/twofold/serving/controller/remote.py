@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 
 import msgspec
 
-from twofold.errors import ConfigurationError
+from twofold.errors import ConfigurationError, require
 from twofold.instance import Role
 from twofold.security.network import HOME
 from twofold.serving import messages
@@ -212,24 +212,24 @@ class Hosts(ProcessControl):
     # -- inside -----------------------------------------------------------------------------------------------------
 
     def _check(self, message: messages.HostJoins) -> None:
-        terms = self._config.terms
-        if message.host == HOME:
-            raise ConfigurationError("a host that joins needs a name")
-        if message.version != self._version:
-            raise ConfigurationError(
-                f"{message.host} runs Twofold {message.version} and the service {self._version}: both must be the same"
-            )
-        if message.model != self._model:
-            raise ConfigurationError(f"{message.host} has another model than the service")
-        if self._config.transport == "shared_memory":
-            raise ConfigurationError(
-                f"the service moves KV through shared_memory, which {message.host} does not share: "
-                "serve with --transport curve, nixl or mooncake"
-            )
+        terms, host = self._config.terms, message.host
+        require(host != HOME, "a host that joins needs a name")
+        require(
+            message.version == self._version,
+            f"{host} runs Twofold {message.version} and the service {self._version}: both must be the same",
+        )
+        require(message.model == self._model, f"{host} has another model than the service")
+        require(
+            self._config.transport != "shared_memory",
+            f"the service moves KV through shared_memory, which {host} does not share: "
+            "serve with --transport curve, nixl or mooncake",
+        )
         for role, count in message.workers.items():
-            if terms is None or (count and role not in terms.batchers):
-                kind = "colocated" if terms is not None and Role.MIXED in terms.batchers else "split"
-                raise ConfigurationError(f"the service cannot use a {role.value} worker: it is {kind}")
+            kind = "colocated" if terms is not None and Role.MIXED in terms.batchers else "split"
+            require(
+                terms is not None and (not count or role in terms.batchers),
+                f"the service cannot use a {role.value} worker: it is {kind}",
+            )
 
     def _assign_names(self, message: messages.HostJoins, before: Mapping[str, RemoteWorker]) -> list[tuple[str, Role]]:
         """Name the workers of a host: by its earlier names first, then by new ones."""

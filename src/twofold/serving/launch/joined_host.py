@@ -15,6 +15,7 @@ from twofold import __version__
 from twofold.errors import ConfigurationError
 from twofold.instance import Role
 from twofold.security.guard import Guard
+from twofold.security.key import read_key
 from twofold.security.network import HostNetwork
 from twofold.serving import messages
 from twofold.serving.config import ServiceConfig
@@ -46,60 +47,45 @@ class JoinedHost:
     """
 
     def __init__(
-        self,
-        network: HostNetwork,
-        guard_of: Callable[[zmq.Context[zmq.Socket[bytes]]], Guard],
-        offer: HostOffer,
-        adapt: Adapt,
-        on_progress: Callable[[str], None],
+        self, network: HostNetwork, offer: HostOffer, adapt: Adapt, on_progress: Callable[[str], None]
     ) -> None:
-        self._network, self._offer, self._adapt, self._on_progress = network, offer, adapt, on_progress
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._guard = guard_of(self._context)
-        self._stop = asyncio.Event()
+        self.network, self.offer, self.adapt, self.on_progress = network, offer, adapt, on_progress
+        self.stopped = asyncio.Event()
 
     def stop(self) -> None:
         """Stop the workers and leave; safe to call from a signal handler of the loop."""
-        self._stop.set()
+        self.stopped.set()
 
     async def run(self, run_dir: str) -> None:
         """Raises ConfigurationError when the service refuses this host, or its workers cannot run."""
+        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        guard = Guard(context, read_key(Path(self.network.key_file)))
         inbox: Inbox[messages.ToHost] = Inbox(
-            self._context,
+            context,
             f"ipc://{run_dir}/host.sock",
             messages.ToHost,
-            guard=self._guard,
-            outside=f"tcp://{self._network.address}:*",
+            guard=guard,
+            outside=f"tcp://{self.network.address}:*",
         )
-        outbox = Outbox(self._context, self._guard, f"host {self._network.host}")
+        outbox = Outbox(context, guard, f"host {self.network.host}")
         try:
             again = True
-            while again and not self._stop.is_set():
-                session = JoinSession(self._network, self._offer, inbox, outbox, self._stop, self._on_progress)
-                again = await session.run(self._adapt, Path(run_dir))
+            while again and not self.stopped.is_set():
+                again = await JoinSession(self, inbox, outbox).run(Path(run_dir))
         finally:
             outbox.close(linger_s=1.0)
             inbox.close()
-            self._guard.close()
-            self._context.term()
+            guard.close()
+            context.term()
 
 
 class JoinSession:
     """One membership in a service, from the join request to the exit of the last worker."""
 
-    def __init__(
-        self,
-        network: HostNetwork,
-        offer: HostOffer,
-        inbox: Inbox[messages.ToHost],
-        outbox: Outbox,
-        stop: asyncio.Event,
-        on_progress: Callable[[str], None],
-    ) -> None:
-        self._network, self._offer, self._inbox, self._outbox = network, offer, inbox, outbox
-        self._on_progress = on_progress
+    def __init__(self, host: JoinedHost, inbox: Inbox[messages.ToHost], outbox: Outbox) -> None:
+        self._network, self._offer, self._inbox, self._outbox = host.network, host.offer, inbox, outbox
+        self._adapt, self._on_progress, self._stop = host.adapt, host.on_progress, host.stopped
         self._life = secrets.randbits(53)
-        self._stop = stop
         self._over = asyncio.Event()
         self._again = False
         self._refusal: str | None = None
@@ -109,7 +95,7 @@ class JoinSession:
         self._watchdog = ParentWatchdog(watchdog_clock())
         self._was_heard = False
 
-    async def run(self, adapt: Adapt, run_dir: Path) -> bool:
+    async def run(self, run_dir: Path) -> bool:
         """Return whether to join again because the service was lost; raises ConfigurationError where that is futile."""
         loop = asyncio.get_running_loop()
         loop.add_reader(self._inbox.fileno(), self._drain)
@@ -118,7 +104,7 @@ class JoinSession:
             if await self._join():
                 sockets = run_dir / str(self._life)  # removed by the fork server
                 sockets.mkdir()
-                await self._work(msgspec.structs.replace(adapt(self._welcome.result()), run_dir=str(sockets)))
+                await self._work(msgspec.structs.replace(self._adapt(self._welcome.result()), run_dir=str(sockets)))
         finally:
             loop.remove_reader(self._inbox.fileno())
         if self._refusal is not None:

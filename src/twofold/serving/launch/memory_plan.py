@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 
 from twofold.engine.base import KvLayout
-from twofold.errors import ConfigurationError
+from twofold.errors import ConfigurationError, require
 
 MIB = 2**20
 DEFAULT_KV_CACHE_BYTES = 1024 * MIB
@@ -39,28 +39,26 @@ def plan_memory(
     wanted = kv_cache_bytes if kv_cache_bytes is not None else DEFAULT_KV_CACHE_BYTES
     num_blocks = wanted // layout.bytes_per_block
     needed_blocks = -(-max_model_len // layout.block_size)
-    if num_blocks < needed_blocks:
-        needed = needed_blocks * layout.bytes_per_block
-        raise ConfigurationError(
-            f"a KV cache of {wanted / MIB:,.1f} MiB holds {num_blocks * layout.block_size:,} tokens, and one "
-            f"request may need {max_model_len:,}: set --kv-cache-memory-bytes to at least "
-            f"{-(-needed // MIB)}MiB or lower --max-model-len"
-        )
+    least = f"{-(-needed_blocks * layout.bytes_per_block // MIB)}MiB"
+    require(
+        num_blocks >= needed_blocks,
+        f"a KV cache of {wanted / MIB:,.1f} MiB holds {num_blocks * layout.block_size:,} tokens, and one "
+        f"request may need {max_model_len:,}: set --kv-cache-memory-bytes to at least {least} or lower --max-model-len",
+    )
     swap_blocks = 0 if swap_bytes is None else swap_bytes // layout.bytes_per_block
-    if swap_bytes is not None and swap_blocks < needed_blocks:
-        least = -(-needed_blocks * layout.bytes_per_block // MIB)
-        raise ConfigurationError(
-            f"--swap-space of {swap_bytes / MIB:,.1f} MiB holds {swap_blocks * layout.block_size:,} tokens and one "
-            f"request may need {max_model_len:,}: set it to at least {least}MiB"
-        )
+    require(
+        swap_bytes is None or swap_blocks >= needed_blocks,
+        f"--swap-space of {(swap_bytes or 0) / MIB:,.1f} MiB holds {swap_blocks * layout.block_size:,} tokens and one "
+        f"request may need {max_model_len:,}: set it to at least {least}",
+    )
     swap_total = layout.pool_bytes(swap_blocks) * swapping
     total = layout.pool_bytes(num_blocks) * workers + swap_total
-    if total > available_bytes:
-        raise ConfigurationError(
-            f"{workers} workers with a KV cache of {wanted / MIB:,.0f} MiB each need {total / MIB:,.0f} MiB and "
-            f"this machine has {available_bytes / MIB:,.0f} MiB left: lower --kv-cache-memory-bytes"
-            f"{' or --swap-space' if swap_total else ''}"
-        )
+    require(
+        total <= available_bytes,
+        f"{workers} workers with a KV cache of {wanted / MIB:,.0f} MiB each need {total / MIB:,.0f} MiB and "
+        f"this machine has {available_bytes / MIB:,.0f} MiB left: lower --kv-cache-memory-bytes"
+        f"{' or --swap-space' if swap_total else ''}",
+    )
     return MemoryPlan(layout=layout, num_blocks=num_blocks, max_model_len=max_model_len, swap_blocks=swap_blocks)
 
 

@@ -17,7 +17,7 @@ from heapq import heappop, heappush
 from pathlib import Path
 from typing import NamedTuple
 
-from twofold.errors import ConfigurationError
+from twofold.errors import ConfigurationError, require
 from twofold.serving.store.events import StoreThread
 from twofold.serving.store.memory import SlotMemory
 from twofold.serving.store.messages import DiskForget, DiskOperation, DiskRead, DiskSpare, DiskWrite
@@ -60,22 +60,21 @@ def check_directory(directory: Path, capacity_bytes: int) -> None:
     ours = (*directory.glob(f"{_INDEX}*"), *directory.glob(_BLOCKS))
     used = sum(path.stat().st_size for path in ours)
     free = shutil.disk_usage(directory).free + used
-    if free < capacity_bytes:
-        raise ConfigurationError(
-            f"--kv-store-disk of {capacity_bytes / 2**30:,.1f} GiB exceeds the {free / 2**30:,.1f} GiB free "
-            f"in {directory}"
-        )
+    require(
+        free >= capacity_bytes,
+        f"--kv-store-disk of {capacity_bytes / 2**30:,.1f} GiB exceeds the {free / 2**30:,.1f} GiB free in {directory}",
+    )
 
 
 def blocks_on_disk(capacity_bytes: int, block_bytes: int) -> int:
     """Number of blocks that fit. Raises ConfigurationError if none do."""
     blocks = max(0, capacity_bytes - _INDEX_BYTES) // (block_bytes + _BYTES_PER_ROW)
-    if not blocks:
-        least = -(-(_INDEX_BYTES + block_bytes + _BYTES_PER_ROW) // 2**20)
-        raise ConfigurationError(
-            f"--kv-store-disk of {capacity_bytes / 2**20:,.1f} MiB is smaller than one KV block: "
-            f"set it to at least {least}MiB"
-        )
+    least = -(-(_INDEX_BYTES + block_bytes + _BYTES_PER_ROW) // 2**20)
+    require(
+        blocks > 0,
+        f"--kv-store-disk of {capacity_bytes / 2**20:,.1f} MiB is smaller than one KV block: "
+        f"set it to at least {least}MiB",
+    )
     return blocks
 
 

@@ -16,7 +16,7 @@ import msgspec
 import zmq
 
 from twofold.engine.base import KvLayout
-from twofold.errors import ConfigurationError
+from twofold.errors import require
 from twofold.security.guard import Guard
 from twofold.security.key import read_key
 from twofold.security.network import HostNetwork
@@ -216,17 +216,17 @@ LEAST_SLOTS = 8
 
 def check_store(config: StoreConfig, layout: KvLayout, available_bytes: int) -> None:
     """Raise ConfigurationError if the memory is unavailable or too small for a few blocks."""
-    if config.memory_bytes > available_bytes:
-        raise ConfigurationError(
-            f"--kv-store-dram of {config.memory_bytes / 2**20:,.0f} MiB exceeds the "
-            f"{available_bytes / 2**20:,.0f} MiB available on this machine"
-        )
-    if config.memory_bytes < LEAST_SLOTS * layout.bytes_per_block:
-        least = -(-LEAST_SLOTS * layout.bytes_per_block // 2**20)
-        raise ConfigurationError(
-            f"--kv-store-dram of {config.memory_bytes / 2**20:,.1f} MiB holds fewer than {LEAST_SLOTS} blocks of KV: "
-            f"set it to at least {least}MiB"
-        )
+    require(
+        config.memory_bytes <= available_bytes,
+        f"--kv-store-dram of {config.memory_bytes / 2**20:,.0f} MiB exceeds the "
+        f"{available_bytes / 2**20:,.0f} MiB available on this machine",
+    )
+    least = LEAST_SLOTS * layout.bytes_per_block
+    require(
+        config.memory_bytes >= least,
+        f"--kv-store-dram of {config.memory_bytes / 2**20:,.1f} MiB holds fewer than {LEAST_SLOTS} blocks of KV: "
+        f"set it to at least {-(-least // 2**20)}MiB",
+    )
     if config.disk_dir is not None:
         blocks_on_disk(config.disk_bytes, layout.bytes_per_block)
 

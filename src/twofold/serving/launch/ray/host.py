@@ -14,8 +14,7 @@ import msgspec
 import uvloop
 
 from twofold.errors import UserError
-from twofold.security.guard import Guard
-from twofold.security.key import held_key, read_key
+from twofold.security.key import held_key
 from twofold.security.network import HostNetwork, TcpEndpoint
 from twofold.serving.config import ServiceConfig
 from twofold.serving.launch.child_process import die_with_parent, take_stdout
@@ -47,10 +46,8 @@ async def _run(job: HostJob, folder: str) -> None:
             key_file=str(key_file),
             controller=job.controller,
         )
-        key = read_key(key_file)
         host = JoinedHost(
             network,
-            lambda context: Guard(context, key),
             HostOffer(model=model_fingerprint(model), workers={job.role: 1}),
             lambda config: _adapted(config, job, network, model),
             lambda what: print(f"{job.worker}: {what}", file=sys.stderr, flush=True),  # noqa: T201  (progress)

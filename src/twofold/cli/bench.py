@@ -20,6 +20,7 @@ from twofold.cli.progress import load_progress
 from twofold.cli.settings import Settings, command, flag
 from twofold.cli.workload import ShapeSettings, nonempty
 from twofold.errors import ConfigurationError
+from twofold.reporting.output import JsonReport
 from twofold.reporting.summary import LatencyDistribution, Summary, seconds, summarize, summary_table
 from twofold.request import Request
 from twofold.slo import Slo
@@ -90,7 +91,7 @@ class BenchSettings(ReportSettings, ClientSettings, LoadSettings):
     """All flags of `twofold bench`."""
 
 
-class BenchReport(msgspec.Struct, frozen=True, kw_only=True):
+class BenchReport(JsonReport, frozen=True, kw_only=True):
     """The JSON report. It never contains the API key; `requests` is None without --per-request."""
 
     twofold_version: str
@@ -118,9 +119,6 @@ class BenchReport(msgspec.Struct, frozen=True, kw_only=True):
             requests=records(result) if per_request else None,
         )
 
-    def json(self) -> bytes:
-        return msgspec.json.format(msgspec.json.encode(self), indent=2)
-
     def show(self) -> None:
         """Print the table."""
         notes = {"Send lag P99": seconds(self.send_lag_s.p99 if self.send_lag_s else None)}
@@ -145,7 +143,7 @@ def bench(settings: BenchSettings) -> None:
     _show_errors(result)
     if settings.output is not None:
         try:
-            settings.output.write_bytes(report.json())
+            settings.output.write_text(report.json(), encoding="utf-8")
         except OSError as error:
             raise ConfigurationError(f"--output {settings.output} cannot be written: {error.strerror}") from error
     if result.interrupted:

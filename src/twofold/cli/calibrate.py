@@ -25,6 +25,7 @@ from twofold.performance.coefficients import Calibration, to_toml
 from twofold.performance.fitting.fit import FitOptions, fit_profile
 from twofold.performance.fitting.profile import read_profile
 from twofold.performance.host_profile import HostProfile, dump_host_profile
+from twofold.reporting.output import table
 from twofold.serving.launch.worker_plan import available_cores
 
 _WORKERS: Final = 2  # of each service that is measured
@@ -62,7 +63,6 @@ class LiveSettings(Settings):
 _HEADING: Final = """Performance of models on accelerators, fitted by `twofold calibrate fit`.
 Times are in milliseconds; the formula is in twofold.performance.fitted. Errors are mean relative errors on held-out
 configurations."""
-_COLUMNS: Final = ("pair", "prefill", "decode", "tokens to", "batch to")
 
 
 @command
@@ -92,18 +92,16 @@ def fit(settings: FitSettings) -> None:
 
 def fit_table(title: str, fits: Sequence[Calibration]) -> Table:
     """A row for each pair of model and hardware: errors, and the range of its measurements."""
-    table = Table(*_COLUMNS, title=title, title_justify="left")
-    for column in table.columns[1:]:
-        column.justify = "right"
+    errors = table(title, ("pair", "prefill", "decode", "tokens to", "batch to"), range(1, 5))
     for entry in fits:
-        table.add_row(
+        errors.add_row(
             entry.pair,
             _percent(entry.prefill_error),
             _percent(entry.decode_error),
             f"{entry.max_prefill_tokens:,}",
             str(entry.max_sequences),
         )
-    return table
+    return errors
 
 
 def _drops(fits: Sequence[Calibration]) -> Iterator[str]:
@@ -197,12 +195,10 @@ def profile_table(profile: HostProfile) -> Table:
         ("KV transfer between workers", f"{profile.link.bytes_per_s / 1e9:.2g} GB/s", ""),
         ("hand-off overhead after the first token", _ms(profile.link.sync_s), ""),
     )
-    table = Table(
-        "", "", "held-out error", title=f"{profile.model.name} on this host: {profile.source}", title_justify="left"
-    )
+    times = table(f"{profile.model.name} on this host: {profile.source}", ("", "", "held-out error"))
     for row in rows:
-        table.add_row(*row)
-    return table
+        times.add_row(*row)
+    return times
 
 
 @contextmanager

@@ -19,6 +19,7 @@ from twofold.hardware.catalog import Catalog, load_catalog
 from twofold.hardware.specs import Accelerator, Link, Machine, Model, StorageTier
 from twofold.performance.registry import performance_model
 from twofold.performance.reuse import PUBLISHED, REST, PrefixCost, prefix_bytes_per_s, shortest_prefix
+from twofold.reporting.output import table
 
 Item = Accelerator | Machine | Model | Link | StorageTier
 
@@ -101,12 +102,11 @@ def _facts(item: Item) -> dict[str, object]:
 def _figures(items: Sequence[Item]) -> Table:
     """A row for each item, in practical units."""
     rows = [_row(item) for item in items]
-    table = Table("", *rows[0]) if rows else Table("no entries")
-    for column in table.columns[1:]:
-        column.justify = "right"
+    headings = ["", *rows[0]] if rows else ["no entries"]
+    found = table(None, headings, range(1, len(headings)))
     for item, row in zip(items, rows, strict=True):
-        table.add_row(item.name, *row.values())
-    return table
+        found.add_row(item.name, *row.values())
+    return found
 
 
 def _sources(items: Sequence[Item]) -> Table:
@@ -203,33 +203,26 @@ def _loading(
 
 
 def _bandwidths(facts: dict[str, Loading], model: str, prefix: int) -> Table:
-    table = Table(
-        title=f"Loading {prefix:,} tokens of {model} beats computing them from so many GB/s on", title_justify="left"
-    )
-    for heading in ("instance", "as predicted", "at its peak"):
-        table.add_column(heading, justify="left" if heading == "instance" else "right")
-    table.add_column("predicted by")
+    title = f"Loading {prefix:,} tokens of {model} beats computing them from so many GB/s on"
+    bandwidths = table(title, ("instance", "as predicted", "at its peak", "predicted by"), (1, 2))
     for each in facts.values():
         error = "unknown error" if each.error is None else f"±{each.error:.0%}"
-        table.add_row(
+        bandwidths.add_row(
             each.basis.partition(" on ")[2],
             _gigabytes(each.predicted),
             _gigabytes(each.peak),
             f"{each.basis.split()[0]}, {error}",
         )
-    return table
+    return bandwidths
 
 
 def _prefixes(facts: dict[str, Loading]) -> Table:
     title = f"The shortest prefix worth loading, in tokens: as predicted, before {REST} more / at its peak"
-    table = Table(title=title, title_justify="left")
-    table.add_column("over")
-    for name in facts:
-        table.add_column(name, justify="right")
+    prefixes = table(title, ["over", *facts], range(1, len(facts) + 1))
     for way in next(iter(facts.values())).shortest:
         cells = (f"{_tokens(each.shortest[way])} / {each.shortest_at_peak[way]:,}" for each in facts.values())
-        table.add_row(way, *cells)
-    return table
+        prefixes.add_row(way, *cells)
+    return prefixes
 
 
 def _published() -> str:

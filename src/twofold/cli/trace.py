@@ -16,6 +16,7 @@ from twofold.cli.workload import nonempty
 from twofold.errors import ConfigurationError
 from twofold.kvcache.eviction import EVICTIONS
 from twofold.planning.capacity.replay import TraceReuse, trace_reuse
+from twofold.reporting.output import table
 from twofold.request import Request
 from twofold.workload.format import TraceFormat
 from twofold.workload.rescale import fit_lengths
@@ -26,7 +27,7 @@ from twofold.workload.trace import FORMATS, detect_format, find_format, open_tra
 
 _CAPACITIES: Final = (1_000, 3_000, 10_000, 30_000, 100_000)  # blocks
 _FORMATS: Final = ", ".join(FORMATS)
-_HEADINGS: Final = ("min", "mean", "P50", "P90", "P99", "max", "total")
+_HEADINGS: Final = ("", "min", "mean", "P50", "P90", "P99", "max", "total")
 
 TARGET_FORMAT: Final = Flag(f"Format to write: {_FORMATS}; twofold loses nothing.")
 
@@ -201,9 +202,7 @@ def _trace_tables(title: str, summary: TraceSummary) -> Group:
     facts = Table(title=title, title_justify="left", show_header=False)
     for label, value in _facts(summary).items():
         facts.add_row(label, value)
-    lengths = Table("", *_HEADINGS, title="Lengths in tokens", title_justify="left")
-    for column in lengths.columns[1:]:
-        column.justify = "right"
+    lengths = table("Lengths in tokens", _HEADINGS, range(1, len(_HEADINGS)))
     lengths.add_row("prompt", *_cells(summary.prompt_tokens))
     lengths.add_row("output", *_cells(summary.output_tokens))
     return Group(facts, lengths)
@@ -213,12 +212,10 @@ def _reuse_table(found: TraceReuse) -> Table:
     """Hit rates, with a row for each capacity and a column for each eviction policy."""
     rates = {(cache.capacity, cache.eviction): cache.rate for cache in found.caches}
     evictions = dict.fromkeys(cache.eviction for cache in found.caches)
-    table = Table()
-    for heading in ("Blocks", *evictions):
-        table.add_column(heading, justify="right")
+    reuse = table(None, ("Blocks", *evictions), range(len(evictions) + 1))
     for capacity in sorted({cache.capacity for cache in found.caches}):
-        table.add_row(f"{capacity:,}", *(f"{rates[capacity, eviction]:.2%}" for eviction in evictions))
-    return table
+        reuse.add_row(f"{capacity:,}", *(f"{rates[capacity, eviction]:.2%}" for eviction in evictions))
+    return reuse
 
 
 def _facts(summary: TraceSummary) -> dict[str, str]:

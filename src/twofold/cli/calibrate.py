@@ -17,7 +17,7 @@ from rich.table import Table
 from twofold.cli.options import DTYPE, KV_CACHE_MEMORY, MAX_NUM_SEQS, MODEL_DIRECTORY, check_outputs
 from twofold.cli.settings import Settings, command, flag, group
 from twofold.cluster.layout import share_cores
-from twofold.errors import ConfigurationError
+from twofold.errors import ConfigurationError, require
 from twofold.fidelity.calibrate import calibrate
 from twofold.fidelity.measurement import OnGroup, measure
 from twofold.hardware.hf_config import read_model
@@ -116,14 +116,12 @@ def _percent(error: float | None) -> str:
 
 def _note(text: str) -> tuple[str, str]:
     hardware, equals, note = text.partition("=")
-    if not (hardware and equals and note):
-        raise ConfigurationError(f"--note {text!r} is not HARDWARE=TEXT")
+    require(bool(hardware and equals and note), f"--note {text!r} is not HARDWARE=TEXT")
     return hardware, note
 
 
 def _date(text: str) -> str:
-    if not re.fullmatch(r"\d{4}-\d{2}(-\d{2})?", text):
-        raise ConfigurationError(f"--date {text!r} is not a date: write YYYY-MM-DD")
+    require(bool(re.fullmatch(r"\d{4}-\d{2}(-\d{2})?", text)), f"--date {text!r} is not a date: write YYYY-MM-DD")
     return text
 
 

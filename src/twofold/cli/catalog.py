@@ -14,7 +14,7 @@ from rich.text import Text
 
 from twofold.cli.options import JSON, PERFORMANCE, TENSOR_PARALLEL
 from twofold.cli.settings import Settings, command, flag, group
-from twofold.errors import ConfigurationError
+from twofold.errors import require
 from twofold.hardware.catalog import Catalog, load_catalog
 from twofold.hardware.specs import Accelerator, Link, Machine, Model, StorageTier
 from twofold.performance.registry import performance_model
@@ -77,8 +77,7 @@ def reuse(settings: PrefixCostSettings) -> None:
         for machine in found
         if settings.name or tensor_parallel is None or tensor_parallel <= machine.count
     }
-    if not facts:
-        raise ConfigurationError(f"no machine has {tensor_parallel} accelerators")
+    require(bool(facts), f"no machine has {tensor_parallel} accelerators")
     if settings.json:
         _print_json(facts)
     else:

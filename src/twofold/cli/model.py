@@ -1,5 +1,6 @@
 """`twofold model create`: a small model with random weights, to try everything with."""
 
+from dataclasses import fields
 from pathlib import Path
 
 import typer
@@ -27,16 +28,7 @@ def create(settings: ModelSettings) -> None:
     """Create a small Llama model with random weights and a real tokenizer; needs no network."""
     from twofold.engine.model_factory import ModelSpec, create_model  # noqa: PLC0415  (imports torch)
 
-    spec = ModelSpec(
-        hidden_size=settings.hidden_size,
-        layers=settings.layers,
-        heads=settings.heads,
-        kv_heads=settings.kv_heads,
-        vocab_size=settings.vocab_size,
-        max_model_len=settings.max_model_len,
-        seed=settings.seed,
-        dtype=settings.dtype,
-    )
+    spec = ModelSpec(**{each.name: getattr(settings, each.name) for each in fields(ModelSpec)})
     create_model(
         settings.directory, spec, force=settings.force, report=lambda stage: typer.echo(f"{stage} …", err=True)
     )

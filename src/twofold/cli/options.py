@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
 from twofold.cli.settings import Flag, Settings, flag, flag_name
-from twofold.errors import ConfigurationError
+from twofold.errors import ConfigurationError, require
 from twofold.instance import Role
 from twofold.kvcache.eviction import EVICTIONS
 from twofold.performance.registry import PERFORMANCE_MODELS
@@ -37,10 +37,7 @@ def parse_size(text: str, flag: str = "--kv-cache-memory-bytes") -> int:
         size = int(float(digits) * _UNITS[unit])
     except (ValueError, KeyError, OverflowError):
         size = 0
-    if size < 1:
-        raise ConfigurationError(
-            f"{flag} {text!r} is not a size: write bytes, or a number with a unit as in 2GiB or 500M"
-        )
+    require(size >= 1, f"{flag} {text!r} is not a size: write bytes, or a number with a unit as in 2GiB or 500M")
     return size
 
 
@@ -58,8 +55,7 @@ def parse_batchers(text: str, flag: str) -> dict[Role, str]:
     found: dict[Role, str] = {}
     for part in text.split(","):
         role, equals, name = part.strip().rpartition("=")
-        if name not in BATCHERS:
-            raise ConfigurationError(f"{flag} {name!r} is unknown: choose one of {', '.join(BATCHERS)}")
+        require(name in BATCHERS, f"{flag} {name!r} is unknown: choose one of {', '.join(BATCHERS)}")
         if equals and role not in list(Role):
             raise ConfigurationError(f"{flag} {part!r}: {role!r} is not one of {', '.join(Role)}")
         found |= {Role(role): name} if equals else dict.fromkeys(Role, name)
@@ -80,11 +76,9 @@ def check_outputs(written: Mapping[str, Path], read: Iterable[str | Path]) -> No
     flags: dict[Path, str] = {}
     for name, path in written.items():
         flag = flag_name(name)
-        if path.resolve() in inputs:
-            raise ConfigurationError(f"{flag} {path} is an input file: name another")
+        require(path.resolve() not in inputs, f"{flag} {path} is an input file: name another")
         other = flags.setdefault(path.resolve(), flag)
-        if other != flag:
-            raise ConfigurationError(f"{other} and {flag} both write {path}: name two files")
+        require(other == flag, f"{other} and {flag} both write {path}: name two files")
 
 
 # Workload
@@ -176,8 +170,7 @@ class StoreSettings(Settings, panel="Prefix cache"):
         from twofold.serving.store.disk import check_directory  # noqa: PLC0415
 
         if self.kv_store_dram is None:
-            if self.kv_store_disk is not None:
-                raise ConfigurationError("--kv-store-disk extends --kv-store-dram: give that too")
+            require(self.kv_store_disk is None, "--kv-store-disk extends --kv-store-dram: give that too")
             return None
         if self.kv_store_disk is None:
             return StoreConfig(memory_bytes=self.kv_store_dram)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields
 from difflib import get_close_matches
 from functools import wraps
+from operator import ge, gt, le
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, TypeVar, dataclass_transform, get_args, get_origin, get_type_hints
 
@@ -16,7 +17,7 @@ import typer
 from rich.markup import escape
 from typer.core import TyperCommand, TyperGroup, TyperOption
 
-from twofold.errors import ConfigurationError
+from twofold.errors import ConfigurationError, require
 from twofold.hardware.suggestions import read_yaml
 
 S = TypeVar("S", bound="Settings")
@@ -72,18 +73,22 @@ class Settings:
         dataclass(frozen=True, kw_only=True)(cls)
 
 
-class Command(TyperCommand):
-    """A command whose `--help` is listed without a value type, like other switches."""
+class _UntypedHelp:
+    """Shows `--help` without a type, like other switches."""
 
-    def get_help_option(self, ctx: typer.Context) -> TyperOption | None:  # type: ignore[override]
-        return _without_type(super().get_help_option(ctx))
+    def get_help_option(self, ctx: typer.Context) -> TyperOption | None:
+        option: TyperOption | None = super().get_help_option(ctx)  # type: ignore[misc]
+        if option is not None:
+            option.metavar = ""
+        return option
 
 
-class Group(TyperGroup):
-    """A group of commands whose `--help` is listed without a value type."""
+class Command(_UntypedHelp, TyperCommand):  # type: ignore[misc]
+    """A command."""
 
-    def get_help_option(self, ctx: typer.Context) -> TyperOption | None:  # type: ignore[override]
-        return _without_type(super().get_help_option(ctx))
+
+class Group(_UntypedHelp, TyperGroup):  # type: ignore[misc]
+    """A group of commands."""
 
 
 def group(text: str, commands: Mapping[str, Callable[..., object]]) -> typer.Typer:
@@ -93,12 +98,6 @@ def group(text: str, commands: Mapping[str, Callable[..., object]]) -> typer.Typ
     for name, run in commands.items():
         app.command(name, cls=Command)(run)
     return app
-
-
-def _without_type(option: TyperOption | None) -> TyperOption | None:
-    if option is not None:
-        option.metavar = ""
-    return option
 
 
 def command(run: Callable[[S], T]) -> Callable[..., T]:
@@ -140,8 +139,7 @@ def refuse(settings: Settings, names: str, why: str) -> None:
     flags = flags_of(type(settings))
     for name in names.split():
         value = getattr(settings, name)
-        if not (value is None or value is False or value == ()):
-            raise ConfigurationError(f"{shown_name(name, flags[name])} {why}")
+        require(value is None or value is False or value == (), f"{shown_name(name, flags[name])} {why}")
 
 
 def owner_of(kind: type[Settings], field: str) -> type[Settings]:
@@ -220,18 +218,11 @@ def _checked(name: str, flag: Flag, value: Any) -> Any:  # noqa: ANN401  (of the
 
 def _check_range(name: str, flag: Flag, value: float) -> None:
     """Raise ConfigurationError for a number that is out of range, or NaN."""
-    if (
-        (flag.ge is None or value >= flag.ge)
-        and (flag.gt is None or value > flag.gt)
-        and (flag.le is None or value <= flag.le)
-    ):
-        return
-    bounds = [
-        f"{words} {bound:g}"
-        for words, bound in (("at least", flag.ge), ("more than", flag.gt), ("at most", flag.le))
-        if bound is not None
-    ]
-    raise ConfigurationError(f"{name} {value:g} is out of range: give {' and '.join(bounds)}")
+    limits = (("at least", flag.ge, ge), ("more than", flag.gt, gt), ("at most", flag.le, le))
+    given = [(words, bound, holds) for words, bound, holds in limits if bound is not None]
+    if not all(holds(value, bound) for _, bound, holds in given):
+        bounds = " and ".join(f"{words} {bound:g}" for words, bound, _ in given)
+        raise ConfigurationError(f"{name} {value:g} is out of range: give {bounds}")
 
 
 def _read_config(ctx: typer.Context, path: Path | None) -> Path | None:

@@ -13,7 +13,7 @@ from twofold.cli import options
 from twofold.cli.progress import trace_progress
 from twofold.cli.settings import Flag, Settings, command, flag, group
 from twofold.cli.workload import nonempty
-from twofold.errors import ConfigurationError
+from twofold.errors import ConfigurationError, require
 from twofold.kvcache.eviction import EVICTIONS
 from twofold.planning.capacity.replay import TraceReuse, trace_reuse
 from twofold.reporting.output import table
@@ -107,8 +107,7 @@ def reuse(settings: ReuseSettings) -> None:
     """Show the prefix hit rate of a trace, by cache capacity and eviction policy."""
     capacities, path = settings.capacity or _CAPACITIES, settings.trace
     for capacity in capacities:
-        if capacity < 1:
-            raise ConfigurationError(f"--capacity {capacity} is out of range: give at least one block")
+        require(capacity >= 1, f"--capacity {capacity} is out of range: give at least one block")
     name, requests, notes = settings.open()
     found = trace_reuse(requests, capacities, settings.eviction or tuple(EVICTIONS))
     if settings.json:
@@ -136,8 +135,7 @@ def convert(settings: ConvertSettings) -> None:
     """
     path, out = settings.trace, settings.out
     require_file(path)
-    if _same(out, path):
-        raise ConfigurationError(f"{out} is the input: name another file")
+    require(not _same(out, path), f"{out} is the input: name another file")
     name, notes = settings.format or detect_format(path).name, ReadNotes()
     part = Replay(
         start_s=settings.start,

@@ -9,17 +9,7 @@ import msgspec
 import typer
 from rich.console import Console
 
-from twofold.cli.options import (
-    DTYPE,
-    JSON,
-    KV_CACHE_MEMORY,
-    LENGTH_SCALE,
-    MAX_NUM_SEQS,
-    MODEL_DIRECTORY,
-    PROFILE,
-    SEED,
-    SLO_BOUNDS,
-)
+from twofold.cli import options
 from twofold.cli.settings import Settings, command, flag
 from twofold.errors import ConfigurationError
 from twofold.fidelity.comparison import Comparison, compare, fidelity_table, knee
@@ -49,8 +39,8 @@ def parse_loads(text: str, flag: str = "--loads") -> tuple[float, ...]:
 class VerifySettings(Settings):
     """All flags of `twofold verify`."""
 
-    model: Path = MODEL_DIRECTORY.field(...)
-    profile: Path = PROFILE.field(...)
+    model: Path = options.MODEL_DIRECTORY.field(...)
+    profile: Path = options.PROFILE.field(...)
     prefill: int = flag("Number of prefill workers.", 0, ge=0, unset="1, unless colocated")
     decode: int = flag("Number of decode workers.", 0, ge=0, unset="1, unless colocated")
     colocated: int = flag("Number of workers that run both phases.", 0, ge=0)
@@ -66,15 +56,15 @@ class VerifySettings(Settings):
     rate: tuple[float, ...] = flag(
         "Requests per second, in place of --loads; repeatable.", (), names=("--rate", "--request-rate")
     )
-    length_scale: float = LENGTH_SCALE.field(1.0)
+    length_scale: float = options.LENGTH_SCALE.field(1.0)
     max_model_len: int = flag("Clip requests to this many tokens, prompt and output together.", 2048, ge=2)
-    slo: Slo | None = SLO_BOUNDS.field(unset="6x TTFT and 5x TPOT of an average request alone")
+    slo: Slo | None = options.SLO_BOUNDS.field(unset="6x TTFT and 5x TPOT of an average request alone")
     replays: int = flag("Number of live replays of each load; their spread is tolerated.", 2, ge=1)
-    seed: int = SEED.field(0)
-    kv_cache_memory_bytes: int = KV_CACHE_MEMORY.field(1 << 30, "1GiB")
-    max_num_seqs: int = MAX_NUM_SEQS.field(64)
-    dtype: str = DTYPE.field("auto")
-    json: bool = JSON.field(False)
+    seed: int = options.SEED.field(0)
+    kv_cache_memory_bytes: int = options.KV_CACHE_MEMORY.field(1 << 30, "1GiB")
+    max_num_seqs: int = options.MAX_NUM_SEQS.field(64)
+    dtype: str = options.DTYPE.field("auto")
+    json: bool = options.JSON.field(False)
 
     @property
     def design(self) -> ServiceDesign:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 
 import msgspec
 
-from twofold.errors import ConfigurationError
+from twofold.errors import ConfigurationError, require
 from twofold.instance import Role
 from twofold.request import Phase
 
@@ -153,13 +153,9 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
             if value is not None and not 0 < value < float("inf"):
                 raise ConfigurationError(f"{flag} must be more than 0, not {value:g}")
         for most in filter(None, (self.machines, *self.of_kind.values())):
-            if most > MAX_MACHINES:
-                raise ConfigurationError(f"--max-machines must be at most {MAX_MACHINES}, not {most}")
+            require(most <= MAX_MACHINES, f"--max-machines must be at most {MAX_MACHINES}, not {most}")
         for name, most in self.of_kind.items():
-            if most < 1:
-                raise ConfigurationError(
-                    f"--max-machines {name}={most} admits none: give at least 1, or plan without {name}"
-                )
+            require(most >= 1, f"--max-machines {name}={most} admits none: give at least 1, or plan without {name}")
 
     @property
     def description(self) -> str:

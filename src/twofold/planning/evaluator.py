@@ -14,7 +14,7 @@ from typing import Protocol, Self
 import msgspec
 
 from twofold import __version__
-from twofold.errors import ConfigurationError
+from twofold.errors import ConfigurationError, require
 from twofold.planning.evaluation import Evaluation, SimulatedTrial, Trial
 from twofold.planning.problem import Problem
 from twofold.simulation.simulate import VERSION
@@ -99,8 +99,7 @@ class EvaluationStore:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._database = sqlite3.connect(path, timeout=_BUSY_S, isolation_level=None)
             (layout,) = self._database.execute("PRAGMA user_version").fetchone()
-            if layout not in {0, _LAYOUT}:
-                raise ConfigurationError(f"{path} was written by another version of Twofold: choose another --store")
+            require(layout in {0, _LAYOUT}, f"{path} was written by another version of Twofold: choose another --store")
             if not layout and self._tables() - {"evaluations"}:
                 raise ConfigurationError(f"{path} is a database of another program: choose another --store")
             self._database.execute("PRAGMA journal_mode=WAL")

@@ -7,7 +7,7 @@ import msgspec
 from msgspec.structs import replace
 
 from twofold.cluster.spec import ClusterSpec, PoolSpec
-from twofold.errors import ConfigurationError
+from twofold.errors import ConfigurationError, require
 from twofold.hardware.catalog import Catalog
 from twofold.instance import Role
 from twofold.performance.base import PerformanceModel
@@ -181,8 +181,7 @@ def parse_families(
     """
     if families and machines:
         raise ConfigurationError("give either --family or --machines, not both")
-    if not (split or colocated):
-        raise ConfigurationError("--no-split and --no-colocated exclude all designs")
+    require(split or colocated, "--no-split and --no-colocated exclude all designs")
     if machines:
         kinds = _unique(problem.kind(name) for name in _words(machines))
         pairs = [(prefill, decode) for prefill in kinds for decode in kinds]
@@ -220,10 +219,7 @@ def fitting(problem: Problem, families: Iterable[Family]) -> tuple[tuple[Family,
 def _parse_pair(problem: Problem, word: str) -> tuple[MachineKind, MachineKind]:
     known = word.lower().removeprefix("splitwise-")
     prefill, plus, decode = SPLITWISE.get(known, word).partition("+")
-    if not plus:
-        raise ConfigurationError(
-            f"invalid family {word!r}: write PREFILL+DECODE as in h100+a100, or AA, HH, HA or HHcap"
-        )
+    require(plus == "+", f"invalid family {word!r}: write PREFILL+DECODE as in h100+a100, or AA, HH, HA or HHcap")
     return problem.kind(prefill.strip()), problem.kind(decode.strip())
 
 

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from twofold.cluster.profiles import instance_profiles
 from twofold.cluster.spec import ClusterSpec
-from twofold.errors import ConfigurationError
+from twofold.errors import require
 from twofold.hardware.catalog import Catalog
 from twofold.planning.trials import bound_by
 from twofold.request import Phase, Request
@@ -40,8 +40,7 @@ class SplitPlanner:
     ) -> None:
         """Raises ConfigurationError if instances are not interchangeable or the SLO has no bounds."""
         require_movable(spec, instance_profiles(spec, catalog))
-        if slo == Slo():
-            raise ConfigurationError("re-planning needs an SLO in seconds, as in ttft=2,tpot=0.1")
+        require(slo != Slo(), "re-planning needs an SLO in seconds, as in ttft=2,tpot=0.1")
         self._spec, self._catalog, self._slo = replace(spec, failures=()), catalog, slo
         self._enough, self._replicas = attainment + _HEADROOM, replicas
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
-from twofold.errors import ConfigurationError
+from twofold.errors import require
 from twofold.request import Request
 from twofold.workload.distributions import REPLAY
 from twofold.workload.source import is_named, workload
@@ -47,10 +47,7 @@ class WorkloadArguments(msgspec.Struct, frozen=True, kw_only=True):
         """
         duration_s = max(self.duration_s, self.min_requests / rate)
         found = self._requests(rate, duration_s=duration_s)
-        if not found:
-            raise ConfigurationError(
-                f"workload {self.workload} gives no request in {duration_s:g} s at {rate:g} requests/s"
-            )
+        require(bool(found), f"workload {self.workload} gives no request in {duration_s:g} s at {rate:g} requests/s")
         return found
 
     def shape(self) -> "WorkloadShape":
@@ -92,8 +89,7 @@ class WorkloadShape(msgspec.Struct, frozen=True, kw_only=True):
     @classmethod
     def of(cls, requests: list[Request]) -> "WorkloadShape":
         count = len(requests)
-        if not count:
-            raise ConfigurationError("the workload has no requests")
+        require(count > 0, "the workload has no requests")
         steps = [request.output_tokens - 1 for request in requests]
         read = sum(n * request.prompt_tokens + n * (n + 1) // 2 for n, request in zip(steps, requests, strict=True))
         return cls(

@@ -10,7 +10,7 @@ from rich.console import Console
 from twofold.cli.plan.placement import only_machine
 from twofold.cli.plan.settings import PlanSettings
 from twofold.cli.workload import nonempty
-from twofold.errors import ConfigurationError
+from twofold.errors import ConfigurationError, require
 from twofold.hardware.specs import StorageTier
 from twofold.planning.capacity.plan import CapacityQuery, capacity_plan
 from twofold.planning.problem import Problem
@@ -27,8 +27,7 @@ def run_capacity(problem: Problem, settings: PlanSettings) -> None:
     if settings.html is not None or settings.output is not None:
         raise ConfigurationError("--kv-capacity writes no files: leave out --html and --output")
     name = settings.workload
-    if is_named(name):
-        raise ConfigurationError(f"--kv-capacity needs a trace with prefix blocks: {name} is generated without")
+    require(not is_named(name), f"--kv-capacity needs a trace with prefix blocks: {name} is generated without")
     requests = workload(
         name, start_s=settings.start, length_scale=settings.length_scale, max_model_len=settings.max_model_len
     )
@@ -64,6 +63,5 @@ def read_capacity_query(problem: Problem, settings: PlanSettings) -> CapacityQue
 def _priced(tier: StorageTier, price: float | None, flag: str) -> StorageTier:
     if price is None:
         return tier
-    if not 0 <= price < math.inf:
-        raise ConfigurationError(f"{flag} {price:g} is out of range: give dollars for a GB and hour, 0 or more")
+    require(0 <= price < math.inf, f"{flag} {price:g} is out of range: give dollars for a GB and hour, 0 or more")
     return msgspec.structs.replace(tier, price_per_gb_h=price, source=flag)

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from twofold.cli.plan.search import open_search
 from twofold.cli.plan.settings import PlanSettings, RunSettings
-from twofold.errors import ConfigurationError
+from twofold.errors import ConfigurationError, require
 from twofold.planning.deployment import deployment_of, deployment_text
 from twofold.planning.evaluator import Effort
 from twofold.planning.placement.instances import Affinity
@@ -27,8 +27,7 @@ _MAX_GPUS: Final = 4096  # more is a typing error, or a search of hours
 def run_placement(problem: Problem, settings: PlanSettings) -> None:
     """Search, write the deployment, and print tables or JSON."""
     query = read_placement_query(problem, settings)
-    if settings.html is not None:
-        raise ConfigurationError("--html shows plans of whole machines: leave it out with --objective goodput")
+    require(settings.html is None, "--html shows plans of whole machines: leave it out with --objective goodput")
     prepared = prepare(problem, query)
     deployment = None if settings.output is None else AtomicFile(settings.output)
     plan, effort = search_placement(prepared, RateGrid(settings.tolerance), settings)
@@ -72,19 +71,16 @@ def _read_stock(problem: Problem, machines: str | None, max_gpus: str | None) ->
     for word in max_gpus.split(","):
         name, equals, number = word.rpartition("=")
         kind = problem.kind(name.strip()).name if equals else only_machine(problem, machines, "--max-gpus N")
-        if kind in stock:
-            raise ConfigurationError(f"--max-gpus gives {kind} twice")
+        require(kind not in stock, f"--max-gpus gives {kind} twice")
         stock[kind] = _count(number, word)
-    if sum(stock.values()) < _MIN_GPUS:
-        raise ConfigurationError(f"--max-gpus {max_gpus} is too few: two phases need {_MIN_GPUS} at least")
+    require(sum(stock.values()) >= _MIN_GPUS, f"--max-gpus {max_gpus} is too few: two phases need {_MIN_GPUS} at least")
     return stock
 
 
 def only_machine(problem: Problem, machines: str | None, flag: str) -> str:
     """The one machine of --machines; raises ConfigurationError if it names none or several."""
     names = [name.strip() for name in (machines or "").split(",") if name.strip()]
-    if len(names) != 1:
-        raise ConfigurationError(f"{flag} needs one kind of machine in --machines, as in --machines a100")
+    require(len(names) == 1, f"{flag} needs one kind of machine in --machines, as in --machines a100")
     return problem.kind(names[0]).name
 
 
@@ -93,8 +89,7 @@ def _count(number: str, word: str) -> int:
         count = int(number)
     except ValueError:
         count = 0
-    if not 1 <= count <= _MAX_GPUS:
-        raise ConfigurationError(f"--max-gpus {word!r} is not understood: give 1 to {_MAX_GPUS}, or a100=8,h100=16")
+    require(1 <= count <= _MAX_GPUS, f"--max-gpus {word!r} is not understood: give 1 to {_MAX_GPUS}, or a100=8,h100=16")
     return count
 
 

@@ -11,7 +11,7 @@ from twofold.cli.plan.settings import PlanSettings
 from twofold.cli.simulate.spec import link_bytes_per_s
 from twofold.cli.workload import check_limits
 from twofold.cluster.spec import ClusterSpec
-from twofold.errors import ConfigurationError
+from twofold.errors import ConfigurationError, require
 from twofold.hardware.catalog import load_catalog
 from twofold.planning.design import Budget
 from twofold.planning.executors.ray import ray_inventory
@@ -55,8 +55,7 @@ def read_query(problem: Problem, settings: PlanSettings) -> PlanQuery:
 
     Machines that cannot hold the model are left out with a note on stderr.
     """
-    if settings.max_gpus is not None:
-        raise ConfigurationError("--max-gpus needs --objective goodput; other objectives use --max-machines")
+    require(settings.max_gpus is None, "--max-gpus needs --objective goodput; other objectives use --max-machines")
     objective = Objective(settings.objective)
     wanted = parse_families(
         problem, settings.family, settings.machines, split=settings.split, colocated=settings.colocated
@@ -128,8 +127,7 @@ def _checked_rate(objective: Objective, rate: float | None) -> float | None:
         return None
     if rate is None:
         raise ConfigurationError(f"--objective {objective} needs --rate: the requests per second to plan for")
-    if not 0 < rate < math.inf:
-        raise ConfigurationError(f"--rate {rate:g} is out of range: give more than 0 requests per second")
+    require(0 < rate < math.inf, f"--rate {rate:g} is out of range: give more than 0 requests per second")
     if rate > _MAX_RATE:
         raise ConfigurationError(f"--rate {rate:g} is too large: give at most {_MAX_RATE:g}")
     return rate
@@ -148,8 +146,7 @@ def _parse_machines(problem: Problem, text: str | None) -> tuple[int | None, dic
             ) from None
         if equals:
             kind = problem.kind(name.strip()).name
-            if kind in of_kind:
-                raise ConfigurationError(f"--max-machines gives {kind} twice")
+            require(kind not in of_kind, f"--max-machines gives {kind} twice")
             of_kind[kind] = count
         else:
             most = count

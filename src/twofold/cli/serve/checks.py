@@ -4,10 +4,10 @@ from pathlib import Path
 from typing import Final
 
 from twofold.cli.serve.settings import ServeSettings
-from twofold.cli.settings import refuse
+from twofold.cli.settings import flag_name, refuse
 from twofold.cluster.spec import ClusterSpec
 from twofold.engine.registry import ENGINES
-from twofold.errors import ConfigurationError
+from twofold.errors import ConfigurationError, require
 from twofold.instance import Role
 from twofold.kvcache.sharding import UNSHARDED
 from twofold.scheduling.batchers import BATCHERS
@@ -73,19 +73,21 @@ def _check_vllm(settings: ServeSettings) -> None:
 def check_repeats(settings: ServeSettings, file: Path, spec: ClusterSpec, workers: tuple[WorkerConfig, ...]) -> None:
     """Raise ConfigurationError for a flag that contradicts the cluster file; repeating it is valid."""
     roles = [worker.role for worker in workers]
-    for flag, given, planned in (
-        ("--prefill", settings.prefill, roles.count(Role.PREFILL)),
-        ("--decode", settings.decode, roles.count(Role.DECODE)),
-        ("--colocated", settings.colocated, roles.count(Role.MIXED)),
-        ("--router", settings.router, spec.router),
-        ("--handoff", settings.handoff, spec.handoff),
-        ("--block-size", settings.block_size, spec.block_size),
-        ("--max-num-seqs", settings.max_num_seqs, spec.max_num_seqs),
-        ("--max-num-batched-tokens", settings.max_num_batched_tokens, spec.max_num_batched_tokens),
-        ("--swap-space", settings.swap_space, spec.swap_space_bytes),
-    ):
-        if given is not None and given != planned:
-            raise ConfigurationError(f"{flag} {given} contradicts --cluster {file}, which has {planned}")
+    planned: dict[str, object] = {
+        "prefill": roles.count(Role.PREFILL),
+        "decode": roles.count(Role.DECODE),
+        "colocated": roles.count(Role.MIXED),
+        "router": spec.router,
+        "handoff": spec.handoff,
+        "block_size": spec.block_size,
+        "max_num_seqs": spec.max_num_seqs,
+        "max_num_batched_tokens": spec.max_num_batched_tokens,
+        "swap_space": spec.swap_space_bytes,
+    }
+    for name, value in planned.items():
+        given = getattr(settings, name)
+        if given is not None and given != value:
+            raise ConfigurationError(f"{flag_name(name)} {given} contradicts --cluster {file}, which has {value}")
     chunked = any(worker.batcher == "chunked-prefill" for worker in workers)
     if settings.enable_chunked_prefill not in {None, chunked}:
         raise ConfigurationError(
@@ -108,19 +110,16 @@ def check_store(config: ServiceConfig) -> None:
         return
     if any(worker.split != UNSHARDED for worker in config.workers):
         raise ConfigurationError("--kv-store-dram needs workers of one process: leave out --tp and --pp")
-    if not config.engine.prefix_caching:
-        raise ConfigurationError("--kv-store-dram needs --enable-prefix-caching")
+    require(config.engine.prefix_caching, "--kv-store-dram needs --enable-prefix-caching")
     for flag, value in (("--swap-space", config.engine.swap_bytes), ("--journal", config.journal_dir)):
-        if value is not None:
-            raise ConfigurationError(f"{flag} excludes --kv-store-dram")
+        require(value is None, f"{flag} excludes --kv-store-dram")
 
 
 def check_inline(settings: ServeSettings, config: ServiceConfig) -> None:
     """Raise ConfigurationError for options that --inline-tbt does not support."""
     if settings.inline_tbt is None:
         return
-    if not settings.colocated:
-        raise ConfigurationError("--inline-tbt needs workers that run both phases: give --colocated N")
+    require(bool(settings.colocated), "--inline-tbt needs workers that run both phases: give --colocated N")
     if any(worker.split != UNSHARDED for worker in config.workers):
         raise ConfigurationError("--inline-tbt needs workers of one process: leave out --tp and --pp")
     refuse(settings, "batcher swap_space journal enable_chunked_prefill replan", "excludes --inline-tbt")

@@ -16,7 +16,7 @@ import uvloop
 
 from twofold.cli.options import DEVICE, KV_CACHE_MEMORY, LOG_FORMATS, PIN_CORES, StoreSettings
 from twofold.cli.settings import command, flag
-from twofold.errors import ConfigurationError
+from twofold.errors import ConfigurationError, require
 from twofold.instance import Role
 from twofold.security.key import read_key, write_key
 from twofold.security.network import HostNetwork, TcpEndpoint, own_host
@@ -60,8 +60,7 @@ def join(settings: JoinSettings) -> None:
     configure_logs(settings.log_format)
     counts = {Role.PREFILL: settings.prefill, Role.DECODE: settings.decode, Role.MIXED: settings.colocated}
     workers = {role: count for role, count in counts.items() if count}
-    if not workers:
-        raise ConfigurationError("give the workers of this host: --prefill N, --decode N or --colocated N")
+    require(bool(workers), "give the workers of this host: --prefill N, --decode N or --colocated N")
     read_key(settings.cluster_key)  # fail before anything slow starts
     network, model = host_network(settings), find_model(settings.model)
     settings.store_config()

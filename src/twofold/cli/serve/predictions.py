@@ -12,7 +12,7 @@ from twofold.cli.serve.settings import ServeSettings
 from twofold.cluster.overload import overload_control
 from twofold.cluster.profiles import instance_profiles
 from twofold.cluster.spec import ClusterSpec, PoolSpec
-from twofold.errors import ConfigurationError
+from twofold.errors import ConfigurationError, require
 from twofold.hardware.catalog import Catalog, load_catalog
 from twofold.hardware.hf_config import read_model
 from twofold.instance import Role
@@ -31,8 +31,7 @@ def overload_config(config: ServiceConfig, settings: ServeSettings) -> OverloadC
     """The overload control of --overload; raises ConfigurationError if it cannot judge this service."""
     if settings.overload is None:
         return None
-    if config.network is not None:
-        raise ConfigurationError("--overload predicts workers of one host: leave out --listen-workers")
+    require(config.network is None, "--overload predicts workers of one host: leave out --listen-workers")
     if not ROUTERS[config.router].kind.repeats_routes:
         raise ConfigurationError(
             f"--overload predicts where a request is placed: --router {config.router} places it elsewhere each time"
@@ -54,8 +53,7 @@ def replan_config(config: ServiceConfig, settings: ServeSettings) -> ReplanConfi
     """Return the re-planning of --replan; raises ConfigurationError if this service cannot be re-planned."""
     if not settings.replan:
         return None
-    if settings.listen_workers is not None:
-        raise ConfigurationError("--replan predicts workers of one host: leave out --listen-workers")
+    require(settings.listen_workers is None, "--replan predicts workers of one host: leave out --listen-workers")
     if settings.slo is None:
         raise ConfigurationError("--replan needs --slo, as in ttft=2,tpot=0.1")
     interval_s = settings.min_between
@@ -76,8 +74,7 @@ def forecast_config(config: ServiceConfig, profile: Path | None) -> ForecastConf
     if config.router not in FORECASTING_ROUTERS:
         return None
     flag = f"--router {config.router}"
-    if config.journal_dir is not None:
-        raise ConfigurationError(f"{flag} uses predictions, which journals do not record: leave out --journal")
+    require(config.journal_dir is None, f"{flag} uses predictions, which journals do not record: leave out --journal")
     if ROUTERS[config.router].kind.reads_prefix_caches and not config.engine.prefix_caching:
         raise ConfigurationError(f"{flag} needs --enable-prefix-caching")
     if profile is None and config.cluster is None and not _colocated(config):
@@ -95,8 +92,7 @@ def inline_config(config: ServiceConfig, settings: ServeSettings) -> InlineConfi
     """Return the iteration times of --inline-tbt with all workers busy; raises ConfigurationError without a profile."""
     if settings.inline_tbt is None:
         return None
-    if config.network is not None:
-        raise ConfigurationError("--inline-tbt predicts workers of one host: leave out --listen-workers")
+    require(config.network is None, "--inline-tbt predicts workers of one host: leave out --listen-workers")
     host = _measured_host(config, _required(settings.profile, "--inline-tbt"))
     alone = len(config.workers) == 1
     times = host.engine if alone else host.engine.slower(host.prefill.crowded, host.decode.crowded)
@@ -109,8 +105,7 @@ def simulated_workers(config: ServiceConfig, profile: Path | None, flag: str) ->
     `flag` names the option that needs the cluster, for the error.
     """
     if config.cluster is not None:
-        if profile is not None:
-            raise ConfigurationError("--profile excludes --cluster, whose file may name a profile")
+        require(profile is None, "--profile excludes --cluster, whose file may name a profile")
         return config.cluster
     path = _required(profile, flag)
     host, size = _measured_host(config, path), config.engine.kv_cache_bytes

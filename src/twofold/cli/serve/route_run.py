@@ -7,7 +7,7 @@ from typing import Final
 
 from twofold.cli.serve.http import find_keys, http_config, listen, serve, telemetry_config
 from twofold.cli.serve.route_settings import RouteSettings
-from twofold.errors import ConfigurationError, ModelError
+from twofold.errors import ConfigurationError, ModelError, require
 from twofold.instance import Role
 from twofold.scheduling.routers import FORECASTING_ROUTERS, ROUTERS
 from twofold.serving.launch.model_source import find_model
@@ -43,8 +43,7 @@ def route_config(settings: RouteSettings) -> RouteConfig:
         )
     urls = [server.url for server in servers]
     twice = next((url for url in urls if urls.count(url) > 1), None)
-    if twice is not None:
-        raise ConfigurationError(f"{twice} is given twice: use --colocated for a server that runs both phases")
+    require(twice is None, f"{twice} is given twice: use --colocated for a server that runs both phases")
     silent = [each.url for each in servers if each.role is not Role.DECODE and each.events is None]
     if ROUTERS[settings.router].kind.reads_prefix_caches and silent:
         raise ConfigurationError(

@@ -11,7 +11,7 @@ from twofold.cli.simulate.settings import SimulateSettings
 from twofold.cluster.file import load_cluster, parse_cluster
 from twofold.cluster.spec import ClusterSpec, ControlSpec, InstanceFailure
 from twofold.cluster.validation import MAX_SECONDS, MIN_BYTES_PER_S
-from twofold.errors import ConfigurationError
+from twofold.errors import ConfigurationError, require
 from twofold.hardware.catalog import Catalog
 from twofold.instance import Role
 from twofold.performance.host_profile import read_host_profile
@@ -107,8 +107,7 @@ def _overrides(settings: SimulateSettings) -> dict[str, Any]:
 
 def link_bytes_per_s(gigabytes: float) -> float:
     """The bandwidth of --link-gb-per-s; raises ConfigurationError."""
-    if not 0 < gigabytes < math.inf:
-        raise ConfigurationError(f"--link-gb-per-s {gigabytes:g} is out of range: give more than 0")
+    require(0 < gigabytes < math.inf, f"--link-gb-per-s {gigabytes:g} is out of range: give more than 0")
     if gigabytes * 1e9 < MIN_BYTES_PER_S:
         raise ConfigurationError(f"--link-gb-per-s {gigabytes:g} is too slow: give at least {MIN_BYTES_PER_S / 1e9:g}")
     return gigabytes * 1e9

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 import numpy as np
 
-from twofold.errors import ConfigurationError
+from twofold.errors import ConfigurationError, require
 from twofold.hardware.specs import Machine, Model, StorageTier
 from twofold.performance.base import PerformanceModel
 from twofold.planning.capacity.curve import (
@@ -88,8 +88,7 @@ class CapacityPlan(msgspec.Struct, frozen=True, kw_only=True):
 def capacity_plan(requests: Sequence[Request], query: CapacityQuery) -> CapacityPlan:
     """Evaluate cache capacities; raises ConfigurationError for requests without block ids or without duration."""
     blocks = sum(len(request.prefix_blocks) for request in requests)
-    if not blocks:
-        raise ConfigurationError("--kv-capacity needs a trace with block ids, such as Mooncake's: this trace has none")
+    require(blocks > 0, "--kv-capacity needs a trace with block ids, such as Mooncake's: this trace has none")
     duration_s = requests[-1].arrival_s - requests[0].arrival_s
     if duration_s <= 0:
         raise ConfigurationError("--kv-capacity needs a trace with a duration: all requests of this one arrive at once")

@@ -12,7 +12,7 @@ from multiprocessing.forkserver import ensure_running
 from multiprocessing.sharedctypes import RawValue
 from typing import Self
 
-from twofold.errors import ConfigurationError
+from twofold.errors import require
 from twofold.planning.evaluation import SimulatedTrial, Trial
 from twofold.planning.problem import Problem
 from twofold.planning.trials import try_trial
@@ -27,8 +27,7 @@ class LocalExecutor:
     """Runs trials in `jobs` worker processes; leaving the context ends running trials at once."""
 
     def __init__(self, problem: Problem, jobs: int) -> None:
-        if jobs < 1:
-            raise ConfigurationError(f"--jobs must be at least 1, not {jobs}")
+        require(jobs >= 1, f"--jobs must be at least 1, not {jobs}")
         self._leaving = RawValue(ctypes.c_bool, False)
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload([__name__])

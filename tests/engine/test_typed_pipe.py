@@ -28,9 +28,9 @@ def test_messages_arrive_in_order_with_their_types(ends):
     ours, theirs = ends
     ours.send(Ping(3))
     ours.send(Pong(("a", "b")))
-    assert theirs.poll(1.0)
+    assert theirs.connection.poll(1.0)
     assert [theirs.recv(), theirs.recv()] == [Ping(3), Pong(("a", "b"))]
-    assert not theirs.poll(0.0)
+    assert not theirs.connection.poll(0.0)
 
 
 def test_rejects_pickles(ends):

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from support.fake_clock import FakeClock
 from twofold.cluster.timing import PS, ps
-from twofold.engine.emulated.prefills import LayerGroups, PrefillTimes
+from twofold.engine.emulated import LayerGroups, PrefillTimes
 from twofold.errors import ConfigurationError
 from twofold.performance.transfer import TransferModel
 from twofold.transport.base import KvCacheSpec

@@ -23,7 +23,3 @@ class TypedPipe(Generic[T]):
 
     def recv(self) -> T:
         return self._decoder.decode(self.connection.recv_bytes())
-
-    def poll(self, timeout_s: float) -> bool:
-        """Whether a message arrives within `timeout_s`."""
-        return self.connection.poll(timeout_s)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import msgspec
 
 from twofold.cluster.timing import ps
-from twofold.engine.emulated.prefills import Clock, PrefillTimes
+from twofold.engine.emulated import MonotonicClock, PrefillTimes
 from twofold.transport.base import Connection, KvCacheSpec, MemoryDescriptor, Transport, check_layout, moved_bytes
 
 
@@ -89,7 +89,7 @@ class EmulatedConnection:
 class EmulatedTransport(Transport):
     """Descriptor of an emulated cache, and its outgoing link to peers, which is busy until `free_at`."""
 
-    def __init__(self, spec: KvCacheSpec, port: EmulatedPort, prefills: PrefillTimes, clock: Clock) -> None:
+    def __init__(self, spec: KvCacheSpec, port: EmulatedPort, prefills: PrefillTimes, clock: MonotonicClock) -> None:
         self.port, self.prefills, self.clock = port, prefills, clock
         self.free_at = 0
         self.descriptor = spec.descriptor(msgspec.json.encode(port).decode())

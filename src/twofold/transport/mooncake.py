@@ -11,7 +11,7 @@ waited for, so that no memory is written after its lease.
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
@@ -19,7 +19,6 @@ import msgspec
 import torch
 
 from twofold.engine.base import KvLayout
-from twofold.engine.torch.pool import copy_blocks
 from twofold.errors import ConfigurationError, InstanceLostError
 from twofold.transport.base import Connection, KvCacheSpec, MemoryDescriptor, TransportAddress, check_layout
 from twofold.transport.one_sided import LIFE_BYTES, CacheMemory, OneSidedConnection, Operation, Pieces, pause
@@ -164,20 +163,13 @@ class MooncakeTransport(SharedMemoryTransport):
         if address.host == self._host:
             return super().connect(msgspec.structs.replace(peer, address=address.memory))
         remote = _cache_memory(peer.layout, peer.num_blocks, address)
-        connection = OneSidedConnection(self._engine, address.session, self._cache, remote, self._stage)
+        connection = OneSidedConnection(self._engine, address.session, self._cache, remote, self.stage)
         connection.greet(peer.epoch, self._life_word)
         return connection
 
     def close(self) -> None:
         self._engine.close()
         super().close()
-
-    def _stage(self, layers: range, blocks: Sequence[int]) -> None:
-        """On an accelerator, copy computed blocks to the memory that the engine sends from."""
-        if self.engine_pool is not self.landing_pool:
-            with self.engine_pool.copying():
-                for layer in layers:
-                    copy_blocks(self.engine_pool, layer, blocks, self.landing_pool, blocks)
 
 
 def own_address(epoch: int, nbytes: int) -> int:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -35,10 +35,6 @@ from twofold.transport.registry import TRANSPORTS
 PROGRESS_DELAY_US = 5000  # longest sleep of the progress thread
 PACKAGES = TRANSPORTS["nixl"].packages  # the same API for different CUDA versions
 BACKEND = "UCX"
-
-
-class MemoryKind(Protocol):
-    """Location of registered memory, as an object of the bindings."""
 
 
 class NixlAgent:
@@ -129,10 +125,8 @@ class NixlAgent:
             except Exception:  # noqa: BLE001  (as above)
                 self._unreleased.append(each)
 
-    def _kind(self, device: int | None) -> MemoryKind:
-        bindings = self._bindings
-        kind: MemoryKind = bindings.DRAM_SEG if device is None else bindings.VRAM_SEG
-        return kind
+    def _kind(self, device: int | None) -> object:
+        return self._bindings.DRAM_SEG if device is None else self._bindings.VRAM_SEG
 
 
 def _with_device(pieces: Pieces) -> npt.NDArray[np.uint64]:

@@ -176,7 +176,7 @@ class RankServer:
         """Serve until the first rank exits, and call `beat` at least every `beat_s` seconds between requests."""
         while True:
             try:
-                if self._first.poll(beat_s):
+                if self._first.connection.poll(beat_s):
                     self._first.send(self._answer(self._first.recv()))
                 beat()
             except (EOFError, ConnectionError):

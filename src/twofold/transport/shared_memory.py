@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from twofold.engine.base import KvLayout, LayerShape
-from twofold.engine.torch.pool import KvPool, PinnedMemory, PoolHeads, copy_all_layers, copy_blocks, copy_heads
+from twofold.engine.torch.pool import KvPool, PinnedMemory, PoolHeads, copy_blocks, copy_heads
 from twofold.errors import ConfigurationError
 from twofold.kvcache.sharding import UNSHARDED, Sharding, overlap, plan_reshard
 from twofold.transport.base import SCRATCH_BYTES, Connection, KvCacheSpec, MemoryDescriptor, check_layout, moved_bytes
@@ -153,9 +153,13 @@ class SharedMemoryTransport(PooledTransport):
         return ReshardConnection(self._member, (self.engine_pool, self.landing_pool), peer)
 
     def publish(self, blocks: Sequence[int]) -> None:
+        self.stage(range(len(self.engine_pool.layout.layers)), blocks)
+
+    def stage(self, layers: range, blocks: Sequence[int]) -> None:
+        """On an accelerator, copy computed blocks to the memory that peers or their transfers access."""
         if self.engine_pool is not self.landing_pool:
             with self.engine_pool.copying():
-                copy_all_layers(self.engine_pool, self.landing_pool, blocks)
+                _copy(self.engine_pool, self.landing_pool, layers, blocks, blocks)
 
     def close(self) -> None:
         self._pinned.close()

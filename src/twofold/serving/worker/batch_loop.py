@@ -100,7 +100,8 @@ class BatchLoop:
                             state.prefill_starts(item.request_id)
                     copies = self._swapped()
                     steps = [self._step(item) for item in batch.items]
-                    reused = self._reused(batch)
+                    prompts = [item.request_id for item in batch.items if item.phase is Phase.PREFILL]
+                    reused = {request_id: self._scheduler.reused_tokens(request_id) for request_id in prompts}
                     handing_off = self._begin_handoffs(batch)
                     layers, received = state.prefixes.begin(batch), state.landing.take()
                     return PreparedBatch(batch, steps, reused, handing_off, layers, received, copies, now)
@@ -128,10 +129,6 @@ class BatchLoop:
             output_index=sequence.generated,
             copies=() if copy is None else (copy,),
         )
-
-    def _reused(self, batch: Batch) -> dict[str, int]:
-        prompts = [item.request_id for item in batch.items if item.phase is Phase.PREFILL]
-        return {request_id: self._scheduler.reused_tokens(request_id) for request_id in prompts}
 
     def _begin_handoffs(self, batch: Batch) -> list[str]:
         """Begin the hand-offs of the prompts that this batch completes."""

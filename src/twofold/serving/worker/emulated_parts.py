@@ -7,8 +7,7 @@ from pathlib import Path
 from twofold.cluster.paths import local_bandwidth, transfer_model
 from twofold.cluster.profiles import InstanceProfile, InstanceSlot, instance_profiles, instance_slots
 from twofold.cluster.spec import ClusterSpec
-from twofold.engine.emulated.engine import EmulatedEngine, RandomTokens
-from twofold.engine.emulated.prefills import LayerGroups, MonotonicClock, PrefillTimes
+from twofold.engine.emulated import EmulatedEngine, LayerGroups, MonotonicClock, PrefillTimes, RandomTokens
 from twofold.errors import ConfigurationError
 from twofold.hardware.catalog import load_catalog
 from twofold.hardware.specs import Model

@@ -5,7 +5,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from twofold.engine.emulated.engine import RandomTokens
+from twofold.engine.emulated import RandomTokens
 from twofold.request import SamplingParams
 
 seeds, positions = st.integers(0, 2**63), st.integers(0, 10**6)

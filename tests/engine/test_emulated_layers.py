@@ -5,7 +5,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from twofold.engine.emulated.prefills import LayerGroups
+from twofold.engine.emulated import LayerGroups
 
 
 @given(st.integers(1, 200))

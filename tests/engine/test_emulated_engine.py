@@ -11,8 +11,7 @@ from support.scheduled import request
 from support.toy import ToyModel
 from twofold.cluster.timing import PS, Timing
 from twofold.engine.base import SequenceStep
-from twofold.engine.emulated.engine import EmulatedEngine, RandomTokens
-from twofold.engine.emulated.prefills import LayerGroups, PrefillTimes
+from twofold.engine.emulated import EmulatedEngine, LayerGroups, PrefillTimes, RandomTokens
 from twofold.request import SamplingParams
 from twofold.scheduling.instance.queues import RunningBatch, SchedulerOutput
 from twofold.scheduling.instance.sequence import ScheduledSequence

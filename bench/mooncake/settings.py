@@ -10,7 +10,7 @@ from itertools import chain
 import msgspec
 
 from twofold.request import Request
-from twofold.workload.distributions import arrival_process
+from twofold.workload.distributions import arrival_times
 from twofold.workload.rescale import BLOCK_TOKENS
 
 SPLIT, EVEN, VLLM = "3P+1D", "2P+2D", "vLLM"
@@ -83,7 +83,7 @@ def requests(setting: Setting, rate: float, count: int, seed: int = 0) -> list[R
     groups = _groups(setting.prompts_each, count, seed)
     shared = setting.shared_tokens // BLOCK_TOKENS
     whole = setting.prompt_tokens // BLOCK_TOKENS if shared else 0
-    times = arrival_process("poisson", rate).times(seed)
+    times = arrival_times("poisson", rate, seed)
     return [
         Request(
             id=str(number),

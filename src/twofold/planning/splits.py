@@ -19,7 +19,7 @@ from twofold.simulation.replanning import assign, require_movable
 from twofold.simulation.result import SimulationResult
 from twofold.simulation.simulate import simulate
 from twofold.slo import Slo
-from twofold.workload.distributions import Gamma, RandomStream, generator
+from twofold.workload.distributions import RandomStream, gamma, generator
 
 _SIMULATED_S = 60.0  # long enough to show growing queues,
 _FEWEST, _MOST = 400, 3000  # within these numbers of requests
@@ -125,7 +125,7 @@ def synthetic_requests(traffic: TrafficSample) -> Iterator[Request]:
     uncorrelated (see `twofold.workload.lengths`).
     """
     count = round(min(max(_SIMULATED_S * traffic.rate, _FEWEST), _MOST))
-    times = islice(Gamma(traffic.rate, traffic.burstiness).times(0), count)
+    times = islice(gamma(traffic.rate, traffic.burstiness, 0), count)
     prompts = generator(0, RandomStream.PROMPTS).choice(traffic.prompt_tokens, count).tolist()
     outputs = generator(0, RandomStream.OUTPUTS).choice(traffic.output_tokens, count).tolist()
     for number, (at_s, prompt, output) in enumerate(zip(times, prompts, outputs, strict=True)):

@@ -8,18 +8,16 @@ for conversation.
 import math
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from enum import IntEnum
 from functools import cache
 from importlib.resources import files
 from itertools import count
-from typing import Protocol
 
 import msgspec
 import numpy as np
 from numpy.random import PCG64, Generator
 
-from twofold.errors import ConfigurationError
+from twofold.errors import require
 
 
 class RandomStream(IntEnum):
@@ -32,8 +30,7 @@ class RandomStream(IntEnum):
 
 def generator(seed: int, stream: RandomStream) -> Generator:
     """Create the random generator of one stream; raises ConfigurationError for a negative seed."""
-    if seed < 0:
-        raise ConfigurationError(f"the seed must be at least 0, not {seed}")
+    require(seed >= 0, f"the seed must be at least 0, not {seed}")
     return Generator(PCG64((seed, stream)))
 
 
@@ -41,69 +38,52 @@ REPLAY = "trace"
 _CHUNK = 1024  # samples drawn at once; does not affect the values
 
 
-class ArrivalProcess(Protocol):
-    """Generates arrival times."""
-
-    def times(self, seed: int) -> Iterator[float]:
-        """Infinite non-decreasing arrival times in seconds; equal seeds give equal times."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class Constant:
+def constant(rate: float) -> Iterator[float]:
     """One request every 1/`rate` seconds, the first at 0."""
-
-    rate: float
-
-    def times(self, seed: int) -> Iterator[float]:
-        # A running sum would drift.
-        return (index / self.rate for index in count())
+    # A running sum would drift.
+    return (index / rate for index in count())
 
 
-@dataclass(frozen=True, slots=True)
-class Poisson:
+def poisson(rate: float, seed: int) -> Iterator[float]:
     """Independent, exponentially distributed gaps with a mean of 1/`rate` seconds."""
-
-    rate: float
-
-    def times(self, seed: int) -> Iterator[float]:
-        return _sums(seed, lambda random: random.exponential(1 / self.rate, _CHUNK).tolist())
+    return _sums(seed, lambda random: random.exponential(1 / rate, _CHUNK).tolist())
 
 
-@dataclass(frozen=True, slots=True)
-class Gamma:
+def gamma(rate: float, burstiness: float, seed: int) -> Iterator[float]:
     """Gamma distributed gaps with a mean of 1/`rate` seconds and the shape `burstiness`.
 
     1 is Poisson, smaller values are burstier; the coefficient of variation of the gaps is 1/sqrt(burstiness). Same as
     `--burstiness` of vLLM's serving benchmark.
     """
-
-    rate: float
-    burstiness: float
-
-    def times(self, seed: int) -> Iterator[float]:
-        scale = 1 / (self.rate * self.burstiness)
-        return _sums(seed, lambda random: random.gamma(self.burstiness, scale, _CHUNK).tolist())
+    scale = 1 / (rate * burstiness)
+    return _sums(seed, lambda random: random.gamma(burstiness, scale, _CHUNK).tolist())
 
 
-ARRIVALS: dict[str, Callable[[float, float], ArrivalProcess]] = {
-    "poisson": lambda rate, _: Poisson(rate),
-    "gamma": Gamma,
-    "constant": lambda rate, _: Constant(rate),
+# By rate, burstiness and seed.
+ARRIVALS: dict[str, Callable[[float, float, int], Iterator[float]]] = {
+    "poisson": lambda rate, _, seed: poisson(rate, seed),
+    "gamma": gamma,
+    "constant": lambda rate, _, __: constant(rate),
 }
 
 
-def arrival_process(name: str, rate: float, burstiness: float = 1.0) -> ArrivalProcess:
-    """Create the process of that name at `rate` requests per second; raises ConfigurationError."""
-    if name not in ARRIVALS:
-        raise ConfigurationError(f"arrival process {name!r} is not one of {', '.join(ARRIVALS)}")
-    if not (rate > 0 and math.isfinite(rate)):
-        raise ConfigurationError(f"the rate must be a positive number of requests per second, not {rate:g}")
-    if not (burstiness > 0 and math.isfinite(burstiness)):
-        raise ConfigurationError(f"the burstiness must be a positive number, not {burstiness:g}")
-    if burstiness != 1 and name != "gamma":
-        raise ConfigurationError(f"a burstiness of {burstiness:g} needs gamma arrivals, not {name}")
-    return ARRIVALS[name](rate, burstiness)
+def arrival_times(name: str, rate: float, seed: int, burstiness: float = 1.0) -> Iterator[float]:
+    """Infinite non-decreasing arrival times in seconds of the process of that name; equal seeds give equal times.
+
+    `rate` is in requests per second. Raises ConfigurationError.
+    """
+    require(name in ARRIVALS, f"arrival process {name!r} is not one of {', '.join(ARRIVALS)}")
+    positive = rate > 0 and math.isfinite(rate)
+    require(positive, f"the rate must be a positive number of requests per second, not {rate:g}")
+    require_positive("burstiness", burstiness)
+    matches = burstiness == 1 or name == "gamma"
+    require(matches, f"a burstiness of {burstiness:g} needs gamma arrivals, not {name}")
+    return ARRIVALS[name](rate, burstiness, seed)
+
+
+def require_positive(name: str, value: float) -> None:
+    """Raise ConfigurationError unless `value` is finite and above 0."""
+    require(value > 0 and math.isfinite(value), f"the {name} must be a positive number, not {value:g}")
 
 
 def _sums(seed: int, draw: Callable[[Generator], list[float]]) -> Iterator[float]:
@@ -185,8 +165,5 @@ def uniform_lengths(spec: str) -> LengthDistribution | None:
 @cache
 def load_lengths(name: str) -> LengthDistribution:
     """Load a distribution of the package by name, or parse fixed lengths."""
-    uniform = uniform_lengths(name)
-    if uniform is not None:
-        return uniform
-    data = files("twofold.workload").joinpath("data", f"{name}.json").read_bytes()
-    return msgspec.json.decode(data, type=LengthDistribution)
+    data = files("twofold.workload").joinpath("data", f"{name}.json")
+    return uniform_lengths(name) or msgspec.json.decode(data.read_bytes(), type=LengthDistribution)

@@ -10,16 +10,11 @@ from itertools import islice
 
 from msgspec.structs import replace
 
-from twofold.errors import ConfigurationError
+from twofold.errors import require
 from twofold.request import Request
+from twofold.workload.distributions import require_positive
 
 BLOCK_TOKENS = 512  # block size of Mooncake's hash_ids; see Request.prefix_blocks
-
-
-def require_positive(name: str, value: float) -> None:
-    """Raise ConfigurationError unless `value` is finite and above 0."""
-    if not (value > 0 and math.isfinite(value)):
-        raise ConfigurationError(f"the {name} must be a positive number, not {value:g}")
 
 
 def scale_rate(requests: Iterable[Request], factor: float) -> Iterator[Request]:
@@ -54,8 +49,7 @@ def to_rate(reopen: Callable[[], Iterator[Request]], rate: float) -> Iterator[Re
     current = mean_rate(reopen())
     if current is None:
         return reopen()
-    if math.isinf(current):
-        raise ConfigurationError("all requests arrive at the same time, so they cannot be scaled to a rate")
+    require(math.isfinite(current), "all requests arrive at the same time, so they cannot be scaled to a rate")
     return scale_rate(reopen(), rate / current)
 
 
@@ -66,8 +60,7 @@ def retime(requests: Iterable[Request], times_s: Iterable[float]) -> Iterator[Re
 
 def window(requests: Iterable[Request], start_s: float, duration_s: float | None = None) -> Iterator[Request]:
     """Requests that arrive in [`start_s`, `start_s + duration_s`); `start_s` becomes 0."""
-    if not (start_s >= 0 and math.isfinite(start_s)):
-        raise ConfigurationError(f"the start must be at least 0 s, not {start_s:g} s")
+    require(start_s >= 0 and math.isfinite(start_s), f"the start must be at least 0 s, not {start_s:g} s")
     if duration_s is not None:
         require_positive("duration", duration_s)
     return _window(requests, start_s, math.inf if duration_s is None else start_s + duration_s)
@@ -83,8 +76,7 @@ def _window(requests: Iterable[Request], start_s: float, end_s: float) -> Iterat
 
 def take(requests: Iterable[Request], count: int | None) -> Iterator[Request]:
     """The first `count` requests, or all of them for None."""
-    if count is not None and count < 1:
-        raise ConfigurationError(f"the number of requests must be at least 1, not {count}")
+    require(count is None or count >= 1, f"the number of requests must be at least 1, not {count}")
     return islice(requests, count)
 
 
@@ -103,8 +95,7 @@ def fit_to_context(requests: Iterable[Request], max_model_len: int) -> Iterator[
     Shorter requests are unchanged. In longer ones, prompt and output shrink by the same factor, which keeps their
     proportion. To fit a long trace into a short context, scale its lengths first.
     """
-    if max_model_len < 2:
-        raise ConfigurationError(f"the context must be at least 2 tokens, not {max_model_len}")
+    require(max_model_len >= 2, f"the context must be at least 2 tokens, not {max_model_len}")
     return (_clipped(request, max_model_len) for request in requests)
 
 

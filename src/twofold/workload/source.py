@@ -5,11 +5,18 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from twofold.errors import ConfigurationError, WorkloadError
+from twofold.errors import ConfigurationError, WorkloadError, require
 from twofold.hardware.suggestions import suggestion, unknown_name
 from twofold.request import Request
-from twofold.workload.distributions import ARRIVALS, REPLAY, arrival_process, load_lengths, uniform_lengths
-from twofold.workload.rescale import fit_lengths, mean_rate, require_positive, retime, scale_rate, take, to_rate, window
+from twofold.workload.distributions import (
+    ARRIVALS,
+    REPLAY,
+    arrival_times,
+    load_lengths,
+    require_positive,
+    uniform_lengths,
+)
+from twofold.workload.rescale import fit_lengths, mean_rate, retime, scale_rate, take, to_rate, window
 from twofold.workload.rows import require_file
 from twofold.workload.trace import open_trace
 
@@ -32,8 +39,7 @@ class Replay:
 
     def __post_init__(self) -> None:
         """Validate the fields before anything is read."""
-        if self.rate is not None and self.rate_scale is not None:
-            raise ConfigurationError("give either a rate or a rate scale, not both")
+        require(self.rate is None or self.rate_scale is None, "give either a rate or a rate scale, not both")
         if self.rate is not None:
             require_positive("rate", self.rate)
         if self.rate_scale is not None:
@@ -93,8 +99,7 @@ def workload(
     WorkloadError when the stream reaches it.
     """
     if is_named(spec):
-        if start_s:
-            raise ConfigurationError(f"{spec} is generated and begins at 0: only trace files take a start")
+        require(not start_s, f"{spec} is generated and begins at 0: only trace files take a start")
         requests = generate(
             spec,
             rate=rate,
@@ -126,16 +131,13 @@ def generate(
         raise unknown_name("workload", name, NAMED)
     lengths = load_lengths(name)
     if rate is None:
-        own = "as in 1.5"
-        if lengths.requests:
-            own = f"its trace has {lengths.requests_per_s:.2f}"
+        own = f"its trace has {lengths.requests_per_s:.2f}" if lengths.requests else "as in 1.5"
         raise ConfigurationError(f"{name} needs a rate in requests per second ({own})")
-    if num_requests is None and duration_s is None:
-        raise ConfigurationError(f"{name} is endless: give a number of requests or a duration")
-    if arrival == REPLAY:
-        raise ConfigurationError(f"{name} has no arrival times: use {', '.join(ARRIVALS)}")
-    process = arrival_process(arrival or ("poisson" if burstiness == 1 else "gamma"), rate, burstiness)
-    times, pairs = process.times(seed), lengths.sample(seed)
+    ends = num_requests is not None or duration_s is not None
+    require(ends, f"{name} is endless: give a number of requests or a duration")
+    require(arrival != REPLAY, f"{name} has no arrival times: use {', '.join(ARRIVALS)}")
+    times = arrival_times(arrival or ("poisson" if burstiness == 1 else "gamma"), rate, seed, burstiness)
+    pairs = lengths.sample(seed)
     endless = (
         Request(id=str(index), arrival_s=time, prompt_tokens=prompt, output_tokens=output)
         for index, (time, (prompt, output)) in enumerate(zip(times, pairs, strict=False))
@@ -147,14 +149,11 @@ def _from_trace(
     reopen: Callable[[], Iterator[Request]], part: Replay, arrival: str, burstiness: float, seed: int
 ) -> Iterator[Request]:
     if arrival == REPLAY:
-        if burstiness != 1:
-            raise ConfigurationError(f"a burstiness of {burstiness:g} needs gamma arrivals, not the trace's own")
+        require(burstiness == 1, f"a burstiness of {burstiness:g} needs gamma arrivals, not the trace's own")
         return part.requests(reopen)
-    if arrival not in ARRIVALS:
-        raise ConfigurationError(f"arrival process {arrival!r} is not one of {', '.join((REPLAY, *ARRIVALS))}")
+    require(arrival in ARRIVALS, f"arrival process {arrival!r} is not one of {', '.join((REPLAY, *ARRIVALS))}")
     own = part.rate or mean_rate(window(reopen(), part.start_s))
-    process = arrival_process(arrival, own or 1.0, burstiness)
-    timed = retime(window(reopen(), part.start_s), process.times(seed))
+    timed = retime(window(reopen(), part.start_s), arrival_times(arrival, own or 1.0, seed, burstiness))
     return window(take(timed, part.num_requests), 0.0, part.duration_s)
 
 

@@ -9,7 +9,7 @@ from io import BufferedIOBase
 from pathlib import Path
 from typing import Literal
 
-from twofold.errors import ConfigurationError, WorkloadError
+from twofold.errors import ConfigurationError, WorkloadError, require
 from twofold.request import Request
 from twofold.workload.azure import AZURE
 from twofold.workload.format import TraceFormat
@@ -36,8 +36,7 @@ def open_trace(path: str | Path, format_name: str | None = None, notes: ReadNote
 
 def find_format(name: str) -> TraceFormat:
     """Look up a format by name; raises ConfigurationError."""
-    if name not in FORMATS:
-        raise ConfigurationError(f"trace format {name!r} is not one of {', '.join(FORMATS)}")
+    require(name in FORMATS, f"trace format {name!r} is not one of {', '.join(FORMATS)}")
     return FORMATS[name]
 
 

@@ -69,7 +69,7 @@ class ConfigJson:
 
 
 class Architecture(msgspec.Struct, frozen=True, kw_only=True):
-    """Model sizes for the catalog; `active` are the parameters that one token passes through."""
+    """Sizes of a catalog's model, as its fields."""
 
     layers: int
     hidden_size: int
@@ -77,7 +77,7 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True):
     kv_heads: int
     head_dim: int
     parameters: int
-    active: int
+    active_parameters: int
     max_context: int | None
     kv_latent_dims: int | None = None
 
@@ -121,20 +121,7 @@ def llama(config: ConfigJson) -> Architecture:
     layer += 2 * head_dim if kind.startswith("qwen3") else 0
     if config.flag("attention_bias", default=kind == "qwen2"):
         layer += queries + 2 * keys + (0 if kind == "qwen2" else hidden)
-    tied = config.flag("tie_word_embeddings", default=kind == "gemma2")
-    outside = config.number("vocab_size") * hidden * (1 if tied else 2) + hidden
-    layers = config.number("num_hidden_layers")
-    total, active = _feed_forward(config, hidden, layers)
-    return Architecture(
-        layers=layers,
-        hidden_size=hidden,
-        heads=heads,
-        kv_heads=kv_heads,
-        head_dim=head_dim,
-        parameters=layers * layer + outside + total,
-        active=layers * layer + outside + active,
-        max_context=config.optional_number("max_position_embeddings"),
-    )
+    return _gated(config, layer, heads, kv_heads, head_dim, tied=kind == "gemma2")
 
 
 def deepseek(config: ConfigJson) -> Architecture:
@@ -147,20 +134,35 @@ def deepseek(config: ConfigJson) -> Architecture:
     layer = hidden * queries if rank is None else hidden * rank + rank + rank * queries
     layer += hidden * (latent + rope) + latent + latent * heads * (plain + value) + heads * value * hidden
     layer += 2 * hidden
-    tied = config.flag("tie_word_embeddings", default=False)
-    outside = config.number("vocab_size") * hidden * (1 if tied else 2) + hidden
-    layers = config.number("num_hidden_layers")
+    kv_heads = config.number("num_key_value_heads", default=heads)
+    return _gated(config, layer, heads, kv_heads, value, latent_dims=latent + rope)
+
+
+def _gated(
+    config: ConfigJson,
+    layer: int,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    *,
+    tied: bool = False,
+    latent_dims: int | None = None,
+) -> Architecture:
+    """Gated feed-forward matrices or experts, and embeddings; `layer` is the rest of a layer, `tied` the default."""
+    hidden, layers = config.number("hidden_size"), config.number("num_hidden_layers")
+    embeddings = 1 if config.flag("tie_word_embeddings", default=tied) else 2
+    rest = layers * layer + config.number("vocab_size") * hidden * embeddings + hidden
     total, active = _feed_forward(config, hidden, layers)
     return Architecture(
         layers=layers,
         hidden_size=hidden,
         heads=heads,
-        kv_heads=config.number("num_key_value_heads", default=heads),
-        head_dim=value,
-        parameters=layers * layer + outside + total,
-        active=layers * layer + outside + active,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        parameters=rest + total,
+        active_parameters=rest + active,
         max_context=config.optional_number("max_position_embeddings"),
-        kv_latent_dims=latent + rope,
+        kv_latent_dims=latent_dims,
     )
 
 
@@ -176,7 +178,7 @@ def _multi_head(config: ConfigJson, hidden: int, inner: int, outside: int, max_c
         kv_heads=heads,
         head_dim=hidden // heads,
         parameters=layers * layer + outside,
-        active=layers * layer + outside,
+        active_parameters=layers * layer + outside,
         max_context=max_context,
     )
 

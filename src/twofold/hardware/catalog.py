@@ -48,11 +48,6 @@ class CatalogEntry(msgspec.Struct, frozen=True):
 Sections = Mapping[str, Mapping[str, CatalogEntry]]
 
 
-def read_file(path: Path) -> Sections:
-    """Read the entries of a user's file; raises ConfigurationError."""
-    return parse_entries(read_text("catalog", path), str(path))
-
-
 def parse_entries(text: str, name: str) -> Sections:
     """Parse the entries of a file; `name` identifies it in errors."""
     raw = parse_toml("catalog", text, name)
@@ -177,8 +172,9 @@ def load_catalog(extra: Sequence[Path] = ()) -> Catalog:
     and field for invalid files.
     """
     sections = _package_sections()
-    for path in (*_environment_files(), *extra):
-        sections = merge_sections(sections, read_file(path))
+    installed = (Path(part) for part in os.environ.get(ENVIRONMENT, "").split(os.pathsep) if part)
+    for path in (*installed, *extra):
+        sections = merge_sections(sections, parse_entries(read_text("catalog", path), str(path)))
     accelerators = {name: build_entry(name, entry, Accelerator) for name, entry in sections["accelerators"].items()}
     return Catalog(
         accelerators=accelerators,
@@ -201,10 +197,6 @@ def _package_sections() -> Sections:
         name = f"{section}.toml"
         sections = merge_sections(sections, parse_entries(folder.joinpath(name).read_text(encoding="utf-8"), name))
     return sections
-
-
-def _environment_files() -> list[Path]:
-    return [Path(part) for part in os.environ.get(ENVIRONMENT, "").split(os.pathsep) if part]
 
 
 def _with_accelerator(entry: CatalogEntry, accelerators: Mapping[str, CatalogEntry]) -> CatalogEntry:

@@ -40,20 +40,12 @@ def read_model(directory: Path) -> Model:
     weight_bytes = _quantized_bytes(config, directory, sizes.parameters)
     return Model(
         name=directory.resolve().name,
-        layers=sizes.layers,
-        hidden_size=sizes.hidden_size,
-        heads=sizes.heads,
-        kv_heads=sizes.kv_heads,
-        head_dim=sizes.head_dim,
-        parameters=sizes.parameters,
-        active_parameters=sizes.active,
         weight_bytes=sizes.parameters * value_bytes if weight_bytes is None else weight_bytes,
         dtype_bytes=value_bytes if weight_bytes is None else max(1, round(weight_bytes / sizes.parameters)),
         kv_dtype_bytes=value_bytes,
-        kv_latent_dims=sizes.kv_latent_dims,
-        max_context=sizes.max_context,
         source=str(config.path),
         date=_day(config.path),
+        **msgspec.structs.asdict(sizes),
     )
 
 

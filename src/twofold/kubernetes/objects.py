@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from importlib.resources import files
 
-from twofold.errors import ConfigurationError
+from twofold.errors import ConfigurationError, require
 from twofold.instance import Role
 from twofold.kubernetes.pods import gateway_pod, labels, worker_pod, workers_of
 from twofold.kubernetes.values import Json, Values, WorkerValues
@@ -13,12 +13,10 @@ from twofold.scheduling.routers import FIXED_ROLE_ROUTERS, LIVE_ROUTERS
 def check(values: Values) -> None:
     """Raise ConfigurationError for values that cannot serve."""
     if values.engine == "emulated":
-        if not values.plan:
-            raise ConfigurationError("engine emulated needs plan, with the machines to emulate")
+        require(bool(values.plan), "engine emulated needs plan, with the machines to emulate")
         return
     roles = set(workers_of(values))
-    if not roles:
-        raise ConfigurationError("workers: all replicas are 0")
+    require(bool(roles), "workers: all replicas are 0")
     router = values.serve.router or "jsq"
     moving = [name for name in LIVE_ROUTERS if name not in FIXED_ROLE_ROUTERS]
     if Role.MIXED in roles and len(roles) > 1 and router not in moving:
@@ -38,7 +36,7 @@ def _objects(name: str, values: Values) -> Iterator[Json]:
     if values.api_keys.value and not values.allow_anonymous:
         yield _secret(name, "api-keys", {"keys": values.api_keys.value})
     if values.plan:
-        yield {**_object("v1", "ConfigMap", name, "plan"), "data": {"plan.yaml": values.plan}}
+        yield _object("v1", "ConfigMap", name, "plan", data={"plan.yaml": values.plan})
     http: Json = {"name": "http", "port": gateway.port, "targetPort": "http"}
     yield _service(name, None, "gateway", http, {"type": gateway.service_type})
     if not emulated:
@@ -49,10 +47,8 @@ def _objects(name: str, values: Values) -> Iterator[Json]:
     if gateway.disruption_budget:
         yield _budget(name, "gateway", 0)
     for role, workers in workers_of(values).items():
-        yield {
-            **_object("v1", "Service", name, role.value),
-            "spec": {"clusterIP": "None", "selector": labels(name, role.value)},
-        }
+        headless: Json = {"clusterIP": "None", "selector": labels(name, role.value)}
+        yield _object("v1", "Service", name, role.value, spec=headless)
         yield _workers(name, values, role, workers)
         yield _budget(name, role.value, workers.max_unavailable)
     yield from _monitoring(name, values)
@@ -62,15 +58,13 @@ def _objects(name: str, values: Values) -> Iterator[Json]:
 
 def _gateway(name: str, values: Values) -> Json:
     """Return a StatefulSet: it never runs two pods at once, and there can be only one controller."""
-    return {
-        **_object("apps/v1", "StatefulSet", name, "gateway"),
-        "spec": {
-            "serviceName": name,
-            "replicas": 1,
-            "selector": {"matchLabels": labels(name, "gateway")},
-            "template": gateway_pod(name, values),
-        },
+    spec: Json = {
+        "serviceName": name,
+        "replicas": 1,
+        "selector": {"matchLabels": labels(name, "gateway")},
+        "template": gateway_pod(name, values),
     }
+    return _object("apps/v1", "StatefulSet", name, "gateway", spec=spec)
 
 
 def _workers(name: str, values: Values, role: Role, workers: WorkerValues) -> Json:
@@ -87,62 +81,56 @@ def _workers(name: str, values: Values, role: Role, workers: WorkerValues) -> Js
         if store.storage_class:
             claim["storageClassName"] = store.storage_class
         spec["volumeClaimTemplates"] = [{"metadata": {"name": "kv-store"}, "spec": claim}]
-    return {**_object("apps/v1", "StatefulSet", name, role.value), "spec": spec}
+    return _object("apps/v1", "StatefulSet", name, role.value, spec=spec)
 
 
 def _monitoring(name: str, values: Values) -> Iterator[Json]:
     monitor, dashboard = values.service_monitor, values.grafana_dashboard
     if monitor.enabled:
-        yield {
-            **_object("monitoring.coreos.com/v1", "ServiceMonitor", name, None, monitor.labels),
-            "spec": {
-                "selector": {"matchLabels": {**labels(name), "twofold/api": "true"}},
-                "endpoints": [{"port": "http", "path": "/metrics", "interval": monitor.interval}],
-            },
+        spec: Json = {
+            "selector": {"matchLabels": {**labels(name), "twofold/api": "true"}},
+            "endpoints": [{"port": "http", "path": "/metrics", "interval": monitor.interval}],
         }
+        yield _object("monitoring.coreos.com/v1", "ServiceMonitor", name, None, monitor.labels, spec=spec)
     if dashboard.enabled:
         text = files(__package__).joinpath("data/grafana.json").read_text(encoding="utf-8")
-        yield {**_object("v1", "ConfigMap", name, "dashboard", dashboard.labels), "data": {"twofold.json": text}}
+        yield _object("v1", "ConfigMap", name, "dashboard", dashboard.labels, data={"twofold.json": text})
 
 
 def _policies(name: str, values: Values) -> Iterator[Json]:
     api: Json = {"ports": [{"port": "http"}]}
     if values.network_policy.clients:
         api["from"] = values.network_policy.clients
-    yield {
-        **_object("networking.k8s.io/v1", "NetworkPolicy", name, "api"),
-        "spec": {"podSelector": {"matchLabels": labels(name, "gateway")}, "policyTypes": ["Ingress"], "ingress": [api]},
-    }
+    yield _policy(name, "api", labels(name, "gateway"), api)
     # Workers listen on free ports, so pods of the release accept each other on all.
-    yield {
-        **_object("networking.k8s.io/v1", "NetworkPolicy", name, "internal"),
-        "spec": {
-            "podSelector": {"matchLabels": labels(name)},
-            "policyTypes": ["Ingress"],
-            "ingress": [{"from": [{"podSelector": {"matchLabels": labels(name)}}]}],
-        },
-    }
+    internal: Json = {"from": [{"podSelector": {"matchLabels": labels(name)}}]}
+    yield _policy(name, "internal", labels(name), internal)
 
 
-def _object(version: str, kind: str, name: str, part: str | None, more: dict[str, str] | None = None) -> Json:
-    full = name if part is None else f"{name}-{part}"
-    return {"apiVersion": version, "kind": kind, "metadata": {"name": full, "labels": {**labels(name), **(more or {})}}}
+def _policy(name: str, part: str, pods: dict[str, str], ingress: Json) -> Json:
+    spec: Json = {"podSelector": {"matchLabels": pods}, "policyTypes": ["Ingress"], "ingress": [ingress]}
+    return _object("networking.k8s.io/v1", "NetworkPolicy", name, part, spec=spec)
+
+
+def _object(
+    version: str, kind: str, name: str, part: str | None, more: dict[str, str] | None = None, **fields: object
+) -> Json:
+    """An object of a release with its labels and `more`."""
+    metadata = {"name": name if part is None else f"{name}-{part}", "labels": {**labels(name), **(more or {})}}
+    return {"apiVersion": version, "kind": kind, "metadata": metadata, **fields}
 
 
 def _secret(name: str, part: str, data: dict[str, str]) -> Json:
-    return {**_object("v1", "Secret", name, part), "type": "Opaque", "stringData": data}
+    return _object("v1", "Secret", name, part, type="Opaque", stringData=data)
 
 
 def _service(name: str, part: str | None, component: str, port: Json, spec: Json) -> Json:
     api = {"twofold/api": "true"} if part is None else {}
-    return {
-        **_object("v1", "Service", name, part, api),
-        "spec": {**spec, "selector": labels(name, component), "ports": [port]},
-    }
+    return _object(
+        "v1", "Service", name, part, api, spec={**spec, "selector": labels(name, component), "ports": [port]}
+    )
 
 
 def _budget(name: str, component: str, most: int) -> Json:
-    return {
-        **_object("policy/v1", "PodDisruptionBudget", name, component),
-        "spec": {"maxUnavailable": most, "selector": {"matchLabels": labels(name, component)}},
-    }
+    spec = {"maxUnavailable": most, "selector": {"matchLabels": labels(name, component)}}
+    return _object("policy/v1", "PodDisruptionBudget", name, component, spec=spec)

@@ -100,13 +100,9 @@ def gateway_pod(name: str, values: Values) -> Json:
         mounts.append({"name": "api-keys", "mountPath": API_KEYS_DIR, "readOnly": True})
         secret = values.api_keys.existing_secret or f"{name}-api-keys"
         volumes.append({"name": "api-keys", "secret": {"secretName": secret}})
-    made = _pod(name, values, "gateway", gateway, container, mounts, volumes)
-    if values.plan:  # the checksum restarts the pod when the plan changes
-        digest = sha256(values.plan.encode()).hexdigest()
-        metadata = made["metadata"]
-        assert isinstance(metadata, dict)  # noqa: S101  (made so below; tells the type checker)
-        metadata["annotations"] = {"checksum/plan": digest, **gateway.annotations}
-    return made
+    # The checksum restarts the pod when the plan changes.
+    checksum = {"checksum/plan": sha256(values.plan.encode()).hexdigest()} if values.plan else {}
+    return _pod(name, values, "gateway", gateway, container, mounts, volumes, checksum)
 
 
 def worker_pod(name: str, values: Values, role: Role, workers: WorkerValues) -> Json:
@@ -118,11 +114,18 @@ def worker_pod(name: str, values: Values, role: Role, workers: WorkerValues) -> 
         mounts.append({"name": "kv-store", "mountPath": STORE_DIR})
         if not workers.kv_store.volume_size:
             volumes.append({"name": "kv-store", "emptyDir": {}})
-    return _pod(name, values, role.value, workers, container, mounts, volumes)
+    return _pod(name, values, role.value, workers, container, mounts, volumes, {})
 
 
 def _pod(
-    name: str, values: Values, component: str, pod: PodValues, container: Json, mounts: list[Json], volumes: list[Json]
+    name: str,
+    values: Values,
+    component: str,
+    pod: PodValues,
+    container: Json,
+    mounts: list[Json],
+    volumes: list[Json],
+    checksum: dict[str, str],
 ) -> Json:
     user = values.security_context.run_as_user
     joins = values.engine != "emulated"
@@ -171,16 +174,11 @@ def _pod(
     spec["volumes"] = volumes
     if values.image.pull_secrets:
         spec["imagePullSecrets"] = [{"name": secret} for secret in values.image.pull_secrets]
-    for key, value in (
-        ("nodeSelector", pod.node_selector),
-        ("tolerations", pod.tolerations),
-        ("affinity", pod.affinity),
-    ):
-        if value:
-            spec[key] = value
+    nodes = {"nodeSelector": pod.node_selector, "tolerations": pod.tolerations, "affinity": pod.affinity}
+    spec |= {key: value for key, value in nodes.items() if value}
     metadata: Json = {"labels": labels(name, component)}
-    if pod.annotations:
-        metadata["annotations"] = pod.annotations
+    if annotations := checksum | pod.annotations:
+        metadata["annotations"] = annotations
     return {"metadata": metadata, "spec": spec}
 
 

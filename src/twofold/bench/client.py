@@ -7,7 +7,6 @@ import asyncio
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Self
 
 import aiohttp
@@ -206,9 +205,7 @@ class Client:
         )
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self._session.close()
 
     def body(self, request: Request, prompt: list[int] | str) -> bytes:
@@ -248,10 +245,8 @@ class Client:
             reason, failure = FinishReason.ERROR, RequestFailedError("timeout", limit)
         finally:
             self._record(timeline, reply, reason)
-        chunks = len(reply.chunk_times_s)
-        if failure is None:
-            return RequestOutcome(request_id=request.id, chunks=chunks)
-        return RequestOutcome(request_id=request.id, chunks=chunks, error=failure.reason, detail=failure.detail)
+        why, detail = (None, None) if failure is None else (failure.reason, failure.detail)
+        return RequestOutcome(request_id=request.id, chunks=len(reply.chunk_times_s), error=why, detail=detail)
 
     def _record(self, timeline: Timeline, reply: Reply, reason: FinishReason) -> None:
         request = timeline.request

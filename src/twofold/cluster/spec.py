@@ -46,8 +46,7 @@ class CacheSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             cache_size_tokens(size, 1)
         for field in ("dram_bytes_per_s", "disk_bytes_per_s"):
             speed = getattr(self, field)
-            if speed is not None and not 1.0 <= speed < float("inf"):
-                raise ConfigurationError(f"{field} must be at least 1, not {speed}")
+            require(speed is None or 1.0 <= speed < float("inf"), f"{field} must be at least 1, not {speed}")
 
     @property
     def tier_sizes(self) -> tuple[tuple[str, str], ...]:
@@ -97,12 +96,12 @@ class ControlSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     own_load: OwnLoad = OwnLoad.FOLLOWED
 
     def __post_init__(self) -> None:
-        if not 1 <= self.controllers <= MAX_CONTROLLERS:
-            raise ConfigurationError(f"controllers must be from 1 to {MAX_CONTROLLERS}, not {self.controllers}")
+        known = 1 <= self.controllers <= MAX_CONTROLLERS
+        require(known, f"controllers must be from 1 to {MAX_CONTROLLERS}, not {self.controllers}")
         for field in ("reports_every_s", "report_delay_s"):
             seconds = getattr(self, field)
-            if not 0.0 <= seconds <= _MAX_DELAY_S:
-                raise ConfigurationError(f"{field} must be seconds from 0 to {_MAX_DELAY_S:g}, not {seconds}")
+            within = 0.0 <= seconds <= _MAX_DELAY_S
+            require(within, f"{field} must be seconds from 0 to {_MAX_DELAY_S:g}, not {seconds}")
 
 
 class PoolSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):

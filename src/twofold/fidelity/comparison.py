@@ -12,12 +12,12 @@ import msgspec
 from rich.table import Table
 
 from twofold.bench.endpoint import discover
-from twofold.bench.load import LoadResult, run_load
 from twofold.bench.services import served
 from twofold.errors import ConfigurationError
-from twofold.fidelity.measurement import load_config
+from twofold.fidelity.measurement import load_config, send
 from twofold.fidelity.service import SimulatedService, clients_beside
 from twofold.fidelity.worker_log import LoadSpan, Slowness, WorkerLog, read_workers, slowness
+from twofold.reporting.output import table
 from twofold.reporting.summary import LatencyDistribution, Summary, bounds, seconds, summarize
 from twofold.request import Request
 from twofold.slo import Slo
@@ -139,7 +139,7 @@ def compare(
             for replay in range(replays):
                 for rate, requests in loads.items():
                     on_load(f"{design.name}, {rate:.3g} requests/s, replay {replay + 1} of {replays}")
-                    live[rate].append(_replay(url, requests).timelines)
+                    live[rate].append(_replay(url, requests))
         logs = read_workers(Path(journals))
     return [compare_replays(twin, rate, requests, live[rate], logs, slo) for rate, requests in loads.items()]
 
@@ -187,15 +187,9 @@ def knee(twin: SimulatedService, make: Callable[[float], list[Request]], slo: Sl
     return low
 
 
-def _replay(url: str, requests: Sequence[Request]) -> LoadResult:
-    async def run() -> LoadResult:
-        config = msgspec.structs.replace(load_config(await discover(url)), warmup=_WARMUP)
-        return await run_load(config, requests)
-
-    result = asyncio.run(run())
-    for request_id, reason in result.errors.items():
-        raise ConfigurationError(f"request {request_id} failed: {reason}")
-    return result
+def _replay(url: str, requests: Sequence[Request]) -> list[Timeline]:
+    config = load_config(asyncio.run(discover(url)))
+    return send(msgspec.structs.replace(config, warmup=_WARMUP), requests)
 
 
 def _attained(summary: Summary) -> float:
@@ -214,24 +208,15 @@ def fidelity_table(comparisons: Sequence[Comparison]) -> Table:
     first = comparisons[0]
     slo = ", ".join(f"{name} {bound}" for name, bound in bounds(first.slo))
     title = f"{first.design}: simulated and live, SLO {slo}"
-    table = Table(title=title, title_justify="left")
-    for heading in (
-        "requests/s",
-        "",
-        "as calibrated",
-        "simulated",
-        *(f"live {i + 1}" for i in range(replays)),
-        "spread",
-        "error",
-        "",
-    ):
-        table.add_column(heading, justify="left" if not heading else "right")
+    live = (f"live {replay + 1}" for replay in range(replays))
+    headings = ("requests/s", "", "as calibrated", "simulated", *live, "spread", "error", "")
+    drawn = table(title, headings, [index for index, heading in enumerate(headings) if heading])
     for comparison in comparisons:
         labels = iter((f"{comparison.rate:.3g}", f"host {speed_text(comparison)}"))
         for figure in comparison.figures():
-            table.add_row(next(labels, ""), *_cells(figure))
-        table.add_section()
-    return table
+            drawn.add_row(next(labels, ""), *_cells(figure))
+        drawn.add_section()
+    return drawn
 
 
 def speed_text(comparison: Comparison) -> str:

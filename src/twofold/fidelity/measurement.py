@@ -33,6 +33,7 @@ _MOST_TOKENS = 8192  # per group: larger groups take long and add no information
 _DECODES = 24
 _REPEATS = 3
 _STREAMS = 8
+_CALIBRATION = " of the calibration"
 
 
 class Purpose(StrEnum):
@@ -203,12 +204,12 @@ def _run(
     service: ServedProcess, endpoint: Endpoint, groups: Sequence[RequestGroup], on_done: Callable[[int, int], None]
 ) -> list[GroupResult]:
     config = load_config(endpoint)
-    _send(config, groups[0])  # warm-up
+    send(config, groups[0].requests, _CALIBRATION)  # warm-up
     observed = []
     for number, group in enumerate(groups):
         on_done(number, len(groups))
         gateway_s, client_s = cpu_s(service.pid), time.process_time()
-        timelines = _send(config, group)
+        timelines = send(config, group.requests, _CALIBRATION)
         spent = cpu_s(service.pid) - gateway_s + time.process_time() - client_s
         observed.append(GroupResult(group, timelines, spent))
     on_done(len(groups), len(groups))
@@ -222,10 +223,11 @@ def load_config(endpoint: Endpoint) -> LoadConfig:
     return LoadConfig(endpoint=endpoint, prompts=prompts, client=ClientConfig(ignore_eos=True))
 
 
-def _send(config: LoadConfig, group: RequestGroup) -> list[Timeline]:
-    result = asyncio.run(run_load(config, group.requests))
+def send(config: LoadConfig, requests: Sequence[Request], of: str = "") -> list[Timeline]:
+    """Send the requests of a purpose, such as ` of the calibration`; raises ConfigurationError if one fails."""
+    result = asyncio.run(run_load(config, requests))
     for request_id, reason in result.errors.items():
-        raise ConfigurationError(f"request {request_id} of the calibration failed: {reason}")
+        raise ConfigurationError(f"request {request_id}{of} failed: {reason}")
     return result.timelines
 
 

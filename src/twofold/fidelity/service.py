@@ -65,37 +65,27 @@ def clients_beside(design: ServiceDesign) -> Iterator[None]:
         os.sched_setaffinity(0, before)
 
 
+@dataclass(frozen=True, slots=True)
 class SimulatedService:
     """Simulated twin of a service design on a calibrated host.
 
     Writes the host profile for each host speed to `directory`. Raises ConfigurationError as `cluster_of` does.
     """
 
-    def __init__(
-        self,
-        design: ServiceDesign,
-        profile: HostProfile,
-        directory: Path,
-        *,
-        kv_capacity_tokens: int,
-        max_num_seqs: int,
-        catalog: Catalog,
-    ) -> None:
-        self.design, self.profile, self.catalog = design, profile, catalog
-        self._directory = directory
-        self._kv_capacity_tokens, self._max_num_seqs = kv_capacity_tokens, max_num_seqs
+    design: ServiceDesign
+    profile: HostProfile
+    directory: Path
+    kv_capacity_tokens: int
+    max_num_seqs: int
+    catalog: Catalog
 
     def timelines(self, requests: Sequence[Request], slowness: Slowness = AS_CALIBRATED) -> list[Timeline]:
         """Simulate `requests` on a host slowed down by `slowness`."""
-        path = self._directory / f"{slowness.prompts:.6f}-{slowness.decodes:.6f}.yaml"
+        path = self.directory / f"{slowness.prompts:.6f}-{slowness.decodes:.6f}.yaml"
         if not path.exists():
             path.write_text(dump_host_profile(self.profile.slower(*slowness)), encoding="utf-8")
         spec = cluster_of(
-            self.design,
-            self.profile,
-            path,
-            kv_capacity_tokens=self._kv_capacity_tokens,
-            max_num_seqs=self._max_num_seqs,
+            self.design, self.profile, path, kv_capacity_tokens=self.kv_capacity_tokens, max_num_seqs=self.max_num_seqs
         )
         return timelines_of(spec, requests, self.catalog)
 

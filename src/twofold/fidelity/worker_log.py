@@ -55,11 +55,6 @@ class WorkerLog:
         self.landed = {str(entry.args["request_id"]): entry.at for entry in entries if entry.call == "kv_received"}
         self._starts = [one.start_s for one in self.ran]
 
-    @classmethod
-    def read(cls, path: Path) -> "WorkerLog":
-        """Read a journal file."""
-        return cls(read_journal(path))
-
     def busy_share(self, start_s: float, end_s: float) -> float:
         """Fraction of the time span during which an iteration ran."""
         first = max(bisect_right(self._starts, start_s) - 1, 0)
@@ -75,7 +70,7 @@ class WorkerLog:
 
 def read_workers(directory: Path) -> dict[str, WorkerLog]:
     """Read the journals in a service's `--journal` directory, by worker name."""
-    return {path.stem: WorkerLog.read(path) for path in sorted(directory.glob("*-*.jsonl"))}
+    return {path.stem: WorkerLog(read_journal(path)) for path in sorted(directory.glob("*-*.jsonl"))}
 
 
 def _iterations(entries: Iterable[JournalEntry]) -> Iterator[TimedIteration]:
@@ -169,8 +164,7 @@ def slowness(
             pace = _pace(profile, one, met)
             slower = 1.0 + (_slowdowns(profile, one).crowded - 1.0) * crowd
             expected[kind] += _alone_s(profile, one) * slower / pace / (1.0 - taken)
-    known = [one / other if other else None for one, other in zip(took, expected, strict=True)]
-    prompts, decodes = known
+    prompts, decodes = (one / other if other else None for one, other in zip(took, expected, strict=True))
     usual = prompts or decodes or 1.0
     return Slowness(prompts or usual, decodes or usual)
 

@@ -103,59 +103,35 @@ async def _pump(source: AsyncGenerator[T, None], queue: "asyncio.Queue[T | Excep
 async def until_deadline(deadline_s: float, items: AsyncGenerator[T, None]) -> AsyncGenerator[T, None]:
     """Yield `items` until a time of the monotonic clock; then close them and raise RequestError (504).
 
-    Must be iterated by a single task.
+    The deadline ends the wait for an item, not the caller's work with one; items that are already available still come
+    first. There is one timer per answer, not per item. Must be iterated by a single task.
     """
-    timer = _DeadlineTimer(deadline_s)
+    waiting, due = True, False
+    timeout = asyncio.timeout(None)
+
+    def fall_due() -> None:
+        nonlocal due
+        due = True
+        if waiting:
+            timeout.reschedule(0.0)
+
+    timer = asyncio.get_running_loop().call_later(max(0.0, deadline_s - time.monotonic()), fall_due)
     try:
-        async with aclosing(items):
+        async with timeout, aclosing(items):
             async for item in items:
-                timer.waiting = False
+                waiting = False
+                if due:
+                    timeout.reschedule(None)
                 yield item
-                timer.waiting = True
-                if timer.fired:
-                    timer.fire_again()
-    except asyncio.CancelledError as error:
-        if not timer.caused_cancellation():
+                waiting = True
+                if due:
+                    timeout.reschedule(0.0)
+    except TimeoutError as error:
+        if not timeout.expired():
             raise
         raise deadline_error() from error
     finally:
-        timer.stop()
-
-
-class _DeadlineTimer:
-    """One timer per answer, not per token. It cancels the task only while the task waits for an item.
-
-    The caller's work with an item must not be interrupted.
-    """
-
-    def __init__(self, deadline_s: float) -> None:
-        task = asyncio.current_task()
-        assert task is not None  # noqa: S101  (for the type checker)
-        self.waiting, self.fired = True, False
-        self._task, self._cancelling, self._cancelled = task, task.cancelling(), False
-        left_s = max(0.0, deadline_s - time.monotonic())
-        self._timer: asyncio.Handle = asyncio.get_running_loop().call_later(left_s, self._fire)
-
-    def caused_cancellation(self) -> bool:
-        """Whether only this timer cancelled the task; call once."""
-        if not self._cancelled:
-            return False
-        self._cancelled = False
-        return self._task.uncancel() <= self._cancelling
-
-    def stop(self) -> None:
-        self._timer.cancel()
-        self.caused_cancellation()  # after another error, the cancellation must not propagate
-
-    def fire_again(self) -> None:
-        """Handle a timeout that fired outside a wait. Items that are already available still come first."""
-        self._timer = asyncio.get_running_loop().call_soon(self._fire)
-
-    def _fire(self) -> None:
-        self.fired = True
-        if self.waiting:
-            self._cancelled = True
-            self._task.cancel()
+        timer.cancel()
 
 
 class UsageCounter:

@@ -101,17 +101,15 @@ class ChatWriter:
     def response(self, choices: Sequence[Sequence[Delta]], usage: responses.Usage) -> responses.ChatCompletion:
         return responses.ChatCompletion(
             id=self._spec.id,
-            created=self._spec.created,
+            created=self._spec.arrival.created,
             model=self._fields.model,
             choices=[self._choice(deltas) for deltas in choices],
             usage=usage,
         )
 
     def _chunk(self, choices: list[responses.ChatChunkChoice], usage: responses.MaybeUsage) -> responses.ChatChunk:
-        spec = self._spec
-        return responses.ChatChunk(
-            id=spec.id, created=spec.created, model=self._fields.model, choices=choices, usage=usage
-        )
+        id_, created = self._spec.id, self._spec.arrival.created
+        return responses.ChatChunk(id=id_, created=created, model=self._fields.model, choices=choices, usage=usage)
 
     def _choice(self, deltas: Sequence[Delta]) -> responses.ChatChoice:
         return responses.ChatChoice(

@@ -90,8 +90,8 @@ class CompletionWriter:
         return self._body([self._choice(deltas) for deltas in choices], usage)
 
     def _body(self, choices: list[CompletionChoice], usage: MaybeUsage) -> Completion:
-        spec = self._spec
-        return Completion(id=spec.id, created=spec.created, model=self._fields.model, choices=choices, usage=usage)
+        id_, created = self._spec.id, self._spec.arrival.created
+        return Completion(id=id_, created=created, model=self._fields.model, choices=choices, usage=usage)
 
     def _choice(self, deltas: Sequence[Delta]) -> CompletionChoice:
         """Format one choice from at least one of its deltas."""

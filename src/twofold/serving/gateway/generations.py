@@ -11,7 +11,7 @@ from twofold.errors import RequestError
 from twofold.request import Generation, Request, SamplingParams
 from twofold.serving.gateway.gateway import Gateway, RequestLimits
 from twofold.serving.gateway.keys import ApiKey
-from twofold.serving.gateway.middleware import arrival_of
+from twofold.serving.gateway.middleware import Arrival
 from twofold.serving.gateway.output import OutputProcessor
 from twofold.serving.gateway.schemas import GenerationFields, invalid, refuse_unsupported
 
@@ -26,17 +26,14 @@ _SEED_MASK = (1 << _SEED_BITS) - 1
 
 
 class ResponseSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """Metadata of a response and options of its generations.
+    """Id of a response, and deadline of its generations on the monotonic clock.
 
-    `created` is in unix seconds; `arrival_s` and `deadline_s` are on the monotonic clock. `key` is the API key's name
-    (empty: none). The prompt stays cached for `retain_s` seconds.
+    The prompt stays cached for `retain_s` seconds.
     """
 
     id: str
-    created: int
-    arrival_s: float
+    arrival: Arrival
     deadline_s: float
-    key: str
     retain_s: float
 
 
@@ -51,15 +48,13 @@ class PlannedChoice(msgspec.Struct, frozen=True, kw_only=True):
 def response_spec(gateway: Gateway, request: HttpRequest, fields: GenerationFields, *, prompts: int) -> ResponseSpec:
     """Validate the fields that do not depend on the tokens of the prompts; raises RequestError."""
     _check_fields(gateway, fields, prompts)
-    arrival = arrival_of(request)
+    arrival: Arrival = request.state.arrival
     if arrival.key is not None:
         _check_key(arrival.key, (fields.n or 1) * prompts)
     return ResponseSpec(
         id=f"{fields.id_prefix}-{arrival.request_id}",
-        created=arrival.created,
-        arrival_s=arrival.monotonic_s,
+        arrival=arrival,
         deadline_s=arrival.monotonic_s + _timeout_s(gateway.limits, request, fields),
-        key="" if arrival.key is None else arrival.key.name,
         retain_s=min(_retention_s(fields), gateway.limits.longest_retention_s),
     )
 
@@ -93,7 +88,7 @@ def _generation(
     request = Request(
         # Clients may reuse request ids, so the generation's id has a random suffix.
         id=f"{spec.id}-{index}-{secrets.token_hex(16)}",
-        arrival_s=spec.arrival_s,
+        arrival_s=spec.arrival.monotonic_s,
         prompt_tokens=len(token_ids),
         output_tokens=sampling.max_tokens,
         retain_s=spec.retain_s,
@@ -102,7 +97,7 @@ def _generation(
         request=request,
         prompt_token_ids=token_ids,
         sampling=sampling,
-        key=spec.key,
+        key="" if spec.arrival.key is None else spec.arrival.key.name,
         priority=fields.priority or 0,
         deadline_s=spec.deadline_s,
         cache_salt=fields.cache_salt or "",

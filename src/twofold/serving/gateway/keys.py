@@ -43,11 +43,7 @@ class KeyRing:
         self._keys = tuple(keys)
 
     def __repr__(self) -> str:
-        return f"KeyRing({', '.join(self.names)})"
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        return tuple(key.name for key in self._keys)
+        return f"KeyRing({', '.join(key.name for key in self._keys)})"
 
     @property
     def limits(self) -> dict[str, KeyLimits]:

@@ -10,36 +10,28 @@ import uuid
 
 import msgspec
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from twofold.serving.gateway.keys import ApiKey, KeyRing
 from twofold.serving.gateway.responses import error_response, error_response_for
 from twofold.serving.telemetry.context import CURRENT, context_of
 
-ARRIVAL = "twofold.arrival"
 _PROTECTED = frozenset({"/v1", "/pools", "/dashboard/data"})
 _SAFE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 
 class Arrival(msgspec.Struct, frozen=True, kw_only=True):
-    """Arrival of a request: `monotonic_s` on the monotonic clock, `created` in unix seconds.
+    """Arrival of a request, kept at `request.state.arrival`.
 
-    `key` is its API key; None if no keys are configured or needed.
+    `monotonic_s` is on the monotonic clock, `created` in unix seconds. `key` is its API key; None if no keys
+    are configured or needed.
     """
 
     request_id: str
     monotonic_s: float
     created: int
     key: ApiKey | None
-
-
-def arrival_of(request: Request) -> Arrival:
-    """Return the arrival that the middleware stored in the request's scope."""
-    arrival = request.scope[ARRIVAL]
-    if not isinstance(arrival, Arrival):
-        raise TypeError(f"the scope holds {arrival!r} where an Arrival belongs")
-    return arrival
 
 
 class RequestMiddleware:
@@ -58,7 +50,7 @@ class RequestMiddleware:
         arrival = Arrival(
             request_id=_request_id(headers), monotonic_s=time.monotonic(), created=int(time.time()), key=key
         )
-        scope[ARRIVAL] = arrival
+        scope.setdefault("state", {})["arrival"] = arrival
         context = context_of(arrival.request_id, scope["path"], headers.get("traceparent", ""))
         CURRENT.set(context)
         started = False

@@ -22,18 +22,7 @@ from twofold.serving.gateway.schemas import UNSUPPORTED, ChatFields, CompletionF
 
 Json = dict[str, Any]
 
-_STRUCTS = (
-    ChatChunk,
-    ChatCompletion,
-    ChatFields,
-    Completion,
-    CompletionFields,
-    ErrorBody,
-    Health,
-    ModelCard,
-    ModelList,
-    Version,
-)
+_STRUCTS = (ChatChunk, ChatCompletion, ChatFields, Completion, CompletionFields, ErrorBody, Health, ModelList, Version)
 _ERRORS = {
     400: "The request is wrong; `param` names the field.",
     401: "The API key is missing or wrong.",

@@ -188,9 +188,6 @@ class TextTokenizer:
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         return str(self.backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens))
 
-    def stream(self, *, skip_special_tokens: bool) -> DecodeStream:
-        return DecodeStream(skip_special_tokens=skip_special_tokens)
-
     def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
         return list(self.backend.encode(text, add_special_tokens=add_special_tokens).ids)
 
@@ -211,7 +208,7 @@ class Detokenizer:
     def __init__(self, tokenizer: TextTokenizer, *, skip_special_tokens: bool = True) -> None:
         self._tokenizer = tokenizer
         self._skip = skip_special_tokens
-        self._stream = tokenizer.stream(skip_special_tokens=skip_special_tokens)
+        self._stream = DecodeStream(skip_special_tokens=skip_special_tokens)
         self._token_ids: list[int] = []
         self._emitted = 0  # number of tokens in the emitted pieces
         self._pieces: list[str] = []
@@ -224,7 +221,7 @@ class Detokenizer:
             piece = self._stream.step(self._tokenizer.backend, token_id)
         except Exception:  # noqa: BLE001 the library raises bare Exceptions
             # The decoder changed text already emitted (some clean up spaces backwards): restart here.
-            self._stream = self._tokenizer.stream(skip_special_tokens=self._skip)
+            self._stream = DecodeStream(skip_special_tokens=self._skip)
             piece = self._stream.step(self._tokenizer.backend, token_id)
         return self._emit(piece or "")
 

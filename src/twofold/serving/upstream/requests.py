@@ -90,7 +90,10 @@ class UpstreamRequest:
             await self._split()
 
     async def _split(self) -> None:
-        answer = await self._response(self.prefill, self.prefill.client.complete(self._prefill_body()))
+        body = completion_body(
+            self._generation, self.prefill.model, self._seed, stream=False, max_tokens=1, kv=REMOTE_DECODE
+        )
+        answer = await self._response(self.prefill, self.prefill.client.complete(body))
         kv = answer.kv_transfer_params
         if kv is None:
             name = self.prefill.instance
@@ -105,11 +108,6 @@ class UpstreamRequest:
         finally:
             if not fetched:
                 self._later(self._release(kv))
-
-    def _prefill_body(self) -> bytes:
-        return completion_body(
-            self._generation, self.prefill.model, self._seed, stream=False, max_tokens=1, kv=REMOTE_DECODE
-        )
 
     def _first(self, answer: UpstreamCompletion) -> TokenOutput:
         """First token of a prefill; its length limit of one token is no finish reason."""

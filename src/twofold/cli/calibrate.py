@@ -85,8 +85,9 @@ def fit(settings: FitSettings) -> None:
     _write(output, to_toml(fits, _HEADING))
     title = f"{profile.name}: errors on held-out configurations, {settings.folds} folds"
     Console().print(fit_table(title, fits))
-    for line in _drops(fits):
-        typer.echo(f"dropped: {line}", err=True)
+    for entry in fits:
+        for reason in entry.dropped:
+            typer.echo(f"dropped: {entry.pair}: {reason}", err=True)
     typer.echo(f"wrote {len(fits)} calibrations to {output}", err=True)
 
 
@@ -102,12 +103,6 @@ def fit_table(title: str, fits: Sequence[Calibration]) -> Table:
             str(entry.max_sequences),
         )
     return errors
-
-
-def _drops(fits: Sequence[Calibration]) -> Iterator[str]:
-    for entry in fits:
-        for reason in entry.dropped:
-            yield f"{entry.pair}: {reason}"
 
 
 def _percent(error: float | None) -> str:
@@ -172,23 +167,16 @@ def calibrate_host(settings: LiveSettings) -> None:
 def profile_table(profile: HostProfile) -> Table:
     """The profile as times of typical iterations and transfers."""
     engine, front, prefill, decode = profile.engine, profile.front, profile.prefill, profile.decode
-    alone = (engine.seconds(1024, 1024 * 1024, 0, 0), engine.seconds(0, 0, 1, 512), engine.seconds(0, 0, 16, 8192))
+    mixed_s = engine.seconds(512, 512 * 512, 8, 4096)
+    request_s = front.request_s + 1024 * front.prompt_token_s + front.request_delay_s
     rows = (
-        ("prefill of 1,024 tokens", _ms(alone[0]), _share(engine.prefill_error)),
-        ("decode, 1 sequence of 512 tokens", _ms(alone[1]), _share(engine.decode_error)),
-        ("decode, 16 sequences of 512 tokens", _ms(alone[2]), ""),
-        (
-            "512 prompt tokens beside 8 decodes",
-            _ms(engine.seconds(512, 512 * 512, 8, 4096)),
-            _share(engine.mixed_error),
-        ),
+        ("prefill of 1,024 tokens", _ms(engine.seconds(1024, 1024 * 1024, 0, 0)), _share(engine.prefill_error)),
+        ("decode, 1 sequence of 512 tokens", _ms(engine.seconds(0, 0, 1, 512)), _share(engine.decode_error)),
+        ("decode, 16 sequences of 512 tokens", _ms(engine.seconds(0, 0, 16, 8192)), ""),
+        ("512 prompt tokens beside 8 decodes", _ms(mixed_s), _share(engine.mixed_error)),
         ("slowdown of prefill, decode by busy cores", f"x {prefill.crowded:.2f}, x {decode.crowded:.2f}", ""),
         ("further slowdown by sharing a core", f"x {prefill.shared:.2f}, x {decode.shared:.2f}", ""),
-        (
-            "gateway, request of 1,024 tokens",
-            _ms(front.request_s + 1024 * front.prompt_token_s + front.request_delay_s),
-            "",
-        ),
+        ("gateway, request of 1,024 tokens", _ms(request_s), ""),
         ("gateway, 8 tokens of an iteration", _ms(front.step_s + 8 * front.token_s + front.step_delay_s), ""),
         ("KV transfer between workers", f"{profile.link.bytes_per_s / 1e9:.2g} GB/s", ""),
         ("hand-off overhead after the first token", _ms(profile.link.sync_s), ""),

@@ -69,18 +69,11 @@ def ask(url: str, api_key: str | None, *, instance: str | None = None, role: Rol
         raise ConfigurationError(f"no service of Twofold answers at {url}: {reason}") from error
 
 
-class _ErrorDetail(msgspec.Struct, frozen=True):
-    message: str = ""
-
-
-class _ErrorResponse(msgspec.Struct, frozen=True):
-    error: _ErrorDetail = _ErrorDetail()
-
-
 def _reason(body: bytes) -> str:
+    """The message of an error response; empty for the response of another server."""
     try:
-        return msgspec.json.decode(body, type=_ErrorResponse).error.message
-    except msgspec.MsgspecError:
+        return str(msgspec.json.decode(body)["error"]["message"])
+    except (msgspec.MsgspecError, KeyError, TypeError):
         return ""
 
 

@@ -18,11 +18,11 @@ class Advice(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     split: bool
-    gain: float | None
-    per_dollar: float | None
-    per_watt: float | None
-    break_even: float | None
-    within_error: bool
+    gain: float | None = None
+    per_dollar: float | None = None
+    per_watt: float | None = None
+    break_even: float | None = None
+    within_error: bool = False
     text: str
 
 
@@ -30,15 +30,7 @@ def advise(plan: Plan, tolerance: float) -> Advice:
     """Compare the best split and colocated designs of a plan; rates have a relative `tolerance`."""
     split, colocated = plan.best_split, plan.best_colocated
     if split is None or colocated is None:
-        return Advice(
-            split=split is not None,
-            gain=None,
-            per_dollar=None,
-            per_watt=None,
-            break_even=None,
-            within_error=False,
-            text=_one_kind(plan),
-        )
+        return Advice(split=split is not None, text=_one_kind(plan))
     gain = _gain(plan.query.objective, split, colocated)
     pays = gain > 1.0
     unsure = abs(gain - 1.0) <= _error((split, colocated)) + tolerance

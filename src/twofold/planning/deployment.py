@@ -232,10 +232,12 @@ def _sequence(items: Sequence[object], depth: int) -> Iterator[str]:
 
 def _scalar(value: object) -> str:
     """Format a scalar as JSON, and plain words without quotes."""
-    if isinstance(value, str) and value.isascii() and value.replace("-", "").isalpha():
-        return (
-            value
-            if value.lower() not in {"yes", "no", "on", "off", "true", "false", "null", "y", "n"}
-            else f'"{value}"'
-        )
+    reserved = {"yes", "no", "on", "off", "true", "false", "null", "y", "n"}
+    if (
+        isinstance(value, str)
+        and value.isascii()
+        and value.replace("-", "").isalpha()
+        and value.lower() not in reserved
+    ):
+        return value
     return msgspec.json.encode(value).decode()

@@ -60,6 +60,11 @@ class Family(msgspec.Struct, frozen=True, kw_only=True):
         return _SPLIT if len(self.kinds) == len(_SPLIT) else (Role.MIXED,)
 
     @property
+    def smallest(self) -> "Design":
+        """The design with one unit of each kind."""
+        return Design(family=self, counts=(1,) * len(self.kinds))
+
+    @property
     def split(self) -> bool:
         return any(role is not Role.MIXED for role in self.role_of)
 

@@ -20,7 +20,7 @@ def require_room(families: Sequence[Family], budget: Budget, *, bounded: bool) -
         raise ConfigurationError(
             "the objective throughput needs a budget: give --max-machines, --max-cost or --max-power"
         )
-    smallest = [Design(family=family, counts=(1,) * len(family.kinds)) for family in families]
+    smallest = [family.smallest for family in families]
     if not any(budget.allows(design) for design in smallest):
         least = min(smallest, key=lambda design: (design.machines, design.price_per_h))
         raise ConfigurationError(

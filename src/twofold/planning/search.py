@@ -156,19 +156,14 @@ async def most_throughput(search: RateSearch, designs: Sequence[Design]) -> MaxR
     Another design must beat the best by one grid step, which takes one simulation; only then is its own highest rate
     searched.
     """
-    guess = max(range(len(designs)), key=lambda place: (search.bound.estimate(designs[place]), -place))
-    best = await search.highest(designs[guess])
+    best = await search.highest(designs[_best_estimate(search, designs, range(len(designs)))])
     while True:
-        to_beat = _lowest(search, designs) if best.step is None else best.step + 1
+        # If the first guess never meets the SLO, another split may at the lowest step of any.
+        to_beat = min(map(search.lowest, designs)) if best.step is None else best.step + 1
         better = await find_passing(search, designs, search.grid.rate(to_beat), designs.index(best.design))
         if better is None:
             return best
         best = await search.highest(better, to_beat)
-
-
-def _lowest(search: RateSearch, designs: Sequence[Design]) -> int:
-    """Lowest step of all designs: another split may meet the SLO there if the first guess does not."""
-    return min(search.lowest(design) for design in designs)
 
 
 _RUNG = 2.0  # ratio of successive rates on the way down
@@ -184,7 +179,7 @@ async def break_even(search: RateSearch, families: Sequence[Family], rate: float
     pays, step = search.grid.step(rate), search.grid.step(_RUNG)
     if not await _splitting_pays(search, families, search.grid.rate(pays), weigh):
         return rate
-    lowest = min(_idle(search, family) for family in families)
+    lowest = min(search.lowest(family.smallest) for family in families)
     while True:
         lower = pays - step
         if lower < lowest:
@@ -204,8 +199,12 @@ async def break_even(search: RateSearch, families: Sequence[Family], rate: float
 
 async def _splitting_pays(search: RateSearch, families: Sequence[Family], rate: float, weigh: CostFunction) -> bool:
     """Whether a split design that meets the SLO at `rate` is cheaper than every colocated one."""
+
+    def weight(design: Design) -> tuple[float, ...]:
+        return weigh(design)[:1]  # ties need not be broken
+
     colocated = await asyncio.gather(
-        *(cheapest(search, family, rate, _anything, _first_only(weigh)) for family in families if not family.split)
+        *(cheapest(search, family, rate, _anything, weight) for family in families if not family.split)
     )
     weights = [weigh(design)[0] for design in colocated if design is not None]
     found = await asyncio.gather(
@@ -224,14 +223,6 @@ async def _lighter(search: RateSearch, family: Family, rate: float, weigh: CostF
 def _anything(_: Design) -> bool:
     """Allow every design: a budget would cut off large clusters, and break-even concerns small ones."""
     return True
-
-
-def _first_only(weigh: CostFunction) -> CostFunction:
-    return lambda design: weigh(design)[:1]
-
-
-def _idle(search: RateSearch, family: Family) -> int:
-    return search.lowest(Design(family=family, counts=(1,) * len(family.kinds)))
 
 
 class Objective(StrEnum):

@@ -33,7 +33,7 @@ class PhaseGoodput(msgspec.Struct, frozen=True, kw_only=True):
 
 async def goodputs(
     search: RateSearch, kinds: Sequence[MachineKind], *, shared: bool = False
-) -> tuple[list[PhaseGoodput], list[PhaseGoodput]]:
+) -> tuple[tuple[PhaseGoodput, ...], tuple[PhaseGoodput, ...]]:
     """Measure (prefill, decode) goodput of each kind, best per accelerator first (DistServe, Algorithm 1).
 
     Kinds that never meet the bound are omitted. Prefill is simulated with one-token requests. A decode instance is
@@ -42,17 +42,17 @@ async def goodputs(
     """
     prefills = await _of_phase(search, [_prefill(kind) for kind in kinds])
     if not prefills:
-        return [], []
+        return (), ()
     decodes = await _of_phase(search, [_decode(search, prefills[0], kind, shared=shared) for kind in kinds])
     return prefills, decodes
 
 
-async def _of_phase(search: RateSearch, designs: Sequence[Design]) -> list[PhaseGoodput]:
+async def _of_phase(search: RateSearch, designs: Sequence[Design]) -> tuple[PhaseGoodput, ...]:
     found = [
         PhaseGoodput(kind=_judged_kind(each.design), phase=each.design.family.judged or Phase.PREFILL, rate=each.rate)
         for each in await search.highest_of(designs)
     ]
-    return sorted(found, key=lambda each: (-each.per_accelerator, each.kind.accelerators, each.kind.short))
+    return tuple(sorted(found, key=lambda each: (-each.per_accelerator, each.kind.accelerators, each.kind.short)))
 
 
 def _judged_kind(design: Design) -> MachineKind:
@@ -61,12 +61,12 @@ def _judged_kind(design: Design) -> MachineKind:
 
 
 def _prefill(kind: MachineKind) -> Design:
-    return Design(family=Family(kinds=(kind, kind), judged=Phase.PREFILL), counts=(1, 1))
+    return Family(kinds=(kind, kind), judged=Phase.PREFILL).smallest
 
 
 def _decode(search: RateSearch, feeder: PhaseGoodput, kind: MachineKind, *, shared: bool) -> Design:
     family = Family(kinds=(feeder.kind, kind), judged=Phase.DECODE, shared=shared)
-    most = search.bound.upper(Design(family=family, counts=(1, 1)))
+    most = search.bound.upper(family.smallest)
     feeders = 1 if math.isinf(most) else math.ceil(_FED * most / feeder.rate)
     return Design(family=family, counts=(max(1, feeders), 1))
 

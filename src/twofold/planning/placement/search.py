@@ -55,12 +55,8 @@ async def most_goodput(
     prefills, decodes = await goodputs(search, kinds, shared=node is not None)
     candidates = balanced(prefills, decodes, most_accelerators, node=node)
     split = await _highest(search, [each.design for each in candidates[:BREADTH]])
-    return PlacementResults(
-        prefills=tuple(prefills),
-        decodes=tuple(decodes),
-        split=split,
-        colocated=await _colocated(search, kinds, split[0].design.accelerators if split else most_accelerators),
-    )
+    colocated = await _colocated(search, kinds, split[0].design.accelerators if split else most_accelerators)
+    return PlacementResults(prefills=prefills, decodes=decodes, split=split, colocated=colocated)
 
 
 async def for_rate(
@@ -86,8 +82,8 @@ async def for_rate(
         return tuple(sorted(placed, key=_fewest))
 
     return PlacementResults(
-        prefills=tuple(prefills),
-        decodes=tuple(decodes),
+        prefills=prefills,
+        decodes=decodes,
         split=await fewest(families),
         colocated=await fewest(await _best_colocated(search, kinds)),
     )
@@ -100,8 +96,8 @@ async def whole_stock(search: RateSearch, kinds: Sequence[MachineKind], stock: M
     split = await _highest(search, [each.design for each in candidates])
     colocated = await _highest(search, await _all_colocated(search, kinds, stock))
     return PlacementResults(
-        prefills=tuple(prefills),
-        decodes=tuple(decodes),
+        prefills=prefills,
+        decodes=decodes,
         split=tuple(sorted(split, key=_most)),
         colocated=tuple(sorted(colocated, key=_most)),
     )
@@ -147,24 +143,21 @@ async def _colocated(
 
 async def _best_colocated(search: RateSearch, kinds: Sequence[MachineKind]) -> list[Family]:
     """Colocated families by the goodput per accelerator of one instance."""
-    alone = [
-        Design(family=Family(kinds=(kind,), batcher=batcher, max_num_batched_tokens=budget), counts=(1,))
-        for kind in kinds
-        for batcher, budget in COLOCATED
-    ]
+    alone = [_alone(kind, batcher, budget) for kind in kinds for batcher, budget in COLOCATED]
     return [each.design.family for each in (await _highest(search, alone))[:BREADTH]]
+
+
+def _alone(kind: MachineKind, batcher: str, budget: int | None) -> Design:
+    """One colocated instance."""
+    return Family(kinds=(kind,), batcher=batcher, max_num_batched_tokens=budget).smallest
 
 
 async def _all_colocated(search: RateSearch, kinds: Sequence[MachineKind], stock: Mapping[str, int]) -> list[Design]:
     """For each batcher, fill the stock with the best kind of each machine type."""
     designs = []
     for batcher, budget in COLOCATED:
-        alone = [
-            Design(family=Family(kinds=(kind,), batcher=batcher, max_num_batched_tokens=budget), counts=(1,))
-            for kind in kinds
-        ]
         best: dict[str, MachineKind] = {}
-        for placed in await _highest(search, alone):
+        for placed in await _highest(search, [_alone(kind, batcher, budget) for kind in kinds]):
             (kind,) = placed.design.family.kinds
             best.setdefault(kind.name, kind)
         if best:

@@ -39,7 +39,7 @@ class World:
 
     def store(self, host, stored=(), address=None, epoch=1):
         changed = StoreChanged(host=host, epoch=epoch, stored=list(stored), removed=[], address=address)
-        self.live.store_changed(changed)
+        self.live.stores.changed(changed)
 
     def busy(self, instance):
         self.live.forecast.placed(f"on {instance}", instance, 10_000, 0, 0.0)
@@ -84,7 +84,7 @@ def test_a_prefix_is_fetched_from_another_hosts_store():
     assert world.live.fetch_of(predicted("p0", "d0")) is None
     world.store("far", KEYS, epoch=2)  # without an address
     assert world.live.fetch_of(found) is None
-    world.live.host_lost("far")
+    world.live.stores.lost("far")
     assert world.route() == predicted("p0", "d0")
 
 

@@ -155,7 +155,7 @@ class Controller(Service):
                     self._forecast.blocks_changed(message)
             case messages.StoreChanged():
                 if self._forecast is not None:
-                    self._forecast.store_changed(message)
+                    self._forecast.stores.changed(message)
             case messages.StoreStatus():
                 self._telemetry.stores.status(message)
             case messages.HandoffReport():

@@ -71,10 +71,7 @@ class MeasuredPaths(TransferPaths):
                 await self._news.wait()
 
     def crossover(self, prefill: str) -> int:
-        """Return the crossover on the slowest link of the instance, which is its smallest crossover.
-
-        Layer-wise transfer then hides every transfer that it can.
-        """
+        """Return the crossover on the slowest link, the smallest one: layer-wise transfer then hides all it can."""
         if prefill not in self.crossovers:
             self.crossovers[prefill] = self._crossover(prefill)
         return self.crossovers[prefill]
@@ -98,9 +95,7 @@ class MeasuredPaths(TransferPaths):
         return known
 
     def prefill_s(self, prefill: str, tokens: int) -> float:
-        """Return seconds of a prefill; an unmeasured instance uses the slowest measured one, which runs the same
-        model.
-        """
+        """Return seconds of a prefill; an unmeasured instance counts as the slowest measured one of the same model."""
         own = self.prefills.get(prefill)
         speeds = self.prefills.values() if own is None else (own,)
         return max((speed.seconds(tokens) for speed in speeds), default=0.0)
@@ -177,22 +172,22 @@ class HostStores:
 
 
 class LiveForecast:
-    """The router's forecast, updated by reports of workers and stores.
+    """The router's forecast, updated by reports of workers and, in `stores`, of stores.
 
     A worker reuses the longer prefix of its engine's memory and its host's store. The store is the shared cache, named
     after its host, that other hosts fetch from.
     """
 
     def __init__(self, config: ForecastConfig, block_tokens: int, paths: MeasuredPaths) -> None:
-        self._stores, self._paths = HostStores(), paths
+        self.stores, self._paths = HostStores(), paths
         self._models = _models(config)
-        self.forecast = ClusterForecast(self._stores.index, block_tokens)
+        self.forecast = ClusterForecast(self.stores.index, block_tokens)
 
     def joined(self, load: InstanceLoad, host: str) -> None:
         """Add a worker on `host`."""
         load.cache = host
         model = self._models.get(load.id) or next(iter(self._models.values()), None)
-        self.forecast.join(load.id, LivePrediction(load.id, host, model, self._paths, self._stores))
+        self.forecast.join(load.id, LivePrediction(load.id, host, model, self._paths, self.stores))
 
     def lost(self, instance: str) -> None:
         """Forget the blocks in a lost worker's engine memory."""
@@ -203,20 +198,10 @@ class LiveForecast:
         self.forecast.memories.removed(message.instance, message.removed)
         self.forecast.memories.stored(message.instance, message.stored)
 
-    def store_changed(self, message: StoreChanged) -> None:
-        """Apply a change of the blocks in a host's store."""
-        self._stores.changed(message)
-
-    def host_lost(self, host: str) -> None:
-        """Stop fetching from an unreachable host."""
-        self._stores.lost(host)
-
     def fetch_of(self, route: Route) -> StoreFetch | None:
-        """Return the fetch that the prefill host's store must perform for a route; None if the source is
-        unreachable.
-        """
+        """Return the fetch of a route for the prefill host's store; None if the source is unreachable."""
         fetch = route.fetch
-        address = None if fetch is None else self._stores.address(fetch.source)
+        address = None if fetch is None else self.stores.address(fetch.source)
         if fetch is None or address is None:
             return None
         return StoreFetch(host=fetch.source, address=address, blocks=fetch.blocks)

@@ -168,9 +168,7 @@ class WorkerRegistry(WorkerGroup):
         return True
 
     def _check(self, message: Registered) -> None:
-        """Raise ConfigurationError for a worker that is incompatible with the others, StaleEpochError for a fenced
-        one.
-        """
+        """Raise ConfigurationError for an incompatible worker, StaleEpochError for a fenced one."""
         instance, model = message.peer.memory.instance, (message.model, message.peer.memory.layout)
         member = self.members.get(instance)
         if member is None:

@@ -188,10 +188,7 @@ class Hosts(ProcessControl):
         return [] if host.replaced else list(host.workers)
 
     def sweep(self, now: float, heard_s: Callable[[str], float]) -> list[str]:
-        """Return the workers of silent hosts that are presumed dead by now.
-
-        `heard_s` returns the time of a worker's own last heartbeat.
-        """
+        """Return the workers of silent hosts presumed dead by now; `heard_s` gives the last heartbeat of a worker."""
         ended = []
         for host in self.joined.values():
             last_s = max(host.heard_s, *map(heard_s, host.workers))
@@ -319,7 +316,7 @@ class RemoteWorkers:
 
     def _store_lost(self, host: str) -> None:
         if self._forecast is not None:
-            self._forecast.host_lost(host)
+            self._forecast.stores.lost(host)
 
     def _remove(self, instances: Iterable[str]) -> None:
         for instance in instances:

@@ -165,10 +165,7 @@ class SearchJob(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def search(job: SearchJob) -> SearchResult:
-    """Run a search in a process of its own, which is killed on cancellation.
-
-    Raises SearchError if the search fails or exceeds its time limit.
-    """
+    """Run a search in another process, which dies on cancellation; raises SearchError on failure or timeout."""
     pipe = asyncio.subprocess.PIPE
     command = (sys.executable, "-m", "twofold.serving.controller.replanning")
     try:
@@ -196,10 +193,7 @@ Search = Callable[[SearchJob], Awaitable[SearchResult]]
 
 
 class LiveReplanning(RequestSubscriber):
-    """Observes the traffic of the controller and changes roles as a search in another process recommends.
-
-    One search runs at a time.
-    """
+    """Observes traffic and changes roles as a search in another process recommends; one search runs at a time."""
 
     def __init__(
         self, config: ReplanConfig, pools: Pools, control: RoleControl, recorder: Recorder, run_search: Search = search

@@ -92,10 +92,7 @@ class LiveRequests:
     # -- admission and placement ------------------------------------------------------------------------------------
 
     async def generate(self, generation: Generation) -> AsyncGenerator[TokenOutput, None]:
-        """Yield the output tokens of a request in order (see `Service.generate`).
-
-        Closing the generator early aborts the request on every worker.
-        """
+        """Yield the output tokens of a request in order (see `Service.generate`)."""
         if not self.admitting:
             what = "shutting down" if self._closed else "starting"
             raise RequestError(f"the service is {what} and takes no requests", status=503, code="not_ready")

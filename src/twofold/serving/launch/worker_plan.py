@@ -86,10 +86,7 @@ def available_cores() -> list[int]:
 
 
 def plan_cluster(spec: ClusterSpec, catalog: Catalog, *, pin_cores: bool) -> tuple[WorkerConfig, ...]:
-    """Return a worker for each instance of a cluster, with the simulator's names.
-
-    Raises ConfigurationError for an invalid or simulation-only cluster.
-    """
+    """Return a worker for each instance, named as in simulations; raises ConfigurationError for a wrong cluster."""
     check_servable(spec)
     workers = [
         WorkerConfig(

@@ -264,10 +264,7 @@ _BYTES = 32
 
 
 def load_or_create_secret(directory: Path) -> bytes:
-    """The 32-byte secret of the block keys in this directory, so that a restarted service finds its blocks.
-
-    Raises ConfigurationError if the file cannot be read or written.
-    """
+    """The 32-byte secret of the block keys in this directory, kept over restarts; raises ConfigurationError."""
     path = directory / "secret"
     try:
         if path.exists() and len(secret := path.read_bytes()) == _BYTES:

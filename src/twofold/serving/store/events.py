@@ -14,10 +14,7 @@ Result = TypeVar("Result")
 
 
 class EventQueue(Generic[T]):
-    """Queue from any thread to one consumer, which can poll it like a socket.
-
-    `fileno` is readable while it has items.
-    """
+    """Queue from any thread to one consumer; `fileno` is readable while it has items."""
 
     def __init__(self) -> None:
         self._items: SimpleQueue[T] = SimpleQueue()

@@ -74,8 +74,8 @@ class StoreManager:
         sizes = [slots - self._spare, *([disk_blocks] if disk_blocks else [])]
         tiers = [PrefixCache(n, create_eviction(eviction), _Watcher(self, i)) for i, n in enumerate(sizes)]
         self.tiers = TieredCache(tiers)
-        self._blocks: dict[BlockKey, Block] = {}  # blocks in memory
-        self._leaving: dict[BlockKey, Block] = {}  # blocks just evicted from memory
+        self._blocks: dict[bytes, Block] = {}  # blocks in memory
+        self._leaving: dict[bytes, Block] = {}  # blocks just evicted from memory
         self._incoming: set[bytes] = set()  # blocks with leased slots
         self._reading: dict[bytes, set[_LoadRequest]] = {}  # pending disk reads and their loads
         self._uncopied: deque[bytes] = deque(maxlen=slots)  # new blocks without a copy on disk
@@ -310,17 +310,21 @@ class StoreManager:
 
     # -- tiers ----------------------------------------------------------------------------------------------
 
-    def added(self, key: BlockKey) -> None:
-        """A tier gained a block."""
-        self._change(key, 1)
+    def changed(self, key: bytes, by: int) -> None:
+        """A tier gained (+1) or lost (−1) a block."""
+        change = self._changes.get(key, 0) + by
+        if change:
+            self._changes[key] = change
+        else:
+            del self._changes[key]
 
-    def removed(self, tier: int, key: BlockKey, reason: RemovalReason) -> None:
+    def removed(self, tier: int, key: bytes, reason: RemovalReason) -> None:
         """A tier lost a block."""
-        self._change(key, -1)
+        self.changed(key, -1)
         if tier == MEMORY:
             self._leaving[key] = self._blocks.pop(key)
         else:
-            self._moves.append((DiskSpare if reason is RemovalReason.MOVED else DiskForget)(_bytes_key(key)))
+            self._moves.append((DiskSpare if reason is RemovalReason.MOVED else DiskForget)(key))
 
     def _settle(self, added: Sequence[bytes]) -> None:
         """After insertions, write evicted blocks to disk, as far as it keeps up, and free their slots."""
@@ -328,14 +332,9 @@ class StoreManager:
             if key in self._blocks and key not in self.tiers.tiers[MEMORY]:
                 self._leaving[key] = self._blocks.pop(key)  # found no room in memory
         leaving, self._leaving = self._leaving, {}
+        disk = self.tiers.tiers[DISK] if len(self.tiers.tiers) > 1 else None
         for left, block in leaving.items():
-            disk = self.tiers.tiers[DISK] if len(self.tiers.tiers) > 1 else None
-            goes_down = disk is not None and left in disk
-            if (
-                disk is not None
-                and goes_down
-                and not self._write(_bytes_key(left), disk.position(left), block, spare=False)
-            ):
+            if disk is not None and left in disk and not self._write(left, disk.position(left), block, spare=False):
                 disk.remove(left, RemovalReason.DROPPED)
             self.slots.drop(block.slot)
 
@@ -352,25 +351,18 @@ class StoreManager:
         if key in self.tiers.tiers[DISK]:
             self.tiers.tiers[DISK].remove(key, reason)
 
-    def _change(self, key: BlockKey, by: int) -> None:
-        change = self._changes.get(_bytes_key(key), 0) + by
-        if change:
-            self._changes[_bytes_key(key)] = change
-        else:
-            del self._changes[_bytes_key(key)]
-
 
 class _Watcher(CacheObserver):
     """Forwards changes of one tier to the manager."""
 
-    def __init__(self, book: StoreManager, tier: int) -> None:
-        self._book, self._tier = book, tier
+    def __init__(self, manager: StoreManager, tier: int) -> None:
+        self._manager, self._tier = manager, tier
 
     def stored(self, key: BlockKey) -> None:
-        self._book.added(key)
+        self._manager.changed(_bytes_key(key), 1)
 
     def removed(self, key: BlockKey, reason: RemovalReason) -> None:
-        self._book.removed(self._tier, key, reason)
+        self._manager.removed(self._tier, _bytes_key(key), reason)
 
 
 def _runs(indices: Sequence[int]) -> list[tuple[int, int]]:

@@ -203,6 +203,3 @@ class NixlTransport(PooledTransport):
         connection = OneSidedConnection(self._agent, name, self._cache, remote)
         connection.greet(peer.epoch, self._life_word)
         return connection
-
-    def close(self) -> None:
-        """Do nothing: memory and connections end with the process."""

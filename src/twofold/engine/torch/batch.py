@@ -6,7 +6,6 @@ from functools import partial
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface
 
 from twofold.engine.base import OnLayer, SequenceStep
 from twofold.engine.torch import kernels
@@ -214,12 +213,7 @@ def _rank(step: SequenceStep) -> tuple[bool, int]:
     return not decodes, -step.start if decodes else 0
 
 
-PAGED = "twofold_paged"
-
-
-def register() -> None:
-    """Register `attn_implementation="twofold_paged"` with transformers. May be repeated."""
-    AttentionInterface.register(PAGED, paged_attention)
+PAGED = "twofold_paged"  # name of `paged_attention` as an attn_implementation of transformers
 
 
 def paged_attention(

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import torch
 
-from twofold.engine.base import KvLayout, OnLayer, Sampled, SequenceStep
+from twofold.engine.base import OnLayer, Sampled, SequenceStep
 from twofold.engine.torch.batch import LayerHooks, PackedBatch
 from twofold.engine.torch.kernels import Scratch
 from twofold.engine.torch.loader import LoadedModel
@@ -25,22 +25,11 @@ class TorchEngine:
         if model.layout(pool.layout.block_size) != pool.layout:
             raise ValueError("the layout of the pool is that of another model")
         self._loaded, self._model, self._pool = model, model.model, pool
+        self.layout, self.num_blocks = pool.layout, pool.num_blocks
+        self.samples = model.samples  # on this rank; the results of other ranks are all None
         self._scratch = Scratch()
         self._announcer = LayerNotifier(pool.device)
         self._keeps_rows = "logits_to_keep" in inspect.signature(self._model.forward).parameters
-
-    @property
-    def layout(self) -> KvLayout:
-        return self._pool.layout
-
-    @property
-    def num_blocks(self) -> int:
-        return self._pool.num_blocks
-
-    @property
-    def samples(self) -> bool:
-        """Whether this rank samples tokens. The results of other ranks are all None."""
-        return self._loaded.samples
 
     def run(
         self, steps: Sequence[SequenceStep], on_layer: OnLayer | None = None, wait_for: OnLayer | None = None

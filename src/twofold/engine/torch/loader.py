@@ -13,7 +13,6 @@ from transformers.utils.logging import disable_progress_bar, enable_progress_bar
 
 from twofold.engine.base import KvLayout, LayerShape
 from twofold.engine.model_config import eos_token_ids
-from twofold.engine.torch.batch import register
 from twofold.engine.torch.probe import probe_layers
 from twofold.errors import ModelError
 
@@ -72,14 +71,14 @@ def load_model(path_or_id: str | Path, *, dtype: str = "auto", seed: int | None 
     Raises ModelError if the model does not exist, if its files are incomplete or unreadable, or if the engine
     cannot compute it with a paged KV cache.
     """
-    register()
     name = str(path_or_id)
     config = _read_config(name)
-    torch_dtype = _torch_dtype(dtype)
+    if dtype not in _DTYPES:
+        raise ModelError(f"--dtype {dtype} is unknown: choose one of {', '.join(_DTYPES)}")
     if config.is_encoder_decoder:
         raise ModelError(f"{name} is an encoder-decoder model, but only decoder-only models can be served")
     get_weights = _read_weights if seed is None else partial(_draw_weights, seed=seed)
-    model = get_weights(name, config, torch_dtype).eval().requires_grad_(requires_grad=False)
+    model = get_weights(name, config, _DTYPES[dtype]).eval().requires_grad_(requires_grad=False)
     text = config.get_text_config(decoder=True)
     probed = probe_layers(model, name)
     return LoadedModel(
@@ -92,12 +91,6 @@ def load_model(path_or_id: str | Path, *, dtype: str = "auto", seed: int | None 
         itemsize=probed.dtype.itemsize,
         windows=tuple(layer.window for layer in probed.layers),
     )
-
-
-def _torch_dtype(name: str) -> torch.dtype | None:
-    if name not in _DTYPES:
-        raise ModelError(f"--dtype {name} is unknown: choose one of {', '.join(_DTYPES)}")
-    return _DTYPES[name]
 
 
 def _read_config(name: str) -> PreTrainedConfig:

@@ -12,7 +12,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 
 from twofold.engine.base import LayerShape
 from twofold.engine.model_config import context_length
-from twofold.engine.torch.batch import PAGED
+from twofold.engine.torch.batch import PAGED, paged_attention
 from twofold.engine.torch.kernels import AttentionScoring, attend
 from twofold.errors import ModelError
 
@@ -97,6 +97,7 @@ def probe_layers(model: PreTrainedModel, name: str) -> ProbedModel:
     AttentionInterface.register(_PROBE, _probe_attention)
     AttentionMaskInterface.register(_PROBE, _probe_mask)
     _run(model, probe)
+    AttentionInterface.register(PAGED, paged_attention)
     model.set_attn_implementation(PAGED)
     return _all_layers(probe, text.num_hidden_layers)
 

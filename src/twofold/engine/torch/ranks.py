@@ -100,17 +100,13 @@ class SplitEngine:
     """
 
     def __init__(self, own: TorchEngine, layout: KvLayout, split: Sharding, others: Sequence[Connection]) -> None:
-        self.layout = layout
+        self.layout, self.num_blocks = layout, own.num_blocks
         self._own, self._split = own, split
         self._others = {other: TypedPipe[RankMessage](other, RankMessage) for other in others}
         self._number = 0
         self._running: dict[int, _RunningIteration] = {}
         self._heard_s = dict.fromkeys(others, time.monotonic())
         threading.Thread(target=self._listen, name="ranks", daemon=True).start()
-
-    @property
-    def num_blocks(self) -> int:
-        return self._own.num_blocks
 
     def ranks_alive(self) -> bool:
         """Whether all other ranks have sent a heartbeat within `RANK_TIMEOUT_S`."""

@@ -15,17 +15,15 @@ def read_layout(caches: Mapping[str, torch.Tensor], kv_heads: int) -> tuple[KvLa
     Keys and values of a block are contiguous, and `KvLayout` counts all of it as keys. Raises ModelError for
     any other layout.
     """
-    shapes = []
-    first = next(iter(caches.values()))
-    for name, cache in caches.items():
-        blocks, heads, size, numbers = _shape(name, cache, kv_heads)
-        if (blocks, size) != (first.shape[0], _shape(name, first, kv_heads)[2]):
+    shapes = {name: _shape(name, cache, kv_heads) for name, cache in caches.items()}
+    num_blocks, _, size, _ = next(iter(shapes.values()))
+    for name, shape in shapes.items():
+        if (shape[0], shape[2]) != (num_blocks, size):
             raise ModelError(f"the KV cache of {name} has another number or size of blocks than the first layer's")
-        shapes.append(LayerShape(kv_heads=heads, key_dim=numbers, value_dim=0))
-    dtype = str(first.dtype).removeprefix("torch.")
-    size = _shape("the first layer", first, kv_heads)[2]
-    layout = KvLayout(layers=tuple(shapes), block_size=size, dtype=dtype, itemsize=first.dtype.itemsize)
-    return layout, int(first.shape[0])
+    layers = tuple(LayerShape(kv_heads=heads, key_dim=numbers, value_dim=0) for _, heads, _, numbers in shapes.values())
+    dtype = next(iter(caches.values())).dtype
+    layout = KvLayout(layers, block_size=size, dtype=str(dtype).removeprefix("torch."), itemsize=dtype.itemsize)
+    return layout, num_blocks
 
 
 def _shape(name: str, cache: torch.Tensor, kv_heads: int) -> tuple[int, int, int, int]:

@@ -35,13 +35,6 @@ _MAX_FETCHES = 4  # at a time; the deadlines of waiting ones go on
 _MAX_HELD_SHARE = 1 / 4
 
 
-class _Load(NamedTuple):
-    """Blocks that are being loaded."""
-
-    blocks: frozenset[int]
-    layers: ReadyLayers
-
-
 class _Held(NamedTuple):
     """The first blocks of a prompt, held until they are put; those before `start` were put earlier."""
 
@@ -49,13 +42,6 @@ class _Held(NamedTuple):
     blocks: Sequence[int]
     start: int
     grant: BlockAllocation
-
-
-class _Put(NamedTuple):
-    """The prompt blocks that an iteration fills, and its computed layers."""
-
-    prompts: Sequence[_Held]
-    layers: ReadyLayers
 
 
 class _Fetch(NamedTuple):
@@ -83,8 +69,8 @@ class StoredPrefixes(PrefixSource):
         self._client, self._copier = client, copier
         self._wanted: SimpleQueue[tuple[str, Sequence[bytes], Queue]] = SimpleQueue()
         self._fetches: SimpleQueue[_Fetch] = SimpleQueue()
-        self._puts: SimpleQueue[_Put] = SimpleQueue()
-        self._loads: list[_Load] = []
+        self._puts: SimpleQueue[tuple[Sequence[_Held], ReadyLayers]] = SimpleQueue()  # with the computed layers
+        self._loads: list[tuple[frozenset[int], ReadyLayers]] = []  # blocks that are being loaded
         self._held_blocks = 0  # waiting to be put
 
     def start(self) -> None:
@@ -107,28 +93,26 @@ class StoredPrefixes(PrefixSource):
     def begin(self, batch: Batch) -> LayerSync | None:
         prompts = [item for item in batch.items if item.phase is Phase.PREFILL]
         loads = self._loads_for(prompts) if self._loads else []
-        put = self._put(prompts) if self._client.epoch is not None else None
-        if put is None and not loads:
-            return None
-        return LayerSync(self._copier.layers, loads, None if put is None else put.layers)
+        computed = self._put(prompts) if self._client.epoch is not None else None
+        return LayerSync(self._copier.layers, loads, computed) if loads or computed is not None else None
 
     def _loads_for(self, prompts: Sequence[BatchItem]) -> list[ReadyLayers]:
         """The loads into blocks of these prompts, or into blocks that are copied for them."""
         scheduler, reads = self._scheduler, set[int]()
         for item in prompts:
             reads.update(scheduler.blocks_of(item.request_id), scheduler.copy_of(item.request_id) or ())
-        return [load.layers for load in self._loads if not load.blocks.isdisjoint(reads)]
+        return [layers for blocks, layers in self._loads if not blocks.isdisjoint(reads)]
 
-    def _put(self, prompts: Sequence[BatchItem]) -> _Put | None:
+    def _put(self, prompts: Sequence[BatchItem]) -> ReadyLayers | None:
         """Queue the full blocks of these prompts to be put as the iteration computes them."""
         if not self._puts.empty() and self._held_blocks > _MAX_HELD_SHARE * self._shared.num_blocks:
             return None
         held = [self._hold(item, keys) for item in prompts if (keys := self._full(item))]
         if not held:
             return None
-        put = _Put(held, ReadyLayers())
-        self._puts.put(put)
-        return put
+        computed = ReadyLayers()
+        self._puts.put((held, computed))
+        return computed
 
     def _full(self, item: BatchItem) -> list[bytes]:
         """The keys of the blocks that are full after this item was computed."""
@@ -193,7 +177,7 @@ class StoredPrefixes(PrefixSource):
             except OutOfBlocksError:
                 return False  # waiting for free blocks is no faster than computing the prompt
             blocks = shared.blocks_of(grant)[here:]
-        load = _Load(frozenset(blocks), ReadyLayers())
+        load = (frozenset(blocks), ReadyLayers())
 
         def coming(count: int) -> None:
             with state.changed:
@@ -201,7 +185,7 @@ class StoredPrefixes(PrefixSource):
                 self._loads.append(load)
                 when_sure()
 
-        self._client.load(keys[here:], self._copier, blocks, coming, load.layers.ready)
+        self._client.load(keys[here:], self._copier, blocks, coming, load[1].ready)
         with state.changed:
             self._loads.remove(load)
             shared.release(grant)
@@ -210,9 +194,9 @@ class StoredPrefixes(PrefixSource):
 
     def _put_all(self) -> None:
         while True:
-            put = self._puts.get()
-            for keys, blocks, start, grant in put.prompts:
-                self._client.store(keys, self._copier, blocks, start, put.layers.wait)
+            prompts, computed = self._puts.get()
+            for keys, blocks, start, grant in prompts:
+                self._client.store(keys, self._copier, blocks, start, computed.wait)
                 with self._state.changed:
                     self._held_blocks -= len(keys)
                     self._shared.end_transfer(grant)

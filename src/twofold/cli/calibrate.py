@@ -97,16 +97,16 @@ def fit_table(title: str, fits: Sequence[Calibration]) -> Table:
     for entry in fits:
         errors.add_row(
             entry.pair,
-            _percent(entry.prefill_error),
-            _percent(entry.decode_error),
+            _percent(entry.prefill_error, "unknown"),
+            _percent(entry.decode_error, "unknown"),
             f"{entry.max_prefill_tokens:,}",
             str(entry.max_sequences),
         )
     return errors
 
 
-def _percent(error: float | None) -> str:
-    return "unknown" if error is None else f"{error:.1%}"
+def _percent(error: float | None, unknown: str = "") -> str:
+    return unknown if error is None else f"{error:.1%}"
 
 
 def _note(text: str) -> tuple[str, str]:
@@ -170,10 +170,10 @@ def profile_table(profile: HostProfile) -> Table:
     mixed_s = engine.seconds(512, 512 * 512, 8, 4096)
     request_s = front.request_s + 1024 * front.prompt_token_s + front.request_delay_s
     rows = (
-        ("prefill of 1,024 tokens", _ms(engine.seconds(1024, 1024 * 1024, 0, 0)), _share(engine.prefill_error)),
-        ("decode, 1 sequence of 512 tokens", _ms(engine.seconds(0, 0, 1, 512)), _share(engine.decode_error)),
+        ("prefill of 1,024 tokens", _ms(engine.seconds(1024, 1024 * 1024, 0, 0)), _percent(engine.prefill_error)),
+        ("decode, 1 sequence of 512 tokens", _ms(engine.seconds(0, 0, 1, 512)), _percent(engine.decode_error)),
         ("decode, 16 sequences of 512 tokens", _ms(engine.seconds(0, 0, 16, 8192)), ""),
-        ("512 prompt tokens beside 8 decodes", _ms(mixed_s), _share(engine.mixed_error)),
+        ("512 prompt tokens beside 8 decodes", _ms(mixed_s), _percent(engine.mixed_error)),
         ("slowdown of prefill, decode by busy cores", f"x {prefill.crowded:.2f}, x {decode.crowded:.2f}", ""),
         ("further slowdown by sharing a core", f"x {prefill.shared:.2f}, x {decode.shared:.2f}", ""),
         ("gateway, request of 1,024 tokens", _ms(request_s), ""),
@@ -207,10 +207,6 @@ def _require_writable(out: Path) -> None:
 
 def _ms(seconds: float) -> str:
     return f"{seconds * 1e3:.3g} ms"
-
-
-def _share(error: float | None) -> str:
-    return "" if error is None else f"{error:.1%}"
 
 
 app = group("Fit performance models to measurements.", {"fit": fit, "live": live})

@@ -5,11 +5,11 @@ import hashlib
 import sqlite3
 from collections.abc import Callable, Iterator
 from concurrent.futures import BrokenExecutor, Future
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import Protocol, Self
+from typing import Protocol
 
 import msgspec
 
@@ -21,16 +21,12 @@ from twofold.simulation.simulate import VERSION
 from twofold.slo import SlowdownSlo
 
 
-class Executor(Protocol):
+class Executor(AbstractContextManager["Executor"], Protocol):
     """Runs trials concurrently; leaving the context drops trials that have not started."""
 
     def submit(self, trial: Trial) -> Future[SimulatedTrial | str]:
         """Start a trial; the result is the message of a UserError if the trial cannot be simulated."""
         ...
-
-    def __enter__(self) -> Self: ...
-
-    def __exit__(self, *_exception: object) -> None: ...
 
 
 # Incremented when the content or computation of evaluations changes.
@@ -87,7 +83,7 @@ _BUSY_S = 30.0  # wait for another plan writing to the same file
 _CREATE = "CREATE TABLE IF NOT EXISTS evaluations (key TEXT PRIMARY KEY, trial TEXT NOT NULL, evaluation BLOB NOT NULL)"
 
 
-class EvaluationStore:
+class EvaluationStore(AbstractContextManager["EvaluationStore"]):
     """Evaluations in a SQLite file, durable when `put` returns; several plans may share the file.
 
     `:memory:` keeps them in memory. Raises ConfigurationError if the file cannot be used.
@@ -126,14 +122,8 @@ class EvaluationStore:
         (count,) = self._database.execute("SELECT count(*) FROM evaluations").fetchone()
         return int(count)
 
-    def close(self) -> None:
-        self._database.close()
-
-    def __enter__(self) -> Self:
-        return self
-
     def __exit__(self, *_exception: object) -> None:
-        self.close()
+        self._database.close()
 
     @contextmanager
     def _explained(self) -> Iterator[None]:

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import msgspec
 
@@ -161,7 +162,7 @@ async def make_plan(search: RateSearch, query: PlanQuery, found: Found = lambda 
     require_room(query.families, query.budget, bounded=bounded)
     families = query.families
     told = await asyncio.gather(*(_choose(search, query, family, found) for family in families))
-    choices = sorted((choice for choice in told if choice is not None), key=_rank(query.objective))
+    choices = sorted((choice for choice in told if choice is not None), key=partial(_rank, query.objective))
     if not choices:
         raise await unmet(search, families, query.budget, query.rate)
     without = [family.name for family, choice in zip(families, told, strict=True) if choice is None]
@@ -211,14 +212,9 @@ async def _break_even(search: RateSearch, query: PlanQuery, choices: Sequence[De
     return await break_even(search, kinds, top, query.objective.weigh)
 
 
-def _rank(objective: Objective) -> Callable[[DesignChoice], tuple[float | str, ...]]:
+def _rank(objective: Objective, choice: DesignChoice) -> tuple[float | str, ...]:
     """Sort key, best first; ties are broken by price, power, machines and name."""
-
-    def rank(choice: DesignChoice) -> tuple[float | str, ...]:
-        design = choice.design
-        costs = design.price_per_h, design.tdp_w
-        if objective is Objective.THROUGHPUT:
-            return (-choice.rate, *costs, design.machines, design.name)
-        return (*objective.weigh(design), -choice.highest_rate, design.name)
-
-    return rank
+    design = choice.design
+    if objective is Objective.THROUGHPUT:
+        return -choice.rate, design.price_per_h, design.tdp_w, design.machines, design.name
+    return (*objective.weigh(design), -choice.highest_rate, design.name)

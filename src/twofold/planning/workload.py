@@ -63,20 +63,9 @@ class WorkloadArguments(msgspec.Struct, frozen=True, kw_only=True):
     def _requests(
         self, rate: float, *, duration_s: float | None = None, num_requests: int | None = None
     ) -> list[Request]:
-        return list(
-            workload(
-                self.workload,
-                rate=rate,
-                duration_s=duration_s,
-                num_requests=num_requests,
-                start_s=self.start_s,
-                arrival=self.arrival,
-                burstiness=self.burstiness,
-                length_scale=self.length_scale,
-                max_model_len=self.max_model_len,
-                seed=self.seed,
-            )
-        )
+        names = ("start_s", "arrival", "burstiness", "length_scale", "max_model_len", "seed")
+        shape = {name: getattr(self, name) for name in names}
+        return list(workload(self.workload, rate=rate, duration_s=duration_s, num_requests=num_requests, **shape))
 
 
 class WorkloadShape(msgspec.Struct, frozen=True, kw_only=True):

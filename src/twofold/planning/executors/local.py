@@ -10,10 +10,10 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from multiprocessing.connection import wait
 from multiprocessing.forkserver import ensure_running
 from multiprocessing.sharedctypes import RawValue
-from typing import Self
 
 from twofold.errors import require
 from twofold.planning.evaluation import SimulatedTrial, Trial
+from twofold.planning.evaluator import Executor
 from twofold.planning.problem import Problem
 from twofold.planning.trials import try_trial
 
@@ -23,7 +23,7 @@ def cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
-class LocalExecutor:
+class LocalExecutor(Executor):
     """Runs trials in `jobs` worker processes; leaving the context ends running trials at once."""
 
     def __init__(self, problem: Problem, jobs: int) -> None:
@@ -38,9 +38,6 @@ class LocalExecutor:
 
     def submit(self, trial: Trial) -> Future[SimulatedTrial | str]:
         return self._pool.submit(_run, trial)
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_exception: object) -> None:
         self._leaving.value = True

@@ -3,13 +3,13 @@
 from collections import Counter
 from collections.abc import Iterable
 from concurrent.futures import Future
-from typing import Self
 
 import msgspec
 
 from twofold.hardware.catalog import Catalog
 from twofold.hardware.specs import Machine
 from twofold.planning.evaluation import SimulatedTrial, Trial
+from twofold.planning.evaluator import Executor
 from twofold.planning.problem import Problem
 from twofold.planning.trials import try_trial
 from twofold.raycluster.cluster import RayNode, connect
@@ -63,7 +63,7 @@ def _is(ray_type: str, name: str) -> bool:
     return name in {word, f"{word}b"} or name.startswith(f"{word}-")
 
 
-class RayExecutor:
+class RayExecutor(Executor):
     """Runs trials as one-core tasks on the cluster at `address`, which needs the same Twofold installed.
 
     Raises ConfigurationError if Ray is not installed or the cluster is not reachable.
@@ -77,9 +77,6 @@ class RayExecutor:
     def submit(self, trial: Trial) -> Future[SimulatedTrial | str]:
         future: Future[SimulatedTrial | str] = self._task.remote(self._problem, trial).future()
         return future
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_exception: object) -> None:
         self._ray.shutdown()

@@ -21,6 +21,7 @@ from twofold.serving.store.messages import ToStore, Welcome
 from twofold.serving.store.peering import Peering
 from twofold.serving.store.peers import BlockFetcher, BlockServer
 from twofold.serving.store.server import StoreServer
+from twofold.transport.memory import SharedMemory
 
 LAYOUT = KvLayout((LayerShape(2, 8, 4), LayerShape(1, 8, 8)), block_size=4, dtype="float32", itemsize=4)
 BLOCK_BYTES = LAYOUT.bytes_per_block
@@ -89,7 +90,7 @@ class RunningStore:
         at_once=5,
         block_bytes=BLOCK_BYTES,
     ):
-        self.memory = SlotMemory.create("test", slots, block_bytes)
+        self.memory = SlotMemory(SharedMemory.create("test", slots * block_bytes), block_bytes)
         self.manager = StoreManager(slots, 0 if disk is None else disk.capacity, eviction)
         for block in () if disk is None else disk.recovered():
             self.manager.recover(block.key, block.position)

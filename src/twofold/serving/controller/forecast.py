@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Collection
+from functools import partial
 from math import inf
 from operator import attrgetter
 from pathlib import Path
@@ -115,12 +116,12 @@ class MeasuredPaths(TransferPaths):
         )
 
     def _way_into(self, host: str, layout: KvLayout) -> TransferModel:
-        crossing = [
-            self.transfer(source, target)
+        measured = [
+            path
             for source, target in self.links
             if (self._hosts.get(source) == host) != (self._hosts.get(target) == host)
+            and (path := self.transfer(source, target)) is not None
         ]
-        measured = [way for way in crossing if way is not None]
         if measured:
             return min(measured, key=attrgetter("bytes_per_s"))
         unknown = LinkSpeed(overhead_s=0.0, bytes_per_s=UNKNOWN_BYTES_PER_S)
@@ -128,13 +129,9 @@ class MeasuredPaths(TransferPaths):
 
     def _crossover(self, prefill: str) -> int:
         transfers = [self.transfer(source, target) for source, target in self.links if source == prefill]
-        found = [
-            NEVER if tokens is None else tokens
-            for transfer in transfers
-            if transfer is not None
-            for tokens in (transfer.crossover_tokens(lambda tokens: self.prefill_s(prefill, tokens)),)
-        ]
-        return min(found, default=UNKNOWN_TOKENS)
+        prefill_s = partial(self.prefill_s, prefill)
+        found = [transfer.crossover_tokens(prefill_s) for transfer in transfers if transfer is not None]
+        return min((NEVER if tokens is None else tokens for tokens in found), default=UNKNOWN_TOKENS)
 
 
 def _path(link: LinkSpeed, layout: KvLayout, source: Sharding, target: Sharding) -> TransferModel:

@@ -21,6 +21,7 @@ from twofold.errors import ConfigurationError
 from twofold.serving.controller.mailbox import Inbox, Outbox
 from twofold.serving.store import messages
 from twofold.serving.store.memory import SlotMemory
+from twofold.transport.memory import SharedMemory
 
 log = logging.getLogger(__name__)
 
@@ -85,7 +86,8 @@ class StoreSession:
         self._ended = False
         self._pidfd = os.pidfd_open(welcome.pid)
         try:
-            self._memory = SlotMemory.open(welcome.address, welcome.slots, welcome.block_bytes)
+            shared = SharedMemory.open(welcome.address, welcome.slots * welcome.block_bytes)
+            self._memory = SlotMemory(shared, welcome.block_bytes)
         except ConfigurationError:
             os.close(self._pidfd)
             raise

@@ -203,13 +203,8 @@ class BlockFetcher(StoreThread[FetchOrder | FetchEnd, FetchedSlots]):
             self._answer(fetch, connection)
 
     def _disconnect(self, fetch: int, connection: "_PeerConnection", why: str) -> None:
-        """Close a connection and finish its running order."""
         log.warning("fetch from the store at %s failed: %s", connection.address, why)
-        self._poller.unregister(connection.socket)
-        self._poller.unregister(connection.breaks)
-        connection.close()
-        if connection.busy:
-            self._answer(fetch, connection)
+        self._close(fetch, connection)
 
     def _answer(self, fetch: int, connection: "_PeerConnection") -> None:
         connection.busy = False
@@ -217,8 +212,11 @@ class BlockFetcher(StoreThread[FetchOrder | FetchEnd, FetchedSlots]):
 
     def _end(self, fetch: int) -> None:
         connection = self._connections.pop(fetch, None)
-        if connection is None:
-            return
+        if connection is not None:
+            self._close(fetch, connection)
+
+    def _close(self, fetch: int, connection: "_PeerConnection") -> None:
+        """Close a connection and finish its running order."""
         if not connection.socket.closed:
             self._poller.unregister(connection.socket)
             self._poller.unregister(connection.breaks)

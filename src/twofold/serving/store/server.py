@@ -29,6 +29,7 @@ from twofold.serving.store.manager import TIERS, Requester, StoreGrant, StoreMan
 from twofold.serving.store.memory import SlotMemory
 from twofold.serving.store.peering import Peering
 from twofold.serving.store.peers import BlockFetcher, BlockServer
+from twofold.transport.memory import SharedMemory
 
 _LOOK_S = 1.0  # maximum wait for events, and interval of status reports
 
@@ -71,8 +72,9 @@ class StoreServer:
             self.turn(_LOOK_S)
 
     def turn(self, timeout_s: float) -> None:
-        """Wait for events and handle all of them."""
-        for key, _ in self._selector.select(min(timeout_s, self._peers_s())):
+        """Wait for events, or for the deadline of a fetch, and handle all of them."""
+        wait_s = inf if self._peers is None else self._peers.wait_s(time.monotonic())
+        for key, _ in self._selector.select(min(timeout_s, wait_s)):
             if key.data is not None:
                 self._lose(key.data)
         for message in self._inbox.drain():
@@ -85,7 +87,8 @@ class StoreServer:
                 self._mover.put(move)
         for granted in self._manager.take_grants():
             self._grant(granted)
-        self._answer_fetches()
+        for requester, blocks in () if self._peers is None else self._peers.take_done():
+            self._answer(requester, messages.FetchResult(blocks))
         self._report_changes()
         self._report_status()
 
@@ -159,14 +162,6 @@ class StoreServer:
             self._answer(requester, messages.FetchResult(self._manager.lookup(what.keys)[0]))
         else:
             self._peers.fetch(requester, what, time.monotonic())
-
-    def _peers_s(self) -> float:
-        """Seconds until the next deadline of a fetch."""
-        return inf if self._peers is None else self._peers.wait_s(time.monotonic())
-
-    def _answer_fetches(self) -> None:
-        for requester, blocks in () if self._peers is None else self._peers.take_done():
-            self._answer(requester, messages.FetchResult(blocks))
 
     def _register(self, message: messages.Hello) -> None:
         """Register a client, and watch for the end of its process."""
@@ -246,7 +241,7 @@ def run_store(config: ServiceConfig, model: str, layout: KvLayout) -> None:
     if store.disk_dir is not None:
         disk = DiskBlocks(Path(store.disk_dir), store.disk_bytes, block_bytes, contents)
     slots = store.memory_bytes // block_bytes
-    memory = SlotMemory.create("store", slots, block_bytes)
+    memory = SlotMemory(SharedMemory.create("store", slots * block_bytes, "--kv-store-dram"), block_bytes)
     manager = StoreManager(slots, 0 if disk is None else disk.capacity, config.engine.eviction)
     for block in () if disk is None else disk.recovered():
         manager.recover(block.key, block.position)

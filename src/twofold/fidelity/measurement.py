@@ -224,7 +224,7 @@ def load_config(endpoint: Endpoint) -> LoadConfig:
 
 
 def send(config: LoadConfig, requests: Sequence[Request], of: str = "") -> list[Timeline]:
-    """Send the requests of a purpose, such as ` of the calibration`; raises ConfigurationError if one fails."""
+    """Send requests and return their timelines; raises ConfigurationError if one fails (`of` completes the message)."""
     result = asyncio.run(run_load(config, requests))
     for request_id, reason in result.errors.items():
         raise ConfigurationError(f"request {request_id}{of} failed: {reason}")

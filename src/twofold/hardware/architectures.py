@@ -69,7 +69,7 @@ class ConfigJson:
 
 
 class Architecture(msgspec.Struct, frozen=True, kw_only=True):
-    """Sizes of a catalog's model, as its fields."""
+    """Sizes of a model, named as the fields of the catalog."""
 
     layers: int
     hidden_size: int
@@ -148,7 +148,7 @@ def _gated(
     tied: bool = False,
     latent_dims: int | None = None,
 ) -> Architecture:
-    """Gated feed-forward matrices or experts, and embeddings; `layer` is the rest of a layer, `tied` the default."""
+    """Add gated feed-forward matrices or experts, and embeddings, to `layer` parameters of each layer's other parts."""
     hidden, layers = config.number("hidden_size"), config.number("num_hidden_layers")
     embeddings = 1 if config.flag("tie_word_embeddings", default=tied) else 2
     rest = layers * layer + config.number("vocab_size") * hidden * embeddings + hidden

@@ -115,7 +115,7 @@ def _policy(name: str, part: str, pods: dict[str, str], ingress: Json) -> Json:
 def _object(
     version: str, kind: str, name: str, part: str | None, more: dict[str, str] | None = None, **fields: object
 ) -> Json:
-    """An object of a release with its labels and `more`."""
+    """Create an object of a release, with its labels and the labels `more`."""
     metadata = {"name": name if part is None else f"{name}-{part}", "labels": {**labels(name), **(more or {})}}
     return {"apiVersion": version, "kind": kind, "metadata": metadata, **fields}
 

@@ -7,7 +7,7 @@ from twofold.errors import ConfigurationError
 
 
 class TransportEntry(NamedTuple):
-    """Class of a transport, in the module of its name, its help text, and the optional packages: one is needed."""
+    """Class name of a transport, its help text, and optional packages, one of which is needed."""
 
     name: str
     help: str

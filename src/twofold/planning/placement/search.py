@@ -148,7 +148,7 @@ async def _best_colocated(search: RateSearch, kinds: Sequence[MachineKind]) -> l
 
 
 def _alone(kind: MachineKind, batcher: str, budget: int | None) -> Design:
-    """One colocated instance."""
+    """Return the design with one colocated instance."""
     return Family(kinds=(kind,), batcher=batcher, max_num_batched_tokens=budget).smallest
 
 

@@ -72,7 +72,7 @@ class MeasuredPaths(TransferPaths):
                 await self._news.wait()
 
     def crossover(self, prefill: str) -> int:
-        """Return the crossover on the slowest link, the smallest one: layer-wise transfer then hides all it can."""
+        """Return the crossover on the slowest link, the smallest of all: layer-wise transfer then hides all it can."""
         if prefill not in self.crossovers:
             self.crossovers[prefill] = self._crossover(prefill)
         return self.crossovers[prefill]

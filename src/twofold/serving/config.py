@@ -92,18 +92,13 @@ class JoinTerms(msgspec.Struct, frozen=True, kw_only=True):
 
     def worker(self, instance: str, role: Role) -> WorkerConfig:
         """Return the configuration of a worker, without cores, which its host assigns."""
-        batcher = self.batchers[role]
-        budget = (
-            self.max_num_batched_tokens
-            if isinstance(self.max_num_batched_tokens, int)
-            else BATCHERS[batcher].live_token_budget
-        )
+        batcher, budget = self.batchers[role], self.max_num_batched_tokens
         return WorkerConfig(
             instance=instance,
             role=role,
             batcher=batcher,
-            max_num_batched_tokens=budget,
-            measures_budget=self.max_num_batched_tokens == AUTO and BATCHERS[batcher].whole_prompts,
+            max_num_batched_tokens=budget if isinstance(budget, int) else BATCHERS[batcher].live_token_budget,
+            measures_budget=budget == AUTO and BATCHERS[batcher].whole_prompts,
         )
 
 

@@ -137,12 +137,8 @@ class BatchLoop:
         return [rid for rid in completed if self._state.sender.begin(rid, blocks_of(rid))]
 
     def _complete(self, started: PreparedBatch, sampled: list[Sampled | None]) -> None:
-        drawn = {
-            item.request_id: sample
-            for item, sample in zip(started.batch.items, sampled, strict=True)
-            if sample is not None
-        }
         state, items = self._state, started.batch.items
+        drawn = {i.request_id: sample for i, sample in zip(items, sampled, strict=True) if sample is not None}
         with state.changed:
             state.batches_started_s.popleft()
             outcomes = self._scheduler.complete(started.batch, self._stopped(drawn))

@@ -8,6 +8,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
+from itertools import chain
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from typing import NamedTuple
@@ -26,10 +27,6 @@ class RankPipe(NamedTuple):
 
     steps: Connection
     memory: Connection
-
-    def close(self) -> None:
-        self.steps.close()
-        self.memory.close()
 
 
 class RankPipes:
@@ -61,8 +58,8 @@ class RankPipes:
 
 
 def _close(pipes: Sequence[RankPipe]) -> None:
-    for pipe in pipes:
-        pipe.close()
+    for end in chain.from_iterable(pipes):
+        end.close()
 
 
 class HostSwapSpace(NamedTuple):

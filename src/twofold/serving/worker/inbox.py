@@ -121,12 +121,10 @@ class HandoffEvents:
             state.changed.notify()  # the freed blocks may let a prompt start
 
     def _reply(self, incoming: IncomingHandoff, bytes_moved: int | None) -> None:
-        inbox = self._state.peers.inbox(incoming.source)
-        if inbox is not None:
-            taken = messages.HandoffTaken(
-                request_id=incoming.request_id, epoch=incoming.source_epoch, bytes_moved=bytes_moved
-            )
-            self._state.outbox.send(inbox, taken)
+        taken = messages.HandoffTaken(
+            request_id=incoming.request_id, epoch=incoming.source_epoch, bytes_moved=bytes_moved
+        )
+        self._state.tell_peer(incoming.source, taken)
 
 
 class InboxLoop:
@@ -218,7 +216,8 @@ class InboxLoop:
         """Fail transfers from a dead peer and cancel those to it."""
         state = self._state
         inbox, elsewhere = state.peers.inbox(instance), state.peers.elsewhere(instance)
-        if elsewhere and state.peers.transport.writes_outlive_lease and state.receives_from(instance):
+        receives = bool(state.scheduler.leases.held_by(instance)) or state.receiver.reads_from(instance)
+        if elsewhere and state.peers.transport.writes_outlive_lease and receives:
             log.error("%s ends too: writes of %s may still arrive in its memory", state.instance, instance)
             os._exit(1)
         state.peers.remove(instance)

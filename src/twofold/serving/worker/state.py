@@ -206,10 +206,6 @@ class SharedWorkerState:
         self.abort(request_id)
         self.tell(RequestFailed(instance=self.instance, request_id=request_id, reason=reason))
 
-    def receives_from(self, instance: str) -> bool:
-        """Whether this instance may be sending KV to this worker."""
-        return bool(self.scheduler.leases.held_by(instance)) or self.receiver.reads_from(instance)
-
     def next_report(self) -> Status:
         """Return a numbered status report."""
         self._reported = self.scheduler.status()
@@ -235,6 +231,12 @@ class SharedWorkerState:
     def tell(self, message: Message) -> None:
         """Send a message to the controller."""
         self.outbox.send(self.controller, message)
+
+    def tell_peer(self, instance: str, message: Message) -> None:
+        """Send a message to a peer, unless it has left."""
+        inbox = self.peers.inbox(instance)
+        if inbox is not None:
+            self.outbox.send(inbox, message)
 
     def tell_step(
         self, report: Status, started_s: float, started: list[str], tokens: list[tuple[str, TokenOutput]]
@@ -263,13 +265,7 @@ class SharedWorkerState:
         self, lease: Lease, first_token: int | None = None, error: str | None = None, checksums: list[int] | None = None
     ) -> None:
         """Tell the instance that granted the lease that no more writes follow."""
-        inbox = self.peers.inbox(lease.instance)
-        if inbox is not None:
-            ended = HandoffEnded(
-                request_id=lease.request_id,
-                epoch=lease.epoch,
-                first_token=first_token,
-                error=error,
-                checksums=checksums,
-            )
-            self.outbox.send(inbox, ended)
+        ended = HandoffEnded(
+            request_id=lease.request_id, epoch=lease.epoch, first_token=first_token, error=error, checksums=checksums
+        )
+        self.tell_peer(lease.instance, ended)

@@ -207,9 +207,10 @@ class VllmLoop:
         sequence, made = state.sequences[request_id], len(output.new_token_ids)
         over = output.finish_reason is not None
         hands_off = over and _hands_off(held, output)
+        reason = FinishReason.STOP if output.finish_reason is VllmReason.STOP else FinishReason.LENGTH
         for place, token_id in enumerate(output.new_token_ids):
             ends = over and not hands_off and place == made - 1
-            token = _token(output, place, sequence.generated, _reason(output) if ends else None)
+            token = _token(output, place, sequence.generated, reason if ends else None)
             tokens.append((request_id, token))
             sequence.append(token_id)
         if over:
@@ -223,10 +224,6 @@ def _hands_off(held: VllmRequest, output: EngineCoreOutput) -> bool:
     """Whether a prompt's first token ends the request on this worker only, before its hand-off."""
     here_only = not held.decodes_here and output.finish_reason is VllmReason.LENGTH
     return here_only and held.request.output_tokens > 1
-
-
-def _reason(output: EngineCoreOutput) -> FinishReason:
-    return FinishReason.STOP if output.finish_reason is VllmReason.STOP else FinishReason.LENGTH
 
 
 def _token(output: EngineCoreOutput, place: int, index: int, reason: FinishReason | None) -> TokenOutput:

@@ -24,16 +24,3 @@ class Batch(msgspec.Struct, frozen=True):
 
     id: int
     items: tuple[BatchItem, ...]
-
-    @property
-    def prefill_tokens(self) -> int:
-        return sum(item.num_tokens for item in self.items if item.phase is Phase.PREFILL)
-
-    @property
-    def decode_sequences(self) -> int:
-        return sum(1 for item in self.items if item.phase is Phase.DECODE)
-
-    @property
-    def context_tokens(self) -> int:
-        """KV tokens read by the decoding sequences of this batch."""
-        return sum(item.context_tokens for item in self.items if item.phase is Phase.DECODE)

@@ -169,9 +169,6 @@ class Recorder(RequestSubscriber):
         self._open: dict[str, Timeline] = {}
         self._placements: dict[str, Timeline] = {}  # by the id of the current placement
 
-    def __len__(self) -> int:
-        return len(self._open)
-
     @property
     def live(self) -> Collection[Timeline]:
         """The timelines of requests that have not ended, in order of arrival."""

@@ -232,7 +232,7 @@ class VirtualCluster:
                 copies = instance.swap.take_copies()
                 assert iteration.limit == 1 or not copies
             each_s = self._batch_s(iteration.prefill_tokens, iteration.decode_sequences)
-            prefills = iteration.prefills
+            prefills = [chunk.item() for chunk in iteration.prefills]
             run = Run(self.now, each_s, iteration.limit, iteration=iteration)
         else:
             batch = instance.next_batch(self.now)
@@ -245,8 +245,8 @@ class VirtualCluster:
                 self.contents[name].begins(batch, copies)
             elif instance.swap is not None:
                 instance.swap.take_copies()
-            each_s = self._batch_s(batch.prefill_tokens, batch.decode_sequences)
             prefills = [item for item in batch.items if item.phase is Phase.PREFILL]
+            each_s = self._batch_s(sum(item.num_tokens for item in prefills), len(batch.items) - len(prefills))
             run = Run(self.now, each_s, 1, batch=batch)
         self._running[name] = run
         self._expect(name, run)

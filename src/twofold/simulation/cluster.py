@@ -158,17 +158,10 @@ class VirtualCluster(InstanceEnvironment):
             self.statistics.gaps(timing, count, batch.decode_sequences, since, batch.joined)
         if not self._observers:
             return
-        run = IterationRun(
-            instance.name,
-            begun,
-            self.kernel.now,
-            count,
-            batch.prefill_tokens,
-            batch.prefill_sequences,
-            batch.decode_sequences,
-            batch.context_tokens,
-            timing.milliwatts / 1e3,
-        )
+        prefills = batch.prefill_tokens, batch.prefill_sequences
+        decodes = batch.decode_sequences, batch.context_tokens
+        times = begun, self.kernel.now
+        run = IterationRun(instance.name, *times, count, *prefills, *decodes, timing.milliwatts / 1e3)
         for observer in self._observers:
             observer.run(run)
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from twofold.cluster.layout import gateway_cores, share_cores
 from twofold.cluster.profiles import InstanceSlot
 from twofold.cluster.timing import RunTiming, ps
-from twofold.performance.host_profile import COLD_AFTER_S, HostProfile
+from twofold.performance.host_profile import HostProfile
 from twofold.request import Request
 from twofold.scheduling.cluster.scheduler import ClusterScheduler
 from twofold.scheduling.instance.queues import RunningBatch, StepResult
@@ -43,11 +43,7 @@ class HostedCluster(VirtualCluster):
         pinned = [(slot.profile.pool.role, share) for slot, share in zip(slots, shares, strict=True)]
         self._host, self._gateway, self._times = host, HostTask(gateway_cores(everywhere, pinned)), profile.front
         self._chores: deque[tuple[int, Call]] = deque()  # of the gateway: picoseconds of work, and its end
-        cold, cold_after = ps(profile.engine.cold_s), ps(COLD_AFTER_S)
-        self.cores = {
-            slot.name: HostCores(host, share, profile.prefill, profile.decode, cold, cold_after)
-            for slot, share in zip(slots, shares, strict=True)
-        }
+        self.cores = {slot.name: HostCores(host, share, profile) for slot, share in zip(slots, shares, strict=True)}
         self._first_seen: dict[str, int] = {}
         self._firsts: list[SimulatedRequest] = []  # requests with their first token in the last iteration
         self._ended: list[SimulatedRequest] = []  # requests that ended with it

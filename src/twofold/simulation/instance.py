@@ -27,7 +27,6 @@ class InstanceEnvironment(ABC):
     @abstractmethod
     def loading(self, batch: RunningBatch, timing: RunTiming) -> RunTiming:
         """The timing of a batch with prompts, including the load of their cached prefixes."""
-        ...
 
     @abstractmethod
     def started(self, instance: "SimulatedInstance", batch: RunningBatch, end: int) -> None: ...
@@ -37,7 +36,6 @@ class InstanceEnvironment(ABC):
         self, instance: "SimulatedInstance", batch: RunningBatch, timing: RunTiming, count: int, begun: int, since: int
     ) -> None:
         """`count` iterations of a batch have run on the last stage since `begun`; their token gaps began at `since`."""
-        ...
 
     @abstractmethod
     def stepped(self, instance: "SimulatedInstance", results: list[StepResult]) -> None: ...
@@ -83,12 +81,10 @@ class SimulatedInstance(ABC):
     @abstractmethod
     def poke(self) -> None:
         """Ask the scheduler again after a command: start a batch, or stop a run at the next iteration."""
-        ...
 
     @abstractmethod
     def die(self) -> None:
         """Drop the iterations under way; completed iterations of a run count."""
-        ...
 
     def queued(self) -> int:
         """Sequences that wait here, as reported to routers."""

@@ -14,7 +14,7 @@ from typing import Any, Final
 from mypy_extensions import i64, mypyc_attr
 
 from twofold.cluster.timing import nearest, ps
-from twofold.performance.host_profile import ContentionFactors
+from twofold.performance.host_profile import COLD_AFTER_S, ContentionFactors, HostProfile
 from twofold.request import Phase
 from twofold.scheduling.instance.queues import RunningBatch
 
@@ -148,8 +148,8 @@ class PacedWork:
         self.since = 0
         self.version = 0
 
-    def pace(self, kernel: Kernel, rate: float, unit: float, ended: Action) -> None:
-        """Continue at `rate`; `ended` is called at the completion with (work, version), void for earlier versions."""
+    def pace(self, kernel: Kernel, rate: float, unit: float, leave: Action) -> None:
+        """Continue at `rate`; at the completion `leave` is called with this work, before `end` happens."""
         if rate == self.rate:
             return
         now = kernel.now
@@ -158,7 +158,14 @@ class PacedWork:
         self.version += 1
         assert self.end is not None  # noqa: S101  (work in progress has one; for the type checker)
         at = now + max(1, nearest(max(0.0, self.left) / rate * unit))
-        kernel.schedule(at, self.end.order, ended, (self, self.version))
+        kernel.schedule(at, self.end.order, self._complete, (self.version, leave))
+
+    def _complete(self, argument: tuple[int, Action]) -> None:
+        version, leave = argument
+        if version == self.version:  # otherwise the rate has changed since
+            leave(self)
+            assert self.end is not None  # noqa: S101  (as above)
+            self.end.happen()
 
 
 class KvFlow(PacedWork):
@@ -198,25 +205,18 @@ class VirtualNetwork:
         flow.source.egress[flow.number] = flow.target.ingress[flow.number] = flow
         self._update_rates(flow)
 
-    def _end(self, argument: tuple[KvFlow, int]) -> None:
-        flow, version = argument
-        if flow.version != version:
-            return  # superseded by a rate change
+    def _leave(self, flow: KvFlow) -> None:
         del flow.source.egress[flow.number]
         del flow.target.ingress[flow.number]
         self._update_rates(flow)
-        assert flow.end is not None  # noqa: S101  (given at its creation; for the type checker)
-        flow.end.happen()
 
     def _update_rates(self, changed: KvFlow) -> None:
         egress, ingress = changed.source.egress, changed.target.ingress
         for flow in (*egress.values(), *(f for number, f in ingress.items() if number not in egress)):
             source, target = flow.source, flow.target
-            out, into = (
-                source.network_bytes_per_s / len(source.egress),
-                target.network_bytes_per_s / len(target.ingress),
-            )
-            flow.pace(self._kernel, min(out, into), _PS, self._end)
+            out = source.network_bytes_per_s / len(source.egress)
+            into = target.network_bytes_per_s / len(target.ingress)
+            flow.pace(self._kernel, min(out, into), _PS, self._leave)
 
 
 _NONE: Final = ContentionFactors()
@@ -256,14 +256,9 @@ class Host:
             task.version += 1
             self._share()
 
-    def _ended(self, argument: tuple[HostTask, int]) -> None:
-        task, version = argument
-        if task.version != version:
-            return  # its rate has changed since
+    def _leave(self, task: HostTask) -> None:
         del self._busy[task]
         self._share()
-        assert task.end is not None  # noqa: S101  (set by `begin`; for the type checker)
-        task.end.happen()
 
     def _share(self) -> None:
         """Place each thread on the least loaded core that its task may use, as an operating system balances them."""
@@ -285,30 +280,18 @@ class Host:
                 for other, theirs in places.items()
             ):
                 slowdown *= task.contention.shared
-            task.pace(self.kernel, share / slowdown, 1.0, self._ended)
+            task.pace(self.kernel, share / slowdown, 1.0, self._leave)
 
 
 class HostCores(HostTask):
-    """A worker's share of a host.
+    """A worker's share of a host; the first batch after `COLD_AFTER_S` without work takes longer."""
 
-    `prefill` and `decode` are the contention factors of batches with and without prompts. The first batch after
-    `cold_after` picoseconds without work takes `cold` longer.
-    """
-
-    def __init__(
-        self,
-        host: Host,
-        cores: Sequence[int],
-        prefill: ContentionFactors,
-        decode: ContentionFactors,
-        cold: int,
-        cold_after: int,
-    ) -> None:
+    def __init__(self, host: Host, cores: Sequence[int], profile: HostProfile) -> None:
         super().__init__(cores, len(cores))
         self._host = host
-        self._prefill, self._decode = prefill, decode
-        self._cold, self._cold_after = cold, cold_after
-        self._ended_at = -cold_after - 1
+        self._prefill, self._decode = profile.prefill, profile.decode
+        self._cold, self._cold_after = ps(profile.engine.cold_s), ps(COLD_AFTER_S)
+        self._ended_at = -self._cold_after - 1
 
     def compute(self, batch: RunningBatch, work: int, end: Event) -> None:
         """Compute a batch that takes `work` picoseconds alone; `end` happens when it is done."""

@@ -47,12 +47,12 @@ class SimulatedReplanning(Observer):
 
     def arrived(self, request: Request, now: float) -> None:
         number = self._replanner.arrived(request, now)
-        query = self._replanner.query(self._generated, now)
-        if query is None:
+        traffic = self._replanner.query(self._generated, now)
+        if traffic is None:
             return
         running = RoleSplit.of(self._cluster.scheduler.pools)
         stock = running.instances + len(self._startable())
-        findings = self._search.search(query.traffic, running, stock)
+        findings = self._search.search(traffic, running, stock)
         at = self._cluster.kernel.now + ps(self._search_s)
         self._cluster.kernel.schedule(at, EventOrder.REPLAN + number, self._decide, findings)
 

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from operator import attrgetter
 from typing import Final
 
 from twofold.cluster.overload import overload_control
@@ -94,15 +95,9 @@ def build_cluster(
             cores = cluster.cores[name] if isinstance(cluster, HostedCluster) else None
             instance = VirtualInstance(slot, link, fresh, cluster, max_run, cores)
         cluster.instances[name] = instance
+    slowest, fixed_roles = max(transfers, key=attrgetter("sync_s")), spec.router in FIXED_ROLE_ROUTERS
     cluster.handoffs = SimulatedHandoffs(
-        kernel,
-        network,
-        cluster.events,
-        statistics,
-        observers,
-        max(transfers, key=lambda transfer: transfer.sync_s),
-        rules,
-        spec.router in FIXED_ROLE_ROUTERS,
+        kernel, network, cluster.events, statistics, observers, slowest, rules, fixed_roles
     )
     cluster.cells = cells_of(spec, slots)
     _attach_caches(spec, catalog, cluster, network, slots, transfers)

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from support.scheduled import EPOCH, request, scheduler
 from twofold.kvcache.allocator import BlockAllocator
 from twofold.kvcache.paged import PagedBlockAllocator
+from twofold.request import Phase
 from twofold.scheduling.batchers import BATCHERS
 from twofold.scheduling.instance.batcher import SchedulingBudget
 from twofold.scheduling.instance.scheduler import InstanceScheduler
@@ -92,9 +93,11 @@ def one_round(together, single, during, count):
     for _ in range(count - 1):
         single.hear(single.instance.complete(single.instance.next_batch(0.0)))
     batch = single.instance.next_batch(0.0)
-    assert batch.prefill_tokens == iteration.prefill_tokens
-    assert batch.decode_sequences == iteration.decode_sequences
-    assert batch.context_tokens == iteration.context_tokens + (count - 1) * iteration.decode_sequences
+    decodes = [item for item in batch.items if item.phase is Phase.DECODE]
+    assert sum(item.num_tokens for item in batch.items) == iteration.prefill_tokens + iteration.decode_sequences
+    assert len(decodes) == iteration.decode_sequences
+    context = sum(item.context_tokens for item in decodes)
+    assert context == iteration.context_tokens + (count - 1) * iteration.decode_sequences
     for command in during:
         together.tell(*command)
         single.tell(*command)

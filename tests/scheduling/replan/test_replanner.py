@@ -61,7 +61,7 @@ def test_query_has_the_new_traffic():
     world = World()
     assert world.run(10, 300) is None
     question = world.run(25, 60)
-    assert question.traffic.rate == pytest.approx(25, rel=0.25)
+    assert question.rate == pytest.approx(25, rel=0.25)
     assert world.now < 320.0
     assert world.run(25, 300) is None, "it waits for an answer"
 

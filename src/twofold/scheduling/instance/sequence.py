@@ -111,10 +111,6 @@ class PrefillChunk:
         self.context_tokens = context_tokens
         self.samples = samples
 
-    @property
-    def request_id(self) -> str:
-        return self.sequence.id
-
     def item(self) -> BatchItem:
         """The chunk as a message."""
         return BatchItem(self.sequence.id, Phase.PREFILL, self.num_tokens, self.context_tokens, self.samples)

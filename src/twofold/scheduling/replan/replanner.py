@@ -5,8 +5,8 @@
 
 DistServe (OSDI'24, section 4.3) monitors the rate and lengths of requests and searches again on recent history. Here a
 shift must be significant (`traffic.py`), a plan must bring a gain (`ReplanRules.min_gain`), and decisions are at least
-`ReplanRules.min_between_s` apart. This module neither searches nor moves instances: a driver passes the query to a
-`ReplanSearch` and executes the steps of the decision.
+`ReplanRules.min_between_s` apart. This module neither searches nor moves instances: a driver passes the new traffic to
+a `ReplanSearch` and executes the steps of the decision.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -138,8 +138,8 @@ class ReplanDecision(msgspec.Struct, frozen=True, kw_only=True):
     shifts: tuple[TrafficShift, ...]
     rate: float
     outcome: ReplanOutcome
-    findings: SearchResult | None
-    steps: tuple[ReplanStep, ...]
+    findings: SearchResult | None = None
+    steps: tuple[ReplanStep, ...] = ()
     reason: str = ""
 
     def __str__(self) -> str:
@@ -169,13 +169,6 @@ class ReplanRules(msgspec.Struct, frozen=True, kw_only=True):
     start_up_s: float = 30.0
 
 
-class ReplanQuery(msgspec.Struct, frozen=True, kw_only=True):
-    """The traffic to search a plan for, and the shifts that led to it."""
-
-    shifts: tuple[TrafficShift, ...]
-    traffic: TrafficSample
-
-
 class Replanner:
     """Follows the traffic and decides on search results. Times are seconds on the caller's clock.
 
@@ -188,7 +181,7 @@ class Replanner:
         self.log: list[ReplanDecision] = []
         self._numbers: dict[str, int] = {}  # of requests that have not ended
         self._ids: dict[int, str] = {}
-        self._pending: ReplanQuery | None = None
+        self._searched: tuple[tuple[TrafficShift, ...], float] | None = None  # shifts and rate of the last query
         self._alarmed_s: float | None = None
         self._quiet_until_s = float("-inf")
         self._check_s = float("-inf")
@@ -206,12 +199,12 @@ class Replanner:
             del self._ids[number]
             self.monitor.ended(number, timeline.output_tokens if timeline.complete else None)
 
-    def query(self, generated: Callable[[str], int], now: float) -> ReplanQuery | None:
-        """The next search to run, if any; follow up with `decide` or `give_up`.
+    def query(self, generated: Callable[[str], int], now: float) -> TrafficSample | None:
+        """The traffic to search a plan for, if a search is due; follow up with `decide` or `give_up`.
 
         `generated` returns the output tokens that a request has so far.
         """
-        if not self.monitor.alarmed or self._pending or now < max(self._check_s, self._quiet_until_s):
+        if not self.monitor.alarmed or self._searched or now < max(self._check_s, self._quiet_until_s):
             return None
         self._check_s = now + _CHECK_EVERY_S
         shifts = self.monitor.shifts()
@@ -226,18 +219,22 @@ class Replanner:
             return None
         self.monitor.accept(shifts)
         self._alarmed_s = None
-        self._pending = ReplanQuery(shifts=tuple(shifts), traffic=traffic)
-        return self._pending
+        self._searched = tuple(shifts), traffic.rate
+        return traffic
 
     def decide(self, findings: SearchResult, pools: Pools, retired: Sequence[str], now: float) -> ReplanDecision:
         """Decide on the search for the last query; `retired` are instances that can be started."""
-        outcome = self._outcome(findings)
+        outcome, (shifts, rate) = self._outcome(findings), self._shifted()
         steps = steps_to(findings.best.split, pools, retired) if outcome is ReplanOutcome.MOVE else ()
-        return self._log(outcome, findings, steps, now)
+        return self._log(
+            ReplanDecision(at_s=now, shifts=shifts, rate=rate, outcome=outcome, findings=findings, steps=steps)
+        )
 
     def give_up(self, reason: str, now: float) -> ReplanDecision:
         """Keep the split because the search for the last query failed."""
-        return self._log(ReplanOutcome.FAILED, None, (), now, reason)
+        shifts, rate = self._shifted()
+        failed = ReplanOutcome.FAILED
+        return self._log(ReplanDecision(at_s=now, shifts=shifts, rate=rate, outcome=failed, reason=reason))
 
     def _outcome(self, findings: SearchResult) -> ReplanOutcome:
         best, running = findings.best, findings.running
@@ -248,29 +245,15 @@ class Replanner:
         gains = best.attainment - running.attainment >= self.rules.min_gain
         return ReplanOutcome.MOVE if saves or gains else ReplanOutcome.TOO_LITTLE
 
-    def _log(
-        self,
-        outcome: ReplanOutcome,
-        findings: SearchResult | None,
-        steps: tuple[ReplanStep, ...],
-        now: float,
-        reason: str = "",
-    ) -> ReplanDecision:
-        query = self._pending
-        if query is None:
+    def _shifted(self) -> tuple[tuple[TrafficShift, ...], float]:
+        if self._searched is None:
             raise RuntimeError("no query is pending")
-        decision = ReplanDecision(
-            at_s=now,
-            shifts=query.shifts,
-            rate=query.traffic.rate,
-            outcome=outcome,
-            findings=findings,
-            steps=steps,
-            reason=reason,
-        )
-        starts = any(step.action is ReplanAction.START for step in steps)
-        self._quiet_until_s = now + self.rules.min_between_s + (self.rules.start_up_s if starts else 0.0)
-        self._pending = None
+        return self._searched
+
+    def _log(self, decision: ReplanDecision) -> ReplanDecision:
+        starts = any(step.action is ReplanAction.START for step in decision.steps)
+        self._quiet_until_s = decision.at_s + self.rules.min_between_s + (self.rules.start_up_s if starts else 0.0)
+        self._searched = None
         self.log.append(decision)
         return decision
 

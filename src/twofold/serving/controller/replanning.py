@@ -28,7 +28,6 @@ from twofold.scheduling.replan.replanner import (
     ReplanAction,
     ReplanDecision,
     Replanner,
-    ReplanQuery,
     RoleSplit,
     SearchResult,
     degraded_plan,
@@ -210,9 +209,9 @@ class LiveReplanning(RequestSubscriber):
     def arrived(self, request: Request, now: float) -> None:
         """Start a search after a traffic shift. Needs a running event loop."""
         self._replanner.arrived(request, now)
-        query = self._replanner.query(self._generated, now)
-        if query is not None:
-            self._searching = asyncio.get_running_loop().create_task(self._search(query))
+        traffic = self._replanner.query(self._generated, now)
+        if traffic is not None:
+            self._searching = asyncio.get_running_loop().create_task(self._search(traffic))
 
     def rejected(self, timeline: Timeline, reason: str, now: float) -> None:
         self._replanner.ended(timeline)
@@ -229,10 +228,10 @@ class LiveReplanning(RequestSubscriber):
         timeline = self._recorder.get(request_id)
         return 0 if timeline is None else timeline.output_tokens
 
-    async def _search(self, query: ReplanQuery) -> None:
+    async def _search(self, traffic: TrafficSample) -> None:
         running = RoleSplit.of(self._pools)
         stock = running.instances + len(self._control.retired())
-        job = SearchJob(config=self._config, traffic=query.traffic, running=running, stock=stock)
+        job = SearchJob(config=self._config, traffic=traffic, running=running, stock=stock)
         try:
             findings = await self._run_search(job)
         except SearchError as error:

@@ -1,6 +1,6 @@
 """Fit a host profile for the simulator to measurements of a live service."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from statistics import median
 
 import msgspec
@@ -9,7 +9,7 @@ import numpy as np
 from twofold.fidelity.measurement import GroupResult, Measurements, Purpose
 from twofold.fidelity.worker_log import LoadSpan, TimedIteration, WorkerLog
 from twofold.hardware.specs import Model
-from twofold.performance.fitting.fit import non_negative_least_squares
+from twofold.performance.fitting.fit import Floats, non_negative_least_squares
 from twofold.performance.fitting.packed import MeasuredIteration, fit_packed
 from twofold.performance.host_profile import ContentionFactors, GatewayTimes, HostLink, HostProfile, PackedTimes
 
@@ -166,9 +166,7 @@ def _cpu_of_each(measured: Measurements) -> tuple[float, float, float]:
     return request_s, step_s, token_s
 
 
-def _medians(
-    xs: "np.typing.NDArray[np.float64]", ys: "np.typing.NDArray[np.float64]"
-) -> tuple["np.typing.NDArray[np.float64]", "np.typing.NDArray[np.float64]"]:
+def _medians(xs: Floats, ys: Floats) -> tuple[Floats, Floats]:
     """Median of `ys` at each distinct x, so that an outlier does not tilt the fitted line."""
     points = np.unique(xs)
     return points, np.array([np.median(ys[xs == point]) for point in points])
@@ -176,14 +174,10 @@ def _medians(
 
 def _lone_prompts(measured: Measurements) -> Iterator[tuple[tuple[float, float], TimedIteration]]:
     """(sent, first token received) of each lone request, with the iteration that computed its prompt."""
-    for one in _by_time(measured.of(Purpose.ALONE)):
-        (timeline,) = one.timelines
+    timelines = [one.timelines[0] for one in measured.of(Purpose.ALONE)]
+    for timeline in sorted(timelines, key=lambda timeline: min(timeline.moments.values())):
         sent = min(timeline.moments.values())
         seen = timeline.token_times_s[0]
         ran = measured.prefill.between(sent, seen)
         if len(ran) == 1:
             yield (sent, seen), ran[0]
-
-
-def _by_time(observed: Iterable[GroupResult]) -> list[GroupResult]:
-    return sorted(observed, key=lambda one: min(one.timelines[0].moments.values()))

@@ -82,11 +82,6 @@ class CalibrationFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     calibration: list[Calibration]
 
 
-def own_files() -> tuple[Path, ...]:
-    """Files named by TWOFOLD_CALIBRATION."""
-    return tuple(Path(name) for name in os.environ.get(ENVIRONMENT, "").split(os.pathsep) if name)
-
-
 def read_calibrations(path: Path) -> list[Calibration]:
     """Read a calibration file. Raises ConfigurationError if it is missing or malformed."""
     try:
@@ -101,8 +96,8 @@ def read_calibrations(path: Path) -> list[Calibration]:
 
 def calibrations(extra: Sequence[Path] = ()) -> list[Calibration]:
     """All calibrations: from `extra` files, then the environment, then the package."""
-    own = [entry for path in (*extra, *own_files()) for entry in read_calibrations(path)]
-    return [*own, *packaged()]
+    installed = (Path(name) for name in os.environ.get(ENVIRONMENT, "").split(os.pathsep) if name)
+    return [*(entry for path in (*extra, *installed) for entry in read_calibrations(path)), *packaged()]
 
 
 @cache

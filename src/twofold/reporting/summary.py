@@ -95,16 +95,16 @@ def summarize(
         duration_s=seconds,
         prompt_tokens=prompt_tokens,
         output_tokens=output_tokens,
-        request_throughput=_ratio(len(completed), seconds),
-        output_token_throughput=_ratio(output_tokens, seconds),
-        total_token_throughput=_ratio(prompt_tokens + output_tokens, seconds),
+        request_throughput=ratio(len(completed), seconds),
+        output_token_throughput=ratio(output_tokens, seconds),
+        total_token_throughput=ratio(prompt_tokens + output_tokens, seconds),
         ttft_s=_known(timeline.ttft_s for timeline in completed),
         itl_s=LatencyDistribution.of(chain.from_iterable(timeline.itl_s for timeline in completed)),
         tpot_s=_known(timeline.tpot_s for timeline in completed),
         e2e_s=_known(timeline.e2e_s for timeline in completed),
         slo=slo,
-        slo_attainment=None if good is None else _ratio(good, answered),
-        goodput=None if good is None else _ratio(good, seconds),
+        slo_attainment=None if good is None else ratio(good, answered),
+        goodput=None if good is None else ratio(good, seconds),
     )
 
 
@@ -118,7 +118,8 @@ def _known(values: Iterable[float | None]) -> LatencyDistribution | None:
     return LatencyDistribution.of(value for value in values if value is not None)
 
 
-def _ratio(count: float, of: float) -> float | None:
+def ratio(count: float, of: float) -> float | None:
+    """`count / of`; None if `of` is 0."""
     return count / of if of > 0 else None
 
 
@@ -196,6 +197,9 @@ def _totals(summary: Summary) -> dict[str, str]:
 
 
 def _rate(value: float | None) -> str:
-    if value is None:
-        return NOTHING
-    return f"{value:,.2f} /s" if value < 100.0 else f"{value:,.0f} /s"
+    return NOTHING if value is None else f"{rate_text(value)} /s"
+
+
+def rate_text(rate: float) -> str:
+    """Format a rate, with two decimals below 100."""
+    return f"{rate:,.2f}" if rate < 100.0 else f"{rate:,.0f}"

@@ -43,20 +43,13 @@ class TraceSummary(msgspec.Struct, frozen=True, kw_only=True):
     highest_reuse: float | None
 
 
-class LengthCounter:
-    """Counts lengths by value; memory is bounded by the number of distinct lengths."""
-
-    def __init__(self) -> None:
-        self.counts: Counter[int] = Counter()
-
-    def summary(self) -> LengthSummary:
-        values = sorted(self.counts)
-        below = list(accumulate(self.counts[value] for value in values))
-        total = sum(value * count for value, count in self.counts.items())
-        p50, p90, p99 = (_quantile(values, below, share) for share in (0.5, 0.9, 0.99))
-        return LengthSummary(
-            total=total, min=values[0], mean=total / below[-1], p50=p50, p90=p90, p99=p99, max=values[-1]
-        )
+def _length_summary(counts: Counter[int]) -> LengthSummary:
+    """Summarize lengths, counted by value so that memory is bounded by the number of distinct ones."""
+    values = sorted(counts)
+    below = list(accumulate(counts[value] for value in values))
+    total = sum(value * count for value, count in counts.items())
+    p50, p90, p99 = (_quantile(values, below, share) for share in (0.5, 0.9, 0.99))
+    return LengthSummary(total=total, min=values[0], mean=total / below[-1], p50=p50, p90=p90, p99=p99, max=values[-1])
 
 
 class GapStatistics:
@@ -84,14 +77,14 @@ def summarise(requests: Iterable[Request]) -> TraceSummary:
 
     Memory grows with the number of distinct lengths and prefix blocks, not of requests.
     """
-    prompts, outputs, gaps = LengthCounter(), LengthCounter(), GapStatistics()
+    prompts, outputs, gaps = Counter[int](), Counter[int](), GapStatistics()
     distinct: set[BlockKey] = set()
     blocks, first_s, last_s = 0, None, 0.0
     for request in requests:
         first_s, last_s = request.arrival_s if first_s is None else first_s, request.arrival_s
         gaps.add(request.arrival_s)
-        prompts.counts[request.prompt_tokens] += 1
-        outputs.counts[request.output_tokens] += 1
+        prompts[request.prompt_tokens] += 1
+        outputs[request.output_tokens] += 1
         distinct.update(request.prefix_blocks)
         blocks += len(request.prefix_blocks)
     if first_s is None:
@@ -101,8 +94,8 @@ def summarise(requests: Iterable[Request]) -> TraceSummary:
         duration_s=last_s - first_s,
         requests_per_s=gaps.count / (last_s - first_s) if last_s > first_s else None,
         gap_cv=gaps.cv,
-        prompt_tokens=prompts.summary(),
-        output_tokens=outputs.summary(),
+        prompt_tokens=_length_summary(prompts),
+        output_tokens=_length_summary(outputs),
         prefix_blocks=blocks,
         distinct_prefix_blocks=len(distinct),
         highest_reuse=1 - len(distinct) / blocks if blocks else None,
@@ -112,9 +105,5 @@ def summarise(requests: Iterable[Request]) -> TraceSummary:
 def _quantile(values: list[int], below: list[int], share: float) -> float:
     """Quantile of counted values: `below[i]` of them are at most `values[i]`, in ascending order."""
     place = share * (below[-1] - 1)
-    low, high = (_at(values, below, rank) for rank in (math.floor(place), math.ceil(place)))
+    low, high = (values[bisect_right(below, rank)] for rank in (math.floor(place), math.ceil(place)))
     return low + (high - low) * (place % 1)
-
-
-def _at(values: list[int], below: list[int], rank: int) -> int:
-    return values[bisect_right(below, rank)]

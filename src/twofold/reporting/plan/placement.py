@@ -16,9 +16,9 @@ from twofold.planning.placement.candidates import PhaseGoodput
 from twofold.planning.placement.plan import ParallelismPreference, PlacementPlan, preference
 from twofold.planning.placement.search import SimulatedPlacement
 from twofold.reporting.output import JsonReport, same_fields, table
-from twofold.reporting.plan.table import effort_text, rate_text
+from twofold.reporting.plan.table import effort_text
 from twofold.reporting.simulation.statistics import phase_accuracy
-from twofold.reporting.summary import seconds
+from twofold.reporting.summary import rate_text, seconds
 from twofold.request import Phase
 
 

@@ -28,12 +28,10 @@ class DesignReport(msgspec.Struct, frozen=True, kw_only=True):
     @classmethod
     def of(cls, design: Design) -> "DesignReport":
         return cls(
-            name=design.name,
             family=design.family.name,
             split=design.family.split,
             machines=tuple((kind.name, count) for kind, count in design.parts()),
-            price_per_h=design.price_per_h,
-            tdp_w=design.tdp_w,
+            **same_fields(cls, design, without=("family", "machines")),
         )
 
 

@@ -15,7 +15,7 @@ from twofold.planning.plan import DesignChoice, Plan
 from twofold.reporting.output import table
 from twofold.reporting.simulation.facts import check_text
 from twofold.reporting.simulation.statistics import phase_accuracy
-from twofold.reporting.summary import seconds
+from twofold.reporting.summary import rate_text, seconds
 from twofold.request import Phase
 from twofold.simulation.result import Check
 
@@ -55,10 +55,6 @@ def check_texts(check: Check) -> tuple[str, str]:
     if check.at_least or "slowdown" in check.name:
         return check_text(check)
     return seconds(check.value), f"≤ {seconds(check.bound)}"
-
-
-def rate_text(rate: float) -> str:
-    return f"{rate:,.2f}" if rate < 100.0 else f"{rate:,.0f}"
 
 
 # A terminal is too narrow for all columns.

@@ -7,7 +7,7 @@ import msgspec
 from twofold.cluster.spec import ClusterSpec
 from twofold.reporting.output import same_fields
 from twofold.reporting.simulation.statistics import DistributionSummary, accuracy, describe
-from twofold.reporting.summary import NOTHING, bounds, seconds
+from twofold.reporting.summary import NOTHING, bounds, rate_text, ratio, seconds
 from twofold.request import Phase
 from twofold.simulation.overload import DECODE, PREFILL
 from twofold.simulation.result import Check, PoolResult, SimulationResult
@@ -122,17 +122,14 @@ def check_text(check: Check) -> tuple[str, str]:
 
 
 def rate(count: float, over_s: float, unit: str) -> str:
-    if over_s <= 0:
-        return NOTHING
-    value = count / over_s
-    return f"{value:,.2f} {unit}" if value < 100.0 else f"{value:,.0f} {unit}"
+    value = ratio(count, over_s)
+    return NOTHING if value is None else f"{rate_text(value)} {unit}"
 
 
 def _counts(result: SimulationResult) -> Iterator[Fact]:
     yield Fact("Requests arrived", f"{result.arrived:,}")
     yield Fact("Completed", f"{result.completed:,}")
-    others = (("Rejected", result.rejected), ("Failed", result.failed), ("Unfinished", result.unfinished))
-    for label, count in others:
+    for label, count in (("Rejected", result.rejected), ("Failed", result.failed), ("Unfinished", result.unfinished)):
         if count:
             yield Fact(label, f"{count:,}")
     yield Fact("Simulated time", seconds(result.duration_s), _rests_on_all(result))
@@ -174,8 +171,7 @@ def _costs(result: SimulationResult) -> Iterator[Fact]:
     both, tokens = _rests_on_all(result), result.output_tokens
     yield Fact("Energy", f"{result.energy_j / _J_PER_KWH:,.3f} kWh", both)
     yield Fact("Energy per output token", f"{result.energy_j / tokens:,.2f} J" if tokens else NOTHING, both)
-    power = f"{result.mean_power_w / 1e3:,.1f} kW mean, {result.tdp_w / 1e3:,.1f} kW provisioned"
-    yield Fact("Power", power, both)
+    yield Fact("Power", f"{result.mean_power_w / 1e3:,.1f} kW mean, {result.tdp_w / 1e3:,.1f} kW provisioned", both)
     yield Fact("Price", f"${result.price_per_h:,.2f} per hour")
     paid = result.price_per_h * result.duration_s / 3600
     yield Fact("Price per million output tokens", f"${paid / tokens * 1e6:,.2f}" if tokens else NOTHING, both)

@@ -12,7 +12,7 @@ from twofold.performance.cost import ModelAccuracy
 from twofold.reporting.output import JsonReport, same_fields, table
 from twofold.reporting.simulation.facts import ReuseReport
 from twofold.reporting.simulation.statistics import LATENCIES, SLOWDOWNS, Accuracy, DistributionSummary, worst
-from twofold.reporting.summary import seconds
+from twofold.reporting.summary import ratio, seconds
 from twofold.request import Phase
 from twofold.scheduling.replan.replanner import ReplanDecision
 from twofold.simulation.overload import OverloadResult
@@ -25,10 +25,6 @@ class ReplanEntry(msgspec.Struct, frozen=True, kw_only=True):
 
     text: str
     decision: ReplanDecision
-
-
-def replan_entries(log: Sequence[ReplanDecision]) -> tuple[ReplanEntry, ...]:
-    return tuple(ReplanEntry(text=str(decision), decision=decision) for decision in log)
 
 
 def replan_table(log: Sequence[ReplanDecision]) -> Table:
@@ -130,6 +126,7 @@ class SimulationReport(JsonReport, frozen=True, kw_only=True):
         judged: Verdict | None = None,
         replans: Sequence[ReplanDecision] | None = None,
     ) -> "SimulationReport":
+        entries = None if replans is None else tuple(ReplanEntry(text=str(each), decision=each) for each in replans)
         return cls(
             twofold_version=__version__,
             workload=workload,
@@ -148,7 +145,7 @@ class SimulationReport(JsonReport, frozen=True, kw_only=True):
             },
             overload=msgspec.UNSET if result.overload is None else result.overload,
             reuse=msgspec.UNSET if result.reuse is None else ReuseReport.of(result.reuse),
-            replanning=msgspec.UNSET if replans is None else replan_entries(replans),
+            replanning=msgspec.UNSET if entries is None else entries,
             **same_fields(cls, result, without=("series", "overload", "reuse")),
         )
 
@@ -163,12 +160,8 @@ def _model_errors(result: SimulationResult, reference: ModelAccuracy | None) -> 
 def _rates(result: SimulationResult) -> Rates:
     good = result.slo_met
     return Rates(
-        arrivals_per_s=_per(result.arrived - 1, result.arrival_s),
-        requests_per_s=_per(result.completed, result.duration_s),
-        output_tokens_per_s=_per(result.output_tokens, result.duration_s),
-        goodput_per_s=None if good is None else _per(good, result.duration_s),
+        arrivals_per_s=ratio(result.arrived - 1, result.arrival_s),
+        requests_per_s=ratio(result.completed, result.duration_s),
+        output_tokens_per_s=ratio(result.output_tokens, result.duration_s),
+        goodput_per_s=None if good is None else ratio(good, result.duration_s),
     )
-
-
-def _per(count: float, over_s: float) -> float | None:
-    return count / over_s if over_s > 0 else None

@@ -44,7 +44,7 @@ def read_model(directory: Path) -> Model:
         dtype_bytes=value_bytes if weight_bytes is None else max(1, round(weight_bytes / sizes.parameters)),
         kv_dtype_bytes=value_bytes,
         source=str(config.path),
-        date=_day(config.path),
+        date=dt.datetime.fromtimestamp(config.path.stat().st_mtime, tz=dt.UTC).date().isoformat(),
         **msgspec.structs.asdict(sizes),
     )
 
@@ -78,7 +78,3 @@ def _stored_bytes(directory: Path) -> int:
         return round(msgspec.json.decode(index.read_bytes(), type=_Index).metadata.total_size)
     except (OSError, msgspec.DecodeError):  # no usable index: sum the file sizes
         return sum(path.stat().st_size for path in directory.glob("model*.safetensors"))
-
-
-def _day(path: Path) -> str:
-    return dt.datetime.fromtimestamp(path.stat().st_mtime, tz=dt.UTC).date().isoformat()

@@ -54,11 +54,7 @@ class PerformanceModel(ABC):
     name: str
     error: ModelAccuracy
     power: "InstancePower | PerformanceModel"
-
-    @property
-    def stages(self) -> int:
-        """Pipeline parallelism."""
-        return 1
+    stages: int = 1
 
     @property
     def first_stage(self) -> "PerformanceModel":

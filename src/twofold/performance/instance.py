@@ -78,11 +78,7 @@ class Pipeline(PerformanceModel):
         self, name: str, error: ModelAccuracy, first: PerformanceModel, later: PerformanceModel, stages: int
     ) -> None:
         self.name, self.error = name, error
-        self._first, self._later, self._stages = first, later, stages
-
-    @property
-    def stages(self) -> int:
-        return self._stages
+        self._first, self._later, self.stages = first, later, stages
 
     @property
     def first_stage(self) -> PerformanceModel:
@@ -94,26 +90,26 @@ class Pipeline(PerformanceModel):
 
     def prefill_s(self, tokens: int, squares: int) -> float:
         later_s = self._later.prefill_s(tokens, squares)
-        return self._first.prefill_s(tokens, squares) + (self._stages - 1) * later_s
+        return self._first.prefill_s(tokens, squares) + (self.stages - 1) * later_s
 
     def decode_cost(self, sequences: int) -> DecodeCost:
         first, later = self._first.decode_cost(sequences), self._later.decode_cost(sequences)
-        rest = self._stages - 1
+        rest = self.stages - 1
         return DecodeCost(first.base_s + rest * later.base_s, first.context_s + rest * later.context_s)
 
     def mixed_s(self, tokens: int, squares: int, sequences: int, context: int) -> float:
         later_s = self._later.mixed_s(tokens, squares, sequences, context)
-        return self._first.mixed_s(tokens, squares, sequences, context) + (self._stages - 1) * later_s
+        return self._first.mixed_s(tokens, squares, sequences, context) + (self.stages - 1) * later_s
 
     @property
     def idle_w(self) -> float:
-        return self._stages * self._first.idle_w
+        return self.stages * self._first.idle_w
 
     def prefill_w(self, tokens: int) -> float:
-        return self._first.prefill_w(tokens) + (self._stages - 1) * self._first.idle_w
+        return self._first.prefill_w(tokens) + (self.stages - 1) * self._first.idle_w
 
     def decode_w(self, sequences: int) -> float:
-        return self._first.decode_w(sequences) + (self._stages - 1) * self._first.idle_w
+        return self._first.decode_w(sequences) + (self.stages - 1) * self._first.idle_w
 
 
 class LayersStage(PerformanceModel):

@@ -27,9 +27,9 @@ class LatencyDistribution(msgspec.Struct, frozen=True, kw_only=True):
     max: float
 
     @classmethod
-    def of(cls, values: Iterable[float]) -> "LatencyDistribution | None":
-        """Compute the distribution of `values` (seconds); None if empty."""
-        array = np.fromiter(values, dtype=np.float64)
+    def of(cls, values: Iterable[float | None]) -> "LatencyDistribution | None":
+        """Compute the distribution of the known `values` (seconds); None if there are none."""
+        array = np.fromiter((value for value in values if value is not None), dtype=np.float64)
         if array.size == 0:
             return None
         p50, p90, p99 = np.percentile(array, (50, 90, 99), method="linear").tolist()
@@ -98,10 +98,10 @@ def summarize(
         request_throughput=ratio(len(completed), seconds),
         output_token_throughput=ratio(output_tokens, seconds),
         total_token_throughput=ratio(prompt_tokens + output_tokens, seconds),
-        ttft_s=_known(timeline.ttft_s for timeline in completed),
+        ttft_s=LatencyDistribution.of(timeline.ttft_s for timeline in completed),
         itl_s=LatencyDistribution.of(chain.from_iterable(timeline.itl_s for timeline in completed)),
-        tpot_s=_known(timeline.tpot_s for timeline in completed),
-        e2e_s=_known(timeline.e2e_s for timeline in completed),
+        tpot_s=LatencyDistribution.of(timeline.tpot_s for timeline in completed),
+        e2e_s=LatencyDistribution.of(timeline.e2e_s for timeline in completed),
         slo=slo,
         slo_attainment=None if good is None else ratio(good, answered),
         goodput=None if good is None else ratio(good, seconds),
@@ -112,10 +112,6 @@ def _duration(timelines: Sequence[Timeline]) -> float:
     arrivals = [timeline.moments[Moment.ARRIVED] for timeline in timelines]
     events = [max(timeline.moments.values()) for timeline in timelines]
     return max(events) - min(arrivals) if timelines else 0.0
-
-
-def _known(values: Iterable[float | None]) -> LatencyDistribution | None:
-    return LatencyDistribution.of(value for value in values if value is not None)
 
 
 def ratio(count: float, of: float) -> float | None:

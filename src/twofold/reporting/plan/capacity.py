@@ -27,7 +27,7 @@ def capacity_text(plan: CapacityPlan) -> str:
     """Summarize what reuse saves, how much of each tier pays, and the benefit of pooling."""
     busy = f"Without reuse, prefill keeps {plan.busy:,.1f} accelerators busy"
     repeated = f"{plan.highest_reuse:.1%} of its blocks are repeated"
-    return " ".join([f"{busy}; {repeated}.", *map(_pays, plan.tiers), *_pooling(plan), *_alone(plan)])
+    return " ".join(filter(None, (f"{busy}; {repeated}.", *map(_pays, plan.tiers), _pooling(plan), _alone(plan))))
 
 
 def capacities(each: TierPlan) -> list[float]:
@@ -48,31 +48,29 @@ def _pays(each: TierPlan) -> str:
     return f"{name}{behind} pays up to {best.gb_per_node:,.0f} GB per node {where}: {gain}, {worth}."
 
 
-def _pooling(plan: CapacityPlan) -> list[str]:
+def _pooling(plan: CapacityPlan) -> str:
     """Compare the pool with local caches of the same size."""
     last = plan.tiers[-1]
     if last.pool is None:
-        return []
+        return ""
     best = last.pool.best()
     pooled, local = best.hit_rate, last.local.at(best.gb_per_node).hit_rate
     if local == 0:
-        return []
-    return [f"With separate caches of that size hit rate is {local:.1%}: the pool has {pooled / local:.2f}× the hits."]
+        return ""
+    return f"With separate caches of that size hit rate is {local:.1%}: the pool has {pooled / local:.2f}× the hits."
 
 
-def _alone(plan: CapacityPlan) -> list[str]:
+def _alone(plan: CapacityPlan) -> str:
     """Compare both tiers with the disk alone."""
     dram, disk = plan.tiers
     if not disk.behind_gb:
-        return []
+        return ""
     both = dram.preferred.at(disk.behind_gb).gain_per_h + disk.preferred.best().gain_per_h
     best = plan.disk_alone.preferred.best()
-    return [
-        (
-            f"{_name(disk)} alone pays up to {best.gb_per_node:,.0f} GB per node (hit rate {best.hit_rate:.1%}) and "
-            f"saves ${best.gain_per_h:,.2f}/h net; both tiers save ${both:,.2f}/h."
-        )
-    ]
+    return (
+        f"{_name(disk)} alone pays up to {best.gb_per_node:,.0f} GB per node (hit rate {best.hit_rate:.1%}) and "
+        f"saves ${best.gain_per_h:,.2f}/h net; both tiers save ${both:,.2f}/h."
+    )
 
 
 def _table(plan: CapacityPlan, each: TierPlan, title: str) -> Table:

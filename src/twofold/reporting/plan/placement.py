@@ -44,40 +44,31 @@ def verdict_text(plan: PlacementPlan) -> str:
         f"Place {each}{copies}: {rate_text(rate)} requests/s on {best.accelerators} accelerators, "
         f"{best.per_accelerator:.3g} per accelerator."
     )
-    preferred = preference(plan)
-    return " ".join(
-        [
-            first,
-            *_sure(plan),
-            *_against(plan),
-            f"{plan.algorithm}: {plan.prepared.links.reason}.",
-            *([] if preferred is None else [preferred.text]),
-        ]
+    preferred, reason = preference(plan), f"{plan.algorithm}: {plan.prepared.links.reason}."
+    sentences = (first, _sure(plan), _against(plan), reason, "" if preferred is None else preferred.text)
+    return " ".join(filter(None, sentences))
+
+
+def _sure(plan: PlacementPlan) -> str:
+    sure, design = plan.sure, plan.best.design
+    if sure is None:
+        return ""
+    least, most = (each / design.accelerators for each in (sure.rates[0], sure.rates[-1]))
+    median = sure.median / design.accelerators
+    return (
+        f"Over {len(sure.rates)} draws of the workload the median goodput is {median:.3g}, between {least:.3g} and "
+        f"{most:.3g} with {sure.level:.0%} confidence."
     )
 
 
-def _sure(plan: PlacementPlan) -> list[str]:
-    sure, design = plan.sure, plan.best.design
-    if sure is None:
-        return []
-    least, most = (each / design.accelerators for each in (sure.rates[0], sure.rates[-1]))
-    median = sure.median / design.accelerators
-    return [
-        (
-            f"Over {len(sure.rates)} draws of the workload the median goodput is {median:.3g}, between {least:.3g} and "
-            f"{most:.3g} with {sure.level:.0%} confidence."
-        )
-    ]
-
-
-def _against(plan: PlacementPlan) -> list[str]:
+def _against(plan: PlacementPlan) -> str:
     if not plan.placement.colocated:
-        return ["No colocated design meets the SLO."]
+        return "No colocated design meets the SLO."
     other, best = plan.placement.colocated[0], plan.best
     if plan.prepared.query.rate is not None and best.copies == 1:
-        return [f"A colocated design needs {other.accelerators} ({other.design.name})."]
+        return f"A colocated design needs {other.accelerators} ({other.design.name})."
     gain = best.per_accelerator / other.per_accelerator
-    return [f"That is {gain:.2f}× the best colocated design ({other.design.name}: {other.per_accelerator:.3g})."]
+    return f"That is {gain:.2f}× the best colocated design ({other.design.name}: {other.per_accelerator:.3g})."
 
 
 def _phases(prefills: Sequence[PhaseGoodput], decodes: Sequence[PhaseGoodput]) -> Table:

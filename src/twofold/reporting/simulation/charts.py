@@ -34,6 +34,7 @@ _TITLES = {
 }
 TIME: Final = "Simulated time (s)"
 _PS_PER_S: Final = 1e12
+_SHARE: Final = axis("Share (0 to 1)", range=[0, 1.02])
 STEPS: Final[Layout] = {"width": 1.5, "shape": "hv"}
 DASHED: Final[Layout] = {"width": 1, "dash": "dash"}
 
@@ -41,7 +42,7 @@ DASHED: Final[Layout] = {"width": 1, "dash": "dash"}
 def latencies(results: Mapping[str, SimulationResult], slo: Slo | SlowdownSlo | None = None) -> ReportChart:
     """Cumulative distributions of TTFT, TPOT, ITL and E2E, with the bounds of an SLO in seconds."""
     known = [latency for latency in LATENCIES if latency.label in _TITLES]
-    axes = [(log_axis(_TITLES[latency.label]), share_axis()) for latency in known]
+    axes = [(log_axis(_TITLES[latency.label]), _SHARE) for latency in known]
     traces = [trace for plot, latency in enumerate(known) for trace in cumulative(results, latency, plot)]
     bounds = list(_bounds(slo)) if isinstance(slo, Slo) else []
     return ReportChart(
@@ -61,10 +62,6 @@ def cumulative(results: Mapping[str, SimulationResult], distribution: LatencyMet
         if points:
             values, shares = zip(*points, strict=True)
             yield line(name, values, shares, run_colour(index), legendgroup=name, showlegend=plot == 0, **on(plot))
-
-
-def share_axis() -> dict[str, object]:
-    return axis("Share (0 to 1)", range=[0, 1.02])
 
 
 def _points(histogram: Histogram | None) -> list[tuple[float, float]]:
@@ -93,7 +90,7 @@ def slowdowns(results: Mapping[str, SimulationResult], slo: Slo | SlowdownSlo | 
         note="Multiples of the uncontended latency on the reference machine."
         + (" Crosses: the bounds of the SLO; a run meets a bound if its line passes to the left." if bounds else ""),
         traces=traces + bounds,
-        layout=grid(1, 3, [(log_axis(f"{known.label} (×)"), share_axis()) for known in SLOWDOWNS]),
+        layout=grid(1, 3, [(log_axis(f"{known.label} (×)"), _SHARE) for known in SLOWDOWNS]),
     )
 
 

@@ -27,19 +27,13 @@ def simulation_tables(
 
 def latency_rows(result: SimulationResult, reference: ModelAccuracy | None = None) -> list[tuple[str, list[str], str]]:
     """(label, texts of HEADINGS, model error) of every measured distribution."""
-    rows = [
-        (known.label, cells(DistributionSummary.of(known.of(result)), times=True), accuracy(result.pools, known.phases))
-        for known in LATENCIES
-    ]
-    return rows + [
-        (
-            known.label,
-            cells(DistributionSummary.of(histogram), times=False),
-            accuracy(result.pools, known.phases, reference),
-        )
-        for known in SLOWDOWNS
-        if (histogram := known.of(result)) is not None
-    ]
+    rows = []
+    for known in (*LATENCIES, *SLOWDOWNS):
+        histogram, slowdown = known.of(result), known in SLOWDOWNS
+        if histogram is not None or not slowdown:
+            texts = cells(DistributionSummary.of(histogram), times=not slowdown)
+            rows.append((known.label, texts, accuracy(result.pools, known.phases, reference if slowdown else None)))
+    return rows
 
 
 def cells(statistics: DistributionSummary | None, *, times: bool) -> list[str]:

@@ -153,9 +153,8 @@ class Controller(Service):
             case messages.BlocksChanged():
                 if self._forecast is not None and self._registry.is_current(message.instance, message.epoch):
                     self._forecast.blocks_changed(message)
-            case messages.StoreChanged():
-                if self._forecast is not None:
-                    self._forecast.stores.changed(message)
+            case messages.StoreChanged() if self._forecast is not None:
+                self._forecast.stores.changed(message)
             case messages.StoreStatus():
                 self._telemetry.stores.status(message)
             case messages.HandoffReport():

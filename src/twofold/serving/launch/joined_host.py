@@ -225,16 +225,14 @@ class JoinSession:
         match message:
             case messages.HeartbeatAck(said_s=said_s):
                 self._watchdog.acknowledged(said_s)
-            case messages.HostWelcome(life=life, config=config):
-                if life == self._life and not self._welcome.done():
+            case messages.HostWelcome(life=self._life, config=config):
+                if not self._welcome.done():
                     self._welcome.set_result(config)
-            case messages.HostRefused(life=life, reason=reason):
-                if life == self._life:
-                    self._end(f"the service refused this host: {reason}")
-            case messages.HostUnknown(life=life):
-                if life == self._life:
-                    self._again = True
-                    self._over.set()
+            case messages.HostRefused(life=self._life, reason=reason):
+                self._end(f"the service refused this host: {reason}")
+            case messages.HostUnknown(life=self._life):
+                self._again = True
+                self._over.set()
             case messages.StartWorker(instance=instance, life=life):
                 known = self._workers.get(instance)
                 if known is not None and self._launcher is not None and not known.runs and life > known.life:

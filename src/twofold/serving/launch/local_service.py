@@ -131,7 +131,7 @@ class LocalService:
 
     async def _bring_up_and_serve(self, outbox: Outbox, inbox: Inbox[ToController]) -> None:
         tokenizer = asyncio.create_task(asyncio.to_thread(_load_tokenizer, self._config.engine))
-        if not await self._unless_stopped(self._facts):
+        if not await unless_set(self._stop, self._facts):
             await asyncio.wait((tokenizer,))
             return
         controller = self._controller = self._make_controller(self._facts.result(), outbox, inbox)
@@ -139,9 +139,9 @@ class LocalService:
         if self._config.network is not None:
             self._on_progress(f"workers may join at {self._config.network.controller}")
         app = create_app(controller, await tokenizer, keys=self._http.keys, limits=self._http.limits)
-        if await self._unless_stopped(asyncio.create_task(controller.wait_ready())):
+        if await unless_set(self._stop, asyncio.create_task(controller.wait_ready())):
             self._was_ready = True
-            await self._unless_stopped(asyncio.create_task(self._wait_measured()))
+            await unless_set(self._stop, asyncio.create_task(self._wait_measured()))
             server = HttpServer(app, self._listener, grace_s=READ_GRACE_S, limits=self._http.limits)
             await self._serve(controller, server)
 
@@ -156,15 +156,6 @@ class LocalService:
         # The health endpoint reports "not ready" while the running streams end.
         await controller.drain(STOP_GRACE_S, "the service was stopped before the answer was complete")
         await server.stop()
-
-    async def _unless_stopped(self, event: asyncio.Future[T]) -> bool:
-        """Wait for `event`; False if the service is stopped first."""
-        stopped = asyncio.create_task(self._stop.wait())
-        await asyncio.wait((event, stopped), return_when=asyncio.FIRST_COMPLETED)
-        stopped.cancel()
-        if not event.done():
-            event.cancel()
-        return event.done() and not self._stop.is_set()
 
     async def _wait_measured(self) -> None:
         """Wait until all links are measured, or until `MEASURE_S` if an end was lost."""
@@ -287,6 +278,16 @@ class LocalService:
             if self._controller is not None:
                 self._controller.fail_all(reason)
         self.stop()
+
+
+async def unless_set(stop: asyncio.Event, event: asyncio.Future[T]) -> bool:
+    """Wait for `event`; False if `stop` is set first."""
+    stopped = asyncio.create_task(stop.wait())
+    await asyncio.wait((event, stopped), return_when=asyncio.FIRST_COMPLETED)
+    stopped.cancel()
+    if not event.done():
+        event.cancel()
+    return event.done() and not stop.is_set()
 
 
 def _load_tokenizer(engine: EngineConfig) -> TextTokenizer | None:

@@ -18,7 +18,7 @@ from twofold.serving.controller.service import ServedModel, Service
 from twofold.serving.gateway.app import create_app
 from twofold.serving.gateway.server import HttpServer
 from twofold.serving.gateway.tokenizer import load_tokenizer
-from twofold.serving.launch.local_service import READ_GRACE_S, STOP_GRACE_S, HttpConfig
+from twofold.serving.launch.local_service import READ_GRACE_S, STOP_GRACE_S, HttpConfig, unless_set
 from twofold.serving.telemetry.telemetry import Telemetry
 from twofold.serving.upstream.client import VllmClient
 from twofold.serving.upstream.config import RouteConfig
@@ -164,7 +164,8 @@ class RoutedGateway:
                 service = RouteService(self._config, self._http, session, context, self._telemetry)
                 service.start()
                 try:
-                    if await self._ready(service):
+                    self._on_progress("waiting for the servers")
+                    if await unless_set(self._stop, asyncio.create_task(service.wait_ready())):
                         keys, limits = self._http.keys, self._http.limits
                         app = create_app(service, tokenizer, keys=keys, limits=limits)
                         server = HttpServer(app, self._listener, grace_s=READ_GRACE_S, limits=limits)
@@ -175,16 +176,6 @@ class RoutedGateway:
             context.destroy(linger=0)
             self._listener.close()
             await asyncio.to_thread(self._telemetry.close)
-
-    async def _ready(self, service: RouteService) -> bool:
-        """Wait for servers; False if stopped first."""
-        self._on_progress("waiting for the servers")
-        ready = asyncio.create_task(service.wait_ready())
-        stopped = asyncio.create_task(self._stop.wait())
-        await asyncio.wait((ready, stopped), return_when=asyncio.FIRST_COMPLETED)
-        ready.cancel()
-        stopped.cancel()
-        return not self._stop.is_set()
 
     async def _serve(self, service: RouteService, server: HttpServer) -> None:
         await server.start()

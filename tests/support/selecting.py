@@ -83,7 +83,7 @@ def merged(states: tuple[State, ...]) -> Queues:
 
 def named(selection: SchedulerOutput) -> Selected:
     return Selected(
-        [(item.request_id, item.num_tokens) for item in selection.prefills],
+        [(item.sequence.id, item.num_tokens) for item in selection.prefills],
         [each.id for each in selection.resume],
         [each.id for each in selection.pause],
         selection.prefills,

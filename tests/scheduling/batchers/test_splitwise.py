@@ -97,7 +97,7 @@ class Watched(SplitwiseMixed):
         selection = super().select(queues, room)
         pause, resume = {s.id for s in selection.pause}, [s.id for s in selection.resume]
         stay = [s.id for s in before if s.id not in pause]
-        started = [item.request_id for item in selection.prefills]
+        started = [item.sequence.id for item in selection.prefills]
         running = resume + stay
         self._check_limits(selection, running)
         assert started == waiting[: len(started)], "a prompt was overtaken"

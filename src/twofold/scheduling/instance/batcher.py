@@ -17,25 +17,20 @@ class SchedulingBudget:
     """Free blocks and sequence slots for one selection.
 
     While a lease is pending on this instance (`leases_first`), no prompt starts that will be handed off: two instances
-    that prefill for each other could otherwise fill up with KV caches that neither can send. With `swap`, admission is
-    subject to swap preemption. With a `PrefixBlockAllocator` (`shared`), a prompt gets its blocks as soon as it is
-    selected, so that its cached prefix is not evicted for prompts selected after it.
+    that prefill for each other could otherwise fill up with KV caches that neither can send.
+
+    The scheduler sets `swap` and `shared`. With `swap`, admission is subject to swap preemption. With `shared`, a
+    prompt gets its blocks as soon as it is selected, so that its cached prefix is not evicted for prompts selected
+    after it.
     """
 
-    def __init__(
-        self,
-        blocks: BlockAllocator,
-        free_blocks: int,
-        free_seats: int,
-        leases_first: bool = False,
-        swap: SwapPreemption | None = None,
-    ) -> None:
+    def __init__(self, blocks: BlockAllocator, free_blocks: int, free_seats: int, leases_first: bool = False) -> None:
         self.blocks = blocks
         self.free_blocks = free_blocks
         self.free_seats = free_seats
         self.leases_first = leases_first
-        self.swap = swap
-        self.shared = blocks if isinstance(blocks, PrefixBlockAllocator) else None
+        self.swap: SwapPreemption | None = None
+        self.shared: PrefixBlockAllocator | None = None
 
     def prefill_tokens(self, sequence: ScheduledSequence) -> int:
         """Prompt tokens that a sequence still has to compute; to be called before `admit`."""

@@ -301,7 +301,8 @@ class InstanceScheduler(KvReceiver):
             preempted = swap.resume_paused()
             free = swap.begin_selection()
         seats = self.max_num_seqs - queues.started
-        budget = SchedulingBudget(self.blocks, free, seats, self.lease_queue.size > 0, swap)
+        budget = SchedulingBudget(self.blocks, free, seats, self.lease_queue.size > 0)
+        budget.swap, budget.shared = swap, self.shared
         output = self.batcher.select(queues, budget)
         self._apply(output, queues)
         if swap is not None and swap.copies:

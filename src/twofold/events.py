@@ -87,9 +87,13 @@ _EVENTS: Final = [name for name in vars(RequestSubscriber) if not name.startswit
 
 
 class RequestEvents:
-    """Dispatches each event to the subscribers that override it, in the order of their subscription."""
+    """Dispatches each event to the subscribers that override it, in the order of their subscription.
+
+    `records_timelines`: whether a subscriber reads the timelines of rejected or ended requests.
+    """
 
     def __init__(self, subscribers: Iterable[RequestSubscriber] = ()) -> None:
+        self.records_timelines = False
         self._of: dict[str, list[RequestSubscriber]] = {event: [] for event in _EVENTS}
         for subscriber in subscribers:
             self.subscribe(subscriber)
@@ -99,11 +103,7 @@ class RequestEvents:
         for event, subscribers in self._of.items():
             if getattr(type(subscriber), event) is not getattr(RequestSubscriber, event):
                 subscribers.append(subscriber)
-
-    @property
-    def records_timelines(self) -> bool:
-        """Whether a subscriber reads the timelines of rejected or ended requests."""
-        return len(self._of["ended"]) > 0 or len(self._of["rejected"]) > 0
+        self.records_timelines = len(self._of["ended"]) > 0 or len(self._of["rejected"]) > 0
 
     def arrived(self, request: Request, now: float) -> None:
         for subscriber in self._of["arrived"]:

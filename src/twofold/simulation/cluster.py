@@ -85,12 +85,13 @@ class VirtualCluster(InstanceEnvironment):
         self.kernel.schedule(at, EventOrder.ARRIVAL, self._arrive, request)
 
     def _arrive(self, request: Request) -> None:
-        self.statistics.arrived += 1
-        self.statistics.last_arrival = self.kernel.now
-        if self.statistics.first_arrival is None:
-            self.statistics.first_arrival = self.kernel.now
-        self.events.arrived(request, self.kernel.now / PS)
-        self.enter(request, self.statistics.arrived, self.kernel.now)
+        now, statistics = self.kernel.now, self.statistics
+        statistics.arrived += 1
+        statistics.last_arrival = now
+        if statistics.first_arrival is None:
+            statistics.first_arrival = now
+        self.events.arrived(request, now / PS)
+        self.enter(request, statistics.arrived, now)
         self._schedule_arrival(request)
 
     def enter(self, request: Request, number: int, arrived: int) -> None:

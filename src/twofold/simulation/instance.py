@@ -129,6 +129,7 @@ class VirtualInstance(SimulatedInstance):
         self._stages = self.timing.model.stages
         self._first, self._later = self.timing.stages() if self._stages > 1 else (self.timing, self.timing)
         self._idle_mw = self._first.idle_mw
+        self._order = EventOrder.COMPLETION + slot.number
         self._runs: list[_Run] = []  # oldest first; at most one without a pipeline
         self._cut = False  # the run ends at its next iteration
         self._free_at = [0] * self._stages
@@ -145,14 +146,14 @@ class VirtualInstance(SimulatedInstance):
             timing, count = run.timing, run.timing.under_way(self.kernel.now - run.begun)
             if count < run.count:
                 run.void = True
-                shorter = _Run(self, run.batch, timing, run.begun + timing.end_ps(count), count, run.begun)
+                shorter = _Run(self, self._order, run.batch, timing, run.begun + timing.end_ps(count), count, run.begun)
                 self._runs[0] = shorter
                 self.kernel.add(shorter)
 
     def die(self) -> None:
         now = self.kernel.now
         for run in self._runs:
-            self._charge(run)
+            self.charge(run.computed(now), run.timing.milliwatts - self._idle_mw, run.batch, self._stages)
             run.void = True
             done = 0 if self._stages > 1 else min(run.timing.under_way(now - run.begun), run.count) - 1
             if done:
@@ -187,8 +188,7 @@ class VirtualInstance(SimulatedInstance):
         else:
             self._cores.compute(batch, run.at - now, run)
         if stages > 1:
-            order = EventOrder.COMPLETION + self.number
-            kernel.schedule(self._free_at[0], order, self._entrance_free, run)
+            kernel.schedule(self._free_at[0], self._order, self._entrance_free, run)
         self.environment.started(self, batch, run.at)
         if stages > 1:
             for sequence in batch.paused:
@@ -196,22 +196,23 @@ class VirtualInstance(SimulatedInstance):
 
     def complete(self, run: "_Run") -> None:
         """End the oldest run."""
-        now, batch, timing = self.kernel.now, run.batch, run.timing
+        now, batch, timing, count, stages = self.kernel.now, run.batch, run.timing, run.count, self._stages
         self._runs.pop(0)
-        self._charge(run)
-        self.milliwatts -= timing.milliwatts - self._idle_mw
+        milliwatts = timing.milliwatts - self._idle_mw
+        self.charge(run.computed(now), milliwatts, batch, stages)
+        self.milliwatts -= milliwatts
         if not self._runs:
             self.batch = None
         since = run.begun
-        if self._stages > 1:
+        if stages > 1:
             since, self._last_token[batch.lane] = self._last_token[batch.lane], now
             timing = RunTiming(now - since, 0, timing.milliwatts)
         elif self._cores is not None:
             self._cores.ended()
             timing = RunTiming(now - since, 0, timing.milliwatts)
-        self.environment.ran(self, batch, timing, run.count, run.begun, since)
-        results = self.scheduler.advance(run.count)
-        self.iterations += run.count
+        self.environment.ran(self, batch, timing, count, run.begun, since)
+        results = self.scheduler.advance(count)
+        self.iterations += count
         if results:
             self.environment.stepped(self, results)
         self.start()
@@ -226,22 +227,18 @@ class VirtualInstance(SimulatedInstance):
             timing = RunTiming(timing.first_ps + copying, timing.step_ps, timing.milliwatts)
         self._cut = False
         count = min(self._max_run, batch.limit)
-        return _Run(self, batch, timing, now + timing.end_ps(count), count, now)
+        return _Run(self, self._order, batch, timing, now + timing.end_ps(count), count, now)
 
     def _pass_stages(self, batch: RunningBatch) -> "_Run":
         """Pass one iteration of a batch through the stages."""
         first, later = self._first.batch(batch), self._later.batch(batch)
         begins = pass_through(self.kernel.now, first.first_ps, later.first_ps, self._free_at)
-        return _Run(self, batch, first, self._free_at[-1], 1, begins[-1], begins, later.first_ps)
+        return _PipelineRun(self, self._order, batch, first, self._free_at[-1], begins, later.first_ps)
 
     def _entrance_free(self, run: "_Run") -> None:
         """Start the next batch after the first stage has passed on a run, unless the instance has died since."""
         if not run.void:
             self.start()
-
-    def _charge(self, run: "_Run") -> None:
-        milliwatts = run.timing.milliwatts - self._idle_mw
-        self.charge(run.computed(self.kernel.now), milliwatts, run.batch, self._stages)
 
 
 def pass_through(now: int, first: int, later: int, free_at: list[int]) -> list[int]:
@@ -262,46 +259,60 @@ def pass_through(now: int, first: int, later: int, free_at: list[int]) -> list[i
 
 @mypyc_attr(free_list_len=1)
 class _Run(Event):
-    """The end of `count` iterations of a batch; `void` if the run was cut short or its instance died.
+    """The end of `count` iterations of a batch begun at `begun`; `void` if it was cut short or the instance died."""
 
-    `begun` is the time at which the run began; in a pipeline the last stage. `begins` are the times of all stages,
-    where later ones take `later_ps`.
-    """
-
-    __slots__ = ("batch", "begins", "begun", "count", "instance", "later_ps", "timing", "void")
+    __slots__ = ("batch", "begun", "count", "instance", "timing", "void")
 
     def __init__(
         self,
         instance: VirtualInstance,
+        order: int,
         batch: RunningBatch,
         timing: RunTiming,
         at: int,
         count: int,
         begun: int,
-        begins: list[int] | None = None,
-        later_ps: int = 0,
     ) -> None:
         self.at = at
-        self.order = EventOrder.COMPLETION + instance.number
+        self.order = order
         self.instance = instance
         self.batch = batch
         self.timing = timing
         self.count = count
         self.begun = begun
-        self.begins = begins
-        self.later_ps = later_ps
         self.void = False
 
     def computed(self, now: int) -> int:
         """Picoseconds that the stages have spent computing until `now`, in all."""
-        if self.begins is None:
-            return now - self.begun
+        return now - self.begun
+
+    def happen(self) -> None:
+        if not self.void:
+            self.instance.complete(self)
+
+
+class _PipelineRun(_Run):
+    """One iteration in a pipeline: its stages begin at `begins`, the later ones take `later_ps` each."""
+
+    __slots__ = ("begins", "later_ps")
+
+    def __init__(
+        self,
+        instance: VirtualInstance,
+        order: int,
+        batch: RunningBatch,
+        timing: RunTiming,
+        at: int,
+        begins: list[int],
+        later_ps: int,
+    ) -> None:
+        super().__init__(instance, order, batch, timing, at, 1, begins[-1])
+        self.begins = begins
+        self.later_ps = later_ps
+
+    def computed(self, now: int) -> int:
         total, duration = 0, self.timing.first_ps
         for begin in self.begins:
             total += max(0, min(now - begin, duration))
             duration = self.later_ps
         return total
-
-    def happen(self) -> None:
-        if not self.void:
-            self.instance.complete(self)

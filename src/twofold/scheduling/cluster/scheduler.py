@@ -247,10 +247,14 @@ class ClusterScheduler(RequestSubscriber):
         return placed
 
     def first_token(self, request_id: str, now: float) -> None:
-        self._end_prefill(request_id, now)
+        placed = self._placed.get(request_id)
+        if placed is not None and not placed.prefilled:
+            self._end_prefill(placed, now)
 
     def handed_off(self, request_id: str, started: float, now: float) -> None:
-        self._end_handoff(request_id)
+        placed = self._placed.get(request_id)
+        if placed is not None and not placed.handed_off:
+            self._end_handoff(placed)
 
     def finished(self, request_id: str, output_tokens: int, now: float) -> None:
         self.withdraw(request_id)
@@ -260,14 +264,13 @@ class ClusterScheduler(RequestSubscriber):
 
     def withdraw(self, request_id: str) -> None:
         """Take all remaining load of a request off its instances."""
-        placed = self._placed.get(request_id)
+        placed = self._placed.pop(request_id, None)
         if placed is None:
             return
         if not placed.prefilled:
-            self._end_prefill(request_id, None)
+            self._end_prefill(placed, None)
         if not placed.handed_off:
-            self._end_handoff(request_id)
-        del self._placed[request_id]
+            self._end_handoff(placed)
         load = placed.decode
         load.decodes -= 1
         load.reserved_tokens -= placed.tokens
@@ -278,26 +281,20 @@ class ClusterScheduler(RequestSubscriber):
         """Stop following a request and keep its load counted."""
         self._placed.pop(request_id, None)
 
-    def _end_prefill(self, request_id: str, now: float | None) -> None:
+    def _end_prefill(self, placed: _AccountedRequest, now: float | None) -> None:
         """Take a prompt off its prefill instance; `now` is None if the prefill never completed."""
-        placed = self._placed.get(request_id)
-        if placed is None or placed.prefilled:
-            return
         placed.prefilled = True
         forecast = self.pools.forecast
         if forecast is not None:
-            forecast.prefill_ended(request_id, now)
+            forecast.prefill_ended(placed.id, now)
         load = placed.prefill
         load.pending_prefill_tokens -= placed.prompt_tokens
         load.prefills -= 1
         self._settle(load, idle=False)
 
-    def _end_handoff(self, request_id: str) -> None:
-        placed = self._placed.get(request_id)
-        if placed is None or placed.handed_off:
-            return
+    def _end_handoff(self, placed: _AccountedRequest) -> None:
         placed.handed_off = True
-        self._handoffs.ended(request_id)
+        self._handoffs.ended(placed.id)
         load = placed.prefill
         if load is not placed.decode:
             load.reserved_tokens -= placed.start_tokens

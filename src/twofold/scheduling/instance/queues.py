@@ -27,6 +27,9 @@ class SchedulerOutput:
         self.repeatable = True
 
 
+_UNCHANGED: Final = SchedulerOutput()
+
+
 @mypyc_attr(free_list_len=1)
 class RunningBatch:
     """A batch under way on a lane, and the number of iterations it may run unchanged.
@@ -216,7 +219,7 @@ class Lane:
     def start(self, output: SchedulerOutput | None) -> RunningBatch | None:
         """Start the selected batch, or (None) all decodes; None if there is nothing to run."""
         decoding = self.queues.decoding
-        changes = SchedulerOutput() if output is None else output
+        changes = _UNCHANGED if output is None else output
         if not changes.prefills and not decoding.size:
             return None
         limit = 1
@@ -225,15 +228,6 @@ class Lane:
         self.remaining = limit
         self.batch = RunningBatch(changes, decoding.size, decoding.context_tokens, limit, self.number)
         return self.batch
-
-    def finish(self, iterations: int) -> RunningBatch:
-        """End the running batch after `iterations`; raises RuntimeError if it did not run that many."""
-        batch = self.batch
-        if batch is None or iterations > batch.limit:
-            raise RuntimeError("only a batch that was started can be completed")
-        self.batch = self.message = None
-        self.remaining -= iterations
-        return batch
 
     def computes(self, sequence: ScheduledSequence) -> bool:
         """Whether the running batch includes a sequence."""

@@ -224,8 +224,8 @@ class InstanceScheduler(KvReceiver):
 
         Returns the sequences that made their first token, ended, or stopped decoding for lack of blocks.
         """
-        lane = self._oldest()
-        batch = self._finish(lane, iterations)
+        batch = self._finish(iterations)
+        lane = self._lanes[batch.lane]
         results: list[StepResult] = []
         if batch.prefills:
             self.finish_prefills(lane.queues, batch.prefills, (), results)
@@ -259,11 +259,11 @@ class InstanceScheduler(KvReceiver):
 
         `stopped` lists the requests that end with their sampled token.
         """
-        lane = self._oldest()
-        if batch is not lane.message:
+        if not self._running or batch is not self._running[0].message:
             raise RuntimeError("only the oldest running batch can be completed")
+        running = self._finish(1)
+        lane = self._lanes[running.lane]
         decoding = lane.queues.decoding
-        running = self._finish(lane, 1)
         made = self._tokens_made(batch, decoding)
         results: list[StepResult] = []
         self.finish_prefills(lane.queues, running.prefills, stopped, results)
@@ -349,15 +349,15 @@ class InstanceScheduler(KvReceiver):
             self.swap.admit(sequence)
         queues.prefilling.append(sequence)
 
-    def _oldest(self) -> Lane:
-        if not self._running:
+    def _finish(self, iterations: int) -> RunningBatch:
+        """End the oldest running batch after `iterations`; raises RuntimeError if it did not run that many."""
+        batch = self._running[0].batch if self._running else None
+        if batch is None or iterations > batch.limit:
             raise RuntimeError("only a batch that was started can be completed")
-        return self._running[0]
-
-    def _finish(self, lane: Lane, iterations: int) -> RunningBatch:
-        batch = lane.finish(iterations)
-        self._running.remove(lane)
+        lane = self._running.pop(0)
         self._idle.append(lane)
+        lane.batch = lane.message = None
+        lane.remaining -= iterations
         if lane.aborted:
             for allocation in lane.aborted:
                 self.blocks.end_transfer(allocation)

@@ -131,23 +131,22 @@ class VirtualCluster(InstanceEnvironment):
         return pace if self.reuse is None else self.reuse.loading(iteration, pace)
 
     def started(self, instance: SimulatedInstance, iteration: RunningBatch, end: int) -> None:
-        now, lives = self.kernel.now, self.requests
         for part in iteration.prefills:
             if part.context_tokens and self.reuse is None:
                 continue  # not the first of its prompt
-            life = lives[part.sequence.id]
+            life = self.requests[part.sequence.id]
             if life.prefill_started == NEVER:
-                life.prefill_started = now
+                life.prefill_started = now = self.kernel.now
                 self.events.prefill_started(life.id, now / PS)
                 if life.splits:
                     self.handoffs.prefill_started(life, end)
         for sequence in iteration.paused:
-            sequence.last_token_at = now
-            lives[sequence.id].preemptions += 1
+            sequence.last_token_at = self.kernel.now
+            self.requests[sequence.id].preemptions += 1
         for sequence in iteration.joined:
-            life = lives[sequence.id]
+            life = self.requests[sequence.id]
             if life.decode_started == NEVER:
-                life.decode_started = now
+                life.decode_started = self.kernel.now
                 sequence.last_token_at = life.first_token
         if instance.scheduler.swap is not None:  # paused sequences may have resumed, and leases may be due
             self.handoffs.grant(instance)

@@ -168,11 +168,11 @@ class VirtualInstance(SimulatedInstance):
 
     def start(self) -> None:
         """Start the next batch, if the first stage is free and there is one."""
-        kernel, scheduler, stages = self.kernel, self.scheduler, self._stages
+        kernel, stages = self.kernel, self._stages
         now = kernel.now
         if len(self._runs) == stages or (stages > 1 and now < self._free_at[0]):
             return
-        batch = scheduler.start(now)
+        batch = self.scheduler.start(now)
         if batch is None:
             if stages == 1:
                 self.milliwatts = self._idle_mw
@@ -187,10 +187,9 @@ class VirtualInstance(SimulatedInstance):
             kernel.add(run)
         else:
             self._cores.compute(batch, run.at - now, run)
-        if stages > 1:
-            kernel.schedule(self._free_at[0], self._order, self._entrance_free, run)
         self.environment.started(self, batch, run.at)
         if stages > 1:
+            kernel.schedule(self._free_at[0], self._order, self._entrance_free, run)
             for sequence in batch.paused:
                 sequence.last_token_at = self._last_token[batch.lane]
 
@@ -219,9 +218,10 @@ class VirtualInstance(SimulatedInstance):
 
     def _repeat(self, batch: RunningBatch) -> "_Run":
         """Run a batch for as many iterations as allowed."""
-        now, swap, timing = self.kernel.now, self.scheduler.swap, self.timing.batch(batch)
+        now, timing = self.kernel.now, self.timing.batch(batch)
         if batch.prefills:
             timing = self.environment.loading(batch, timing)
+        swap = self.scheduler.swap
         if swap is not None:
             copying = self.timing.copying(swap.take_copies())
             timing = RunTiming(timing.first_ps + copying, timing.step_ps, timing.milliwatts)

@@ -47,7 +47,10 @@ requests: Final = _Requests()
 
 
 class _Ranking:
-    """The members of a pool in a heap by one measure; ties are broken by the order of joining."""
+    """The members of a pool in a heap by one measure; ties are broken by the order of joining.
+
+    Comparisons are written out: every placement makes about twenty of them.
+    """
 
     def __init__(self, measure: LoadMeasure) -> None:
         self.measure = measure
@@ -77,10 +80,10 @@ class _Ranking:
             self._sink(standing)
 
     def _rise(self, standing: HeapEntry) -> None:
-        heap, at = self.heap, standing.position
+        heap, at, number, place = self.heap, standing.position, standing.number, standing.load.place
         while at > 0:
             above = heap[(at - 1) >> 1]
-            if not _precedes(standing, above):
+            if above.number < number or (above.number == number and above.load.place < place):
                 break
             heap[at] = above
             above.position, at = at, above.position
@@ -88,26 +91,22 @@ class _Ranking:
         standing.position = at
 
     def _sink(self, standing: HeapEntry) -> None:
-        heap, at = self.heap, standing.position
+        heap, at, number, place = self.heap, standing.position, standing.number, standing.load.place
         size: i64 = len(heap)
-        while 2 * at + 1 < size:
-            below = heap[2 * at + 1]
-            if 2 * at + 2 < size:
-                other = heap[2 * at + 2]
-                if _precedes(other, below):
+        while (child := 2 * at + 1) < size:
+            below = heap[child]
+            if child + 1 < size:
+                other = heap[child + 1]
+                if other.number < below.number or (
+                    other.number == below.number and other.load.place < below.load.place
+                ):
                     below = other
-            if not _precedes(below, standing):
+            if number < below.number or (number == below.number and place < below.load.place):
                 break
             heap[at] = below
             below.position, at = at, below.position
         heap[at] = standing
         standing.position = at
-
-
-def _precedes(one: HeapEntry, other: HeapEntry) -> bool:
-    if one.number != other.number:
-        return one.number < other.number
-    return one.load.place < other.load.place
 
 
 class Pool:

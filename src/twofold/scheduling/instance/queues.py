@@ -39,11 +39,12 @@ class RunningBatch:
     """
 
     def __init__(self, changes: SchedulerOutput, decodes: int, context_tokens: int, limit: int, lane: int = 0) -> None:
-        self.prefills, self.joined, self.paused = changes.prefills, changes.resume, changes.pause
+        self.prefills = prefills = changes.prefills
+        self.joined, self.paused = changes.resume, changes.pause
         self.prefill_tokens = 0
-        for chunk in changes.prefills:
+        for chunk in prefills:
             self.prefill_tokens += chunk.num_tokens
-        self.prefill_sequences = len(changes.prefills)
+        self.prefill_sequences = len(prefills)
         self.decode_sequences = decodes
         self.context_tokens = context_tokens
         self.limit = limit
@@ -219,15 +220,15 @@ class Lane:
     def start(self, output: SchedulerOutput | None) -> RunningBatch | None:
         """Start the selected batch, or (None) all decodes; None if there is nothing to run."""
         decoding = self.queues.decoding
-        changes = _UNCHANGED if output is None else output
-        if not changes.prefills and not decoding.size:
-            return None
-        limit = 1
-        if not changes.prefills and changes.repeatable and not self.single_step:
-            limit = self.remaining or decoding.iterations_to_end()
+        changes, decodes, limit = _UNCHANGED if output is None else output, decoding.size, 1
+        if not changes.prefills:
+            if not decodes:
+                return None
+            if changes.repeatable and not self.single_step:
+                limit = self.remaining or decoding.iterations_to_end()
         self.remaining = limit
-        self.batch = RunningBatch(changes, decoding.size, decoding.context_tokens, limit, self.number)
-        return self.batch
+        self.batch = batch = RunningBatch(changes, decodes, decoding.context_tokens, limit, self.number)
+        return batch
 
     def computes(self, sequence: ScheduledSequence) -> bool:
         """Whether the running batch includes a sequence."""

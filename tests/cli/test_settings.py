@@ -5,8 +5,9 @@ import typer
 from typer.testing import CliRunner
 
 from twofold.cli.main import COMMANDS, load
-from twofold.cli.settings import Command, Settings, command, flag, flags_of
+from twofold.cli.settings import Command, Settings, command, flag, flags_of, summary
 from twofold.errors import ConfigurationError
+from twofold.scheduling.batchers import BATCHERS
 
 
 class ExampleSettings(Settings):
@@ -94,3 +95,11 @@ def test_flags_of_one_name_have_one_help():
     all_flags = [flags_of(kind) for kind in (ServeSettings, SimulateSettings, PlanSettings)]
     for name in ("batcher", "max_num_seqs", "max_num_batched_tokens", "handoff", "catalog"):
         assert len({flags[name].help for flags in all_flags}) == 1, name
+
+
+@pytest.mark.parametrize("batcher", BATCHERS.values())
+def test_a_compiled_class_is_described_by_its_source(batcher):
+    """A class without a docstring, as mypyc makes it, has the description of the class in the source file."""
+    compiled = type(batcher.__name__, (), {"__module__": batcher.__module__})
+    assert compiled.__doc__ is None
+    assert summary(compiled) == summary(batcher) != ""

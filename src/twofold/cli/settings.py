@@ -3,8 +3,10 @@
 A field is an option of the same name: `max_num_seqs: int = flag("…", 64, ge=1)` becomes `--max-num-seqs`.
 """
 
+import ast
 import inspect
 import re
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields
 from difflib import get_close_matches
@@ -168,8 +170,20 @@ def summary(entry: object) -> str:
     text = entry if isinstance(entry, str) else getattr(entry, "help", None)
     if isinstance(text, str):
         return text
-    paragraph = (inspect.getdoc(getattr(entry, "func", entry)) or "").partition("\n\n")[0]
+    target = getattr(entry, "func", entry)
+    paragraph = (inspect.getdoc(target) or _source_docstring(target)).partition("\n\n")[0]
     return re.split(r"(?<=\.)\s", " ".join(paragraph.split()))[0]
+
+
+def _source_docstring(entry: object) -> str:
+    """Return the docstring of a class from its source file, because mypyc drops the docstrings of compiled classes."""
+    module, name = getattr(entry, "__module__", ""), getattr(entry, "__name__", "")
+    compiled = getattr(sys.modules.get(module), "__file__", None)
+    source = Path(compiled or "").with_name(f"{module.rpartition('.')[2]}.py")
+    if not compiled or not source.is_file():
+        return ""
+    classes = (node for node in ast.parse(source.read_text(encoding="utf-8")).body if isinstance(node, ast.ClassDef))
+    return next((ast.get_docstring(node) or "" for node in classes if node.name == name), "")
 
 
 def _parameter(kind: type[Settings], field: "Field[Any]", flag: Flag) -> inspect.Parameter:

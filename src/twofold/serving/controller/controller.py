@@ -96,7 +96,7 @@ class Controller(Service):
         return self._monitor is not None
 
     def _open(self) -> None:
-        """Start monitoring once all expected workers have registered, and admit requests if both phases have one."""
+        """Start monitoring once all expected workers are registered; admit requests if both phases have a worker."""
         if self._registry.complete:
             if self._monitor is None:
                 self._monitor = asyncio.create_task(self._monitor_health())

@@ -27,7 +27,7 @@ class ParentWatchdog:
         self._until_s = now + WATCHDOG_S
 
     def acknowledged(self, sent_s: float) -> None:
-        """Extend the deadline by a heartbeat sent at `sent_s`. Acknowledgements may arrive late and in any order."""
+        """Extend the deadline when the heartbeat sent at `sent_s` is acknowledged; a late call is harmless."""
         self._until_s = max(self._until_s, sent_s + WATCHDOG_S)
 
     def left_s(self, now: float) -> float:

@@ -51,7 +51,7 @@ class KeyRing:
         return {key.name: key.limits for key in self._keys}
 
     def find(self, authorization: str) -> ApiKey | None:
-        """Find the key of an Authorization header, `Bearer KEY`; always compares every key."""
+        """Return the API key of an Authorization header, `Bearer KEY`. It is compared with every key of the service."""
         scheme, secret = authorization[: len(_SCHEME)], authorization[len(_SCHEME) :]
         digest = _digest(secret.strip())
         found = None

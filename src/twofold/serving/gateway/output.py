@@ -29,7 +29,7 @@ class StopStrings:
     """
 
     def __init__(self, stops: Sequence[str], *, include: bool = False) -> None:
-        """`include` keeps the stop string at the end of the text. Stop strings must not be empty."""
+        """Search for non-empty strings `stops`. With `include`, emitted text ends with the stop string."""
         # Longest first, so that the longest of several simultaneous matches wins.
         self._automata = [_Automaton(stop) for stop in sorted(set(stops), key=lambda stop: (-len(stop), stop))]
         self._include = include

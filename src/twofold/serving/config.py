@@ -204,7 +204,7 @@ class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True):
         return self.engine.prefix_caching and prefills and BATCHERS[worker.batcher].reuses_prefix
 
     def measured_pairs(self) -> list[tuple[str, str]]:
-        """Return the (source, target) pairs of workers whose links are measured when the service starts."""
+        """Return the (source, target) pairs of workers between which links are measured at the start of the service."""
         return [
             (source.instance, target.instance)
             for source in self.workers

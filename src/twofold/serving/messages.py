@@ -164,8 +164,8 @@ class LeaseGranted(Message, frozen=True, kw_only=True):
 class StepDone(Message, frozen=True, kw_only=True):
     """Report that an iteration has ended.
 
-    `started` lists the requests whose prefill began in this iteration. Times are in monotonic seconds. `number` orders
-    this status report among all reports of the worker, `epoch` identifies the worker process.
+    `started` lists the requests that began their prefill in this iteration. Times are in monotonic seconds. `number`
+    orders this status report among all reports of the worker, `epoch` identifies the worker process.
     """
 
     instance: str
@@ -230,7 +230,7 @@ class HandoffEnded(Message, frozen=True, kw_only=True):
 
 
 class HandoffOffered(Message, frozen=True, kw_only=True):
-    """Pull: the target, which granted a lease in this `epoch`, may read the KV cache from these blocks."""
+    """Offer of a pulled hand-off: the target of the lease with this `epoch` may read KV from the source's `blocks`."""
 
     request_id: str
     epoch: int

@@ -196,7 +196,7 @@ class LiveForecast:
         self.forecast.memories.stored(message.instance, message.stored)
 
     def fetch_of(self, route: Route) -> StoreFetch | None:
-        """Return the blocks that the prefill host must fetch for `route`, or None if no store can be asked for them."""
+        """Return the blocks that the prefill host must fetch for `route`, or None if no reachable store has them."""
         fetch = route.fetch
         address = None if fetch is None else self.stores.address(fetch.source)
         if fetch is None or address is None:

@@ -34,7 +34,7 @@ class ProcessControl(Protocol):
     def kill_worker(self, instance: str) -> None: ...
 
     def release_worker(self, instance: str) -> None:
-        """Release the resources of a retired worker whose process has ended."""
+        """Release the resources of a retired worker after its process has ended."""
         ...
 
     def refuse_worker(self, instance: str, reason: str) -> None:

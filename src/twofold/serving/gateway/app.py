@@ -79,7 +79,7 @@ def create_app(
 ) -> FastAPI:
     """Create the gateway of `service`; without a tokenizer, prompts must be token ids.
 
-    If `keys` are given, requests for /v1, /pools and the dashboard's data must have an API key.
+    With `keys`, requests for /v1, /pools and the dashboard's data must have an API key.
     """
     gateway = Gateway(service=service, tokenizer=tokenizer, limits=limits or RequestLimits())
     app = FastAPI(openapi_url=None, redirect_slashes=False)

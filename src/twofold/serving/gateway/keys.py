@@ -66,7 +66,7 @@ def _digest(secret: str) -> bytes:
 
 
 def read_keys(secrets: Sequence[str], file: Path | None) -> KeyRing | None:
-    """Read API keys from `secrets` (named key-1, key-2 …) and from a file; return None if no key is given.
+    """Read API keys from `secrets` (named key-1, key-2 …) and from a file; return None if there is no key.
 
     Raises ConfigurationError, which never quotes a key.
     """

@@ -13,7 +13,7 @@ from twofold.errors import RequestError
 
 
 def invalid(field: str, reason: str, *, status: int = 400, code: str | None = None) -> RequestError:
-    """Return the error for a request whose field `field` is invalid."""
+    """Return the error for a request in which `field` is invalid."""
     return RequestError(f"{field}: {reason}", param=field, status=status, code=code)
 
 

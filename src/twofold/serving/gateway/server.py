@@ -24,7 +24,7 @@ class _HeadTooLargeError(Exception):
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """HTTP protocol of uvicorn that rejects a request whose request line and headers exceed `header_bytes`.
+    """HTTP protocol of uvicorn with a limit of `header_bytes` for the request line and headers of a request.
 
     The HTTP parser itself has no limit. Error responses use the API's error JSON. See `bounded_protocol`.
     """

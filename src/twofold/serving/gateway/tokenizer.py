@@ -67,7 +67,7 @@ class TokenBytes:
 
 
 def id_name(token_id: int) -> str:
-    """Return the name of a token whose text is unknown."""
+    """Return the name of a token that has no known text."""
     return f"token_id:{token_id}"
 
 

@@ -20,7 +20,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def die_with_parent(with_signal: signal.Signals, parent: int) -> None:
-    """Deliver `with_signal` to this process when its parent process, whose id is `parent`, dies."""
+    """Deliver `with_signal` to this process when its parent process (with the id `parent`) dies."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, with_signal)
     if os.getppid() != parent:  # it died before the call
         os._exit(1)

@@ -57,7 +57,7 @@ class JoinedHost:
         self.stopped.set()
 
     async def run(self, run_dir: str) -> None:
-        """Raises ConfigurationError when the service refuses this host, or its workers cannot run."""
+        """Join and run workers. Raises ConfigurationError if the service refuses this host or its workers fail."""
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         guard = Guard(context, read_key(Path(self.network.key_file)))
         inbox: Inbox[messages.ToHost] = Inbox(
@@ -96,7 +96,7 @@ class JoinSession:
         self._was_heard = False
 
     async def run(self, run_dir: Path) -> bool:
-        """Return whether to join again because the service was lost; raises ConfigurationError where that is futile."""
+        """Return whether to join again because the service was lost. Raises ConfigurationError after a refusal."""
         loop = asyncio.get_running_loop()
         loop.add_reader(self._inbox.fileno(), self._drain)
         self._drain()

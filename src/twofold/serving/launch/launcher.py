@@ -51,7 +51,7 @@ class Launcher(ProcessControl):
         self._send(WorkerCommand(free=instance))
 
     def refuse_worker(self, instance: str, reason: str) -> None:
-        """Do nothing, because a refused local worker exits by itself, and its exit is reported."""
+        """Do nothing, because a refused local worker exits on its own, and its exit is reported."""
 
     def _send(self, command: WorkerCommand) -> None:
         process = self._process

@@ -158,7 +158,7 @@ class LocalService:
         await server.stop()
 
     async def _wait_measured(self) -> None:
-        """Wait until all links are measured, or until `MEASURE_S` if an end was lost."""
+        """Wait until all links are measured, at most `MEASURE_S` because workers may be lost before."""
         with suppress(TimeoutError):
             await asyncio.wait_for(self._paths.known(self._config.measured_pairs()), MEASURE_S)
 

@@ -124,7 +124,7 @@ class StoreSession:
 
 
 class StoreClient:
-    """Client of the KV store whose inbox is `store`; the store may stop and restart at any time.
+    """Client of the KV store with the inbox `store`; the store may stop and restart at any time.
 
     Replies arrive in `inbox`. With `verify`, loaded blocks are compared with the checksums of their writers, and
     mismatches are counted in `damaged`. A store that does not reply for `timeout_s` is not used until its next message.
@@ -278,7 +278,7 @@ class StoreClient:
                 self._timed_out.put(session)
 
     def _intact(self, memory: SlotMemory, blocks: Mapping[int, messages.Block]) -> dict[int, int]:
-        """Return the slots of the blocks whose checksums are correct, by block index."""
+        """Return the slots of the blocks that have correct checksums, by block index."""
         intact = {index: block.slot for index, block in blocks.items()}
         if self._verify:
             for index, block in blocks.items():

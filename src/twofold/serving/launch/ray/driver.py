@@ -2,8 +2,8 @@
 
 It reads a RayJob and then WorkerCommands from standard input, and writes Reports to standard output. It exits on
 command, at the end of its input, and when its parent process dies. Ray then removes the driver's actors and placement
-groups. Ray itself restarts no actor (`max_restarts` is 0), because Ray may consider an actor dead whose processes still
-run. The controller's registry restarts a worker once its exit is certain.
+groups. Ray itself restarts no actor (`max_restarts` is 0), because processes of an actor that Ray considers dead may
+still run. The controller's registry restarts a worker once its exit is certain.
 """
 
 import logging
@@ -104,7 +104,7 @@ class PlacedWorker:
 
 
 class RayDriver(WorkerStarter):
-    """Creates and removes the Ray actors of workers on command, and reports the workers whose actors ended."""
+    """Creates and removes the Ray actors of workers on command, and reports the actors that ended."""
 
     poll_s = POLL_S
 
@@ -203,7 +203,7 @@ class RayDriver(WorkerStarter):
         return bool(self._placed)
 
     def _check_placement(self, worker: str, placed: PlacedWorker, now: float) -> None:
-        """Check whether a pending placement group was created, and where."""
+        """Check whether a pending placement group was created, and where; after `ROOM_S`, request another node."""
         from ray.util.placement_group import placement_group_table  # noqa: PLC0415  (an extra)
 
         found = placement_group_table(placed.group)
@@ -216,7 +216,7 @@ class RayDriver(WorkerStarter):
             self._place(self._hosts[worker], now)
 
     def _collect(self) -> None:
-        """Report the workers whose host, actor or node has ended."""
+        """Report the workers that have lost their host, actor or node."""
         ends = {placed.end: worker for worker, placed in self._placed.items()}
         if not ends:
             return

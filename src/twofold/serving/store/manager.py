@@ -281,7 +281,7 @@ class StoreManager:
             self._copy_behind()
 
     def _copy_behind(self) -> None:
-        """Copy new blocks to disk in the background: they survive this process, and need no write on eviction."""
+        """Copy new blocks to disk in the background. They then survive this process and are evicted without a write."""
         memory = self.tiers.tiers[MEMORY]
         while self._uncopied:
             key = self._uncopied[0]

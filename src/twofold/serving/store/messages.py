@@ -90,7 +90,7 @@ class Put(msgspec.Struct, frozen=True, tag=True):
 
 
 class Commit(msgspec.Struct, frozen=True, tag=True):
-    """These blocks of a Put are complete. The other slots of the Put are returned, and the next ones are leased."""
+    """Report that the client has written these blocks of a Put. The store frees its other slots and leases more."""
 
     blocks: list[Block]
 

@@ -75,7 +75,7 @@ class UpstreamChoice(msgspec.Struct, frozen=True):
     finish_reason: str | None = None
 
     def outputs(self, first_index: int) -> list[TokenOutput]:
-        """Convert to token outputs, numbered from `first_index`; raises ServerError for unknown finish reasons."""
+        """Return the tokens as outputs, numbered from `first_index`; raises ServerError for unknown finish reasons."""
         tokens, logprobs = self.token_ids or [], self.logprobs or _Logprobs()
         if self.finish_reason is not None and self.finish_reason not in _FINISH:
             raise ServerError(f"the output ended with {self.finish_reason!r}")

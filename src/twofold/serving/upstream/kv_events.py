@@ -45,7 +45,7 @@ class BlockStored(_Event, frozen=True):
 
     @property
     def plain(self) -> bool:
-        """Whether the blocks are base-model text in engine memory; for hybrid models, of the first group."""
+        """Whether the blocks are text for the base model in engine memory (in hybrid models, of the first group)."""
         return self.medium in _ENGINE and self.lora_name is None and not self.group_idx
 
     def salt(self) -> str | None:

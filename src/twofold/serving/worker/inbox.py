@@ -101,7 +101,7 @@ class HandoffEvents:
             self._reply(incoming, incoming.bytes_moved if incoming.complete else None)
 
     def sent(self, outgoing: OutgoingHandoff) -> None:
-        """The sender thread has ended a hand-off: no more reads or writes of its blocks follow."""
+        """Process the end of an outgoing hand-off, after the last access to its blocks (on the sender thread)."""
         state, complete = self._state, not outgoing.cancelled
         if complete and outgoing.started_s is not None:
             report = messages.HandoffReport(

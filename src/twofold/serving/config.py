@@ -27,15 +27,14 @@ DEFAULT_VOCAB_SIZE = 32_000  # of emulated models
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """How each worker runs the model.
+    """Configuration of each worker's engine.
 
-    `engine` is a key of `engine.registry.ENGINES`. With `emulated`, `model` is a catalog name and
-    `vocab_size` sets the vocabulary. `tokenizer` is a directory, if it differs from the model's. `kv_cache_bytes` is
-    per worker; None selects a default for the device. With `swap_bytes`, decodes allocate KV blocks as they grow,
-    and each decoding worker swaps them out to this much host memory.
-
-    With `prefix_caching`, the KV of prompts stays cached until its memory is needed. Requests may pin up to
-    `retained_share` of that memory. `eviction` is a policy of `kvcache.eviction`, for engine memory and host stores.
+    `engine` is a key of `engine.registry.ENGINES`. With `emulated`, `model` is a catalog name and `vocab_size` sets the
+    vocabulary. `tokenizer` is the tokenizer's directory, if it differs from the model's. `kv_cache_bytes` is per
+    worker; None selects a default for the device. With `swap_bytes`, decodes allocate KV blocks as they grow, and each
+    decoding worker swaps them out to this much host memory. With `prefix_caching`, the KV of prompts stays cached until
+    its memory is needed. Requests may pin up to `retained_share` of that memory. `eviction` is a policy of
+    `kvcache.eviction`, for engine memory and host stores.
     """
 
     model: str
@@ -103,7 +102,7 @@ class JoinTerms(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReplanConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Parameters of re-planning: the simulated cluster and the SLO attainment to reach.
+    """Configuration of re-planning: the simulated cluster, the SLO and the attainment to reach.
 
     With `replicas`, workers are also retired and restarted. `catalog` lists files that extend the catalog for
     `cluster`. A search ends after `search_limit_s`.
@@ -119,10 +118,10 @@ class ReplanConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OverloadConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Overload control by a rule of `scheduling.admission.overload`.
+    """Configuration of overload control: a rule of `scheduling.admission.overload` and the `slo`.
 
-    Requests that would miss `slo` are rejected. `cluster` describes the workers' speed, and `catalog` lists files that
-    extend the catalog for it.
+    Requests that would miss the SLO are rejected. `cluster` describes the workers' speed, and `catalog` lists files
+    that extend the catalog for it.
     """
 
     rule: str

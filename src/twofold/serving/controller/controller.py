@@ -92,7 +92,7 @@ class Controller(Service):
 
     @property
     def restarts_workers(self) -> bool:
-        """Whether workers are restarted: only after all expected workers have registered once."""
+        """Whether ended workers are restarted. Restarts begin once all expected workers have registered."""
         return self._monitor is not None
 
     def _open(self) -> None:

@@ -143,7 +143,7 @@ def _path(link: LinkSpeed, layout: KvLayout, source: Sharding, target: Sharding)
 
 
 class HostStores:
-    """Blocks in the KV stores of all hosts, by host in `index`. The first report of a restarted store replaces all."""
+    """KV store blocks by host, in `index`. A restarted store's first report replaces the store's earlier blocks."""
 
     def __init__(self) -> None:
         self.index = PrefixIndex()

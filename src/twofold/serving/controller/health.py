@@ -38,7 +38,7 @@ class Worker:
 
 
 class WorkerGroup(ABC):
-    """Interface to the workers of a service, which `members` lists by instance name."""
+    """Interface to the workers of a service; `members` maps instance names to workers."""
 
     members: Mapping[str, Worker]
 

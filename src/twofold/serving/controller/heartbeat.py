@@ -36,7 +36,7 @@ class ParentWatchdog:
 
 
 def presumed_dead(heard_s: float, now: float) -> bool:
-    """Return whether the watchdog of a process has ended it, if the last heartbeat arrived at `heard_s`."""
+    """Return whether a process must have ended by its watchdog, after its last heartbeat arrived at `heard_s`."""
     return now - heard_s > WATCHDOG_S + WATCHDOG_MARGIN_S
 
 

@@ -198,7 +198,7 @@ class WorkerRegistry(WorkerGroup):
     # -- failures and restarts --------------------------------------------------------------------------------------
 
     def sweep(self, now: float) -> SweepResult:
-        """Kill faulty and silent workers, and start workers whose restart is due. Call this every `ALIVE_S` seconds."""
+        """Kill faulty and silent workers; restart ended workers after a delay. Call this every `ALIVE_S` seconds."""
         if self._swept_s is not None and now - self._swept_s > STALL_S:
             for member in self._up():
                 member.heard_s = now

@@ -141,7 +141,7 @@ class LiveRequests:
                 return
 
     def _place_on_resumed(self) -> None:
-        """Place waiting requests if the last events resumed a worker."""
+        """Place waiting requests if a trial has resumed a worker since the last call."""
         if self.health.take_resumed():
             self.place_waiting()
 

@@ -85,10 +85,10 @@ class _Automaton:
 
 
 class Delta(msgspec.Struct, frozen=True, kw_only=True):
-    """Contribution of one token to choice `choice`.
+    """The part of choice `choice` that one token adds.
 
     `text` may be empty (incomplete character, start of a stop string) or longer than the token's text. `offset` is the
-    number of characters decoded from the tokens before it.
+    number of characters decoded from the tokens before this token.
     """
 
     choice: int

@@ -82,7 +82,7 @@ def begin(job: type[Job]) -> tuple[Job, SendReport]:
 
 
 class WorkerStarter(ABC):
-    """Base class of processes that start workers for a launcher, and execute its commands until they must end."""
+    """Base class of a process that starts workers for a launcher and executes the launcher's commands."""
 
     poll_s: float  # longest time between two polls
 

@@ -33,8 +33,8 @@ def plan_memory(
 ) -> MemoryPlan:
     """Divide memory into KV blocks; raises ConfigurationError if one request or all workers do not fit.
 
-    `available_bytes` is the machine's free memory for all `workers`. The first `swapping` of them have `swap_bytes` of
-    swap space each.
+    `available_bytes` is the machine's free memory for all `workers`. `swapping` is the number of workers that have
+    `swap_bytes` of swap space each.
     """
     wanted = kv_cache_bytes if kv_cache_bytes is not None else DEFAULT_KV_CACHE_BYTES
     num_blocks = wanted // layout.bytes_per_block

@@ -71,7 +71,7 @@ def plan_workers(
 
 
 def with_cores(workers: Sequence[WorkerConfig], *, pin_cores: bool) -> tuple[WorkerConfig, ...]:
-    """Return the workers with their cores or threads: equal shares of the cores of this host."""
+    """Return the workers of one host, each with an equal share of the host's available cores."""
     if not workers:
         return ()
     return tuple(

@@ -23,7 +23,7 @@ ENGINE_TIER = "engine"  # the memory of an instance's engine
 
 
 class InstanceHistory:
-    """Current state and time series of one instance."""
+    """Current state, role history and time series of one instance."""
 
     def __init__(self, role: Role) -> None:
         self.home = self.role = role
@@ -161,7 +161,7 @@ class InstanceTelemetry:
         self._log.totals["prefix_hits"] += reused_tokens
 
     def restarted(self, instance: str) -> None:
-        """Record the restart of an instance."""
+        """Record the restart of an instance's worker process."""
         self._restarts.labels(instance).inc()
         self._log.totals["restarts"] += 1
         self._log.event("restarted", instance)

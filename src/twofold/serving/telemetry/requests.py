@@ -119,8 +119,8 @@ def _snapshot(timeline: Timeline, ended_s: float | None = None) -> RequestSnapsh
 def phases(live: Collection[Timeline], waiting: int) -> dict[str, int]:
     """Count live requests by phase.
 
-    A timeline counts a prompt as queued until the iteration that prefills it ends. If instances report fewer `waiting`
-    prompts, the difference is counted as prefilling.
+    A timeline counts a prompt as queued until the end of the iteration that prefills the prompt. If instances report
+    fewer `waiting` prompts, the difference counts as prefilling.
     """
     counts = dict.fromkeys([HELD, *(name.value for name in StageName)], 0)
     for timeline in live:

@@ -88,7 +88,7 @@ class Tracer:
 
 
 class _GivenIds(RandomIdGenerator):
-    """Generator of random span ids; for `given`, it returns the ids that the response headers contain."""
+    """Generator of random trace and span ids. If `given` is set, these ids are used, which the client received."""
 
     given: TraceParent | None = None
 

@@ -179,10 +179,10 @@ def completion_body(
 
 
 def rejected_decode_body(model: str, kv: KvParams) -> bytes:
-    """A decode request that the server rejects, so that the prefill server releases the KV.
+    """Return the body of a decode request that the server rejects: the prefill server then releases its KV.
 
-    vLLM notifies the prefill server of every rejected decode (`notify_kv_transfer_request_rejected`). Otherwise the KV
-    stays until its lease ends: 30 s unless `kv_lease_duration` is set.
+    vLLM notifies the prefill server of every rejected decode (`notify_kv_transfer_request_rejected`). Without this
+    request, the KV stays until its lease ends: 30 s unless `kv_lease_duration` is set.
     """
     fields = {"model": model, "prompt": [0], "max_tokens": 1 << 30, "kv_transfer_params": kv}
     return msgspec.json.encode(fields)

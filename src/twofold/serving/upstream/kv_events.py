@@ -1,7 +1,7 @@
-"""vLLM's KV cache events over ZeroMQ, translated to prefix keys (vLLM 0.32, `distributed/kv_events.py`).
+"""vLLM's KV cache events over ZeroMQ, translated to block keys (vLLM 0.32, `distributed/kv_events.py`).
 
 vLLM identifies a block by a hash that cannot be recomputed. But an event for stored blocks contains their tokens and
-the hash of the parent block, and the prompt's block keys follow from these.
+the hash of the parent block. The block keys follow from these tokens and the parent's block key.
 """
 
 import asyncio

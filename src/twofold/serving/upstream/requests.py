@@ -177,10 +177,10 @@ class UpstreamRequest:
 
 
 def seed_of(seed: int, first_index: int) -> int:
-    """Seed of an attempt that starts at the `first_index`-th output token.
+    """Return the sampling seed of an attempt that starts at output token number `first_index`.
 
-    vLLM draws all tokens of a request from one generator, so a resumed attempt cannot continue the sequence. It must
-    not repeat it either, so each start position has its own seed.
+    vLLM samples all tokens of a request with one random generator, so a resumed attempt cannot continue the random
+    sequence. It must not repeat this sequence either, so each start position has its own seed.
     """
     if not first_index:
         return seed
@@ -223,7 +223,7 @@ class UpstreamRequests:
             task.cancel()
 
     def lost(self, instance: str, reason: str) -> None:
-        """Replay every attempt that depends on a lost server."""
+        """Replay every attempt that needs the lost server `instance`."""
         for attempt_id, (request, _) in list(self._running.items()):
             if any(server.instance == instance for server in request.required):
                 self._requests.replay(attempt_id, instance, reason)

@@ -83,7 +83,7 @@ class HandoffReceiver:
         return bool(self._select(lambda each: each.source == source and each.pulled))
 
     def cancel_from(self, source: str) -> None:
-        """Fail all reads from a dead source."""
+        """Fail all reads of KV from a source that has died."""
         for incoming in self._select(lambda each: each.source == source and each.pulled):
             incoming.error = incoming.error or f"{source} ended during the hand-off"
 

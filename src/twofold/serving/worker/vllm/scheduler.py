@@ -218,7 +218,7 @@ class VllmScheduler:
         self._move(held, VllmRequestState.RUNNING)
 
     def resume(self, held: VllmRequest) -> None:
-        """Release the blocks of a request to vLLM, which has its KV and first token and may run it."""
+        """Release a request's blocks to vLLM: its KV and first token have arrived, so vLLM may run the request."""
         if held.grant is not None:
             held.received = True
             self._lent.release(held.grant)

@@ -105,7 +105,7 @@ class Shutdown(Message, frozen=True, kw_only=True):
 
 
 class HeartbeatAck(Message, frozen=True, kw_only=True):
-    """Acknowledgement of the heartbeat that a process on another host sent at `said_s` on its own clock."""
+    """Acknowledgement of the heartbeat that a process on another host sent at `said_s` on that process's clock."""
 
     said_s: float
 

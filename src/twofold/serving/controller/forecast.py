@@ -181,7 +181,7 @@ class LiveForecast:
         self.forecast = ClusterForecast(self.stores.index, block_tokens)
 
     def joined(self, load: InstanceLoad, host: str) -> None:
-        """Add a worker on `host` to the forecast; `load` is the worker's load in the scheduler."""
+        """Add a worker on `host` to the forecast; `load` is the router's record of this worker's load."""
         load.cache = host
         model = self._models.get(load.id) or next(iter(self._models.values()), None)
         self.forecast.join(load.id, LivePrediction(load.id, host, model, self._paths, self.stores))

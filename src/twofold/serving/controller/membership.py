@@ -112,7 +112,7 @@ class Membership:
                 self._registry.send(instance, Shutdown())
 
     def exited(self, instance: str) -> None:
-        """Record the exit of a worker's process, and inform the other workers that it writes no more."""
+        """Record the exit of a worker's process, and inform the other workers that the exited worker writes no more."""
         if self._registry.exited(instance, time.monotonic()):
             if self._registry.members[instance].retired:
                 log.info("%s has retired", instance)

@@ -3,7 +3,7 @@
     starting ── registered ──▶ up ── silent, hung ──▶ fenced ── exited ──▶ down ── restart due ──▶ starting
                                └────────────────── exited ────────────────▶ ┘
 
-A silent worker is killed first: afterwards it can neither answer nor write to its peers.
+The registry kills a silent worker first, so that this worker can neither answer nor write to its peers afterwards.
 """
 
 import logging

@@ -109,7 +109,7 @@ class Hosts(ProcessControl):
         self._command(host, instance)
 
     def release_worker(self, instance: str) -> None:
-        """Release what the local launcher holds for a retired worker. Joined hosts keep their resources."""
+        """Release the resources of a retired worker in the local launcher. Joined hosts keep their resources."""
         if instance in self.own or self.host_of(instance) is None:
             self._local.release_worker(instance)
 

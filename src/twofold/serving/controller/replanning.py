@@ -67,7 +67,7 @@ class RoleControl(Protocol):
 
 
 class DegradedMode:
-    """Keeps both phases running while the launcher has no room for some workers, and then restores the plan.
+    """Keeps prefill and decode running while the launcher has no room for some workers; later restores the plan.
 
     all have room ── some wait ──▶ smaller plan ── more or fewer wait ──▶ another smaller plan
           ▲                             │

@@ -134,7 +134,7 @@ class ForkServer(WorkerStarter):
         processes.forked()
 
     def kill(self, instance: str) -> None:
-        """Kill the processes of a worker, even stopped ones. The worker's exit is reported later."""
+        """Kill the processes of a worker, including stopped processes. The worker's exit is reported later."""
         for pid, name in self._pids.items():
             if name == instance:
                 os.kill(pid, signal.SIGKILL)

@@ -375,6 +375,6 @@ def _runs(indices: Sequence[int]) -> list[tuple[int, int]]:
 
 
 def _bytes_key(key: BlockKey) -> bytes:
-    """Return `key` typed as bytes. Keys of live requests are bytes; the integer keys of traces never occur here."""
+    """Return `key` typed as bytes. Block keys of live requests are bytes; only traces have integer keys."""
     assert isinstance(key, bytes)  # noqa: S101  (narrows the type)
     return key

@@ -1,4 +1,4 @@
-"""Metrics of vLLM servers, and the load of these servers that comes from other clients."""
+"""Metrics of vLLM servers, and the load that clients of other services put on these servers."""
 
 import re
 from collections import defaultdict

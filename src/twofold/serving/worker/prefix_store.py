@@ -1,4 +1,4 @@
-"""Loads cached prompt prefixes from the host's KV store, and puts computed ones into it.
+"""Exchange of prompt prefixes with the host's KV store: cached blocks are loaded, computed blocks are stored.
 
     prompt arrives ─▶ (the store fetches more of it from another host)
                   ├─▶ the store has more than the engine ─▶ it pins those blocks ─▶ prompt is queued ─▶ it runs
@@ -8,7 +8,7 @@
 
 Pinned blocks are loaded even if the store ends, so their keys are published in the engine's cache before the load.
 Iterations that read these blocks wait for the load layer by layer (`begin`). If an earlier step fails, the prompt is
-queued and its missing KV is computed.
+queued, and the worker computes the KV that is missing.
 """
 
 import threading

@@ -20,7 +20,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Peer(msgspec.Struct, frozen=True, kw_only=True):
-    """Addresses of an instance: its KV memory, its `inbox` for its own `host`, and `outside` for other hosts."""
+    """Addresses of an instance: its KV memory, `inbox` for senders on the same `host`, `outside` for other hosts."""
 
     inbox: str
     memory: MemoryDescriptor

@@ -129,7 +129,7 @@ class TextTokenizer:
     """Encodes and decodes text with the fast tokenizer of the library transformers; thread-safe."""
 
     def __init__(self, tokenizer: "PreTrainedTokenizerFast", *, inline_characters: int = 8192) -> None:
-        """Encode texts of more than `inline_characters` in a thread, so that they do not delay streams."""
+        """Create a tokenizer. A thread encodes texts of more than `inline_characters`, which would delay streams."""
         self._tokenizer = tokenizer
         self._inline_characters = inline_characters
         self.backend: tokenizers.Tokenizer = tokenizer.backend_tokenizer

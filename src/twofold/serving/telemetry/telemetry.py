@@ -47,7 +47,7 @@ class TelemetryConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Telemetry(RequestSubscriber):
-    """Metrics, history, logs and traces of a service. `instances`, `links`, `stores` and `held` are public parts."""
+    """Metrics, history, logs and traces of a service. Callers use its public parts, such as `instances`."""
 
     def __init__(
         self,

@@ -27,15 +27,14 @@ DEFAULT_VOCAB_SIZE = 32_000  # of emulated models
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """How each worker runs the model.
+    """Configuration of each worker's engine.
 
-    `engine` is a key of `engine.registry.ENGINES`. With `emulated`, `model` is a catalog name and
-    `vocab_size` sets the vocabulary. `tokenizer` is a directory, if it differs from the model's. `kv_cache_bytes` is
-    per worker; None selects a default for the device. With `swap_bytes`, decodes allocate KV blocks as they grow,
-    and each decoding worker swaps them out to this much host memory.
-
-    With `prefix_caching`, the KV of prompts stays cached until its memory is needed. Requests may pin up to
-    `retained_share` of that memory. `eviction` is a policy of `kvcache.eviction`, for engine memory and host stores.
+    `engine` is a key of `engine.registry.ENGINES`. With `emulated`, `model` is a catalog name and `vocab_size` sets the
+    vocabulary. `tokenizer` is the tokenizer's directory, if it differs from the model's. `kv_cache_bytes` is per
+    worker; None selects a default for the device. With `swap_bytes`, decodes allocate KV blocks as they grow, and each
+    decoding worker swaps them out to this much host memory. With `prefix_caching`, the KV of prompts stays cached until
+    its memory is needed. Requests may pin up to `retained_share` of that memory. `eviction` is a policy of
+    `kvcache.eviction`, for engine memory and host stores.
     """
 
     model: str
@@ -58,7 +57,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         return ENGINES[self.engine]
 
     def context(self, model_len: int) -> int:
-        """Return the context length in tokens, given the model's; raises ConfigurationError."""
+        """Return the context length in tokens: `max_model_len` or, if unset, `model_len`. Raises ConfigurationError."""
         if self.max_model_len is None:
             return model_len
         if self.max_model_len > model_len:
@@ -67,10 +66,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """One worker: role, batcher and CPU cores (empty: all).
+    """Configuration of one worker: role, batcher and CPU cores (an empty `cores` means all cores).
 
-    With `measures_budget`, the worker measures its token budget, up to `max_num_batched_tokens`. Its ranks, by
-    `split`, are numbered from `first_rank` within the service.
+    With `measures_budget`, the worker measures its token budget, up to `max_num_batched_tokens`. `split` states its
+    tensor and pipeline parallelism. Its ranks are numbered from `first_rank` on, within the whole service.
     """
 
     instance: str
@@ -85,13 +84,13 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JoinTerms(msgspec.Struct, frozen=True, kw_only=True):
-    """Batcher by role, and token budget, of workers from other hosts."""
+    """Configuration for workers that join from other hosts: a batcher for each role, and a token budget."""
 
     batchers: dict[Role, str]
     max_num_batched_tokens: TokenBudget | None = None
 
     def worker(self, instance: str, role: Role) -> WorkerConfig:
-        """Return the configuration of a worker, without cores, which its host assigns."""
+        """Return the configuration of a worker that joins. The worker's host assigns the CPU cores later."""
         batcher, budget = self.batchers[role], self.max_num_batched_tokens
         return WorkerConfig(
             instance=instance,
@@ -103,7 +102,7 @@ class JoinTerms(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReplanConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Parameters of re-planning: the simulated cluster and the SLO attainment to reach.
+    """Configuration of re-planning: the simulated cluster, the SLO and the attainment to reach.
 
     With `replicas`, workers are also retired and restarted. `catalog` lists files that extend the catalog for
     `cluster`. A search ends after `search_limit_s`.
@@ -119,10 +118,10 @@ class ReplanConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OverloadConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Overload control by a rule of `scheduling.admission.overload`.
+    """Configuration of overload control: a rule of `scheduling.admission.overload` and the `slo`.
 
-    Requests that would miss `slo` are rejected. `cluster` describes the workers' speed, and `catalog` lists files that
-    extend the catalog for it.
+    Requests that would miss the SLO are rejected. `cluster` describes the workers' speed, and `catalog` lists files
+    that extend the catalog for it.
     """
 
     rule: str
@@ -132,21 +131,21 @@ class OverloadConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class InlineConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Bound of the batcher `inlined`: prompts join an iteration if `times` predict at most `tbt_s` seconds for it."""
+    """Latency bound of the batcher `inlined`: an iteration that `times` predicts may last at most `tbt_s` seconds."""
 
     times: PackedTimes
     tbt_s: float
 
 
 class ForecastConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Prefill times for predictive routers: those of `cluster` with the `catalog` files, else measured ones."""
+    """Source of the prefill times for predictive routers: the models of `cluster`, or without it measurements."""
 
     cluster: ClusterSpec | None = None
     catalog: tuple[str, ...] = ()
 
 
 class StoreConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Prefix store of each host: bytes in memory, and on disk if `disk_dir` is set."""
+    """Configuration of each host's prefix store: its bytes in memory, and on disk if `disk_dir` is set."""
 
     memory_bytes: int
     disk_dir: str | None = None
@@ -154,15 +153,14 @@ class StoreConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """A complete service.
+    """Configuration of a complete service.
 
-    `run_dir` holds its sockets. `journal_dir`, if set, receives decision journals. Restart delays of failing workers
-    grow up to `max_restart_delay_s`. `cluster` is the cluster that an emulated service emulates, and `catalog` lists
-    files that extend the catalog for it.
-
-    Optional features: `network` names this host in a service over several hosts, and other hosts join on `terms`;
-    `replan` adapts roles to traffic; `overload` rejects requests that would miss the SLO; `inline` bounds prompts
-    beside decodes; `forecast` feeds predictive routers; `store` keeps prefixes on this host.
+    `run_dir` holds the service's sockets. `journal_dir`, if set, receives decision journals. Restart delays of failing
+    workers grow up to `max_restart_delay_s`. `cluster` is the cluster that an emulated service emulates, and `catalog`
+    lists files that extend the catalog for it. Optional features: `network` names this host in a service over several
+    hosts, and other hosts join on `terms`; `replan` adapts roles to traffic; `overload` rejects requests that would
+    miss the SLO; `inline` bounds prompts beside decodes; `forecast` feeds predictive routers; `store` keeps prefixes on
+    this host.
     """
 
     engine: EngineConfig
@@ -188,11 +186,11 @@ class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def host(self) -> str:
-        """Name of this host; empty for the service's own host."""
+        """Name of this host; empty for the host on which the service was started."""
         return HOME if self.network is None else self.network.host
 
     def measures(self, worker: WorkerConfig) -> bool:
-        """Return whether a worker measures its prefill speed and links, as workers do that may hand off real KV."""
+        """Return whether `worker` measures its prefill speed and links. Workers that may hand off real KV do."""
         roles = {each.role for each in self.workers}
         moves = self.router not in FIXED_ROLE_ROUTERS
         # A decoding worker may join later from another host.
@@ -200,12 +198,12 @@ class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True):
         return self.engine.traits.runs_model and splits and (moves or worker.role is Role.PREFILL)
 
     def reuses(self, worker: WorkerConfig) -> bool:
-        """Return whether a worker caches prefixes: it must be able to prefill, with a batcher that supports reuse."""
+        """Return whether `worker` caches prefixes, which requires a worker that can prefill and a suitable batcher."""
         prefills = worker.role.prefills or self.router not in FIXED_ROLE_ROUTERS
         return self.engine.prefix_caching and prefills and BATCHERS[worker.batcher].reuses_prefix
 
     def measured_pairs(self) -> list[tuple[str, str]]:
-        """Return the (source, target) links that are measured at the start."""
+        """Return the (source, target) pairs of workers between which links are measured at the start of the service."""
         return [
             (source.instance, target.instance)
             for source in self.workers
@@ -214,23 +212,23 @@ class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True):
         ]
 
     def inbox(self, name: str) -> str:
-        """Return the address of a process's inbox: a socket in a directory private to the user."""
+        """Return the address of the inbox of process `name`: a socket in the service's private `run_dir`."""
         return f"ipc://{self.run_dir}/{name}.sock"
 
     def worker_inbox(self, instance: str, pid: int) -> str:
-        """Return the inbox address of one worker process; a restarted worker has another one."""
+        """Return the inbox address of the worker process with `pid`. A restarted worker has another address."""
         return self.inbox(f"{instance}-{pid}")
 
     @property
     def controller(self) -> str:
-        """Address of the controller's inbox for processes of this host."""
+        """Address at which processes of this host reach the controller's inbox."""
         network = self.network
         elsewhere = network is not None and network.host != HOME
         return network.controller if network is not None and elsewhere else self.inbox(CONTROLLER)
 
     @property
     def store_inbox(self) -> str:
-        """Address of the inbox of this host's store, across its restarts."""
+        """Inbox address of the KV store of this host. A restart of the store does not change the address."""
         return self.inbox(STORE)
 
 

@@ -13,14 +13,14 @@ from twofold.transport.base import MemoryDescriptor
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Base of all messages; `tag` sends the class name."""
+    """Base class of all messages. With `tag`, an encoded message includes its class name."""
 
 
 # -- controller to worker -------------------------------------------------------------------------------------
 
 
 class Peer(msgspec.Struct, frozen=True, kw_only=True):
-    """Addresses of an instance: its KV cache, its `inbox` for its own `host`, and `outside` for other hosts."""
+    """Addresses of an instance: its KV memory, `inbox` for senders on the same `host`, `outside` for other hosts."""
 
     inbox: str
     memory: MemoryDescriptor
@@ -28,20 +28,20 @@ class Peer(msgspec.Struct, frozen=True, kw_only=True):
     outside: str | None = None
 
     def inbox_from(self, host: str) -> str:
-        """Return the inbox address for a sender on `host`."""
+        """Return the inbox address of this instance for a sender on `host`."""
         return self.inbox if host == self.host or self.outside is None else self.outside
 
 
 class Peers(Message, frozen=True, kw_only=True):
-    """All registered instances of the service."""
+    """Message that lists the addresses of all registered instances of the service."""
 
     peers: list[Peer]
 
 
 class StoreFetch(msgspec.Struct, frozen=True, kw_only=True):
-    """Instruction to fetch the first `blocks` of a prompt from the store of `host` at `address`.
+    """Instruction to fetch the first `blocks` blocks of a prompt from the KV store of `host` at `address`.
 
-    Blocks that have not arrived after `limit_s` are computed.
+    The worker computes the blocks that have not arrived after `limit_s`.
     """
 
     host: str
@@ -51,10 +51,10 @@ class StoreFetch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Prefill(Message, frozen=True, kw_only=True):
-    """Prefill a request, then decode it or hand it over to `target`.
+    """Command to prefill a request, then decode it, or hand it over to `target` if set.
 
-    With `announce`, the worker reports the start of the prefill, at which room on `target` is requested. With
-    `fetch`, its host's store first fetches a prefix from another host.
+    With `announce`, the worker reports the start of the prefill, and the controller then requests room on `target`.
+    With `fetch`, the store of the worker's host first fetches a prefix from another host.
     """
 
     generation: Generation
@@ -65,9 +65,9 @@ class Prefill(Message, frozen=True, kw_only=True):
 
 
 class Reserve(Message, frozen=True, kw_only=True):
-    """Lease blocks for a request to its prefill worker `source` as soon as there is room.
+    """Command to lease blocks for a request to its prefill worker `source` as soon as blocks are free.
 
-    Engines that may recompute the KV of a decode get the prompt as well.
+    Engines that may recompute the KV of a decode receive the prompt as well.
     """
 
     request: Request
@@ -77,35 +77,35 @@ class Reserve(Message, frozen=True, kw_only=True):
 
 
 class Abort(Message, frozen=True, kw_only=True):
-    """Drop a request."""
+    """Command to drop a request."""
 
     request_id: str
 
 
 class InstanceFenced(Message, frozen=True, kw_only=True):
-    """Stop writing to a fenced instance, which may still run and write."""
+    """Command to stop writing to a fenced instance. This instance may still run and write."""
 
     instance: str
 
 
 class InstanceLost(Message, frozen=True, kw_only=True):
-    """An instance has ended and writes no more."""
+    """Report that an instance has ended and writes no more."""
 
     instance: str
 
 
 class WorkerRefused(Message, frozen=True, kw_only=True):
-    """The worker cannot join the service and must exit."""
+    """Report that the receiving worker cannot join the service and must exit."""
 
     reason: str
 
 
 class Shutdown(Message, frozen=True, kw_only=True):
-    """Exit now."""
+    """Command to exit at once."""
 
 
 class HeartbeatAck(Message, frozen=True, kw_only=True):
-    """Acknowledges the heartbeat that a process on another host sent at `said_s`, by its own clock."""
+    """Acknowledgement of the heartbeat that a process on another host sent at `said_s` on that process's clock."""
 
     said_s: float
 
@@ -114,10 +114,10 @@ class HeartbeatAck(Message, frozen=True, kw_only=True):
 
 
 class Registered(Message, frozen=True, kw_only=True):
-    """The worker is ready.
+    """Report that a worker is ready.
 
-    All workers must agree on the fingerprint `model`. `prefill` is the measured prefill speed, if any; `now_s` is the
-    worker's monotonic clock.
+    All workers must have the same model fingerprint `model`. `prefill` is the measured prefill speed, if any; `now_s`
+    is the time on the worker's monotonic clock.
     """
 
     peer: Peer
@@ -129,7 +129,7 @@ class Registered(Message, frozen=True, kw_only=True):
 
 
 class LinkMeasured(Message, frozen=True, kw_only=True):
-    """Speed of the link between two workers, measured by the source when it first met the target."""
+    """Report of the speed of a link between two workers, measured by the source when it first connects."""
 
     source: str
     target: str
@@ -137,7 +137,7 @@ class LinkMeasured(Message, frozen=True, kw_only=True):
 
 
 class Alive(Message, frozen=True, kw_only=True):
-    """Heartbeat of a worker, whose current batch has run for `batch_s` seconds.
+    """Heartbeat of a worker; its current batch has run for `batch_s` seconds.
 
     `said_s` is the send time on the clock of `ParentWatchdog`, `now_s` on the monotonic clock.
     """
@@ -150,21 +150,22 @@ class Alive(Message, frozen=True, kw_only=True):
 
 
 class PrefillStarted(Message, frozen=True, kw_only=True):
-    """The prefill of an announced request starts: request room on its target."""
+    """Report that the prefill of an announced request starts. The controller then requests room on its target."""
 
     request_id: str
 
 
 class LeaseGranted(Message, frozen=True, kw_only=True):
-    """A lease was granted: the controller forwards it to the lease's source if the request is still live."""
+    """Report that a lease was granted. The controller forwards the lease to its source if the request is live."""
 
     lease: Lease
 
 
 class StepDone(Message, frozen=True, kw_only=True):
-    """An iteration has ended. `started` lists the requests whose prefill began with it; times are monotonic seconds.
+    """Report that an iteration has ended.
 
-    Status reports take two paths, so `number` orders them. `epoch` identifies the worker process.
+    `started` lists the requests that began their prefill in this iteration. Times are in monotonic seconds. `number`
+    orders this status report among all reports of the worker, `epoch` identifies the worker process.
     """
 
     instance: str
@@ -177,7 +178,7 @@ class StepDone(Message, frozen=True, kw_only=True):
 
 
 class Status(Message, frozen=True, kw_only=True):
-    """Status of a worker that changed outside of a batch; see StepDone for `epoch` and `number`."""
+    """Report of a worker's status that changed outside of a batch; see StepDone for `epoch` and `number`."""
 
     instance: str
     epoch: int
@@ -186,7 +187,7 @@ class Status(Message, frozen=True, kw_only=True):
 
 
 class BlocksChanged(Message, frozen=True, kw_only=True):
-    """Keys of the blocks that were added to and removed from an instance's prefix cache."""
+    """Report of the block keys that were added to and removed from an instance's prefix cache."""
 
     instance: str
     epoch: int
@@ -195,7 +196,7 @@ class BlocksChanged(Message, frozen=True, kw_only=True):
 
 
 class HandoffReport(Message, frozen=True, kw_only=True):
-    """A completed hand-off of `bytes_moved` bytes, with times on the monotonic clock of `instance`."""
+    """Report of a completed hand-off of `bytes_moved` bytes, with times on the monotonic clock of `instance`."""
 
     instance: str
     request_id: str
@@ -205,7 +206,7 @@ class HandoffReport(Message, frozen=True, kw_only=True):
 
 
 class RequestFailed(Message, frozen=True, kw_only=True):
-    """A request failed on `instance`; `reason` is one sentence."""
+    """Report that a request failed on `instance`; `reason` is one sentence."""
 
     instance: str
     request_id: str
@@ -216,7 +217,7 @@ class RequestFailed(Message, frozen=True, kw_only=True):
 
 
 class HandoffEnded(Message, frozen=True, kw_only=True):
-    """The source will not write to this lease any further.
+    """Report that the source of a hand-off writes to its lease no more.
 
     `first_token` is the output of the prefill if the KV cache is complete. It is None after an abort or an `error`.
     """
@@ -229,7 +230,7 @@ class HandoffEnded(Message, frozen=True, kw_only=True):
 
 
 class HandoffOffered(Message, frozen=True, kw_only=True):
-    """Pull: the target, which granted a lease in this `epoch`, may read the KV cache from these blocks."""
+    """Offer of a pulled hand-off: the target of the lease with this `epoch` may read KV from the source's `blocks`."""
 
     request_id: str
     epoch: int
@@ -241,9 +242,9 @@ class HandoffOffered(Message, frozen=True, kw_only=True):
 
 
 class HandoffTaken(Message, frozen=True, kw_only=True):
-    """Pull: the target has finished reading from the source, which made its offer in this `epoch`.
+    """Report that the target of a pulled hand-off has finished reading.
 
-    `bytes_moved` is None if the read is incomplete.
+    `epoch` is the source's epoch, in which it made the offer. `bytes_moved` is None if the read is incomplete.
     """
 
     request_id: str
@@ -252,7 +253,7 @@ class HandoffTaken(Message, frozen=True, kw_only=True):
 
 
 class Heartbeat(Message, frozen=True, kw_only=True):
-    """The source is alive, which extends its leases."""
+    """Heartbeat of the source of hand-offs. It extends the leases of this source."""
 
     source: str
 
@@ -261,9 +262,10 @@ class Heartbeat(Message, frozen=True, kw_only=True):
 
 
 class HostJoins(Message, frozen=True, kw_only=True):
-    """A host offers a number of workers by role; repeated until it is answered.
+    """Request of a host to join with a number of workers by role, repeated until the service answers.
 
-    `life` identifies its launcher process, `inbox` is the launcher's address, `model` the fingerprint of its model.
+    `life` identifies the host's launcher process, `inbox` is the launcher's address, `model` the fingerprint of its
+    model.
     """
 
     host: str
@@ -275,34 +277,34 @@ class HostJoins(Message, frozen=True, kw_only=True):
 
 
 class HostWelcome(Message, frozen=True, kw_only=True):
-    """Configuration for an admitted host, with its workers; host-specific engine settings are left to the host."""
+    """Answer to an admitted host: the configuration with its workers. The host sets the settings of its hardware."""
 
     life: int
     config: ServiceConfig
 
 
 class HostRefused(Message, frozen=True, kw_only=True):
-    """The host cannot join the service, for this reason."""
+    """Report that the host cannot join the service because of `reason`."""
 
     life: int
     reason: str
 
 
 class HostUnknown(Message, frozen=True, kw_only=True):
-    """The controller, perhaps a restarted one, does not know this launcher process: the host must join again."""
+    """Report that the controller, perhaps restarted, does not know this launcher. Its host must join again."""
 
     life: int
 
 
 class WorkerLife(msgspec.Struct, frozen=True, array_like=True):
-    """State of a host's worker: the number of its starts, and whether the last process runs."""
+    """State of a worker on another host: the number of its starts, and whether its last process runs."""
 
     life: int
     runs: bool
 
 
 class HostAlive(Message, frozen=True, kw_only=True):
-    """Heartbeat of a host's launcher, with the state of its workers. With `leaves`, it will start no more workers."""
+    """Heartbeat of a host's launcher, with the state of its workers. With `leaves`, the host starts no more workers."""
 
     host: str
     life: int
@@ -313,7 +315,7 @@ class HostAlive(Message, frozen=True, kw_only=True):
 
 
 class HostFailed(Message, frozen=True, kw_only=True):
-    """The host cannot run its workers, for this reason, and has ended."""
+    """Report that a host has ended because it cannot run its workers; `reason` states why."""
 
     host: str
     life: int
@@ -321,31 +323,31 @@ class HostFailed(Message, frozen=True, kw_only=True):
 
 
 class StartWorker(Message, frozen=True, kw_only=True):
-    """Start a worker for the `life`-th time. Idempotent."""
+    """Command to start a worker for the `life`-th time. A repeated command has no effect."""
 
     instance: str
     life: int
 
 
 class KillWorker(Message, frozen=True, kw_only=True):
-    """Kill this life of a worker. Idempotent."""
+    """Command to kill a worker that was started for the `life`-th time. A repeated command has no effect."""
 
     instance: str
     life: int
 
 
 class HostFinish(Message, frozen=True, kw_only=True):
-    """The service has ended: exit once the workers have exited."""
+    """Report that the service has ended. The host exits once its workers have exited."""
 
 
 # -- store to controller --------------------------------------------------------------------------------------------
 
 
 class StoreChanged(Message, frozen=True, kw_only=True):
-    """Keys of the blocks that were added to and removed from the store of `host`.
+    """Report of the block keys that were added to and removed from the KV store of `host`.
 
-    `epoch` identifies the store process; each process starts with such a message. `address` is the store's address
-    for other hosts, if any.
+    `epoch` identifies the store process; each process begins with such a report. `address` is the store's address for
+    other hosts, if any.
     """
 
     host: str
@@ -356,7 +358,7 @@ class StoreChanged(Message, frozen=True, kw_only=True):
 
 
 class StoreTier(msgspec.Struct, frozen=True, kw_only=True):
-    """A tier (memory or disk) of a store: blocks in use, reused blocks, and removals by reason."""
+    """Counters of one tier (memory or disk) of a store: blocks in use, reused blocks, and removals by reason."""
 
     capacity: int
     blocks: int
@@ -365,7 +367,7 @@ class StoreTier(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StoreStatus(Message, frozen=True, kw_only=True):
-    """Counters of a host's store since its start, with tiers by name, fastest first."""
+    """Report of the counters of a host's KV store since its start. `tiers` lists the fastest tier first."""
 
     host: str
     epoch: int

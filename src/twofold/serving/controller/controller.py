@@ -1,4 +1,4 @@
-"""The controller: the service behind the gateway, on top of this service's workers."""
+"""The controller: it runs the requests of the gateway on the workers of this service."""
 
 import asyncio
 import time
@@ -25,11 +25,12 @@ from twofold.serving.telemetry.telemetry import Telemetry
 
 
 class Controller(Service):
-    """Implements `RoleControl` too: receives the messages of workers, stores and hosts, and checks their health.
+    """Service that runs requests on its own workers: it receives messages and checks the workers' health.
 
-    With `roles_move`, or a pulled hand-off, room on the decode instance is requested when a prefill starts
-    (docs/decisions/0007). With `recomputes` the decode instance gets the prompt as well. With `prompt_keys` workers
-    reuse cached prefixes and report them; with a `forecast` the cluster's router uses these reports.
+    It also implements `RoleControl`. With `roles_move`, or for a pulled hand-off, the controller requests room on the
+    decode instance only when the prefill starts (docs/decisions/0007). With `recomputes`, the decode instance also
+    receives the prompt. With `prompt_keys`, workers reuse cached prefixes and report them. With a `forecast`, the
+    router uses these reports.
     """
 
     def __init__(
@@ -84,18 +85,18 @@ class Controller(Service):
     # -- lifecycle --------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Start to receive messages. Needs a running event loop."""
+        """Start to receive messages. A running event loop is required."""
         self._open()
         asyncio.get_running_loop().add_reader(self._inbox.fileno(), self._drain_inbox)
         self._drain_inbox()
 
     @property
     def restarts_workers(self) -> bool:
-        """Whether workers are restarted: only after all expected workers have registered once."""
+        """Whether ended workers are restarted. Restarts begin once all expected workers have registered."""
         return self._monitor is not None
 
     def _open(self) -> None:
-        """Start monitoring once all expected workers have registered, and admit requests if both phases have one."""
+        """Start monitoring once all expected workers are registered; admit requests if both phases have a worker."""
         if self._registry.complete:
             if self._monitor is None:
                 self._monitor = asyncio.create_task(self._monitor_health())
@@ -112,11 +113,11 @@ class Controller(Service):
             self._requests.check_waiting()
 
     def exited(self, instance: str) -> None:
-        """Record the exit of a worker's process that the launcher reports."""
+        """Record the exit of the worker process of `instance`. The launcher calls this function."""
         self._remote.exited(instance)
 
     def workers_waiting(self, instances: Collection[str]) -> None:
-        """Adapt roles to the workers that the launcher has no room for."""
+        """Adapt the roles of the other workers while the launcher has no room for `instances`."""
         self._degraded.update(instances)
 
     def shutdown(self) -> None:
@@ -173,7 +174,7 @@ class Controller(Service):
     # -- roles ------------------------------------------------------------------------------------------------------
 
     def replans(self) -> list[str]:
-        """Return the latest re-planning decisions and degraded plans, one sentence each."""
+        """Return sentences that state the latest re-planning decisions and degraded plans."""
         decisions = [] if self._replanning is None else self._replanning.messages(time.monotonic())
         return decisions + self._degraded.messages
 

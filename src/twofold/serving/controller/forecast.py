@@ -1,4 +1,4 @@
-"""Measured links and prefill speeds, cached prefixes, and the router's forecast built on them."""
+"""Link and prefill speeds measured by workers, cached prefixes, and the router's forecast from both."""
 
 import asyncio
 from collections.abc import Collection
@@ -27,9 +27,9 @@ UNKNOWN_BYTES_PER_S = 125e6  # default for unmeasured links between hosts: 1 Gbi
 
 
 class MeasuredPaths(TransferPaths):
-    """Link speeds by (source, target) and prefill speeds by instance.
+    """Measured link speeds by (source, target) and prefill speeds by instance.
 
-    Measurements of a lost instance stay valid until it registers again.
+    The measurements of a lost instance stay valid until the instance registers again.
     """
 
     def __init__(self) -> None:
@@ -44,7 +44,7 @@ class MeasuredPaths(TransferPaths):
         self._news = asyncio.Event()
 
     def registered(self, message: Registered) -> None:
-        """Record the KV layout and prefill speed of a worker."""
+        """Record the KV layout and prefill speed that a worker reports at its registration."""
         memory = message.peer.memory
         self._layout = memory.layout
         self._splits[memory.instance] = memory.sharding
@@ -56,7 +56,7 @@ class MeasuredPaths(TransferPaths):
             self.crossovers.clear()
 
     def measured(self, message: LinkMeasured) -> None:
-        """Record the speed of a link."""
+        """Record the speed of the link that a worker has measured."""
         pair = message.source, message.target
         self.links[pair] = message.speed
         self._news.set()
@@ -65,14 +65,14 @@ class MeasuredPaths(TransferPaths):
         self._into.clear()
 
     async def known(self, pairs: Collection[tuple[str, str]]) -> None:
-        """Wait until all these links are measured."""
+        """Wait until the links of all `pairs`, of (source, target), are measured."""
         for pair in pairs:
             while pair not in self.links:
                 self._news.clear()
                 await self._news.wait()
 
     def crossover(self, prefill: str) -> int:
-        """Return the crossover on the slowest link, the smallest of all: layer-wise transfer then hides all it can."""
+        """Return the prompt length from which `prefill` hands off layer-wise: the smallest crossover over its links."""
         if prefill not in self.crossovers:
             self.crossovers[prefill] = self._crossover(prefill)
         return self.crossovers[prefill]
@@ -89,20 +89,20 @@ class MeasuredPaths(TransferPaths):
         return known
 
     def into(self, host: str) -> TransferModel | None:
-        """Return the slowest measured path between a host and others; None before any worker registered."""
+        """Return the slowest measured path between `host` and other hosts; None before a worker has registered."""
         known = self._into.get(host)
         if known is None and self._layout is not None:
             known = self._into[host] = self._way_into(host, self._layout)
         return known
 
     def prefill_s(self, prefill: str, tokens: int) -> float:
-        """Return seconds of a prefill; an unmeasured instance counts as the slowest measured one of the same model."""
+        """Return the predicted prefill time; an unmeasured instance is assumed as slow as the slowest measured one."""
         own = self.prefills.get(prefill)
         speeds = self.prefills.values() if own is None else (own,)
         return max((speed.seconds(tokens) for speed in speeds), default=0.0)
 
     def summary(self) -> str:
-        """Return the measurements in one line, or an empty string."""
+        """Return one line that summarizes the measured speeds, or an empty string before all kinds are measured."""
         if not self.links or not self.prefills:
             return ""
         slowest = min(self.links.values(), key=lambda link: link.bytes_per_s)
@@ -135,7 +135,7 @@ class MeasuredPaths(TransferPaths):
 
 
 def _path(link: LinkSpeed, layout: KvLayout, source: Sharding, target: Sharding) -> TransferModel:
-    """Return the transfer model between two instances from the link between two of their ranks."""
+    """Return the transfer model between two instances, given the measured `link` between two of their ranks."""
     layers = layer_traffic(plan_reshard(source, target, layout.kv_heads), len(layout.layers))
     per_head = [layout.head_bytes_per_block(layer) // layout.block_size for layer in range(len(layers))]
     layer_bytes = [way.heads * each for way, each in zip(layers, per_head, strict=True)]
@@ -143,7 +143,7 @@ def _path(link: LinkSpeed, layout: KvLayout, source: Sharding, target: Sharding)
 
 
 class HostStores:
-    """Blocks of each host's store by host, in `index`. A restarted store has a new epoch and replaces its blocks."""
+    """KV store blocks by host, in `index`. A restarted store's first report replaces the store's earlier blocks."""
 
     def __init__(self) -> None:
         self.index = PrefixIndex()
@@ -151,7 +151,7 @@ class HostStores:
         self._addresses: dict[str, str | None] = {}
 
     def changed(self, message: StoreChanged) -> None:
-        """Apply a change of a store's blocks."""
+        """Apply a store's report of stored and removed blocks to the index."""
         if self._epochs.get(message.host) != message.epoch:
             self._epochs[message.host] = message.epoch
             self._addresses[message.host] = message.address
@@ -160,19 +160,19 @@ class HostStores:
         self.index.stored(message.host, message.stored)
 
     def lost(self, host: str) -> None:
-        """Forget the blocks of an unreachable host until its store reports again."""
+        """Forget the blocks in the store of an unreachable host. The store's next report adds blocks again."""
         self.index.lost(host)
 
     def address(self, host: str) -> str | None:
-        """Return the address at which a host's store serves blocks to other hosts, if it does."""
+        """Return the address at which a host's store serves blocks to other hosts; None if it has no address."""
         return self._addresses.get(host)
 
 
 class LiveForecast:
-    """The router's forecast, updated by reports of workers and, in `stores`, of stores.
+    """Forecast of the router, updated by the reports of workers and of the KV `stores`.
 
-    A worker reuses the longer prefix of its engine's memory and its host's store. The store is the shared cache, named
-    after its host, that other hosts fetch from.
+    A worker reuses the longer of two cached prefixes: in its engine's memory and in its host's store. Other hosts may
+    fetch blocks from a host's store. The forecast calls this store the shared cache, under the name of the host.
     """
 
     def __init__(self, config: ForecastConfig, block_tokens: int, paths: MeasuredPaths) -> None:
@@ -181,7 +181,7 @@ class LiveForecast:
         self.forecast = ClusterForecast(self.stores.index, block_tokens)
 
     def joined(self, load: InstanceLoad, host: str) -> None:
-        """Add a worker on `host`."""
+        """Add a worker on `host` to the forecast; `load` is the router's record of this worker's load."""
         load.cache = host
         model = self._models.get(load.id) or next(iter(self._models.values()), None)
         self.forecast.join(load.id, LivePrediction(load.id, host, model, self._paths, self.stores))
@@ -196,7 +196,7 @@ class LiveForecast:
         self.forecast.memories.stored(message.instance, message.stored)
 
     def fetch_of(self, route: Route) -> StoreFetch | None:
-        """Return the fetch of a route for the prefill host's store; None if the source is unreachable."""
+        """Return the blocks that the prefill host must fetch for `route`, or None if no reachable store has them."""
         fetch = route.fetch
         address = None if fetch is None else self.stores.address(fetch.source)
         if fetch is None or address is None:
@@ -205,10 +205,10 @@ class LiveForecast:
 
 
 class LivePrediction(Prediction):
-    """Prediction for one worker, whose prefill times come from `model` or from its measurement at start.
+    """Predicted times of one worker; prefill times come from `model` or, without it, from measurements.
 
-    Loads from its own host's store count as free, because copying within a host takes far less than prefill. Fetches
-    from other stores use the slowest measured link between the hosts.
+    Loading blocks from the worker's own host's store counts as free, because copying within a host takes far less time
+    than a prefill. Fetches from other stores use the slowest measured link between the hosts.
     """
 
     def __init__(
@@ -228,7 +228,7 @@ class LivePrediction(Prediction):
 
 
 def _models(config: ForecastConfig) -> dict[str, PerformanceModel]:
-    """Return the performance models of a cluster spec by instance; joined workers use the first one."""
+    """Return a performance model for each instance of the configured cluster; an empty result means none is set."""
     if config.cluster is None:
         return {}
     kinds = instance_profiles(config.cluster, load_catalog([Path(file) for file in config.catalog]))

@@ -22,9 +22,10 @@ class WorkerState(StrEnum):
 
 
 class Worker:
-    """A worker of this service or an upstream server, across restarts.
+    """Health of one worker of this service or one upstream server, kept across restarts.
 
-    `role` is the configured role, or the one set since. `start_s` is the earliest time of the next start or probe.
+    `role` is the configured role, or the role that a role change has set since. `start_s` is the earliest time of the
+    next start or probe.
     """
 
     def __init__(self, instance: str, role: Role, restart_s: float) -> None:
@@ -37,7 +38,7 @@ class Worker:
 
 
 class WorkerGroup(ABC):
-    """The workers of a service by instance name."""
+    """Interface to the workers of a service; `members` maps instance names to workers."""
 
     members: Mapping[str, Worker]
 
@@ -46,17 +47,18 @@ class WorkerGroup(ABC):
 
     @abstractmethod
     def send(self, instance: str, message: Message) -> None:
-        """Send a Prefill, Reserve or Abort. The message is dropped if the worker is not up."""
+        """Send a Prefill, Reserve or Abort message to a worker. The message is dropped if the worker is not up."""
 
     def to_local_time(self, instance: str, moment_s: float) -> float:
-        """Convert a time of the worker's monotonic clock to the local one."""
+        """Convert a time on a worker's monotonic clock to a time on the local clock."""
         return moment_s
 
 
 class WorkerHealth(RequestSubscriber):
-    """Pauses and resumes workers in the cluster's pools as their circuit breakers and retirements require.
+    """Controls which workers receive requests, as circuit breakers and retirements require.
 
-    A half-open worker gets a single attempt, its trial, and no other until the trial has shown that it works.
+    A worker with a half-open breaker receives a single attempt, its trial. It receives no other attempt until the trial
+    has shown that the worker works.
     """
 
     def __init__(self, cluster: ClusterScheduler, workers: WorkerGroup, telemetry: Telemetry) -> None:
@@ -65,7 +67,7 @@ class WorkerHealth(RequestSubscriber):
         self._resumed = False
 
     def take_resumed(self) -> bool:
-        """Whether a trial resumed a worker since the last call, so that waiting requests may be placed."""
+        """Return whether a trial resumed a worker since the last call. Waiting requests can then be placed."""
         resumed, self._resumed = self._resumed, False
         return resumed
 
@@ -96,7 +98,7 @@ class WorkerHealth(RequestSubscriber):
             self._resumed = True
 
     def _end_trial(self, request_id: str) -> None:
-        """Allow another attempt to repeat a trial that ended without a token."""
+        """End the trial of an attempt. If the attempt made no token, its workers may get another trial."""
         route = self._trials.pop(request_id, None)
         if route is None:
             return
@@ -105,12 +107,12 @@ class WorkerHealth(RequestSubscriber):
                 self._resumed = True
 
     def withdraw(self, instance: str) -> None:
-        """Stop placing requests on a worker."""
+        """Stop placing requests on a worker that is to retire."""
         self._cluster.pause(instance)
         self._telemetry.instances.state(instance, InstanceState.DRAINING)
 
     def resume(self, instance: str) -> bool:
-        """Place requests on a worker again; False if it is retired."""
+        """Place requests on a worker again; return False if the worker is retired."""
         if self._workers.members[instance].retired:
             return False
         self.publish(instance)

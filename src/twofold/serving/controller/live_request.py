@@ -1,8 +1,8 @@
-"""Live requests in the controller: attempts, token order, and admission refusals as client errors.
+"""Live requests in the controller: attempts, token order, and error responses for refused requests.
 
-A request runs as a sequence of **attempts**: when a worker is lost, the next attempt continues from the prompt and
-the tokens received so far. Workers know attempts only, so late messages of an earlier attempt cannot affect the
-current one.
+A request runs as a sequence of **attempts**: when a worker is lost, the next attempt continues from the prompt and the
+tokens received so far. Workers know attempts only, so late messages of an earlier attempt cannot affect the current
+one.
 """
 
 import asyncio
@@ -27,9 +27,10 @@ _REASONS = {
 
 
 def rejection_error(refusal: Refusal) -> RequestError:
-    """Return a 429 with the time to retry after, or a 400 for a request that misses the SLO even on an idle service.
+    """Return the HTTP error for a refused request.
 
-    The error's `code` is the refusal's reason with underscores.
+    Status 429 comes with the time after which to retry. Status 400 is for a request that would miss the SLO even on an
+    idle service. The error's `code` is the refusal's reason with underscores.
     """
     if refusal.reason is RefusalReason.BEYOND_SLO:
         return RequestError("the prompt is too long for this service's SLO: send a shorter one", code="beyond_slo")
@@ -43,7 +44,7 @@ def rejection_error(refusal: Refusal) -> RequestError:
 
 
 def deadline_error() -> RequestError:
-    """Return the 504 for a request that exceeded its timeout."""
+    """Return the HTTP error (status 504) for a request that exceeded its timeout."""
     return RequestError(
         "the request was not answered within its timeout: set a longer timeout, or request fewer tokens",
         status=504,
@@ -52,10 +53,10 @@ def deadline_error() -> RequestError:
 
 
 class LiveRequest:
-    """A request and its current attempt; orders the tokens for the task that streams them.
+    """A request and its current attempt, with the attempt's tokens in order for the streaming task.
 
-    An attempt's first token comes from the prefill instance and the others from the decode instance, so the second may
-    arrive before the first.
+    The first token of an attempt comes from the prefill instance and the others from the decode instance, so the second
+    token may arrive before the first.
     """
 
     def __init__(self, generation: Generation) -> None:
@@ -82,7 +83,7 @@ class LiveRequest:
 
     @property
     def stage(self) -> AttemptStage:
-        """Stage of the attempt, as far as the controller knows."""
+        """Stage of the current attempt, as far as the controller knows."""
         if self._early:  # only decode tokens arrive early
             return AttemptStage.DECODE
         made = len(self._tokens) - self.first_index
@@ -92,9 +93,9 @@ class LiveRequest:
         return AttemptStage.HANDOFF if waits else AttemptStage.DECODE
 
     def remaining(self) -> Generation:
-        """Return the generation of the next attempt, with the received tokens appended to its prompt.
+        """Return the generation of the next attempt: the received tokens are appended to the prompt.
 
-        Sampling is keyed by seed and position, so the remaining tokens do not change.
+        Sampling is keyed by seed and position, so a new attempt does not change the remaining tokens.
         """
         made = len(self._tokens)
         generation, request, sampling = self.generation, self.generation.request, self.generation.sampling
@@ -116,20 +117,20 @@ class LiveRequest:
         )
 
     def begin(self, generation: Generation, placed: PlacedRequest) -> None:
-        """Start the next attempt with this placement."""
+        """Start the next attempt, with the `generation` that its workers run and the instances in `placed`."""
         self.placed, self.current, self.first_index = placed, generation, len(self._tokens)
         self.attempts += 1
         self.handed_off = False
 
     def end_attempt(self) -> None:
-        """End the attempt and drop its out-of-order tokens."""
+        """End the current attempt and drop its tokens that arrived out of order."""
         if self.placed is not None:
             self.failed_in_a_row = self.failed_in_a_row + 1 if self.first_index == len(self._tokens) else 0
         self.placed = None
         self._early.clear()
 
     def push(self, output: TokenOutput) -> list[TokenOutput]:
-        """Add a token of the attempt and return the tokens that are now in order."""
+        """Add a token of the current attempt and return all tokens that are now in order."""
         if self.first_index:
             output = msgspec.structs.replace(output, index=output.index + self.first_index)
         self._early[output.index] = output
@@ -143,12 +144,12 @@ class LiveRequest:
         return ordered
 
     def fail(self, error: TwofoldError) -> None:
-        """Fail the request; the error is raised after the received tokens."""
+        """Fail the request: the client's task receives the tokens so far and then `error`."""
         self._failure = error
         self._changed.set()
 
     async def next(self) -> TokenOutput:
-        """Return the next token in order, or raise the request's failure."""
+        """Wait for the next token in order and return it. Raise the request's error if the request has failed."""
         while not self._ordered:
             if self._failure is not None:
                 raise self._failure

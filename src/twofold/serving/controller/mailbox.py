@@ -1,4 +1,4 @@
-"""Mailboxes: each process has one inbox and sends to the inboxes of others over ZeroMQ."""
+"""Inboxes and outboxes: each process has one inbox, and sends to the inboxes of other processes over ZeroMQ."""
 
 import logging
 import secrets
@@ -32,8 +32,8 @@ def new_context() -> zmq.Context[zmq.Socket[bytes]]:
 class Stamp(msgspec.Struct, frozen=True, array_like=True):
     """Header of a message between hosts: its sender, and its `number` within a `stream`.
 
-    A broken connection loses the messages in flight, which shows as a gap in the numbers. Each new connection of an
-    outbox starts a new stream.
+    A broken connection loses the messages in flight. The receiver then finds a gap in the numbers. Each new connection
+    of an outbox starts a new stream.
     """
 
     sender: str
@@ -42,14 +42,12 @@ class Stamp(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Inbox(Generic[M]):
-    """Receives messages of the union `kind` at `address`, in one thread.
+    """Receiver of the messages of one process: messages of the union `kind`, at `address`, in one thread.
 
     Malformed frames are dropped, counted in `dropped` and logged without their content. A frame longer than
-    `max_frame_bytes` closes its connection.
-
-    With a `guard`, senders need its key, and other hosts may send to `outside`, an address such as tcp://ADDRESS:PORT
-    (`*` selects a free port). Messages then carry a Stamp, and `on_lost(sender)` is called in the receiving thread when
-    messages of a sender are missing.
+    `max_frame_bytes` closes its connection. With a `guard`, senders need the guard's key, and other hosts may send to
+    `outside`, an address such as tcp://ADDRESS:PORT (`*` selects a free port). Messages then carry a Stamp, and
+    `on_lost(sender)` is called in the receiving thread when messages of a sender are missing.
     """
 
     def __init__(
@@ -97,14 +95,14 @@ class Inbox(Generic[M]):
             yield message
 
     def fileno(self) -> int:
-        """Return a descriptor that becomes readable on arrivals only, so each wake-up must `drain`."""
+        """Return a file descriptor that becomes readable when messages arrive. Each wake-up must call `drain`."""
         return self._socket.getsockopt(zmq.FD)  # type: ignore[return-value]  # an int for this option
 
     def close(self) -> None:
         self._socket.close(linger=0)
 
     def _bind(self, address: str) -> str:
-        """Bind to an address and return it with the actual port."""
+        """Bind the socket to an address, and return this address with the actual port."""
         try:
             self._socket.bind(address)
         except zmq.ZMQError as error:
@@ -113,7 +111,7 @@ class Inbox(Generic[M]):
         return self._socket.getsockopt(zmq.LAST_ENDPOINT).rstrip(b"\0").decode()  # type: ignore[union-attr]
 
     def _unstamped(self, frames: list[bytes]) -> bytes:
-        """Return the message frame. Raises ValueError for a missing stamp or additional frames."""
+        """Return the message frame without its stamp. Raises ValueError for a missing stamp or additional frames."""
         if self._stamps is None:
             (message,) = frames
             return message
@@ -127,7 +125,7 @@ class Inbox(Generic[M]):
         return message
 
     def _drop(self, frames: list[bytes], error: Exception) -> None:
-        """Count a dropped frame and log it by error type, without content; repeats are logged at powers of two."""
+        """Count a malformed frame; log the 1st, 2nd, 4th, 8th … one by error type, without its content."""
         self.dropped += 1
         if self.dropped & (self.dropped - 1) == 0:
             log.warning(
@@ -140,9 +138,9 @@ class Inbox(Generic[M]):
 
 
 class Outbox:
-    """Sends messages to any inbox, from any thread, in order for each inbox.
+    """Sender of messages to any inbox, usable from any thread; each inbox receives its messages in order.
 
-    With a `guard`, it authenticates with the guard's key and stamps its messages with `sender`.
+    With a `guard`, the outbox authenticates with the guard's key and stamps its messages with `sender`.
     """
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], guard: Guard | None = None, sender: str = "") -> None:
@@ -153,7 +151,7 @@ class Outbox:
         self._lock = threading.Lock()  # a ZeroMQ socket may be used by one thread at a time
 
     def send(self, address: str, message: Message) -> None:
-        """Queue a message without waiting for the receiver. Raises ValueError above the inboxes' size limit."""
+        """Queue a message for the inbox at `address` without waiting. Raises ValueError for too long a message."""
         frame = self._frame_of(message)
         if len(frame) > MAX_FRAME_BYTES:
             raise ValueError(
@@ -168,7 +166,7 @@ class Outbox:
             connection.sent += 1
 
     def _frame_of(self, message: Message) -> bytes:
-        """Encode a message, once for consecutive receivers: `Peers` grows with their number."""
+        """Return the encoded message. A message that is sent to many receivers in a row is encoded only once."""
         last, frame = self._last
         if last is not message:
             frame = msgspec.msgpack.encode(message)
@@ -176,14 +174,14 @@ class Outbox:
         return frame
 
     def forget(self, address: str) -> None:
-        """Drop the connection to an inbox that is gone, with its queued messages."""
+        """Close the connection to an inbox that no longer exists, and drop the messages queued for it."""
         with self._lock:
             connection = self._connections.pop(address, None)
             if connection is not None:
                 connection.socket.close(linger=0)
 
     def close(self, linger_s: float = 0.0) -> None:
-        """Close all connections; queued messages get up to `linger_s` to be sent."""
+        """Close all connections. Wait up to `linger_s` seconds until the queued messages are sent."""
         with self._lock:
             for connection in self._connections.values():
                 connection.socket.close(linger=int(linger_s * 1000))

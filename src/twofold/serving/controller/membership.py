@@ -1,4 +1,4 @@
-"""Workers of the cluster: they register, report their state, retire and are lost."""
+"""Registration, status reports, retirement and loss of the workers in the cluster."""
 
 import logging
 import time
@@ -17,9 +17,10 @@ log = logging.getLogger(__name__)
 
 
 class Membership:
-    """Adds workers to the cluster and removes them. `on_registered` is called after each registration.
+    """Adds workers to the cluster and removes them.
 
-    `statuses` receives the last reports of the workers. With `roles_move`, the scheduler learns of waiting requests.
+    The function `on_registered` is called after each registration. The mapping `statuses` receives the last report of
+    each worker. With `roles_move`, the scheduler is informed of waiting requests.
     """
 
     def __init__(
@@ -43,7 +44,7 @@ class Membership:
         self._registered: dict[str, Registered] = {}  # registered, but not in the cluster yet
 
     def register(self, message: Registered) -> None:
-        """Add a worker that is ready; an incompatible one is refused."""
+        """Add a worker that is ready. An incompatible worker is refused."""
         if not self._registry.register(message, time.monotonic()):
             return
         instance = message.peer.memory.instance
@@ -56,7 +57,7 @@ class Membership:
         self._requests.place_waiting()
 
     def _add_registered(self) -> None:
-        """Add registered workers in plan order, as a simulation does: routers break ties by this order."""
+        """Add the registered workers in the order of the plan, because routers break ties by this order."""
         for instance, member in self._registry.members.items():
             message = self._registered.pop(instance, None)
             if message is None:
@@ -72,7 +73,7 @@ class Membership:
             self._update(instance, message.status)
 
     def status(self, message: Status | StepDone) -> None:
-        """Record a status report. Reports take two paths: outdated ones are dropped."""
+        """Record a status report, unless a newer report of the same worker has arrived before."""
         instance = message.instance
         if self._registry.is_current(instance, message.epoch) and message.number > self._reports[instance]:
             self._reports[instance] = message.number
@@ -90,7 +91,7 @@ class Membership:
         self._registry.retire(instance)
 
     def unretire(self, instance: str, role: Role) -> None:
-        """Restart a retired worker in this role, or keep it if it has not ended."""
+        """Keep a retired worker if it still runs, otherwise restart it. The worker's role becomes `role`."""
         self._registry.unretire(instance, role, time.monotonic())
         if self._cluster.pools.get(instance) is not None:
             self._cluster.set_role(instance, role)
@@ -98,7 +99,7 @@ class Membership:
                 self._requests.place_waiting()
 
     def sweep(self, now: float) -> None:
-        """Fence faulty workers, and shut down idle retired ones. Call this every `ALIVE_S`."""
+        """Fence faulty workers, and shut down retired workers that are idle. Call this every `ALIVE_S` seconds."""
         lost, restarted = self._registry.sweep(now)
         for instance in lost:
             self._lose(instance)
@@ -111,7 +112,7 @@ class Membership:
                 self._registry.send(instance, Shutdown())
 
     def exited(self, instance: str) -> None:
-        """Record the exit of a worker's process and tell its peers: it writes no more."""
+        """Record the exit of a worker's process, and inform the other workers that the exited worker writes no more."""
         if self._registry.exited(instance, time.monotonic()):
             if self._registry.members[instance].retired:
                 log.info("%s has retired", instance)
@@ -122,7 +123,7 @@ class Membership:
         self._requests.place_waiting()
 
     def _lose(self, instance: str) -> None:
-        """Remove a worker from the cluster and replay its requests."""
+        """Remove a worker from the cluster and replay the requests that ran on the worker."""
         self._telemetry.instances.remove(instance)
         self._statuses.pop(instance, None)
         self._registered.pop(instance, None)

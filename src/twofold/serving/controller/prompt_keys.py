@@ -1,4 +1,4 @@
-"""Block keys of prompts, shared by the requests of one tenant only."""
+"""Block keys of prompts. Only the requests of one tenant share block keys."""
 
 import secrets
 
@@ -9,11 +9,12 @@ from twofold.request import Generation
 
 
 class PromptKeys:
-    """Assigns keys to the full blocks, of `block_size` tokens, of a service's prompts.
+    """Assigns block keys to the full blocks, of `block_size` tokens, of prompts.
 
-    A tenant is the name of an API key; without keys all requests belong to one tenant. Keys are salted by tenant and
-    `secret`, so tenants share no blocks, and a key does not reveal its prompt. The secret is new at each start, or kept
-    beside the blocks stored on disk. A tenant may separate its users by cache salts of its own.
+    A tenant is the name of an API key; in a service without API keys, all requests belong to one tenant. Block keys are
+    salted by tenant and `secret`, so tenants share no blocks, and a block key does not reveal its prompt. The secret is
+    new at each start, or kept beside the blocks stored on disk. A tenant may separate its users by cache salts of its
+    own.
     """
 
     def __init__(self, block_size: int, secret: bytes | None = None) -> None:
@@ -22,7 +23,7 @@ class PromptKeys:
         self._salts: dict[str, bytes] = {}
 
     def name(self, generation: Generation) -> Generation:
-        """Return the generation with its block keys; the client's cache salt is folded into them."""
+        """Return the generation with the block keys of its prompt. The client's cache salt becomes part of the keys."""
         salt = self._salt(generation.key)
         if generation.cache_salt:
             salt = tenant_salt(generation.cache_salt, secret=salt)

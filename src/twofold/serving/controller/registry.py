@@ -3,7 +3,7 @@
     starting ── registered ──▶ up ── silent, hung ──▶ fenced ── exited ──▶ down ── restart due ──▶ starting
                                └────────────────── exited ────────────────▶ ┘
 
-A silent worker is killed first: afterwards it can neither answer nor write to its peers.
+The registry kills a silent worker first, so that this worker can neither answer nor write to its peers afterwards.
 """
 
 import logging
@@ -27,26 +27,26 @@ STALL_S = 0.6
 
 
 class ProcessControl(Protocol):
-    """Starts and kills worker processes."""
+    """Interface of a launcher to start, kill, release and refuse worker processes."""
 
     def start_worker(self, instance: str) -> None: ...
 
     def kill_worker(self, instance: str) -> None: ...
 
     def release_worker(self, instance: str) -> None:
-        """Release the resources of a retired worker that has ended."""
+        """Release the resources of a retired worker after its process has ended."""
         ...
 
     def refuse_worker(self, instance: str, reason: str) -> None:
-        """Report that no process of this worker can be part of the service."""
+        """Report that this worker cannot be part of the service, and why. A restart would not help."""
         ...
 
 
 class HealthTimeouts(msgspec.Struct, frozen=True, kw_only=True):
-    """Failure detection bounds in seconds: silence, duration of one batch, and the longest restart delay.
+    """Bounds in seconds: silence of a worker, duration of one batch, and the longest restart delay.
 
     Workers send a heartbeat every `ALIVE_S`. A pause of more than `STALL_S` between two sweeps means that the
-    controller itself stalled, so all workers get the full time again.
+    controller itself stalled. All workers then have the full `silence_s` again.
     """
 
     silence_s: float = 1.5
@@ -55,7 +55,7 @@ class HealthTimeouts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RegisteredWorker(Worker):
-    """A worker process of this service."""
+    """State of a worker of this service: the addresses, clock and heartbeats of its current process."""
 
     def __init__(self, instance: str, role: Role, restart_s: float) -> None:
         super().__init__(instance, role, restart_s)
@@ -67,22 +67,22 @@ class RegisteredWorker(Worker):
 
     @property
     def inbox(self) -> str | None:
-        """Address of its inbox for the controller."""
+        """Address at which the controller reaches the worker's inbox; None before the worker has registered."""
         return None if self.peer is None else self.peer.inbox_from(HOME)
 
 
 class SweepResult(NamedTuple):
-    """Instances killed and started by a sweep."""
+    """Result of `sweep`: the instances that were killed (`lost`) and the instances that were started (`restarted`)."""
 
     lost: list[str]
     restarted: list[str]
 
 
 class WorkerRegistry(WorkerGroup):
-    """All workers that should run, and the only sender of messages to them.
+    """Registry of all workers that should run, and the only sender of messages to workers.
 
-    Workers in `expected` run from the start; others come and go with their hosts. `complete` is set once all expected
-    workers have registered.
+    The workers in `expected` run from the start; other workers join and leave with their hosts. `complete` becomes true
+    once all expected workers have registered.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class WorkerRegistry(WorkerGroup):
     # -- membership -------------------------------------------------------------------------------------------------
 
     def expect(self, instance: str, role: Role) -> None:
-        """Add a worker that starts on another host, or restarts there."""
+        """Expect the registration of a worker that starts or restarts on another host."""
         joined = RegisteredWorker(instance, role, self._timeouts.restart_s)
         self.members.setdefault(instance, joined).state = WorkerState.STARTING
 
@@ -109,20 +109,20 @@ class WorkerRegistry(WorkerGroup):
         del self.members[instance]
 
     def retire(self, instance: str) -> None:
-        """Mark a worker as retired; the caller shuts it down once it is idle."""
+        """Mark a worker as retired. The caller shuts the worker down once it is idle."""
         self.members[instance].retired = True
 
     def unretire(self, instance: str, role: Role, now: float) -> None:
-        """Keep a retired worker, or restart it at the next sweep if it has ended."""
+        """Keep a retired worker if it still runs, or restart it at the next sweep. The worker's role becomes `role`."""
         member = self.members[instance]
         member.retired, member.role, member.start_s = False, role, now
 
     def retiring(self) -> list[str]:
-        """Retired workers that still run."""
+        """Return the retired workers that still run."""
         return [member.instance for member in self._up() if member.retired]
 
     def retired(self) -> list[str]:
-        """Retired workers that have ended."""
+        """Return the retired workers that have ended."""
         members = self.members.values()
         return [each.instance for each in members if each.retired and each.state is WorkerState.DOWN]
 
@@ -131,7 +131,7 @@ class WorkerRegistry(WorkerGroup):
         return member is not None and member.state is WorkerState.UP
 
     def heard_s(self, instance: str) -> float:
-        """Time of the last heartbeat."""
+        """Return the time at which the last heartbeat of a worker arrived."""
         return self.members[instance].heard_s
 
     def to_local_time(self, instance: str, moment_s: float) -> float:
@@ -139,14 +139,14 @@ class WorkerRegistry(WorkerGroup):
         return moment_s if clock is None else clock.to_local(moment_s)
 
     def is_current(self, instance: str, epoch: int) -> bool:
-        """Return whether `epoch` is the running process of the instance."""
+        """Return whether the running process of `instance` has this epoch."""
         peer = self.members[instance].peer if self.up(instance) else None
         return peer is not None and peer.memory.epoch == epoch
 
     # -- messages of workers ----------------------------------------------------------------------------------------
 
     def register(self, message: Registered, now: float) -> bool:
-        """Register a worker that is ready; False if it was refused."""
+        """Register a worker that is ready; return False if the worker was refused."""
         instance = message.peer.memory.instance
         try:
             self._check(message)
@@ -168,7 +168,7 @@ class WorkerRegistry(WorkerGroup):
         return True
 
     def _check(self, message: Registered) -> None:
-        """Raise ConfigurationError for an incompatible worker, StaleEpochError for a fenced one."""
+        """Raise ConfigurationError for an incompatible worker and StaleEpochError for a fenced worker."""
         instance, model = message.peer.memory.instance, (message.model, message.peer.memory.layout)
         member = self.members.get(instance)
         if member is None:
@@ -182,7 +182,7 @@ class WorkerRegistry(WorkerGroup):
             )
 
     def heartbeat(self, message: Alive, now: float) -> None:
-        """Record a heartbeat, and acknowledge that of a remote worker (see `ParentWatchdog`)."""
+        """Record a worker's heartbeat. A worker on another host receives an acknowledgement (see `ParentWatchdog`)."""
         if self.is_current(message.instance, message.epoch):
             member = self.members[message.instance]
             member.heard_s, member.batch_s = now, message.batch_s
@@ -191,14 +191,14 @@ class WorkerRegistry(WorkerGroup):
                 self.send(member.instance, HeartbeatAck(said_s=message.said_s))
 
     def message_lost(self, instance: str) -> None:
-        """Kill a worker at the next sweep: a message from it was lost, so its state is unknown."""
+        """Let the next sweep kill a worker of which a message was lost, because the worker's state is unknown."""
         if self.up(instance):
             self.members[instance].lost_message = True
 
     # -- failures and restarts --------------------------------------------------------------------------------------
 
     def sweep(self, now: float) -> SweepResult:
-        """Kill faulty and silent workers, and restart workers that are due. Call this every `ALIVE_S`."""
+        """Kill faulty and silent workers; restart ended workers after a delay. Call this every `ALIVE_S` seconds."""
         if self._swept_s is not None and now - self._swept_s > STALL_S:
             for member in self._up():
                 member.heard_s = now
@@ -219,7 +219,7 @@ class WorkerRegistry(WorkerGroup):
         return SweepResult(lost, restarted)
 
     def exited(self, instance: str, now: float) -> bool:
-        """Record the exit of a worker's process; True if the worker was up until then."""
+        """Record the exit of a worker's process; return True if the worker was up until this exit."""
         member = self.members[instance]
         was_up = member.state is WorkerState.UP
         if was_up or member.state is WorkerState.STARTING:
@@ -232,7 +232,7 @@ class WorkerRegistry(WorkerGroup):
     # -- sending ----------------------------------------------------------------------------------------------------
 
     def send(self, instance: str, message: Message) -> None:
-        """Send a message to a worker that is up, else drop it."""
+        """Send a message to a worker. The message is dropped if the worker is not up."""
         member = self.members[instance]
         if member.state is WorkerState.UP and member.inbox is not None:
             self._outbox.send(member.inbox, message)
@@ -242,7 +242,7 @@ class WorkerRegistry(WorkerGroup):
             self.send(member.instance, message)
 
     def close(self) -> None:
-        """Send queued messages, then close all connections."""
+        """Send the queued messages, then close all connections."""
         self._outbox.close(linger_s=1.0)
 
     def _fault(self, member: RegisteredWorker, now: float) -> str:

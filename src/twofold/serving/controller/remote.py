@@ -1,8 +1,8 @@
-"""Hosts of a service: the local launcher is host zero, others join over the network.
+"""Hosts of a service: the host of the local launcher, and hosts that join over the network.
 
-A host's launcher reports the state of its workers every `ALIVE_S`. Commands are repeated until a report shows their
-effect, so any of them may be lost. The workers of an unreachable host end by their watchdogs, and are presumed dead
-when these must have expired (see `heartbeat`).
+A host's launcher reports the state of its workers every `ALIVE_S`. The controller repeats each command until a report
+shows its effect, so any command may be lost. The workers of an unreachable host are ended by their watchdogs. The
+controller presumes them dead when the watchdogs must have expired (see `heartbeat`).
 """
 
 import logging
@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 
 class RemoteWorker:
-    """Desired state of a worker on another host. `life` numbers its starts; `over` is the last life that ended."""
+    """Desired state of a worker on another host. `life` counts its starts; `over` is the last life that has ended."""
 
     def __init__(self, role: Role) -> None:
         self.role = role
@@ -34,12 +34,12 @@ class RemoteWorker:
         self.unwanted = False  # this life is to be killed
 
     def differs(self, found: messages.WorkerLife) -> bool:
-        """Whether the reported state needs a command."""
+        """Return whether the reported state `found` differs from the desired state, so that a command is needed."""
         return found.life < self.life or (found.runs and self.unwanted)
 
 
 class RemoteHost:
-    """A joined host. `life` identifies its launcher process; `present` is true until its workers are presumed dead."""
+    """A host that joined. `life` identifies its launcher; `present` is true until its workers are presumed dead."""
 
     def __init__(self, name: str, life: int, inbox: str, workers: dict[str, RemoteWorker], now: float) -> None:
         self.name, self.life, self.inbox, self.workers = name, life, inbox, workers
@@ -49,7 +49,7 @@ class RemoteHost:
         self.rival: tuple[int, float] | None = None  # another launcher of this name, and when it first asked
 
     def check_rival(self, life: int, now: float) -> None:
-        """Let another launcher of this name wait until this host is presumed dead; refuse it if this host is alive."""
+        """Refuse another launcher with this host's name if this host is alive; otherwise let that launcher wait."""
         if self.rival is None or self.rival[0] != life:
             self.rival = life, now
         elif self.heard_s > self.rival[1]:
@@ -57,7 +57,7 @@ class RemoteHost:
 
 
 class JoinResult(msgspec.Struct, frozen=True):
-    """Workers to expect from a host that joined, and the workers that it no longer has."""
+    """Changes from a host that joins: the workers to expect, and the earlier workers that the host no longer has."""
 
     workers: Mapping[str, Role] = {}
     gone: Collection[str] = ()
@@ -66,9 +66,9 @@ class JoinResult(msgspec.Struct, frozen=True):
 class Hosts(ProcessControl):
     """Forwards process commands to the host of each worker: the `local` launcher, or a host that has joined.
 
-    `config` is the service's, with its context length and the fingerprint of its `model`. The launcher starts
-    workers in `own` on hosts of their own, which join under the worker's name. When such a host is lost, the
-    launcher starts another one, and the worker stays part of the service meanwhile.
+    `config` is the service's configuration, with its context length. `model` is the fingerprint of the model. The
+    launcher starts a host of its own for each worker in `own`, and this host joins under the worker's name. When such a
+    host is lost, the launcher starts another host, and the worker stays part of the service meanwhile.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class Hosts(ProcessControl):
     # -- commands ---------------------------------------------------------------------------------------------------
 
     def start_worker(self, instance: str) -> None:
-        """Start a worker at once, or when its host is back."""
+        """Start a worker. If its host is unreachable, the worker starts when the host is back or replaced."""
         host = self.host_of(instance)
         if host is None or (instance in self.own and not host.present):
             if host is not None:
@@ -109,18 +109,18 @@ class Hosts(ProcessControl):
         self._command(host, instance)
 
     def release_worker(self, instance: str) -> None:
-        """Release resources that the local launcher holds for a retired worker; other hosts keep theirs."""
+        """Release the resources of a retired worker in the local launcher. Joined hosts keep their resources."""
         if instance in self.own or self.host_of(instance) is None:
             self._local.release_worker(instance)
 
     def refuse_worker(self, instance: str, reason: str) -> None:
-        """Tell a worker's host that the worker cannot be part of the service, nor could a restarted one."""
+        """Inform a worker's host that the worker, even if restarted, cannot be part of the service."""
         host = self.host_of(instance)
         if host is not None:
             self._outbox.send(host.inbox, messages.HostRefused(life=host.life, reason=reason))
 
     def finish(self) -> None:
-        """Announce the end of the service to all hosts."""
+        """Inform all joined hosts that the service ends."""
         for host in self.joined.values():
             if host.present:
                 self._outbox.send(host.inbox, messages.HostFinish())
@@ -128,7 +128,7 @@ class Hosts(ProcessControl):
     # -- reports of hosts -------------------------------------------------------------------------------------------
 
     def joins(self, message: messages.HostJoins, now: float) -> JoinResult:
-        """Admit a host, refuse an incompatible one, and let a second one of a name wait without an answer."""
+        """Admit or refuse a host that asks to join. A second host of a name waits until the first is presumed dead."""
         known = self.joined.get(message.host)
         try:
             self._check(message)
@@ -152,7 +152,7 @@ class Hosts(ProcessControl):
         return JoinResult({name: each.role for name, each in workers.items()}, before.keys() - workers.keys())
 
     def alive(self, message: messages.HostAlive, now: float) -> list[str]:
-        """Record a host's heartbeat and return the workers that have ended since the last one."""
+        """Record a host's heartbeat and return the host's workers that have ended since the last heartbeat."""
         host = self.joined.get(message.host)
         if host is None or host.life != message.life:
             self._outbox.send(message.inbox, messages.HostUnknown(life=message.life))
@@ -178,7 +178,7 @@ class Hosts(ProcessControl):
         return ended
 
     def leaves(self, name: str, life: int) -> list[str]:
-        """Remove a host and return its workers, unless another host replaced it."""
+        """Remove a host and return its workers. If another host replaced it, no workers are returned."""
         host = self.joined.get(name)
         if host is None or host.life != life:
             return []
@@ -188,7 +188,7 @@ class Hosts(ProcessControl):
         return [] if host.replaced else list(host.workers)
 
     def sweep(self, now: float, heard_s: Callable[[str], float]) -> list[str]:
-        """Return the workers of silent hosts presumed dead by now; `heard_s` gives the last heartbeat of a worker."""
+        """Return the workers of silent hosts, now presumed dead; `heard_s` returns a worker's last heartbeat time."""
         ended = []
         for host in self.joined.values():
             last_s = max(host.heard_s, *map(heard_s, host.workers))
@@ -203,7 +203,7 @@ class Hosts(ProcessControl):
         return ended
 
     def host_of(self, instance: str) -> RemoteHost | None:
-        """Return the host of a worker; None for the service's own host."""
+        """Return the host of a worker; None for the host of the local launcher."""
         return next((host for host in self.joined.values() if instance in host.workers), None)
 
     # -- inside -----------------------------------------------------------------------------------------------------
@@ -229,7 +229,7 @@ class Hosts(ProcessControl):
             )
 
     def _assign_names(self, message: messages.HostJoins, before: Mapping[str, RemoteWorker]) -> list[tuple[str, Role]]:
-        """Name the workers of a host: by its earlier names first, then by new ones."""
+        """Name the workers of a host that joins: the names of its earlier workers are reused first."""
         if message.host in self.own:
             return [(message.host, role) for role in message.workers]
         assigned = []
@@ -254,9 +254,10 @@ class Hosts(ProcessControl):
         self._outbox.send(host.inbox, messages.HostWelcome(life=host.life, config=config))
 
     def _command(self, host: RemoteHost, instance: str, found: messages.WorkerLife | None = None) -> None:
-        """Send the command that brings a worker from its reported state to the desired one.
+        """Send the command that brings a worker from its reported state to the desired state.
 
-        A life is started even if it became unwanted before its start, because the registry waits for its exit.
+        A life is started even if the worker became unwanted before, because the registry waits for the exit of each
+        life.
         """
         worker = host.workers[instance]
         ends, life = (worker.unwanted, worker.life) if found is None else (found.runs, found.life)
@@ -269,7 +270,7 @@ class Hosts(ProcessControl):
 
 
 class RemoteWorkers:
-    """Adds the workers of hosts that join and removes those of hosts that leave or are lost."""
+    """Adds the workers of hosts that join, and removes the workers of hosts that leave or are lost."""
 
     def __init__(
         self, hosts: Hosts, registry: WorkerRegistry, membership: Membership, forecast: LiveForecast | None
@@ -278,7 +279,7 @@ class RemoteWorkers:
         self._membership, self._forecast = membership, forecast
 
     def handle(self, message: messages.HostJoins | messages.HostAlive | messages.HostFailed, now: float) -> None:
-        """Process a message of a host."""
+        """Process a host's message: a request to join, a heartbeat or a failure."""
         hosts = self._hosts
         if isinstance(message, messages.HostJoins):
             joined = hosts.joins(message, now)
@@ -297,17 +298,18 @@ class RemoteWorkers:
                 self._membership.exited(instance)
 
     def exited(self, instance: str) -> None:
-        """Record an exit that the launcher reports.
+        """Record the exit of a worker that the launcher reports.
 
-        If the launcher started a host of its own for the worker, the report concerns that host's launcher. The
-        worker may still run while its host is present, so its own exit is awaited.
+        If the launcher started a host of its own for the worker, the report concerns the launcher process of that host.
+        The worker may still run while the host is present, so the controller waits for the host's report of the
+        worker's exit.
         """
         host = self._hosts.host_of(instance)
         if instance not in self._hosts.own or host is None or not host.present:
             self._membership.exited(instance)
 
     def sweep(self, now: float) -> None:
-        """Record the exit of workers presumed dead. Call this every `ALIVE_S`."""
+        """Record the exit of workers that are presumed dead. Call this function every `ALIVE_S` seconds."""
         for instance in self._hosts.sweep(now, self._registry.heard_s):
             host = self._hosts.host_of(instance)
             if host is not None:

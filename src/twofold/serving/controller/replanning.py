@@ -45,7 +45,7 @@ _NICE: Final = 19
 
 
 class RoleControl(Protocol):
-    """The controller's operations on workers."""
+    """Operations of the controller that change the roles of workers, or retire and restart workers."""
 
     def pools(self) -> list[PoolMember]: ...
 
@@ -58,16 +58,16 @@ class RoleControl(Protocol):
     def unretire(self, instance: str, role: Role) -> None: ...
 
     def retired(self) -> list[str]:
-        """Return the retired workers that can be restarted."""
+        """Return the retired workers that have ended and can be restarted."""
         ...
 
     def replanned(self, decision: ReplanDecision) -> None:
-        """Record a decision after its execution."""
+        """Record a re-planning decision that has been carried out."""
         ...
 
 
 class DegradedMode:
-    """Keeps both phases running while the launcher has no room for some workers, and then restores the plan.
+    """Keeps prefill and decode running while the launcher has no room for some workers; later restores the plan.
 
     all have room ── some wait ──▶ smaller plan ── more or fewer wait ──▶ another smaller plan
           ▲                             │
@@ -85,11 +85,11 @@ class DegradedMode:
 
     @property
     def messages(self) -> list[str]:
-        """The latest changes, one sentence each, oldest first."""
+        """The latest changes of the plan: one sentence for each change, oldest first."""
         return self._messages[-_SHOWN:]
 
     def update(self, waiting: Collection[str]) -> None:
-        """Adapt the plan to the workers that now wait for room."""
+        """Adapt the plan to the set of workers that wait for room; an empty set restores the original plan."""
         roles = {each.instance: each.home for each in self._control.pools() if each.state != "retired"}
         if not waiting:
             self._log(f"all workers have room: {', '.join(self._restore(roles)) or 'the plan is complete again'}")
@@ -111,7 +111,7 @@ class DegradedMode:
     def _shrink(
         self, target: RoleSplit, running: RoleSplit, left: dict[str, Role], waiting: Collection[str]
     ) -> list[str]:
-        """Take the steps to a smaller plan, starting with the last workers of the plan."""
+        """Change or retire workers to reach the smaller plan `target`; return a description of each step."""
         many, few = Role.PREFILL, Role.DECODE
         if running.prefill < target.prefill:
             many, few = few, many
@@ -126,7 +126,7 @@ class DegradedMode:
         return [f"{name} retires" for name in retiring]
 
     def _restore(self, roles: Mapping[str, Role]) -> list[str]:
-        """Take the steps back to the original plan."""
+        """Return to the original plan, and return a description of each step."""
         plan, self._plan = self._plan, {}
         moved = [(name, plan[name]) for name, role in roles.items() if plan.get(name, role) is not role]
         steps = [f"{name} changes back to {role.value}" for name, role in moved if self._moved(name, role)]
@@ -155,7 +155,7 @@ def _split(roles: Mapping[str, Role]) -> RoleSplit:
 
 
 class SearchJob(msgspec.Struct, frozen=True, kw_only=True):
-    """Arguments of `SplitPlanner.search`, and the planner's configuration."""
+    """Input of the search process: the arguments of `SplitPlanner.search` and the planner's configuration."""
 
     config: ReplanConfig
     traffic: TrafficSample
@@ -164,7 +164,7 @@ class SearchJob(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def search(job: SearchJob) -> SearchResult:
-    """Run a search in another process, which dies on cancellation; raises SearchError on failure or timeout."""
+    """Run a re-planning search in another process; raises SearchError on failure or timeout. Cancellation kills it."""
     pipe = asyncio.subprocess.PIPE
     command = (sys.executable, "-m", "twofold.serving.controller.replanning")
     try:
@@ -192,7 +192,7 @@ Search = Callable[[SearchJob], Awaitable[SearchResult]]
 
 
 class LiveReplanning(RequestSubscriber):
-    """Observes traffic and changes roles as a search in another process recommends; one search runs at a time."""
+    """Watches traffic and changes the workers' roles as a search recommends. Only one search runs at a time."""
 
     def __init__(
         self, config: ReplanConfig, pools: Pools, control: RoleControl, recorder: Recorder, run_search: Search = search
@@ -203,11 +203,11 @@ class LiveReplanning(RequestSubscriber):
         self._searching: asyncio.Task[None] | None = None
 
     def messages(self, now: float) -> list[str]:
-        """Return the latest decisions, oldest first."""
+        """Return the latest re-planning decisions, oldest first."""
         return [f"{now - each.at_s:.0f} s ago: {each}" for each in self._replanner.log[-_SHOWN:]]
 
     def arrived(self, request: Request, now: float) -> None:
-        """Start a search after a traffic shift. Needs a running event loop."""
+        """Record an arrival, and start a search if the traffic has shifted. A running event loop is required."""
         self._replanner.arrived(request, now)
         traffic = self._replanner.query(self._generated, now)
         if traffic is not None:
@@ -220,7 +220,7 @@ class LiveReplanning(RequestSubscriber):
         self._replanner.ended(timeline)
 
     def close(self) -> None:
-        """Cancel a running search."""
+        """Cancel the search that is running, if any."""
         if self._searching is not None:
             self._searching.cancel()
 

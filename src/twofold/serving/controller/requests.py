@@ -1,6 +1,7 @@
-"""Live requests: admitted, placed on workers, followed by the workers' reports, replayed after losses, and ended.
+"""Live requests of the controller: admission, placement, reports of workers, replay and end.
 
-`generate` follows a request for its client. Reports of workers on its attempts arrive here and advance it.
+`generate` yields the tokens of a request for its client. The workers' reports on the request's attempts arrive here and
+advance the request.
 """
 
 import asyncio
@@ -30,10 +31,10 @@ MAX_FAILED_ATTEMPTS = 8  # consecutive attempts without a token: the request its
 class LiveRequests:
     """All live requests and their current attempts.
 
-    Requests are admitted from when `opened` is set until `drain` or `fail_all`. With `announces`, room on the decode
-    instance is requested when a prefill starts (docs/decisions/0007). With `recomputes`, the decode instance gets the
-    prompt as well. With `reuses`, workers report how many prompt tokens they found in their prefix cache. `name_blocks`
-    adds the keys of a prompt's blocks to its generation.
+    Requests are admitted from when `opened` is set until `drain` or `fail_all` is called. With `announces`, room on the
+    decode instance is requested only when the prefill starts (docs/decisions/0007). With `recomputes`, the decode
+    instance also receives the prompt. With `reuses`, workers report how many prompt tokens they found in their prefix
+    cache. The function `name_blocks` adds the block keys of the prompt to a generation.
     """
 
     def __init__(
@@ -66,7 +67,7 @@ class LiveRequests:
         self._idle = asyncio.Event()
 
     def find(self, attempt_id: str) -> LiveRequest | None:
-        """Return the request of an attempt; None if the attempt has ended."""
+        """Return the request to which an attempt belongs, or None if the attempt has ended."""
         return self._attempts.get(attempt_id)
 
     # -- opening and closing ----------------------------------------------------------------------------------------
@@ -77,14 +78,14 @@ class LiveRequests:
         return self.opened.is_set() and not self._closed
 
     async def drain(self) -> None:
-        """Admit no more requests, and wait until the live ones have ended."""
+        """Stop admitting requests, and wait until the live requests have ended."""
         self._closed = True
         self._idle.clear()
         if self._live:
             await self._idle.wait()
 
     def fail_all(self, reason: str) -> None:
-        """Admit no more requests, and fail the live ones."""
+        """Stop admitting requests, and fail the live requests with `reason`."""
         self._closed = True
         for live in list(self._live.values()):
             self.fail(live, InstanceLostError(reason))
@@ -107,7 +108,7 @@ class LiveRequests:
             self.end(live, FinishReason.ABORT)  # no effect after the last token
 
     def _admit(self, generation: Generation) -> LiveRequest:
-        """Admit a request and place it, or let it wait; raises RequestError for a rejected one."""
+        """Admit a request, then place it or let it wait. Raises RequestError for a refused request."""
         if self._name_blocks is not None:
             generation = self._name_blocks(generation)
         request, live, now = generation.request, LiveRequest(generation), time.monotonic()
@@ -124,7 +125,7 @@ class LiveRequests:
         return live
 
     def check_waiting(self) -> None:
-        """Place waiting requests, and fail those past their deadline. Call this periodically."""
+        """Place waiting requests, and fail requests past their deadline. Call this function periodically."""
         self.place_waiting()
         for queued in self._admission.expired(time.monotonic()):
             self._telemetry.deadline_missed()
@@ -132,7 +133,7 @@ class LiveRequests:
         self._telemetry.held.set(self._admission.waiting)
 
     def place_waiting(self) -> None:
-        """Place waiting requests in the order of admission, as long as workers can take them."""
+        """Place waiting requests in the order of admission until no worker can take the next one."""
         now = time.monotonic()
         while (queued := self._admission.next(now)) is not None:
             if not self._place(self._live[queued.id]):
@@ -140,12 +141,12 @@ class LiveRequests:
                 return
 
     def _place_on_resumed(self) -> None:
-        """Place waiting requests if the last events resumed a worker."""
+        """Place waiting requests if a trial has resumed a worker since the last call."""
         if self.health.take_resumed():
             self.place_waiting()
 
     def _place(self, live: LiveRequest) -> bool:
-        """Start an attempt; False if no instance can take it now."""
+        """Start an attempt of a request; return False if no instance can run it now."""
         generation, now = live.remaining(), time.monotonic()
         placed = self._cluster.place(generation.request, now)
         if placed is None:
@@ -160,7 +161,7 @@ class LiveRequests:
         return True
 
     def _send(self, generation: Generation, placed: PlacedRequest) -> None:
-        """Send an attempt to its prefill worker and, if room is reserved in advance, its decode worker."""
+        """Send an attempt to its prefill worker. Send it to the decode worker too if room is reserved early."""
         route, mode = placed.route, placed.mode
         fetch = None if self._forecast is None else self._forecast.fetch_of(route)
         if not route.splits:
@@ -184,20 +185,20 @@ class LiveRequests:
     # -- reports of workers -----------------------------------------------------------------------------------------
 
     def announced(self, attempt_id: str) -> None:
-        """Request room on the decode worker at the start of an announced prefill."""
+        """Request room on the decode worker, because the prefill of an announced attempt has started."""
         live = self._attempts.get(attempt_id)
         if live is not None and live.placed is not None:
             self._reserve(live.current, live.placed)
 
     def leased(self, lease: Lease) -> None:
-        """Forward a lease to its source while the request is live; otherwise return it, as nothing will be written."""
+        """Forward a lease to the prefill worker of its request. Return the lease at once if the request has ended."""
         if lease.request_id in self._attempts:
             self._workers.send(lease.source, LeaseGranted(lease=lease))
         else:
             self._workers.send(lease.instance, HandoffEnded(request_id=lease.request_id, epoch=lease.epoch))
 
     def stepped(self, message: StepDone) -> None:
-        """Record the end of an iteration: started prefills and new tokens."""
+        """Record an iteration of a worker: the prefills that started and the new tokens."""
         now, instance = time.monotonic(), message.instance
         started_s = self._workers.to_local_time(instance, message.started_s)
         self._telemetry.instances.step(instance, len(message.tokens))
@@ -215,7 +216,7 @@ class LiveRequests:
             self.events.prefill_started(attempt_id, at_s)
 
     def token(self, attempt_id: str, output: TokenOutput, instance: str, started_s: float, now: float) -> None:
-        """Record a token of an attempt, from an iteration of `instance` that began at `started_s`."""
+        """Record a token of an attempt; `instance` generated it in an iteration that began at `started_s`."""
         live = self._attempts.get(attempt_id)
         if live is None or live.placed is None:
             return
@@ -238,7 +239,7 @@ class LiveRequests:
                 self.end(live, ordered.finish_reason, abort=unused)
 
     def _rejects_decode(self, live: LiveRequest, placed: PlacedRequest, output: TokenOutput, now: float) -> bool:
-        """Let overload control reject a prefilled request, unless its client already has a token."""
+        """Return whether overload control rejects a prefilled request. Requests that have sent tokens are kept."""
         if self._overload is None:
             return False
         if live.predicted_ttft_s is not None:
@@ -258,7 +259,7 @@ class LiveRequests:
         self.handed_off(message.request_id, local(source, message.started_s), local(source, message.ended_s))
 
     def handed_off(self, attempt_id: str, started_s: float, ended_s: float) -> None:
-        """Record that the KV of an attempt was transferred between these times."""
+        """Record that the KV of an attempt was transferred between `started_s` and `ended_s`."""
         live = self._attempts.get(attempt_id)
         if live is not None:
             live.handed_off = True
@@ -267,13 +268,13 @@ class LiveRequests:
     # -- end and replay ---------------------------------------------------------------------------------------------
 
     def stop(self, request_id: str) -> None:
-        """End a request as finished, for example at a stop string."""
+        """End a request as complete, for example because its output contains a stop string."""
         live = self._live.get(request_id)
         if live is not None:
             self.end(live, FinishReason.STOP)
 
     def end(self, live: LiveRequest, reason: FinishReason, *, abort: bool = True) -> None:
-        """End a request; no effect if it has ended before. With `abort`, its workers drop the current attempt."""
+        """End a request, unless it has ended before. With `abort`, its workers drop the current attempt."""
         if self._live.pop(live.id, None) is None:
             return
         self._end_attempt(live, abort=abort, complete=reason.complete)
@@ -285,12 +286,12 @@ class LiveRequests:
         self._place_on_resumed()
 
     def fail(self, live: LiveRequest, error: TwofoldError) -> None:
-        """End a request with an error for its client."""
+        """End a request with an error, which its client receives."""
         self.end(live, FinishReason.ERROR)
         live.fail(error)
 
     def replay(self, attempt_id: str, instance: str, reason: str) -> None:
-        """Queue the request of an attempt that was lost on `instance` for its next attempt."""
+        """End an attempt that was lost on `instance`, and queue its request for another attempt."""
         live = self._attempts.get(attempt_id)
         if live is None:
             return

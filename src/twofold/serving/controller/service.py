@@ -1,4 +1,4 @@
-"""The service behind the gateway, whether it runs workers of its own or external servers."""
+"""The service behind the gateway. It runs requests on workers of its own or on external servers."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -18,9 +18,9 @@ from twofold.serving.telemetry.telemetry import Telemetry
 
 
 class ServedModel(msgspec.Struct, frozen=True, kw_only=True):
-    """The model of a service: public name, path, and sizes in tokens.
+    """The model of a service: its public name, its path, and its sizes in tokens.
 
-    `max_model_len` bounds prompt and output together; `created` is in Unix seconds.
+    `max_model_len` bounds the sum of prompt and output tokens; `created` is in Unix seconds.
     """
 
     name: str
@@ -33,7 +33,7 @@ class ServedModel(msgspec.Struct, frozen=True, kw_only=True):
 class Service:
     """Generates tokens for concurrent requests on one event loop.
 
-    With `roles_move`, the roles of workers can be changed. `statuses` are the last reports of the workers.
+    With `roles_move`, the roles of workers can be changed. The mapping `statuses` has the last report of each worker.
     """
 
     def __init__(
@@ -57,29 +57,29 @@ class Service:
 
     @property
     def _able(self) -> bool:
-        """Whether both phases have a worker."""
+        """Whether prefill and decode each have a worker. If roles can change, any one worker is enough."""
         pools = self._cluster.pools
         prefill, decode, mixed = len(pools.prefill), len(pools.decode), len(pools.mixed)
         return (prefill + decode + mixed if self._roles_move else prefill * decode + mixed) > 0
 
     @property
     def model(self) -> ServedModel:
-        """The served model; raises RequestError (503) until it is known."""
+        """The served model; raises RequestError (503) while the model is not known yet."""
         if self._model is None:
             raise RequestError("the service is starting", status=503, code="not_ready")
         return self._model
 
     def generate(self, generation: Generation) -> AsyncGenerator[TokenOutput, None]:
-        """Yield the output tokens in order; the last one has a finish reason.
+        """Yield the output tokens of a request in order; the last token has a finish reason.
 
-        Raises RequestError for a rejected request, and InstanceLostError after repeated failures. Closing the
-        generator, or cancelling the task that waits on it, aborts the request at once on every worker. Closing it after
-        the last token has no effect.
+        Raises RequestError for a rejected request, and InstanceLostError after repeated failures. If the caller closes
+        the generator, or cancels the task that waits on it, every worker aborts the request at once. Closing the
+        generator after the last token has no effect.
         """
         return self._requests.generate(generation)
 
     def stop(self, request_id: str) -> None:
-        """End a request as finished, for example at a stop string; closing its generator would abort it."""
+        """End a request as complete, for example at a stop string. Closing the generator would abort the request."""
         self._requests.stop(request_id)
 
     def ready(self) -> bool:
@@ -87,18 +87,18 @@ class Service:
         return self._requests.admitting and self._able
 
     async def wait_ready(self) -> None:
-        """Wait until requests are admitted."""
+        """Wait until the service admits requests."""
         await self._requests.opened.wait()
 
     async def drain(self, grace_s: float, failure: str) -> None:
-        """Admit no more requests, and wait for the live ones; those that run after `grace_s` fail with this reason."""
+        """Admit no more requests. Wait up to `grace_s` for the live requests, then fail the rest with `failure`."""
         try:
             await asyncio.wait_for(self._requests.drain(), grace_s)
         except TimeoutError:
             self.fail_all(failure)
 
     def fail_all(self, reason: str) -> None:
-        """Admit no more requests, and fail the live ones."""
+        """Stop admitting requests, and fail the live requests with `reason`."""
         self._requests.fail_all(reason)
 
     def pools(self) -> list[PoolMember]:
@@ -110,7 +110,7 @@ class Service:
         ]
 
     def set_role(self, instance: str, role: Role) -> None:
-        """Change the role of a worker for new requests; raises RequestError where that is not possible."""
+        """Change the role of a worker for new requests; raises RequestError if this change is not possible."""
         load = self._cluster.pools.get(instance)
         if load is None:
             raise RequestError(f"no worker {instance!r} is up", status=404, code="unknown_instance")
@@ -132,15 +132,15 @@ class Service:
         self._requests.place_waiting()
 
     def replans(self) -> list[str]:
-        """Return the latest re-planning decisions, one sentence each, oldest first."""
+        """Return the latest re-planning decisions as sentences, oldest first."""
         return []
 
     def snapshot(self) -> ServiceSnapshot:
-        """Return current and recent state for the dashboard."""
+        """Return the current and recent state of the service for the dashboard."""
         return self._telemetry.snapshot(self._requests.recorder.live)
 
     def metrics(self) -> bytes:
-        """Return the metrics behind the gateway in Prometheus text format."""
+        """Return the service's metrics in the Prometheus text format."""
         return self._telemetry.exposition()
 
 

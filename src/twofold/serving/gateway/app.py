@@ -1,4 +1,4 @@
-"""The application: all routes of the gateway, and the dashboard."""
+"""The web application: all HTTP routes of the gateway, and the dashboard."""
 
 import base64
 import hashlib
@@ -33,7 +33,7 @@ PERIOD_S = 1.0
 
 
 class Dashboard:
-    """Serves the dashboard page and its data; viewers share one snapshot per second."""
+    """Serves the dashboard page and its data. All viewers share one snapshot of the service per second."""
 
     def __init__(self, service: Service, clock: Callable[[], float] = time.monotonic) -> None:
         self._service, self._clock = service, clock
@@ -59,7 +59,7 @@ class Dashboard:
 
 
 def _policy(page: str) -> str:
-    """Content security policy that allows only the page's own scripts and styles."""
+    """Return a content security policy that allows only the scripts and styles of `page` itself."""
     hashes = {
         tag: " ".join(f"'sha256-{_hash(text)}'" for text in re.findall(rf"<{tag}>(.*?)</{tag}>", page, re.DOTALL))
         for tag in ("script", "style")
@@ -77,9 +77,9 @@ def _hash(text: str) -> str:
 def create_app(
     service: Service, tokenizer: TextTokenizer | None, *, keys: KeyRing | None, limits: RequestLimits | None = None
 ) -> FastAPI:
-    """Create the gateway to `service`; without a tokenizer it accepts token id prompts only.
+    """Create the gateway of `service`; without a tokenizer, prompts must be token ids.
 
-    If there are `keys`, one is required for paths under /v1, /pools and the dashboard's data.
+    With `keys`, requests for /v1, /pools and the dashboard's data must have an API key.
     """
     gateway = Gateway(service=service, tokenizer=tokenizer, limits=limits or RequestLimits())
     app = FastAPI(openapi_url=None, redirect_slashes=False)
@@ -92,7 +92,7 @@ def create_app(
 
 
 def _add_api(app: FastAPI, gateway: Gateway) -> None:
-    """Add the OpenAI API. Handlers decode the bodies themselves; see `schemas.py`."""
+    """Add the routes of the OpenAI API. Their handlers decode the request bodies themselves; see `schemas.py`."""
     app.add_route("/v1/completions", partial(complete, gateway), methods=["POST"])
     app.add_route("/v1/chat/completions", partial(chat, gateway), methods=["POST"])
 
@@ -114,7 +114,7 @@ class RoleChange(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 def _add_operations(app: FastAPI, service: Service, limits: RequestLimits, *, keys: bool) -> None:
-    """Add health, metrics, pools, version, API description and dashboard."""
+    """Add the routes for health, metrics, pools, version, API description and dashboard."""
 
     @app.get("/health")
     @app.api_route("/ping", methods=["GET", "POST"])

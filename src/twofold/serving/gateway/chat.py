@@ -19,7 +19,7 @@ UNSUPPORTED_PARTS = ("tool_calls", "function_call", "audio", "refusal", "tool_ca
 
 
 async def chat(gateway: Gateway, request: Request) -> Response:
-    """Handle one request; raises RequestError, InstanceLostError and ClientDisconnect."""
+    """Handle a chat completion request; raises RequestError, InstanceLostError and ClientDisconnect."""
     fields = await read_struct(request, ChatFields, gateway.limits.body_bytes)
     spec = response_spec(gateway, request, fields, prompts=1)
     if fields.top_logprobs is not None and not fields.logprobs:
@@ -30,7 +30,7 @@ async def chat(gateway: Gateway, request: Request) -> Response:
 
 
 async def encode_messages(gateway: Gateway, fields: ChatFields) -> list[int]:
-    """Token ids of the prompt. Special tokens come from the template unless requested."""
+    """Return the prompt's token ids. Only the template adds special tokens unless `add_special_tokens` is set."""
     tokenizer = gateway.require_tokenizer("messages")
     messages = template_messages(fields.messages)
     gateway.check_length(sum(len(message["content"]) for message in messages), "messages")
@@ -47,7 +47,7 @@ async def encode_messages(gateway: Gateway, fields: ChatFields) -> list[int]:
 
 
 def template_messages(messages: Sequence[InputMessage]) -> list[dict[str, str]]:
-    """Convert messages for the chat template; raises RequestError unless they are text in a role of `ROLES`."""
+    """Convert messages for the chat template; raises RequestError for unknown roles and content other than text."""
     if not messages:
         raise invalid("messages", "the list is empty; send at least one message")
     return [_template_message(message, f"messages[{index}]") for index, message in enumerate(messages)]
@@ -64,7 +64,7 @@ def _template_message(message: InputMessage, place: str) -> dict[str, str]:
 
 
 def _text(content: str | list[ContentPart] | None, place: str) -> str:
-    """Text of a message; several parts are joined by newlines, as in vLLM."""
+    """Return the text of a message; several parts are joined by newlines, as in vLLM."""
     if content is None:
         raise invalid(place, "it is missing; send a string or a list of text parts")
     if isinstance(content, str):
@@ -81,7 +81,7 @@ def _part_text(part: ContentPart, place: str) -> str:
 
 
 class ChatWriter:
-    """Formats chat completions."""
+    """Formats the response bodies and stream events of chat completions."""
 
     def __init__(self, spec: ResponseSpec, fields: ChatFields, logprobs: LogprobFormat) -> None:
         self._spec, self._fields, self._logprobs = spec, fields, logprobs

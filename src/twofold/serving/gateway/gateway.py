@@ -42,7 +42,7 @@ class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class Gateway:
-    """The service, the tokenizer of its model (optional) and the limits."""
+    """State of the gateway: the service, the tokenizer of its model (None if it has none), and the limits."""
 
     service: Service
     tokenizer: TextTokenizer | None
@@ -55,13 +55,13 @@ class Gateway:
             raise invalid("model", f"{name!r} is not served here; use {served!r}", status=404, code="model_not_found")
 
     def require_tokenizer(self, field: str) -> TextTokenizer:
-        """Return the tokenizer, which `field` needs; raises RequestError without one."""
+        """Return the tokenizer. Raises RequestError for the request's `field` if the model has no tokenizer."""
         if self.tokenizer is None:
             raise invalid(field, "this model has no tokenizer, so prompts must be token ids")
         return self.tokenizer
 
     def check_length(self, characters: int, field: str) -> None:
-        """Reject texts that are too long or cannot fit the context, before tokenization."""
+        """Raise RequestError for a text that is too long or cannot fit the context. Tokenization is not needed."""
         most = self.limits.prompt_characters
         if most is not None and characters > most:
             raise invalid(field, f"{characters} characters are more than the limit of {most}", code="prompt_too_long")
@@ -76,14 +76,14 @@ class Gateway:
             )
 
     def check_tokens(self, tokens: int, field: str) -> None:
-        """Reject prompts over the token limit."""
+        """Raise RequestError for a prompt with more tokens than the limit."""
         most = self.limits.prompt_tokens
         if most is not None and tokens > most:
             raise invalid(field, f"{tokens} tokens are more than the limit of {most}", code="prompt_too_long")
 
 
 async def read_struct(request: Request, kind: type[T], max_bytes: int) -> T:
-    """Read the body and decode it as `kind`; raises RequestError (400 or 413) and ClientDisconnect."""
+    """Read a request's body and decode it as type `kind`; raises RequestError (400 or 413) and ClientDisconnect."""
     body = await _read_body(request, max_bytes)
     try:
         return msgspec.json.decode(body, type=kind)
@@ -94,7 +94,7 @@ async def read_struct(request: Request, kind: type[T], max_bytes: int) -> T:
 
 
 async def _read_body(request: Request, max_bytes: int) -> bytes:
-    """Read the body, buffering at most `max_bytes`; raises RequestError (413) for larger ones."""
+    """Read a request's body of at most `max_bytes`; raises RequestError (413) for a larger body."""
     too_large = RequestError(f"the body exceeds the limit of {max_bytes} bytes", status=413, code="request_too_large")
     content_length = request.headers.get("content-length", "")
     if content_length.isdecimal() and int(content_length) > max_bytes:
@@ -108,7 +108,7 @@ async def _read_body(request: Request, max_bytes: int) -> bytes:
 
 
 def _type_error(message: str) -> RequestError:
-    """Rewrite a type error for users: the field, then the expected and the actual type."""
+    """Rewrite a type error of msgspec for users: first the field, then the expected and the actual type."""
     found = _PLACE.search(message)
     place = found["place"] if found else ""
     reason = _PLACE.sub("", message)

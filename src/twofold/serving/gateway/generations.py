@@ -1,4 +1,4 @@
-"""Convert request fields to the generations of one HTTP request."""
+"""Conversion of an HTTP request's fields to generations, one for each choice."""
 
 import math
 import secrets
@@ -26,7 +26,7 @@ _SEED_MASK = (1 << _SEED_BITS) - 1
 
 
 class ResponseSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """Id of a response, and deadline of its generations on the monotonic clock.
+    """Properties of a response: its id, the arrival, and the deadline of its generations on the monotonic clock.
 
     The prompt stays cached for `retain_s` seconds.
     """
@@ -38,7 +38,7 @@ class ResponseSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PlannedChoice(msgspec.Struct, frozen=True, kw_only=True):
-    """A generation for prompt number `prompt`, and the processor of its output."""
+    """A generation, the processor of its output, and `prompt`: the number of its prompt in the HTTP request."""
 
     generation: Generation
     output: OutputProcessor
@@ -46,7 +46,7 @@ class PlannedChoice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def response_spec(gateway: Gateway, request: HttpRequest, fields: GenerationFields, *, prompts: int) -> ResponseSpec:
-    """Validate the fields that do not depend on the tokens of the prompts; raises RequestError."""
+    """Validate the fields that do not depend on the prompts' tokens, and return the response's properties."""
     _check_fields(gateway, fields, prompts)
     arrival: Arrival = request.state.arrival
     if arrival.key is not None:
@@ -105,7 +105,7 @@ def _generation(
 
 
 def _sampling(gateway: Gateway, fields: GenerationFields, prompt_tokens: int) -> SamplingParams:
-    """Sampling parameters for a prompt; raises RequestError if values conflict with the model or each other."""
+    """Return the sampling parameters for a prompt; raises RequestError for values that are invalid in combination."""
     model, min_tokens = gateway.service.model, fields.min_tokens or 0
     left = model.max_model_len - prompt_tokens
     max_tokens = fields.token_limit or max(1, min(fields.default_max_tokens, left))
@@ -164,14 +164,14 @@ def _stop_strings(fields: GenerationFields, limits: RequestLimits) -> tuple[str,
 
 
 def _check_key(key: ApiKey, generations: int) -> None:
-    """Reject a request that exceeds the key's limits even on its own."""
+    """Raise RequestError if a request alone exceeds the limits of its API key."""
     for most, what in ((key.limits.max_concurrent, "at once"), (key.limits.requests_per_minute, "per minute")):
         if most is not None and generations > most:
             raise invalid("n", f"{generations} generations exceed this API key's limit of {most} {what}")
 
 
 def _timeout_s(limits: RequestLimits, request: HttpRequest, fields: GenerationFields) -> float:
-    """The shorter of the field and the header, or the default timeout."""
+    """Return the shorter timeout of the body's field and the header, or the default timeout if neither is set."""
     wanted = [] if fields.timeout is None else [(fields.timeout, "timeout")]
     header = request.headers.get(TIMEOUT_HEADER)
     if header is not None:
@@ -195,7 +195,7 @@ def _header_seconds(text: str) -> float:
 
 
 def _retention_s(fields: GenerationFields) -> float:
-    """The longer of `prompt_cache_retention` and `prompt_cache_options.ttl`; 0 if neither is set."""
+    """Return the longer of `prompt_cache_retention` and `prompt_cache_options.ttl`; 0 if neither is set."""
     retention, options = fields.prompt_cache_retention, fields.prompt_cache_options
     if retention is not None and retention not in RETENTIONS:
         raise invalid("prompt_cache_retention", f"must be in_memory or 24h, not {retention!r}", code="invalid_value")

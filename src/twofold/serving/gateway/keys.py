@@ -19,7 +19,7 @@ _UNLIMITED = "-"
 
 
 class ApiKey:
-    """One key: its name, which may be logged, its limits and the digest of its secret."""
+    """An API key: its name, which may be logged, its limits, and the digest of its secret."""
 
     __slots__ = ("_digest", "limits", "name")
 
@@ -32,12 +32,12 @@ class ApiKey:
         return f"ApiKey({self.name!r})"
 
     def matches(self, digest: bytes) -> bool:
-        """Compare a digest with the key's in constant time."""
+        """Compare `digest` with the digest of this key in constant time."""
         return hmac.compare_digest(digest, self._digest)
 
 
 class KeyRing:
-    """The keys of a service, at least one, with unique names and secrets."""
+    """The API keys of a service: at least one key, with unique names and secrets."""
 
     def __init__(self, keys: Sequence[ApiKey]) -> None:
         self._keys = tuple(keys)
@@ -47,11 +47,11 @@ class KeyRing:
 
     @property
     def limits(self) -> dict[str, KeyLimits]:
-        """Limits of each key by name."""
+        """Limits of each API key, by the name of the key."""
         return {key.name: key.limits for key in self._keys}
 
     def find(self, authorization: str) -> ApiKey | None:
-        """Find the key of an Authorization header, `Bearer KEY`; always compares every key."""
+        """Return the API key of an Authorization header, `Bearer KEY`. It is compared with every key of the service."""
         scheme, secret = authorization[: len(_SCHEME)], authorization[len(_SCHEME) :]
         digest = _digest(secret.strip())
         found = None
@@ -66,7 +66,7 @@ def _digest(secret: str) -> bytes:
 
 
 def read_keys(secrets: Sequence[str], file: Path | None) -> KeyRing | None:
-    """Read keys from flags (named key-1, key-2 …) and from a file; None if there are none.
+    """Read API keys from `secrets` (named key-1, key-2 …) and from a file; return None if there is no key.
 
     Raises ConfigurationError, which never quotes a key.
     """

@@ -22,10 +22,10 @@ _SAFE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 
 class Arrival(msgspec.Struct, frozen=True, kw_only=True):
-    """Arrival of a request, kept at `request.state.arrival`.
+    """Arrival of a request, stored in `request.state.arrival`.
 
-    `monotonic_s` is on the monotonic clock, `created` in unix seconds. `key` is its API key; None if no keys
-    are configured or needed.
+    `monotonic_s` is on the monotonic clock, `created` in Unix seconds. `key` is the API key of the request, or None if
+    the request has no valid key.
     """
 
     request_id: str
@@ -35,7 +35,7 @@ class Arrival(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RequestMiddleware:
-    """ASGI middleware; if there are API keys, paths in `_PROTECTED` and under /v1 require one."""
+    """ASGI middleware of the gateway. If API keys are configured, /v1 and the paths in `_PROTECTED` require one."""
 
     def __init__(self, app: ASGIApp, keys: KeyRing | None) -> None:
         self._app = app
@@ -83,6 +83,6 @@ def _is_protected(path: str) -> bool:
 
 
 def _request_id(headers: Headers) -> str:
-    """The client's X-Request-Id if it is safe for headers and logs, else a new id."""
+    """Return the client's X-Request-Id if it is safe for headers and logs, otherwise a new id."""
     given = headers.get("x-request-id", "")
     return given if _SAFE_ID.fullmatch(given) else uuid.uuid4().hex

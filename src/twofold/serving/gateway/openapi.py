@@ -60,7 +60,7 @@ def reference(kind: type) -> Json:
 
 
 def schemas(model: str) -> Json:
-    """Schemas of all structs by name, narrowed to the accepted values; `model` is the served one."""
+    """Return the schemas of all structs by name, restricted to accepted values; `model` is the served model."""
     _, made = msgspec.json.schema_components(_STRUCTS, schema_hook=_schema_hook, ref_template=f"{_PREFIX}{{name}}")
     for kind in (ChatFields, CompletionFields):
         fields = made[kind.__name__]["properties"]
@@ -90,7 +90,7 @@ def _schema_hook(kind: type) -> Json:
 
 
 def openapi(model: str, *, keys: bool) -> Json:
-    """Describe a gateway to `model`; `keys` adds bearer authorization to the paths under /v1."""
+    """Return the API description of a gateway that serves `model`; `keys` adds bearer authorization under /v1."""
     components: Json = {"schemas": schemas(model)}
     if keys:
         components["securitySchemes"] = {"bearer": {"type": "http", "scheme": "bearer"}}
@@ -103,7 +103,7 @@ def openapi(model: str, *, keys: bool) -> Json:
 
 
 def _api(*, keys: bool) -> Json:
-    """Paths under /v1."""
+    """Return the API description of the paths under /v1."""
     paths: dict[str, tuple[str, Json]] = {
         "/v1/completions": ("post", _generation_operation("completions", CompletionFields, Completion, Completion)),
         "/v1/chat/completions": ("post", _generation_operation("chat", ChatFields, ChatCompletion, ChatChunk)),
@@ -119,7 +119,7 @@ def _api(*, keys: bool) -> Json:
 
 
 def _operations() -> Json:
-    """Paths for operators and monitoring."""
+    """Return the API description of the paths for operators and monitoring."""
     text: Json = {"text/plain": {"schema": {"type": "string"}}}
     this: Json = {"application/json": {"schema": {"type": "object"}}}
     return {
@@ -132,7 +132,7 @@ def _operations() -> Json:
 
 
 def _generation_operation(name: str, body: type, whole: type, chunk: type) -> Json:
-    """An operation that responds with a whole answer or with server-sent events of chunks."""
+    """Describe an operation that returns a complete response, or a stream of chunks as server-sent events."""
     stream: Json = {"type": "string", "description": f"Every event is a {chunk.__name__}; the last is [DONE]."}
     answers: Json = {"application/json": {"schema": reference(whole)}, "text/event-stream": {"schema": stream}}
     operation = _operation(name, f"A {whole.__name__}", answers, errors=(400, 404, 413, 429, 503, 504))
@@ -146,14 +146,14 @@ def _json_operation(name: str, summary: str, answer: type, *, errors: Sequence[i
 
 
 def _health(name: str) -> Json:
-    """A health check: the 503 has the same body type as the 200."""
+    """Describe a health check. Its responses 200 and 503 have the same body type."""
     operation = _json_operation(name, "200 if ready, else 503", Health)
     operation["responses"]["503"] = operation["responses"]["200"]
     return operation
 
 
 def _operation(name: str, summary: str, answers: Json, *, errors: Sequence[int] = ()) -> Json:
-    """Common parts of an operation: request id header, its errors and the errors of every request."""
+    """Describe an operation: the request id header, the `errors` of this operation and the common errors."""
     responses: Json = {"200": {"description": "Success.", "headers": {"X-Request-Id": _REQUEST_ID}, "content": answers}}
     for status in (*errors, 431, 500):
         responses[str(status)] = _error(status)

@@ -1,4 +1,4 @@
-"""Output processing: tokens to text, stop strings, finish reasons and log probabilities."""
+"""Output processing: conversion of tokens to text, stop strings, finish reasons and log probabilities."""
 
 from collections.abc import Sequence
 
@@ -14,29 +14,29 @@ LOWEST = -9999.0
 
 
 class StopText(msgspec.Struct, frozen=True):
-    """Text to emit, and the stop string that ended it, if any."""
+    """Text to emit, and the stop string that ended the text; `stop` is None while no stop string was found."""
 
     text: str
     stop: str | None = None
 
 
 class StopStrings:
-    """Searches one text for stop strings; the text may arrive in pieces of any size.
+    """Searches the text of one output for stop strings; the text may arrive in pieces of any size.
 
-    The earliest completed stop string ends the text; the longest wins if several complete at the same character. The
-    result depends on the text only, not on its pieces. Each stop string has a Knuth-Morris-Pratt automaton, so the
-    cost per character is constant. Text that may be part of a stop string is held back.
+    The stop string that is completed first ends the text; if several are completed at the same character, the longest
+    ends it. The result depends on the text only, not on its pieces. Each stop string has a Knuth-Morris-Pratt
+    automaton, so the cost per character is constant. Text that may be part of a stop string is not emitted yet.
     """
 
     def __init__(self, stops: Sequence[str], *, include: bool = False) -> None:
-        """`include` keeps the stop string at the end of the text. Stop strings must not be empty."""
+        """Search for non-empty strings `stops`. With `include`, emitted text ends with the stop string."""
         # Longest first, so that the longest of several simultaneous matches wins.
         self._automata = [_Automaton(stop) for stop in sorted(set(stops), key=lambda stop: (-len(stop), stop))]
         self._include = include
         self._held = ""
 
     def push(self, piece: str, *, armed: bool = True) -> StopText:
-        """Add a piece. If not `armed`, a stop string may start in it but not end in it."""
+        """Add a piece of text, and return the text to emit. Unless `armed`, no stop string may end in this piece."""
         if not self._automata:
             return StopText(piece)
         text = self._held + piece
@@ -51,13 +51,13 @@ class StopStrings:
         return StopText(text[:keep])
 
     def flush(self) -> str:
-        """Return the text held back at the end of the output."""
+        """Return the rest of the text at the end of the output: it could have been the start of a stop string."""
         held, self._held = self._held, ""
         return held
 
 
 class _Automaton:
-    """Knuth-Morris-Pratt: the last `matched` characters of the text are a prefix of `pattern`."""
+    """Knuth-Morris-Pratt automaton: the last `matched` characters of the text are the start of `pattern`."""
 
     __slots__ = ("_fallback", "matched", "pattern")
 
@@ -74,7 +74,7 @@ class _Automaton:
             self._fallback[position + 1] = length
 
     def advance(self, char: str) -> bool:
-        """Add one character; True if the pattern ends with it."""
+        """Add one character of the text; return True if this character completes the pattern."""
         while self.matched and self.pattern[self.matched] != char:
             self.matched = self._fallback[self.matched]
         self.matched += self.pattern[self.matched] == char
@@ -85,10 +85,10 @@ class _Automaton:
 
 
 class Delta(msgspec.Struct, frozen=True, kw_only=True):
-    """Contribution of one token to choice `choice`.
+    """The part of choice `choice` that one token adds.
 
     `text` may be empty (incomplete character, start of a stop string) or longer than the token's text. `offset` is the
-    number of characters decoded from the tokens before it.
+    number of characters decoded from the tokens before this token.
     """
 
     choice: int
@@ -99,12 +99,12 @@ class Delta(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OutputProcessor:
-    """Turns the tokens of one generation into deltas: detokenization and stop strings."""
+    """Converts the tokens of one generation to deltas: decodes their text and searches it for stop strings."""
 
     def __init__(
         self, index: int, tokenizer: TextTokenizer | None, fields: GenerationFields, stops: tuple[str, ...]
     ) -> None:
-        """Without a tokenizer the text stays empty, and the answer has token ids only."""
+        """Process the output of choice `index`. Without a tokenizer, the text of all deltas stays empty."""
         skip = fields.skip_special_tokens is not False
         self._index = index
         self._detokenizer = Detokenizer(tokenizer, skip_special_tokens=skip) if tokenizer else None
@@ -114,7 +114,7 @@ class OutputProcessor:
         self._tokens = 0
 
     def push(self, token: TokenOutput) -> Delta:
-        """Add a token; a delta with a finish reason is the last, even if the model would continue."""
+        """Add a token and return its delta. A delta with a finish reason is the last delta of the generation."""
         self._tokens += 1
         offset = self._detokenizer.characters if self._detokenizer else 0
         found = self._stops.push(self._text_of(token), armed=self._tokens > self._min_tokens)
@@ -135,10 +135,10 @@ class OutputProcessor:
 
 
 class LogprobFormat:
-    """Formats log probabilities of deltas, with one entry per token including the stop token."""
+    """Formats the log probabilities of deltas, with one entry for each token. The stop token has an entry too."""
 
     def __init__(self, tokenizer: TextTokenizer | None) -> None:
-        """Without a tokenizer, tokens are named by their ids."""
+        """Format tokens by their text. Without a tokenizer, format tokens by their ids."""
         self._names = None if tokenizer is None else tokenizer.bytes
 
     def completion(self, deltas: Sequence[Delta]) -> CompletionLogprobs:
@@ -153,7 +153,7 @@ class LogprobFormat:
         return ChatLogprobs(content=[self._chat_token(delta, top) for delta in deltas])
 
     def _top(self, delta: Delta) -> dict[str, float]:
-        """Alternatives, best first, and the chosen token; the first of equal names is kept."""
+        """Return the log probabilities of the alternatives, best first, and of the chosen token, by token name."""
         top: dict[str, float] = {}
         for token_id, logprob in (*delta.token.top_logprobs, (delta.token.token_id, delta.token.logprob)):
             top.setdefault(self._name(token_id), _finite(logprob))
@@ -180,5 +180,5 @@ class LogprobFormat:
 
 
 def _finite(logprob: float | None) -> float:
-    """Replace missing, NaN and low values by LOWEST."""
+    """Return `logprob`, or LOWEST if the value is missing, NaN or lower."""
     return logprob if logprob is not None and logprob > LOWEST else LOWEST

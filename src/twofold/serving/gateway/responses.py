@@ -164,7 +164,7 @@ class ErrorBody(Struct, frozen=True, kw_only=True):
 
 
 def error_response_for(error: Exception) -> Response:
-    """Convert an exception; unexpected ones are logged and become a 500 without details."""
+    """Convert an exception to an error response. An unexpected exception is logged and becomes a plain 500."""
     if isinstance(error, RequestError):
         return error_response(
             error.status, str(error), param=error.param, code=error.code, retry_after_s=error.retry_after_s
@@ -198,12 +198,12 @@ def _type_of(status: int) -> str:
 
 
 async def answer_error(_request: Request, error: Exception) -> Response:
-    """Exception handler for TwofoldError."""
+    """Return the error response for a TwofoldError; registered as exception handler of the application."""
     return error_response_for(error)
 
 
 async def answer_http_error(request: Request, error: Exception) -> Response:
-    """Exception handler for unknown paths and wrong methods."""
+    """Return the error response for an unknown path or wrong method; registered as exception handler."""
     if not isinstance(error, HTTPException):
         raise TypeError(f"expected an HTTPException, got {type(error).__name__}")
     reason = HTTPStatus(error.status_code).phrase

@@ -13,7 +13,7 @@ from twofold.errors import RequestError
 
 
 def invalid(field: str, reason: str, *, status: int = 400, code: str | None = None) -> RequestError:
-    """Create the error for an invalid field."""
+    """Return the error for a request in which `field` is invalid."""
     return RequestError(f"{field}: {reason}", param=field, status=status, code=code)
 
 
@@ -77,7 +77,7 @@ def refuse_unsupported(fields: "GenerationFields", n: int) -> None:
 
 
 def _same(value: object, allowed: object) -> bool:
-    """Equality as in JSON, where false is not 0."""
+    """Return whether two values are equal in JSON, where false does not equal 0."""
     return isinstance(value, bool) == isinstance(allowed, bool) and value == allowed
 
 
@@ -141,7 +141,7 @@ class GenerationFields(UnsupportedFields, frozen=True, kw_only=True):
 
     @property
     def token_limit(self) -> int | None:
-        """Limit on the output tokens."""
+        """Limit on the number of output tokens; None if the request sets no limit."""
         return self.max_tokens
 
     @property

@@ -20,13 +20,13 @@ KEEP_ALIVE_S = 65
 
 
 class _HeadTooLargeError(Exception):
-    """Stops the parser when the request head exceeds the limit."""
+    """Raised to stop the parser when the request line and headers exceed the limit."""
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """Rejects requests whose request line and headers exceed `header_bytes`; see `bounded_protocol`.
+    """HTTP protocol of uvicorn with a limit of `header_bytes` for the request line and headers of a request.
 
-    The parser itself has no limit. Errors use the API's error JSON.
+    The HTTP parser itself has no limit. Error responses use the API's error JSON. See `bounded_protocol`.
     """
 
     header_bytes: int
@@ -82,7 +82,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
 
 def bounded_protocol(header_bytes: int) -> type[BoundedProtocol]:
-    """Create the protocol class for a limit, because uvicorn instantiates the class itself."""
+    """Return a protocol class with this limit. A class is needed because uvicorn itself creates the instances."""
     return type("BoundedProtocol", (BoundedProtocol,), {"header_bytes": header_bytes})
 
 
@@ -97,7 +97,7 @@ class HttpServer:
     def __init__(
         self, app: ASGIApp, sock: socket.socket, *, grace_s: int = 30, limits: RequestLimits | None = None
     ) -> None:
-        """`grace_s` seconds after stopping, running answers are cancelled. Uses `header_bytes` of `limits`."""
+        """Serve on the bound socket. `grace_s` seconds after `stop`, the responses that still run are cancelled."""
         self._socket = sock
         self._task: asyncio.Task[None] | None = None
         self._server = _Server(
@@ -128,7 +128,7 @@ class HttpServer:
             await asyncio.shield(self._task)
 
     async def stop(self) -> None:
-        """Stop accepting connections and wait for running answers."""
+        """Stop accepting connections, and wait until running responses have ended."""
         self._server.should_exit = True
         await self.wait()
         # uvicorn cancels remaining tasks after the grace period but does not wait for them.
@@ -140,5 +140,5 @@ class HttpServer:
 class _Server(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Leave the process's signal handlers unchanged."""
+        """Leave the process's signal handlers unchanged, unlike uvicorn's own implementation."""
         yield

@@ -1,4 +1,4 @@
-"""Running the generations of a request and sending their output, whole or as server-sent events."""
+"""Execution of a request's generations, and responses with their output, complete or as server-sent events."""
 
 import asyncio
 import logging
@@ -55,7 +55,7 @@ async def _disconnected(receive: Receive) -> None:
 
 
 async def _cancel(task: "asyncio.Task[T]") -> None:
-    """Cancel a task and wait until it has ended."""
+    """Cancel a task and wait until the task has ended."""
     if task.done():
         return
     task.cancel()
@@ -65,7 +65,7 @@ async def _cancel(task: "asyncio.Task[T]") -> None:
 
 
 async def interleave(sources: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[T, None]:
-    """Merge generators in order of arrival; the first error ends all. Closing it closes every source."""
+    """Merge generators in order of arrival. The first error, or closing the merged generator, closes all of them."""
     if len(sources) == 1:  # fast path without task and queue
         async with aclosing(sources[0]) as source:
             async for item in source:
@@ -90,7 +90,7 @@ async def interleave(sources: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerat
 
 
 async def _pump(source: AsyncGenerator[T, None], queue: "asyncio.Queue[T | Exception | None]") -> None:
-    """Put the items of a source into a queue, then None or the error that ended it."""
+    """Put the items of `source` into the queue, and at the end None or the error that ended the source."""
     try:
         async with aclosing(source):
             async for item in source:
@@ -101,10 +101,10 @@ async def _pump(source: AsyncGenerator[T, None], queue: "asyncio.Queue[T | Excep
 
 
 async def until_deadline(deadline_s: float, items: AsyncGenerator[T, None]) -> AsyncGenerator[T, None]:
-    """Yield `items` until a time of the monotonic clock; then close them and raise RequestError (504).
+    """Yield `items` until `deadline_s` on the monotonic clock; then close `items` and raise RequestError (504).
 
-    The deadline ends the wait for an item, not the caller's work with one; items that are already available still come
-    first. There is one timer per answer, not per item. Must be iterated by a single task.
+    The deadline interrupts only the wait for an item, never the caller's work. Items that are available at the deadline
+    are still yielded. One timer serves the whole response. A single task must iterate over the result.
     """
     waiting, due = True, False
     timeout = asyncio.timeout(None)
@@ -135,9 +135,9 @@ async def until_deadline(deadline_s: float, items: AsyncGenerator[T, None]) -> A
 
 
 class UsageCounter:
-    """Counts the tokens of one answer.
+    """Counts the prompt, output and cached tokens of one response.
 
-    Each prompt counts once. Its cached tokens are the minimum over its choices that have started.
+    Each prompt counts once. The cached tokens of a prompt are the minimum over those of its choices that have started.
     """
 
     def __init__(self, prompt_tokens: int, planned: Sequence[PlannedChoice]) -> None:
@@ -147,7 +147,7 @@ class UsageCounter:
         self._cached: dict[int, int] = {}  # by prompt
 
     def add(self, delta: Delta) -> None:
-        """Count a token."""
+        """Count the output token of a delta, and the cached tokens of its prompt if it is a first token."""
         self._completion_tokens += 1
         if delta.token.index == 0:
             prompt, cached = self._prompts[delta.choice], delta.token.reused_tokens
@@ -155,7 +155,7 @@ class UsageCounter:
 
     @property
     def usage(self) -> Usage:
-        """Usage so far."""
+        """Token counts of the response so far."""
         return Usage(
             prompt_tokens=self._prompt_tokens,
             completion_tokens=self._completion_tokens,
@@ -165,15 +165,15 @@ class UsageCounter:
 
 
 def event(body: msgspec.Struct) -> bytes:
-    """Format one server-sent event."""
+    """Encode `body` as one server-sent event."""
     return b"data: " + _ENCODER.encode(body) + b"\n\n"
 
 
 class EventStream(Response):
-    """Sends events as they come, then `[DONE]`, or an error event on failure.
+    """HTTP response that sends events as soon as they are available, then `[DONE]`, or an error event on failure.
 
-    The response starts with the first event, so earlier errors are ordinary HTTP errors. The generator is closed at
-    the end of the stream; a client disconnect ends it immediately.
+    The response starts with the first event, so earlier errors are ordinary HTTP errors. The generator of events is
+    closed at the end of the stream; a client disconnect ends the stream immediately.
     """
 
     def __init__(self, events: AsyncGenerator[bytes, None]) -> None:
@@ -205,18 +205,18 @@ class EventStream(Response):
 
 
 class ResponseWriter(Protocol):
-    """Formats an endpoint's answer, whole or as server-sent events."""
+    """Interface to format the response of one endpoint, complete or as server-sent events."""
 
     def events(self, delta: Delta, usage: MaybeUsage) -> bytes:
-        """Format the events of one token."""
+        """Format the server-sent events of one token."""
         ...
 
     def usage_event(self, usage: Usage) -> bytes:
-        """Format the final event of a stream, which has usage and no choices."""
+        """Format the last event of a stream, which has token counts and no choices."""
         ...
 
     def response(self, choices: Sequence[Sequence[Delta]], usage: Usage) -> msgspec.Struct:
-        """Build the whole answer; the deltas of each choice are in token order."""
+        """Build a complete response; the deltas of each choice are in token order."""
         ...
 
 
@@ -228,7 +228,7 @@ async def respond(
     prompts: list[list[int]],
     writer: ResponseWriter,
 ) -> Response:
-    """Run the generations of the prompts' token ids and respond; raises their errors and ClientDisconnect."""
+    """Generate output for the token ids in `prompts` and return the response; raises errors and ClientDisconnect."""
     planned = plan(gateway, fields, spec, prompts)
     generated = [generate_deltas(gateway.service, each) for each in planned]
     deltas = until_deadline(spec.deadline_s, interleave(generated))
@@ -240,7 +240,7 @@ async def respond(
 
 
 async def generate_deltas(service: Service, planned: PlannedChoice) -> AsyncGenerator[Delta, None]:
-    """Yield the deltas of one choice; its generation is closed before the last one is yielded."""
+    """Yield the deltas of one choice. The generation is closed before the last delta is yielded."""
     last = None
     async with aclosing(service.generate(planned.generation)) as tokens:
         async for token in tokens:

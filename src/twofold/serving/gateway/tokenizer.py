@@ -1,4 +1,4 @@
-"""The model's tokenizer: encoding of text and chat messages, and incremental decoding."""
+"""The model's tokenizer: it encodes text and chat messages, and decodes tokens incrementally."""
 
 import asyncio
 import inspect
@@ -25,7 +25,7 @@ _ANCHOR = "a"
 
 
 class TokenBytes:
-    """Maps token ids to their bytes, which may be part of a character, and to printable names."""
+    """Maps token ids to printable names and to bytes. The bytes of a token may be a part of a character."""
 
     def __init__(self, tokenizer: tokenizers.Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -37,14 +37,14 @@ class TokenBytes:
         self._known: dict[int, bytes | None] = {}
 
     def bytes_of(self, token_id: int) -> bytes | None:
-        """Bytes of a token; None for an id without one (vocabulary padding)."""
+        """Return the bytes of a token; None for an id without a token (padding of the vocabulary)."""
         if token_id not in self._known:
             piece = self._tokenizer.id_to_token(token_id)
             self._known[token_id] = None if piece is None else self._decode(piece)
         return self._known[token_id]
 
     def name_of(self, token_id: int) -> str:
-        r"""Text of a token; incomplete characters are written as bytes, for example `bytes:\\xe4\\xb8`."""
+        """Return the text of a token. Incomplete characters are written as bytes, for example `bytes:\\xe4\\xb8`."""
         raw = self.bytes_of(token_id)
         if raw is None:
             return id_name(token_id)
@@ -67,12 +67,12 @@ class TokenBytes:
 
 
 def id_name(token_id: int) -> str:
-    """Name of a token without known text."""
+    """Return the name of a token that has no known text."""
     return f"token_id:{token_id}"
 
 
 def _kinds(decoder: object) -> set[str]:
-    """The `type` of a serialized decoder and of all nested decoders."""
+    """Return the `type` of a serialized decoder and the types of all decoders nested in it."""
     if isinstance(decoder, list):
         return set().union(*map(_kinds, decoder))
     if not isinstance(decoder, dict):
@@ -81,7 +81,7 @@ def _kinds(decoder: object) -> set[str]:
 
 
 def _byte_level(piece: str) -> bytes:
-    """Decode the byte-level alphabet; pieces with other characters are plain text."""
+    """Decode a token's text from the byte-level alphabet. Text with other characters is plain text."""
     alphabet = _byte_alphabet()
     if all(char in alphabet for char in piece):
         return bytes(alphabet[char] for char in piece)
@@ -90,7 +90,7 @@ def _byte_level(piece: str) -> bytes:
 
 @cache
 def _byte_alphabet() -> dict[str, int]:
-    """Alphabet of byte-level BPE (GPT-2): printable bytes stay unchanged, others map to U+0100 and up."""
+    """Return the alphabet of byte-level BPE (GPT-2), which maps each character to its byte."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     alphabet = {chr(byte): byte for byte in printable}
     others = (byte for byte in range(0x100) if byte not in set(printable))
@@ -102,7 +102,7 @@ TOKENIZER_FILES = ("tokenizer_config.json", "tokenizer.model", "vocab.json", "vo
 
 
 def load_tokenizer(model_dir: Path) -> "TextTokenizer | None":
-    """Load the tokenizer of a model directory; None if there is none. Raises ModelError if it is broken."""
+    """Load the tokenizer in a model directory; return None if it has no tokenizer. Raises ModelError on failure."""
     fast = (model_dir / "tokenizer.json").is_file()
     if not fast and not any((model_dir / name).is_file() for name in TOKENIZER_FILES):
         return None
@@ -116,7 +116,7 @@ def load_tokenizer(model_dir: Path) -> "TextTokenizer | None":
 
 
 def _converted(model_dir: Path) -> "PreTrainedTokenizerFast":
-    """Load a tokenizer in an older format. This function is separate because AutoTokenizer imports torch."""
+    """Load a tokenizer in an older format. Only this function imports AutoTokenizer, which imports torch."""
     from transformers import AutoTokenizer  # noqa: PLC0415
 
     loaded = AutoTokenizer.from_pretrained(model_dir)
@@ -126,10 +126,10 @@ def _converted(model_dir: Path) -> "PreTrainedTokenizerFast":
 
 
 class TextTokenizer:
-    """Encodes and decodes with the library's fast tokenizer; thread-safe."""
+    """Encodes and decodes text with the fast tokenizer of the library transformers; thread-safe."""
 
     def __init__(self, tokenizer: "PreTrainedTokenizerFast", *, inline_characters: int = 8192) -> None:
-        """Texts longer than `inline_characters` are encoded in a thread, so that they stall no stream."""
+        """Create a tokenizer. A thread encodes texts of more than `inline_characters`, which would delay streams."""
         self._tokenizer = tokenizer
         self._inline_characters = inline_characters
         self.backend: tokenizers.Tokenizer = tokenizer.backend_tokenizer
@@ -155,7 +155,7 @@ class TextTokenizer:
         add_special_tokens: bool,
         template_kwargs: dict[str, object],
     ) -> list[int]:
-        """Render messages with the model's chat template and encode them; raises RequestError."""
+        """Render messages with the model's chat template, and encode the text; raises RequestError."""
 
         def work() -> list[int]:
             text = self.render_chat(
@@ -168,7 +168,7 @@ class TextTokenizer:
     def render_chat(
         self, messages: Sequence[dict[str, str]], *, add_generation_prompt: bool, template_kwargs: dict[str, object]
     ) -> str:
-        """Render messages with the model's chat template; raises RequestError."""
+        """Render messages with the model's chat template, and return the text; raises RequestError."""
         if self._tokenizer.chat_template is None:
             raise RequestError("this model has no chat template; send a prompt to /v1/completions instead")
         reserved = self._template_parameters.intersection(template_kwargs)
@@ -198,11 +198,11 @@ class TextTokenizer:
 
 
 class Detokenizer:
-    """Incremental detokenizer: the joined pieces equal the tokenizer's decoding of all tokens.
+    """Incremental detokenizer.
 
-    With byte fallback (as in Llama 2) there is one exception. For a run of bytes that is not UTF-8, the library
-    replaces the whole run by U+FFFD. The characters before the first invalid byte are kept here, because they were
-    already sent.
+    All pieces of text together equal the tokenizer's decoding of all tokens. With byte fallback (as in Llama 2) there
+    is one exception. For a run of bytes that is not UTF-8, the library replaces the whole run by U+FFFD. This class
+    keeps the characters before the first invalid byte, because they were already sent.
     """
 
     def __init__(self, tokenizer: TextTokenizer, *, skip_special_tokens: bool = True) -> None:
@@ -215,7 +215,7 @@ class Detokenizer:
         self.characters = 0
 
     def push(self, token_id: int) -> str:
-        """Add a token; return the text that it completes, which may be empty."""
+        """Add a token and return the text that the token completes. The text may be empty."""
         self._token_ids.append(token_id)
         try:
             piece = self._stream.step(self._tokenizer.backend, token_id)
@@ -226,7 +226,7 @@ class Detokenizer:
         return self._emit(piece or "")
 
     def flush(self) -> str:
-        """Return the remaining text; incomplete characters become U+FFFD."""
+        """Return the rest of the text. Incomplete characters become U+FFFD."""
         if self._emitted == len(self._token_ids):
             return ""
         given = "".join(self._pieces)

@@ -1,1 +1,1 @@
-"""Start and stop the processes of a service: locally, on hosts that join, and on a Ray cluster."""
+"""Launchers: they start and stop the processes of a service, on this host, on hosts that join, and on Ray."""

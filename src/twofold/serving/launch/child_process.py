@@ -1,6 +1,6 @@
-"""Processes that start workers for a launcher: commands arrive on standard input, reports leave on standard output.
+"""Processes that start workers for a launcher: commands on standard input, reports on standard output.
 
-Both are JSON, one object per line.
+Commands and reports are JSON, one object per line.
 """
 
 import ctypes
@@ -20,17 +20,17 @@ _PR_SET_PDEATHSIG = 1
 
 
 def die_with_parent(with_signal: signal.Signals, parent: int) -> None:
-    """Deliver `with_signal` to this process when its parent process, with the id `parent`, dies."""
+    """Deliver `with_signal` to this process when its parent process (with the id `parent`) dies."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, with_signal)
     if os.getppid() != parent:  # it died before the call
         os._exit(1)
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """An event of the process that starts workers.
+    """Report of the process that starts workers, with one event.
 
-    It has a `stage` of start-up, the `facts` of the model, a `failure` that ends the process, a worker that `exited`
-    with a `code` and sometimes a reason `why`, or the workers `waiting` for room.
+    The event is a `stage` of start-up, the `facts` of the model, a `failure` that ends the process, a worker that
+    `exited` with a `code` and sometimes a reason `why`, or the workers `waiting` for room.
     """
 
     stage: str | None = None
@@ -43,7 +43,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class WorkerCommand(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Start, kill or free the resources of the named worker, or `finish` when all workers have ended."""
+    """Command of a launcher: start, kill or free the named worker, or `finish` after the end of all workers."""
 
     start: str | None = None
     kill: str | None = None
@@ -57,7 +57,7 @@ _decoder = msgspec.json.Decoder(WorkerCommand)
 
 
 def take_stdout() -> Callable[[bytes], None]:
-    """Return a function that writes lines to standard output; other output of this process is redirected to stderr."""
+    """Return a function that writes lines to standard output. Redirect all other output to standard error."""
     pipe = os.fdopen(os.dup(sys.stdout.fileno()), "wb", buffering=0)
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
 
@@ -68,9 +68,9 @@ def take_stdout() -> Callable[[bytes], None]:
 
 
 def begin(job: type[Job]) -> tuple[Job, SendReport]:
-    """Read the job, the first line of standard input, and return it with the function that sends reports.
+    """Read the job from the first line of standard input; return the job and the function that sends reports.
 
-    From now on the process ends with its parent.
+    From now on, this process ends when its parent process ends.
     """
     die_with_parent(signal.SIGTERM, os.getppid())
     say = take_stdout()
@@ -82,7 +82,7 @@ def begin(job: type[Job]) -> tuple[Job, SendReport]:
 
 
 class WorkerStarter(ABC):
-    """Starts workers and executes commands, until SIGTERM, the end of standard input or a last worker's end."""
+    """Base class of a process that starts workers for a launcher and executes the launcher's commands."""
 
     poll_s: float  # longest time between two polls
 
@@ -93,17 +93,17 @@ class WorkerStarter(ABC):
 
     @abstractmethod
     def execute(self, command: WorkerCommand) -> None:
-        """Start or end a worker."""
+        """Start a worker, end it, or free its resources, as the command states."""
 
     @abstractmethod
     def poll(self) -> bool:
-        """Report exits; returns whether workers are left."""
+        """Report the workers that have exited; return whether any workers still run."""
 
     @abstractmethod
     def kill_all(self) -> None: ...
 
     def watch(self) -> None:
-        """Execute commands and report exits until all workers are to end."""
+        """Execute commands and report exits until this process must end; then kill the remaining workers."""
         wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(wake_write)
         signal.signal(signal.SIGTERM, self._end)  # connecting to Ray replaces the handler

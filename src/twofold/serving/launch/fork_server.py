@@ -57,7 +57,7 @@ def main() -> None:
 
 
 def _start_workers(config: ServiceConfig, report: SendReport) -> "ForkServer":
-    """Prepare the engine and fork the workers."""
+    """Prepare the engine once, and fork all workers that `config` lists."""
     prepared = prepare_engine(config, lambda stage: report(Report(stage=stage)))
     facts = ModelFacts(prepared.max_model_len, prepared.vocab_size, prepared.model)
     report(Report(stage="starting workers", facts=facts))
@@ -69,7 +69,7 @@ def _start_workers(config: ServiceConfig, report: SendReport) -> "ForkServer":
 
 
 def _daemons(config: ServiceConfig, prepared: EngineFactory) -> dict[str, Callable[[], None]]:
-    """Return the processes that run as long as the workers do: the host's store."""
+    """Return the functions of processes that run beside the workers, by name: the KV store of this host."""
     layout = prepared.kv_layout
     if config.store is None or layout is None:
         return {}
@@ -77,7 +77,7 @@ def _daemons(config: ServiceConfig, prepared: EngineFactory) -> dict[str, Callab
 
 
 def _become_worker(instance: str, server: int, run: Callable[[], None]) -> NoReturn:
-    """Run a forked child; never returns."""
+    """Run the function `run` in a forked child process, then exit; this call never returns."""
     code = 1
     try:
         die_with_parent(signal.SIGKILL, server)
@@ -96,9 +96,9 @@ def _become_worker(instance: str, server: int, run: Callable[[], None]) -> NoRet
 class ForkServer(WorkerStarter):
     """Forks workers and kills them on command.
 
-    `runs` creates the processes of a worker, `inbox_of` names the socket of a process. When one process of a worker
-    exits, the others are killed, and the worker's exit is reported after the last. `daemons` are started and
-    restarted without commands or reports.
+    The functions in `runs` create a worker's processes; `inbox_of` returns the socket of a process. When one process of
+    a worker exits, the worker's other processes are killed, and the worker's exit is reported after the last one.
+    `daemons` are started and restarted without commands or reports.
     """
 
     poll_s = DAEMON_RESTART_S
@@ -121,7 +121,7 @@ class ForkServer(WorkerStarter):
         signal.signal(signal.SIGCHLD, lambda _signal, _frame: None)  # interrupts the wait for commands
 
     def start(self, instance: str) -> None:
-        """Fork all ranks of a worker."""
+        """Fork the processes of all ranks of a worker."""
         processes = self._runs[instance]()
         for rank, run in enumerate(processes.runs):
             pid = os.fork()
@@ -134,7 +134,7 @@ class ForkServer(WorkerStarter):
         processes.forked()
 
     def kill(self, instance: str) -> None:
-        """Kill a worker, even a stopped one; its exit is reported."""
+        """Kill the processes of a worker, including stopped processes. The worker's exit is reported later."""
         for pid, name in self._pids.items():
             if name == instance:
                 os.kill(pid, signal.SIGKILL)

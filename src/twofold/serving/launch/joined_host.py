@@ -33,7 +33,7 @@ Adapt = Callable[[ServiceConfig], ServiceConfig]
 
 
 class HostOffer(msgspec.Struct, frozen=True, kw_only=True):
-    """A host's offer: the number of workers by role, and its model's fingerprint (see `model_fingerprint`)."""
+    """Offer of a host that asks to join: how many workers of each role, and its model's fingerprint."""
 
     model: str
     workers: dict[Role, int]
@@ -42,8 +42,8 @@ class HostOffer(msgspec.Struct, frozen=True, kw_only=True):
 class JoinedHost:
     """Runs the workers of this host until the service ends or `stop` is called.
 
-    `adapt` adapts the service's configuration to this host: model directory, device, cores. When the service is
-    lost, the workers end and the host asks to join again, the same service or its successor.
+    The function `adapt` adapts the service's configuration to this host: model directory, device, cores. When the
+    connection to the service is lost, the workers end, and the host asks to join again.
     """
 
     def __init__(
@@ -53,11 +53,11 @@ class JoinedHost:
         self.stopped = asyncio.Event()
 
     def stop(self) -> None:
-        """Stop the workers and leave; safe to call from a signal handler of the loop."""
+        """Stop the workers and leave the service; a signal handler of the event loop may call this function."""
         self.stopped.set()
 
     async def run(self, run_dir: str) -> None:
-        """Raises ConfigurationError when the service refuses this host, or its workers cannot run."""
+        """Join and run workers. Raises ConfigurationError if the service refuses this host or its workers fail."""
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         guard = Guard(context, read_key(Path(self.network.key_file)))
         inbox: Inbox[messages.ToHost] = Inbox(
@@ -80,7 +80,7 @@ class JoinedHost:
 
 
 class JoinSession:
-    """One membership in a service, from the join request to the exit of the last worker."""
+    """One membership of a host in a service, from the request to join until the exit of the host's last worker."""
 
     def __init__(self, host: JoinedHost, inbox: Inbox[messages.ToHost], outbox: Outbox) -> None:
         self._network, self._offer, self._inbox, self._outbox = host.network, host.offer, inbox, outbox
@@ -96,7 +96,7 @@ class JoinSession:
         self._was_heard = False
 
     async def run(self, run_dir: Path) -> bool:
-        """Return whether to join again because the service was lost; raises ConfigurationError where that is futile."""
+        """Return whether to join again because the service was lost. Raises ConfigurationError after a refusal."""
         loop = asyncio.get_running_loop()
         loop.add_reader(self._inbox.fileno(), self._drain)
         self._drain()
@@ -114,7 +114,7 @@ class JoinSession:
     # -- joining ----------------------------------------------------------------------------------------------------
 
     async def _join(self) -> bool:
-        """Ask until the service answers; False if the session ends first."""
+        """Send requests to join until the service answers; return False if the session ends before."""
         network = self._network
         message = messages.HostJoins(
             host=network.host,
@@ -140,7 +140,7 @@ class JoinSession:
         return self._stop.is_set() or self._over.is_set()
 
     async def _wait(self, event: asyncio.Future[ServiceConfig] | asyncio.Task[None], seconds: float) -> None:
-        """Wait for the event, for the end of the session, or for `seconds`."""
+        """Wait for `event`, for the end of the session, or for the given number of seconds."""
         ends = [asyncio.create_task(each.wait()) for each in (self._stop, self._over)]
         await asyncio.wait((event, *ends), timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
         for end in ends:
@@ -177,7 +177,7 @@ class JoinSession:
         )
 
     def _check_watchdog(self) -> None:
-        """Kill all workers after losing contact with the service. Registered workers also have their own watchdogs."""
+        """Kill all workers if the service has not answered for `WATCHDOG_S`. Workers also have their own watchdogs."""
         holds = self._watchdog.left_s(watchdog_clock()) > 0
         if self._was_heard and not holds:
             log.error("no contact with the service for %.0f s: killing its workers", WATCHDOG_S)

@@ -1,4 +1,4 @@
-"""Launchers: start the process that starts workers, send it commands and read its reports."""
+"""Launchers: they start the process that starts workers, send commands to it and read its reports."""
 
 import asyncio
 import signal
@@ -15,9 +15,10 @@ TERMINATE_S = 5.0  # from SIGTERM to SIGKILL
 
 
 class Launcher(ProcessControl):
-    """Runs `module` with `job` as its first input line, in a session of its own so that Ctrl-C does not reach it.
+    """Runs `module` as a process in a session of its own, so that Ctrl-C does not reach the process.
 
-    `joins` is set where the workers' hosts join the service over the network.
+    `job` is the first line of its standard input. `joins` is true if the workers' hosts join the service over the
+    network.
     """
 
     joins = False
@@ -27,7 +28,7 @@ class Launcher(ProcessControl):
         self._process: asyncio.subprocess.Process | None = None
 
     async def start(self) -> None:
-        """Start the process, which begins to report at once."""
+        """Start the process. From now on, `reports` yields its reports."""
         self._process = await asyncio.create_subprocess_exec(
             sys.executable,
             *("-m", self._module),
@@ -43,14 +44,14 @@ class Launcher(ProcessControl):
         self._send(WorkerCommand(start=instance))
 
     def kill_worker(self, instance: str) -> None:
-        """Kill a worker; its exit will be reported."""
+        """Kill a worker. The exit of the worker is reported later."""
         self._send(WorkerCommand(kill=instance))
 
     def release_worker(self, instance: str) -> None:
         self._send(WorkerCommand(free=instance))
 
     def refuse_worker(self, instance: str, reason: str) -> None:
-        """Do nothing: a refused local worker exits, and its exit is reported."""
+        """Do nothing, because a refused local worker exits on its own, and its exit is reported."""
 
     def _send(self, command: WorkerCommand) -> None:
         process = self._process
@@ -58,7 +59,7 @@ class Launcher(ProcessControl):
             process.stdin.write(msgspec.json.encode(command) + b"\n")
 
     async def reports(self) -> AsyncIterator[Report]:
-        """Yield reports until the process ends; an unexplained exit becomes a failure report."""
+        """Yield reports until the process ends. An unexpected exit without a failure report becomes such a report."""
         assert self._process is not None  # noqa: S101  (called after start)
         assert self._process.stdout is not None  # noqa: S101  (a pipe)
         explained = False
@@ -71,7 +72,7 @@ class Launcher(ProcessControl):
             yield Report(failure=f"the process that starts the workers ended with code {code}")
 
     async def stop(self, grace_s: float = 10.0) -> None:
-        """Wait up to `grace_s` for workers that are shutting down, then kill what remains."""
+        """Wait up to `grace_s` for workers that are shutting down, then kill the remaining workers."""
         if self._process is None:
             return
         self._send(WorkerCommand(finish=True))
@@ -87,7 +88,7 @@ class Launcher(ProcessControl):
 
 
 class LocalLauncher(Launcher):
-    """Worker processes on this host, forked by a fork server."""
+    """Launcher of worker processes on this host, which a fork server forks."""
 
     def __init__(self, config: ServiceConfig) -> None:
         super().__init__("twofold.serving.launch.fork_server", config)

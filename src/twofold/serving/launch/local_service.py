@@ -1,4 +1,4 @@
-"""A complete service: gateway and controller in this process, workers started by the launcher."""
+"""A complete service: gateway and controller run in this process, and the launcher starts the workers."""
 
 import asyncio
 import os
@@ -68,7 +68,7 @@ OnProgress = Callable[[str], None]
 
 
 class LocalService:
-    """Runs a service until `stop`. `on_progress` receives the start-up stages."""
+    """Runs a complete service until `stop` is called. `on_progress` receives the stages of start-up."""
 
     def __init__(
         self,
@@ -92,11 +92,11 @@ class LocalService:
         self._failure: str | None = None
 
     def stop(self) -> None:
-        """Stop the service; safe to call from a signal handler of the loop."""
+        """Stop the service. A signal handler of the event loop may call this function."""
         self._stop.set()
 
     async def run(self) -> None:
-        """Serve until `stop`; raises a UserError when the service cannot start or continue."""
+        """Run the service until `stop` is called; raises UserError if the service cannot start or continue."""
         context = new_context()
         network = self._config.network
         guard = None if network is None else Guard(context, read_key(Path(network.key_file)))
@@ -158,7 +158,7 @@ class LocalService:
         await server.stop()
 
     async def _wait_measured(self) -> None:
-        """Wait until all links are measured, or until `MEASURE_S` if an end was lost."""
+        """Wait until all links are measured, at most `MEASURE_S` because workers may be lost before."""
         with suppress(TimeoutError):
             await asyncio.wait_for(self._paths.known(self._config.measured_pairs()), MEASURE_S)
 
@@ -227,7 +227,7 @@ class LocalService:
         return overload_control(config.rule, config.cluster, profiles, config.slo, cluster.pools)
 
     def _transfer_paths(self) -> TransferPaths:
-        """Return the measured paths, or those of the emulated machines."""
+        """Return the paths measured by workers or, for an emulated cluster, the paths of the cluster spec."""
         spec = self._config.cluster
         if self._config.engine.engine != "emulated" or spec is None:
             return self._paths
@@ -272,7 +272,7 @@ class LocalService:
             self._fail(f"{instance} ended with code {code} before the service was ready{reason}")
 
     def _fail(self, reason: str) -> None:
-        """Fail all requests and stop the service. The first reason is reported."""
+        """Fail all requests and stop the service. Only the first reason becomes the error of `run`."""
         if not self._stop.is_set():
             self._failure = reason
             if self._controller is not None:
@@ -281,7 +281,7 @@ class LocalService:
 
 
 async def unless_set(stop: asyncio.Event, event: asyncio.Future[T]) -> bool:
-    """Wait for `event`; False if `stop` is set first."""
+    """Wait for `event`; return False and cancel `event` if `stop` is set first."""
     stopped = asyncio.create_task(stop.wait())
     await asyncio.wait((event, stopped), return_when=asyncio.FIRST_COMPLETED)
     stopped.cancel()
@@ -291,7 +291,7 @@ async def unless_set(stop: asyncio.Event, event: asyncio.Future[T]) -> bool:
 
 
 def _load_tokenizer(engine: EngineConfig) -> TextTokenizer | None:
-    """Load the configured tokenizer, else the model's own; emulated models have none."""
+    """Load the configured tokenizer or, without one, the model's own. Emulated models have no tokenizer."""
     if engine.tokenizer is not None:
         return load_tokenizer(Path(engine.tokenizer))
     return None if engine.engine == "emulated" else load_tokenizer(Path(engine.model))

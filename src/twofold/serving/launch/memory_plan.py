@@ -1,4 +1,4 @@
-"""KV blocks of each worker, checked against the machine's memory before allocation."""
+"""Memory plan: the KV blocks of each worker, checked against the machine's memory before allocation."""
 
 import sys
 from pathlib import Path
@@ -13,7 +13,7 @@ DEFAULT_KV_CACHE_BYTES = 1024 * MIB
 
 
 class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """KV blocks of each worker, swap blocks of each decoding worker, and the context length."""
+    """Plan of KV memory: blocks of each worker, swap blocks of each decoding worker, and the context length."""
 
     layout: KvLayout
     num_blocks: int
@@ -31,10 +31,10 @@ def plan_memory(
     swap_bytes: int | None = None,
     swapping: int = 0,
 ) -> MemoryPlan:
-    """Divide memory into blocks; raises ConfigurationError if one request or all workers do not fit.
+    """Divide memory into KV blocks; raises ConfigurationError if one request or all workers do not fit.
 
-    `available_bytes` is the machine's free memory for all workers. Of these, `swapping` workers have `swap_bytes` of
-    swap space.
+    `available_bytes` is the machine's free memory for all `workers`. `swapping` is the number of workers that have
+    `swap_bytes` of swap space each.
     """
     wanted = kv_cache_bytes if kv_cache_bytes is not None else DEFAULT_KV_CACHE_BYTES
     num_blocks = wanted // layout.bytes_per_block
@@ -63,7 +63,7 @@ def plan_memory(
 
 
 def available_memory() -> int:
-    """Return free bytes: the host's MemAvailable, bounded by the control group's limit."""
+    """Return the free memory in bytes: the host's MemAvailable, or less if the control group's limit is lower."""
     return min(_host_memory(), _group_memory(Path("/sys/fs/cgroup")))
 
 
@@ -75,7 +75,7 @@ def _host_memory() -> int:
 
 
 def _group_memory(group: Path) -> int:
-    """Return the free bytes below a container's limit (cgroup v2); unbounded without a limit."""
+    """Return the bytes that a container may still use below its cgroup v2 limit; sys.maxsize without a limit."""
     try:
         limit, used = ((group / name).read_text().strip() for name in ("memory.max", "memory.current"))
     except OSError:

@@ -1,4 +1,4 @@
-"""Find a model, fingerprint it, and read its sizes without loading it."""
+"""Model sources: find or download a model, compute its fingerprint, and read its sizes without loading it."""
 
 import hashlib
 import os
@@ -15,8 +15,8 @@ _SAMPLES, _SAMPLE_BYTES = 64, 4096
 def model_fingerprint(directory: Path) -> str:
     """Return a hash that identifies a model independently of its directory.
 
-    It covers config.json, and of each weights file the size, the first MiB (with the tensor index) and samples, because
-    reading whole files would dominate the start-up time.
+    The hash covers config.json and, of each weights file, the size, the first MiB (with the tensor index) and samples.
+    Reading whole files would dominate the start-up time.
     """
     found = hashlib.blake2b((directory / "config.json").read_bytes(), digest_size=16)
     for path in sorted(path for path in directory.iterdir() if path.suffix in _WEIGHTS):
@@ -31,7 +31,7 @@ def model_fingerprint(directory: Path) -> str:
 
 
 def find_model(source: str) -> Path:
-    """Return the directory of a local model or a hub id, downloading the latter; raises ModelError on failure."""
+    """Return the directory of a local model, or download a model from the hub; raises ModelError on failure."""
     path = Path(source).expanduser()
     if path.is_dir():
         if not (path / "config.json").is_file():
@@ -53,7 +53,7 @@ def find_model(source: str) -> Path:
 
 
 class ModelFacts(NamedTuple):
-    """Context length and vocabulary in tokens, and the model's fingerprint."""
+    """Properties of a model: context length and vocabulary size in tokens, and the fingerprint."""
 
     max_model_len: int
     vocab_size: int
@@ -61,7 +61,7 @@ class ModelFacts(NamedTuple):
 
 
 def model_facts(engine: EngineConfig) -> ModelFacts:
-    """Read the facts of the model in the directory `engine.model`; raises ModelError or ConfigurationError."""
+    """Read the properties of the model in `engine.model`; raises ModelError or ConfigurationError."""
     os.environ.setdefault("HF_HUB_OFFLINE", "1")  # the model is local
     from transformers import AutoConfig  # noqa: PLC0415  (slow)
 

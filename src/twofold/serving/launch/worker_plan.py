@@ -1,4 +1,4 @@
-"""Plan the workers of a service from flags or a cluster spec: roles, batchers, ranks and cores."""
+"""Plans of a service's workers, from flags or from a cluster spec: roles, batchers, ranks and cores."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -19,10 +19,10 @@ from twofold.transport.registry import DEFAULT_TRANSPORT
 
 
 class BatchPolicies(msgspec.Struct, frozen=True, kw_only=True):
-    """Settings that determine the batchers of workers.
+    """Settings that determine the batcher of each worker.
 
     With `inlines`, whole prompts join decodes within a latency bound. With `roles_move`, every worker can run both
-    phases, with Splitwise's batcher. `batchers` replace the batchers of some roles.
+    phases with Splitwise's batcher. `batchers` replaces the batchers of the given roles.
     """
 
     chunked_prefill: bool = True
@@ -32,7 +32,7 @@ class BatchPolicies(msgspec.Struct, frozen=True, kw_only=True):
     batchers: Mapping[Role, str] = {}
 
     def terms(self, *, colocated: bool) -> JoinTerms:
-        """Return the batcher of each role; raises ConfigurationError if none can use the budget."""
+        """Return the batcher of each role; raises ConfigurationError if the token budget does not suit the batchers."""
         chosen = {Role.PREFILL: "prefill", Role.DECODE: "decode"}
         if colocated:
             whole = INLINED if self.inlines else "mixed"
@@ -51,9 +51,9 @@ class BatchPolicies(msgspec.Struct, frozen=True, kw_only=True):
 def plan_workers(
     policies: BatchPolicies, *, prefill: int, decode: int, colocated: int, pin_cores: bool, others_join: bool = False
 ) -> tuple[WorkerConfig, ...]:
-    """Return the workers with roles, batchers and cores; raises ConfigurationError for invalid counts.
+    """Return the service's workers with roles, batchers and cores; raises ConfigurationError for invalid counts.
 
-    With `others_join`, a phase may be missing here because other hosts can join.
+    With `others_join`, a phase may have no worker here, because other hosts can join.
     """
     split = prefill and decode
     require(
@@ -71,7 +71,7 @@ def plan_workers(
 
 
 def with_cores(workers: Sequence[WorkerConfig], *, pin_cores: bool) -> tuple[WorkerConfig, ...]:
-    """Return the workers of one host with equal shares of its cores."""
+    """Return the workers of one host, each with an equal share of the host's available cores."""
     if not workers:
         return ()
     return tuple(
@@ -81,12 +81,12 @@ def with_cores(workers: Sequence[WorkerConfig], *, pin_cores: bool) -> tuple[Wor
 
 
 def available_cores() -> list[int]:
-    """Return the cores that this process may use."""
+    """Return the CPU cores on which this process may run."""
     return sorted(os.sched_getaffinity(0))
 
 
 def plan_cluster(spec: ClusterSpec, catalog: Catalog, *, pin_cores: bool) -> tuple[WorkerConfig, ...]:
-    """Return a worker for each instance, named as in simulations; raises ConfigurationError for a wrong cluster."""
+    """Return a worker for each instance of a cluster spec; raises ConfigurationError for an unsuitable cluster."""
     check_servable(spec)
     workers = [
         WorkerConfig(
@@ -101,7 +101,7 @@ def plan_cluster(spec: ClusterSpec, catalog: Catalog, *, pin_cores: bool) -> tup
 
 
 def check_servable(spec: ClusterSpec) -> None:
-    """Raise ConfigurationError for clusters that can only be simulated."""
+    """Raise ConfigurationError for a cluster spec that can only be simulated."""
     require(
         spec.router in LIVE_ROUTERS,
         f"the router {spec.router} is for simulations only: serve with router {', '.join(LIVE_ROUTERS)}",
@@ -123,7 +123,7 @@ def check_servable(spec: ClusterSpec) -> None:
 
 
 def with_splits(workers: Sequence[WorkerConfig], splits: Mapping[Role, Sharding]) -> tuple[WorkerConfig, ...]:
-    """Return the workers with the sharding of their roles; ranks are numbered over all workers."""
+    """Return the workers, sharded as `splits` states for their roles. Ranks are numbered over all workers."""
     if all(split == UNSHARDED for split in splits.values()):
         return tuple(workers)
     divided, ranks = [], 0
@@ -135,9 +135,9 @@ def with_splits(workers: Sequence[WorkerConfig], splits: Mapping[Role, Sharding]
 
 
 def with_chunks(workers: Sequence[WorkerConfig], chunk: int | None) -> tuple[WorkerConfig, ...]:
-    """Let workers that prefill on several stages compute prompts in chunks of up to `chunk` tokens.
+    """Let workers that prefill on several pipeline stages compute prompts in chunks of up to `chunk` tokens.
 
-    Raises ConfigurationError if there is none.
+    Raises ConfigurationError if there is no such worker.
     """
     if chunk is None:
         return tuple(workers)
@@ -156,9 +156,9 @@ def with_chunks(workers: Sequence[WorkerConfig], chunk: int | None) -> tuple[Wor
 
 
 def check_splits(config: ServiceConfig) -> None:
-    """Raise ConfigurationError for sharded workers that cannot run or hand over requests.
+    """Raise ConfigurationError for sharded workers that cannot run or cannot hand over requests.
 
-    Loading the model checks whether the model can be sharded.
+    Whether the model can be sharded is checked when it is loaded.
     """
     divided = [worker for worker in config.workers if worker.split != UNSHARDED]
     if not divided:
@@ -184,7 +184,7 @@ def check_splits(config: ServiceConfig) -> None:
 
 
 def _pair(config: ServiceConfig, divided: WorkerConfig) -> str:
-    """Name the first two workers that a sharding affects."""
+    """Return a text that names the first pair of workers affected by the sharding of `divided`."""
     for source in config.workers:
         for target in config.workers:
             if source.role is Role.PREFILL and target.role is Role.DECODE and divided in {source, target}:

@@ -1,7 +1,7 @@
-"""Client of a host's store, for workers: its sessions, one for each epoch of the store, and requests.
+"""Client of a host's KV store, for workers: sessions, one for each epoch of the store, and requests.
 
-The store only saves time. If it fails, requests end with fewer blocks or none, and the caller computes the rest. No
-method raises an error because of the store.
+The store only saves time. If the store fails, requests end with fewer blocks or none, and the caller computes the rest.
+No method raises an error because of the store.
 """
 
 import logging
@@ -32,30 +32,30 @@ SendOperation = Callable[[int, int, messages.StoreOperation], None]  # (epoch, n
 
 
 class BlockCopier(Protocol):
-    """Copies one layer of blocks between an engine's memory and slots of a store, pairwise."""
+    """Interface to copy one layer of KV blocks between an engine's memory and the slots of a KV store."""
 
     @property
     def layers(self) -> int: ...
 
     def span(self, layer: int) -> slice:
-        """The bytes of a slot that belong to a layer. All layers together cover the slot in order."""
+        """Return the byte range of a slot that belongs to a layer. All layers together cover the slot in order."""
 
     def read(self, memory: SlotMemory, layer: int, slots: Sequence[int], blocks: Sequence[int]) -> None:
-        """Copy from slots to the engine's blocks."""
+        """Copy one layer from each of the store's slots to the engine's block at the same position of `blocks`."""
 
     def write(self, memory: SlotMemory, layer: int, slots: Sequence[int], blocks: Sequence[int]) -> None:
-        """Copy from the engine's blocks to slots."""
+        """Copy one layer from each of the engine's blocks to the store's slot at the same position of `slots`."""
 
 
 class StoreMatch(NamedTuple):
-    """Leading blocks of a prompt in a store, and how many of them, from the first on, are in its memory."""
+    """Leading blocks of a prompt in a store: their number, and how many leading blocks are in its memory."""
 
     blocks: int
     in_memory: int
 
 
 class PendingRequest:
-    """A request to one epoch of a store; `memory` belongs to that epoch."""
+    """A request to a KV store and its replies. The request and `memory` belong to one epoch of the store."""
 
     def __init__(
         self, number: int, memory: SlotMemory, send: Callable[[messages.StoreOperation], None], timeout_s: float
@@ -66,7 +66,7 @@ class PendingRequest:
         self.replies: SimpleQueue[messages.StoreResult | None] = SimpleQueue()
 
     def wait(self, kind: type[R], extra_s: float = 0.0) -> R | None:
-        """Wait for the next reply; None if the store is dead or does not reply within its timeout plus `extra_s`."""
+        """Return the next reply, or None if the store is dead or sends no reply within the timeout plus `extra_s`."""
         try:
             reply = self.replies.get(timeout=extra_s + self._timeout_s)
         except Empty:
@@ -76,10 +76,10 @@ class PendingRequest:
 
 
 class StoreSession:
-    """One epoch of a store: its memory, its pending requests, and its end (`fileno` becomes readable)."""
+    """Connection to one epoch of a store: memory and pending requests. `fileno` is readable after the epoch's end."""
 
     def __init__(self, welcome: messages.Welcome, send: SendOperation, timeout_s: float) -> None:
-        """Open the store's memory. Raises ConfigurationError or OSError if that epoch is over."""
+        """Open the store's memory. Raises ConfigurationError or OSError if the epoch has ended."""
         self.epoch = welcome.epoch
         self._send, self._timeout_s = send, timeout_s
         self._pending: dict[int, PendingRequest] = {}
@@ -105,7 +105,7 @@ class StoreSession:
         return request
 
     def forget(self, request: PendingRequest) -> None:
-        """Ignore further replies to a request."""
+        """Ignore all further replies to a request."""
         self._pending.pop(request.number, None)
 
     def receive(self, message: messages.StoreReply) -> None:
@@ -114,7 +114,7 @@ class StoreSession:
             request.replies.put(message.what)
 
     def end(self) -> None:
-        """End all pending requests. The memory stays mapped for current readers."""
+        """End all pending requests. The store's memory stays mapped for threads that still read it."""
         if not self._ended:
             self._ended = True
             for request in list(self._pending.values()):
@@ -124,11 +124,11 @@ class StoreSession:
 
 
 class StoreClient:
-    """Client of the store with inbox `store`, which may stop and restart at any time; replies go to `inbox`.
+    """Client of the KV store with the inbox `store`; the store may stop and restart at any time.
 
-    With `verify`, loaded blocks are compared with the checksums of their writers, and mismatches counted in
-    `damaged`. A store that does not reply for `timeout_s` is not used until its next message. All methods are
-    thread-safe.
+    Replies arrive in `inbox`. With `verify`, loaded blocks are compared with the checksums of their writers, and
+    mismatches are counted in `damaged`. A store that does not reply for `timeout_s` is not used until its next message.
+    All methods are thread-safe.
     """
 
     def __init__(
@@ -155,24 +155,24 @@ class StoreClient:
 
     @property
     def epoch(self) -> int | None:
-        """Epoch of the connected store."""
+        """Epoch of the connected store; None if no store is connected."""
         session = self._session
         return None if session is None else session.epoch
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait for a store; False after `timeout_s` without one."""
+        """Wait until a store is connected; return False after `timeout_s`."""
         return self._connected.wait(timeout_s)
 
     def lookup(self, keys: Sequence[bytes]) -> StoreMatch:
-        """Number of leading blocks in the store."""
+        """Return how many leading blocks of `keys` are in the store, and how many are in its memory."""
         with self._request(messages.Lookup(list(keys))) as request:
             found = None if request is None else request.wait(messages.LookupResult)
         return StoreMatch(0, 0) if found is None else StoreMatch(found.blocks, found.in_memory)
 
     def fetch(self, keys: Sequence[bytes], address: str, limit_s: float) -> int:
-        """Have the store fetch missing blocks from another host's store at `address`.
+        """Let the store fetch missing blocks from another host's store at `address`.
 
-        Returns the number of leading blocks in the store afterwards, at most `limit_s` later.
+        Return the number of leading blocks in the store afterwards. The call takes at most about `limit_s`.
         """
         with self._request(messages.FetchBlocks(list(keys), address, limit_s)) as request:
             fetched = None if request is None else request.wait(messages.FetchResult, limit_s)
@@ -186,11 +186,11 @@ class StoreClient:
         on_count: Callable[[int], None] = lambda _count: None,
         on_layer: OnLayer = lambda _layer: None,
     ) -> int:
-        """Copy the leading blocks in the store into the engine's `blocks`; returns their number.
+        """Copy the leading blocks that are in the store into the engine's `blocks`; return their number.
 
-        `on_count` receives the number as soon as it is certain, because all blocks are held or copied. Then
-        `on_layer` runs for each layer once all blocks have it. If the store dies earlier, the number covers the
-        blocks copied until then.
+        The function `on_count` receives this number as soon as it is certain, because all blocks are pinned or copied.
+        Then `on_layer` is called for each layer once all blocks contain the layer. If the store dies earlier, the
+        number covers the blocks copied until then.
         """
         with self._request(messages.Load(list(keys))) as request:
             if request is not None:
@@ -206,10 +206,10 @@ class StoreClient:
         start: int = 0,
         computed: Callable[[int], bool] = lambda _layer: True,
     ) -> int:
-        """Store the missing blocks of a prompt from index `start` on; returns the number of stored blocks.
+        """Store the missing blocks of a prompt from index `start` on; return how many blocks were stored.
 
-        `blocks` are the engine's for all `keys` and must not change meanwhile. `computed` waits for a layer, and
-        returns False if the layer will never be computed; then nothing more is stored.
+        `blocks` are the engine's blocks for all `keys` and must not change meanwhile. The function `computed` waits for
+        a layer. It returns False if the layer will never be computed; then nothing more is stored.
         """
         stored = written = 0
         with self._request(messages.Put(list(keys), start)) as request:
@@ -226,7 +226,7 @@ class StoreClient:
         return stored
 
     def close(self) -> None:
-        """Stop the client. No request may be running."""
+        """Stop the client. No request may be pending."""
         self._closing = True
         self._thread.join()
         self._outbox.close()
@@ -240,7 +240,7 @@ class StoreClient:
         on_count: Callable[[int], None],
         on_layer: OnLayer,
     ) -> int:
-        """Load blocks as they arrive from the disk: each part but the last is copied and released at once."""
+        """Load blocks. Blocks from disk arrive in parts; each part but the last is copied and released at once."""
         memory, whole = request.memory, set[int]()
         while (held := request.wait(messages.HeldBlocks)) is not None and not held.last:
             intact = self._intact(memory, held.blocks)
@@ -259,7 +259,7 @@ class StoreClient:
 
     @contextmanager
     def _request(self, what: messages.StoreOperation) -> Iterator[PendingRequest | None]:
-        """Send a request, and release it at the end of the context; None without a store."""
+        """Send a request to the store, and release it at the end of the context. Yield None if there is no store."""
         with self._lock:
             session = self._session
             self._number += 1
@@ -278,7 +278,7 @@ class StoreClient:
                 self._timed_out.put(session)
 
     def _intact(self, memory: SlotMemory, blocks: Mapping[int, messages.Block]) -> dict[int, int]:
-        """Slots of the blocks with correct checksums."""
+        """Return the slots of the blocks that have correct checksums, by block index."""
         intact = {index: block.slot for index, block in blocks.items()}
         if self._verify:
             for index, block in blocks.items():
@@ -297,7 +297,7 @@ class StoreClient:
             self._end(self._session)
 
     def _poll(self) -> None:
-        """Handle messages for up to `_HELLO_S`. Sessions begin and end only here."""
+        """Process messages for up to `_HELLO_S`. Only this function begins and ends sessions."""
         poll, session = select.poll(), self._session
         poll.register(self._inbox.fileno(), select.POLLIN)
         if session is None:
@@ -332,7 +332,7 @@ class StoreClient:
         )
 
     def _forget(self, session: StoreSession) -> None:
-        """Stop using a session."""
+        """Stop using a session for new requests."""
         with self._lock:
             if self._session is session:
                 self._session = None
@@ -350,7 +350,7 @@ def _fill(
     blocks: Sequence[int],
     computed: Callable[[int], bool],
 ) -> list[messages.Block] | None:
-    """Write blocks into slots layer by layer as they are computed; None if a layer is never computed."""
+    """Write blocks into slots as their layers are computed; return None if a layer is never computed."""
     checksums = [0] * len(slots)
     for layer in range(copier.layers):
         if not computed(layer):
@@ -364,7 +364,7 @@ def _fill(
 
 
 def _leading(indices: set[int]) -> int:
-    """Length of the run 0, 1, 2 … in a set."""
+    """Return the length of the sequence 0, 1, 2 … that is contained in `indices`."""
     count = 0
     while count in indices:
         count += 1

@@ -1,4 +1,4 @@
-"""Copies between an engine's KV pool and the slots of a store."""
+"""Copies of KV blocks between an engine's KV pool and the slots of a KV store."""
 
 from collections.abc import Sequence
 from itertools import accumulate
@@ -10,7 +10,7 @@ from twofold.serving.store.memory import SlotMemory
 
 
 class PoolCopier:
-    """`BlockCopier` for a `KvPool`. A slot contains a block's layers in order, keys before values."""
+    """`BlockCopier` for a `KvPool`. A slot contains the layers of a block in order, keys before values."""
 
     def __init__(self, pool: KvPool) -> None:
         self._pool = pool

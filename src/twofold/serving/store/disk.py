@@ -48,14 +48,14 @@ class _Row(NamedTuple):
 
 
 class Stored(NamedTuple):
-    """A block on disk: its key and its index in its prompt."""
+    """A block on disk: its block key and its index among the blocks of its prompt."""
 
     key: bytes
     position: int
 
 
 def check_directory(directory: Path, capacity_bytes: int) -> None:
-    """Create the directory. Raises ConfigurationError if the capacity is not available or another store uses it."""
+    """Create the store's directory. Raises ConfigurationError if it is in use or has too little free space."""
     os.close(_lock(directory))
     ours = (*directory.glob(f"{_INDEX}*"), *directory.glob(_BLOCKS))
     used = sum(path.stat().st_size for path in ours)
@@ -67,7 +67,7 @@ def check_directory(directory: Path, capacity_bytes: int) -> None:
 
 
 def blocks_on_disk(capacity_bytes: int, block_bytes: int) -> int:
-    """Number of blocks that fit. Raises ConfigurationError if none do."""
+    """Return the number of blocks that fit into `capacity_bytes`. Raises ConfigurationError if not one fits."""
     blocks = max(0, capacity_bytes - _INDEX_BYTES) // (block_bytes + _BYTES_PER_ROW)
     least = -(-(_INDEX_BYTES + block_bytes + _BYTES_PER_ROW) // 2**20)
     require(
@@ -79,10 +79,10 @@ def blocks_on_disk(capacity_bytes: int, block_bytes: int) -> int:
 
 
 class DiskBlocks:
-    """Blocks of `block_bytes` bytes in a private directory of at most `capacity_bytes`.
+    """KV blocks of `block_bytes` bytes in a private directory of at most `capacity_bytes`.
 
-    `contents` identifies model and KV layout; blocks with other contents are deleted. Call from one thread only. Raises
-    ConfigurationError if the directory is unavailable or too small.
+    `contents` identifies the model and KV layout; blocks with other contents are deleted. Only one thread may call the
+    methods. Raises ConfigurationError if the directory is unavailable or too small.
     """
 
     def __init__(self, directory: Path, capacity_bytes: int, block_bytes: int, contents: str) -> None:
@@ -102,11 +102,11 @@ class DiskBlocks:
             os.ftruncate(self._file, self.capacity * block_bytes)
 
     def recovered(self) -> list[Stored]:
-        """Blocks of an earlier process, in the order they were written."""
+        """Return the blocks that an earlier process has written, in the order of their writing."""
         return self._recovered
 
     def write(self, key: bytes, position: int, block: memoryview, checksum: int) -> bool:
-        """Store a block with its writer's CRC-32; False if that fails."""
+        """Write a block to disk with the CRC-32 that its writer computed; return False if this fails."""
         self._spare.pop(key, None)
         if key in self._blocks:
             return True
@@ -128,7 +128,7 @@ class DiskBlocks:
         return True
 
     def read(self, key: bytes, into: memoryview) -> int | None:
-        """Read a block; returns its checksum, or None with undefined contents of `into` if it is missing or damaged."""
+        """Read a block into `into`; return its checksum. For a missing or damaged block, return None."""
         row = self._blocks.get(key)
         if row is None:
             return None
@@ -143,12 +143,12 @@ class DiskBlocks:
         return row.checksum
 
     def spare(self, key: bytes) -> None:
-        """Mark a block as replaceable: it stays until its room is needed."""
+        """Mark a block as replaceable: it stays on disk until its space is needed."""
         if key in self._blocks:
             self._spare[key] = None
 
     def remove(self, key: bytes) -> None:
-        """Delete a block, if present."""
+        """Delete a block if it is on disk."""
         self._spare.pop(key, None)
         row = self._blocks.get(key)
         if row is None:
@@ -169,7 +169,7 @@ class DiskBlocks:
         os.close(self._lock)
 
     def _open(self, contents: str) -> sqlite3.Connection:
-        """Open the index; recreate it if it is unreadable or has other contents."""
+        """Open the index. Recreate an index that is unreadable or has other contents."""
         index = self._opened(contents)
         if index is not None:
             return index
@@ -181,7 +181,7 @@ class DiskBlocks:
         return index
 
     def _opened(self, contents: str) -> sqlite3.Connection | None:
-        """Open and recover an existing index; None, with a log message, if it must be recreated."""
+        """Open an index and load its blocks; log a reason and return None if the index must be recreated."""
         index = sqlite3.connect(self._directory / _INDEX, isolation_level=None, check_same_thread=False)
         try:
             for statement in _SCHEMA:
@@ -197,7 +197,7 @@ class DiskBlocks:
         return None
 
     def _recover(self, index: sqlite3.Connection) -> None:
-        """Load the index, and delete blocks beyond the capacity, which may have been larger before."""
+        """Load the index. Delete blocks beyond the capacity, because an earlier capacity may have been larger."""
         if index.execute("DELETE FROM blocks WHERE slot >= ?", (self.capacity,)).rowcount:
             index.execute("VACUUM")
             index.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
@@ -215,7 +215,7 @@ def _write_all(fd: int, block: memoryview, offset: int) -> None:
 
 
 def _lock(directory: Path) -> int:
-    """Create and lock the directory until the returned file descriptor is closed."""
+    """Create and lock a directory. The lock ends when the returned file descriptor is closed."""
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         fd = os.open(directory / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -230,14 +230,14 @@ def _lock(directory: Path) -> int:
 
 
 class DiskResult(NamedTuple):
-    """Result of a disk operation: the checksum of the block, None on failure."""
+    """Result of a disk operation: the operation, and the checksum of its block or None after a failure."""
 
     move: DiskWrite | DiskRead
     checksum: int | None
 
 
 class DiskThread(StoreThread[DiskOperation, DiskResult]):
-    """Executes disk operations between `disk` and the slots of `memory`."""
+    """Thread that copies blocks between `disk` and the slots of `memory`, and deletes blocks on disk."""
 
     def __init__(self, disk: DiskBlocks, memory: SlotMemory) -> None:
         self._disk, self._memory = disk, memory
@@ -264,7 +264,7 @@ _BYTES = 32
 
 
 def load_or_create_secret(directory: Path) -> bytes:
-    """The 32-byte secret of the block keys in this directory, kept over restarts; raises ConfigurationError."""
+    """Return the 32-byte secret of block keys in `directory`, created if missing; raises ConfigurationError."""
     path = directory / "secret"
     try:
         if path.exists() and len(secret := path.read_bytes()) == _BYTES:

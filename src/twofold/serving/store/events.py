@@ -1,4 +1,4 @@
-"""Threads of a store, and the queues between them."""
+"""Threads of a KV store, and the queues between these threads."""
 
 import os
 import threading
@@ -14,7 +14,7 @@ Result = TypeVar("Result")
 
 
 class EventQueue(Generic[T]):
-    """Queue from any thread to one consumer; `fileno` is readable while it has items."""
+    """Queue from any thread to one consumer; the descriptor `fileno` is readable while items are queued."""
 
     def __init__(self) -> None:
         self._items: SimpleQueue[T] = SimpleQueue()
@@ -28,23 +28,23 @@ class EventQueue(Generic[T]):
         os.eventfd_write(self._event, 1)
 
     def get(self) -> T:
-        """Wait for the next item."""
+        """Wait for the next item and return it."""
         return self._items.get()
 
     def drain(self) -> Iterator[T]:
-        """All queued items, without waiting."""
+        """Yield all queued items without waiting."""
         with suppress(BlockingIOError):
             os.eventfd_read(self._event)
         while not self._items.empty():
             yield self._items.get()
 
     def close(self) -> None:
-        """Close the queue. No thread may use it after this call."""
+        """Close the queue. No thread may use the queue after this call."""
         os.close(self._event)
 
 
 class StoreThread(ABC, Generic[Work, Result]):
-    """A thread that executes queued work in order; `fileno` is readable while results wait for `take`."""
+    """A thread that executes queued work in order; `fileno` is readable while `take` has results."""
 
     def __init__(self, name: str) -> None:
         self._work: EventQueue[Work | None] = EventQueue()
@@ -54,21 +54,21 @@ class StoreThread(ABC, Generic[Work, Result]):
 
     @abstractmethod
     def _run(self) -> None:
-        """Execute work until None."""
+        """Execute queued work until the item None."""
 
     def fileno(self) -> int:
         return self._results.fileno()
 
     def put(self, work: Work) -> None:
-        """Queue work; thread-safe."""
+        """Queue work for the thread; any thread may call this function."""
         self._work.put(work)
 
     def take(self) -> Iterator[Result]:
-        """Results since the last call."""
+        """Yield the results since the last call."""
         return self._results.drain()
 
     def close(self) -> None:
-        """Finish all queued work and stop."""
+        """Finish all queued work and stop the thread."""
         self._work.put(None)
         self._thread.join()
         self._work.close()

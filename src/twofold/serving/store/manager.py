@@ -1,7 +1,7 @@
-"""Decisions of a host's store: access to slots, placement of blocks in memory and on disk, and moves between them.
+"""Decisions of a host's KV store: access to slots, placement of blocks in memory and on disk, and moves of blocks.
 
-The manager moves no data. It queues operations for the disk (`take_moves`) and is notified of their results. Grants for
-requests (`take_grants`) are made first come, first served, as slots become free.
+The manager itself moves no data. It queues operations for the disk (`take_moves`) and is notified of their results.
+Grants for requests (`take_grants`) are made first come, first served, as slots become free.
 """
 
 from collections import deque
@@ -27,7 +27,7 @@ _DISK: Requester = ("", 0)
 
 @dataclass(frozen=True, slots=True)
 class StoreGrant:
-    """More slots or blocks of a request by block index; `last` ends the request."""
+    """Slots or blocks that the store grants to a request, by block index; `last` marks the request's last grant."""
 
     requester: Requester
     puts: bool
@@ -37,7 +37,7 @@ class StoreGrant:
 
 @dataclass(slots=True, eq=False)
 class _LoadRequest:
-    """A running Load: `waits` has the index of each block still to come from disk; `counter` counts its blocks."""
+    """State of a Load: `waits` has the index of each block that must come from disk; `counter` counts its blocks."""
 
     requester: Requester
     length: int
@@ -47,9 +47,10 @@ class _LoadRequest:
 
 @dataclass(slots=True, eq=False)
 class _PutRequest:
-    """A running Put: `next_index` is the next block without a slot, `leased` the blocks with one.
+    """State of a Put:
 
-    At most `limit` slots are leased at a time; `counter` counts its blocks.
+    `next_index` is the next block without a slot; `leased` maps each slot to its block index. At most `limit` slots are
+    leased at a time. `counter` names the counter of its blocks.
     """
 
     requester: Requester
@@ -61,9 +62,9 @@ class _PutRequest:
 
 
 class StoreManager:
-    """State of a store with `slots` memory slots and `disk_blocks` blocks on disk (0: no disk).
+    """Manager of a KV store with `slots` slots in memory and `disk_blocks` blocks on disk (0 means no disk).
 
-    An eighth of the slots is spare, to be filled or copied to disk while all others are in use.
+    An eighth of the slots is spare, to be filled or copied to disk while all other slots are in use.
     """
 
     def __init__(self, slots: int, disk_blocks: int, eviction: str) -> None:
@@ -90,21 +91,21 @@ class StoreManager:
     # -- requests of clients --------------------------------------------------------------------------------
 
     def recover(self, key: bytes, position: int) -> None:
-        """Add a block that an earlier process left on disk."""
+        """Add a block that an earlier process of the store has left on disk."""
         disk = self.tiers.tiers[DISK]
         if key not in disk and len(disk) < disk.capacity:
             disk.put(key, position)
 
     def lookup(self, keys: Sequence[bytes]) -> tuple[int, int]:
-        """Number of leading blocks in the store, and in its memory."""
+        """Return the number of leading blocks in the store, and the number of leading blocks in its memory."""
         return sum(self.tiers.match(keys)), self.tiers.tiers[MEMORY].match(keys)
 
     def incoming(self, key: bytes) -> bool:
-        """Whether a slot is leased for a block that the store lacks."""
+        """Return whether a slot is leased for the block `key`, which the store does not contain yet."""
         return key in self._incoming
 
     def load(self, requester: Requester, keys: Sequence[bytes], counter: str = "loaded") -> None:
-        """Hold the leading blocks in the store as they come into memory."""
+        """Start a Load: pin the leading blocks that the store has, as they become available in memory."""
         loading = _LoadRequest(requester, sum(self.tiers.match(keys)), counter)
         self._requests[requester] = loading
         ready: dict[int, Block] = {}
@@ -121,14 +122,14 @@ class StoreManager:
     def put(
         self, requester: Requester, keys: Sequence[bytes], start: int, counter: str = "stored", limit: int | None = None
     ) -> None:
-        """Lease free slots for the missing blocks of a prompt from index `start` on, at most `limit` at a time."""
+        """Start a Put: lease slots for the missing blocks of a prompt from index `start`, at most `limit` at a time."""
         putting = _PutRequest(requester, keys, start, counter, self.slots.count if limit is None else limit)
         self._requests[requester] = putting
         self._waiting.append(putting)
         self._advance()
 
     def commit(self, requester: Requester, blocks: Sequence[Block]) -> None:
-        """Keep the completed slots of a Put, take back its other slots, and continue it."""
+        """Store the completed blocks of a Put, free the Put's other slots, and lease its next slots."""
         putting = self._requests.get(requester)
         if not isinstance(putting, _PutRequest):
             return
@@ -142,7 +143,7 @@ class StoreManager:
         self._advance()
 
     def release(self, requester: Requester, slots: Sequence[int]) -> None:
-        """Release slots of a Load."""
+        """Release slots that a Load has pinned."""
         if isinstance(self._requests.get(requester), _LoadRequest):
             for slot in slots:
                 if slot in self.slots.had_by(requester):
@@ -150,7 +151,7 @@ class StoreManager:
             self._advance()
 
     def end(self, requester: Requester) -> None:
-        """End a request with all its slots and waits."""
+        """End a request: release its slots and stop waiting for more of them."""
         request = self._requests.pop(requester, None)
         if isinstance(request, _LoadRequest):
             for key in request.waits:
@@ -170,7 +171,7 @@ class StoreManager:
     # -- results of disk operations -------------------------------------------------------------------------
 
     def written(self, move: DiskWrite, *, done: bool) -> None:
-        """Handle the result of a disk write."""
+        """Process the result of a disk write; `done` states whether the write has succeeded."""
         self._writing[move.spare] -= 1
         self.moved["disk_written"] += done
         self.slots.release(move.slot, _DISK)
@@ -180,7 +181,7 @@ class StoreManager:
         self._advance()
 
     def was_read(self, move: DiskRead, checksum: int | None) -> None:
-        """Handle the result of a disk read; `checksum` is None for a damaged block."""
+        """Process the result of a disk read; `checksum` is None for a damaged block."""
         waiting = self._reading.pop(move.key)
         if checksum is None:
             self.slots.give_up(move.slot, _DISK)
@@ -204,24 +205,24 @@ class StoreManager:
     # -- pending work ---------------------------------------------------------------------------------------
 
     def take_moves(self) -> list[DiskOperation]:
-        """Disk operations since the last call, in order."""
+        """Return the disk operations that were queued since the last call, in order."""
         moves, self._moves = self._moves, []
         return moves
 
     def take_grants(self) -> list[StoreGrant]:
-        """Grants since the last call."""
+        """Return the grants that were made since the last call."""
         granted, self._grants = self._grants, []
         return granted
 
     def take_changes(self) -> tuple[list[bytes], list[bytes]]:
-        """Blocks that became readable, and blocks that stopped being readable, since the last call."""
+        """Return the blocks that were added to the store since the last call, and the blocks that were removed."""
         changes, self._changes = self._changes, {}
         return [key for key, by in changes.items() if by > 0], [key for key, by in changes.items() if by < 0]
 
     # -- slots ----------------------------------------------------------------------------------------------
 
     def _want(self, key: bytes, index: int, loading: _LoadRequest) -> None:
-        """Let a load wait for a block on disk."""
+        """Let a Load wait until a block is read from disk."""
         loading.waits[key] = index
         if key not in self._reading:
             self._reading[key] = set()
@@ -229,7 +230,7 @@ class StoreManager:
         self._reading[key].add(loading)
 
     def _advance(self) -> None:
-        """Assign free slots to waiting requests."""
+        """Assign free slots to the waiting Puts and disk reads, first come, first served."""
         while self._waiting and self.slots.num_free:
             first = self._waiting.popleft()
             if isinstance(first, _PutRequest):
@@ -240,7 +241,7 @@ class StoreManager:
                 self._moves.append(DiskRead(first, self.slots.lease(_DISK)))
 
     def _lease(self, putting: _PutRequest) -> None:
-        """Lease at most half of the free slots, so that other requests get some too."""
+        """Lease slots to a Put, at most half of the free slots, so that other requests get slots too."""
         limit = min(putting.limit, max(1, self.slots.num_free // 2))
         while putting.next_index < len(putting.keys) and len(putting.leased) < limit and self.slots.num_free:
             key = putting.keys[putting.next_index]
@@ -265,7 +266,7 @@ class StoreManager:
         putting.leased.clear()
 
     def _keep(self, putting: _PutRequest, whole: dict[int, Block]) -> None:
-        """Store completed blocks of a prompt by index."""
+        """Store the completed blocks of a Put; `whole` maps block indices to blocks."""
         keys = putting.keys
         for index, block in whole.items():
             self._incoming.remove(keys[index])
@@ -280,7 +281,7 @@ class StoreManager:
             self._copy_behind()
 
     def _copy_behind(self) -> None:
-        """Copy new blocks to disk in the background: they survive this process, and need no write on eviction."""
+        """Copy new blocks to disk in the background. They then survive this process and are evicted without a write."""
         memory = self.tiers.tiers[MEMORY]
         while self._uncopied:
             key = self._uncopied[0]
@@ -300,7 +301,7 @@ class StoreManager:
             self._grants.append(StoreGrant(loading.requester, False, ready, last))
 
     def _cut(self, loading: _LoadRequest, key: bytes) -> None:
-        """End a load before an unavailable block, because the blocks after it are useless."""
+        """End a Load before a block that is unavailable, because the blocks after this block are useless."""
         loading.length = loading.waits[key]
         for other in [other for other, index in loading.waits.items() if index >= loading.length]:
             del loading.waits[other]
@@ -311,7 +312,7 @@ class StoreManager:
     # -- tiers ----------------------------------------------------------------------------------------------
 
     def changed(self, key: bytes, by: int) -> None:
-        """A tier gained (+1) or lost (−1) a block."""
+        """Record that a tier has added (`by` is +1) or removed (−1) a block."""
         change = self._changes.get(key, 0) + by
         if change:
             self._changes[key] = change
@@ -319,7 +320,7 @@ class StoreManager:
             del self._changes[key]
 
     def removed(self, tier: int, key: bytes, reason: RemovalReason) -> None:
-        """A tier lost a block."""
+        """Record that a tier has removed a block."""
         self.changed(key, -1)
         if tier == MEMORY:
             self._leaving[key] = self._blocks.pop(key)
@@ -327,7 +328,7 @@ class StoreManager:
             self._moves.append((DiskSpare if reason is RemovalReason.MOVED else DiskForget)(key))
 
     def _settle(self, added: Sequence[bytes]) -> None:
-        """After insertions, write evicted blocks to disk, as far as it keeps up, and free their slots."""
+        """After insertions, write evicted blocks to disk unless the disk is too slow, and free their slots."""
         for key in added:
             if key in self._blocks and key not in self.tiers.tiers[MEMORY]:
                 self._leaving[key] = self._blocks.pop(key)  # found no room in memory
@@ -339,7 +340,7 @@ class StoreManager:
             self.slots.drop(block.slot)
 
     def _write(self, key: bytes, position: int, block: Block, *, spare: bool) -> bool:
-        """Queue a disk write; False if too many are queued already."""
+        """Queue the write of a block to disk; return False if too many writes are queued already."""
         keeps_up = self._writing[spare] < self._spare
         if keeps_up:
             self._writing[spare] += 1
@@ -353,7 +354,7 @@ class StoreManager:
 
 
 class _Watcher(CacheObserver):
-    """Forwards changes of one tier to the manager."""
+    """Observer that forwards the changes of one tier to the manager."""
 
     def __init__(self, manager: StoreManager, tier: int) -> None:
         self._manager, self._tier = manager, tier
@@ -366,7 +367,7 @@ class _Watcher(CacheObserver):
 
 
 def _runs(indices: Sequence[int]) -> list[tuple[int, int]]:
-    """Runs of consecutive numbers as (first, last + 1)."""
+    """Return the sequences of consecutive numbers in `indices` as (first, last + 1)."""
     among = set(indices)
     starts = [index for index in indices if index - 1 not in among]
     ends = [index + 1 for index in indices if index + 1 not in among]
@@ -374,6 +375,6 @@ def _runs(indices: Sequence[int]) -> list[tuple[int, int]]:
 
 
 def _bytes_key(key: BlockKey) -> bytes:
-    """Return the key of a live request, which is bytes; the integer keys of traces never occur here."""
+    """Return `key` typed as bytes. Block keys of live requests are bytes; only traces have integer keys."""
     assert isinstance(key, bytes)  # noqa: S101  (narrows the type)
     return key

@@ -1,12 +1,12 @@
-"""The slot memory of a store, mapped by its clients."""
+"""The memory of a KV store. The store's clients map this memory and access its slots."""
 
 from twofold.transport.memory import SharedMemory
 
 
 class SlotMemory:
-    """`count` slots of `block_bytes` bytes each in shared memory.
+    """Shared memory that consists of `count` slots of `block_bytes` bytes each.
 
-    The mapping keeps the memory alive: clients can read held slots after the store has died.
+    The mapping keeps the memory alive, so clients can read pinned slots after the store has died.
     """
 
     def __init__(self, memory: SharedMemory, block_bytes: int) -> None:
@@ -15,9 +15,9 @@ class SlotMemory:
         self.bytes = memory.view()
 
     def slot(self, slot: int) -> memoryview:
-        """The bytes of one slot."""
+        """Return the bytes of one slot."""
         return self.bytes[slot * self.block_bytes : (slot + 1) * self.block_bytes]
 
     def close(self) -> None:
-        """Close the file descriptor. The mapping ends with its last view."""
+        """Close the file descriptor of the memory. The mapping ends with the last view of the memory."""
         self._memory.close()

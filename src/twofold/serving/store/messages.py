@@ -23,7 +23,7 @@ from twofold.serving.messages import Message
 
 
 class Block(NamedTuple):
-    """A slot and the CRC-32 of its block (meaningless before the block is written)."""
+    """A slot, and the CRC-32 of the block in this slot (meaningless before the block is written)."""
 
     slot: int
     checksum: int
@@ -33,9 +33,9 @@ class Block(NamedTuple):
 
 
 class DiskWrite(NamedTuple):
-    """Write a slot to disk as block `position` of its prompt, unless the disk already has it.
+    """Disk operation: write a slot to disk as block `position` of its prompt, unless the disk has this block.
 
-    With `spare`, mark it as in `DiskSpare`.
+    With `spare`, also mark the block as replaceable, as `DiskSpare` does.
     """
 
     key: bytes
@@ -46,20 +46,20 @@ class DiskWrite(NamedTuple):
 
 
 class DiskRead(NamedTuple):
-    """Read a block into a slot."""
+    """Disk operation: read a block into a slot."""
 
     key: bytes
     slot: int
 
 
 class DiskSpare(NamedTuple):
-    """The memory also has this block: the disk may replace it when it needs room."""
+    """Disk operation: mark a block as replaceable when the disk needs space, because memory has the block too."""
 
     key: bytes
 
 
 class DiskForget(NamedTuple):
-    """Delete a block."""
+    """Disk operation: delete a block."""
 
     key: bytes
 
@@ -71,38 +71,38 @@ DiskOperation = DiskWrite | DiskRead | DiskSpare | DiskForget
 
 
 class Lookup(msgspec.Struct, frozen=True, tag=True):
-    """Count the leading blocks in the store."""
+    """Request to count the leading blocks of a prompt that are in the store."""
 
     keys: list[bytes]
 
 
 class Load(msgspec.Struct, frozen=True, tag=True):
-    """Hold the leading blocks in the store until they are released."""
+    """Request to pin the leading blocks of a prompt that are in the store, until the client releases them."""
 
     keys: list[bytes]
 
 
 class Put(msgspec.Struct, frozen=True, tag=True):
-    """Lease slots for the missing blocks of a prompt from index `start` on."""
+    """Request to lease slots for the missing blocks of a prompt from index `start` on."""
 
     keys: list[bytes]
     start: int
 
 
 class Commit(msgspec.Struct, frozen=True, tag=True):
-    """These blocks of a Put are complete. The other slots of the Put are returned, and the next ones are leased."""
+    """Report that the client has written these blocks of a Put. The store frees its other slots and leases more."""
 
     blocks: list[Block]
 
 
 class Release(msgspec.Struct, frozen=True, tag=True):
-    """Release these slots of a Load. With None, end a Load or Put with everything still pending."""
+    """Release of these slots of a Load. With None, the whole Load or Put ends, even if grants are pending."""
 
     slots: list[int] | None = None
 
 
 class FetchBlocks(msgspec.Struct, frozen=True, tag=True):
-    """Fetch the missing blocks of these keys from another host's store at `address`, within `limit_s`."""
+    """Request to fetch the missing blocks of these keys from another host's store at `address` within `limit_s`."""
 
     keys: list[bytes]
     address: str
@@ -116,28 +116,28 @@ StoreOperation = Lookup | Load | Put | Commit | Release | FetchBlocks
 
 
 class LookupResult(msgspec.Struct, frozen=True, tag=True):
-    """Number of leading blocks, the first `in_memory` of which are in memory."""
+    """Reply to a Lookup: the number of leading blocks. The first `in_memory` blocks are in memory."""
 
     blocks: int
     in_memory: int
 
 
 class HeldBlocks(msgspec.Struct, frozen=True, tag=True):
-    """More blocks of a Load by their index. `last` marks the end of the Load."""
+    """Reply to a Load: more pinned blocks by their index in the prompt. `last` marks the end of the Load."""
 
     blocks: dict[int, Block]
     last: bool
 
 
 class LeasedSlots(msgspec.Struct, frozen=True, tag=True):
-    """Slots to fill by block index in the Put. The next ones follow a Commit; the `last` message has none."""
+    """Reply to a Put: slots to fill, by block index. More slots follow a Commit; the `last` reply has no slots."""
 
     slots: dict[int, int]
     last: bool
 
 
 class FetchResult(msgspec.Struct, frozen=True, tag=True):
-    """A fetch has ended with this many leading blocks in the store."""
+    """Reply to FetchBlocks: the fetch has ended, and the store now has this number of leading blocks."""
 
     blocks: int
 
@@ -149,16 +149,16 @@ StoreResult = LookupResult | HeldBlocks | LeasedSlots | FetchResult
 
 
 class Hello(Message, frozen=True, kw_only=True):
-    """Registers a client, running as process `pid`; repeated until answered."""
+    """Registration of a client that runs as process `pid`, repeated until the store answers."""
 
     client: str
     pid: int
 
 
 class Welcome(Message, frozen=True, kw_only=True):
-    """Memory of this epoch of the store.
+    """Answer to a client's registration: the memory of this epoch of the store.
 
-    `slots` contiguous slots of `block_bytes` bytes. The epoch ends with process `pid`.
+    The memory consists of `slots` contiguous slots of `block_bytes` bytes. The epoch ends with process `pid`.
     """
 
     epoch: int
@@ -169,7 +169,7 @@ class Welcome(Message, frozen=True, kw_only=True):
 
 
 class StoreRequest(Message, frozen=True, kw_only=True):
-    """A request to one epoch of the store; `client` is the inbox for replies and `number` identifies the request."""
+    """Request to one epoch of a store; `client` is the inbox for replies, and `number` identifies the request."""
 
     client: str
     epoch: int
@@ -178,7 +178,7 @@ class StoreRequest(Message, frozen=True, kw_only=True):
 
 
 class StoreReply(Message, frozen=True, kw_only=True):
-    """Reply to request `number`."""
+    """Reply of a store to the request with this `number`."""
 
     epoch: int
     number: int
@@ -199,9 +199,9 @@ Crc32 = Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
 
 
 class GetBlocks(msgspec.Struct, frozen=True, tag=True):
-    """Request the leading blocks of these keys. `contents` identifies the requester's model and KV layout.
+    """Request to another host's store for the leading blocks of these keys.
 
-    `number` identifies the request within its connection.
+    `contents` identifies the requester's model and KV layout. `number` identifies the request within its connection.
     """
 
     contents: bytes
@@ -210,9 +210,9 @@ class GetBlocks(msgspec.Struct, frozen=True, tag=True):
 
 
 class BlocksFollow(msgspec.Struct, frozen=True, tag=True):
-    """More blocks of request `number`.
+    """Reply with more blocks for request `number`: the CRC-32 of each block by its index.
 
-    CRC-32 by block index, in the order of the attached frames. `last` ends the reply.
+    The attached frames have the blocks in the same order. `last` marks the end of the reply.
     """
 
     number: int
@@ -221,5 +221,5 @@ class BlocksFollow(msgspec.Struct, frozen=True, tag=True):
 
 
 def blocks_at_once(block_bytes: int) -> int:
-    """Maximum number of blocks per request."""
+    """Return the maximum number of blocks in one request to another host's store."""
     return max(1, min(MOST_KEYS, MOST_BYTES_AT_ONCE // block_bytes))

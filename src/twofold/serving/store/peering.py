@@ -1,7 +1,8 @@
-"""Exchange of blocks with the stores of other hosts, in terms of the store's manager.
+"""Exchange of blocks with the stores of other hosts, expressed as requests to the store's manager.
 
-To the manager another store is a client like any other. Sending blocks is a load, which holds them until they are sent.
-Fetching blocks is a put, so two fetches of one block lease a single slot, and the block becomes readable when complete.
+For the manager, another store is a client like any other. Sending blocks is a Load, which pins the blocks until they
+are sent. Fetching blocks is a Put, so two fetches of one block lease a single slot, and the block becomes readable when
+it is complete.
 """
 
 from collections.abc import Sequence
@@ -27,7 +28,7 @@ _SENDS, _FETCHES = "sends to peers", "fetches from peers"
 
 @dataclass(slots=True, eq=False)
 class _Fetch:
-    """A running fetch for a client's request, or for none after the client died."""
+    """State of a fetch from another store. `requester` is the client's request, or None after the client died."""
 
     requester: Requester | None
     keys: Sequence[bytes]
@@ -40,10 +41,11 @@ class _Fetch:
 
 
 class Peering:
-    """Sends and fetches blocks. Call from the manager's thread; no method blocks.
+    """Sends blocks to other stores and fetches blocks from them.
 
-    A fetch requests `at_once` blocks at a time, and ends at its deadline or when all its blocks are here. Blocks that
-    are already on their way are awaited instead of fetched twice.
+    Methods never block; call them from the manager's thread. A fetch requests `at_once` blocks at a time. It ends at
+    its deadline, or when the store has all its blocks. The fetch waits for blocks that another fetch is already
+    receiving.
     """
 
     def __init__(self, manager: StoreManager, server: BlockServer, fetcher: BlockFetcher, at_once: int) -> None:
@@ -54,32 +56,32 @@ class Peering:
 
     @property
     def address(self) -> str:
-        """Address for requests of other stores."""
+        """Address at which other stores can request blocks."""
         return self._server.address
 
     def filenos(self) -> tuple[int, int]:
-        """File descriptors, readable when there is work."""
+        """Return two file descriptors that become readable when `turn` has work."""
         return self._server.fileno(), self._fetcher.fileno()
 
     def wait_s(self, now: float) -> float:
-        """Seconds until the next deadline of a fetch."""
+        """Return the seconds until the next deadline of a fetch; infinity if no fetch is in progress."""
         return max(0.0, min((each.until_s for each in self._fetches.values() if not each.ended), default=inf) - now)
 
     def fetch(self, requester: Requester, what: FetchBlocks, now: float) -> None:
-        """Start fetching missing blocks, as many as memory can contain."""
+        """Start to fetch missing blocks for a request, at most as many as the memory can contain."""
         keys = what.keys[: self._manager.tiers.tiers[MEMORY].capacity]
         self._number += 1
         self._fetches[self._number] = _Fetch(requester, keys, what.address, now + what.limit_s)
         self._manager.put((_FETCHES, self._number), keys, 0, counter="peer_read", limit=self._at_once)
 
     def lose(self, client: str) -> None:
-        """Forget a dead client. Its running fetches continue for other clients."""
+        """Forget a dead client. Its fetches continue, because other clients may need the blocks."""
         for fetch in self._fetches.values():
             if fetch.requester is not None and fetch.requester[0] == client:
                 fetch.requester = None
 
     def turn(self, now: float) -> None:
-        """Handle events of both threads, and end fetches after their deadline."""
+        """Process the events of the sending and the fetching thread, and end fetches after their deadline."""
         for event in self._server.take():
             if isinstance(event, PeerRequest):
                 self._number += 1
@@ -94,7 +96,7 @@ class Peering:
                 self._stop(number, fetch)
 
     def granted(self, granted: StoreGrant) -> bool:
-        """Handle a grant of the manager; False if it belongs to a client."""
+        """Process a grant of the manager; return False if the grant belongs to a client."""
         who, number = granted.requester
         if who == _SENDS:
             self._server.put(PeerReply(number, self._callers[number], granted.blocks, granted.last))
@@ -103,7 +105,7 @@ class Peering:
         return who in {_SENDS, _FETCHES}
 
     def take_done(self) -> list[tuple[Requester, int]]:
-        """Requests with finished fetches since the last call, and their number of leading blocks in the store."""
+        """Return the requests that have finished fetching since the last call, with their numbers of leading blocks."""
         done = []
         for number, fetch in list(self._fetches.items()):
             if not self._running(fetch):
@@ -144,7 +146,7 @@ class Peering:
             self._stop(brought.fetch, fetch)
 
     def _stop(self, number: int, fetch: _Fetch) -> None:
-        """End a fetch. Its slots are returned once no thread fills them."""
+        """End a fetch. Its slots become free once the fetching thread no longer fills them."""
         fetch.ended = True
         if fetch.ordered:
             self._fetcher.put(FetchEnd(number))

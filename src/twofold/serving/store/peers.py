@@ -1,4 +1,4 @@
-"""The threads of a store that send blocks to, and fetch blocks from, the stores of other hosts."""
+"""Threads of a KV store that send blocks to the stores of other hosts, and fetch blocks from them."""
 
 import logging
 import zlib
@@ -19,21 +19,21 @@ GONE_MS = 10_000  # a host without TCP acknowledgements for this long is lost, w
 
 
 class PeerCaller(NamedTuple):
-    """A requesting store: its connection and the number of its request."""
+    """A store that has requested blocks: its connection, and the number of its request."""
 
     connection: bytes
     number: int
 
 
 class PeerRequest(NamedTuple):
-    """A request of another store for these blocks."""
+    """Request of another store for the blocks with these keys."""
 
     caller: PeerCaller
     keys: list[bytes]
 
 
 class PeerReply(NamedTuple):
-    """More blocks of a request by index; `load` is the load request that holds them until they are sent."""
+    """Blocks to send for a request, by index; `load` is the manager's request that pins the blocks until then."""
 
     load: int
     caller: PeerCaller
@@ -42,10 +42,10 @@ class PeerReply(NamedTuple):
 
 
 class BlockServer(StoreThread[PeerReply, PeerRequest | PeerReply]):
-    """Receives requests of other stores at `address` and sends them blocks from `memory`.
+    """Thread that receives requests of other stores at `address`, and sends them blocks from `memory`.
 
-    Blocks are copied when sent, so nothing is held for slow or dead peers; undelivered data is dropped. Peers need the
-    cluster key. `take` returns received requests and sent replies.
+    Blocks are copied when they are sent, so slow or dead stores keep nothing pinned; undelivered data is dropped. Other
+    stores need the cluster key. `take` returns received requests and sent replies.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ _BREAKS = zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED
 
 
 class FetchOrder(NamedTuple):
-    """Fill these leased slots with these consecutive blocks from the store at `address`, for a fetch."""
+    """Instruction to fetch consecutive blocks from the store at `address` into these leased slots."""
 
     fetch: int
     address: str
@@ -121,13 +121,13 @@ class FetchOrder(NamedTuple):
 
 
 class FetchEnd(NamedTuple):
-    """End a fetch. A running order is answered with the blocks received so far."""
+    """Instruction to end a fetch. The result of a running FetchOrder then has the blocks received so far."""
 
     fetch: int
 
 
 class FetchedSlots(NamedTuple):
-    """Filled slots of a finished order; `whole` if all ordered slots are filled."""
+    """Result of a FetchOrder: the slots that were filled. `whole` is true if all slots of the order were filled."""
 
     fetch: int
     blocks: list[Block]
@@ -135,9 +135,10 @@ class FetchedSlots(NamedTuple):
 
 
 class BlockFetcher(StoreThread[FetchOrder | FetchEnd, FetchedSlots]):
-    """Fetches blocks, with one connection per fetch and one order at a time on each.
+    """Thread that fetches blocks.
 
-    A block with a wrong checksum is not written, and ends the fetch, as does any invalid message.
+    Each fetch has one connection, with at most one FetchOrder at a time. A block with a wrong checksum is not written.
+    It ends the fetch, as does any invalid message.
     """
 
     def __init__(
@@ -216,7 +217,7 @@ class BlockFetcher(StoreThread[FetchOrder | FetchEnd, FetchedSlots]):
             self._close(fetch, connection)
 
     def _close(self, fetch: int, connection: "_PeerConnection") -> None:
-        """Close a connection and finish its running order."""
+        """Close a connection, and report the blocks that its FetchOrder has received."""
         if not connection.socket.closed:
             self._poller.unregister(connection.socket)
             self._poller.unregister(connection.breaks)
@@ -226,7 +227,7 @@ class BlockFetcher(StoreThread[FetchOrder | FetchEnd, FetchedSlots]):
 
 
 class _PeerConnection:
-    """A connection to another store, and the order running on it."""
+    """A connection to another store, and the FetchOrder that is in progress on this connection."""
 
     def __init__(self, socket: zmq.Socket[bytes], address: str) -> None:
         self.socket, self.address = socket, address
@@ -238,16 +239,16 @@ class _PeerConnection:
         self._decoder = msgspec.msgpack.Decoder(BlocksFollow)
 
     def order(self, order: FetchOrder, contents: bytes) -> None:
-        """Send the request of an order. Raises ZMQError if the connection is broken."""
+        """Send the request of a FetchOrder. Raises ZMQError if the connection is broken."""
         self._number += 1
         request = GetBlocks(contents, self._number, list(order.keys))
         self.socket.send(msgspec.msgpack.encode(request), zmq.NOBLOCK)
         self.slots, self.filled, self.busy = dict(enumerate(order.slots)), [], True
 
     def take(self, frames: Sequence[zmq.Frame], memory: SlotMemory) -> bool:
-        """Write complete blocks into their slots; returns whether the reply is finished.
+        """Write the received blocks into their slots; return whether the reply is complete.
 
-        Raises MsgspecError, ValueError, LookupError or RecursionError for anything that was not requested.
+        Raises MsgspecError, ValueError, LookupError or RecursionError for data that was not requested.
         """
         reply = self._decoder.decode(frames[0].buffer)
         if not self.busy or reply.number != self._number:

@@ -1,4 +1,4 @@
-"""The store process: serves clients, cleans up after dead ones and reports to the controller."""
+"""The process of a KV store: it serves clients, cleans up after dead clients and reports to the controller."""
 
 import hashlib
 import logging
@@ -37,9 +37,10 @@ SendReport = Callable[[StoreChanged | StoreStatus], None]
 
 
 class StoreServer:
-    """One epoch of the store of `host`. `welcome` introduces it to clients, and `report` sends to the controller.
+    """Server for one epoch of the KV store of `host`.
 
-    `peers` exchanges blocks with other hosts, if there are any.
+    The message `welcome` answers clients that register. The function `report` sends to the controller. `peers`, if set,
+    exchanges blocks with other hosts.
     """
 
     def __init__(
@@ -72,7 +73,7 @@ class StoreServer:
             self.turn(_LOOK_S)
 
     def turn(self, timeout_s: float) -> None:
-        """Wait for events, or for the deadline of a fetch, and handle all of them."""
+        """Wait for events, or for the deadline of a fetch, and process all events."""
         wait_s = inf if self._peers is None else self._peers.wait_s(time.monotonic())
         for key, _ in self._selector.select(min(timeout_s, wait_s)):
             if key.data is not None:
@@ -93,7 +94,7 @@ class StoreServer:
         self._report_status()
 
     def status(self) -> StoreStatus:
-        """Current counters of all tiers."""
+        """Return the current counters of all tiers."""
         tiers = {
             name: StoreTier(
                 capacity=tier.capacity,
@@ -108,7 +109,7 @@ class StoreServer:
         return StoreStatus(host=self._host, epoch=self._welcome.epoch, tiers=tiers, bytes_moved=moved)
 
     def _report_changes(self) -> None:
-        """Report changed blocks. The first report is sent even if empty, to clear the blocks of an earlier epoch."""
+        """Report changed blocks. The first report may be empty: it lets receivers forget an earlier epoch's blocks."""
         stored, removed = self._manager.take_changes()
         if stored or removed or not self._introduced:
             self._introduced = True
@@ -123,7 +124,7 @@ class StoreServer:
             self._report(status)
 
     def close(self) -> None:
-        """Close all resources. Clients keep their mappings of the memory."""
+        """Close the server's resources. Clients keep their mappings of the memory."""
         for pidfd in self._clients.values():
             os.close(pidfd)
         self._selector.close()
@@ -164,7 +165,7 @@ class StoreServer:
             self._peers.fetch(requester, what, time.monotonic())
 
     def _register(self, message: messages.Hello) -> None:
-        """Register a client, and watch for the end of its process."""
+        """Register a client, and monitor the client's process for its end."""
         if message.client not in self._clients:
             try:
                 pidfd = os.pidfd_open(message.pid)
@@ -210,7 +211,7 @@ LEAST_SLOTS = 8
 
 
 def check_store(config: StoreConfig, layout: KvLayout, available_bytes: int) -> None:
-    """Raise ConfigurationError if the memory is unavailable or too small for a few blocks."""
+    """Raise ConfigurationError if the memory for the store is unavailable or too small for a few blocks."""
     require(
         config.memory_bytes <= available_bytes,
         f"--kv-store-dram of {config.memory_bytes / 2**20:,.0f} MiB exceeds the "
@@ -227,7 +228,7 @@ def check_store(config: StoreConfig, layout: KvLayout, available_bytes: int) -> 
 
 
 def contents_of(model: str, layout: KvLayout) -> str:
-    """Identify the model and KV layout of blocks. Blocks with other contents are useless."""
+    """Return a text that identifies a model and KV layout. A store can only use blocks with the same text."""
     return f"{model} {msgspec.json.encode(layout).decode()}"
 
 
@@ -265,7 +266,7 @@ def run_store(config: ServiceConfig, model: str, layout: KvLayout) -> None:
 
 
 def peering(network: HostNetwork, manager: StoreManager, memory: SlotMemory, contents: str) -> Peering:
-    """Connect a store to those of the other hosts of `network`; see `contents_of` for `contents`.
+    """Connect a store to the stores of the other hosts of `network`; see `contents_of` for `contents`.
 
     A separate ZeroMQ context keeps encryption off the threads that serve local clients.
     """
@@ -278,7 +279,7 @@ def peering(network: HostNetwork, manager: StoreManager, memory: SlotMemory, con
 
 
 def _end_process(failed: threading.ExceptHookArgs) -> None:
-    """Terminate the process when a thread fails: pending requests would hang, and a restart recovers."""
+    """Terminate the process when a thread fails. Requests would otherwise wait forever; a restart recovers."""
     thread = failed.thread.name if failed.thread is not None else "a thread"
     trace = (failed.exc_type, failed.exc_value or failed.exc_type(), failed.exc_traceback)
     log.critical("%s failed", thread, exc_info=trace)

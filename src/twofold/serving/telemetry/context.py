@@ -13,7 +13,7 @@ _TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-([0-
 
 
 class TraceParent(msgspec.Struct, frozen=True, kw_only=True):
-    """A W3C trace context: ids of a trace and of a span in it."""
+    """A W3C trace context: the id of a trace, and the id of a span in this trace."""
 
     trace_id: str
     span_id: str
@@ -21,7 +21,7 @@ class TraceParent(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def parse(cls, header: str) -> "TraceParent | None":
-        """Parse a `traceparent` header (W3C Trace Context, section 3.2); None if it is invalid."""
+        """Parse a `traceparent` header (W3C Trace Context, section 3.2); return None for an invalid header."""
         found = _TRACEPARENT.fullmatch(header.strip())
         if found is None or (found[4] and header.startswith("00")):
             return None
@@ -42,10 +42,11 @@ class TraceParent(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RequestContext(msgspec.Struct, kw_only=True):
-    """An HTTP request.
+    """Context of an HTTP request.
 
-    `id` is the request id of the client or the gateway. `span` belongs to the gateway, and `parent` to the client if it
-    sent one. `operation` is OpenTelemetry's name for the endpoint, `generations` the number of generations started.
+    `id` is the request id from the client or the gateway. `span` belongs to the gateway. `parent` belongs to the
+    client, if the client sent a span. `operation` is OpenTelemetry's name for the endpoint, `generations` the number of
+    generations started.
     """
 
     id: str
@@ -59,7 +60,7 @@ CURRENT: ContextVar[RequestContext | None] = ContextVar("twofold_request", defau
 
 
 def context_of(request_id: str, path: str, traceparent: str) -> RequestContext:
-    """Return the context of a request to `path` with these headers ("" for no `traceparent`)."""
+    """Return the context of a request to `path`; `traceparent` is its header, or empty without this header."""
     parent = TraceParent.parse(traceparent) if traceparent else None
     span = TraceParent.new() if parent is None else parent.child()
     operation = "chat" if path.endswith("/chat/completions") else "text_completion"
@@ -67,7 +68,7 @@ def context_of(request_id: str, path: str, traceparent: str) -> RequestContext:
 
 
 def _random_id(size: int) -> str:
-    """Return a random hexadecimal id; all zeros is invalid."""
+    """Return a random hexadecimal id of `size` bytes that is not all zeros, which would be invalid."""
     while True:
         drawn = secrets.token_hex(size)
         if drawn.strip("0"):

@@ -1,7 +1,7 @@
-"""Instances: their Prometheus metrics, and their state and time series for the dashboard.
+"""Telemetry of instances:
 
-No timer is needed: state changes only by reports, so the elapsed seconds are filled in before the next report or
-snapshot.
+Prometheus metrics, and the state and time series for the dashboard. No timer is needed. Reports alone change the state,
+so samples of past seconds are added before the next report or snapshot.
 """
 
 from collections import deque
@@ -23,7 +23,7 @@ ENGINE_TIER = "engine"  # the memory of an instance's engine
 
 
 class InstanceHistory:
-    """Current state and time series of one instance."""
+    """Current state, role history and time series of one instance."""
 
     def __init__(self, role: Role) -> None:
         self.home = self.role = role
@@ -43,7 +43,7 @@ class InstanceHistory:
         self._sequences += sequences
 
     def sample(self, status: InstanceStatus) -> None:
-        """Append the samples of one second."""
+        """Append one sample, which covers one second, to each time series."""
         if self._iterations:
             self._batches.append(round(self._sequences / self._iterations, 2))
         else:  # an iteration may take longer than a second
@@ -75,7 +75,7 @@ class InstanceHistory:
 
 
 class InstanceTelemetry:
-    """Loads, caches, roles and states of instances."""
+    """Metrics and history of the loads, caches, roles and states of instances."""
 
     def __init__(self, registry: MetricRegistry, log: ServiceLog) -> None:
         gauge, counter = registry.gauge, registry.counter
@@ -108,7 +108,7 @@ class InstanceTelemetry:
         self._instances: dict[str, InstanceHistory] = {}  # those with a known role
 
     def role(self, instance: str, role: Role) -> None:
-        """Record the current role of an instance; the first one is its home."""
+        """Record the current role of an instance. The first role of an instance is its home role."""
         for each in Role:
             self._role.labels(instance, each.value).set(each is role)
         known = self._find(instance)
@@ -123,7 +123,7 @@ class InstanceTelemetry:
         known.roles.append(RoleSpan(role, self._log.clock()))
 
     def state(self, instance: str, state: InstanceState) -> None:
-        """Record the current state of an instance."""
+        """Record the current availability of an instance."""
         for each in InstanceState:
             self._state.labels(instance, each.value).set(each is state)
         known = self._find(instance)
@@ -136,7 +136,7 @@ class InstanceTelemetry:
             known.batch = 0
 
     def status(self, instance: str, status: InstanceStatus) -> None:
-        """Record the last reported status of an instance."""
+        """Record the last status that an instance has reported."""
         self._fill()
         before = self._statuses.get(instance, NO_STATUS)
         self._statuses[instance] = status
@@ -148,20 +148,20 @@ class InstanceTelemetry:
             self._evictions.labels(instance, ENGINE_TIER, RemovalReason.CAPACITY.value).inc(evicted)
 
     def step(self, instance: str, sequences: int) -> None:
-        """Record an iteration that gave a token to this many sequences."""
+        """Record an iteration of an instance; `sequences` sequences got a token in this iteration."""
         known = self._find(instance)
         if known is not None:
             known.step(sequences)
 
     def prefilled(self, instance: str, prompt_tokens: int, reused_tokens: int) -> None:
-        """Record the prefix cache lookup of a prefilled prompt."""
+        """Record how many tokens of a prompt came from an instance's prefix cache."""
         self._queries.labels(instance).inc(prompt_tokens)
         self._hits.labels(instance, ENGINE_TIER).inc(reused_tokens)
         self._log.totals["prefix_queries"] += prompt_tokens
         self._log.totals["prefix_hits"] += reused_tokens
 
     def restarted(self, instance: str) -> None:
-        """Record the restart of an instance."""
+        """Record the restart of an instance's worker process."""
         self._restarts.labels(instance).inc()
         self._log.totals["restarts"] += 1
         self._log.event("restarted", instance)
@@ -176,7 +176,7 @@ class InstanceTelemetry:
         self._statuses.pop(instance, None)
 
     def refresh(self) -> None:
-        """Set the gauges from the last reports, which come after every iteration and are scraped rarely."""
+        """Set the gauges from the last status reports. Call this on each scrape, which is rarer than reports."""
         accounts = (self._usage, self._blocks, self._requests, self._running, self._waiting, self._leases)
         for gauge in (*accounts, self._swap):
             gauge.clear()
@@ -193,7 +193,7 @@ class InstanceTelemetry:
             self._leases.labels(instance).set(status.arriving)
 
     def snapshot(self) -> tuple[InstanceSnapshot, ...]:
-        """Return the state and history of all instances with a known role, by name."""
+        """Return the state and history of each instance with a known role, ordered by name."""
         self._fill()
         status_of = self._statuses.get
         return tuple(
@@ -205,7 +205,7 @@ class InstanceTelemetry:
         return self._instances.get(instance)
 
     def _fill(self) -> None:
-        """Sample the seconds that have passed with the state known in them."""
+        """Add samples for the seconds since the last call, with the state that was valid in these seconds."""
         passed = int((self._log.clock() - self._log.start_s) / INTERVAL_S) - self._sampled
         if passed <= 0:
             return

@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 
 class JournalEntry(msgspec.Struct, frozen=True):
-    """One call of a scheduler: arguments and result."""
+    """One entry of a journal: a call of a scheduler with its time, arguments and result."""
 
     at: float
     call: str
@@ -33,7 +33,7 @@ class JournalEntry(msgspec.Struct, frozen=True):
 
 
 def _fields(decision: object) -> dict[str, object]:
-    """Return the fields of decisions that are no structs; those on reuse only for routes with reuse."""
+    """Return the journaled fields of a decision that is no struct. Fields on reuse appear only if blocks are reused."""
     match decision:
         case PlacedRequest(route=route):
             names = ["prefill", "decode", "moves"]
@@ -50,14 +50,14 @@ ENCODER = msgspec.json.Encoder(enc_hook=_fields)
 
 
 class Journal:
-    """Appends entries to the file of this process in `directory`."""
+    """Writer of a decision journal: it appends entries to the file `name` in `directory`."""
 
     def __init__(self, directory: str, name: str) -> None:
         self._file: BinaryIO = (Path(directory) / f"{name}.jsonl").open("wb", buffering=0)
         self._name = name
 
     def write(self, call: str, args: dict[str, object], result: object = None, at: float | None = None) -> None:
-        """Append an entry. A full or missing disk ends the journal, not the service."""
+        """Append an entry. If the disk is full or missing, the journal ends and the service continues."""
         if self._file.closed:
             return
         entry = JournalEntry(time.monotonic() if at is None else at, call, args, result)
@@ -79,7 +79,7 @@ T = TypeVar("T")
 
 
 def _journaled(method: Callable[P, T], *names: str, **defaults: object) -> Callable[P, T]:
-    """Wrap a scheduler's method: record its result and arguments, which have these names and defaults."""
+    """Return a scheduler's method that also journals its result and its arguments, with these names and defaults."""
     order = (*names, *defaults)
 
     def call(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -94,7 +94,7 @@ def _journaled(method: Callable[P, T], *names: str, **defaults: object) -> Calla
 
 
 class JournaledInstance(InstanceScheduler):
-    """An instance scheduler that writes a journal."""
+    """Instance scheduler that writes its calls and decisions to a journal."""
 
     journal: Journal
     fetched = _journaled(InstanceScheduler.fetched, "request_id", reused_tokens=None)
@@ -133,7 +133,7 @@ class JournaledInstance(InstanceScheduler):
 
 
 class JournaledCluster(ClusterScheduler):
-    """A cluster scheduler that writes a journal."""
+    """Cluster scheduler that writes its calls and decisions to a journal."""
 
     journal: Journal
     add_instance = _journaled(ClusterScheduler.add_instance, "instance_id", "role", capacity_tokens=None, cell="")

@@ -35,7 +35,7 @@ class JsonFormatter(logging.Formatter):
 
 
 def configure_logs(log_format: str) -> None:
-    """Log to standard error; raises ConfigurationError for an unknown format."""
+    """Configure logging to standard error; raises ConfigurationError for an unknown format."""
     if log_format not in LOG_FORMATS:
         raise ConfigurationError(f"--log-format {log_format!r} is unknown: choose one of {', '.join(LOG_FORMATS)}")
     handler = logging.StreamHandler(sys.stderr)

@@ -31,7 +31,7 @@ _NO_TIER = StoreTier(capacity=0, blocks=0, hits=0, removals={})
 
 
 class MetricRegistry:
-    """Creates metrics with the prefix `twofold:`; not global, so a process may run several services."""
+    """Creates metrics with the prefix `twofold:`. Each service has its own registry."""
 
     def __init__(self) -> None:
         self.collectors = CollectorRegistry()
@@ -47,7 +47,7 @@ class MetricRegistry:
 
 
 class AdmissionMetrics(Collector):
-    """Requests by API key name, read from the admission on each scrape."""
+    """Prometheus collector that counts requests by API key name; each scrape reads the admission."""
 
     def __init__(self, admission: Admission) -> None:
         self._admission = admission
@@ -63,7 +63,7 @@ class AdmissionMetrics(Collector):
 
 
 class LinkMetrics:
-    """Measured links and prefill speeds, and the hand-off crossover derived from them."""
+    """Metrics of the measured links and prefill speeds, and of the crossover computed from these speeds."""
 
     def __init__(self, registry: MetricRegistry) -> None:
         gauge = registry.gauge
@@ -75,7 +75,7 @@ class LinkMetrics:
         )
 
     def show(self, message: LinkMeasured, paths: MeasuredPaths) -> None:
-        """Record a measured link; the crossover is computed on each scrape."""
+        """Record the speed of a measured link. Each scrape computes the crossover of the link's source again."""
         source = message.source
         self._bytes.labels(source, message.target).set(message.speed.bytes_per_s)
         self._overhead.labels(source, message.target).set(message.speed.overhead_s)
@@ -86,7 +86,7 @@ class LinkMetrics:
 
 
 class OverloadMetrics(Collector):
-    """Predicted loads, read from the ledger on each scrape, and prediction errors."""
+    """Metrics of overload control: predicted loads, read from the ledger on each scrape, and prediction errors."""
 
     def __init__(self, registry: MetricRegistry, ledger: OverloadLedger) -> None:
         self._ledger = ledger
@@ -102,13 +102,13 @@ class OverloadMetrics(Collector):
         yield load
 
     def predicted(self, predicted_s: float, real_s: float) -> None:
-        """Record a predicted and a measured TTFT."""
+        """Record the error of a predicted TTFT, given the measured TTFT."""
         if real_s > 0.0:
             self._errors.observe(abs(predicted_s - real_s) / real_s)
 
 
 class RouteMetrics(Collector):
-    """Expected prefix reuse of placements; queues and caches are read from the forecast on each scrape."""
+    """Metrics of routing: the expected prefix reuse of placements, and the queues and caches in the forecast."""
 
     def __init__(self, registry: MetricRegistry, pools: Pools, forecast: ClusterForecast) -> None:
         self._pools, self._forecast = pools, forecast
@@ -130,13 +130,13 @@ class RouteMetrics(Collector):
         yield GaugeMetricFamily("twofold:prefix_index_blocks", blocks, len(self._forecast.memories))
 
     def routed(self, route: Route) -> None:
-        """Record a placement."""
+        """Record the expected prefix reuse of a placement."""
         found = OWN if route.reused_tokens else NONE
         self._routes.labels(found if route.fetch is None else FETCHED).inc()
 
 
 class StoreMetrics:
-    """Blocks, hits, evictions and transferred bytes of host stores."""
+    """Metrics of host stores: blocks, hits, evictions and transferred bytes."""
 
     def __init__(self, registry: MetricRegistry) -> None:
         gauge, counter = registry.gauge, registry.counter
@@ -155,7 +155,7 @@ class StoreMetrics:
         self._last: dict[str, StoreStatus] = {}
 
     def status(self, status: StoreStatus) -> None:
-        """Record the counters of a store, which restart with each epoch."""
+        """Record the counters that a store has reported. The counters of a store restart with each epoch."""
         host, before = status.host or _OWN_HOST, self._last.get(status.host)
         if before is None or before.epoch != status.epoch:
             before = StoreStatus(host=status.host, epoch=status.epoch, tiers={}, bytes_moved={})

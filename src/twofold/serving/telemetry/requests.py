@@ -1,4 +1,4 @@
-"""Finished requests: their Prometheus metrics, and recent requests and latencies for the dashboard."""
+"""Telemetry of finished requests: Prometheus metrics, and recent requests and latencies for the dashboard."""
 
 from collections import deque
 from collections.abc import Collection, Iterable
@@ -39,7 +39,7 @@ _MAX_REQUESTS = 200  # live requests, and finished ones, in a snapshot
 
 
 class RequestTelemetry:
-    """Latencies, lengths and outcomes of finished requests."""
+    """Metrics and recent history of finished requests: latencies, lengths and outcomes."""
 
     def __init__(self, registry: MetricRegistry, log: ServiceLog, slo: Slo) -> None:
         histogram, counter = registry.histogram, registry.counter
@@ -90,7 +90,7 @@ class RequestTelemetry:
                 span.observe(seconds)
 
     def snapshot(self, live: Iterable[Timeline]) -> tuple[RequestSnapshot, ...]:
-        """Return finished requests and the oldest live ones, by arrival."""
+        """Return the recently finished requests and the oldest live requests, ordered by arrival."""
         alive = sorted(live, key=lambda timeline: timeline.moments[Moment.ARRIVED])[:_MAX_REQUESTS]
         shown = [*self._ended, *map(_snapshot, alive)]
         return tuple(sorted(shown, key=lambda request: request.stages[0].start_s))
@@ -99,7 +99,7 @@ class RequestTelemetry:
 def _histograms(
     registry: MetricRegistry, spans: tuple[tuple[str, str, tuple[float, ...], str], ...]
 ) -> dict[str, Histogram]:
-    """Create the histograms of spans by timeline attribute."""
+    """Create a histogram for each of `spans`, and return the histograms by timeline attribute."""
     return {attribute: registry.histogram(f"{name}_seconds", text, buckets) for name, text, buckets, attribute in spans}
 
 
@@ -119,8 +119,8 @@ def _snapshot(timeline: Timeline, ended_s: float | None = None) -> RequestSnapsh
 def phases(live: Collection[Timeline], waiting: int) -> dict[str, int]:
     """Count live requests by phase.
 
-    A timeline counts a prompt as queued until the iteration that prefills it ends. If instances report fewer `waiting`
-    prompts, the difference is counted as prefilling.
+    A timeline counts a prompt as queued until the end of the iteration that prefills the prompt. If instances report
+    fewer `waiting` prompts, the difference counts as prefilling.
     """
     counts = dict.fromkeys([HELD, *(name.value for name in StageName)], 0)
     for timeline in live:

@@ -20,7 +20,7 @@ from twofold.timeline import Moment, Timeline
 
 
 class StageName(StrEnum):
-    """Stages in the order of a request's life."""
+    """Stages of a request, in the order in which a request passes through them."""
 
     QUEUE = "queue"
     PREFILL = "prefill"
@@ -30,7 +30,7 @@ class StageName(StrEnum):
 
 
 class AttemptStage(StrEnum):
-    """The stage at which an attempt was lost. PROMPT covers the queue and the prefill."""
+    """Stage at which an attempt was lost. PROMPT covers the queue and the prefill."""
 
     PROMPT = "prompt"
     HANDOFF = "hand-off"
@@ -38,7 +38,7 @@ class AttemptStage(StrEnum):
 
 
 class Stage(msgspec.Struct, frozen=True, array_like=True):
-    """One stage of a request in monotonic seconds; `end_s` is None for the current stage."""
+    """One stage of a request, with times in monotonic seconds; `end_s` is None for the current stage."""
 
     name: StageName
     start_s: float
@@ -46,10 +46,10 @@ class Stage(msgspec.Struct, frozen=True, array_like=True):
 
 
 def stages_of(timeline: Timeline, ended_s: float | None = None) -> tuple[Stage, ...]:
-    """Return the stages that have begun; open stages end at `ended_s` if the request ended then.
+    """Return the stages of a request that have begun; open stages end at `ended_s`, the request's end, if any.
 
-    Workers report events of an iteration at its end. Until then a running prefill counts as queued, and a running KV
-    transfer counts from the first token.
+    Workers report the events of an iteration at its end. Until then, a running prefill counts as queued, and a running
+    KV transfer counts from the first token.
     """
     at = timeline.moments.get
     first, landed, decoding = at(Moment.FIRST_TOKEN), at(Moment.HANDOFF_ENDED), at(Moment.DECODE_STARTED)
@@ -90,15 +90,13 @@ def is_split(timeline: Timeline) -> bool:
 
 
 def _end(start: float, end: float | None, ended_s: float | None) -> float | None:
-    """Clamp the end to the start: the clocks of two processes may differ slightly."""
+    """Return the end of a stage, at least its start: the clocks of two processes may differ slightly."""
     end = ended_s if end is None else end
     return None if end is None else max(start, end)
 
 
 class InstanceState(StrEnum):
-    """Availability of an instance. With its circuit breaker OPEN it gets no request, and HALF_OPEN one trial
-    request.
-    """
+    """Availability of an instance. It gets no request in the state OPEN, and one trial request in HALF_OPEN."""
 
     STARTING = "starting"
     UP = "up"
@@ -109,9 +107,9 @@ class InstanceState(StrEnum):
 
 
 class PoolMember(msgspec.Struct, frozen=True, kw_only=True):
-    """A worker in its pool.
+    """A worker with its pool and status.
 
-    `home` is the configured role, or the one an operator set. `state` is a WorkerState or `retired`.
+    `home` is the configured role, or the role that an operator has set. `state` is a WorkerState or `retired`.
     `circuit_breaker` is closed, open or half-open. Blocks are those of its KV cache.
     """
 
@@ -128,10 +126,10 @@ class PoolMember(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class InstanceSeries(msgspec.Struct, frozen=True, kw_only=True):
-    """One sample per second, oldest first; later instances have fewer.
+    """Time series of an instance, with one sample per second, oldest first.
 
-    `batch` is the mean number of sequences that got a token in an iteration, `waiting` the number of waiting sequences,
-    `kv_used` the share of KV blocks in use.
+    Instances that started later have fewer samples. `batch` is the mean number of sequences that got a token in an
+    iteration, `waiting` the number of waiting sequences, `kv_used` the share of KV blocks in use.
     """
 
     batch: list[float]
@@ -140,17 +138,18 @@ class InstanceSeries(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RoleSpan(msgspec.Struct, frozen=True, array_like=True):
-    """The role of an instance from `since_s` on."""
+    """The role that an instance has had since `since_s`."""
 
     role: Role
     since_s: float
 
 
 class InstanceSnapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """One instance: `role` is its current pool, `home` the configured one.
+    """State and history of one instance:
 
-    Requests by state: `waiting` prompts, `lease_queue` requests waiting for blocks, `arriving` and `handing_off`
-    requests with KV in transfer. `batch` is the number of sequences that got a token in the last iteration.
+    `role` is its current role, `home` the configured role. Requests by state: `waiting` prompts, `lease_queue` requests
+    waiting for blocks, `arriving` and `handing_off` requests with KV in transfer. `batch` is the number of sequences
+    that got a token in the last iteration.
     """
 
     instance: str
@@ -185,7 +184,7 @@ class RequestSnapshot(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LatencySummary(msgspec.Struct, frozen=True, kw_only=True):
-    """Percentiles of `count` latencies in seconds, and the share `within` the SLO if that has a bound."""
+    """Percentiles of `count` latencies in seconds. `within` is the share within the SLO, if the SLO bounds them."""
 
     count: int = 0
     p50_s: float | None = None
@@ -195,7 +194,7 @@ class LatencySummary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LatencySeries(msgspec.Struct, frozen=True, kw_only=True):
-    """Percentiles of a latency in seconds per bin; None for empty bins."""
+    """Percentiles of a latency in seconds, one value for each bin of time; None for an empty bin."""
 
     p50_s: list[float | None]
     p90_s: list[float | None]
@@ -203,9 +202,9 @@ class LatencySeries(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ThroughputSeries(msgspec.Struct, frozen=True, kw_only=True):
-    """Throughput per bin of `bin_s` seconds, the last of which is still open.
+    """Throughput in each bin of `bin_s` seconds; the last bin is still open.
 
-    `requests` counts finished requests, `good` the ones within the SLO, `tokens` output tokens.
+    `requests` counts finished requests, `good` finished requests that met the SLO, `tokens` output tokens.
     """
 
     bin_s: float
@@ -217,7 +216,7 @@ class ThroughputSeries(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RecentSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """Summary of the last `window_s` seconds; `good` is the share of finished requests that met the SLO."""
+    """Summary of the last `window_s` seconds; `good` is the share of finished requests that met the SLO, if any."""
 
     window_s: float
     requests: int
@@ -228,7 +227,7 @@ class RecentSummary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ServiceEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """An event for operators at monotonic `at_s`."""
+    """An event for operators; `at_s` is its time in monotonic seconds."""
 
     at_s: float
     instance: str | None
@@ -245,7 +244,7 @@ class ServiceLog:
         self.events: deque[ServiceEvent] = deque(maxlen=50)
 
     def event(self, text: str, instance: str | None = None) -> None:
-        """Record an event at the current time."""
+        """Record an event with the current time."""
         self.events.append(ServiceEvent(at_s=self.clock(), instance=instance, text=text))
 
 

@@ -40,14 +40,14 @@ WINDOW_S = 60.0
 
 
 class TelemetryConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Trace collector and SLO of a service's telemetry."""
+    """Configuration of a service's telemetry: the address of the trace collector, and the SLO."""
 
     otlp_endpoint: str | None = None
     slo: Slo = Slo()
 
 
 class Telemetry(RequestSubscriber):
-    """Metrics, history, logs and traces of a service. `instances`, `links`, `stores` and `held` are set directly."""
+    """Metrics, history, logs and traces of a service. Callers use its public parts, such as `instances`."""
 
     def __init__(
         self,
@@ -80,19 +80,19 @@ class Telemetry(RequestSubscriber):
         self._origins: dict[str, tuple[RequestContext, TraceParent]] = {}  # HTTP request, and span id for its client
 
     def admission(self, admission: Admission) -> None:
-        """Add metrics by API key."""
+        """Add the metrics of requests by API key."""
         self._registry.collectors.register(AdmissionMetrics(admission))
 
     def overload(self, ledger: OverloadLedger) -> None:
-        """Add metrics of overload control."""
+        """Add the metrics of overload control."""
         self._overload = OverloadMetrics(self._registry, ledger)
 
     def forecast(self, pools: Pools, forecast: ClusterForecast) -> None:
-        """Add metrics of predictive routers."""
+        """Add the metrics of predictive routers."""
         self._routes = RouteMetrics(self._registry, pools, forecast)
 
     def admitted(self, request: Request, now: float) -> None:
-        """Remember the HTTP request of the current task, for traces and logs."""
+        """Remember the HTTP request to which a generation belongs, for its traces and logs."""
         context = CURRENT.get()
         if context is not None:
             span = context.span if not context.generations else context.span.child()
@@ -121,12 +121,12 @@ class Telemetry(RequestSubscriber):
             self._routes.routed(placed.route)
 
     def predicted(self, predicted_s: float, real_s: float) -> None:
-        """Record a predicted and a measured TTFT."""
+        """Record a predicted TTFT together with the measured TTFT."""
         if self._overload is not None:
             self._overload.predicted(predicted_s, real_s)
 
     def replayed(self, request_id: str, instance: str, stage: AttemptStage) -> None:
-        """Record the replay of an attempt that was lost with `instance` at `stage`."""
+        """Record the replay of a request after an attempt was lost on `instance` at `stage`."""
         self._replays.labels(stage.value).inc()
         self._log.totals["replays"] += 1
         self._log.event(f"replays {request_id}", instance)
@@ -149,12 +149,12 @@ class Telemetry(RequestSubscriber):
         self._log.event(f"re-planning: {decision.outcome.value}")
 
     def exposition(self) -> bytes:
-        """Return the metrics in Prometheus text format."""
+        """Return all metrics in the Prometheus text format."""
         self.instances.refresh()
         return generate_latest(self._registry.collectors)
 
     def snapshot(self, live: Collection[Timeline]) -> ServiceSnapshot:
-        """Return the current state and recent history, with the `live` requests."""
+        """Return the current state and recent history of the service; `live` are its live requests."""
         now, latencies, instances = self._log.clock(), self._requests.latencies, self.instances.snapshot()
         for timeline in live:
             latencies.take(timeline)
@@ -177,13 +177,13 @@ class Telemetry(RequestSubscriber):
         )
 
     def close(self) -> None:
-        """Export remaining traces; takes up to some seconds."""
+        """Export the remaining traces. The export may take some seconds."""
         if self._tracing is not None:
             self._tracing.close()
 
 
 def make_telemetry(model: str, config: TelemetryConfig) -> Telemetry:
-    """Create the telemetry; raises ConfigurationError if tracing is not available."""
+    """Create a service's telemetry; raises ConfigurationError if tracing is enabled but not installed."""
     tracing = None
     if config.otlp_endpoint is not None:
         try:

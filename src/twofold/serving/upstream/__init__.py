@@ -1,1 +1,1 @@
-"""`twofold route`: vLLM servers of other operators as workers."""
+"""Service of the command `twofold route`: vLLM servers of other operators are its workers."""

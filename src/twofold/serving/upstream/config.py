@@ -1,4 +1,4 @@
-"""Configuration of `twofold route`."""
+"""Configuration of the command `twofold route`."""
 
 from collections.abc import Sequence
 
@@ -12,9 +12,10 @@ _EVENTS = ("events", "replay")
 
 
 class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """A vLLM server: instance name, role, address and optional addresses of its KV events.
+    """Configuration of a vLLM server: instance name, role, address and optional addresses of its KV events.
 
-    `events` publishes changes of the prefix cache; `replay` repeats earlier events.
+    `events` is the address that publishes changes of the prefix cache; `replay` is the address that repeats earlier
+    events.
     """
 
     instance: str
@@ -25,11 +26,11 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RouteConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """A gateway in front of servers. `model` is the directory of the tokenizer and the model's config.
+    """Configuration of a gateway in front of servers.
 
-    A server that does not respond within `probe_timeout_s` seconds counts as lost; a failing one is left alone for at
-    most `max_restart_delay_s`. `api_key` is sent to the servers. With `early_ttft_s`, requests with a later predicted
-    first token are rejected.
+    `model` is the directory of the tokenizer and the model's config. A server that does not respond within
+    `probe_timeout_s` seconds counts as lost. A failing server gets no requests for at most `max_restart_delay_s`.
+    `api_key` is sent to the servers. With `early_ttft_s`, a request is rejected if its predicted TTFT is longer.
     """
 
     model: str
@@ -44,7 +45,7 @@ class RouteConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def parse_servers(role: Role, texts: Sequence[str]) -> tuple[ServerConfig, ...]:
-    """Parse servers of one role, each `URL[,events=ADDRESS[,replay=ADDRESS]]`; raises ConfigurationError."""
+    """Parse the servers of one role from `URL[,events=ADDRESS[,replay=ADDRESS]]`; raises ConfigurationError."""
     return tuple(_parse(f"{role.value}-{number}", role, text) for number, text in enumerate(texts))
 
 

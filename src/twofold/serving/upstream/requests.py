@@ -1,8 +1,8 @@
-"""Attempts of requests on vLLM: prefill on one server and decode on the same or another one.
+"""Attempts of requests on vLLM servers: prefill on one server, and decode on the same or another server.
 
 The prefill server produces the first token, which the client gets immediately. The decode server fetches the prompt's
-KV and produces that token again, because it always computes the last position of the prompt. With the same seed it
-draws the same token, which is dropped. If the tokens differ (floating-point sums in another order and nearly equal
+KV and produces the first token again, because it always computes the last position of the prompt. With the same seed it
+samples the same token, which is dropped. If the tokens differ (floating-point sums in another order and nearly equal
 probabilities), the attempt is lost, because its output does not continue what the client has. The next attempt resumes
 after the known token.
 """
@@ -38,7 +38,7 @@ _Answer = TypeVar("_Answer")
 
 
 class AttemptLostError(TwofoldError):
-    """An attempt failed on server `instance` and may be retried; `unavailable` if the server should be avoided."""
+    """Error: an attempt failed on server `instance` and may be retried. `unavailable` means to avoid this server."""
 
     def __init__(self, instance: str, reason: str, *, unavailable: bool = False) -> None:
         super().__init__(reason)
@@ -46,7 +46,7 @@ class AttemptLostError(TwofoldError):
 
 
 class AttemptListener(Protocol):
-    """Receives the progress of attempts (the controller's `LiveRequests`)."""
+    """Interface that receives the progress of attempts; the controller's `LiveRequests` implements it."""
 
     def prefill_started(self, attempt_id: str, at_s: float) -> None: ...
 
@@ -56,9 +56,9 @@ class AttemptListener(Protocol):
 
 
 class UpstreamRequest:
-    """Runs an attempt of `generation`, starting with its request's `first_index`-th output token.
+    """Runs one attempt of a request; its first token is output token number `first_index` of the request.
 
-    `later` schedules cleanup after the attempt.
+    The function `later` schedules work for cleanup after the attempt.
     """
 
     def __init__(
@@ -78,11 +78,11 @@ class UpstreamRequest:
 
     @property
     def required(self) -> tuple[Server, ...]:
-        """Servers that the attempt still depends on."""
+        """Servers that the attempt still needs."""
         return (self.decode,) if self.handed_off else (self.prefill, self.decode)
 
     async def run(self) -> None:
-        """Run to the last token; raises AttemptLostError and RejectedError."""
+        """Run the attempt to its last token; raises AttemptLostError and RejectedError."""
         self._listener.prefill_started(self._id, time.monotonic())
         if self.prefill is self.decode or self._generation.sampling.max_tokens == 1:
             await self._stream(self.prefill, None, None)
@@ -110,7 +110,7 @@ class UpstreamRequest:
                 self._later(self._release(kv))
 
     def _first(self, answer: UpstreamCompletion) -> TokenOutput:
-        """First token of a prefill; its length limit of one token is no finish reason."""
+        """Return the first token of a prefill. The prefill's own limit of one token is no finish reason."""
         outputs = self._outputs(self.prefill, answer, 0)
         if len(outputs) != 1:
             raise AttemptLostError(self.prefill.instance, f"{self.prefill.instance} returned no token")
@@ -120,7 +120,7 @@ class UpstreamRequest:
         return output
 
     async def _stream(self, server: Server, kv: KvParams | None, first: TokenOutput | None) -> None:
-        """Stream the output from one server and skip the already known `first` token."""
+        """Stream the output from one server. Skip the `first` token if it is known from the prefill server."""
         body = completion_body(self._generation, server.model, self._seed, stream=True, kv=kv)
         requested_s, index, ended = time.monotonic(), 0, False
         events = server.client.stream(body)
@@ -142,7 +142,7 @@ class UpstreamRequest:
             raise AttemptLostError(server.instance, f"{server.instance} ended the stream before the last token")
 
     def _fetched(self, first: TokenOutput, again: TokenOutput, requested_s: float, now: float) -> None:
-        """Report the hand-off; raises AttemptLostError unless the decode server has repeated the first token."""
+        """Report the hand-off. Raises AttemptLostError if the decode server's first token is not the known token."""
         self.handed_off = True
         self._listener.handed_off(self._id, requested_s, now)
         if (again.token_id, again.finish_reason) != (first.token_id, None):
@@ -155,7 +155,7 @@ class UpstreamRequest:
         self._listener.token(self._id, output, server.instance, started_s, time.monotonic())
 
     async def _release(self, kv: KvParams) -> None:
-        """Make the prefill server release KV that will not be fetched."""
+        """Make the prefill server release KV that no decode server will fetch."""
         try:
             await self.decode.client.complete(rejected_decode_body(self.decode.model, kv))
         except TwofoldError:
@@ -177,10 +177,10 @@ class UpstreamRequest:
 
 
 def seed_of(seed: int, first_index: int) -> int:
-    """Seed of an attempt that starts at the `first_index`-th output token.
+    """Return the sampling seed of an attempt that starts at output token number `first_index`.
 
-    vLLM draws all tokens of a request from one generator, so a resumed attempt cannot continue the sequence. It must
-    not repeat it either, so each start position has its own seed.
+    vLLM samples all tokens of a request with one random generator, so a resumed attempt cannot continue the random
+    sequence. It must not repeat this sequence either, so each start position has its own seed.
     """
     if not first_index:
         return seed
@@ -189,7 +189,7 @@ def seed_of(seed: int, first_index: int) -> int:
 
 
 class UpstreamRequests:
-    """Runs attempts in tasks; implements `AttemptRunner`. `on_unavailable` gets failed servers and reasons."""
+    """Runs attempts in tasks; implements `AttemptRunner`. Calls `on_unavailable` with a failed server and reason."""
 
     def __init__(
         self, servers: ServerRegistry, requests: LiveRequests, on_unavailable: Callable[[str, str], object]
@@ -200,7 +200,7 @@ class UpstreamRequests:
         self._later: set[asyncio.Task[None]] = set()
 
     def begin(self, message: Prefill, prefill: str) -> None:
-        """Start an attempt with its prefill on server `prefill`."""
+        """Start an attempt. Its prefill runs on server `prefill`."""
         attempt_id, members = message.generation.request.id, self._servers.members
         live = self._requests.find(attempt_id)
         if live is None:
@@ -217,19 +217,19 @@ class UpstreamRequests:
         self._running[attempt_id] = (request, task)
 
     def abort(self, attempt_id: str) -> None:
-        """Close the attempt's connections, which aborts it on the servers. No-op for finished attempts."""
+        """Abort an attempt by closing its connections to servers. Finished attempts are ignored."""
         _, task = self._running.pop(attempt_id, (None, None))
         if task is not None:
             task.cancel()
 
     def lost(self, instance: str, reason: str) -> None:
-        """Replay every attempt that depends on a lost server."""
+        """Replay every attempt that needs the lost server `instance`."""
         for attempt_id, (request, _) in list(self._running.items()):
             if any(server.instance == instance for server in request.required):
                 self._requests.replay(attempt_id, instance, reason)
 
     async def close(self) -> None:
-        """Cancel everything that is still running."""
+        """Cancel all attempts and cleanup tasks, and wait for their end."""
         tasks = [task for _, task in self._running.values()] + list(self._later)
         for task in tasks:
             task.cancel()
@@ -256,7 +256,7 @@ class UpstreamRequests:
             self._remove(attempt_id)
 
     def _remove(self, attempt_id: str) -> bool:
-        """Remove a finished attempt; False if it was already removed."""
+        """Remove a finished attempt; return False if the attempt was removed before."""
         return self._running.pop(attempt_id, None) is not None
 
     def _schedule(self, work: Coroutine[None, None, None]) -> None:

@@ -26,7 +26,7 @@ PERIOD_S = 1.0
 
 
 class AttemptRunner(Protocol):
-    """Runs attempts on servers."""
+    """Interface to start and abort attempts on servers."""
 
     def begin(self, message: Prefill, prefill: str) -> None: ...
 
@@ -34,9 +34,9 @@ class AttemptRunner(Protocol):
 
 
 class Server(Worker):
-    """One server, presented to the controller as a worker. It is never started or retired here.
+    """One external server, which the controller treats as a worker.
 
-    `restarts` counts its recoveries.
+    This service never starts or retires the server. `restarts` counts the server's recoveries.
     """
 
     def __init__(self, config: ServerConfig, client: VllmClient, longest_s: float) -> None:
@@ -55,14 +55,14 @@ class Server(Worker):
 
 
 class ServerRegistry(WorkerGroup):
-    """All servers; messages go to the `runner`. Times need no conversion: all are measured in this process."""
+    """Registry of all servers; `runner` receives their messages. Times need no conversion between clocks."""
 
     def __init__(self, servers: Sequence[Server]) -> None:
         self.members: dict[str, Server] = {server.instance: server for server in servers}
         self.runner: AttemptRunner | None = None
 
     def send(self, instance: str, message: Message) -> None:
-        """Begin or abort attempts; other messages, such as reservations, are ignored."""
+        """Start or abort an attempt on a server. Other messages, such as reservations, are ignored."""
         if self.runner is None:
             return
         if isinstance(message, Prefill):
@@ -71,7 +71,7 @@ class ServerRegistry(WorkerGroup):
             self.runner.abort(message.request_id)
 
     def mark_up(self, instance: str, card: ServerModel) -> bool:
-        """Mark a healthy server as up; False if it recovered and is on trial."""
+        """Mark a healthy server as up; return False if the server has recovered and needs a trial first."""
         server = self.members[instance]
         first = server.card is None
         server.card, server.state = card, WorkerState.UP
@@ -80,7 +80,7 @@ class ServerRegistry(WorkerGroup):
         return first
 
     def mark_down(self, instance: str, reason: str) -> bool:
-        """Mark a server as down; False if it already was."""
+        """Mark a server as down; return False if the server was not up."""
         server = self.members[instance]
         if server.state is not WorkerState.UP:
             return False
@@ -91,15 +91,16 @@ class ServerRegistry(WorkerGroup):
 
     @property
     def card(self) -> ServerModel | None:
-        """Model card of any server; None before the first has responded."""
+        """Model description of any server; None until a server has responded."""
         return next((server.card for server in self.members.values() if server.card is not None), None)
 
 
 class HealthProbe:
-    """One probe task per server, from `start` to `stop`, which records `statuses`.
+    """Health probes: one task for each server, from `start` to `stop`; they record each status in `statuses`.
 
-    `on_up` is called when a server becomes usable, `on_metrics` with its metrics, and `on_lost` with the reason when it
-    fails a probe. Once `model` is set, servers that cannot serve it are skipped.
+    The function `on_up` is called when a server becomes usable, `on_metrics` with the metrics of each probe, and
+    `on_lost` with the reason when a server fails a probe. Once `model` is set, servers that cannot serve this model are
+    skipped.
     """
 
     def __init__(
@@ -125,7 +126,7 @@ class HealthProbe:
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
-        """Start the probe tasks. Call inside the running event loop."""
+        """Start the probe tasks. Call this function inside the running event loop."""
         self._tasks = [asyncio.create_task(self._watch(each)) for each in self._servers.members.values()]
 
     def stop(self) -> None:
@@ -134,11 +135,11 @@ class HealthProbe:
 
     @property
     def probed_all(self) -> bool:
-        """Whether every server has been probed once."""
+        """Whether each server has been probed at least once."""
         return not self._unprobed
 
     def mark_down(self, instance: str, reason: str) -> bool:
-        """Mark a failing server as down for a while; False if it already was."""
+        """Mark a failing server as down for a while; return False if the server was not up."""
         if not self._servers.mark_down(instance, reason):
             return False
         self._external.forget(instance)
@@ -194,7 +195,7 @@ class HealthProbe:
 
 
 def check(instance: str, card: ServerModel, other: ServerModel | None, model: ServedModel | None) -> None:
-    """Raise ConfigurationError if a server has another model than `other`, or too short a context."""
+    """Raise ConfigurationError if a server has another model than `other`, or too short a context length."""
     if other is not None and card.id != other.id:
         raise ConfigurationError(
             f"{instance} serves {card.id!r} and others serve {other.id!r}: start all servers with the same model "

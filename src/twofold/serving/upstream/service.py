@@ -1,4 +1,4 @@
-"""`twofold route`: the gateway and the service in front of external vLLM servers."""
+"""Service of the command `twofold route`: a gateway in front of external vLLM servers."""
 
 import asyncio
 import socket
@@ -31,10 +31,7 @@ TICK_S = 0.2
 
 
 class RouteService(Service):
-    """A `Service` with servers as workers.
-
-    The context length is the minimum over the servers.
-    """
+    """Service with external servers as workers. Its context length is the minimum over the servers."""
 
     def __init__(
         self,
@@ -87,12 +84,12 @@ class RouteService(Service):
         self._ticking: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Start probing servers; call inside the running event loop."""
+        """Start to probe the servers. Call this function inside the running event loop."""
         self._probe.start()
         self._ticking = asyncio.create_task(self._tick())
 
     async def close(self) -> None:
-        """Stop probes, event feeds and attempts."""
+        """Stop all probes, event feeds and attempts."""
         self._probe.stop()
         if self._forecast is not None:
             self._forecast.close()
@@ -134,7 +131,7 @@ class RouteService(Service):
 
 
 class RoutedGateway:
-    """Runs the route service behind a gateway until stopped. `on_progress` receives startup messages."""
+    """Runs the service of `twofold route` with its gateway until stopped. `on_progress` receives start-up messages."""
 
     def __init__(
         self,
@@ -149,11 +146,11 @@ class RoutedGateway:
         self._stop = asyncio.Event()
 
     def stop(self) -> None:
-        """Request shutdown; safe in a signal handler of the loop."""
+        """Stop the service. A signal handler of the event loop may call this function."""
         self._stop.set()
 
     async def run(self) -> None:
-        """Serve until `stop`; raises UserError if startup fails."""
+        """Serve requests until `stop` is called; raises UserError if the start fails."""
         tokenizer = await asyncio.to_thread(load_tokenizer, Path(self._config.model))
         key = self._config.api_key
         headers = {} if key is None else {"Authorization": f"Bearer {key}"}

@@ -1,1 +1,1 @@
-"""A worker: the process, or processes, of one instance."""
+"""The worker: one process for each rank of an instance."""

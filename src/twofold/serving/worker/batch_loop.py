@@ -1,4 +1,4 @@
-"""The main thread of a worker: runs one batch after the other."""
+"""The main thread of a worker, which runs one batch after the other."""
 
 import logging
 import time
@@ -21,11 +21,11 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class PreparedBatch:
-    """A batch about to run, with everything that the engine needs and that was read under the lock.
+    """A batch that is about to run, with all data that the engine needs, read under the worker's lock.
 
-    `reused` counts the cached tokens of each prompt. `handing_off` are the requests whose prompt this batch completes
-    and whose KV is then sent. `layers` synchronizes layers with the KV store. `received` and `copies` are the
-    blocks to copy before the batch.
+    `reused` counts the cached tokens of each prompt. `handing_off` lists the requests with a prompt that this batch
+    completes and a hand-off that follows. `layers` synchronizes layers with the KV store. `received` and `copies` are
+    the blocks to copy before the batch.
     """
 
     batch: Batch
@@ -39,7 +39,7 @@ class PreparedBatch:
 
 
 class BatchLoop:
-    """Runs next_batch → engine.run → complete → tokens to the controller, until shutdown."""
+    """Main loop of a worker: next_batch → engine.run → complete → tokens to the controller, until shutdown."""
 
     def __init__(
         self,
@@ -87,7 +87,7 @@ class BatchLoop:
         return both
 
     def _next_batch(self) -> PreparedBatch | None:
-        """Wait for a batch; None on shutdown."""
+        """Wait for the next batch and prepare its data; return None on shutdown."""
         state = self._state
         with state.changed:
             while not state.closing:
@@ -110,7 +110,7 @@ class BatchLoop:
             return None
 
     def _swapped(self) -> list[BlockCopy]:
-        """Return the swap copies of this batch. First grant leases, which wait while decodes are paused."""
+        """Return the swap copies for this batch. Grant leases first, because they wait while decodes are paused."""
         swap = self._scheduler.swap
         if swap is None:
             return []
@@ -131,7 +131,7 @@ class BatchLoop:
         )
 
     def _begin_handoffs(self, batch: Batch) -> list[str]:
-        """Begin the hand-offs of the prompts that this batch completes."""
+        """Begin the hand-offs of the prompts that this batch completes; return their request ids."""
         completed = [i.request_id for i in batch.items if i.phase is Phase.PREFILL and i.samples]
         blocks_of = self._scheduler.blocks_of
         return [rid for rid in completed if self._state.sender.begin(rid, blocks_of(rid))]
@@ -155,7 +155,7 @@ class BatchLoop:
                 state.prefill_ended(outcome.request_id, None)
 
     def _fail(self, started: PreparedBatch, reason: str) -> None:
-        """Fail the requests of a batch that the engine could not run, for example for lack of memory."""
+        """Fail the requests of a batch that the engine could not run, for example because memory was exhausted."""
         if started.layers is not None:
             started.layers.give_up()
         batch = started.batch
@@ -190,7 +190,7 @@ class BatchLoop:
 
 
 class PipelinedBatchLoop(BatchLoop):
-    """Starts the next batch as soon as the first stage has computed the one before.
+    """Main loop for pipeline parallelism: a batch starts when the first stage has computed the previous batch.
 
     The main thread computes the first stage; a thread of the engine completes a batch that has passed all stages.
     """

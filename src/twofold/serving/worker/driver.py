@@ -1,4 +1,4 @@
-"""Runs a worker's engine with an `InstanceScheduler`: the driver of all engines but vLLM."""
+"""The driver of all engines but vLLM: it runs a worker's engine with an `InstanceScheduler`."""
 
 import os
 from collections.abc import Callable
@@ -30,8 +30,8 @@ def batch_driver(
     """Create the scheduler of a worker, and the loop that runs its batches.
 
     `changes` receives the cache events of prompt blocks. With a KV store on the host, prompt prefixes are loaded from
-    the store, and computed ones put there. Swap preemption excludes the store: decodes then need the free blocks that
-    loads would take.
+    the store, and computed prefixes are stored there. Swap preemption excludes the store, because decodes then need the
+    free blocks that loads would use.
     """
     scheduler = _scheduler(config, spec, parts, epoch, changes)
 

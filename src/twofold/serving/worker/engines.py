@@ -1,4 +1,4 @@
-"""The interface between a worker and its engine: what each engine provides, and how the fork server prepares it."""
+"""The interface between a worker and its engine: what an engine provides, and how the fork server prepares it."""
 
 import gc
 import os
@@ -23,7 +23,7 @@ from twofold.transport.base import Transport
 
 
 class RankPipe(NamedTuple):
-    """One end of the pipes between rank 0 and another rank: for iterations, and for KV memory."""
+    """One end of the two pipes between rank 0 and another rank: for iterations, and for KV memory."""
 
     steps: Connection
     memory: Connection
@@ -32,8 +32,8 @@ class RankPipe(NamedTuple):
 class RankPipes:
     """The pipes between rank 0 and all other ranks of a worker, created before its processes are forked.
 
-    `store` is the file of their process group's rendezvous. Each process closes the ends of others, so that it reads
-    EOF when its peer exits.
+    `store` is the file for the rendezvous of the ranks' process group. Each process closes the pipe ends of other
+    processes, so that it reads EOF when its peer exits.
     """
 
     def __init__(self, ranks: int, store: str) -> None:
@@ -43,17 +43,17 @@ class RankPipes:
         self._others = [RankPipe(steps[1], memory[1]) for steps, memory in pairs]
 
     def of_first(self) -> Sequence[RankPipe]:
-        """Return rank 0's ends, by rank from 1, and close all others in this process."""
+        """Return the pipe ends of rank 0, ordered by rank from 1. Close all other ends in this process."""
         _close(self._others)
         return self._first
 
     def of(self, rank: int) -> RankPipe:
-        """Return the ends of another rank, and close all others in this process."""
+        """Return the pipe ends of rank `rank`, which is not 0. Close all other ends in this process."""
         _close([*self._first, *self._others[: rank - 1], *self._others[rank:]])
         return self._others[rank - 1]
 
     def close(self) -> None:
-        """Close all ends, in a process that is not one of the ranks."""
+        """Close all pipe ends, in a process that is not one of the ranks."""
         _close([*self._first, *self._others])
 
 
@@ -65,7 +65,8 @@ def _close(pipes: Sequence[RankPipe]) -> None:
 class HostSwapSpace(NamedTuple):
     """Host memory for `num_blocks` blocks of swapped-out sequences.
 
-    `copy` copies all layers of blocks in order, on the engine's thread, before the batch that needs them.
+    The function `copy` copies all layers of blocks in order. The engine's thread calls it before the batch that needs
+    the blocks.
     """
 
     num_blocks: int
@@ -73,7 +74,7 @@ class HostSwapSpace(NamedTuple):
 
 
 class WorkerDriver(NamedTuple):
-    """Schedules a worker's requests; `loop` returns its main loop, which runs them until shutdown."""
+    """The scheduler of a worker. `loop` returns the worker's main loop, which runs requests until shutdown."""
 
     scheduler: WorkerScheduler
     loop: Callable[[SharedWorkerState], Callable[[], None]]
@@ -81,11 +82,11 @@ class WorkerDriver(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerParts:
-    """The engine of one worker process, with everything that depends on it.
+    """The engine of one worker process, and all objects that depend on the engine.
 
     `driver` replaces `batch_driver` for an engine with a scheduler of its own. `swap_space` enables swap preemption.
     `copier` copies KV blocks to and from the host's store. `changed` becomes the lock of the worker's state, and
-    `ranks_alive` reports whether the worker's other ranks run.
+    `ranks_alive` returns whether the worker's other ranks run.
     """
 
     engine: Engine
@@ -102,7 +103,7 @@ class WorkerParts:
 class EngineFactory:
     """A prepared engine: loaded once in the fork server, and inherited by every forked worker.
 
-    `model` is a fingerprint of the model. `kv_layout` is None if a KV store cannot hold the blocks.
+    `model` is the fingerprint of the model. `kv_layout` is None if a KV store cannot contain the blocks.
     """
 
     max_model_len: int
@@ -112,10 +113,10 @@ class EngineFactory:
 
     @abstractmethod
     def parts(self, spec: WorkerConfig, epoch: int, pipes: RankPipes | None = None) -> WorkerParts:
-        """Create the parts of a worker in its own process. `pipes` connect it to its other ranks."""
+        """Create the parts of a worker in the worker's process. `pipes` connect this process to its other ranks."""
 
     def run_rank(self, spec: WorkerConfig, rank: int, pipes: RankPipes) -> None:
-        """Run another rank than the first, in its own process, until the first has exited."""
+        """Run rank `rank` of a worker (not rank 0) in its own process, until rank 0 has exited."""
         raise NotImplementedError
 
 

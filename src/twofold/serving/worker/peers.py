@@ -1,4 +1,4 @@
-"""The peers of a worker: their inboxes, connections to their KV caches, and the speed of the links to them."""
+"""The peers of a worker: inboxes, connections to KV caches, and the measured speed of the links to the peers."""
 
 import statistics
 import threading
@@ -18,9 +18,10 @@ PROBE_S = 0.025  # long enough to measure bandwidth
 
 
 class PeerDirectory:
-    """Peers by instance. A connection is opened on first use and closed when the peer's epoch ends.
+    """Directory of a worker's peers by instance.
 
-    Connecting may be slow, and a peer may be lost meanwhile: `update` and `remove` never wait for a connection.
+    A connection to a peer is opened on first use and closed when the peer's epoch ends. Connecting may be slow, and a
+    peer may be lost meanwhile: `update` and `remove` never wait for a connection.
     """
 
     def __init__(self, transport: Transport, host: str = HOME) -> None:
@@ -33,7 +34,7 @@ class PeerDirectory:
         self.on_update: Callable[[], None] | None = None
 
     def update(self, peers: list[Peer]) -> None:
-        """Replace the list of peers. A peer with a new epoch has new memory."""
+        """Replace the list of peers, and close connections to epochs that have ended."""
         known = {peer.memory.instance: peer for peer in peers}
         with self._known:
             over = [
@@ -60,7 +61,7 @@ class PeerDirectory:
             self._disconnect(instance)
 
     def remove(self, instance: str) -> None:
-        """Remove a dead peer. Transfers under way fail."""
+        """Remove a dead peer. Transfers in progress with this peer fail."""
         with self._known:
             self._peers.pop(instance, None)
         self._disconnect(instance)
@@ -74,20 +75,21 @@ class PeerDirectory:
         return [peer.inbox_from(self.host) for instance, peer in self._peers.items() if instance != own]
 
     def elsewhere(self, instance: str) -> bool:
-        """Whether this peer is on another host."""
+        """Return whether a peer is on another host."""
         peer = self._peers.get(instance)
         return peer is not None and peer.host != self.host
 
     def others(self) -> list[MemoryDescriptor]:
-        """The KV caches of all peers."""
+        """Return the KV memory descriptors of all peers."""
         own = self.own_memory.instance
         return [peer.memory for instance, peer in self._peers.items() if instance != own]
 
     @contextmanager
     def connected(self, instance: str, epoch: int) -> Iterator[Connection]:
-        """A connection to the peer's KV cache, which is dropped when it fails.
+        """Yield a connection to a peer's KV cache.
 
-        Raises InstanceLostError or StaleEpochError when that epoch has ended.
+        After an error, the connection is closed. Raises InstanceLostError or StaleEpochError if the peer's `epoch` has
+        ended.
         """
         connection = self._connection(instance, epoch)
         try:
@@ -136,7 +138,7 @@ class PeerDirectory:
 
 
 class LinkProber:
-    """Measures the link to each new peer once, on a thread of its own. The connections stay open."""
+    """Thread that measures the link to each new peer once. The connections to the peers stay open."""
 
     def __init__(self, peers: PeerDirectory, report: Callable[[str, LinkSpeed], None]) -> None:
         self._peers, self._report = peers, report
@@ -166,7 +168,7 @@ class LinkProber:
 
 
 def link_speed(connection: Connection, clock: Callable[[], float] = time.perf_counter) -> LinkSpeed:
-    """Measure latency with small transfers, and bandwidth with transfers that grow until they take `PROBE_S`."""
+    """Measure a link: latency with small transfers, bandwidth with transfers that grow until they take `PROBE_S`."""
 
     def probe_s(nbytes: int) -> float:
         began = clock()

@@ -1,4 +1,4 @@
-"""Loads cached prompt prefixes from the host's KV store, and puts computed ones into it.
+"""Exchange of prompt prefixes with the host's KV store: cached blocks are loaded, computed blocks are stored.
 
     prompt arrives ─▶ (the store fetches more of it from another host)
                   ├─▶ the store has more than the engine ─▶ it pins those blocks ─▶ prompt is queued ─▶ it runs
@@ -8,7 +8,7 @@
 
 Pinned blocks are loaded even if the store ends, so their keys are published in the engine's cache before the load.
 Iterations that read these blocks wait for the load layer by layer (`begin`). If an earlier step fails, the prompt is
-queued and its missing KV is computed.
+queued, and the worker computes the KV that is missing.
 """
 
 import threading
@@ -36,7 +36,7 @@ _MAX_HELD_SHARE = 1 / 4
 
 
 class _Held(NamedTuple):
-    """The first blocks of a prompt, held until they are put; those before `start` were put earlier."""
+    """The first blocks of a prompt, kept until they are stored; blocks before index `start` were stored earlier."""
 
     keys: Sequence[bytes]
     blocks: Sequence[int]
@@ -45,7 +45,7 @@ class _Held(NamedTuple):
 
 
 class _Fetch(NamedTuple):
-    """A prompt to be queued when its blocks were fetched from another host, or at `until_s`."""
+    """A fetch of a prompt's blocks from another host. After the fetch, or at `until_s`, the prompt is queued."""
 
     what: StoreFetch
     until_s: float
@@ -55,7 +55,7 @@ class _Fetch(NamedTuple):
 
 
 class StoredPrefixes(PrefixSource):
-    """The host's KV store as a `PrefixSource`: one thread loads prefixes, one puts computed ones.
+    """The host's KV store as a source of prefixes: one thread loads blocks, and one thread stores computed blocks.
 
     Further threads wait for the store to fetch blocks from other hosts.
     """
@@ -63,7 +63,7 @@ class StoredPrefixes(PrefixSource):
     def __init__(
         self, state: SharedWorkerState, scheduler: InstanceScheduler, client: StoreClient, copier: BlockCopier
     ) -> None:
-        """`scheduler` is the scheduler in `state`, with a `PrefixBlockAllocator`."""
+        """Use `scheduler`, the scheduler in `state`, which must have a `PrefixBlockAllocator`."""
         assert scheduler.shared is not None  # noqa: S101  (for the type checker)
         self._state, self._scheduler, self._shared = state, scheduler, scheduler.shared
         self._client, self._copier = client, copier
@@ -97,14 +97,14 @@ class StoredPrefixes(PrefixSource):
         return LayerSync(self._copier.layers, loads, computed) if loads or computed is not None else None
 
     def _loads_for(self, prompts: Sequence[BatchItem]) -> list[ReadyLayers]:
-        """The loads into blocks of these prompts, or into blocks that are copied for them."""
+        """Return the loads into blocks of these prompts, or into blocks that are copied for these prompts."""
         scheduler, reads = self._scheduler, set[int]()
         for item in prompts:
             reads.update(scheduler.blocks_of(item.request_id), scheduler.copy_of(item.request_id) or ())
         return [layers for blocks, layers in self._loads if not blocks.isdisjoint(reads)]
 
     def _put(self, prompts: Sequence[BatchItem]) -> ReadyLayers | None:
-        """Queue the full blocks of these prompts to be put as the iteration computes them."""
+        """Queue the full blocks of these prompts: they are stored layer by layer as the iteration computes them."""
         if not self._puts.empty() and self._held_blocks > _MAX_HELD_SHARE * self._shared.num_blocks:
             return None
         held = [self._hold(item, keys) for item in prompts if (keys := self._full(item))]
@@ -115,7 +115,7 @@ class StoredPrefixes(PrefixSource):
         return computed
 
     def _full(self, item: BatchItem) -> list[bytes]:
-        """The keys of the blocks that are full after this item was computed."""
+        """Return the keys of a prompt's blocks that are full once `item` has been computed."""
         keys = self._state.sequences[item.request_id].prefix_blocks
         return _live(keys[: (item.context_tokens + item.num_tokens) // self._shared.block_size])
 
@@ -134,7 +134,7 @@ class StoredPrefixes(PrefixSource):
         self._tell()
 
     def _tell(self) -> None:
-        """Grant leases and wake the main thread: blocks may be free, and prompts ready."""
+        """Grant leases and wake the main thread, because blocks may have become free and prompts ready."""
         self._scheduler.changed = True
         self._state.grant()
         self._state.changed.notify()
@@ -142,7 +142,7 @@ class StoredPrefixes(PrefixSource):
     # -- without the lock -------------------------------------------------------------------------------------------
 
     def _fetch_all(self) -> None:
-        """Fetch blocks of other hosts into the host's store, then pass each prompt on to `_bring_all`."""
+        """Let the host's store fetch blocks from other hosts, then pass each prompt on to `_bring_all`."""
         while True:
             what, until_s, request_id, keys, queue = self._fetches.get()
             with self._state.changed:
@@ -166,9 +166,10 @@ class StoredPrefixes(PrefixSource):
                 when_sure()
 
     def _load(self, keys: Sequence[bytes], when_sure: Queue) -> bool:
-        """Load blocks into the engine's memory. `when_sure` is called, under the lock, when their keys are published.
+        """Load blocks into the engine's memory; return False if no blocks are free there.
 
-        Returns False if no blocks are free for them.
+        The function `when_sure` is called, under the lock, when the keys of the blocks are published in the engine's
+        cache.
         """
         state, shared = self._state, self._shared
         with state.changed:

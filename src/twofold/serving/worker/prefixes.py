@@ -14,7 +14,7 @@ from twofold.serving.messages import StoreFetch
 
 
 class ReadyLayers:
-    """Counts the layers of a load, or of an iteration, that are complete. Other threads can wait for one."""
+    """Counts the complete layers of a load or of an iteration. Other threads can wait for a layer."""
 
     def __init__(self) -> None:
         self._count = 0
@@ -22,32 +22,32 @@ class ReadyLayers:
         self._changed = threading.Condition()
 
     def ready(self, layer: int) -> None:
-        """Record that this layer and all before it are complete."""
+        """Record that this layer and all earlier layers are complete."""
         with self._changed:
             self._count = layer + 1
             self._changed.notify_all()
 
     def give_up(self) -> None:
-        """Record that no more layers follow."""
+        """Record that no more layers will be complete."""
         with self._changed:
             self._given_up = True
             self._changed.notify_all()
 
     def wait(self, layer: int) -> bool:
-        """Wait until this layer is complete; False if it never will be."""
+        """Wait until this layer is complete; return False if it will never be complete."""
         with self._changed:
             self._changed.wait_for(lambda: self._count > layer or self._given_up)
             return self._count > layer
 
 
 class LayerSync:
-    """Synchronizes an iteration with the `loads` of its blocks, and a store with its `computed` layers."""
+    """Lets an iteration wait for the `loads` of its blocks, and a KV store for the iteration's `computed` layers."""
 
     def __init__(self, num_layers: int, loads: Sequence[ReadyLayers], computed: ReadyLayers | None) -> None:
         self._num_layers, self._loads, self._computed = num_layers, loads, computed
 
     def wait_for(self, layer: int) -> None:
-        """Wait until the cached KV of this layer is loaded."""
+        """Wait until all loads of the iteration have loaded this layer."""
         for load in self._loads:
             load.wait(layer)
 
@@ -57,12 +57,12 @@ class LayerSync:
             self._computed.ready(layer)
 
     def wait_for_loads(self) -> None:
-        """Wait for all layers of all loads."""
+        """Wait until all loads of the iteration have loaded all layers."""
         for load in self._loads:
             load.wait(self._num_layers - 1)
 
     def give_up(self) -> None:
-        """Record that the iteration has failed."""
+        """Record that the iteration has failed, so that it will compute no more layers."""
         if self._computed is not None:
             self._computed.give_up()
 
@@ -71,18 +71,18 @@ Queue = Callable[[], None]  # queues a prompt
 
 
 class PrefixSource:
-    """Base class: queues every prompt at once. The caller of all methods except `start` holds the worker's lock."""
+    """Base class of prefix sources; it has no source. The caller of all methods but `start` has the worker's lock."""
 
     def start(self) -> None:
-        """Start the source's threads, before the first prompt."""
+        """Start the threads of the source. Call this before the first prompt arrives."""
 
     def bring(self, request_id: str, keys: Sequence[BlockKey], queue: Queue, fetch: StoreFetch | None = None) -> None:
-        """Queue a prompt with these full blocks, after its cached prefix was found.
+        """Call `queue` to queue a prompt, once the cached prefix of its full blocks `keys` is available.
 
-        `fetch` names another host that caches more of it.
+        `fetch` names another host that has cached a longer prefix of the prompt.
         """
         queue()
 
     def begin(self, batch: Batch) -> LayerSync | None:
-        """Return the layer synchronization of a batch about to run, if it needs any."""
+        """Return the layer synchronization of a batch that is about to run, or None if the batch needs none."""
         return None

@@ -47,14 +47,14 @@ LONG_PREFILL_S = 0.25
 
 
 class WorkerProcesses(NamedTuple):
-    """The main functions of a worker's processes, rank 0 first. Call `forked` once all processes have been forked."""
+    """The main functions of a worker's processes, rank 0 first. Call `forked` after all processes were forked."""
 
     runs: Sequence[Callable[[], None]]
     forked: Callable[[], None]
 
 
 def worker_processes(config: ServiceConfig, spec: WorkerConfig, factory: EngineFactory) -> WorkerProcesses:
-    """One process for each rank of the worker. The other ranks end when rank 0 does."""
+    """Return the main functions of a worker's processes, one for each rank. All ranks end when rank 0 ends."""
     ranks = spec.split.ranks
     if ranks == 1:
         return WorkerProcesses([partial(run_worker, config, spec, factory)], lambda: None)
@@ -66,7 +66,7 @@ def worker_processes(config: ServiceConfig, spec: WorkerConfig, factory: EngineF
 def run_worker(
     config: ServiceConfig, spec: WorkerConfig, factory: EngineFactory, pipes: RankPipes | None = None
 ) -> None:
-    """Run a worker in this process until shutdown. `pipes` connect it to its other ranks."""
+    """Run a worker in this process until shutdown. `pipes` connect this process to the worker's other ranks."""
     _set_up_process(spec)
     epoch = secrets.randbits(53)
     parts = factory.parts(spec, epoch, pipes)
@@ -139,7 +139,7 @@ def _register(
 
 
 def prefill_speed(engine: Engine, max_tokens: int, clock: Callable[[], float] = time.perf_counter) -> PrefillSpeed:
-    """Time a short and a longer prefill, before any block is allocated. The first run warms the engine up."""
+    """Measure the prefill speed with a short and a longer prompt, before any block is allocated, after a warm-up."""
 
     def prefill_s(tokens: int) -> float:
         blocks = tuple(range(-(-tokens // engine.layout.block_size)))
@@ -175,7 +175,7 @@ def _set_up_process(spec: WorkerConfig) -> None:
 
 
 def _exit_after_thread(failed: threading.ExceptHookArgs) -> None:
-    """End the process when one of its threads fails: peers and the controller notice that."""
+    """End the process when one of its threads fails. Peers and the controller notice the end of the process."""
     thread = failed.thread.name if failed.thread is not None else "a thread"
     trace = (failed.exc_type, failed.exc_value or failed.exc_type(), failed.exc_traceback)
     log.critical("%s failed", thread, exc_info=trace)
@@ -183,6 +183,6 @@ def _exit_after_thread(failed: threading.ExceptHookArgs) -> None:
 
 
 def _exit_after_lost_message(sender: str) -> None:
-    """End the process when a message was lost: its state may be wrong, and a new process starts empty."""
+    """End the process after a message was lost: the worker's state may be wrong, and a new process starts empty."""
     log.critical("a message from %s was lost", sender)
     os._exit(1)

@@ -1,4 +1,4 @@
-"""Incoming KV hand-offs: a thread reads offered KV, and verifies the checksums of written KV."""
+"""Incoming KV hand-offs: a thread reads offered KV, and verifies the checksums of KV that sources have written."""
 
 import threading
 from collections import deque
@@ -11,9 +11,9 @@ from twofold.serving.worker.peers import PeerDirectory
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class IncomingHandoff:
-    """The receiving side of one hand-off whose KV is complete at the source.
+    """The receiving side of one hand-off, after the source has computed all of its KV.
 
-    With pull, `source_blocks` of one epoch of the source are read into local `blocks`. Otherwise the source has
+    For a pull, `source_blocks` of one epoch of the source are read into the local `blocks`. Otherwise the source has
     written the blocks, and only their checksums are verified.
     """
 
@@ -42,7 +42,7 @@ OnIncoming = Callable[[IncomingHandoff], None]
 
 
 class HandoffReceiver:
-    """Receives hand-offs one at a time, first come first served. All methods are thread-safe."""
+    """Receives hand-offs, one after the other, first come, first served. All methods are thread-safe."""
 
     def __init__(self) -> None:
         self._waiting: deque[IncomingHandoff] = deque()
@@ -52,9 +52,9 @@ class HandoffReceiver:
         self._thread: threading.Thread | None = None
 
     def start(self, receive: OnIncoming, ended: OnIncoming) -> None:
-        """Start the receiver thread, which makes all calls.
+        """Start the receiver thread, which calls the two functions.
 
-        `receive(incoming)` reads and verifies, and records errors. `ended(incoming)` is called once per
+        `receive(incoming)` reads and verifies a hand-off, and records errors. `ended(incoming)` is called once for each
         hand-off, after the last read.
         """
         arguments = (receive, ended)
@@ -74,16 +74,16 @@ class HandoffReceiver:
             self._changed.notify()
 
     def cancel(self, request_id: str) -> None:
-        """Stop reading for an aborted request; `ended` still follows."""
+        """Stop reading the KV of an aborted request. The function `ended` is still called for its hand-off."""
         for incoming in self._select(lambda each: each.request_id == request_id):
             incoming.cancelled = True
 
     def reads_from(self, source: str) -> bool:
-        """Whether any read from this source is under way or waiting."""
+        """Return whether a read from this source is in progress or queued."""
         return bool(self._select(lambda each: each.source == source and each.pulled))
 
     def cancel_from(self, source: str) -> None:
-        """Fail all reads from a dead source."""
+        """Fail all reads of KV from a source that has died."""
         for incoming in self._select(lambda each: each.source == source and each.pulled):
             incoming.error = incoming.error or f"{source} ended during the hand-off"
 
@@ -107,7 +107,7 @@ class HandoffReceiver:
 
 
 class HandoffReader:
-    """Reads offered hand-offs and verifies checksums; called by the receiver thread."""
+    """Reads offered KV and verifies checksums. The receiver thread calls it."""
 
     def __init__(self, peers: PeerDirectory, layers_at_once: Callable[[int], int]) -> None:
         self._peers = peers
@@ -115,7 +115,7 @@ class HandoffReader:
         self._layers = range(len(peers.own_memory.layout.layers))
 
     def receive(self, incoming: IncomingHandoff) -> None:
-        """Read and verify one hand-off. Read errors and wrong checksums are recorded as its `error`."""
+        """Read and verify one hand-off. A failed read or a wrong checksum is recorded in its `error`."""
         try:
             if incoming.source_blocks is not None:
                 self._read(incoming, incoming.source_blocks)

@@ -17,13 +17,13 @@ BYTES_PER_WRITE = 1 << 20  # ready layers are batched up to this size, because e
 
 
 def layers_per_transfer(layout: KvLayout) -> Callable[[int], int]:
-    """Return a function from a number of blocks to the number of layers per transfer, at least 1."""
+    """Return a function that maps a number of blocks to the number of layers to transfer at once (at least 1)."""
     per_block = max(layout.layer_bytes_per_block(layer) for layer in range(len(layout.layers)))
     return lambda blocks: max(1, BYTES_PER_WRITE // (per_block * max(1, blocks)))
 
 
 class SenderAction(Enum):
-    """The next step of an outgoing hand-off."""
+    """The action that the sender thread takes next for an outgoing hand-off."""
 
     WAIT = auto()
     WRITE = auto()
@@ -35,10 +35,9 @@ class SenderAction(Enum):
 class OutgoingHandoff:
     """The sending side of one hand-off.
 
-    `layers_computed` layers are complete in the local `blocks`, and `layers_sent` of them in the leased blocks.
-    `first_token` is set when the prefill has ended. With pull, the hand-off is `offered` to the target, and its
-    blocks stay allocated until the target has `taken` them, or has stopped reading. `checksums` has one
-    per block.
+    `layers_computed` layers are complete in the local `blocks`, and `layers_sent` of these layers in the leased blocks.
+    `first_token` is set when the prefill has ended. With pull, the hand-off is `offered` to the target, and its blocks
+    stay allocated until the target has `taken` them, or has stopped reading. `checksums` has one entry for each block.
     """
 
     request_id: str
@@ -60,7 +59,7 @@ class OutgoingHandoff:
 
     @property
     def sendable(self) -> int:
-        """Number of layers, from the first, that may be in the leased blocks by now."""
+        """Number of layers, from the first layer on, that may be written to the leased blocks now."""
         if self.lease is None or self.mode is HandoffMode.PULL:
             return 0
         if self.mode is HandoffMode.SERIALIZED and self.first_token is None:
@@ -86,12 +85,12 @@ OnHandoff = Callable[[OutgoingHandoff], None]
 
 
 class HandoffSender:
-    """Sends hand-offs layer by layer, in the order in which layers become ready. All methods are thread-safe."""
+    """Sends the KV of hand-offs layer by layer, in the order in which layers are computed. Thread-safe."""
 
     def __init__(
         self, num_layers: int, clock: Callable[[], float], layers_at_once: Callable[[int], int] = lambda _blocks: 1
     ) -> None:
-        """`layers_at_once(blocks)` limits the layers per write."""
+        """Send at most `layers_at_once(blocks)` layers in one write; `blocks` is the number of blocks."""
         self._num_layers = num_layers
         self._clock = clock
         self._layers_at_once = layers_at_once
@@ -102,11 +101,11 @@ class HandoffSender:
         self._thread: threading.Thread | None = None
 
     def start(self, write_layers: WriteLayers, offer: OnHandoff, ended: OnHandoff) -> None:
-        """Start the sender thread, which makes all calls.
+        """Start the sender thread, which calls the three functions.
 
-        `write_layers(outgoing, layers)` moves layers and returns the bytes moved. `offer(outgoing)` tells the target
-        that it may read. `ended(outgoing)` is called once per hand-off, completed or cancelled, after the last access
-        to its blocks.
+        `write_layers(outgoing, layers)` writes layers and returns the number of bytes. `offer(outgoing)` informs the
+        target that it may read. `ended(outgoing)` is called once for each hand-off, completed or cancelled, after the
+        last access to its blocks.
         """
         arguments = (write_layers, offer, ended)
         self._thread = threading.Thread(target=self._run, args=arguments, name="handoff-sender", daemon=True)
@@ -120,12 +119,12 @@ class HandoffSender:
             self._thread.join()
 
     def expect(self, request_id: str, target: str, mode: HandoffMode) -> None:
-        """Register the hand-off of a queued request."""
+        """Register the hand-off of a queued request to `target`."""
         with self._changed:
             self._outgoing[request_id] = OutgoingHandoff(request_id, target, mode)
 
     def begin(self, request_id: str, blocks: Sequence[int]) -> bool:
-        """Set the local blocks of a prefill that starts. Returns False if no hand-off is registered."""
+        """Set the local blocks of a prompt that a batch completes; return False if the request has no hand-off."""
         with self._changed:
             outgoing = self._outgoing.get(request_id)
             if outgoing is not None:
@@ -133,7 +132,7 @@ class HandoffSender:
             return outgoing is not None
 
     def layer_computed(self, request_ids: Iterable[str], layer: int) -> None:
-        """The KV of `layer` is complete for these requests."""
+        """Record that `layer` has been computed for these requests."""
         with self._changed:
             for request_id in request_ids:
                 outgoing = self._outgoing.get(request_id)
@@ -142,7 +141,7 @@ class HandoffSender:
                     self._queue(outgoing)
 
     def prefilled(self, request_id: str, first_token: int) -> bool:
-        """The prefill has ended. Returns False if the hand-off has ended already."""
+        """Record the end of a prefill and its first token; return False if the hand-off has ended before."""
         with self._changed:
             outgoing = self._outgoing.get(request_id)
             if outgoing is not None:
@@ -151,7 +150,7 @@ class HandoffSender:
             return outgoing is not None
 
     def lease(self, lease: Lease) -> bool:
-        """The target has granted a lease. Returns False if the hand-off is cancelled or unknown."""
+        """Record a lease that the target has granted; return False if the hand-off is cancelled or unknown."""
         with self._changed:
             outgoing = self._outgoing.get(lease.request_id)
             if outgoing is None or outgoing.cancelled:
@@ -161,7 +160,7 @@ class HandoffSender:
             return True
 
     def taken(self, request_id: str, bytes_moved: int | None) -> None:
-        """The target has stopped reading an offered hand-off; None if it did not read all of it."""
+        """Record that the target has stopped reading an offered hand-off. None means that the read is incomplete."""
         with self._changed:
             outgoing = self._outgoing.get(request_id)
             if outgoing is not None and outgoing.offered:
@@ -171,7 +170,7 @@ class HandoffSender:
                 self._queue(outgoing)
 
     def cancel(self, request_id: str) -> bool:
-        """Stop a hand-off; `ended` follows, after the target's reply if it was offered. Returns False if unknown."""
+        """Cancel a hand-off; return False if it is unknown. `ended` is called later, after reads of the target."""
         with self._changed:
             outgoing = self._outgoing.get(request_id)
             if outgoing is not None:
@@ -180,7 +179,7 @@ class HandoffSender:
             return outgoing is not None
 
     def cancel_to(self, target: str) -> None:
-        """Cancel every hand-off to a dead instance, including those it was reading."""
+        """Cancel every hand-off to a dead instance, including hand-offs that this instance was reading."""
         with self._changed:
             for outgoing in self._outgoing.values():
                 if outgoing.target == target:
@@ -223,14 +222,14 @@ class HandoffSender:
 
 
 class HandoffWriter:
-    """Writes layers into the blocks of peers, or offers them for reading; called by the sender thread."""
+    """Writes layers into the blocks of peers, or offers blocks for reading. The sender thread calls it."""
 
     def __init__(self, sender: HandoffSender, peers: PeerDirectory, outbox: Outbox, *, checksums: bool) -> None:
         self._sender, self._peers, self._outbox = sender, peers, outbox
         self._checksums = checksums
 
     def write_layers(self, outgoing: OutgoingHandoff, layers: range) -> int:
-        """Write layers and return the bytes moved. A failed write cancels the hand-off with an error."""
+        """Write layers and return the number of bytes. A failed write cancels the hand-off with an error."""
         lease, blocks = outgoing.lease, outgoing.blocks
         assert lease is not None  # noqa: S101  (for the type checker: the sender writes only under a lease)
         try:
@@ -243,7 +242,7 @@ class HandoffWriter:
         return moved
 
     def offer(self, outgoing: OutgoingHandoff) -> None:
-        """Tell the target, which has granted a lease, that all layers are computed and may be read."""
+        """Inform the target, which has granted a lease, that all layers are computed and may be read."""
         lease, own = outgoing.lease, self._peers.own_memory
         assert lease is not None  # noqa: S101  (as above)
         assert outgoing.first_token is not None  # noqa: S101

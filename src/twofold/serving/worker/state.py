@@ -1,4 +1,4 @@
-"""The state that the threads of a worker share: its scheduler, sequences, peers and open hand-offs."""
+"""State that the threads of a worker share: its scheduler, sequences, peers and unfinished hand-offs."""
 
 import signal
 import threading
@@ -32,7 +32,7 @@ from twofold.serving.worker.sender import HandoffSender
 
 
 class WorkerScheduler(Protocol):
-    """The methods of `InstanceScheduler` that every worker needs. The caller holds the worker's lock."""
+    """Interface of the scheduler that every worker needs. Callers of its methods have the worker's lock."""
 
     @property
     def leases(self) -> LeaseTable: ...
@@ -51,29 +51,29 @@ class WorkerScheduler(Protocol):
 
 
 class KvLanding:
-    """Blocks received from peers. Here peers write directly into the engine's pool, so nothing is copied."""
+    """Handles blocks received from peers. This base class copies nothing: peers write into the engine's pool."""
 
     def received(self, request_id: str, blocks: Sequence[int]) -> None:
-        """Record complete blocks, to be copied before the next batch."""
+        """Record blocks that are complete and must be copied before the next batch."""
 
     def take(self) -> list[Sequence[int]]:
-        """Return the blocks to copy now. The caller holds the worker's lock, as for `received` and `drop`."""
+        """Return the blocks to copy now. As for `received` and `drop`, the caller has the worker's lock."""
         return []
 
     def drop(self, request_id: str) -> None:
-        """Skip the blocks of an aborted request."""
+        """Forget the blocks of an aborted request, which need not be copied anymore."""
 
     def copy(self, block_lists: Sequence[Sequence[int]]) -> None:
-        """Copy all layers of these blocks into the engine's pool, on the engine's thread."""
+        """Copy all layers of these blocks into the engine's pool. The engine's thread calls this function."""
 
 
 @dataclass(slots=True, eq=False)
 class TokenSequence:
-    """The known tokens of a request, from position `offset`, and its sampling parameters.
+    """The known tokens of a request, from position `offset` on, and its sampling parameters.
 
-    A decode worker does not get the prompt of a request that another worker prefills: there `offset` is the prompt's
-    length. `generated` counts the output tokens known here. `prefix_blocks` are the keys of the prompt's full blocks;
-    only requests with the same `cache_salt` share them.
+    A decode worker does not receive the prompt of a request that another worker prefills: there, `offset` is the length
+    of the prompt. `generated` counts the output tokens known here. `prefix_blocks` are the keys of the prompt's full
+    blocks; only requests with the same `cache_salt` share these keys.
     """
 
     sampling: SamplingParams
@@ -84,22 +84,22 @@ class TokenSequence:
     cache_salt: str = ""
 
     def append(self, token_id: int) -> None:
-        """Append an output token."""
+        """Append an output token to the known tokens."""
         self.token_ids.append(token_id)
         self.generated += 1
 
     def slice(self, start: int, count: int) -> list[int]:
-        """Return `count` tokens from position `start`."""
+        """Return `count` tokens of the request from position `start` on."""
         return self.token_ids[start - self.offset : start - self.offset + count]
 
     def ends_with(self, token_id: int, eos_token_ids: frozenset[int]) -> bool:
-        """Whether this sampled token is a stop token."""
+        """Return whether this sampled token is a stop token of the request."""
         is_eos = token_id in eos_token_ids and not self.sampling.ignore_eos
         return is_eos or token_id in self.sampling.stop_token_ids
 
 
 class CacheChanges(CacheObserver):
-    """Prompt blocks cached and evicted since the last report. Guarded by the worker's lock."""
+    """Keys of prompt blocks that were cached or evicted since the last report. The worker's lock guards this object."""
 
     def __init__(self) -> None:
         self._changes: dict[BlockKey, bool] = {}  # True: cached, False: evicted
@@ -111,7 +111,7 @@ class CacheChanges(CacheObserver):
         self._add(key, stored=False)
 
     def take(self) -> tuple[list[BlockKey], list[BlockKey]]:
-        """Return the blocks cached and the blocks evicted, and start over."""
+        """Return the block keys cached and the block keys evicted since the last call."""
         changes, self._changes = self._changes, {}
         stored = [key for key, there in changes.items() if there]
         return stored, [key for key, there in changes.items() if not there]
@@ -123,19 +123,19 @@ class CacheChanges(CacheObserver):
 
 
 class ControllerDeadline:
-    """Ends a worker on another host that no longer hears from the controller.
+    """Ends a worker on another host after it has lost contact with the controller.
 
-    It uses SIGALRM, so it also ends a process whose threads all hang. See `serving/controller/heartbeat.py`.
+    It uses SIGALRM, so it also ends a process in which all threads hang. See `serving/controller/heartbeat.py`.
     """
 
     def start(self) -> None:
-        """Start the timer, before the worker registers."""
+        """Start the timer. Call this before the worker registers."""
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         self._watchdog = ParentWatchdog(watchdog_clock())
         self._set_timer()
 
     def heard(self, said_s: float) -> None:
-        """Extend the deadline: the controller has acknowledged the heartbeat sent at `said_s`."""
+        """Extend the deadline, because the controller has acknowledged the heartbeat sent at `said_s`."""
         self._watchdog.acknowledged(said_s)
         self._set_timer()
 
@@ -146,11 +146,10 @@ class ControllerDeadline:
 
 @dataclass(eq=False, kw_only=True)
 class SharedWorkerState:
-    """Shared state of a worker's threads.
+    """State that a worker's threads share.
 
-    `changed` is the worker's lock: it guards the scheduler and `sequences`, and wakes the main thread. It is
-    never held while a batch runs or a block is copied. A thread that needs the sender's lock as well takes it
-    second.
+    `changed` is the worker's lock: it guards the scheduler and `sequences`, and wakes the main thread. No thread has
+    this lock while a batch runs or a block is copied. A thread that also needs the sender's lock acquires it second.
     """
 
     instance: str
@@ -175,24 +174,24 @@ class SharedWorkerState:
 
     @property
     def epoch(self) -> int:
-        """Identifies this process: a restarted worker has another epoch."""
+        """Number that identifies this process. A restarted worker has another epoch."""
         return self.scheduler.leases.epoch
 
     # -- with the lock held -------------------------------------------------------------------------------------
 
     def grant(self) -> None:
-        """Grant the leases that fit now. Call it when blocks may have been freed."""
+        """Grant the leases for which blocks are free now. Call this function when blocks may have been freed."""
         for lease in self.scheduler.grant(time.monotonic()):
             self.tell(LeaseGranted(lease=lease))
 
     def prefill_starts(self, request_id: str) -> None:
-        """Report the start of a prefill if the controller waits for it."""
+        """Report the start of a request's prefill if the controller waits for this report."""
         if request_id in self.announced:
             self.announced.remove(request_id)
             self.tell(PrefillStarted(request_id=request_id))
 
     def abort(self, request_id: str) -> None:
-        """Abort a request in any state. Its blocks are freed after the last transfer from or to them."""
+        """Abort a request in any state. Its blocks are freed after the last transfer that accesses them."""
         self.sequences.pop(request_id, None)
         self.announced.discard(request_id)
         self.landing.drop(request_id)
@@ -202,18 +201,18 @@ class SharedWorkerState:
             self.scheduler.handed_off(request_id)
 
     def fail(self, request_id: str, reason: str) -> None:
-        """Abort a request and report the reason to the controller."""
+        """Abort a request, and report the reason for its failure to the controller."""
         self.abort(request_id)
         self.tell(RequestFailed(instance=self.instance, request_id=request_id, reason=reason))
 
     def next_report(self) -> Status:
-        """Return a numbered status report."""
+        """Return a report of the current status, with the next report number."""
         self._reported = self.scheduler.status()
         self._reports += 1
         return Status(instance=self.instance, epoch=self.epoch, status=self._reported, number=self._reports)
 
     def report_changes(self) -> None:
-        """Report the status, if it has changed, and changes of the prompt cache."""
+        """Report the status if it has changed, and report changes of the prefix cache."""
         before = self._reported
         report = self.next_report()
         if report.status != before:
@@ -221,7 +220,7 @@ class SharedWorkerState:
         self.report_blocks()
 
     def report_blocks(self) -> None:
-        """Report prompt blocks cached and evicted. The lock keeps reports of different threads in order."""
+        """Report cached and evicted prompt blocks. The lock keeps the reports of different threads in order."""
         stored, removed = self.blocks.take()
         if stored or removed:
             self.tell(BlocksChanged(instance=self.instance, epoch=self.epoch, stored=stored, removed=removed))
@@ -233,7 +232,7 @@ class SharedWorkerState:
         self.outbox.send(self.controller, message)
 
     def tell_peer(self, instance: str, message: Message) -> None:
-        """Send a message to a peer, unless it has left."""
+        """Send a message to a peer, unless the peer has left the service."""
         inbox = self.peers.inbox(instance)
         if inbox is not None:
             self.outbox.send(inbox, message)
@@ -241,7 +240,7 @@ class SharedWorkerState:
     def tell_step(
         self, report: Status, started_s: float, started: list[str], tokens: list[tuple[str, TokenOutput]]
     ) -> None:
-        """Report an ended iteration, with the status of `next_report`."""
+        """Report an iteration that has ended, with the status in `report`."""
         self.tell(
             StepDone(
                 instance=self.instance,
@@ -255,7 +254,7 @@ class SharedWorkerState:
         )
 
     def prefill_ended(self, request_id: str, first_token: int | None) -> None:
-        """Give the sender the first token of a prompt, which is already reported; None cancels the hand-off."""
+        """Pass the first token of a prompt to the sender of its hand-off; None cancels the hand-off."""
         sender = self.sender
         if not (sender.cancel(request_id) if first_token is None else sender.prefilled(request_id, first_token)):
             with self.changed:
@@ -264,7 +263,7 @@ class SharedWorkerState:
     def end_lease(
         self, lease: Lease, first_token: int | None = None, error: str | None = None, checksums: list[int] | None = None
     ) -> None:
-        """Tell the instance that granted the lease that no more writes follow."""
+        """Inform the instance that has granted a lease that no more writes follow."""
         ended = HandoffEnded(
             request_id=lease.request_id, epoch=lease.epoch, first_token=first_token, error=error, checksums=checksums
         )

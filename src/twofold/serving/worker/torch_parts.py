@@ -1,4 +1,4 @@
-"""The parts of workers that run a model with torch: engine, transport, KV landing, swap space and ranks."""
+"""Workers that run a model with torch: engine, transport, landing of received KV, swap space and ranks."""
 
 import os
 import threading
@@ -30,10 +30,10 @@ from twofold.transport.shared_memory import SharedMemoryTransport
 
 
 class StagedLanding(KvLanding):
-    """Copies received blocks from a host pool, which peers write into, to the engine's pool on an accelerator."""
+    """Copies received blocks from a host pool, into which peers write, to the engine's pool on an accelerator."""
 
     def __init__(self, landing_pool: KvPool, engine_pool: KvPool, ranks: OtherRanks | None = None) -> None:
-        """The pools are those of rank 0; `ranks` copy their parts at the same time."""
+        """Copy between the pools of rank 0; at the same time, the other `ranks` copy their shards of the blocks."""
         self._landing_pool, self._engine_pool, self._ranks = landing_pool, engine_pool, ranks
         self._waiting: list[tuple[str, Sequence[int]]] = []
 
@@ -55,7 +55,7 @@ class StagedLanding(KvLanding):
 
 
 class PoolSwapSpace:
-    """A KV pool in host memory, whose pages are allocated as they are used."""
+    """Swap space: a KV pool in host memory, which allocates pages when they are first used."""
 
     def __init__(self, engine_pool: KvPool, num_blocks: int) -> None:
         self._engine_pool = engine_pool
@@ -72,7 +72,7 @@ class PoolSwapSpace:
 
 
 class TorchFactory(EngineFactory):
-    """A loaded model, whose weights all workers share, and the size of their KV caches."""
+    """Creates workers with torch: all of them share the weights of one loaded model."""
 
     def __init__(
         self,
@@ -112,7 +112,7 @@ class TorchFactory(EngineFactory):
         )
 
     def _sharded_parts(self, spec: WorkerConfig, epoch: int, pipes: RankPipes) -> WorkerParts:
-        """Return the parts of a worker on several ranks, when all ranks have joined its process group."""
+        """Return the parts of a worker with several ranks, after all ranks have joined the process group."""
         others = pipes.of_first()
         model, own = self._shard(spec, 0, pipes), self._cache(spec, 0, epoch)
         ranks = OtherRanks([pipe.memory for pipe in others])
@@ -149,12 +149,12 @@ class TorchFactory(EngineFactory):
         return SharedMemoryTransport(cache, spec.split, rank)
 
     def _device_of(self, spec: WorkerConfig, rank: int = 0) -> str:
-        """Return the device of a rank: each rank of the service has its own GPU."""
+        """Return the device of a rank. With CUDA, each rank of the service has a GPU of its own."""
         return f"cuda:{spec.first_rank + rank}" if self._device == "cuda" else self._device
 
 
 def prepare(service: ServiceConfig, report: ReportStage) -> TorchFactory:
-    """Load the model on the CPU with one thread: a process that forks must have no other threads and no CUDA."""
+    """Load the model on the CPU with one thread, because a process with threads or CUDA must not fork."""
     config = service.engine
     torch.set_num_threads(1)
     # Libraries ask torch whether CUDA is available. With NVML it can answer without a context, which no fork survives.

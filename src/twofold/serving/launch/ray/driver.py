@@ -1,10 +1,9 @@
-"""The Ray driver: a process that creates an actor for each worker and replaces lost ones.
+"""The Ray driver: a process that creates an actor for each worker and replaces lost actors.
 
 It reads a RayJob and then WorkerCommands from standard input, and writes Reports to standard output. It exits on
-command, at the end of its input, and when its parent process dies. Ray then removes its actors and placement groups.
-
-Ray restarts no actor by itself (`max_restarts` is 0): it may consider an actor dead whose processes still run. The
-controller's registry restarts a worker once its exit is certain.
+command, at the end of its input, and when its parent process dies. Ray then removes the driver's actors and placement
+groups. Ray itself restarts no actor (`max_restarts` is 0), because processes of an actor that Ray considers dead may
+still run. The controller's registry restarts a worker once its exit is certain.
 """
 
 import logging
@@ -27,7 +26,7 @@ from twofold.serving.telemetry.logs import configure_logs
 
 
 class PlacedNeighbour(msgspec.Struct, frozen=True):
-    """A placed worker of the same service."""
+    """Another worker of the same service, with its role and the node where it is placed."""
 
     role: Role
     node: str
@@ -36,11 +35,12 @@ class PlacedNeighbour(msgspec.Struct, frozen=True):
 def choose_node(
     role: Role, bundle: Bundle, nodes: Sequence[RayNode], others: Iterable[PlacedNeighbour], link_label: str
 ) -> RayNode | None:
-    """Return the node for another worker; None if no node has room for `bundle`.
+    """Return the node for a new worker, or None if no node has room for `bundle`.
 
-    KV is transferred between workers, so they share a link domain: nodes with equal values of `link_label`. The
-    first worker selects the domain with the most room. Within a domain, the workers of each phase are spread over
-    nodes, so that a lost node does not end a phase, and then all workers over the nodes with the most room.
+    KV is transferred between workers, so all of them are placed in one link domain: nodes with equal values of
+    `link_label`. The first worker selects the domain with the most room. Within a domain, the workers of each phase are
+    spread over nodes, so that a lost node does not end a phase. Among equal nodes, the nodes with the fewest workers
+    and then with the most room are preferred.
     """
     placed = list(others)
     on_node = Counter(each.node for each in placed)
@@ -60,7 +60,7 @@ def choose_node(
 
 
 def _room(node: RayNode, bundle: Bundle) -> int:
-    """Return the number of bundles that fit on a node."""
+    """Return how many bundles of resources still fit on a node."""
     return int(min((node.free.get(name, 0.0) / amount for name, amount in bundle.items()), default=0.0))
 
 
@@ -93,7 +93,8 @@ def main() -> None:
 class PlacedWorker:
     """Placement group and actor of a worker; `end` resolves when the actor's host has ended.
 
-    `node` is the actual or intended node; None while no node has room, and Ray selects the first one that will.
+    `node` is the actual or intended node. It is None while no node has room; Ray then selects the first node that has
+    room.
     """
 
     def __init__(self, group: Any, actor: Any, end: Any, node: str | None, now: float) -> None:  # noqa: ANN401  (Ray's)
@@ -103,7 +104,7 @@ class PlacedWorker:
 
 
 class RayDriver(WorkerStarter):
-    """Creates and removes actors on command, and reports their ends."""
+    """Creates and removes the Ray actors of workers on command, and reports the actors that ended."""
 
     poll_s = POLL_S
 
@@ -118,7 +119,7 @@ class RayDriver(WorkerStarter):
     # -- commands ----------------------------------------------------------------------------------------------------
 
     def start(self, worker: str) -> None:
-        """Create the actor of a worker, replacing an earlier one, which has ended."""
+        """Create the actor of a worker, and remove the worker's earlier actor, which has ended."""
         now = time.monotonic()
         before = self._placed.get(worker)
         if before is not None:
@@ -202,7 +203,7 @@ class RayDriver(WorkerStarter):
         return bool(self._placed)
 
     def _check_placement(self, worker: str, placed: PlacedWorker, now: float) -> None:
-        """Check whether a pending placement group was created, and where."""
+        """Check whether a pending placement group was created, and where; after `ROOM_S`, request another node."""
         from ray.util.placement_group import placement_group_table  # noqa: PLC0415  (an extra)
 
         found = placement_group_table(placed.group)
@@ -215,7 +216,7 @@ class RayDriver(WorkerStarter):
             self._place(self._hosts[worker], now)
 
     def _collect(self) -> None:
-        """Report workers that lost their host, actor or node."""
+        """Report the workers that have lost their host, actor or node."""
         ends = {placed.end: worker for worker, placed in self._placed.items()}
         if not ends:
             return
@@ -229,7 +230,7 @@ class RayDriver(WorkerStarter):
             self._report(Report(exited=worker, code=code, why=why))
 
     def _outcome(self, end: Any) -> tuple[int, str]:  # noqa: ANN401  (Ray's)
-        """Return the exit status of a host and an explanation."""
+        """Return the exit status of a worker's host, and a sentence that explains the end."""
         try:
             code, reason = self._ray.get(end)
         except self._ray.exceptions.RayError as error:

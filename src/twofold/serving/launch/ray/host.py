@@ -1,6 +1,7 @@
-"""The host of one worker on a Ray node, which joins the service as `twofold join` does until the service or actor ends.
+"""The host of one worker on a Ray node; it joins the service as `twofold join` does.
 
-It reads a HostJob from standard input and writes the reason of a failure to standard output.
+It ends with the service or with its actor. It reads a HostJob from standard input and writes the reason of a failure to
+standard output.
 """
 
 import asyncio
@@ -57,7 +58,7 @@ async def _run(job: HostJob, folder: str) -> None:
 
 
 def _adapted(config: ServiceConfig, job: HostJob, network: HostNetwork, model: Path) -> ServiceConfig:
-    """Adapt the service's configuration to this node. Workers are not pinned, because Ray does not assign cores."""
+    """Adapt the service's configuration to this node. Workers have no fixed cores, because Ray assigns none."""
     workers = tuple(msgspec.structs.replace(worker, threads=job.threads) for worker in config.workers)
     engine = msgspec.structs.replace(config.engine, model=str(model), tokenizer=None)
     return msgspec.structs.replace(

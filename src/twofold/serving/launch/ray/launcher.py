@@ -1,4 +1,4 @@
-"""The launcher `ray`: jobs of its processes, the actor on each node, and the launcher itself."""
+"""The launcher `ray`: jobs of the processes it starts, the actor on each node, and the launcher itself."""
 
 import subprocess
 import sys
@@ -11,7 +11,7 @@ from twofold.serving.launch.launcher import Launcher
 
 
 class HostJob(msgspec.Struct, frozen=True, kw_only=True):
-    """Job of a worker's host: the controller's address, and the worker to join with.
+    """Input of the host of one worker: the controller's address, and the worker with which the host joins.
 
     `key` is the text of the cluster key file, `model` a directory or hub id, `threads` the number of compute threads.
     """
@@ -26,7 +26,7 @@ class HostJob(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RayJob(msgspec.Struct, frozen=True, kw_only=True):
-    """Job of the driver: all workers of a service on the Ray cluster at `address`.
+    """Input of the Ray driver: all workers of a service on the Ray cluster at `address`.
 
     Each worker takes a `bundle` of resources. Nodes with equal values of `link_label` share a fast link.
     """
@@ -39,13 +39,14 @@ class RayJob(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WorkerHost:
-    """Actor that runs the host of one worker in a child process.
+    """Ray actor that runs the host of one worker in a child process.
 
-    Ray's threads in the actor rule out forking, so the child is a new interpreter. It ends with the actor.
+    A process with Ray's threads must not fork, so the child is a new interpreter. The child process ends with the
+    actor.
     """
 
     def run(self, job: bytes) -> tuple[int, str]:
-        """Run the host of a HostJob (as JSON) and return its exit status and final message."""
+        """Run the host that a HostJob (as JSON) describes; return its exit status and last message."""
         command = [sys.executable, "-m", "twofold.serving.launch.ray.host"]
         pipe = subprocess.PIPE
         # Popen forks and executes in C, which is safe beside other threads.
@@ -55,7 +56,7 @@ class WorkerHost:
 
 
 class RayLauncher(Launcher):
-    """Workers on nodes of a Ray cluster, each on a host of its own that joins the service."""
+    """Launcher of workers on the nodes of a Ray cluster. Each worker has a host of its own, which joins the service."""
 
     joins = True
 

@@ -1,4 +1,4 @@
-"""The main thread of a worker that runs vLLM: queued orders → one iteration → tokens to the controller."""
+"""The main thread of a vLLM worker: apply queued orders, run one iteration, send tokens to the controller."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -23,7 +23,7 @@ NOTHING = SettledTransfers(set(), set())
 
 
 class WorkerBridge:
-    """Implements `ConnectorBridge`. vLLM places its cache first; `bind` connects the worker afterwards."""
+    """Connects vLLM's KV connector to the worker (`ConnectorBridge`). vLLM places its cache before `bind`."""
 
     def __init__(self, make: MakePool) -> None:
         self._make = make
@@ -108,7 +108,7 @@ class WorkerBridge:
 
 
 class VllmLoop:
-    """Runs iterations of vLLM while it has requests, and waits otherwise."""
+    """Main loop of a vLLM worker: runs iterations while vLLM has requests, and waits otherwise."""
 
     def __init__(
         self,
@@ -130,7 +130,7 @@ class VllmLoop:
             self._account(outputs, began)
 
     def _begin(self) -> float | None:
-        """Wait for work and apply queued orders; returns the start time, or None on shutdown."""
+        """Wait for work and apply queued orders; return the start time of the iteration, or None on shutdown."""
         state, instance = self._state, self._instance
         with state.changed:
             while not state.closing:
@@ -160,7 +160,8 @@ class VllmLoop:
     def _add(self, held: VllmRequest) -> None:
         """Queue a request in vLLM.
 
-        Peers write the KV of a remote prompt into its blocks, so it must not share them: its cache salt is unique.
+        A prompt that a peer computes has a unique cache salt, because the peer writes into its blocks and they must not
+        be shared.
         """
         request, sequence = held.request, self._state.sequences[held.request.id]
         output = request.output_tokens if held.decodes_here else 1
@@ -196,9 +197,9 @@ class VllmLoop:
         tokens: list[tuple[str, TokenOutput]],
         ended: list[tuple[str, int | None]],
     ) -> None:
-        """Apply the output of one request, with the lock held.
+        """Apply vLLM's output of one request; the caller has the worker's lock.
 
-        For a prompt of a hand-off, `ended` receives its first token, or None if that token ended the output.
+        If the request is handed off, `ended` receives the prompt's first token, or None if this token ended the output.
         """
         request_id, state = held.request.id, self._state
         if output.finish_reason in {VllmReason.ABORT, VllmReason.ERROR}:
@@ -221,13 +222,13 @@ class VllmLoop:
 
 
 def _hands_off(held: VllmRequest, output: EngineCoreOutput) -> bool:
-    """Whether a prompt's first token ends the request on this worker only, before its hand-off."""
+    """Return whether the request ends on this worker only because its hand-off follows the first token."""
     here_only = not held.decodes_here and output.finish_reason is VllmReason.LENGTH
     return here_only and held.request.output_tokens > 1
 
 
 def _token(output: EngineCoreOutput, place: int, index: int, reason: FinishReason | None) -> TokenOutput:
-    """Convert new token `place`, output token `index`. vLLM lists the sampled token's log probability first."""
+    """Convert the new token at `place` in vLLM's output to a TokenOutput with number `index`."""
     logprob, top = None, tuple[tuple[int, float], ...]()
     if output.new_logprobs is not None:
         ids = output.new_logprobs.logprob_token_ids[place].tolist()

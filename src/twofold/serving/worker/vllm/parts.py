@@ -1,4 +1,4 @@
-"""The parts of workers that run vLLM."""
+"""Workers that run vLLM: their engine, transport and scheduler."""
 
 import logging
 import os
@@ -28,7 +28,7 @@ from twofold.transport.pooled import load_transport
 
 
 class VllmEngine:
-    """Runs prefills that measure speed, before the worker takes requests. Requests go to vLLM's scheduler."""
+    """Runs the prefills that measure speed before the worker receives requests, which vLLM's scheduler runs."""
 
     def __init__(self, core: VllmCore, layout: KvLayout, num_blocks: int) -> None:
         self._core = core
@@ -38,7 +38,7 @@ class VllmEngine:
     def run(
         self, steps: Sequence[SequenceStep], on_layer: OnLayer | None = None, wait_for: OnLayer | None = None
     ) -> list[Sampled | None]:
-        """Compute whole prompts (`start` is 0), in blocks and iterations that vLLM chooses."""
+        """Compute whole prompts (`start` must be 0). vLLM chooses the blocks and the iterations."""
         for step in steps:
             self._runs += 1
             sampling = vllm_sampling(SamplingParams(max_tokens=1, temperature=0.0), 0, 1, frozenset())
@@ -50,7 +50,7 @@ class VllmEngine:
 
 
 class VllmFactory(EngineFactory):
-    """A model that each worker loads for itself; only its configuration is shared."""
+    """Creates workers with vLLM. Each worker loads the model again; only the model's configuration is shared."""
 
     def __init__(self, service: ServiceConfig) -> None:
         config = service.engine
@@ -102,14 +102,14 @@ class VllmFactory(EngineFactory):
 
 
 def prepare(service: ServiceConfig, report: ReportStage) -> VllmFactory:
-    """Read the model's configuration. Raises ModelError if vLLM cannot serve it."""
+    """Read the model's configuration; raises ModelError if vLLM cannot serve the model."""
     logging.getLogger("vllm").setLevel(os.environ["VLLM_LOGGING_LEVEL"])
     report("reading the model's configuration")
     return VllmFactory(service)
 
 
 def _options(config: EngineConfig) -> dict[str, object]:
-    """vLLM engine arguments from the engine configuration."""
+    """Return vLLM's engine arguments for an engine configuration."""
     options: dict[str, object] = {"model": config.model, "dtype": config.dtype, "block_size": config.block_size}
     if config.max_model_len is not None:
         options["max_model_len"] = config.max_model_len
@@ -117,7 +117,7 @@ def _options(config: EngineConfig) -> dict[str, object]:
 
 
 def _token_budget(config: EngineConfig, spec: WorkerConfig, max_model_len: int) -> int:
-    """Tokens per iteration; vLLM splits longer prompts."""
+    """Return the number of tokens in an iteration of vLLM. vLLM splits prompts that are longer."""
     batcher = BATCHERS[spec.batcher]
     # A decode worker computes prompts only after a preemption. Others compute whole prompts, unless their batcher
     # splits them, so that layers are complete, and sent, as early as possible.
@@ -128,7 +128,7 @@ def _token_budget(config: EngineConfig, spec: WorkerConfig, max_model_len: int) 
 
 @contextmanager
 def _model_errors(model: str) -> Iterator[None]:
-    """Turn errors of vLLM about a model or its options into a ModelError of one sentence."""
+    """Convert vLLM's errors about a model or its options to a ModelError of one sentence."""
     try:
         yield
     except ValueError as error:

@@ -21,10 +21,10 @@ from twofold.scheduling.instance.status import InstanceStatus
 
 
 class LeasedVllmBlocks(BlockAllocator):
-    """Blocks that vLLM has allocated to requests whose KV a peer sends, until the KV is complete or cancelled.
+    """Blocks that vLLM has allocated to requests for KV that a peer sends, until the KV is complete or cancelled.
 
-    Until then vLLM keeps them, even if it aborts the request. `returned(request_id)` is called when the request has
-    released them and the last transfer has ended.
+    Until then vLLM keeps the blocks allocated, even if it aborts the request. The function `returned(request_id)` is
+    called when the request has released the blocks and the last transfer has ended.
     """
 
     def __init__(self, num_blocks: int, block_size: int, returned: Callable[[str], None]) -> None:
@@ -46,7 +46,7 @@ class LeasedVllmBlocks(BlockAllocator):
 
 
 class VllmRequestState(Enum):
-    """State of a request on this worker."""
+    """State of a request on a vLLM worker."""
 
     WAITING = auto()  # for its prefill to start
     LEASE_QUEUE = auto()  # for blocks for KV of a peer
@@ -55,7 +55,7 @@ class VllmRequestState(Enum):
 
 
 class VllmOrder(Enum):
-    """A change of vLLM's requests, to be made before the next iteration."""
+    """An order of another thread to change vLLM's requests before the next iteration."""
 
     ADD = auto()
     RESUME = auto()  # its KV and first token have been received
@@ -64,7 +64,7 @@ class VllmOrder(Enum):
 
 @dataclass(slots=True, eq=False)
 class VllmRequest:
-    """A request on this worker. `source` is the peer that prefills it, if any, into the blocks of `grant`."""
+    """A request on this worker. If a peer prefills the request, `source` is this peer and `grant` has the blocks."""
 
     request: Request
     decodes_here: bool
@@ -75,9 +75,9 @@ class VllmRequest:
 
 
 class VllmScheduler:
-    """A `WorkerScheduler` over vLLM's scheduler. `count_blocks` reads vLLM's block pool.
+    """A `WorkerScheduler` that passes requests to vLLM's scheduler.
 
-    The worker's lock guards all but the block pool.
+    `count_blocks` reads vLLM's block pool. The worker's lock guards all data but the block pool.
     """
 
     def __init__(
@@ -187,7 +187,7 @@ class VllmScheduler:
 
     @property
     def unsettled(self) -> bool:
-        """Whether ended transfers are to be reported to vLLM."""
+        """Whether transfers have ended that have not been reported to vLLM yet."""
         return bool(self._sent or self._received)
 
     def settle(self) -> SettledTransfers:
@@ -196,16 +196,16 @@ class VllmScheduler:
         return settled
 
     def find(self, request_id: str) -> VllmRequest | None:
-        """Return None for an aborted or unknown request."""
+        """Return a request, or None if it is aborted or unknown."""
         return self._here.get(request_id)
 
     def is_remote(self, request_id: str) -> bool:
-        """Whether a peer computes this prompt. After a preemption by vLLM it is recomputed here."""
+        """Return whether a peer computes this prompt. After a preemption, vLLM recomputes the prompt on this worker."""
         held = self._here.get(request_id)
         return held is not None and held.stage is VllmRequestState.LEASE_QUEUE
 
     def allocated(self, request_id: str, blocks: Sequence[int]) -> None:
-        """Lease the blocks that vLLM has allocated for KV of a peer."""
+        """Lease the blocks that vLLM has allocated for KV of a peer to this peer."""
         held = self._here.get(request_id)
         if held is None:  # aborted since vLLM called `is_remote`
             self._received.add(request_id)
@@ -218,13 +218,13 @@ class VllmScheduler:
         self._move(held, VllmRequestState.RUNNING)
 
     def resume(self, held: VllmRequest) -> None:
-        """Release the blocks of a request to vLLM, which has its KV and first token and may run it."""
+        """Release a request's blocks to vLLM: its KV and first token have arrived, so vLLM may run the request."""
         if held.grant is not None:
             held.received = True
             self._lent.release(held.grant)
 
     def ended(self, request_id: str) -> VllmRequest | None:
-        """Remove a request that has ended, and return it, or None if it is unknown."""
+        """Remove a request that has ended, and return it; return None if the request is unknown."""
         held = self._here.pop(request_id, None)
         if held is not None:
             self._stages[held.stage] -= 1

@@ -8,7 +8,7 @@ from twofold.request import BlockKey
 
 
 class Lru(EvictionPolicy):
-    """Evicts the block that was stored, hit or released longest ago."""
+    """Evicts the block whose last storing, hit or release was longest ago."""
 
     help = "least recently used"
 

@@ -13,7 +13,7 @@ class RoleMove(msgspec.Struct, frozen=True):
 
 
 class PrefixFetch(msgspec.Struct, frozen=True):
-    """Copy of the missing ones of a prompt's first `blocks` blocks from cache `source` to the prefill instance's cache."""
+    """Copy of a prompt's missing blocks, among the first `blocks`, from `source` to the prefill instance's cache."""
 
     source: str
     blocks: int

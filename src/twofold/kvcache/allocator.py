@@ -52,7 +52,7 @@ class BlockAllocator:
         return -(-tokens // self.block_size) <= self.num_free
 
     def allocate(self, owner: str, tokens: int) -> BlockAllocation:
-        """Allocate blocks for `tokens` tokens. Raises OutOfBlocksError and changes nothing if too few blocks are free."""
+        """Allocate blocks for `tokens` tokens. Raises OutOfBlocksError and changes nothing if too few are free."""
         allocation = BlockAllocation(owner, 0)
         self.extend(allocation, tokens)
         return allocation

@@ -186,9 +186,7 @@ class PrefixCache:
         return self._positions[key]
 
     def evict(self, keep: Container[BlockKey] = ()) -> tuple[BlockKey, int] | None:
-        """Evict one block that is not in `keep`; return its key and index in its prompt. None if nothing can be
-        evicted.
-        """
+        """Evict a block that is not in `keep`; return its key and index in its prompt, or None if no block can go."""
         victim = self._eviction.first(keep)
         if victim is None:
             return None

@@ -14,7 +14,7 @@ from twofold.scheduling.cluster.router import Router
 
 
 class PrefillChoice(NamedTuple):
-    """A prefill instance with the prompt tokens it reuses and the predicted TTFT."""
+    """The chosen prefill instance, the prompt tokens that it reuses, and the predicted TTFT."""
 
     instance: str
     reused_tokens: int
@@ -49,7 +49,7 @@ class ForecastingRouter(Router):
 
     @abstractmethod
     def choose(self, request: Request, pool: Pool, forecast: ClusterForecast, now: float) -> PrefillChoice | None:
-        """Pick the prefill instance; None if the pool is empty."""
+        """Choose the prefill instance of a request; None if the pool is empty."""
 
 
 class ShortestPredictedQueue(ForecastingRouter):

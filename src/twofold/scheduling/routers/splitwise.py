@@ -62,7 +62,7 @@ class SplitwiseRouter(Router):
 
 
 class SplitwiseSimRouter(SplitwiseRouter):
-    """As SplitwiseSim: a mixed instance returns to its home pool only when it is idle."""
+    """Routes as SplitwiseSim does: a mixed instance returns to its home pool only when it is idle."""
 
     needs_idle_events: ClassVar[bool] = True
 
@@ -79,7 +79,7 @@ def _take(load: InstanceLoad | None, moves: list[RoleMove]) -> InstanceLoad | No
 
 
 def _least_of_all(pools: Pools, moves: list[RoleMove]) -> InstanceLoad | None:
-    """The instance with the fewest pending tokens; instances that just moved rank last among equals."""
+    """Return the instance with the fewest pending tokens; among equals, instances that just moved come last."""
     moved = {move.instance for move in moves}
     candidates = [pool.least(pending_tokens) for pool in (pools.prefill, pools.mixed, pools.decode)]
     known = [load for load in candidates if load is not None]

@@ -27,7 +27,7 @@ _SWAP_LINK = "pcie4"
 
 @dataclass(frozen=True, slots=True)
 class SwapCapacity:
-    """Swap space of an instance in host memory: blocks, bytes per block and seconds to copy one block."""
+    """Swap space of an instance in host memory: number of blocks, bytes per block and seconds to copy a block."""
 
     blocks: int
     block_bytes: int
@@ -237,6 +237,6 @@ def cells_of(spec: ClusterSpec, slots: Sequence[InstanceSlot]) -> dict[str, str]
 
 
 def machines_of(profiles: Sequence[InstanceProfile]) -> list[tuple[Machine, int]]:
-    """Return (machine type, count) of each pool. Machines that several pools share are counted once."""
+    """Return the (machine type, count) pairs of the pools. Machines that several pools share are counted once."""
     distinct = {profile.pool.nodes or pool: profile for pool, profile in enumerate(profiles)}
     return [(profile.machine, profile.pool.machines) for profile in distinct.values()]

@@ -80,7 +80,7 @@ class RunTiming:
 
 
 class Timing:
-    """Run timings of every batch on instances of one profile.
+    """Computes the timings of runs of batches on instances of one profile.
 
     Results of the performance model are cached as integers by number of sequences, so an iteration takes the same
     time alone and as part of a run. `copy_ps` is the time to copy a block to host memory, or back.

@@ -43,7 +43,7 @@ _priority, _turn, _deadline = attrgetter("priority"), attrgetter("priority", "nu
 
 
 class AdmissionQueue:
-    """A priority queue, in a sorted list, with removal from any position."""
+    """A priority queue of requests, kept as a sorted list from which any request can be removed."""
 
     def __init__(self) -> None:
         self._requests: dict[str, QueuedRequest] = {}

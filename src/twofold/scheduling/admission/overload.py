@@ -121,7 +121,7 @@ def _load_limit(priority: int) -> float:
 class OverloadAdmission(Admission):
     """Admission that also applies overload control, on the route the cluster would give the request now.
 
-    Requires a router that only reads loads. A request that no instance can take now is not judged: it waits.
+    It requires a stateless router. A request that no instance can take now is not judged: it waits.
     """
 
     def __init__(self, limits: AdmissionLimits, cluster: ClusterScheduler, control: OverloadControl) -> None:

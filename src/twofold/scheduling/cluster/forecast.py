@@ -29,7 +29,7 @@ class Prediction(ABC):
 
     @abstractmethod
     def transfer_s(self, tokens: int) -> float:
-        """Predict the time to fetch the KV of `tokens` tokens from another cache on an idle path; inf without a path."""
+        """Predict the time to fetch the KV of `tokens` tokens from another cache on an idle path; inf without one."""
 
 
 class ModelPrediction(Prediction):

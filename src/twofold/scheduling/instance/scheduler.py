@@ -286,7 +286,7 @@ class InstanceScheduler(KvReceiver):
         return results
 
     def _tokens_made(self, batch: Batch, decoding: DecodeSet) -> list[tuple[ScheduledSequence, int]]:
-        """Yield each decode of a batch that was not aborted, with the index of the token that it made."""
+        """Return each decode of a batch that was not aborted, with the index of the token that it made."""
         made: list[tuple[ScheduledSequence, int]] = []
         for item in batch.items:
             sequence = self.sequences.get(item.request_id) if item.phase is _DECODE else None
@@ -350,7 +350,7 @@ class InstanceScheduler(KvReceiver):
         queues.prefilling.append(sequence)
 
     def _finish(self, iterations: int) -> RunningBatch:
-        """Remove and return the oldest running batch; raises RuntimeError unless it ran `iterations` iterations."""
+        """Remove and return the oldest running batch after `iterations`; raises RuntimeError if it runs fewer."""
         batch = self._running[0].batch if self._running else None
         if batch is None or iterations > batch.limit:
             raise RuntimeError("only a batch that was started can be completed")
@@ -416,7 +416,7 @@ class InstanceScheduler(KvReceiver):
         return False
 
     def finish(self, sequence: ScheduledSequence) -> None:
-        """Release the blocks and slot of a sequence that has finished on this instance."""
+        """Release the blocks of a sequence that has finished on this instance."""
         self.batcher.on_finished(sequence)
         self._release(sequence)
 

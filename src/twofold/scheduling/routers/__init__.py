@@ -12,7 +12,7 @@ from twofold.scheduling.routers.splitwise import SplitwiseRouter, SplitwiseSimRo
 
 
 class RegisteredRouter:
-    """A router's constructor, its one-line help and the class with its traits. A call of this object creates a router."""
+    """A router's constructor, its one-line help and the class with its traits. A call creates a router."""
 
     def __init__(self, create: Callable[[], Router], help_text: str) -> None:
         self.create, self.help = create, help_text

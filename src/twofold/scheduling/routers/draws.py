@@ -27,10 +27,7 @@ def drawn(request: Request) -> int:
 
 
 def two_of(pool: Pool, draw: int) -> tuple[InstanceLoad, InstanceLoad] | None:
-    """Choose two members of a pool by 64 random bits.
-
-    The members are distinct if the pool has two. Returns None if it is empty.
-    """
+    """Choose two members of a pool by 64 random bits, distinct ones if the pool has two; None if the pool is empty."""
     first = pool.nth(draw & 0xFFFFFFFF)
     if first is None:
         return None

@@ -24,9 +24,10 @@ class PrefillChoice(NamedTuple):
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class ForecastingRouter(Router):
-    """`choose` picks the prefill instance; decode goes to the instance with the least reserved memory.
+    """Base class of routers that choose the prefill instance by predictions (`choose`).
 
-    Without a prefill pool, one mixed instance runs both phases.
+    The decode instance is the one with the least reserved memory. Without a prefill pool, one mixed instance runs both
+    phases.
     """
 
     needs_forecast: ClassVar[bool] = True
@@ -53,7 +54,7 @@ class ForecastingRouter(Router):
 
 
 class ShortestPredictedQueue(ForecastingRouter):
-    """Picks the prefill instance with the shortest predicted queue, then the least prefill time assigned so far.
+    """Picks the prefill instance with the shortest predicted queue; ties go to the least prefill time assigned so far.
 
     Cached blocks are reused but do not affect the choice.
     """

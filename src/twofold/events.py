@@ -80,7 +80,7 @@ class RequestSubscriber:
         """The placement ended early: rejected after prefill, cancelled, failed, or lost with an instance."""
 
     def ended(self, timeline: Timeline, now: float) -> None:
-        """The request left the service. The finish reason tells whether it completed, failed or was cancelled."""
+        """The request left the service: it completed, failed or was cancelled, as its finish reason states."""
 
 
 _EVENTS: Final = [name for name in vars(RequestSubscriber) if not name.startswith("_")]

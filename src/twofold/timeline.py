@@ -27,7 +27,7 @@ from twofold.request import FinishReason, Request
 
 
 class Moment(StrEnum):
-    """The points in the life of a request whose times a timeline records, in order."""
+    """The points in the life of a request that a timeline records with their times, in order."""
 
     ARRIVED = "arrived"
     ROUTED = "routed"

@@ -54,7 +54,7 @@ def load_cluster(path: Path, *, catalog: Catalog | None = None) -> ClusterSpec:
 
 
 def read_cluster(text: str, name: str, *, catalog: Catalog | None = None) -> ClusterSpec:
-    """Parse the text of the cluster file `name`, whose suffix selects the format; raises ConfigurationError."""
+    """Parse the text of the cluster file `name`. Its suffix selects the format. Raises ConfigurationError."""
     suffix = Path(name).suffix.lower()
     require(suffix in _SUFFIXES, f"cluster {name} has an unknown suffix: use one of {', '.join(_SUFFIXES)}")
     raw = parse_toml("cluster", text, name) if suffix == ".toml" else _from_yaml(text, name)

@@ -130,7 +130,7 @@ class PipelineStage:
 
 
 class StagewiseInstance(SimulatedInstance):
-    """A pipeline whose stages batch independently. After the last stage, decodes go back to the first stage."""
+    """A pipeline of stages that batch independently. After the last stage, decodes go back to the first stage."""
 
     def __init__(
         self, slot: InstanceSlot, link: MachineLink, scheduler: InstanceScheduler, environment: InstanceEnvironment

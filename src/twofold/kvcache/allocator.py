@@ -181,7 +181,7 @@ class LeaseTable:
         return True
 
     def expired(self, now: float) -> list[Lease]:
-        """Return the leases whose source missed the deadline for a heartbeat, each lease once.
+        """Return the leases with a missed deadline for the heartbeat of the source, each lease once.
 
         Their blocks stay in flight until `end`, because a stalled source may still write.
         """

@@ -74,7 +74,7 @@ class PinnedBlocks:
         return self._until.pop(key, None) is not None
 
     def expire(self, now: float) -> list[BlockKey]:
-        """Unpin the blocks whose expiry time is at most `now`, and return their keys."""
+        """Unpin the blocks with an expiry time of at most `now`, and return their keys."""
         expiries, expired = self._expiries, []
         while expiries and expiries[0][0] <= now:
             until, _, key = heappop(expiries)
@@ -171,7 +171,7 @@ class PrefixCache:
         return evicted
 
     def put(self, key: BlockKey, position: int) -> None:
-        """Store a new block whose index in its prompt is `position`. The caller ensures that a block is free."""
+        """Store a new block at index `position` of its prompt. The caller ensures that there is space for it."""
         self._positions[key] = position
         self._eviction.stored(key, position)
         if self._observer is not None:
@@ -242,7 +242,7 @@ class PrefixCache:
         return key is not None
 
     def expire(self, now: float) -> None:
-        """Unpin the blocks whose expiry time is at most `now`."""
+        """Unpin the blocks with an expiry time of at most `now`."""
         for key in self._pins.expire(now):
             self.release(key)
 

@@ -129,8 +129,8 @@ class PrefixBlockAllocator(PagedBlockAllocator):
     def publish(self, allocation: BlockAllocation, keys: Sequence[BlockKey], start: int = 0) -> None:
         """Make the full, written blocks of an allocation available under `keys`.
 
-        `keys` has a key for every full block of the prefix; the first `start` blocks are already published. A block
-        whose key another block already has is not shared.
+        `keys` has a key for every full block of the prefix; the first `start` blocks are already published. A block is
+        not shared if another block already has its key.
         """
         table = self._tables[allocation]
         if len(keys) > len(table):
@@ -145,7 +145,7 @@ class PrefixBlockAllocator(PagedBlockAllocator):
             self.cache.hold(key)
 
     def _share(self, owner: str, keys: Sequence[BlockKey], total: int) -> BlockAllocation:
-        """Reserve `total` blocks for a new allocation whose first blocks are the cached blocks of `keys`."""
+        """Reserve `total` blocks for a new allocation, which starts with the cached blocks of `keys`."""
         shared = [self._cached[key] for key in keys]
         taken = self._taken(total, shared)
         if taken > self.num_free:

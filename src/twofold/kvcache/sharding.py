@@ -70,7 +70,8 @@ class ReshardPiece(NamedTuple):
 
 
 def plan_reshard(source: Sharding, target: Sharding, kv_heads: Sequence[int]) -> list[ReshardPiece]:
-    """The pieces of a hand-off in layer order; `kv_heads` is the number of key-value heads of each layer.
+    """Return the pieces of KV that a hand-off moves, in layer order; `kv_heads` is the number of key-value heads of
+    each layer.
 
     Every head of every layer is in exactly one piece. Both shardings must fit the model (`check_sharding`).
     """
@@ -104,7 +105,7 @@ def _runs(kv_heads: Sequence[int]) -> Iterator[tuple[range, int]]:
 
 
 class LayerTraffic(NamedTuple):
-    """What the busiest sending rank sends for one layer: key-value heads, and pieces one after the other."""
+    """The load of the busiest sending rank for one layer: key-value heads, and pieces sent one after the other."""
 
     heads: int
     pieces: int

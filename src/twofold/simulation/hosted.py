@@ -22,7 +22,7 @@ from twofold.simulation.statistics import RunStatistics, SimulatedRequest
 
 
 class HostedCluster(VirtualCluster):
-    """A virtual cluster on one host, whose gateway processes requests and tokens one after another.
+    """A virtual cluster on one host with a gateway that processes requests and tokens one after another.
 
     `cores` has the cores of the host that each instance uses.
     """

@@ -175,7 +175,7 @@ class KvFlow(PacedWork):
 
 
 class VirtualNetwork:
-    """The network between the machines, whose links are shared equally among transfers.
+    """The network between machines. Each link of a machine is shared equally among its transfers.
 
     A transfer runs at the smaller of its egress and ingress shares. Unused bandwidth is not redistributed as under
     max-min fairness, so transfer times are upper bounds. Without `contention` every transfer has its own link.

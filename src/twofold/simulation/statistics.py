@@ -28,7 +28,7 @@ _PLACES: Final = range(_ROW)
 
 
 def width_of(lowest: int) -> int:
-    """Return how many integers are in the bucket whose lowest value is `lowest`."""
+    """Return how many integers are in the bucket with the lowest value `lowest`."""
     return 1 << max(0, lowest.bit_length() - 11)
 
 

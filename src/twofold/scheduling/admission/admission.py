@@ -72,13 +72,13 @@ class AdmissionQueue:
         return queued
 
     def pop(self, now: float) -> QueuedRequest | None:
-        """Remove and return the first request whose deadline has not passed; `expired` removes the late ones."""
+        """Remove and return the first request before its deadline; `expired` removes requests past their deadline."""
         timely = (each for each in self._turns if each.deadline_s is None or each.deadline_s > now)
         queued = next(timely, None)
         return None if queued is None else self.leave(queued.id)
 
     def expired(self, now: float) -> list[QueuedRequest]:
-        """Remove and return the requests whose deadline has passed, earliest deadline first."""
+        """Remove and return the requests past their deadline, earliest deadline first."""
         late = [each for each in self._requests.values() if each.deadline_s is not None and each.deadline_s <= now]
         late.sort(key=_deadline)
         for queued in late:
@@ -143,7 +143,7 @@ class Admission(RequestSubscriber):
     def put_back(self, queued: QueuedRequest, now: float) -> None:
         """Return a running request to its place in the queue, even if the queue is full.
 
-        A driver calls this for a request that could not be placed or whose instance was lost.
+        A driver calls this for a request that could not be placed or that lost its instance.
         """
         del self._running[queued.id]
         self._keys[queued.key].waiting += 1
@@ -172,7 +172,7 @@ class Admission(RequestSubscriber):
         return True
 
     def expired(self, now: float) -> list[QueuedRequest]:
-        """Remove and return the queued requests whose deadline has passed."""
+        """Remove and return the queued requests past their deadline."""
         expired = self._queue.expired(now)
         for queued in expired:
             self._drop(queued, now)
@@ -208,7 +208,7 @@ class Admission(RequestSubscriber):
         return max((each for each in refusals if each is not None), key=attrgetter("retry_after_s"), default=None)
 
     def _deadline_refusal(self, queued: QueuedRequest, now: float) -> Refusal | None:
-        """Refuse a request whose deadline has passed or is expected to pass while the request is queued."""
+        """Refuse a request that is past its deadline or is expected to reach its deadline in the queue."""
         left_s = (queued.deadline_s or 0.0) - now
         ends = 0 if self._starts_at_once() else self._queue.ahead_of(queued.priority) + 1
         if left_s <= 0.0:

@@ -250,7 +250,7 @@ class OverloadLedger(RequestSubscriber):
 
     @property
     def _mean_written(self) -> float:
-        """Mean number of output tokens that a decoding request has so far: half the mean output length."""
+        """Mean number of output tokens of a decoding request at any moment: half the mean output length."""
         return self._output_tokens.value / 2
 
 

@@ -16,7 +16,7 @@ from twofold.scheduling.instance.sequence import FULL_RESERVATION, KvReservation
 
 
 class OwnLoad(StrEnum):
-    """What a controller knows about its own requests in addition to the load reports."""
+    """The knowledge of a controller about its own requests, in addition to the load reports."""
 
     FOLLOWED = "followed"  # everything, from placement to end
     SENT = "sent"  # the requests placed since the last report; ends are reported only
@@ -39,8 +39,8 @@ class SharedCluster(ClusterScheduler):
     """The cluster as seen by one of several controllers.
 
     The load of an instance is the last report, minus this controller's share in it, plus the current load of this
-    controller's requests. A single controller with `OwnLoad.FOLLOWED` behaves like `ClusterScheduler`, whatever the
-    reports contain.
+    controller's requests. A single controller with `OwnLoad.FOLLOWED` behaves like `ClusterScheduler` and ignores the
+    contents of reports.
     """
 
     def __init__(

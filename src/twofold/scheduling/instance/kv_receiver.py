@@ -14,7 +14,7 @@ class KvReceiver:
     """Grants leases to prefill instances and tracks their transfers until a sequence can decode.
 
     `sequences` maps request ids to all sequences of this instance. `lease_queue` has the requests that wait for a
-    lease, in order. `arriving` has the requests with a lease whose KV cache is not complete.
+    lease, in order. `arriving` has the requests with a lease and an incomplete KV cache.
     """
 
     def __init__(
@@ -56,20 +56,20 @@ class KvReceiver:
         return None
 
     def kv_received(self, request_id: str, epoch: int) -> bool:
-        """End the lease of a request whose KV cache is complete; True if the request is now ready to decode."""
+        """End the lease of a request with a complete KV cache; True if the request is now ready to decode."""
         self.leases.end(request_id, epoch)
         return self._arrived(request_id)
 
     def end_lease(self, request_id: str, epoch: int) -> None:
-        """End the lease of a request whose KV cache is incomplete, because the source gave up or died."""
+        """End the lease of a request with an incomplete KV cache, because the source gave up or died."""
         if self.leases.end(request_id, epoch):
             self.blocks_freed()
 
     def read_started(self, request_id: str, epoch: int) -> bool:
         """End the lease of a request because this instance pulls the KV cache of that request itself.
 
-        The blocks stay held until `read_ended`, even if the request is aborted. Returns False for an unknown request,
-        whose KV cache must not be read.
+        The blocks stay held until `read_ended`, even if the request is aborted. Returns False for an unknown request;
+        its KV cache must not be read.
         """
         sequence = self.sequences.get(request_id)
         reads = sequence is not None and sequence.queue is self.arriving
@@ -112,7 +112,7 @@ class KvReceiver:
             sequence.decode_tokens = reservation.at_decode_start(output)
 
     def enqueue_ready(self, sequence: ScheduledSequence) -> None:
-        """Add a sequence whose KV cache is complete to the sequences that are ready to decode."""
+        """Add a sequence with a complete KV cache to the sequences that are ready to decode."""
         raise NotImplementedError
 
     def blocks_freed(self) -> None:
@@ -120,7 +120,7 @@ class KvReceiver:
         raise NotImplementedError
 
     def _expect(self, request: Request, source: str) -> ScheduledSequence:
-        """Register a request whose prefill runs on `source` and whose decode will run here."""
+        """Register a request that is prefilled on `source` and will decode on this instance."""
         sequence = ScheduledSequence(request, decodes_here=True, computed=request.prompt_tokens, generated=1)
         sequence.source = source
         self.add(sequence)

@@ -12,7 +12,7 @@ from twofold.scheduling.instance.sequence import PrefillChunk, ScheduledSequence
 
 @mypyc_attr(free_list_len=1)
 class SchedulerOutput:
-    """What the next batch changes: its prefill chunks, decodes that start or resume, and decodes that it preempts.
+    """Changes with the next batch: its prefill chunks, the decodes that start or resume, and the decodes to preempt.
 
     All other running decodes continue. If `repeatable` is False, the batcher selects again after one iteration, so that
     the sequences left out of this batch can run.
@@ -169,9 +169,9 @@ class DecodeSet(SequenceQueue):
 class Queues:
     """The queues that a batcher selects from.
 
-    `waiting`: prompts not started. `prefilling`: prompts computed in part. `ready`: sequences whose prompt has its KV
-    here and that have run no decode iteration. `decoding`: sequences that make one token per iteration. `paused`:
-    preempted decodes.
+    `waiting`: prompts not started. `prefilling`: prompts computed in part. `ready`: sequences with the KV of their
+    prompt on this instance but no decode iteration so far. `decoding`: sequences that make one token per iteration.
+    `paused`: preempted decodes.
     """
 
     def __init__(self, waiting: SequenceQueue | None = None, prefilling: SequenceQueue | None = None) -> None:

@@ -122,7 +122,7 @@ class InstanceScheduler(KvReceiver):
         self._end_fetches()
 
     def _end_fetches(self) -> None:
-        """Queue submitted prompts for prefill in order, up to the first prompt whose prefix is still being fetched."""
+        """Queue submitted prompts for prefill in order, up to the first prompt that still fetches its prefix."""
         while (sequence := self._fetching.first) is not None and not sequence.fetching:
             self._fetching.remove(sequence)
             self._enqueue(sequence, self.queues.waiting)

@@ -210,8 +210,8 @@ class TrafficMonitor:
     def traffic(self, shifts: Sequence[TrafficShift], made: Callable[[int], int]) -> TrafficSample | None:
         """Return the traffic since the last of `shifts`; None if too few requests have been seen.
 
-        `made` returns how many output tokens a running request has so far, by its number. If too few requests have
-        ended since the shift, earlier outputs are used.
+        `made` returns the number of output tokens of a running request until now, by the number of the request. If too
+        few requests have ended since the shift, earlier outputs are used.
         """
         since = self._since(shifts)
         arrivals = list(islice(self._arrivals, max(0, len(self._arrivals) - (self._count - since)), None))
@@ -242,7 +242,7 @@ class TrafficMonitor:
         self._alarmed.clear()
 
     def _shift(self, quantity: Quantity, change: MeanChange | None) -> TrafficShift | None:
-        """Return a change as a shift; None if it is smaller than `tolerance` or not significant by itself."""
+        """Return a change as a shift; None if it is below `tolerance` or not significant as a single comparison."""
         if change is None or len(self._arrivals) < 2:
             return None
         passed_s = self._arrivals[-1][0] - self._arrivals[0][0]
@@ -272,7 +272,7 @@ class TrafficMonitor:
         return since
 
     def _ended_since(self, since: int) -> list[int]:
-        """Return the output lengths of the ended requests whose number is at least this number."""
+        """Return the output lengths of the ended requests with this number or a higher one."""
         later = (tokens for number, tokens in self._ended.items() if number >= since and tokens is not None)
         return [*(tokens for number, tokens in self._outputs if number >= since), *later]
 

@@ -16,7 +16,7 @@ _MIXED: Final = Role.MIXED
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class SplitwiseRouter(Router):
-    """Join the shortest queue for both phases at arrival (Splitwise section 4.1).
+    """Chooses both instances at arrival by the shortest queue (Splitwise section 4.1).
 
     Prefill goes to the prefill pool by pending tokens; if the queue exceeds the threshold, to the mixed pool; if that
     is full too, an instance of the decode pool becomes mixed. Decode goes likewise by reserved memory, to instances

@@ -1,4 +1,4 @@
-"""Batches: the work of one iteration of one instance."""
+"""Batches: the sequences and tokens that an instance computes in one iteration."""
 
 import msgspec
 
@@ -8,8 +8,8 @@ from twofold.request import Phase
 class BatchItem(msgspec.Struct, frozen=True):
     """The part of one sequence in an iteration.
 
-    `num_tokens` tokens are computed after `context_tokens` cached ones. `samples` is true if the item
-    completes the prompt or extends the output, so that a token is sampled.
+    The iteration computes `num_tokens` tokens, which follow `context_tokens` tokens in the KV cache. `samples` is true
+    if the item completes the prompt or extends the output, so that the engine samples a token.
     """
 
     request_id: str
@@ -20,7 +20,7 @@ class BatchItem(msgspec.Struct, frozen=True):
 
 
 class Batch(msgspec.Struct, frozen=True):
-    """The items of one iteration in order; `id` counts the batches of an instance from 0."""
+    """The items of one iteration, in order. `id` is the number of the batch on its instance, counted from 0."""
 
     id: int
     items: tuple[BatchItem, ...]

@@ -55,11 +55,11 @@ class OutOfBlocksError(TwofoldError):
 
 
 class StaleEpochError(TwofoldError):
-    """A message or write has an earlier epoch of an instance."""
+    """A message or write belongs to an earlier epoch of an instance, before its restart."""
 
 
 class InstanceLostError(TwofoldError):
-    """The instance of a request is gone."""
+    """The instance that ran the request has failed or left the service."""
 
 
 class SearchError(TwofoldError):

@@ -26,10 +26,10 @@ from twofold.timeline import Moment, Timeline
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class PlacedRequest:
-    """A request with its route and, if it is split, its hand-off mode.
+    """A request with its route and, if two instances run it, its hand-off mode.
 
-    `id` is the id under which the instances know the request. A live service places a request again when an instance is
-    lost, under a new `id`; `request_id` stays that of the client's request.
+    `id` is the id under which the instances know the request. After the loss of an instance, a live service places the
+    request again under a new `id`; `request_id` is always the id of the client's request.
     """
 
     __slots__ = ("id", "mode", "request", "request_id", "route")
@@ -44,7 +44,7 @@ class PlacedRequest:
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class RequestSubscriber:
-    """Base class of everything that follows requests: override the events of interest."""
+    """Base class of the receivers of request events. A subclass overrides the methods of the events it needs."""
 
     def arrived(self, request: Request, now: float) -> None:
         """The request reached the service."""
@@ -56,40 +56,40 @@ class RequestSubscriber:
         """The request was accepted and waits for placement."""
 
     def placed(self, placed: PlacedRequest, now: float) -> None:
-        """The request was assigned to instances."""
+        """The router assigned the request to a prefill and a decode instance."""
 
     def prefill_started(self, request_id: str, now: float) -> None:
-        """The first iteration with tokens of the prompt began."""
+        """The first iteration that computes tokens of the prompt began."""
 
     def first_token(self, request_id: str, now: float) -> None:
-        """The prompt is computed and the first output token sampled."""
+        """The prompt is computed, and the first output token is sampled."""
 
     def handed_off(self, request_id: str, started: float, now: float) -> None:
-        """The KV cache left the prefill instance; its transfer began at `started`."""
+        """The KV cache of the request left the prefill instance. The transfer began at `started`."""
 
     def decode_started(self, request_id: str, now: float) -> None:
         """The iteration that produced the second token began at `now`."""
 
     def token(self, request_id: str, now: float) -> None:
-        """An output token, in order, goes to the client."""
+        """The next output token of the request is sent to the client."""
 
     def finished(self, request_id: str, output_tokens: int, now: float) -> None:
-        """The placement completed the answer, having generated `output_tokens` tokens."""
+        """The instances completed the output of this placement, with `output_tokens` tokens in all."""
 
     def aborted(self, request_id: str, now: float) -> None:
-        """The placement ended early: refused after prefill, cancelled, failed, or lost with an instance."""
+        """The placement ended early: rejected after prefill, cancelled, failed, or lost with an instance."""
 
     def ended(self, timeline: Timeline, now: float) -> None:
-        """The request left the service: completed, failed or cancelled, as its finish reason says."""
+        """The request left the service: it completed, failed or was cancelled, as its finish reason states."""
 
 
 _EVENTS: Final = [name for name in vars(RequestSubscriber) if not name.startswith("_")]
 
 
 class RequestEvents:
-    """Dispatches each event to the subscribers that override it, in the order of their subscription.
+    """Dispatches each event of requests to the subscribers that override its method, in order of subscription.
 
-    `records_timelines`: whether a subscriber reads the timelines of rejected or ended requests.
+    `records_timelines` is true if some subscriber reads the timelines of rejected or ended requests.
     """
 
     def __init__(self, subscribers: Iterable[RequestSubscriber] = ()) -> None:
@@ -99,7 +99,7 @@ class RequestEvents:
             self.subscribe(subscriber)
 
     def subscribe(self, subscriber: RequestSubscriber) -> None:
-        """Append a subscriber."""
+        """Add a subscriber, which receives each event after all earlier subscribers."""
         for event, subscribers in self._of.items():
             if getattr(type(subscriber), event) is not getattr(RequestSubscriber, event):
                 subscribers.append(subscriber)
@@ -171,11 +171,11 @@ class Recorder(RequestSubscriber):
 
     @property
     def live(self) -> Collection[Timeline]:
-        """The timelines of requests that have not ended, in order of arrival."""
+        """Return the timelines of all requests that have not ended, in order of arrival."""
         return self._open.values()
 
     def get(self, request_id: str) -> Timeline | None:
-        """The timeline of a request that has not ended, by its id or the id of its placement."""
+        """Return the timeline of an unended request, found by the request's id or the id of its placement."""
         return self._placements.get(request_id) or self._open.get(request_id)
 
     def admitted(self, request: Request, now: float) -> None:
@@ -205,14 +205,14 @@ class Recorder(RequestSubscriber):
         self._placements.pop(request_id, None)
 
     def arrive(self, request: Request, now: float) -> Timeline:
-        """Open the timeline of a request."""
+        """Open the timeline of a request that arrived."""
         timeline = Timeline(request)
         timeline.moments[Moment.ARRIVED] = now
         self._open[request.id] = timeline
         return timeline
 
     def mark(self, request_id: str, moment: Moment, now: float) -> None:
-        """Record a moment; only its first report counts."""
+        """Record the time of a moment of a request. Later reports of the same moment are ignored."""
         timeline = self.get(request_id)
         if timeline is not None:
             timeline.moments.setdefault(moment, now)
@@ -228,7 +228,7 @@ class Recorder(RequestSubscriber):
         timeline.moments[Moment.LAST_TOKEN] = now
 
     def end(self, request_id: str, reason: FinishReason) -> Timeline | None:
-        """Close a request and pass its timeline to the sinks; None if it was closed before."""
+        """Close the timeline of a request and pass it to the sinks; returns None if it was closed before."""
         timeline = self._open.pop(request_id, None)
         if timeline is None:
             return None

@@ -30,7 +30,7 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LeaseWatcher(Protocol):
-    """Notified of each lease: when granted, before its blocks are written, and when ended, before they are freed."""
+    """Observer that is called when a lease is granted, before writes, and ends, before its blocks are freed."""
 
     def granted(self, lease: Lease) -> None: ...
 

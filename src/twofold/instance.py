@@ -23,7 +23,7 @@ class Role(StrEnum):
 
 
 class HeapEntry:
-    """The entry of an instance in a heap that ranks its pool: its key and position."""
+    """The entry of an instance in the heap that ranks the instances of its pool: the sort key and the heap position."""
 
     __slots__ = ("load", "number", "position")
 
@@ -34,7 +34,7 @@ class HeapEntry:
 
 
 class LoadTotals:
-    """Numbers of a load that sum over requests and instances; `InstanceLoad` explains them."""
+    """The numbers of a load that can be added over requests and instances. `InstanceLoad` explains each number."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class LoadTotals:
         self.requests = requests
 
     def less(self, other: "LoadTotals") -> "LoadTotals":
-        """The difference of each number."""
+        """Return the difference of each number: these numbers minus those of `other`."""
         return LoadTotals(
             self.pending_prefill_tokens - other.pending_prefill_tokens,
             self.reserved_tokens - other.reserved_tokens,
@@ -61,7 +61,7 @@ class LoadTotals:
         )
 
     def replace(self, old: "LoadTotals", new: "LoadTotals") -> None:
-        """Replace the part `old` of these numbers with `new`."""
+        """Subtract the numbers of `old` from this load and add the numbers of `new`."""
         self.pending_prefill_tokens += new.pending_prefill_tokens - old.pending_prefill_tokens
         self.reserved_tokens += new.reserved_tokens - old.reserved_tokens
         self.prefills += new.prefills - old.prefills

@@ -22,7 +22,7 @@ class FinishReason(StrEnum):
 
     @property
     def complete(self) -> bool:
-        """Whether the output is complete."""
+        """Whether the finish reason is that of a complete output."""
         return self is FinishReason.STOP or self is FinishReason.LENGTH
 
 

@@ -1,4 +1,4 @@
-"""Routes: the instances that run a request, and the role changes and prefix fetches that must happen before."""
+"""Routes: the instances that run a request, and the role changes and prefix fetches that precede its prefill."""
 
 import msgspec
 
@@ -6,14 +6,14 @@ from twofold.instance import Role
 
 
 class RoleMove(msgspec.Struct, frozen=True):
-    """Moves an instance to the pool of `role`."""
+    """A move of an instance to the pool of `role`."""
 
     instance: str
     role: Role
 
 
 class PrefixFetch(msgspec.Struct, frozen=True):
-    """Copies missing blocks among the first `blocks` of a prompt from the cache `source` to the prefill instance's."""
+    """Copy of a prompt's missing blocks, among the first `blocks`, from `source` to the prefill instance's cache."""
 
     source: str
     blocks: int

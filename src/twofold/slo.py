@@ -19,7 +19,7 @@ class Slo(msgspec.Struct, frozen=True, kw_only=True):
     e2e_s: float | None = None
 
     def met_by(self, timeline: Timeline) -> bool:
-        """Whether a request completed within every bound."""
+        """Whether the request of this timeline completed within every bound."""
         bounds = ((self.ttft_s, timeline.ttft_s), (self.tpot_s, timeline.tpot_s), (self.e2e_s, timeline.e2e_s))
         return timeline.complete and all(bound is None or value is None or value <= bound for bound, value in bounds)
 

@@ -27,7 +27,7 @@ from twofold.request import FinishReason, Request
 
 
 class Moment(StrEnum):
-    """Points in time of a request, in order."""
+    """The points in the life of a request that a timeline records with their times, in order."""
 
     ARRIVED = "arrived"
     ROUTED = "routed"
@@ -57,7 +57,7 @@ class Timeline:
     preemptions: int = 0
 
     def span(self, start: Moment, end: Moment) -> float | None:
-        """Seconds between two moments; None if either is missing."""
+        """Return the seconds between two moments of the request; None if either moment was not recorded."""
         if start not in self.moments or end not in self.moments:
             return None
         return self.moments[end] - self.moments[start]
@@ -77,7 +77,7 @@ class Timeline:
 
     @property
     def itl_s(self) -> list[float]:
-        """Inter-token latencies, one fewer than tokens."""
+        """Return the inter-token latencies in seconds; n tokens have n − 1 of them."""
         return [later - earlier for earlier, later in pairwise(self.token_times_s)]
 
     @property

@@ -54,7 +54,7 @@ def load_cluster(path: Path, *, catalog: Catalog | None = None) -> ClusterSpec:
 
 
 def read_cluster(text: str, name: str, *, catalog: Catalog | None = None) -> ClusterSpec:
-    """Parse the content of a cluster file; the suffix of `name` selects the format. Raises ConfigurationError."""
+    """Parse the text of the cluster file `name`. Its suffix selects the format. Raises ConfigurationError."""
     suffix = Path(name).suffix.lower()
     require(suffix in _SUFFIXES, f"cluster {name} has an unknown suffix: use one of {', '.join(_SUFFIXES)}")
     raw = parse_toml("cluster", text, name) if suffix == ".toml" else _from_yaml(text, name)
@@ -144,7 +144,7 @@ def _from_yaml(text: str, name: str) -> object:
 
 
 def _describe(error: msgspec.ValidationError) -> str:
-    """Describe a validation error: its place, the reason, and a similar field name for an unknown field."""
+    """Describe a validation error by its place and reason; suggest a similar name for an unknown field."""
     place, what = explain_validation(error)
     kinds = {"pools": PoolSpec, "failures": InstanceFailure, "kv_cache": CacheSpec, "control": ControlSpec}
     kind = next((kind for start, kind in kinds.items() if place.startswith(start)), ClusterSpec)

@@ -27,16 +27,16 @@ class Layout:
 
     @property
     def spans(self) -> bool:
-        """Whether an instance spans several machines."""
+        """Whether an instance of this layout spans several machines."""
         return self.per_machine % self.stages != 0
 
     @property
     def accelerators(self) -> int:
-        """Accelerators that the pool uses on its fullest machine."""
+        """Number of accelerators that the pool uses on its fullest machine."""
         return self.per_machine * self.tensor_parallel
 
     def machines_of(self, instance: int) -> range:
-        """Machines of an instance's stages, counted from 0."""
+        """Return the numbers, counted from 0, of the machines that run the stages of an instance."""
         first = instance * self.stages
         return range(first // self.per_machine, (first + self.stages - 1) // self.per_machine + 1)
 
@@ -82,10 +82,10 @@ def check_shared_nodes(pools: Sequence[tuple[PoolSpec, Machine]]) -> None:
 
 
 def share_cores(cores: Sequence[int], workers: int) -> list[tuple[int, ...]]:
-    """Equal shares of the cores; with more workers than cores, workers share a core.
+    """Divide the cores equally among the workers; with more workers than cores, workers share cores.
 
-    Shared cores are assigned forwards and then backwards: routers prefer the first of equal instances, so the first
-    workers, prefill before decode, should be the last to share their core.
+    The workers that must share are assigned to cores forwards and then backwards. Routers prefer the first of equal
+    instances, so the first workers (prefill before decode) should be the last to share a core.
     """
     each = len(cores) // workers
     if each:
@@ -95,10 +95,10 @@ def share_cores(cores: Sequence[int], workers: int) -> list[tuple[int, ...]]:
 
 
 def gateway_cores(cores: Iterable[int], workers: Iterable[tuple[Role, Sequence[int]]]) -> tuple[int, ...]:
-    """Cores for the gateway: those without a decode worker, or all cores if there are none.
+    """Return the cores for the gateway: the cores without a decode worker, or all cores if every core has one.
 
-    Prefill workers share their cores first: a delay of a few milliseconds hardly lengthens a prefill, but is a gap in
-    every stream of a decode worker.
+    The gateway rather shares cores with prefill workers: a delay of a few milliseconds hardly lengthens a prefill, but
+    it is a gap in every stream of a decode worker.
     """
     everywhere = set(cores)
     decoding = {core for role, own in workers if role.decodes for core in own}

@@ -1,4 +1,4 @@
-"""Overload control for a cluster spec, in a simulation or a live service."""
+"""Creation of the overload control of a cluster, for a simulation or a live service."""
 
 from collections.abc import Sequence
 
@@ -16,9 +16,9 @@ from twofold.slo import Slo
 def overload_control(
     rule: str, spec: ClusterSpec, kinds: Sequence[InstanceProfile], slo: Slo | None, pools: Pools
 ) -> OverloadControl:
-    """Create overload control with a rule by name, using the performance models of the instance profiles.
+    """Create overload control with the rule called `rule`, using the performance models of the instance profiles.
 
-    Raises ConfigurationError for an SLO or a cluster that it does not support.
+    Raises ConfigurationError if overload control does not support the SLO or the cluster.
     """
     chosen = create_overload_rule(rule)
     if slo is None or slo.ttft_s is None or slo.tpot_s is None:

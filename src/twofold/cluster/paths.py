@@ -14,14 +14,14 @@ _NO_CROSSOVER = 1 << 62  # layer-wise transfer never pays: synchronisation costs
 
 
 class KvEgress(NamedTuple):
-    """Outgoing KV path of an instance, and seconds of its prefill by number of tokens."""
+    """The network path on which an instance sends KV caches, and its prefill time as a function of prompt tokens."""
 
     transfer: TransferModel
     prefill_s: Callable[[int], float]
 
 
 class ModelledPaths(TransferPaths):
-    """Transfer paths by prefill instance; the decode end is ignored, as in `TransferModel`."""
+    """KV transfer paths of prefill instances, each the same for every decode instance (see `TransferModel`)."""
 
     def __init__(self, egress: dict[str, KvEgress]) -> None:
         found = {path: path.transfer.crossover_tokens(path.prefill_s) for path in set(egress.values())}
@@ -37,13 +37,13 @@ class ModelledPaths(TransferPaths):
 
 
 def paths_of(spec: ClusterSpec, model: Model, profiles: Sequence[InstanceProfile]) -> ModelledPaths:
-    """Build the transfer paths of a cluster."""
+    """Build the KV transfer paths of all instances of a cluster."""
     egress = [KvEgress(transfer_model(spec, model, profile), profile.prefill_s) for profile in profiles]
     return ModelledPaths({slot.name: egress[slot.pool] for slot in instance_slots(profiles)})
 
 
 def transfer_model(spec: ClusterSpec, model: Model, profile: InstanceProfile) -> TransferModel:
-    """Model KV transfers out of an instance, over its share of its machines' network."""
+    """Model the KV transfers from an instance, which uses its share of the network of its machines."""
     layout = profile.layout
     share = layout.tensor_parallel * layout.stages / profile.machine.count
     override = spec.link_bytes_per_s and spec.link_bytes_per_s * len(layout.machines_of(0))
@@ -62,6 +62,6 @@ def transfer_model(spec: ClusterSpec, model: Model, profile: InstanceProfile) ->
 
 
 def local_bandwidth(slot: InstanceSlot) -> float:
-    """KV bandwidth between instances on the same machines, in bytes per second."""
+    """Return the KV bandwidth between two instances on the same machines, in bytes per second."""
     each = slot.profile.machine.accelerator.interconnect_bytes_per_s
     return each * len(slot.profile.layout.machines_of(0))

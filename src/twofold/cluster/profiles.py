@@ -1,4 +1,4 @@
-"""Instance profiles of pools (speed, memory, batching), and names and machines of single instances."""
+"""Instance profiles of pools (speed, memory, batching), and the names and machines of single instances."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -27,7 +27,7 @@ _SWAP_LINK = "pcie4"
 
 @dataclass(frozen=True, slots=True)
 class SwapCapacity:
-    """Swap space of an instance in host memory: blocks, bytes per block and seconds to copy one block."""
+    """Swap space of an instance in host memory: number of blocks, bytes per block and seconds to copy a block."""
 
     blocks: int
     block_bytes: int
@@ -39,7 +39,7 @@ NO_SWAP = SwapCapacity(0, 0, 0.0)
 
 @dataclass(frozen=True, slots=True)
 class InstanceProfile:
-    """Properties of a pool's instances; with `swap` blocks, decodes reserve KV as they grow."""
+    """Speed, memory and batching of a pool's instances. With `swap` set, decodes reserve KV blocks as they grow."""
 
     pool: PoolSpec
     machine: Machine
@@ -52,11 +52,11 @@ class InstanceProfile:
     swap: SwapCapacity = NO_SWAP
 
     def num_blocks(self, block_size: int) -> int:
-        """KV blocks of one instance."""
+        """Number of KV blocks in the memory of one instance."""
         return max(1, self.capacity_tokens // block_size)
 
     def longest(self, block_size: int) -> int:
-        """Tokens of the longest request that one instance can hold, swapped or not."""
+        """Number of tokens of the longest request that one instance can hold, including swap space."""
         swap = self.swap.blocks * block_size
         return min(self.capacity_tokens, swap) if swap else self.capacity_tokens
 
@@ -65,7 +65,7 @@ class InstanceProfile:
         return layout_of(self.pool, self.machine)
 
     def prefill_s(self, tokens: int) -> float:
-        """Seconds of the prefill of a prompt alone."""
+        """Return the seconds in which an instance prefills one prompt alone."""
         return self.model.prefill_s(tokens, tokens * tokens)
 
 
@@ -102,7 +102,7 @@ def performance_of(
 ) -> PerformanceModel:
     """Create the performance model of an instance; a worker of a profiled host uses the host profile.
 
-    Stages of a pipeline `across` machines exchange activations over the network.
+    With `across`, the pipeline stages are on several machines and exchange activations over the network.
     """
     if spec.profile is not None and machine.name == HOST:
         return PackedModel(f"{model.name} on this host", read_host_profile(spec.profile).engine)
@@ -176,7 +176,7 @@ def _swap_capacity(spec: ClusterSpec, model: Model, tensor_parallel: int, catalo
 
 
 def _batcher(spec: ClusterSpec, pool: PoolSpec) -> str:
-    """Return the batcher of the pool, else of the rules, else the default of the role."""
+    """Return the pool's batcher; without one, that of the cluster's rules; else the default batcher of the role."""
     batcher = pool.batcher
     if batcher is None:
         by_role = _ROLE_BATCHERS[pool.role] if spec.router in FIXED_ROLE_ROUTERS else "splitwise"
@@ -190,7 +190,7 @@ def _batcher(spec: ClusterSpec, pool: PoolSpec) -> str:
 
 
 def _token_budget(spec: ClusterSpec, batcher: str, model: PerformanceModel, longest: int) -> int:
-    """Return the prompt tokens of an iteration: the chunk, the given number, or the saturating prompt length."""
+    """Return the token budget for prompts: the chunk size, the configured number or the saturating prompt length."""
     if BATCHERS[batcher].chunked and spec.pipeline_chunk is not None:
         return spec.pipeline_chunk
     budget = spec.max_num_batched_tokens
@@ -203,7 +203,7 @@ def _token_budget(spec: ClusterSpec, batcher: str, model: PerformanceModel, long
 
 @dataclass(frozen=True, slots=True)
 class InstanceSlot:
-    """Place of one instance: its name, index in the cluster, pool index, and machine (several joined by `+`)."""
+    """Name, cluster index, pool index and machine of one instance. Names of several machines are joined by `+`."""
 
     name: str
     number: int
@@ -213,7 +213,7 @@ class InstanceSlot:
 
 
 def instance_slots(profiles: Sequence[InstanceProfile]) -> Iterator[InstanceSlot]:
-    """Yield every instance in pool order; names number the instances of a role across pools."""
+    """Yield a slot for every instance in pool order. Names number the instances of each role over all pools."""
     numbers: dict[Role, int] = dict.fromkeys(Role, 0)
     for pool, profile in enumerate(profiles):
         role, layout = profile.pool.role, profile.layout
@@ -225,7 +225,7 @@ def instance_slots(profiles: Sequence[InstanceProfile]) -> Iterator[InstanceSlot
 
 
 def cells_of(spec: ClusterSpec, slots: Sequence[InstanceSlot]) -> dict[str, str]:
-    """Map instances to cells: each role's instances are divided evenly, in order."""
+    """Map instance names to cells. Each role's instances are divided evenly among the cells, in order."""
     if not isinstance(spec.cells, int):
         return {}
     of_role = {role: [slot.name for slot in slots if slot.profile.pool.role is role] for role in Role}
@@ -237,6 +237,6 @@ def cells_of(spec: ClusterSpec, slots: Sequence[InstanceSlot]) -> dict[str, str]
 
 
 def machines_of(profiles: Sequence[InstanceProfile]) -> list[tuple[Machine, int]]:
-    """(machine type, count) pairs of the pools; machines shared by several pools count once."""
+    """Return the (machine type, count) pairs of the pools. Machines that several pools share are counted once."""
     distinct = {profile.pool.nodes or pool: profile for pool, profile in enumerate(profiles)}
     return [(profile.machine, profile.pool.machines) for profile in distinct.values()]

@@ -50,7 +50,7 @@ class CacheSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     @property
     def tier_sizes(self) -> tuple[tuple[str, str], ...]:
-        """(tier, size), fastest tier first."""
+        """Return the (name, size) pair of each cache tier, fastest tier first."""
         return (("dram", self.dram),) if self.disk is None else (("dram", self.dram), ("disk", self.disk))
 
 
@@ -210,6 +210,6 @@ RULES: dict[str, ClusterRules] = {
 
 
 def cluster_rules(name: str) -> ClusterRules:
-    """Return the rules called `name`; raises ConfigurationError if unknown."""
+    """Return the `ClusterRules` called `name`; raises ConfigurationError for an unknown name."""
     require(name in RULES, f"unknown rules {name!r}: choose one of {', '.join(RULES)}")
     return RULES[name]

@@ -24,7 +24,7 @@ _MAX_PROMPT_TIMINGS: Final = 1 << 16
 
 
 def nearest(number: float) -> int:
-    """Return `round(number)`, but faster."""
+    """Round a number to the nearest integer, like `round` but faster."""
     return int(number + _INTEGERS - _INTEGERS) if 0.0 <= number < _INTEGERS else round(number)
 
 
@@ -34,22 +34,22 @@ def ps(seconds: float) -> int:
 
 
 def product(large: int, small: int) -> int:
-    """`large * small` for factors ≥ 0.
+    """Return `large * small` for two factors ≥ 0.
 
-    Compiled code multiplies at machine speed while both factors are below 2³⁰. Picoseconds exceed that, so they are
-    multiplied in two halves.
+    Compiled code multiplies at machine speed only while both factors are below 2³⁰. Numbers of picoseconds exceed that,
+    so `large` is multiplied in two halves.
     """
     return ((large >> _HALF) * small << _HALF) + (large & _LOW) * small
 
 
 def squares_of(tokens: int, context: int) -> int:
-    """(context + tokens)² − context²: the attention cost of a prompt chunk."""
+    """Return (context + tokens)² − context², to which the attention cost of a prompt chunk is proportional."""
     return tokens * (tokens + 2 * context)
 
 
 @mypyc_attr(acyclic=True, free_list_len=1)
 class RunTiming:
-    """A run of equal iterations: the first takes `first_ps`, each later one `step_ps` more than the one before."""
+    """The duration of a run of similar iterations: the first takes `first_ps`, each next one `step_ps` longer."""
 
     __slots__ = ("first_ps", "milliwatts", "step_ps")
 
@@ -59,14 +59,14 @@ class RunTiming:
         self.milliwatts = milliwatts
 
     def end_ps(self, iterations: int) -> int:
-        """Return the picoseconds of `iterations` iterations (an arithmetic series)."""
+        """Return the time in which `iterations` iterations are complete, in picoseconds."""
         if iterations == 1:
             return self.first_ps
         end = product(self.first_ps, iterations)
         return end + product(iterations * (iterations - 1) // 2, self.step_ps) if self.step_ps else end
 
     def under_way(self, elapsed_ps: int) -> int:
-        """Return the iteration running after `elapsed_ps`, counted from 1; one that ends at that moment has ended."""
+        """Return the number, from 1, of the iteration that runs just after `elapsed_ps`."""
         if not self.step_ps:
             return elapsed_ps // self.first_ps + 1
         # Solves the series for the count: floats come close, integers decide.
@@ -80,7 +80,7 @@ class RunTiming:
 
 
 class Timing:
-    """Run timings of every batch on instances of one profile.
+    """Computes the timings of runs of batches on instances of one profile.
 
     Results of the performance model are cached as integers by number of sequences, so an iteration takes the same
     time alone and as part of a run. `copy_ps` is the time to copy a block to host memory, or back.
@@ -112,7 +112,7 @@ class Timing:
         return self.decodes(sequences, context)
 
     def copying(self, copies: Sequence[BlockCopy]) -> int:
-        """Return the picoseconds of consecutive block copies."""
+        """Return the picoseconds in which that many blocks are copied one after another."""
         blocks = 0
         for copy in copies:
             blocks += copy.blocks
@@ -132,7 +132,7 @@ class Timing:
         return RunTiming(first, per_token * sequences, without_context.milliwatts)
 
     def prompts(self, tokens: int, squares: int, sequences: int, context: int) -> RunTiming:
-        """Return the timing of a batch with prompts beside `sequences` decodes, see `PerformanceModel.mixed_s`."""
+        """Return the timing of a batch of prompt chunks and `sequences` decodes; see `PerformanceModel.mixed_s`."""
         if sequences:
             seconds = self.model.mixed_s(tokens, squares, sequences, context)
             return RunTiming(max(1, ps(seconds)), 0, nearest(self.model.prefill_w(tokens) * 1e3))

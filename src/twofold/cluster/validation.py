@@ -1,4 +1,4 @@
-"""Validation of a ClusterSpec."""
+"""Validation of cluster specs: numbers, batchers, cells and combinations of options."""
 
 from collections.abc import Collection, Mapping
 from typing import Final
@@ -39,7 +39,7 @@ def check_numbers(spec: ClusterSpec) -> None:
 
 
 def check_spec(spec: ClusterSpec) -> None:
-    """Check everything that needs neither machines nor models; raises ConfigurationError."""
+    """Check all parts of a spec that need no catalog of machines or models; raises ConfigurationError."""
     check_numbers(spec)
     roles = {pool.role for pool in spec.pools}
     both_phases = any(role.prefills for role in roles) and any(role.decodes for role in roles)
@@ -62,7 +62,7 @@ def check_spec(spec: ClusterSpec) -> None:
 
 
 def check_batchers(spec: ClusterSpec, batchers: Collection[str]) -> None:
-    """Check that one of the pools' `batchers` supports each batching option; raises ConfigurationError."""
+    """Check that each batching option is supported by one of the pools' `batchers`; raises ConfigurationError."""
     classes = [BATCHERS[batcher] for batcher in batchers]
     require(
         spec.max_num_batched_tokens != SATURATING or any(batcher.whole_prompts for batcher in classes),
@@ -86,7 +86,7 @@ def check_batchers(spec: ClusterSpec, batchers: Collection[str]) -> None:
 
 
 def check_cells(spec: ClusterSpec, instances: Mapping[Role, int]) -> None:
-    """Check the number of cells against the instances of each role; raises ConfigurationError."""
+    """Check that each role has enough instances for the number of cells; raises ConfigurationError."""
     if isinstance(spec.cells, int):
         known = spec.router in CELL_ROUTERS
         require(known, f"cells need one of the routers {', '.join(CELL_ROUTERS)}, not {spec.router}")

@@ -1,1 +1,1 @@
-"""Rules of other simulators, reproduced to compare with their results."""
+"""Reproductions of the rules of other simulators, to compare the results of Twofold with theirs."""

@@ -1,4 +1,4 @@
-"""Cluster presets of published experiments."""
+"""Presets that create the clusters of published experiments."""
 
 from collections.abc import Sequence
 

@@ -21,7 +21,7 @@ from twofold.scheduling.instance.sequence import ScheduledSequence
 
 @mypyc_attr(free_list_len=1)
 class _Task:
-    """The prompt task or the decode task of one sequence. It ages while it is next but not selected."""
+    """The prompt task or the decode task of one sequence. A queued task ages with every batch that leaves it out."""
 
     def __init__(self, sequence: ScheduledSequence, prompt: bool, arrival_s: float, arrival: int) -> None:
         self.sequence = sequence
@@ -37,7 +37,7 @@ class _Task:
         self.chained: _Task | None = None  # of a prompt: the decodes queued together with it
 
     def is_younger(self, other: "_Task", selections: int) -> bool:
-        """Whether this task missed fewer selections than `other`, or as many and arrived earlier."""
+        """Whether this task was left out of fewer selections than `other`; among equals, whether it arrived earlier."""
         age, other_age = self.age(selections), other.age(selections)
         return age < other_age if age != other_age else self.arrival_s < other.arrival_s
 
@@ -47,7 +47,7 @@ class _Task:
 
 @mypyc_attr(free_list_len=1)
 class _Draft:
-    """A batch under construction: the chosen tasks, and the seats and tokens left."""
+    """A batch under construction: the tasks chosen so far, and the free sequence slots and tokens."""
 
     def __init__(self, queues: Queues, budget: SchedulingBudget, seats: int, tokens: int) -> None:
         self.queues = queues
@@ -57,11 +57,11 @@ class _Draft:
         self.tasks: list[_Task] = []
 
     def full(self, tokens: int) -> bool:
-        """Whether a task of `tokens` tokens does not fit; with a free seat, the first task always fits."""
+        """Whether a task of `tokens` tokens does not fit. An empty batch with a free slot accepts any task."""
         return self.seats < 1 or (len(self.tasks) > 0 and tokens > self.tokens)
 
     def take(self, task: _Task) -> bool:
-        """Choose a task if there are blocks for it; a paused sequence already holds its blocks."""
+        """Add a task to the batch; False without blocks for it. A paused sequence already holds its blocks."""
         if task.sequence.queue is not self.queues.paused and not _admit(task, self.budget):
             return False
         task.chosen = True
@@ -75,8 +75,8 @@ class _Draft:
 class SplitwiseSimBatcher(Batcher):
     """The machine-level scheduler of SplitwiseSim, to reproduce its results.
 
-    At most `max_num_seqs` (512) sequences and `max_num_batched_tokens` (2,048) tokens in a batch, and four
-    preemptions.
+    A batch has at most `max_num_seqs` (512) sequences and `max_num_batched_tokens` (2,048) tokens. A task that was
+    preempted four times goes first.
     """
 
     MAX_PREEMPTIONS: ClassVar[int] = 4
@@ -168,7 +168,7 @@ class SplitwiseSimBatcher(Batcher):
         return self._settle(draft, queues.decoding.latest(queues.decoding.size - kept))
 
     def _one_more(self, task: _Task, budget: SchedulingBudget) -> SchedulerOutput:
-        """Shortcut with the same result: one task waits and fits beside the running ones (the most common case)."""
+        """Do the full selection faster if exactly one task waits and fits beside the running decodes (most often)."""
         output = SchedulerOutput()
         if _admit(task, budget):
             self._choose(task, output)
@@ -198,7 +198,7 @@ class SplitwiseSimBatcher(Batcher):
             sequence = sequence.next
 
     def _keep_running(self, draft: _Draft, decodes: int) -> int:
-        """Number of running decodes that continue, in order of joining; the others are paused."""
+        """Return how many running decodes continue, in the order in which they joined; the other decodes are paused."""
         kept = min(decodes, draft.seats, max(draft.tokens, 0 if draft.tasks else 1))
         draft.seats -= kept
         draft.tokens -= kept
@@ -234,7 +234,7 @@ class SplitwiseSimBatcher(Batcher):
     # -- queues -------------------------------------------------------------------------------------------------------
 
     def _set_next(self, task: _Task) -> None:
-        """Queue the task that its sequence needs next."""
+        """Queue a task as the next task of its sequence."""
         self._tasks[task.sequence.id] = task
         if not task.pending:
             self._append(task)
@@ -255,7 +255,7 @@ class SplitwiseSimBatcher(Batcher):
         pending.insert(low, task)
 
     def _drop(self, task: _Task) -> None:
-        """Remove a task from the queues because it runs or has ended."""
+        """Remove a task from the queues because it starts to run or has ended."""
         task.chosen = False
         if task.pending:
             task.pending = False
@@ -274,7 +274,7 @@ def _admit(task: _Task, budget: SchedulingBudget) -> bool:
 
 
 def _place(tasks: list[_Task], task: _Task) -> int:
-    """Index of a task in a list sorted by arrival, present or not."""
+    """Return the index at which a task is, or would be inserted, in a list sorted by arrival."""
     low, high = 0, len(tasks)
     while low < high:
         middle = (low + high) // 2

@@ -35,7 +35,7 @@ _LAST: Final = EventOrder.FAILURE + (1 << 40)  # after everything else at the sa
 class StagewiseScheduler(InstanceScheduler):
     """The queues before the first stage, and the KV allocator of an instance.
 
-    `max_tokens` is the KV capacity; it also limits the prompt tokens, and the decodes, of a batch.
+    `max_tokens` is the KV capacity. It is also the limit on the prompt tokens of a batch and on the decodes of a batch.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class StagewiseScheduler(InstanceScheduler):
         return super().lease_now(_one_more(request), source, now)
 
     def take_prompts(self) -> list[PrefillChunk]:
-        """Start as many waiting prompts as fit in a batch."""
+        """Start as many waiting prompts as fit in one batch, and return their chunks."""
         chunks: list[PrefillChunk] = []
         waiting, left = self.queues.waiting, self.max_tokens
         while (sequence := waiting.first) is not None and sequence.prompt_tokens <= left:
@@ -65,7 +65,7 @@ class StagewiseScheduler(InstanceScheduler):
         return chunks
 
     def take_ready(self) -> list[ScheduledSequence]:
-        """All sequences that have come to the first stage to decode."""
+        """Remove and return the sequences that are ready to decode and wait before the first stage."""
         ready = list(self.queues.ready)
         for sequence in ready:
             self.queues.ready.remove(sequence)
@@ -73,13 +73,13 @@ class StagewiseScheduler(InstanceScheduler):
         return ready
 
     def prefilled(self, chunks: list[PrefillChunk]) -> list[StepResult]:
-        """Record the first token of prompts that have passed all stages."""
+        """Record the first token of each prompt that has passed all stages."""
         results: list[StepResult] = []
         self.finish_prefills(self.queues, chunks, (), results)
         return results
 
     def decoded(self, sequences: list[ScheduledSequence]) -> list[StepResult]:
-        """Count a token for each sequence; returns the ended ones."""
+        """Count one more token of each sequence; returns the results of the sequences that ended."""
         results: list[StepResult] = []
         for sequence in sequences:
             sequence.computed += 1
@@ -100,7 +100,7 @@ def _one_more(request: Request) -> Request:
 
 
 class _Work:
-    """A batch that a stage computes, from picosecond `begun` on."""
+    """A batch that a stage is computing; `begun` is its start in picoseconds."""
 
     def __init__(
         self, stage: "PipelineStage", batch: RunningBatch, decodes: list[ScheduledSequence], begun: int, milliwatts: int
@@ -110,7 +110,7 @@ class _Work:
 
 
 class PipelineStage:
-    """One stage: its queues and the batch it computes."""
+    """One stage of a pipeline: its queues and the batch that it is computing."""
 
     def __init__(self, number: int, timing: Timing, next_stage: "PipelineStage | None") -> None:
         self.number = number
@@ -122,7 +122,7 @@ class PipelineStage:
         self.woken = False  # it is idle and will look at its queues
 
     def duration(self, batch: RunningBatch) -> int:
-        """Picoseconds of a batch, rounded once: per-token rounding as in `Timing` would add up over a long run."""
+        """Return the picoseconds of a batch, rounded once. `Timing` rounds per token, which would add up."""
         if batch.prefills:
             return self.timing.batch(batch).first_ps
         cost = self.timing.model.decode_cost(batch.decode_sequences)
@@ -130,7 +130,7 @@ class PipelineStage:
 
 
 class StagewiseInstance(SimulatedInstance):
-    """Stages that batch independently; the last one returns decodes to the first."""
+    """A pipeline of stages that batch independently. After the last stage, decodes go back to the first stage."""
 
     def __init__(
         self, slot: InstanceSlot, link: MachineLink, scheduler: InstanceScheduler, environment: InstanceEnvironment
@@ -167,7 +167,7 @@ class StagewiseInstance(SimulatedInstance):
         self.milliwatts = 0
 
     def _wake(self, stage: PipelineStage) -> None:
-        """Let an idle stage look at its queues after everything else at this moment."""
+        """Let an idle stage read its queues after all other events at this time."""
         if stage.work is None and not stage.woken:
             stage.woken = True
             self.kernel.schedule(self.kernel.now, _LAST, self._look, stage)
@@ -178,7 +178,7 @@ class StagewiseInstance(SimulatedInstance):
             self._start(stage)
 
     def _start(self, stage: PipelineStage) -> None:
-        """Start the next batch of a stage, if there is one."""
+        """Start the next batch of a stage, if its queues contain work."""
         now = self.kernel.now
         batch, decodes = self._next_batch(stage)
         if batch is None:
@@ -197,7 +197,7 @@ class StagewiseInstance(SimulatedInstance):
         batch.joined = decodes
 
     def _next_batch(self, stage: PipelineStage) -> tuple[RunningBatch | None, list[ScheduledSequence]]:
-        """The next batch of a stage and its decodes; `joined` lists the first-time decodes among them."""
+        """Return a stage's next batch and its decodes; the batch's `joined` lists first-time decodes."""
         if stage.number == 0:
             chunks = self._queues.take_prompts()
             if chunks:
@@ -217,7 +217,7 @@ class StagewiseInstance(SimulatedInstance):
         return RunningBatch(SchedulerOutput(resume=new), len(decodes), context, 1), decodes
 
     def _done(self, work: _Work) -> None:
-        """Pass a batch on to the next stage, or sample its tokens after the last."""
+        """Pass a computed batch on to the next stage; after the last stage, sample the tokens of the batch."""
         stage, batch, now = work.stage, work.batch, self.kernel.now
         if stage.work is not work:
             return  # the instance has died since

@@ -14,7 +14,7 @@ from twofold.handoff import Lease, LeaseWatcher
 
 @mypyc_attr(free_list_len=1)
 class BlockAllocation:
-    """Blocks of one owner. They become free together, once released and no longer in transfer."""
+    """Blocks of one owner. They become free together, once released by the owner and untouched by transfers."""
 
     def __init__(self, owner: str, blocks: int) -> None:
         self.owner = owner
@@ -40,15 +40,15 @@ class BlockAllocator:
         self.num_in_flight = 0
 
     def blocks_of(self, allocation: BlockAllocation) -> Sequence[int]:
-        """Block ids of an allocation in token order; empty where only numbers are tracked."""
+        """Return the block ids of an allocation in token order; an allocator that only counts blocks returns none."""
         return ()
 
     def blocks_for(self, tokens: int) -> int:
-        """Number of blocks that hold `tokens` tokens."""
+        """Return the number of blocks that hold `tokens` tokens."""
         return -(-tokens // self.block_size)
 
     def fits(self, tokens: int) -> bool:
-        """Whether blocks for `tokens` more tokens are free."""
+        """Whether enough blocks are free for `tokens` more tokens."""
         return -(-tokens // self.block_size) <= self.num_free
 
     def allocate(self, owner: str, tokens: int) -> BlockAllocation:
@@ -58,7 +58,7 @@ class BlockAllocator:
         return allocation
 
     def extend(self, allocation: BlockAllocation, tokens: int) -> None:
-        """Add blocks for `tokens` tokens. Raises OutOfBlocksError and changes nothing if too few are free."""
+        """Add blocks for `tokens` tokens. Raises OutOfBlocksError and changes nothing if too few blocks are free."""
         blocks = -(-tokens // self.block_size)
         if blocks > self.num_free:
             raise OutOfBlocksError(f"{allocation.owner} needs {blocks} blocks and {self.num_free} are free")
@@ -69,7 +69,7 @@ class BlockAllocator:
             self.num_in_flight += blocks
 
     def release(self, allocation: BlockAllocation) -> None:
-        """End the owner's use of the blocks. They become free when no transfer touches them."""
+        """End the owner's use of an allocation. Its blocks become free as soon as no transfer touches them."""
         if not allocation.owned:
             raise ValueError(f"{allocation.owner} has already released these blocks")
         allocation.owned = False
@@ -77,14 +77,14 @@ class BlockAllocator:
             self._free(allocation)
 
     def freed_by(self, allocations: Sequence[BlockAllocation]) -> int:
-        """Number of blocks that releasing these allocations frees, if no transfer touches them."""
+        """Return how many blocks become free when the owners release these allocations and no transfer touches them."""
         blocks = 0
         for allocation in allocations:
             blocks += allocation.blocks
         return blocks
 
     def begin_transfer(self, allocation: BlockAllocation) -> None:
-        """Count one more transfer that may touch the blocks."""
+        """Count one more transfer that may touch the blocks of an allocation."""
         if not allocation.owned:
             raise ValueError(f"{allocation.owner} has already released these blocks")
         allocation.transfers += 1
@@ -92,7 +92,7 @@ class BlockAllocator:
             self.num_in_flight += allocation.blocks
 
     def end_transfer(self, allocation: BlockAllocation) -> None:
-        """End one transfer; frees the blocks if it was the last and the owner has released them."""
+        """End one transfer; the blocks become free if it was the last one and the owner has released them."""
         if not allocation.transfers:
             raise ValueError(f"no transfer of the blocks of {allocation.owner} is in flight")
         allocation.transfers -= 1
@@ -102,7 +102,7 @@ class BlockAllocator:
                 self._free(allocation)
 
     def _assign(self, allocation: BlockAllocation, blocks: int) -> None:
-        """Hook: choose the ids of `blocks` more blocks."""
+        """Hook for subclasses: choose the ids of `blocks` more blocks of an allocation."""
 
     def _free(self, allocation: BlockAllocation) -> None:
         self.num_free += allocation.blocks
@@ -110,7 +110,7 @@ class BlockAllocator:
 
 @mypyc_attr(free_list_len=1)
 class _Term:
-    """A lease, its blocks, and the deadline for the next heartbeat of its source."""
+    """One lease with its allocation, and the deadline for the next heartbeat of its source."""
 
     def __init__(self, lease: Lease, grant: BlockAllocation, deadline: float) -> None:
         self.lease = lease
@@ -120,10 +120,10 @@ class _Term:
 
 
 class LeaseTable:
-    """Leases on the blocks of one epoch of an instance.
+    """The leases on blocks of one instance in one epoch.
 
-    The blocks of a lease are in flight until it ends, because the peer may write them at any moment. A lease expires
-    `lease_s` seconds after the last heartbeat of its source. The caller supplies the clock.
+    The blocks of a lease are in flight until the lease ends, because the source may write them at any moment. A lease
+    expires `lease_s` seconds after the last heartbeat of its source. The caller supplies the clock.
     """
 
     def __init__(
@@ -140,7 +140,7 @@ class LeaseTable:
         return request_id in self._terms
 
     def grant(self, grant: BlockAllocation, source: str, now: float) -> Lease:
-        """Lease the allocated blocks of a request to `source`."""
+        """Lease the allocated blocks of a request to the instance `source`, which may then write them."""
         request_id, deadline = grant.owner, now + self._lease_s
         if request_id in self._terms:
             raise ValueError(f"{request_id} already has a lease")
@@ -159,16 +159,16 @@ class LeaseTable:
         return lease
 
     def renew(self, source: str | None, now: float) -> None:
-        """Extend the leases of `source` to `lease_s` from now, after its heartbeat.
+        """Extend the leases of the instance `source` to `lease_s` from now, because it sent a heartbeat.
 
-        None extends all leases, after a time in which this instance received no heartbeats.
+        None extends all leases, after a period in which this instance could not receive heartbeats.
         """
         for term in self._terms.values():
             if source is None or term.lease.source == source:
                 term.deadline = now + self._lease_s
 
     def end(self, request_id: str, epoch: int) -> bool:
-        """End the lease of a request; False if there is none. Raises StaleEpochError for another epoch."""
+        """End the lease of a request; False if it has none. Raises StaleEpochError for another epoch."""
         if epoch != self.epoch:
             raise StaleEpochError(f"epoch {epoch} of {self._instance} is over; its epoch is {self.epoch}")
         term = self._terms.get(request_id)
@@ -181,7 +181,7 @@ class LeaseTable:
         return True
 
     def expired(self, now: float) -> list[Lease]:
-        """Leases without a heartbeat of their source before the deadline, each reported once.
+        """Return the leases with a missed deadline for the heartbeat of the source, each lease once.
 
         Their blocks stay in flight until `end`, because a stalled source may still write.
         """
@@ -191,7 +191,7 @@ class LeaseTable:
         return [term.lease for term in late]
 
     def find(self, request_id: str) -> Lease | None:
-        """The lease of a request, if any."""
+        """Return the lease of a request, or None."""
         term = self._terms.get(request_id)
         return None if term is None else term.lease
 

@@ -1,4 +1,4 @@
-"""The prefix cache of one memory: the blocks it contains by key, with holds, pins and eviction."""
+"""The prefix cache of one memory: its blocks by key, protection of blocks by holds and pins, and eviction."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Container, Sequence
@@ -12,7 +12,7 @@ from twofold.request import BlockKey
 
 
 class RemovalReason(StrEnum):
-    """Reasons for which a block leaves a memory."""
+    """The reasons for which a block is removed from a memory."""
 
     CAPACITY = "capacity"  # evicted to make room
     MOVED = "moved"  # now in another tier
@@ -23,19 +23,19 @@ class RemovalReason(StrEnum):
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class CacheObserver(ABC):
-    """Notified of every block that a memory gains or loses, in order. It must not change that memory."""
+    """Observer of all blocks stored in and removed from a memory, in order. It must not change the memory."""
 
     @abstractmethod
     def stored(self, key: BlockKey) -> None:
-        """A block became readable."""
+        """A block was stored in the memory and can be read."""
 
     @abstractmethod
     def removed(self, key: BlockKey, reason: RemovalReason) -> None:
-        """A block stopped being readable. Its room is reused only after this returns."""
+        """A block was removed from the memory and must not be read. The memory is reused after this call returns."""
 
 
 class PinnedBlocks:
-    """Expiry times of pinned blocks. Pinning a block again keeps the later time."""
+    """The expiry times of pinned blocks. A block that is pinned again keeps the later of the two times."""
 
     def __init__(self) -> None:
         self._until: dict[BlockKey, float] = {}
@@ -61,7 +61,7 @@ class PinnedBlocks:
                 heapify(self._expiries)
 
     def pop(self) -> BlockKey | None:
-        """Unpin and return the block with the earliest expiry; None if nothing is pinned."""
+        """Unpin the block with the earliest expiry time and return its key; None if no block is pinned."""
         while self._expiries:
             until, _, key = heappop(self._expiries)
             if self._until.get(key) == until:
@@ -74,7 +74,7 @@ class PinnedBlocks:
         return self._until.pop(key, None) is not None
 
     def expire(self, now: float) -> list[BlockKey]:
-        """Unpin and return the blocks that expire by `now`."""
+        """Unpin the blocks with an expiry time of at most `now`, and return their keys."""
         expiries, expired = self._expiries, []
         while expiries and expiries[0][0] <= now:
             until, _, key = heappop(expiries)
@@ -127,11 +127,11 @@ class PrefixCache:
 
     @property
     def has_room(self) -> bool:
-        """Whether one more block could be stored, possibly by evicting another."""
+        """Whether one more block can be stored, if necessary by evicting another block."""
         return len(self._positions) < self.capacity or self._eviction.first() is not None
 
     def match(self, keys: Sequence[BlockKey]) -> int:
-        """Number of leading blocks of a prompt that are cached."""
+        """Return how many leading blocks of a prompt are cached."""
         positions, count = self._positions, 0
         for key in keys:
             if key not in positions:
@@ -140,17 +140,17 @@ class PrefixCache:
         return count
 
     def touch(self, keys: Sequence[BlockKey], count: int) -> None:
-        """Count the first `count` blocks of a prompt, which are cached, as hits."""
+        """Count the first `count` blocks of a prompt as hits. All of them must be cached."""
         eviction = self._eviction
         for position in range(count):
             eviction.hit(keys[position])
         self.hits += count
 
     def insert(self, keys: Sequence[BlockKey], start: int = 0) -> list[BlockKey]:
-        """Store the blocks of a prompt from index `start` on and return the evicted blocks in order.
+        """Store the blocks of a prompt from index `start` on; return the evicted blocks in order.
 
-        Blocks that are already cached count as used again. Blocks of the same prompt are never evicted for each other:
-        the rest of a prompt that finds no room is not stored.
+        A block that is already cached counts as used again. A block of a prompt is never evicted for another block of
+        the same prompt: if no more blocks of a prompt can be stored, the rest of the prompt is left out.
         """
         evicted: list[BlockKey] = []
         positions, eviction = self._positions, self._eviction
@@ -171,22 +171,22 @@ class PrefixCache:
         return evicted
 
     def put(self, key: BlockKey, position: int) -> None:
-        """Store a new block, `position` in its prompt. The caller makes sure that there is room."""
+        """Store a new block at index `position` of its prompt. The caller ensures that there is space for it."""
         self._positions[key] = position
         self._eviction.stored(key, position)
         if self._observer is not None:
             self._observer.stored(key)
 
     def use(self, key: BlockKey) -> None:
-        """Report a hit to the eviction policy without counting it."""
+        """Report a hit of a block to the eviction policy, without counting the hit."""
         self._eviction.hit(key)
 
     def position(self, key: BlockKey) -> int:
-        """Index of a cached block in its prompt."""
+        """Return the index of a cached block in its prompt."""
         return self._positions[key]
 
     def evict(self, keep: Container[BlockKey] = ()) -> tuple[BlockKey, int] | None:
-        """Evict one block that is not in `keep`; returns its key and position, or None if no block can be evicted."""
+        """Evict a block that is not in `keep`; return its key and index in its prompt, or None if no block can go."""
         victim = self._eviction.first(keep)
         if victim is None:
             return None
@@ -203,14 +203,14 @@ class PrefixCache:
         self._discard(key, reason)
 
     def hold(self, key: BlockKey) -> None:
-        """Protect a cached block from eviction until a matching `release`."""
+        """Protect a cached block from eviction until the matching call of `release`."""
         holds = self._holds.get(key, 0)
         if not holds:
             self._eviction.hold(key)
         self._holds[key] = holds + 1
 
     def release(self, key: BlockKey) -> None:
-        """Undo one `hold`."""
+        """Undo one call of `hold` for a block."""
         holds = self._holds[key]
         if holds > 1:
             self._holds[key] = holds - 1
@@ -223,7 +223,7 @@ class PrefixCache:
         return key in self._holds
 
     def pin(self, keys: Sequence[BlockKey], until: float) -> int:
-        """Keep the cached leading blocks of a prompt until a time; returns how many are pinned within `max_pinned`."""
+        """Protect the cached leading blocks of a prompt until a time; return how many of them are now pinned."""
         count = self.match(keys)
         for position in range(count):
             key = keys[position]
@@ -235,14 +235,14 @@ class PrefixCache:
         return count
 
     def unpin_next(self) -> bool:
-        """Unpin the block with the earliest expiry; False if nothing is pinned."""
+        """Unpin the block with the earliest expiry time; False if no block is pinned."""
         key = self._pins.pop()
         if key is not None:
             self.release(key)
         return key is not None
 
     def expire(self, now: float) -> None:
-        """Unpin the blocks that expire by `now`."""
+        """Unpin the blocks with an expiry time of at most `now`."""
         for key in self._pins.expire(now):
             self.release(key)
 

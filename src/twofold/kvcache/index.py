@@ -32,13 +32,13 @@ class PrefixIndex:
         return len(self._holders)
 
     def stored(self, instance: str, keys: Sequence[BlockKey]) -> None:
-        """Record that an instance has these blocks."""
+        """Record that an instance has stored these blocks."""
         holders, bit = self._holders, 1 << self._number(instance)
         for key in keys:
             holders[key] = holders.get(key, 0) | bit
 
     def removed(self, instance: str, keys: Sequence[BlockKey]) -> None:
-        """Record that an instance dropped these blocks."""
+        """Record that an instance has removed these blocks."""
         number = self._bits.get(instance)
         if number is None:
             return
@@ -62,7 +62,7 @@ class PrefixIndex:
             self._sweep()
 
     def prefixes(self, keys: Sequence[BlockKey]) -> dict[str, int]:
-        """Number of leading blocks of a prompt by instance, for instances that have any."""
+        """Return the number of cached leading blocks of a prompt on each instance that has any."""
         holders, having, length = self._holders, self._live, 0
         found: dict[str, int] = {}
         if not having:
@@ -83,7 +83,7 @@ class PrefixIndex:
         return found
 
     def prefix(self, instance: str, keys: Sequence[BlockKey]) -> int:
-        """Number of leading blocks of a prompt that one instance has."""
+        """Return the number of leading blocks of a prompt that are cached on one instance."""
         number = self._bits.get(instance)
         if number is None:
             return 0
@@ -104,7 +104,7 @@ class PrefixIndex:
         return number
 
     def _named(self, bits: int) -> list[str]:
-        """Names of the instances in a bit set."""
+        """Return the names of the instances with a set bit."""
         return [self._names[number] for number in _numbers(bits)]
 
     def _sweep(self) -> None:
@@ -115,7 +115,7 @@ class PrefixIndex:
 
 
 def _numbers(bits: int) -> Iterator[int]:
-    """Numbers of the set bits in ascending order."""
+    """Yield the numbers of the set bits in ascending order."""
     for place, byte in enumerate(bits.to_bytes((bits.bit_length() + 7) >> 3, "little")):
         for number in _BITS[byte]:
             yield 8 * place + number

@@ -22,7 +22,7 @@ from twofold.request import BlockKey
 
 
 class PagedBlockAllocator(BlockAllocator):
-    """Allocates the block ids 0 … num_blocks − 1, lowest first."""
+    """Block allocator that tracks block ids: it allocates the ids 0 … num_blocks − 1, lowest free id first."""
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
         super().__init__(num_blocks, block_size)
@@ -81,9 +81,9 @@ class PrefixBlockAllocator(PagedBlockAllocator):
     ) -> PromptAllocation:
         """Allocate blocks for `tokens` tokens, of which the first `prompt_tokens` are the prompt.
 
-        `keys` belong to the prompt's full blocks. Cached leading blocks are shared, but the last prompt token is
-        always left to compute. Raises OutOfBlocksError and changes nothing if too few blocks are free. Takes at most
-        as many free blocks as `allocate`.
+        `keys` are the block keys of the prompt's full blocks. Cached leading blocks are shared, but the last prompt
+        token is always left to compute. Raises OutOfBlocksError and changes nothing if too few blocks are free. Takes
+        at most as many free blocks as `allocate`.
         """
         full, total = prompt_tokens // self.block_size, self.blocks_for(tokens)
         matched = self.cache.match(keys[:full])
@@ -107,12 +107,12 @@ class PrefixBlockAllocator(PagedBlockAllocator):
         return allocation, cached
 
     def reusable_tokens(self, keys: Sequence[BlockKey], prompt_tokens: int) -> int:
-        """Number of leading tokens that `allocate_prompt` would find cached."""
+        """Return how many leading tokens of a prompt `allocate_prompt` would find in cached blocks."""
         matched = self.cache.match(keys[: prompt_tokens // self.block_size])
         return min(matched * self.block_size, prompt_tokens - 1)
 
     def blocks_taken(self, tokens: int, keys: Sequence[BlockKey], prompt_tokens: int) -> int:
-        """Number of free blocks that `allocate_prompt` would take."""
+        """Return how many free blocks `allocate_prompt` would take."""
         shared = self.reusable_tokens(keys, prompt_tokens) // self.block_size
         return self._taken(self.blocks_for(tokens), [self._cached[key] for key in keys[:shared]])
 
@@ -121,7 +121,7 @@ class PrefixBlockAllocator(PagedBlockAllocator):
         return sum(self._owners[block] == owners for block, owners in leaving.items())
 
     def copied(self, allocation: BlockAllocation) -> None:
-        """Mark the copy that a prompt asked for as done."""
+        """Record that the engine has made the block copy requested for a prompt."""
         source = self._copies.pop(allocation, None)
         if source is not None:
             self._leave(source)
@@ -129,8 +129,8 @@ class PrefixBlockAllocator(PagedBlockAllocator):
     def publish(self, allocation: BlockAllocation, keys: Sequence[BlockKey], start: int = 0) -> None:
         """Make the full, written blocks of an allocation available under `keys`.
 
-        `keys` cover the whole prefix; the first `start` are already published. A duplicate of a published block stays
-        private.
+        `keys` has a key for every full block of the prefix; the first `start` blocks are already published. A block is
+        not shared if another block already has its key.
         """
         table = self._tables[allocation]
         if len(keys) > len(table):
@@ -145,7 +145,7 @@ class PrefixBlockAllocator(PagedBlockAllocator):
             self.cache.hold(key)
 
     def _share(self, owner: str, keys: Sequence[BlockKey], total: int) -> BlockAllocation:
-        """Reserve `total` blocks for a new allocation that starts with the cached blocks of `keys`."""
+        """Reserve `total` blocks for a new allocation, which starts with the cached blocks of `keys`."""
         shared = [self._cached[key] for key in keys]
         taken = self._taken(total, shared)
         if taken > self.num_free:
@@ -161,7 +161,7 @@ class PrefixBlockAllocator(PagedBlockAllocator):
         return allocation
 
     def _taken(self, total: int, shared: Sequence[int]) -> int:
-        """Free blocks that `total` blocks take. Cached blocks without an owner count as free."""
+        """Return how many free blocks an allocation of `total` blocks takes. Unowned cached blocks count as free."""
         return total - sum(self._owners[block] > 0 for block in shared)
 
     def _take(self) -> int:
@@ -188,7 +188,7 @@ class PrefixBlockAllocator(PagedBlockAllocator):
             self._leave(block)
 
     def _leave(self, block: int) -> None:
-        """Remove one owner of a block."""
+        """Remove one owner of a block; without owners the block is cached or free."""
         self._owners[block] -= 1
         if not self._owners[block]:
             self.num_free += 1

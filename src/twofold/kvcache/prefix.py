@@ -1,4 +1,4 @@
-"""Prefix hash chain: equal keys mean equal blocks after equal prefixes (Mooncake section 4, Figure 3)."""
+"""Prefix hash chain: blocks with equal keys have equal tokens after equal prefixes (Mooncake section 4, Figure 3)."""
 
 from array import array
 from collections.abc import Iterator, Sequence
@@ -19,12 +19,12 @@ def prefix_keys(token_ids: Sequence[int], block_size: int, salt: bytes = b"") ->
 
 
 def root_key(salt: bytes) -> bytes:
-    """The start of a chain, before the key of the first block."""
+    """Return the first link of a hash chain, from which the key of the first block is computed."""
     return blake2b(salt, digest_size=KEY_BYTES).digest()
 
 
 def next_key(key: bytes, token_ids: Sequence[int]) -> bytes:
-    """Key of the block of `token_ids` that follows the block of `key`."""
+    """Return the key of the block with tokens `token_ids` that follows the block with key `key`."""
     return blake2b(key + array("q", token_ids).tobytes(), digest_size=KEY_BYTES).digest()
 
 

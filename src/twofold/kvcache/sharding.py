@@ -1,4 +1,4 @@
-"""Sharding of a model and its KV cache over the ranks of an instance, and hand-offs between two shardings."""
+"""Sharding of a model and its KV cache over the ranks of an instance, and hand-offs between different shardings."""
 
 from collections.abc import Iterator, Sequence
 from itertools import groupby
@@ -10,9 +10,10 @@ from twofold.errors import ConfigurationError
 
 
 class Sharding(msgspec.Struct, frozen=True):
-    """Tensor and pipeline parallelism: `pipeline` stages divide the layers, `tensor` ranks the heads of a stage.
+    """Tensor and pipeline parallelism of an instance.
 
-    Ranks are numbered stage by stage: rank = stage · tensor + shard.
+    `pipeline` stages divide the layers; the `tensor` ranks of a stage divide the heads of its layers. Ranks are
+    numbered stage by stage: rank = stage · tensor + shard.
     """
 
     tensor: int = 1
@@ -26,12 +27,12 @@ class Sharding(msgspec.Struct, frozen=True):
         return self.tensor * self.pipeline
 
     def layers(self, rank: int, num_layers: int) -> range:
-        """The layers of a rank's stage, as even as possible."""
+        """Return the layers of the stage of a rank. Stages have numbers of layers that are as equal as possible."""
         stage = rank // self.tensor
         return range(-(-stage * num_layers // self.pipeline), -(-(stage + 1) * num_layers // self.pipeline))
 
     def heads(self, rank: int, num_heads: int) -> range:
-        """The heads of a rank in a layer of `num_heads` heads."""
+        """Return the heads that a rank has in a layer of `num_heads` heads."""
         shard, each = rank % self.tensor, num_heads // self.tensor
         return range(shard * each, (shard + 1) * each)
 
@@ -40,10 +41,10 @@ UNSHARDED = Sharding()
 
 
 def check_sharding(sharding: Sharding, kv_heads: Sequence[int], heads: int, model: str) -> None:
-    """Raise ConfigurationError if a model cannot be sharded like this.
+    """Raise ConfigurationError if a model cannot have this sharding.
 
-    `kv_heads` are the key-value heads of each layer, `heads` the query heads of any. Ranks do not replicate key-value
-    heads, so that each byte of KV has one place in an instance.
+    `kv_heads` are the key-value heads of each layer, `heads` the number of query heads of every layer. Ranks do not
+    replicate key-value heads, so that each byte of KV has one place in an instance.
     """
     if sharding.pipeline > len(kv_heads):
         raise ConfigurationError(
@@ -69,7 +70,8 @@ class ReshardPiece(NamedTuple):
 
 
 def plan_reshard(source: Sharding, target: Sharding, kv_heads: Sequence[int]) -> list[ReshardPiece]:
-    """The pieces of a hand-off in layer order; `kv_heads` is the number of key-value heads of each layer.
+    """Return the pieces of KV that a hand-off moves, in layer order; `kv_heads` is the number of key-value heads of
+    each layer.
 
     Every head of every layer is in exactly one piece. Both shardings must fit the model (`check_sharding`).
     """
@@ -88,13 +90,13 @@ def plan_reshard(source: Sharding, target: Sharding, kv_heads: Sequence[int]) ->
 
 
 def overlap(one: range, other: range) -> range:
-    """Intersection of two ranges of step 1."""
+    """Return the intersection of two ranges of step 1."""
     start = max(one.start, other.start)
     return range(start, max(start, min(one.stop, other.stop)))
 
 
 def _runs(kv_heads: Sequence[int]) -> Iterator[tuple[range, int]]:
-    """Runs of layers with the same number of heads, and that number."""
+    """Yield each run of consecutive layers with the same number of heads, and this number."""
     start = 0
     for count, layers in groupby(kv_heads):
         stop = start + len(list(layers))
@@ -103,14 +105,14 @@ def _runs(kv_heads: Sequence[int]) -> Iterator[tuple[range, int]]:
 
 
 class LayerTraffic(NamedTuple):
-    """Load of the busiest sending rank for one layer: key-value heads, and pieces sent one after the other."""
+    """The load of the busiest sending rank for one layer: key-value heads, and pieces sent one after the other."""
 
     heads: int
     pieces: int
 
 
 def layer_traffic(pieces: Sequence[ReshardPiece], num_layers: int) -> list[LayerTraffic]:
-    """The bottleneck of each layer of a hand-off."""
+    """Return the traffic of the busiest sending rank for each layer of a hand-off."""
     found = []
     for layer in range(num_layers):
         sent: dict[int, list[int]] = {}

@@ -1,4 +1,4 @@
-"""Slots of a shared block memory that several processes fill and read, any of which may crash."""
+"""Slots of a block memory that several processes share. Each process fills and reads slots, and may crash."""
 
 from collections.abc import Collection, Hashable
 from heapq import heappop, heappush
@@ -14,9 +14,10 @@ class SlotAllocator:
         free ── lease ──▶ leased ── commit ──▶ kept ── drop ──▶ dropped ── last hold ends ──▶ free
                             └────── give_up ──▶ free
 
-    Only its holder may access a leased slot. A committed slot is read-only and becomes free when it is neither kept
-    nor held, so readers can finish after `drop`. `lose` ends all rights of a holder at once: call it only after the
-    holder can no longer touch the memory. Methods raise ValueError and change nothing if the holder lacks the right.
+    Only the holder of its lease may access a leased slot. A committed slot is read-only and becomes free when it is
+    neither kept nor held, so readers can finish after `drop`. `lose` ends all rights of a holder at once: call it only
+    after the holder can no longer touch the memory. Methods raise ValueError and change nothing if the holder lacks the
+    right.
     """
 
     def __init__(self, count: int) -> None:
@@ -35,7 +36,7 @@ class SlotAllocator:
         return len(self._free)
 
     def had_by(self, holder: Holder) -> Collection[int]:
-        """Slots that a holder leases or holds."""
+        """Return the slots that a holder has leased or holds as a reader."""
         return self._had.get(holder, ())
 
     def leased_to(self, slot: int, holder: Holder) -> bool:
@@ -51,17 +52,17 @@ class SlotAllocator:
         return slot
 
     def give_up(self, slot: int, holder: Holder) -> None:
-        """End a lease of a slot that was not written."""
+        """End the lease of a slot that was not written; the slot becomes free."""
         self._end_lease(slot, holder)
         heappush(self._free, slot)
 
     def commit(self, slot: int, holder: Holder) -> None:
-        """End a lease after the slot was completely written."""
+        """End the lease of a slot that was completely written; readers may then hold it."""
         self._end_lease(slot, holder)
         self._kept.add(slot)
 
     def hold(self, slot: int, holder: Holder) -> None:
-        """Add a hold of a reader."""
+        """Add a reader's hold to a committed slot, which then stays readable until `release`."""
         if slot not in self._kept and slot not in self._holds:
             raise ValueError(f"slot {slot} is not committed")
         holds = self._holds.setdefault(slot, {})
@@ -69,7 +70,7 @@ class SlotAllocator:
         self._had.setdefault(holder, set()).add(slot)
 
     def release(self, slot: int, holder: Holder) -> None:
-        """Remove one hold of a reader."""
+        """Remove one hold of a reader from a slot."""
         holds = self._holds.get(slot, {})
         if holder not in holds:
             raise ValueError(f"{holder} does not hold slot {slot}")
@@ -78,7 +79,7 @@ class SlotAllocator:
             self._end_holds(slot, holder)
 
     def drop(self, slot: int) -> None:
-        """Stop keeping a slot: it is free at once, or after its last reader."""
+        """Stop keeping a committed slot: it becomes free at once, or when its last reader releases it."""
         if slot not in self._kept:
             raise ValueError(f"slot {slot} is not kept")
         self._kept.remove(slot)
@@ -86,7 +87,7 @@ class SlotAllocator:
             heappush(self._free, slot)
 
     def lose(self, holder: Holder) -> None:
-        """End all leases and holds of a holder."""
+        """End all leases and holds of one holder."""
         for slot in sorted(self._had.get(holder, ())):
             if self.leased_to(slot, holder):
                 self.give_up(slot, holder)

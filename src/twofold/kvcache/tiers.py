@@ -1,4 +1,4 @@
-"""Several memories of one host as one prefix cache, the fastest tier first."""
+"""A prefix cache of several memory tiers of one host, the fastest tier first."""
 
 from collections.abc import Container, Sequence
 
@@ -10,7 +10,7 @@ from twofold.request import BlockKey
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class TieredCache:
-    """Tiers such as host memory and disk. Every block is in one tier at a time.
+    """A prefix cache over tiers such as host memory and disk. Every block is in one tier at a time.
 
     New blocks enter the first tier. A block evicted from a tier moves to the next one, and leaves the cache after the
     last. A hit moves a block up to the first tier. Each tier counts its own hits, misses and removals. The cache moves
@@ -27,14 +27,14 @@ class TieredCache:
         return self.tier_of(key) is not None
 
     def tier_of(self, key: BlockKey) -> int | None:
-        """Index of the tier that contains a block."""
+        """Return the index of the tier that contains a block."""
         for index, tier in enumerate(self.tiers):
             if key in tier:
                 return index
         return None
 
     def match(self, keys: Sequence[BlockKey]) -> list[int]:
-        """Number of cached leading blocks of a prompt by tier. All of them can be reused."""
+        """Return the number of cached leading blocks of a prompt in each tier. All of them can be reused."""
         counts = [0] * len(self.tiers)
         counts[0] = self._first.match(keys)
         for position in range(counts[0], len(keys)):
@@ -80,7 +80,7 @@ class TieredCache:
         self._tier(key).hold(key)
 
     def release(self, key: BlockKey) -> None:
-        """Undo one `hold`."""
+        """Undo one call of `hold` for a block."""
         self._tier(key).release(key)
 
     def _tier(self, key: BlockKey) -> PrefixCache:
@@ -90,7 +90,7 @@ class TieredCache:
         return self.tiers[index]
 
     def _use(self, tier: PrefixCache, key: BlockKey, keep: Container[BlockKey], gone: list[BlockKey]) -> None:
-        """Record a hit in `tier` and move the block up."""
+        """Record a hit in `tier` and move the block to the first tier."""
         tier.use(key)
         if tier is not self._first and not tier.held(key) and self._first.has_room:
             position = tier.position(key)
@@ -98,7 +98,7 @@ class TieredCache:
             self._store(0, key, position, keep, gone)
 
     def _store(self, index: int, key: BlockKey, position: int, keep: Container[BlockKey], gone: list[BlockKey]) -> None:
-        """Store a block in the tier of this index, or in the next tier with room."""
+        """Store a block in the tier with this index, or in the next slower tier that can store it."""
         if index == len(self.tiers):
             gone.append(key)
             return

@@ -1,1 +1,1 @@
-"""Pure scheduling decisions: no clock, no I/O, no threads. Live service and simulator run the same objects."""
+"""Pure scheduling decisions, without clock, I/O or threads. The live service and the simulator run the same classes."""

@@ -1,1 +1,1 @@
-"""Cluster simulator: virtual instances and links under a virtual clock, driven by the schedulers of the service."""
+"""The cluster simulator: virtual instances and links on a virtual clock, driven by the schedulers of the service."""

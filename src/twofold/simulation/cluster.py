@@ -1,4 +1,4 @@
-"""The virtual cluster: arrivals, instances, hand-offs and failures around the live cluster scheduler."""
+"""The virtual cluster: it connects arrivals, instances, hand-offs and failures with the live cluster scheduler."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final
@@ -26,8 +26,8 @@ _LENGTH: Final = FinishReason.LENGTH
 class VirtualCluster(InstanceEnvironment):
     """Runs requests through the schedulers of the live service and emits their events.
 
-    The builder fills `instances` and calls `join` for each. With `overload`, requests are rejected at arrival or after
-    prefill. Subscribers are registered in `events`.
+    The builder fills `instances` and calls `join` for each instance. With `overload` set, overload control can reject
+    requests at arrival or after prefill. Subscribers are registered in `events`.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class VirtualCluster(InstanceEnvironment):
     # -- arrivals ---------------------------------------------------------------------------------------------------
 
     def _schedule_arrival(self, before: Request | None) -> None:
-        """Schedule the arrival of the request after `before`, if there is one."""
+        """Schedule the arrival of the request that follows `before`, if there is one."""
         request = next(self._arrivals, None)
         if request is None:
             return
@@ -95,7 +95,7 @@ class VirtualCluster(InstanceEnvironment):
         self._schedule_arrival(request)
 
     def enter(self, request: Request, number: int, arrived: int) -> None:
-        """Place a request; `number` counts arrivals from 1, `arrived` is its arrival in picoseconds."""
+        """Place a request. `number` counts arrivals from 1; `arrived` is the arrival time in picoseconds."""
         request_id, now, statistics = request.id, self.kernel.now, self.statistics
         if request_id in self.requests:
             raise WorkloadError("the workload", f"two requests under way have the id {request_id}")
@@ -218,7 +218,7 @@ class VirtualCluster(InstanceEnvironment):
         self._tell_ended(life, FinishReason.ERROR, 0)
 
     def take_down(self, instance: SimulatedInstance) -> None:
-        """Fail an instance and all requests that it holds a part of."""
+        """Let an instance fail, and with it all requests that it prefills or decodes."""
         if instance.load is None:
             return
         self.note("failure", instance.name, "down")
@@ -237,7 +237,7 @@ class VirtualCluster(InstanceEnvironment):
                     member.poke()
 
     def bring_back(self, instance: SimulatedInstance) -> None:
-        """Restart a failed instance, empty."""
+        """Restart a failed instance with empty queues and caches."""
         if instance.load is None:
             self.note("failure", instance.name, "up again")
             epoch = instance.scheduler.leases.epoch + 1
@@ -256,6 +256,6 @@ class VirtualCluster(InstanceEnvironment):
             observer.role(instance, role, self.kernel.now)
 
     def note(self, kind: str, subject: str, detail: str) -> None:
-        """Pass a log note to the observers."""
+        """Pass an event for the log to the observers."""
         for observer in self._observers:
             observer.note(self.kernel.now, kind, subject, detail)

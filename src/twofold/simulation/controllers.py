@@ -1,8 +1,8 @@
 """Several controllers that route one virtual cluster by delayed load reports.
 
 Each request is assigned to one controller, which places it by its own view of the cluster. Load reports reach all
-controllers with a delay. With a router of cells, controllers choose a cell from reports, and the cell chooses the
-instances by their current load.
+controllers with a delay. With a router of cells, a controller chooses a cell by the reported loads, and then instances
+are chosen within the cell by their current loads.
 """
 
 from collections.abc import Callable
@@ -29,7 +29,7 @@ _HANDOFF = FixedHandoff(HandoffMode.LAYER_WISE)  # the actual cluster chooses th
 
 
 class _Dispatcher(Router):
-    """Routes each request with one of the controllers, drawn by the request's id."""
+    """Routes each request with one of the controllers, chosen by a pseudo-random draw from the request's id."""
 
     def __init__(self, controllers: list[SharedCluster], cells: CellRouter | None) -> None:
         self._controllers, self._cells = controllers, cells
@@ -49,7 +49,7 @@ class _Dispatcher(Router):
 
 
 class ReplicatedControllers(ClusterScheduler):
-    """The actual state of the cluster, behind the interface of a single controller.
+    """The actual state of a cluster with several controllers, with the interface of a single controller.
 
     `router` creates one router per controller. A controller learns of the progress of its own requests at once.
     """
@@ -99,7 +99,7 @@ class ReplicatedControllers(ClusterScheduler):
         return held
 
     def _show(self, cell: CellLoad) -> None:
-        """Update every controller's membership of a cell, and pause the cell if it lacks a role."""
+        """Update the instance counts of a cell in every controller, and pause the cell if it lacks a role."""
         for controller in self.controllers:
             pools = controller.pools
             known = pools.get(cell.id)
@@ -151,7 +151,7 @@ class ReplicatedControllers(ClusterScheduler):
     # -- reports ----------------------------------------------------------------------------------------------------
 
     def _unit(self, instance_id: str) -> InstanceLoad:
-        """The unit that reports loads: the instance, or its cell."""
+        """Return what reports the load of an instance: the instance or, with a router of cells, its cell."""
         load = self.pools.get(instance_id)
         assert load is not None  # noqa: S101  (a request was just placed on it)
         return self.pools.cells[load.cell].load if isinstance(self.pools, CellPools) else load
@@ -162,7 +162,7 @@ class ReplicatedControllers(ClusterScheduler):
             self._report_soon(second)
 
     def _report_soon(self, unit: InstanceLoad) -> None:
-        """Schedule a report of a changed load for the next reporting time."""
+        """Schedule a report of a load that changed, for the next time at which reports are sent."""
         name, every, now = unit.id, self._every, self._kernel.now
         if not every:
             self._report(unit)
@@ -174,7 +174,7 @@ class ReplicatedControllers(ClusterScheduler):
             self._kernel.schedule(now + (phase - now) % every, EventOrder.REPORT, self._report, unit)
 
     def _report(self, unit: InstanceLoad) -> None:
-        """Send the current load to every controller, after the delay."""
+        """Send the current load of an instance or cell to every controller; it arrives after the report delay."""
         self._due.discard(unit.id)
         total = unit.less(NO_LOAD)
         reports = [LoadReport(unit.id, total, controller.own(unit.id)) for controller in self.controllers]

@@ -21,11 +21,11 @@ _SERIALIZED: Final = HandoffMode.SERIALIZED
 class SimulatedHandoffs:
     """Runs the hand-off protocol: lease, transfer, and release on both instances.
 
-    A layer-wise hand-off starts when the first layer is computed. It ends at least one layer's transfer plus the
-    synchronization after the last layer; on an idle link it takes the time of `TransferModel`.
+    A layer-wise transfer starts when the first layer is computed. After the last layer is computed, it takes at least
+    the transfer of one layer and the synchronization; on an idle link it takes the time of `TransferModel`.
 
-    Memory on the decode instance is reserved at arrival. It is reserved at the start of the prefill if instances change
-    roles (`docs/decisions/0007`) or the KV cache is pulled.
+    Memory on the decode instance is reserved at arrival. It is reserved at the start of the prefill instead if
+    instances change roles (`docs/decisions/0007`) or the KV cache is pulled.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class SimulatedHandoffs:
         self._waiting: dict[str, SimulatedRequest] = {}  # requests that were promised a lease
 
     def expect(self, life: SimulatedRequest) -> None:
-        """Prepare the hand-off of a placed split request."""
+        """Prepare the hand-off of a placed request that two instances run."""
         if self._retry is None and self._at_arrival and life.mode is not _PULL:
             self._reserve(life)
 
@@ -59,7 +59,7 @@ class SimulatedHandoffs:
         self.grant(life.decode)
 
     def grant(self, instance: SimulatedInstance) -> None:
-        """Grant waiting leases on an instance after memory may have been freed."""
+        """Grant waiting leases on an instance on which memory may have become free."""
         if not instance.scheduler.lease_queue.size:
             return
         for lease in instance.scheduler.grant(self._kernel.now):
@@ -71,7 +71,7 @@ class SimulatedHandoffs:
                 self._send(life, max(self._kernel.now, life.first_layer))
 
     def prefill_started(self, life: SimulatedRequest, end: int) -> None:
-        """The prefill of a split request runs until picosecond `end`."""
+        """Record that the prefill of a request with a hand-off runs until picosecond `end`."""
         now = self._kernel.now
         life.first_layer = now + (end - now) // self._layers
         if self._retry is None and not (self._at_arrival and life.mode is not _PULL):
@@ -80,7 +80,7 @@ class SimulatedHandoffs:
             self._send(life, life.first_layer)
 
     def prefilled(self, life: SimulatedRequest) -> None:
-        """The prefill of a split request ended."""
+        """Record that the prefill of a request with a hand-off has ended."""
         if life.lease is None:
             if self._retry is not None:
                 self._asking += 1
@@ -119,7 +119,7 @@ class SimulatedHandoffs:
         return life.mode is _LAYER_WISE and not self._instant
 
     def _send_all(self, life: SimulatedRequest) -> None:
-        """Transfer all layers at once: serialized mode, or a lease granted too late for another mode."""
+        """Transfer all layers at once: in serialized mode, or after a lease that was too late for layer-wise mode."""
         life.mode = _SERIALIZED
         if self._instant:
             life.handoff_started = self._kernel.now
@@ -133,11 +133,11 @@ class SimulatedHandoffs:
         self._network.send(life.prefill.link, life.decode.link, self._size(life), start, landed)
 
     def _size(self, life: SimulatedRequest) -> int:
-        """Bytes of the prompt's KV cache."""
+        """Return the size of the KV cache of a prompt in bytes."""
         return life.prompt_tokens * self._kv_bytes_per_token
 
     def _sent(self, life: SimulatedRequest) -> None:
-        """The last byte of a KV cache was transferred."""
+        """Continue the hand-off of a request after the last byte of its KV cache was transferred."""
         if life.ended:
             return
         if life.mode is _LAYER_WISE:
@@ -148,7 +148,7 @@ class SimulatedHandoffs:
             self._land(life)
 
     def _land_after_tail(self, life: SimulatedRequest) -> None:
-        """Schedule the end of a layer-wise hand-off: the last layer after the prefill, then synchronization."""
+        """Schedule the end of a layer-wise hand-off: after the transfer of the last layer and the synchronization."""
         layer = ps(self._size(life) / self._layers / life.prefill.link.bytes_per_s(life.decode.link))
         at = max(self._kernel.now, life.first_token + layer) + self._sync
         self._kernel.schedule(at, EventOrder.TRANSFER + life.number, self._land, life)

@@ -1,4 +1,4 @@
-"""Histograms in constant memory, with the buckets of `Tally`."""
+"""Histograms that use constant memory and have the same buckets as `Tally`."""
 
 import math
 from bisect import bisect_right
@@ -59,7 +59,7 @@ class Histogram(msgspec.Struct):
         return self._quantiles([p / 100])[0] if self.counts else None
 
     def fraction_at_most(self, value: float) -> float | None:
-        """Return the share of values up to `value` (in units), interpolated within its bucket."""
+        """Return the share of values that are at most `value` (in units), interpolated within its bucket."""
         if not self.counts:
             return None
         bound = math.floor(min(value / self.unit * _ROUNDING, float(LIMIT)))
@@ -86,7 +86,7 @@ class Histogram(msgspec.Struct):
         return list(zip(self._quantiles(fractions), fractions, strict=True))
 
     def _quantiles(self, fractions: Sequence[float]) -> list[float]:
-        """Values at these fractions of the rank range."""
+        """Return the values at these fractions of the range of ranks."""
         buckets = sorted(self.counts)
         ends = list(accumulate(self.counts[bucket] for bucket in buckets))
         last = ends[-1] - 1

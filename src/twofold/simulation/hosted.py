@@ -1,7 +1,7 @@
-"""A cluster of CPU workers on one host, with the gateway and its clients beside them.
+"""A simulated cluster of CPU workers on one host, which the gateway and its clients share.
 
-Workers on the same core take turns, and each request and each streamed token costs CPU time on a core that a worker
-may be using. The times come from a `HostProfile`.
+Workers on the same core take turns, and each request and each streamed token costs CPU time on a core that a worker may
+be using. The times are those of a `HostProfile`.
 """
 
 from collections import deque
@@ -22,9 +22,9 @@ from twofold.simulation.statistics import RunStatistics, SimulatedRequest
 
 
 class HostedCluster(VirtualCluster):
-    """A virtual cluster on one host: requests and tokens pass a gateway that does one chore after another.
+    """A virtual cluster on one host with a gateway that processes requests and tokens one after another.
 
-    `cores` has the share of each instance in the cores of the host.
+    `cores` has the cores of the host that each instance uses.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class HostedCluster(VirtualCluster):
         self._ended.append(life)
 
     def _streamed(self, streamed: tuple[list[SimulatedRequest], list[SimulatedRequest]]) -> None:
-        """The tokens of an iteration have reached the clients."""
+        """Record that the tokens of an iteration have reached the clients."""
         firsts, ended = streamed
         now = self.kernel.now
         for life in firsts:
@@ -86,7 +86,7 @@ class HostedCluster(VirtualCluster):
             super().record(life)
 
     def _do(self, order: int, work: int, delay: int, action: Action, argument: object) -> None:
-        """Queue `work` picoseconds of gateway work; `action(argument)` is called `delay` after its completion."""
+        """Queue `work` picoseconds of CPU time for the gateway; call `action(argument)` `delay` picoseconds later."""
         self._chores.append((work, Call(order, self._done, (order, delay, action, argument))))
         if len(self._chores) == 1:
             self._host.begin(self._gateway, *self._chores[0])

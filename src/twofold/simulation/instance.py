@@ -1,4 +1,4 @@
-"""A simulated instance: the live scheduler, with a performance model in place of an engine."""
+"""Simulated instances: each runs the live instance scheduler with a performance model in place of an engine."""
 
 from abc import ABC, abstractmethod
 from typing import Final
@@ -20,13 +20,13 @@ _REST: Final = (1 << _UNIT) - 1
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class InstanceEnvironment(ABC):
-    """The cluster as seen by its instances: receives their events."""
+    """Interface of the cluster for its instances, which report their events to it."""
 
     kernel: Kernel
 
     @abstractmethod
     def loading(self, batch: RunningBatch, timing: RunTiming) -> RunTiming:
-        """The timing of a batch with prompts, including the load of their cached prefixes."""
+        """Return the timing of a batch with prompts, including the time to load their cached prefixes."""
 
     @abstractmethod
     def started(self, instance: "SimulatedInstance", batch: RunningBatch, end: int) -> None: ...
@@ -35,7 +35,7 @@ class InstanceEnvironment(ABC):
     def ran(
         self, instance: "SimulatedInstance", batch: RunningBatch, timing: RunTiming, count: int, begun: int, since: int
     ) -> None:
-        """`count` iterations of a batch have run on the last stage since `begun`; their token gaps began at `since`."""
+        """`count` iterations of a batch, which began at `begun`, have ended. Their token gaps began at `since`."""
 
     @abstractmethod
     def stepped(self, instance: "SimulatedInstance", results: list[StepResult]) -> None: ...
@@ -46,7 +46,7 @@ class InstanceEnvironment(ABC):
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class SimulatedInstance(ABC):
-    """Base of simulated instances: identity, scheduler, and accounts of time and energy.
+    """Base class of simulated instances: name, scheduler, and counts of time and energy.
 
     `busy` is the time spent running batches, in picoseconds; for a pipeline it is the mean over its stages. `batch` is
     the most recently started batch that is still running.
@@ -70,28 +70,28 @@ class SimulatedInstance(ABC):
 
     @property
     def energy(self) -> int:
-        """Energy above idle, in milliwatt-picoseconds."""
+        """Energy above idle that the batches have used, in milliwatt-picoseconds."""
         return (self._energy << _UNIT) + self._energy_rest
 
     @property
     def sequence_time(self) -> int:
-        """Picoseconds that sequences spent in batches, summed over sequences."""
+        """Time that sequences have spent in batches, in picoseconds, summed over the sequences."""
         return (self._sequence_time << _UNIT) + self._sequence_time_rest
 
     @abstractmethod
     def poke(self) -> None:
-        """Ask the scheduler again after a command: start a batch, or stop a run at the next iteration."""
+        """React to a command to the scheduler: start a batch, or end the current run at the next iteration."""
 
     @abstractmethod
     def die(self) -> None:
-        """Drop the iterations under way; completed iterations of a run count."""
+        """Drop all iterations in progress when the instance fails; the complete iterations of a run count."""
 
     def queued(self) -> int:
-        """Sequences that wait here, as reported to routers."""
+        """Number of sequences that wait on this instance, as reported to routers."""
         return self.scheduler.queued
 
     def charge(self, duration: int, milliwatts: int, batch: RunningBatch, stages: int = 1) -> None:
-        """Account for a batch that stages computed for `duration` in all, with `milliwatts` above idle."""
+        """Add the time and energy of a batch on which stages worked for `duration` in all, `milliwatts` above idle."""
         self._energy += (duration >> _UNIT) * milliwatts
         self._energy_rest += (duration & _REST) * milliwatts
         if stages > 1:
@@ -167,7 +167,7 @@ class VirtualInstance(SimulatedInstance):
         self.milliwatts = 0
 
     def start(self) -> None:
-        """Start the next batch, if the first stage is free and there is one."""
+        """Start the next batch if the first stage is free and the scheduler has a batch."""
         kernel, stages = self.kernel, self._stages
         now = kernel.now
         if len(self._runs) == stages or (stages > 1 and now < self._free_at[0]):
@@ -194,7 +194,7 @@ class VirtualInstance(SimulatedInstance):
                 sequence.last_token_at = self._last_token[batch.lane]
 
     def complete(self, run: "_Run") -> None:
-        """End the oldest run."""
+        """Complete the oldest run of iterations."""
         now, batch, timing, count, stages = self.kernel.now, run.batch, run.timing, run.count, self._stages
         self._runs.pop(0)
         milliwatts = timing.milliwatts - self._idle_mw
@@ -217,7 +217,7 @@ class VirtualInstance(SimulatedInstance):
         self.start()
 
     def _repeat(self, batch: RunningBatch) -> "_Run":
-        """Run a batch for as many iterations as allowed."""
+        """Start a run of a batch with as many iterations as allowed."""
         now, timing = self.kernel.now, self.timing.batch(batch)
         if batch.prefills:
             timing = self.environment.loading(batch, timing)
@@ -230,13 +230,13 @@ class VirtualInstance(SimulatedInstance):
         return _Run(self, self._order, batch, timing, now + timing.end_ps(count), count, now)
 
     def _pass_stages(self, batch: RunningBatch) -> "_Run":
-        """Pass one iteration of a batch through the stages."""
+        """Start one iteration of a batch on all stages of a pipeline, one after another."""
         first, later = self._first.batch(batch), self._later.batch(batch)
         begins = pass_through(self.kernel.now, first.first_ps, later.first_ps, self._free_at)
         return _PipelineRun(self, self._order, batch, first, self._free_at[-1], begins, later.first_ps)
 
     def _entrance_free(self, run: "_Run") -> None:
-        """Start the next batch after the first stage has passed on a run, unless the instance has died since."""
+        """Start the next batch because the first stage has become free, unless the instance has died since."""
         if not run.void:
             self.start()
 
@@ -244,8 +244,8 @@ class VirtualInstance(SimulatedInstance):
 def pass_through(now: int, first: int, later: int, free_at: list[int]) -> list[int]:
     """Return the times at which each stage begins an iteration that enters at `now`, all in picoseconds.
 
-    It takes `first` on the first stage and `later` on each of the others. Updates `free_at`, the times at which each
-    stage is free.
+    The iteration takes `first` on the first stage and `later` on each later stage. The function updates `free_at`,
+    which has the time at which each stage is free.
     """
     begins: list[int] = []
     at, duration = now, first
@@ -259,7 +259,7 @@ def pass_through(now: int, first: int, later: int, free_at: list[int]) -> list[i
 
 @mypyc_attr(free_list_len=1)
 class _Run(Event):
-    """The end of `count` iterations of a batch begun at `begun`; `void` if it was cut short or the instance died."""
+    """`count` iterations of a batch, begun at `begun`. `void` is set if the run is cut short or the instance dies."""
 
     __slots__ = ("batch", "begun", "count", "instance", "timing", "void")
 
@@ -283,7 +283,7 @@ class _Run(Event):
         self.void = False
 
     def computed(self, now: int) -> int:
-        """Picoseconds that the stages have spent computing until `now`, in all."""
+        """Return the picoseconds that all stages together have spent computing until `now`."""
         return now - self.begun
 
     def happen(self) -> None:
@@ -292,7 +292,7 @@ class _Run(Event):
 
 
 class _PipelineRun(_Run):
-    """One iteration in a pipeline: its stages begin at `begins`, the later ones take `later_ps` each."""
+    """One iteration in a pipeline: `begins` has its start on each stage; each later stage takes `later_ps`."""
 
     __slots__ = ("begins", "later_ps")
 

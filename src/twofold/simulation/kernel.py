@@ -22,8 +22,7 @@ Action = Callable[[Any], None]
 
 
 class EventOrder:
-    """Kinds of events in the order in which they happen at the same time; each is added to a number of its
-    subject."""
+    """Kinds of events, in the order of simultaneous events; the number of an event's subject is added to its kind."""
 
     COMPLETION: Final = 0
     TRANSFER: Final = 1 << 40
@@ -36,7 +35,7 @@ class EventOrder:
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Event(ABC):
-    """An event at picosecond `at`."""
+    """An event at time `at` in picoseconds."""
 
     __slots__ = ("at", "order")
 
@@ -48,7 +47,7 @@ class Event(ABC):
 
 
 class Call(Event):
-    """A call of any function with one argument. `at` may be set later, by the resource that schedules the event."""
+    """An event that calls a function with one argument. A resource that schedules the event may set `at` later."""
 
     __slots__ = ("action", "argument")
 
@@ -97,11 +96,11 @@ class Kernel:
 
     @property
     def pending(self) -> int:
-        """Number of scheduled events, void ones included."""
+        """Number of scheduled events, including events that will have no effect."""
         return len(self._queue)
 
     def run(self, until_events: int) -> bool:
-        """Run events until `until_events` have happened in all; False if none is left."""
+        """Run events until `until_events` events have happened in all; False if no event is left."""
         queue, before = self._queue, self.before_step
         while queue:
             if self.events >= until_events:
@@ -119,9 +118,7 @@ _PS = 1e12
 
 
 class MachineLink:
-    """The network of a machine, whose egress and ingress are each shared equally by their flows, and its local
-    bandwidth.
-    """
+    """The network of a machine: egress and ingress, each shared equally by its transfers, and the local bandwidth."""
 
     def __init__(self, network_bytes_per_s: float, local_bytes_per_s: float) -> None:
         self.network_bytes_per_s, self.local_bytes_per_s = network_bytes_per_s, local_bytes_per_s
@@ -129,16 +126,16 @@ class MachineLink:
         self.ingress: dict[int, KvFlow] = {}
 
     def bytes_per_s(self, target: "MachineLink") -> float:
-        """Bandwidth of a single transfer to `target`."""
+        """Return the bandwidth of a transfer to `target` that shares no link."""
         if target is self:
             return self.local_bytes_per_s
         return min(self.network_bytes_per_s, target.network_bytes_per_s)
 
 
 class PacedWork:
-    """Work at a varying rate: `left` as of picosecond `since`, done at `rate` per `unit` picoseconds.
+    """Work at a varying rate: at picosecond `since`, `left` was left, and `rate` is done per `unit` picoseconds.
 
-    `end` is the event at its completion.
+    `end` is the event that happens when the work is complete.
     """
 
     def __init__(self, left: float = 0.0, end: Event | None = None) -> None:
@@ -149,7 +146,7 @@ class PacedWork:
         self.version = 0
 
     def pace(self, kernel: Kernel, rate: float, unit: float, leave: Action) -> None:
-        """Continue at `rate`; at the completion `leave` is called with this work, before `end` happens."""
+        """Change the rate of the work. When the work is done, call `leave` with it; then its event `end` happens."""
         if rate == self.rate:
             return
         now = kernel.now
@@ -169,7 +166,7 @@ class PacedWork:
 
 
 class KvFlow(PacedWork):
-    """A KV transfer in progress: `left` bytes at `rate` bytes/s. The order of its end event identifies it."""
+    """A KV transfer in progress: `left` bytes at `rate` bytes/s. The order of its end event is its number."""
 
     def __init__(self, source: MachineLink, target: MachineLink, left: float, landed: Event) -> None:
         super().__init__(left, landed)
@@ -178,7 +175,7 @@ class KvFlow(PacedWork):
 
 
 class VirtualNetwork:
-    """Machine links shared equally among transfers.
+    """The network between machines. Each link of a machine is shared equally among its transfers.
 
     A transfer runs at the smaller of its egress and ingress shares. Unused bandwidth is not redistributed as under
     max-min fairness, so transfer times are upper bounds. Without `contention` every transfer has its own link.
@@ -191,7 +188,7 @@ class VirtualNetwork:
         self._latency = ps(latency_s)
 
     def send(self, source: MachineLink, target: MachineLink, size: int, start: int, landed: Event) -> None:
-        """Send `size` bytes starting at picosecond `start`; `landed` is scheduled for the completion."""
+        """Send `size` bytes from picosecond `start` on. The event `landed` happens when the transfer is complete."""
         if self._contention and source is not target:
             flow = KvFlow(source, target, float(size), landed)
             self._kernel.schedule(start + self._latency, landed.order, self._enter, flow)
@@ -223,9 +220,10 @@ _NONE: Final = ContentionFactors()
 
 
 class HostTask(PacedWork):
-    """A worker or the gateway: computes with `threads` threads on some cores; `phase` is the phase it runs, if any.
+    """A worker or the gateway on a host.
 
-    `left` is in picoseconds at full speed.
+    It computes on `cores` with `threads` threads; `phase` is the running phase of a worker. `left` is in picoseconds at
+    full speed.
     """
 
     def __init__(self, cores: Sequence[int], threads: int = 1, contention: ContentionFactors = _NONE) -> None:
@@ -245,13 +243,13 @@ class Host:
         self._busy: dict[HostTask, None] = {}
 
     def begin(self, task: HostTask, work: int, end: Event) -> None:
-        """Give `task` `work` picoseconds of work; `end` happens when it is done."""
+        """Start `work` picoseconds of work of a task. The event `end` happens when the work is complete."""
         task.left, task.rate, task.since, task.end = float(work), 0.0, self.kernel.now, end
         self._busy[task] = None
         self._share()
 
     def drop(self, task: HostTask) -> None:
-        """Abandon the work of a task."""
+        """Cancel the work of a task."""
         if self._busy.pop(task, task) is None:
             task.version += 1
             self._share()
@@ -261,7 +259,7 @@ class Host:
         self._share()
 
     def _share(self) -> None:
-        """Place each thread on the least loaded core that its task may use, as an operating system balances them."""
+        """Assign each thread to the least loaded core that its task may use, as an operating system does."""
         load = [0] * self._cores
         places: dict[HostTask, list[int]] = {}
         for task in sorted(self._busy, key=lambda one: len(one.cores)):
@@ -284,7 +282,7 @@ class Host:
 
 
 class HostCores(HostTask):
-    """A worker's share of a host; the first batch after `COLD_AFTER_S` without work takes longer."""
+    """The cores of one worker on a host. A batch that starts after `COLD_AFTER_S` without work takes longer."""
 
     def __init__(self, host: Host, cores: Sequence[int], profile: HostProfile) -> None:
         super().__init__(cores, len(cores))
@@ -294,7 +292,7 @@ class HostCores(HostTask):
         self._ended_at = -self._cold_after - 1
 
     def compute(self, batch: RunningBatch, work: int, end: Event) -> None:
-        """Compute a batch that takes `work` picoseconds alone; `end` happens when it is done."""
+        """Compute a batch that takes `work` picoseconds alone. The event `end` happens when the batch is complete."""
         self.contention = self._prefill if batch.prefills else self._decode
         self.phase = Phase.PREFILL if batch.prefills else Phase.DECODE
         if self._host.kernel.now - self._ended_at > self._cold_after:
@@ -302,9 +300,9 @@ class HostCores(HostTask):
         self._host.begin(self, work, end)
 
     def ended(self) -> None:
-        """Note that a batch has just been completed."""
+        """Record that the worker has just completed a batch."""
         self._ended_at = self._host.kernel.now
 
     def drop(self) -> None:
-        """Abandon the batch."""
+        """Cancel the batch that the worker computes."""
         self._host.drop(self)

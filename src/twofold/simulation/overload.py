@@ -14,7 +14,7 @@ PREFILL, DECODE = "load/prefill", "load/decode"
 
 
 class OverloadResult(msgspec.Struct, frozen=True, kw_only=True):
-    """Rejections by reason and the prompt tokens of requests rejected after prefill.
+    """The results of overload control: rejections by reason, and the prompt tokens of requests rejected after prefill.
 
     `load_correlation` is Pearson's correlation of the prefill and decode loads over time: −1 if one phase is idle
     whenever the other is full, None if either load is constant.
@@ -66,7 +66,7 @@ class SimulatedOverload:
 
 
 def correlation(one: Series, other: Series) -> float | None:
-    """Pearson's correlation of the bin means of two series with equal sampling times; None if either is constant."""
+    """Return Pearson's correlation of the bin means of two equally sampled series; None if either is constant."""
     means = [[mean for _, mean, _ in series.points()] for series in (one, other)]
     try:
         return statistics.correlation(*means)

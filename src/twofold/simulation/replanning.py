@@ -1,4 +1,4 @@
-"""Re-planning in the simulator, with search and start-up times."""
+"""Re-planning in the simulator. Searches and starts of instances take simulated time."""
 
 from collections.abc import Sequence
 
@@ -25,7 +25,7 @@ from twofold.timeline import Timeline
 
 
 class SimulatedReplanning(Observer):
-    """Re-plans a simulated cluster: an observer that moves, starts and retires instances.
+    """Re-plans a simulated cluster: an observer that changes the roles of instances, starts them and retires them.
 
     A search takes `search_s` simulated seconds. The last `spare` instances of the cluster start only when a plan needs
     them. Instances that change their role or retire finish their requests first.
@@ -39,7 +39,7 @@ class SimulatedReplanning(Observer):
         self._cluster: VirtualCluster
 
     def attach(self, cluster: VirtualCluster) -> None:
-        """Bind to a cluster before its first request; pauses the spare instances."""
+        """Connect this observer to a cluster before the first request, and pause the spare instances."""
         self._cluster = cluster
         self._retired = list(cluster.instances)[len(cluster.instances) - self._spare :]
         for name in self._retired:
@@ -95,7 +95,7 @@ class SimulatedReplanning(Observer):
 
 
 def assign(cluster: VirtualCluster, split: RoleSplit) -> None:
-    """Split an idle cluster: its first instances prefill, the next decode, and the others are paused."""
+    """Assign the roles of an idle cluster: the first instances prefill, the next decode, the others are paused."""
     roles = [Role.PREFILL] * split.prefill + [Role.DECODE] * split.decode
     for place, name in enumerate(cluster.instances):
         if place < len(roles):
@@ -105,7 +105,7 @@ def assign(cluster: VirtualCluster, split: RoleSplit) -> None:
 
 
 def require_movable(spec: ClusterSpec, kinds: Sequence[InstanceProfile]) -> None:
-    """Raise ConfigurationError unless all instances of the cluster are interchangeable."""
+    """Raise ConfigurationError unless every instance of the cluster can take the place of every other."""
     movers = [name for name in ROUTERS if name not in FIXED_ROLE_ROUTERS]
     moves = spec.router in movers
     require(moves, f"the router {spec.router} never moves an instance: re-plan with {', '.join(movers)}")

@@ -1,4 +1,4 @@
-"""Results of a simulation and the verdict on its SLO."""
+"""Results of a simulation, and the verdict whether the run met an SLO."""
 
 import msgspec
 
@@ -83,7 +83,7 @@ class SimulationResult(msgspec.Struct, frozen=True, kw_only=True):
         return self.energy_j / self.duration_s if self.duration_s else 0.0
 
     def tightest_scale(self, attainment: float) -> float | None:
-        """Smallest SLO scale that this share of all requests meets, or None if too few completed."""
+        """Return the smallest SLO scale that a share `attainment` of all requests meets; None if too few completed."""
         needed = attainment * self.arrived
         if self.slo_scale is None or not 0 < needed <= self.completed:
             return None

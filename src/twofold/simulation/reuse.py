@@ -32,14 +32,14 @@ _MANY: Final = 1 << 20
 
 
 class TierHits(msgspec.Struct, frozen=True):
-    """Blocks found in one tier of the prefill instance's cache."""
+    """The number of blocks that were found in one tier of the prefill instances' caches."""
 
     tier: str
     blocks: int
 
 
 class HotBlock(msgspec.Struct, frozen=True):
-    """The number of prompts with a block, and of caches where they were prefilled."""
+    """A frequently used block: the prompts with this block, and the caches of the instances that prefilled them."""
 
     uses: int
     caches: int
@@ -66,18 +66,18 @@ class ReuseResult(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def hit_rate(self) -> float:
-        """The share of blocks found in any cache."""
+        """Share of the blocks of all prompts that were found in any cache."""
         return (sum(tier.blocks for tier in self.hits) + self.fetched) / self.blocks if self.blocks else 0.0
 
     @property
     def largest_share(self) -> float:
-        """The share of prompts on the busiest instance."""
+        """Share of the prompts that the busiest instance prefilled."""
         given = sum(self.requests.values())
         return max(self.requests.values()) / given if given else 0.0
 
     @property
     def spread(self) -> float:
-        """The mean share of caches that have a hot block."""
+        """Mean share of the caches that contain a hot block."""
         if not self.hottest:
             return 0.0
         return sum(block.caches for block in self.hottest) / (len(self.hottest) * self.caches)
@@ -87,7 +87,7 @@ BLOCK_TOKENS: Final = 512  # block size of traces
 
 
 class HostCache:
-    """The prefix cache beside an instance, which other instances of its machine may share.
+    """The prefix cache of an instance, which instances on the same machine may share.
 
     `block_ps` has the time to load a block from each tier, in picoseconds. `link` connects the machine to others.
     """
@@ -97,7 +97,7 @@ class HostCache:
         self.block_ps = tuple(block_ps)
 
     def hold(self, keys: Sequence[BlockKey]) -> list[int]:
-        """Pin the cached leading blocks of a prompt until `release`; returns their number by tier."""
+        """Pin the cached leading blocks of a prompt until `release`; return their number in each tier."""
         counts = self.cache.match(keys)
         for position in range(sum(counts)):
             self.cache.hold(keys[position])
@@ -105,12 +105,12 @@ class HostCache:
         return counts
 
     def release(self, keys: Sequence[BlockKey]) -> None:
-        """Unpin blocks."""
+        """Unpin the blocks that `hold` pinned."""
         for key in keys:
             self.cache.release(key)
 
     def loading_ps(self, counts: Sequence[int]) -> int:
-        """Picoseconds to load these numbers of blocks from each tier."""
+        """Return the picoseconds in which these numbers of blocks are loaded from the tiers."""
         return sum(map(mul, counts, self.block_ps))
 
 
@@ -147,7 +147,7 @@ _FETCH: Final = EventOrder.TRANSFER + (1 << 39)  # after hand-offs that land at 
 
 
 class _Use:
-    """The pinned blocks of a prompt from its placement until it is computed, and the time to load them."""
+    """The pinned blocks of one prompt from its placement until its prefill ends, and the time to load these blocks."""
 
     __slots__ = ("fetched", "hits", "host", "keys", "life", "loading", "ttft_s")
 
@@ -162,7 +162,7 @@ class _Use:
 
     @property
     def blocks(self) -> int:
-        """The number of pinned leading blocks."""
+        """Number of pinned leading blocks of the prompt."""
         return sum(self.hits) + self.fetched
 
     @property
@@ -199,11 +199,11 @@ class PrefixReuse(RequestSubscriber):
         self._error = Tally()
 
     def cache_of(self, instance: str) -> str:
-        """The name of the cache of an instance; its own name if it has none."""
+        """Return the name of the cache of an instance; without a cache, the name of the instance."""
         return self._hosts[instance].name if instance in self._hosts else instance
 
     def submit(self, life: SimulatedRequest, route: Route) -> None:
-        """Pin the cached blocks of a placed request, start a fetch if routed so, and submit it to its instance."""
+        """Pin the cached blocks of a placed request, start the route's fetch, if any, and queue the request."""
         host = self._hosts[life.prefill.name]
         use = self._uses[life.id] = _Use(life, host, route.ttft_s)
         self._requests[life.prefill.name] += 1
@@ -215,7 +215,7 @@ class PrefixReuse(RequestSubscriber):
         )
 
     def loading(self, iteration: RunningBatch, pace: RunTiming) -> RunTiming:
-        """Extend the time of an iteration by the layer-wise loading of its cached blocks."""
+        """Lengthen the time of an iteration by the layer-wise loading of the cached blocks of its prompts."""
         loading = 0
         for part in iteration.prefills:
             use = self._uses.get(part.sequence.id)
@@ -228,20 +228,20 @@ class PrefixReuse(RequestSubscriber):
         return RunTiming(first, pace.step_ps, pace.milliwatts)
 
     def first_token(self, request_id: str, now: float) -> None:
-        """Store all blocks of the computed prompt in the cache."""
+        """Store all blocks of the computed prompt in the cache of its prefill instance."""
         use = self._uses.pop(request_id)
         use.host.release(use.keys[: use.blocks])
         use.host.cache.insert(use.keys)
         self._count(use)
 
     def aborted(self, request_id: str, now: float) -> None:
-        """Release the blocks of a request; a fetch under way for it still reads its source."""
+        """Unpin the blocks of an aborted request. A fetch in progress for that request still reads its source."""
         use = self._uses.pop(request_id, None)
         if use is not None:
             use.host.release(use.keys[: use.blocks])
 
     def _land(self, fetched: tuple[_Use, HostCache, tuple[BlockKey, ...]]) -> None:
-        """Store fetched blocks and let the prompt start."""
+        """Store the blocks that were fetched for a prompt, and let the prompt start."""
         use, source, keys = fetched
         source.release(keys)
         if use.life.ended:
@@ -255,7 +255,7 @@ class PrefixReuse(RequestSubscriber):
         use.life.prefill.poke()
 
     def _fetch(self, use: _Use, fetch: PrefixFetch) -> bool:
-        """Transfer the missing blocks from another cache; False if that has none of them."""
+        """Transfer the missing blocks of a prompt from another cache; False if that cache has none of them."""
         source, start = self._by_name[fetch.source], use.blocks
         keys = use.keys[start : fetch.blocks]
         counts = source.hold(keys)
@@ -291,7 +291,7 @@ class PrefixReuse(RequestSubscriber):
             self._error.add(round(abs(use.ttft_s - real_s) / real_s * _MICRO))
 
     def result(self) -> ReuseResult:
-        """The statistics of the run. With many blocks, those of a single prompt are dropped."""
+        """Return the statistics of the run. If there are many blocks, blocks of only one prompt are left out."""
         hottest = sorted(self._counts, key=lambda key: -self._counts[key])[:_HOTTEST]
         return ReuseResult(
             caches=len(self._bits),

@@ -28,13 +28,13 @@ class Series(msgspec.Struct):
     peaks: list[float] = []
 
     def set(self, at: int, value: float) -> None:
-        """Set the value from `at` on; raises ValueError if `at` is before an earlier call's."""
+        """Set the value from `at` on; raises ValueError if an earlier call had a later time."""
         if at != self.at_ps:
             self.finish(at)
         self.value = value
 
     def finish(self, at: int) -> None:
-        """Extend the current value to `at`; raises ValueError as `set` does."""
+        """Extend the current value to `at`; raises ValueError if an earlier call had a later time."""
         held = at - self.at_ps
         if held < 0:
             raise ValueError(f"time runs backwards, from {self.at_ps} to {at} ps")
@@ -50,23 +50,23 @@ class Series(msgspec.Struct):
         self.at_ps = at
 
     def mean(self) -> float:
-        """Time-weighted mean, or the value if no time has passed."""
+        """Return the time-weighted mean; if no time has passed, the current value."""
         passed = self.at_ps - self.start_ps
         return sum(self.areas) / passed if passed else self.value
 
     def maximum(self) -> float:
-        """Maximum over time, or the value if no time has passed."""
+        """Return the maximum over time; if no time has passed, the current value."""
         return max(self.peaks, default=self.value)
 
     def points(self) -> list[tuple[float, float, float]]:
-        """(start in seconds, mean, maximum) of every bin."""
+        """Return (start in seconds, mean, maximum) of every bin."""
         starts = [self.start_ps + i * self.width_ps for i in range(len(self.areas))]
         widths = [end - start for start, end in pairwise([*starts, self.at_ps])]
         rows = zip(starts, self.areas, widths, self.peaks, strict=True)
         return [(start / _PS_PER_S, area / width, peak) for start, area, width, peak in rows]
 
     def _fill(self, at: int) -> None:
-        """Extend the current value to `at`, beyond the end of the open bin."""
+        """Extend the current value to `at`, which is after the end of the open bin."""
         while at > self.start_ps + _MOST_BINS * self.width_ps:
             # Merge pairs of bins; an odd last bin stays alone.
             odd, left, right = self.areas[1::2], self.peaks[::2], self.peaks[1::2]

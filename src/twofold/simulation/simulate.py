@@ -134,7 +134,7 @@ def _attach_caches(
     slots: Sequence[InstanceSlot],
     transfers: Sequence[TransferModel],
 ) -> None:
-    """Create the forecast of a forecasting router and one prefix cache per machine that may prefill."""
+    """Give a forecasting router its forecast, and every machine that may prefill a prefix cache."""
     cache = spec.kv_cache
     if cache is None and spec.router not in FORECASTING_ROUTERS:
         return

@@ -1,4 +1,4 @@
-"""Simulated requests, and run statistics: latency distributions, counts and series in constant memory."""
+"""Simulated requests, and the statistics of a run: latency distributions, counts and series in constant memory."""
 
 from collections.abc import Sequence
 from itertools import compress
@@ -28,7 +28,7 @@ _PLACES: Final = range(_ROW)
 
 
 def width_of(lowest: int) -> int:
-    """Number of integers in the bucket that starts at `lowest`."""
+    """Return how many integers are in the bucket with the lowest value `lowest`."""
     return 1 << max(0, lowest.bit_length() - 11)
 
 
@@ -51,7 +51,7 @@ class Tally:
 
     @property
     def counts(self) -> dict[int, int]:
-        """Counts of the non-empty buckets, by lowest value in rising order."""
+        """Return the counts of the non-empty buckets by the lowest value of each bucket, in ascending order."""
         return {
             (_ROW + place << row - 1) if row else place: counts[place]
             for row, counts in enumerate(self._rows)
@@ -101,7 +101,7 @@ class Tally:
         self.total = total  # corrects values added as the first of their bucket
 
     def _extend(self, first: int, last: int) -> None:
-        """Extend `low` and `high` to include both values."""
+        """Extend the range from `low` to `high` so that it includes both values."""
         if first < 0 or last >= LIMIT:
             raise ValueError(f"a histogram counts integers from 0 to 2**63 - 2, not {first} to {last}")
         self.low = min(self.low, first)
@@ -110,7 +110,7 @@ class Tally:
 
 @mypyc_attr(free_list_len=1)
 class SimulatedRequest:
-    """The moments of a request so far (see `twofold.timeline`) and the state of its hand-off."""
+    """A request in the simulation: its moments so far (see `twofold.timeline`) and the state of its hand-off."""
 
     def __init__(
         self,
@@ -146,7 +146,7 @@ class SimulatedRequest:
         self.ended = False
 
     def timeline(self, reason: FinishReason, output_tokens: int) -> Timeline:
-        """Convert to a timeline in seconds."""
+        """Return the timeline of this request, in seconds."""
         moments = (
             (Moment.ARRIVED, self.arrived),
             (Moment.ROUTED, self.arrived),
@@ -172,7 +172,7 @@ MICRO = 10**6  # slowdowns are tallied in millionths
 
 
 class SlowdownTallies:
-    """Latencies as multiples of an uncontended request's on the reference instance (Splitwise section 5)."""
+    """Tallies of latencies divided by those of the same request alone on a reference instance (Splitwise section 5)."""
 
     def __init__(self, reference: PerformanceModel) -> None:
         self.ttft, self.tpot, self.e2e = Tally(), Tally(), Tally()
@@ -244,7 +244,7 @@ class RunStatistics:
             self.slo_scale.add(nearest(needed * MICRO))
 
     def gaps(self, pace: RunTiming, count: int, decodes: int, start: int, joined: Sequence[ScheduledSequence]) -> None:
-        """Record the inter-token gaps of a run of decodes; `joined` sequences wait since their own last token."""
+        """Record the gaps between tokens in a run of decodes. `joined` sequences have waited since their last token."""
         first, itl = pace.first_ps, self.itl
         if not joined:
             itl.add_ramp(first, pace.step_ps, count, decodes)
@@ -259,14 +259,14 @@ class RunStatistics:
 
 
 class _PoolNow:
-    """Totals over the instances of one role."""
+    """The current totals over the instances of one role."""
 
     def __init__(self) -> None:
         self.members = self.queue = self.batch = 0
 
 
 class Sampler:
-    """Samples queue, batch and pool sizes and power at equal intervals, which double after every 1,024 samples."""
+    """Samples queue, batch and pool sizes and power at equal intervals. The interval doubles after 1,024 samples."""
 
     _MANY = 1024
 
@@ -283,7 +283,7 @@ class Sampler:
                 self._series[f"{kind}/{role.value}"] = Series()
 
     def before(self, at: int) -> None:
-        """Take the samples that are due before the next event, at picosecond `at`."""
+        """Take the samples that are due before the next event, which happens at picosecond `at`."""
         if at > self._next:
             self._last = self._next
             self._sample(self._next)

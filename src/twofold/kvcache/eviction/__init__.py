@@ -1,4 +1,4 @@
-"""Registry of eviction policies: one class and one line per policy."""
+"""The registry of eviction policies, with one class and one line for each policy."""
 
 from twofold.errors import ConfigurationError
 from twofold.kvcache.eviction.base import EvictionPolicy

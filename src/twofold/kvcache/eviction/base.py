@@ -1,4 +1,4 @@
-"""The interface of eviction policies, which choose the block that leaves a full memory first."""
+"""The interface of eviction policies. A policy chooses the block that a full memory removes next."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Container
@@ -11,37 +11,37 @@ from twofold.request import BlockKey
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class EvictionPolicy(ABC):
-    """Ranks the blocks of one memory that are not held.
+    """Ranks the blocks of one memory that may be evicted.
 
-    The memory reports each event once: `stored`, every `hit`, `hold` and `release` in turn, and `forget` when the block
-    is gone, held or not. The time of an operation does not depend on the number of blocks.
+    The memory reports each event of a block once: `stored`, each `hit`, alternating `hold` and `release`, and `forget`
+    when the block is removed, held or not. The time of an operation does not depend on the number of blocks.
     """
 
     help: ClassVar[str] = ""  # one line for command-line help
 
     @abstractmethod
     def stored(self, key: BlockKey, position: int) -> None:
-        """A block was added; `position` is its index in its prompt."""
+        """The memory stored a new block; `position` is the index of the block in its prompt."""
 
     @abstractmethod
     def hit(self, key: BlockKey) -> None:
-        """A request reused the block, which may be held."""
+        """A request reused a block. The block may be held."""
 
     @abstractmethod
     def hold(self, key: BlockKey) -> None:
-        """The block must not be evicted."""
+        """The block must not be evicted until `release`."""
 
     @abstractmethod
     def release(self, key: BlockKey) -> None:
-        """The block may be evicted again. It was in use until now."""
+        """The block may be evicted again. This call counts as the end of its last use."""
 
     @abstractmethod
     def forget(self, key: BlockKey) -> None:
-        """The block was removed."""
+        """The memory removed the block."""
 
     @abstractmethod
     def first(self, keep: Container[BlockKey] = ()) -> BlockKey | None:
-        """The next block to evict that is not in `keep`, or None. The policy keeps it until `forget`.
+        """Return the next block to evict that is not in `keep`, or None if every block is held or in `keep`.
 
-        The time grows with the number of blocks in `keep` only.
+        The block stays ranked until `forget`. The time of this call grows only with the number of blocks in `keep`.
         """

@@ -8,7 +8,7 @@ from twofold.request import BlockKey
 
 
 class Lru(EvictionPolicy):
-    """Evicts the block that was stored, hit or released longest ago."""
+    """Evicts the least recently used block. A block is used when it is stored, hit or released."""
 
     help = "least recently used"
 

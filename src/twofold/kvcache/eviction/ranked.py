@@ -26,7 +26,7 @@ class RankedEviction(EvictionPolicy):
         self._heap: list[int] = []
 
     def add(self, key: BlockKey, rank: int) -> None:
-        """Add a new block behind the others of its rank."""
+        """Add a new block to its rank, behind the other blocks of that rank."""
         self._ranks[key] = rank
         self._enter(key, rank)
 

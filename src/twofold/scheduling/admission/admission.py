@@ -43,7 +43,7 @@ _priority, _turn, _deadline = attrgetter("priority"), attrgetter("priority", "nu
 
 
 class AdmissionQueue:
-    """A priority queue, in a sorted list, with removal from any position."""
+    """A priority queue of requests, kept as a sorted list from which any request can be removed."""
 
     def __init__(self) -> None:
         self._requests: dict[str, QueuedRequest] = {}
@@ -56,29 +56,29 @@ class AdmissionQueue:
         return request_id in self._requests
 
     def ahead_of(self, priority: int) -> int:
-        """The number of requests served before a new one of this priority."""
+        """Return how many queued requests are served before a new request of this priority."""
         return bisect_right(self._turns, priority, key=_priority)
 
     def join(self, queued: QueuedRequest) -> None:
-        """Add a request at the position given by its priority and number."""
+        """Insert a request at the position given by its priority and number."""
         self._requests[queued.id] = queued
         insort(self._turns, queued, key=_turn)
 
     def leave(self, request_id: str) -> QueuedRequest | None:
-        """Remove a request; None if it is not queued."""
+        """Remove and return a request; None if it is not queued."""
         queued = self._requests.pop(request_id, None)
         if queued is not None:
             del self._turns[bisect_left(self._turns, _turn(queued), key=_turn)]
         return queued
 
     def pop(self, now: float) -> QueuedRequest | None:
-        """Remove the next request before its deadline; `expired` returns the others."""
+        """Remove and return the first request before its deadline; `expired` removes requests past their deadline."""
         timely = (each for each in self._turns if each.deadline_s is None or each.deadline_s > now)
         queued = next(timely, None)
         return None if queued is None else self.leave(queued.id)
 
     def expired(self, now: float) -> list[QueuedRequest]:
-        """Remove the requests past their deadline, earliest deadline first."""
+        """Remove and return the requests past their deadline, earliest deadline first."""
         late = [each for each in self._requests.values() if each.deadline_s is not None and each.deadline_s <= now]
         late.sort(key=_deadline)
         for queued in late:
@@ -143,7 +143,7 @@ class Admission(RequestSubscriber):
     def put_back(self, queued: QueuedRequest, now: float) -> None:
         """Return a running request to its place in the queue, even if the queue is full.
 
-        For requests that could not be placed or that lost their instance.
+        A driver calls this for a request that could not be placed or that lost its instance.
         """
         del self._running[queued.id]
         self._keys[queued.key].waiting += 1
@@ -188,15 +188,15 @@ class Admission(RequestSubscriber):
         return len(self._running)
 
     def by_key(self) -> dict[str, tuple[int, int]]:
-        """The waiting and running requests of each API key seen so far."""
+        """Return the waiting and running requests of each API key seen so far."""
         return {name: (account.waiting, account.running) for name, account in self._keys.items()}
 
     def judge(self, queued: QueuedRequest, now: float) -> Refusal | None:
-        """Hook: return a refusal of a request that is within all limits. This policy never refuses one."""
+        """Hook for subclasses: return a refusal of a request that is within all limits. Here the result is None."""
         return None
 
     def _refusal(self, queued: QueuedRequest, now: float) -> Refusal | None:
-        """The refusal with the longest wait, so that a retry after it can succeed."""
+        """Return the refusal with the longest wait before a retry; None if no limit refuses the request."""
         refusals: list[Refusal | None] = []
         key_wait_s = self._account(queued.key, now).wait_s(now)
         if key_wait_s > 0.0:
@@ -208,7 +208,7 @@ class Admission(RequestSubscriber):
         return max((each for each in refusals if each is not None), key=attrgetter("retry_after_s"), default=None)
 
     def _deadline_refusal(self, queued: QueuedRequest, now: float) -> Refusal | None:
-        """Refuse a request that is past its deadline or expected to pass it in the queue."""
+        """Refuse a request that is past its deadline or is expected to reach its deadline in the queue."""
         left_s = (queued.deadline_s or 0.0) - now
         ends = 0 if self._starts_at_once() else self._queue.ahead_of(queued.priority) + 1
         if left_s <= 0.0:

@@ -1,4 +1,4 @@
-"""The overload ledger: admitted requests on their instances and the latencies predicted from them."""
+"""The overload ledger: the placed requests of each instance, and the latencies predicted from them."""
 
 from collections.abc import Mapping, Sequence
 from operator import itemgetter
@@ -18,7 +18,7 @@ from twofold.scheduling.cluster.pools import Pools
 
 
 class InstanceCapacity(msgspec.Struct, frozen=True, kw_only=True):
-    """The limits of an instance and the performance model of its iterations."""
+    """The token and sequence limits of an instance, and the performance model of its iterations."""
 
     model: PerformanceModel
     max_num_batched_tokens: int
@@ -27,7 +27,7 @@ class InstanceCapacity(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DecodeLoad(msgspec.Struct, frozen=True):
-    """A number of sequences and the sum of their prompt tokens."""
+    """The number of sequences that decode on an instance, and the sum of their prompt tokens."""
 
     sequences: int = 0
     prompt_tokens: int = 0
@@ -56,19 +56,19 @@ class InstanceDecodes:
         self.members: dict[str, tuple[float, DecodeLoad]] = {}  # the decoding ones with its start, in that order
 
     def promise(self, request_id: str, prompt_tokens: int) -> None:
-        """Announce a request that will decode here after its prefill."""
+        """Announce a request that will decode on this instance after its prefill."""
         self.coming[request_id] = one = DecodeLoad(1, prompt_tokens)
         self.promised += one
 
     def join(self, request_id: str, now: float) -> None:
-        """Move an announced request to the decoding ones."""
+        """Count an announced request as decoding from `now` on."""
         one = self.coming.pop(request_id)
         self.promised -= one
         self.members[request_id] = now, one
         self.current += one
 
     def leave(self, request_id: str) -> float | None:
-        """Remove a request; returns when it started to decode, or None if it did not."""
+        """Remove a request; return the time at which its decode started, or None if it had not started."""
         came = self.coming.pop(request_id, None)
         if came is not None:
             self.promised -= came
@@ -78,14 +78,14 @@ class InstanceDecodes:
         return began
 
     def observe_iteration(self, sequences: int, seconds: float, written: float) -> None:
-        """Learn from the time of an iteration of sequences with `written` output tokens on average."""
+        """Correct the predictions by a measured iteration; sequences have `written` output tokens on average."""
         if self.current.sequences:
             prompt_tokens = self.current.prompt_tokens / self.current.sequences
             modelled_s = self._iteration_s(sequences, sequences * (prompt_tokens + written))
             self._speed.observe(modelled_s, seconds)
 
     def tbt_s(self, load: DecodeLoad, written: float) -> float:
-        """Predicted time between tokens of sequences with `written` output tokens on average, in seconds."""
+        """Predict the seconds between tokens of sequences that have `written` output tokens on average."""
         sequences = load.sequences
         if not sequences:
             return 0.0
@@ -94,7 +94,7 @@ class InstanceDecodes:
         return rounds * self._iteration_s(min(sequences, self._max_num_seqs), context) * self._speed.factor
 
     def _iteration_s(self, sequences: int, context: float) -> float:
-        """The iteration time of the model without correction."""
+        """Return the iteration time of the performance model, without the correction by measurements."""
         cost = self._model.decode_cost(sequences)
         return cost.base_s + cost.context_s * context
 
@@ -128,7 +128,7 @@ class OverloadLedger(RequestSubscriber):
         self._margin = PredictionMargin()
 
     def get(self, request_id: str) -> PlacedRequest | None:
-        """The request, if it was placed and has not ended."""
+        """Return the placed request with this id; None if it was not placed or has ended."""
         return self._placed.get(request_id)
 
     def placed(self, placed: PlacedRequest, now: float) -> None:
@@ -151,7 +151,7 @@ class OverloadLedger(RequestSubscriber):
         self._decodes[placed.route.decode].join(placed.id, now)
 
     def observe_iteration(self, decode: str, sequences: int, seconds: float) -> None:
-        """Learn from the measured time of a decode iteration."""
+        """Correct the decode predictions by the measured time of a decode iteration."""
         self._decodes[decode].observe_iteration(sequences, seconds, self._mean_written)
 
     def finished(self, request_id: str, output_tokens: int, now: float) -> None:
@@ -164,7 +164,7 @@ class OverloadLedger(RequestSubscriber):
         self._remove(request_id, now)
 
     def _remove(self, request_id: str, now: float) -> float | None:
-        """Remove a request; returns when it started to decode, or None if it did not."""
+        """Remove a request; return the time at which its decode started, or None if it had not started."""
         placed = self._placed.pop(request_id, None)
         if placed is None:
             return None
@@ -173,28 +173,28 @@ class OverloadLedger(RequestSubscriber):
         return self._decodes[placed.route.decode].leave(request_id)
 
     def computed_tokens(self, request_id: str) -> int:
-        """Prompt tokens of a placed request that are computed, not reused."""
+        """Return the number of prompt tokens of a placed request that are not reused from a cache."""
         return _prompt(self._placed[request_id]).tokens
 
     def predicted_ttft_s(self, request_id: str) -> float | None:
-        """The TTFT predicted when the request was placed; None after its prefill."""
+        """Return the TTFT predicted when the request was placed; None after its prefill."""
         return self._predicted_ttft_s.get(request_id)
 
     def ttft(self, placed: PlacedRequest, now: float) -> float:
-        """Predicted seconds from the arrival of a request to its first token, if it joined its queue now."""
+        """Predict the TTFT of a request that joins the prefill queue of its instance now, in seconds."""
         wait_s = self._queues[placed.route.prefill].wait_s(_prompt(placed), now)
         return now - placed.request.arrival_s + wait_s
 
     def alone(self, placed: PlacedRequest) -> tuple[float, float]:
-        """The prefill and decode load of a request on idle instances."""
+        """Return the prefill load and the decode load that a request would have on idle instances."""
         alone_s = self._queues[placed.route.prefill].alone_s(_prompt(placed))
         return alone_s / self.ttft_s, self._load_with(placed, DecodeLoad())
 
     def prefill_load(self, placed: PlacedRequest, now: float) -> float:
-        """Predicted TTFT over its bound.
+        """Return the predicted TTFT divided by its bound.
 
-        The TTFT is that of the oldest request in the iteration that this request would join, so that later arrivals do
-        not delay admitted requests beyond their bound.
+        This TTFT is that of the oldest request in the iteration that the new request would join, so that new requests
+        do not delay admitted requests beyond their bound.
         """
         ttft_s = self.ttft(placed, now)
         first = self._queues[placed.route.prefill].oldest_companion(_prompt(placed), now)
@@ -203,24 +203,24 @@ class OverloadLedger(RequestSubscriber):
         return ttft_s * self._margin.factor / self.ttft_s
 
     def decode_load(self, placed: PlacedRequest, *, coming: bool = False) -> float:
-        """Time between tokens over its bound, with the request beside those now on its decode instance.
+        """Return the predicted time between tokens, with this request added to its decode instance, over its bound.
 
-        With `coming`, requests that are still in prefill count as decoding.
+        With `coming`, requests that are still in prefill for that instance count as decoding.
         """
         decodes = self._decodes[placed.route.decode]
         return self._load_with(placed, decodes.current + decodes.promised if coming else decodes.current)
 
     def loads(self, now: float) -> tuple[float, float]:
-        """Mean prefill and decode load over the instances, for a request that adds no load of its own."""
+        """Return the mean prefill load and the mean decode load of the instances, without a further request."""
         prefill = [self._queues[load.id].busy_s(now) / self.ttft_s for load in self._pools.prefill]
         decodes = [self._decodes[load.id] for load in self._pools.decode]
         return _mean(prefill), _mean([self._load(each, each.current) for each in decodes])
 
     def decode_relief_s(self, placed: PlacedRequest, limit: float, now: float) -> float:
-        """Seconds until the load of the decode instance drops to `limit` without further arrivals.
+        """Return the seconds until the decode load drops to `limit` if no further requests arrive.
 
-        Requests in prefill count from the start. Each request decodes for the mean time of the finished ones, or,
-        before any finished, for the time the oldest has decoded so far.
+        Requests in prefill count from the start. The decode time of a request is predicted by the mean over the
+        finished requests or, before any has finished, by the time for which the oldest request has decoded so far.
         """
         decodes = self._decodes[placed.route.decode]
         oldest = next(iter(decodes.members.values()), (now, None))[0]
@@ -239,7 +239,7 @@ class OverloadLedger(RequestSubscriber):
         return 0.0
 
     def _load_with(self, placed: PlacedRequest, others: DecodeLoad) -> float:
-        """The decode load of a request beside others; 0 if it has one output token."""
+        """Return the decode load of a request beside `others`; 0 if the request has one output token."""
         if not _decodes(placed):
             return 0.0
         total = others + DecodeLoad(1, placed.request.prompt_tokens)
@@ -250,7 +250,7 @@ class OverloadLedger(RequestSubscriber):
 
     @property
     def _mean_written(self) -> float:
-        """Mean output tokens of a decoding request at any time: half the mean output length."""
+        """Mean number of output tokens of a decoding request at any moment: half the mean output length."""
         return self._output_tokens.value / 2
 
 

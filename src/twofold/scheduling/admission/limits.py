@@ -1,4 +1,4 @@
-"""Admission limits, the accounts of API keys, and the completion rate from which waiting times are estimated."""
+"""Admission limits, the accounts of API keys, and the estimation of waiting times from the completion rate."""
 
 from collections import deque
 from enum import StrEnum
@@ -58,7 +58,7 @@ _ALMOST_ONE: Final = 1.0 - 1e-9  # a bucket token refilled in steps, less roundi
 
 
 class KeyAccount:
-    """The waiting and running requests of one API key, and its bucket of requests per minute."""
+    """The waiting and running requests of one API key, and the token bucket for its requests per minute."""
 
     def __init__(self, limits: KeyLimits, now: float) -> None:
         self.waiting = 0
@@ -74,20 +74,20 @@ class KeyAccount:
         return len(self._since) - self.waiting
 
     def take(self, request_id: str, now: float) -> None:
-        """Count an admitted request as waiting."""
+        """Count an admitted request as waiting and take one token from the bucket."""
         self._refill(now)
         self._tokens -= 1.0
         self._since[request_id] = now
         self.waiting += 1
 
     def release(self, request_id: str, now: float, completed: bool) -> None:
-        """Remove a request, and remember how long it took if it was `completed`."""
+        """Remove a request. If it `completed`, remember its duration."""
         since = self._since.pop(request_id)
         if completed:
             self._durations.append(now - since)
 
     def wait_s(self, now: float) -> float:
-        """Seconds until the key may send another request; 0.0 if it may now."""
+        """Return the seconds until the API key may send another request; 0.0 if it may send one now."""
         token_s = 0.0
         if self._per_minute is not None:
             self._refill(now)
@@ -95,9 +95,10 @@ class KeyAccount:
         return max(self._until_slot(now), token_s)
 
     def _until_slot(self, now: float) -> float:
-        """Expected seconds until the oldest request ends.
+        """Return the expected seconds until the key has fewer than `max_concurrent` requests; 0.0 if it does now.
 
-        Each request takes as long as the slowest one remembered, or twice its age if it is older than that.
+        The oldest request is expected to take as long as the slowest of the last requests, or twice its age if it is
+        already older.
         """
         if self._max_concurrent is None or len(self._since) < self._max_concurrent:
             return 0.0
@@ -127,7 +128,7 @@ class CompletionRate:
 
     @property
     def known(self) -> bool:
-        """Whether a gap has been measured."""
+        """Whether at least one gap has been measured."""
         return len(self._gaps) > 0
 
     def add(self, now: float) -> None:
@@ -138,20 +139,21 @@ class CompletionRate:
             self._open = 0.0
 
     def set_saturated(self, saturated: bool, now: float) -> None:
-        """Record whether arrivals have to wait from now on."""
+        """Record whether new requests have to wait from now on."""
         self._advance(now)
         self._saturated = saturated
 
     def mean_gap_s(self, now: float) -> float:
-        """Mean seconds between two ends."""
+        """Return the mean seconds between the ends of two successive requests."""
         gaps = self._recent(now)
         return sum(gaps, 0.0) / len(gaps)
 
     def time_for(self, ends: int, now: float) -> float:
-        """Seconds in which `ends` requests end, by the slowest remembered stretch of that many.
+        """Estimate the seconds until `ends` more requests have ended.
 
-        The mean would be too optimistic: batched requests end in bursts, and a retry between two bursts would fail.
-        Before the first end, it is the time waited for it so far.
+        The estimate is the longest recent time in which so many requests ended. The mean would be too optimistic:
+        batched requests end in bursts, and a retry between two bursts would fail. Before any request has ended, the
+        estimate is the time waited so far.
         """
         gaps = self._recent(now)
         if not self._gaps:
@@ -169,7 +171,7 @@ class CompletionRate:
         self._at = now
 
     def _recent(self, now: float) -> list[float]:
-        """The remembered gaps, at least one."""
+        """Return the recent gaps between ends of requests; the list has at least one gap."""
         gaps = list(self._gaps)
         still_open = self._open + (max(0.0, now - self._at) if self._saturated else 0.0)
         if not gaps or still_open > max(gaps):

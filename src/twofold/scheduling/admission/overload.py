@@ -50,7 +50,7 @@ OVERLOAD_RULES: Final = {
 
 
 def create_overload_rule(name: str) -> OverloadRule:
-    """Create a rule by name; raises ConfigurationError for an unknown one."""
+    """Create the overload rule called `name`; raises ConfigurationError for an unknown name."""
     if name not in OVERLOAD_RULES:
         raise ConfigurationError(f"unknown overload rule {name!r}: choose one of {', '.join(OVERLOAD_RULES)}")
     return OVERLOAD_RULES[name]
@@ -88,7 +88,7 @@ class OverloadControl:
         return RefusalReason.DECODE_LOAD if decode_load > max(limit, decode_alone) else None
 
     def refusal(self, placed: PlacedRequest, reason: RefusalReason, now: float, priority: int = 0) -> Refusal:
-        """The reason with the seconds until the load would be low enough without further arrivals."""
+        """Return `reason` with the seconds until the load is low enough if no further requests arrive."""
         ledger, limit = self.ledger, _load_limit(priority)
         alone, decode_alone = ledger.alone(placed)
         if reason is RefusalReason.BEYOND_SLO:
@@ -121,7 +121,7 @@ def _load_limit(priority: int) -> float:
 class OverloadAdmission(Admission):
     """Admission that also applies overload control, on the route the cluster would give the request now.
 
-    Requires a router that only reads loads. A request that no instance can take now is not judged: it waits.
+    It requires a stateless router. A request that no instance can take now is not judged: it waits.
     """
 
     def __init__(self, limits: AdmissionLimits, cluster: ClusterScheduler, control: OverloadControl) -> None:

@@ -22,7 +22,7 @@ _SPEED_MAX: Final = 10.0  # limits the effect of a single delayed iteration
 
 
 class ArrivalRate:
-    """The rate and mean length of the prompts most recently placed on an instance."""
+    """The arrival rate and the mean length of the prompts placed most recently on an instance."""
 
     def __init__(self) -> None:
         self._arrivals: deque[tuple[float, int]] = deque()
@@ -36,7 +36,7 @@ class ArrivalRate:
 
     @property
     def tokens_per_s(self) -> float:
-        """Prompt tokens that arrive per second; 0 with fewer than two arrivals."""
+        """Number of prompt tokens that arrive per second; 0 with fewer than two arrivals."""
         if len(self._arrivals) < 2:
             return 0.0
         seconds = self._arrivals[-1][0] - self._arrivals[0][0]
@@ -48,7 +48,10 @@ class ArrivalRate:
 
 
 class PredictionMargin:
-    """The 90th percentile of actual over predicted time as `factor`, between 1 and 3."""
+    """A factor by which predictions are multiplied to cover their errors.
+
+    `factor` is the 90th percentile of the ratio of actual to predicted time, limited to the range from 1 to 3.
+    """
 
     def __init__(self) -> None:
         self.factor = 1.0
@@ -56,7 +59,7 @@ class PredictionMargin:
         self._sorted: list[float] = []
 
     def observe(self, predicted_s: float, actual_s: float) -> None:
-        """Compare a prediction with the outcome."""
+        """Update the factor by a prediction and the actual time."""
         if predicted_s <= 0.0:
             return
         ratio = actual_s / predicted_s
@@ -78,7 +81,7 @@ class RunningMean:
 
     @property
     def known(self) -> bool:
-        """Whether there is at least one value."""
+        """Whether at least one value has been added."""
         return self._seen > 0
 
     def add(self, value: float) -> None:
@@ -87,14 +90,14 @@ class RunningMean:
 
 
 class SpeedFactor:
-    """The ratio of measured to modelled iteration times; starts at 1."""
+    """The mean ratio of measured to modelled iteration times, which corrects a performance model; it starts at 1."""
 
     def __init__(self) -> None:
         self.factor = 1.0
         self._seen = 1  # the model weighs as much as one iteration
 
     def observe(self, modelled_s: float, measured_s: float) -> None:
-        """Learn from an iteration; `modelled_s` is the time of the model without correction."""
+        """Update the ratio by one iteration; `modelled_s` is its time by the uncorrected performance model."""
         if modelled_s > 0.0:
             self._seen = min(self._seen + 1, _SPEED_ITERATIONS)
             ratio = min(max(measured_s / modelled_s, 1.0 / _SPEED_MAX), _SPEED_MAX)
@@ -114,12 +117,12 @@ class QueuedPrompt(msgspec.Struct, frozen=True):
 
     @property
     def squares(self) -> int:
-        """The attention term of `PerformanceModel.prefill_s`."""
+        """The prompt's attention term, as `PerformanceModel.prefill_s` expects it."""
         return self.tokens * (self.tokens + 2 * self.reused)
 
 
 class _PredictedIteration:
-    """Prompts expected to be computed together, in `seconds` by the model."""
+    """Prompts that are expected to be computed in one iteration; the model predicts `seconds` for it."""
 
     __slots__ = ("prompts", "seconds", "squares", "tokens")
 
@@ -150,7 +153,7 @@ class PrefillQueue:
         self._measures = False  # whether the running iteration may be compared with the model
 
     def join(self, prompt: QueuedPrompt, now: float) -> None:
-        """Queue a prompt."""
+        """Add a prompt to the predicted queue."""
         self._requeue_late(now)
         self._arrivals.add(prompt.tokens, now)
         last = self._open_iteration(prompt)
@@ -169,7 +172,7 @@ class PrefillQueue:
             self._begin(now)
 
     def done(self, request_id: str, now: float) -> None:
-        """Record that a prompt is computed, and with it the others of its iteration."""
+        """Record that a prompt is computed. The other prompts of its iteration are then expected to be computed too."""
         self._requeue_late(now)
         iteration = self._iteration_of.get(request_id)
         if iteration is None:
@@ -184,7 +187,7 @@ class PrefillQueue:
         self.drop(request_id, now)
 
     def drop(self, request_id: str, now: float) -> None:
-        """Remove a prompt, computed or not."""
+        """Remove a prompt from the queue, whether it is computed or not."""
         self._requeue_late(now)
         iteration = self._iteration_of.pop(request_id, None)
         if iteration is None:
@@ -202,7 +205,7 @@ class PrefillQueue:
             self._iterations.remove(iteration)
 
     def wait_s(self, prompt: QueuedPrompt, now: float) -> float:
-        """Seconds until a prompt would be computed if it joined now."""
+        """Predict the seconds until a prompt is computed if it joins the queue now."""
         self._requeue_late(now)
         joined, before_s = self._open_iteration(prompt), self.busy_s(now)
         if joined is not None:
@@ -217,22 +220,22 @@ class PrefillQueue:
         return before_s + model_s * self._speed.factor
 
     def oldest_companion(self, prompt: QueuedPrompt, now: float) -> str | None:
-        """The oldest request of the iteration a prompt would join now; None if it would begin one."""
+        """Return the oldest request of the iteration that a prompt would join now; None for a new iteration."""
         self._requeue_late(now)
         joined = self._open_iteration(prompt)
         return None if joined is None else next(iter(joined.prompts))
 
     def alone_s(self, prompt: QueuedPrompt) -> float:
-        """Seconds of the prefill of a prompt on the idle instance."""
+        """Predict the seconds of the prefill of a prompt on an idle instance."""
         return self._model.prefill_s(prompt.tokens, prompt.squares) * self._speed.factor
 
     def busy_s(self, now: float) -> float:
-        """Seconds until all queued prompts are computed."""
+        """Predict the seconds until all queued prompts are computed."""
         self._requeue_late(now)
         return self._remaining_s(now) + self._waiting_s * self._speed.factor if self._iterations else 0.0
 
     def ends(self, now: float) -> Iterator[tuple[str, float]]:
-        """Queued requests with the predicted end of their prefill, in that order."""
+        """Yield each queued request with the predicted end of its prefill, earliest end first."""
         self._requeue_late(now)
         end = now
         for number, iteration in enumerate(self._iterations):
@@ -241,7 +244,7 @@ class PrefillQueue:
                 yield request_id, end
 
     def _requeue_late(self, now: float) -> None:
-        """Move prompts that were predicted for the ended iteration, but did not run in it, to the next one."""
+        """Move prompts that were expected in the ended iteration, but did not run in it, to the next one."""
         if self._ended is None or now <= self._ended or not self._iterations:
             return
         late, ended = self._iterations.popleft(), self._ended
@@ -263,16 +266,16 @@ class PrefillQueue:
         self._begin(ended)
 
     def _learn(self, tokens: int, squares: int) -> None:
-        """Compare the iteration that ended with the model, unless its start is unknown."""
+        """Correct `speed` by the time of the iteration that ended, unless the start of that iteration is unknown."""
         if self._measures and self._ended is not None and self._ended > self._began:
             self._speed.observe(self._model.prefill_s(tokens, squares), self._ended - self._began)
 
     def _remaining_s(self, now: float) -> float:
-        """Seconds left of the running iteration."""
+        """Predict the seconds until the running iteration ends."""
         return max(0.0, self._began + self._iterations[0].seconds * self._speed.factor - now)
 
     def _open_iteration(self, prompt: QueuedPrompt) -> _PredictedIteration | None:
-        """The last iteration, unless it is running or has no room for the prompt."""
+        """Return the last iteration; None if it is running or the prompt does not fit in it."""
         last = self._iterations[-1] if len(self._iterations) > 1 else None
         return None if last is None or last.tokens + prompt.tokens > self._max_num_batched_tokens else last
 
@@ -282,7 +285,7 @@ class PrefillQueue:
         waiting.seconds = seconds
 
     def _begin(self, now: float) -> None:
-        """Start the first iteration, if there is one."""
+        """Record that the first iteration, if there is one, starts now."""
         self._began, self._ended = now, None
         self._measures = bool(self._iterations) and not any(
             prompt.fetches for prompt in self._iterations[0].prompts.values()

@@ -1,4 +1,4 @@
-"""Registry of batchers: one class and one line per batcher."""
+"""The registry of batchers, with one class and one line for each batcher."""
 
 from twofold.compat.splitwise_sim import SplitwiseSimBatcher
 from twofold.performance.base import PerformanceModel
@@ -38,10 +38,10 @@ def create_batcher(
 
 
 def can_swap(name: str) -> bool:
-    """Whether decodes under a batcher may be swapped out to host memory (`SwapPreemption`)."""
+    """Whether a batcher allows that decodes are swapped out to host memory (`SwapPreemption`)."""
     return BATCHERS[name].decodes and not BATCHERS[name].may_preempt
 
 
 def batchers_with(trait: str) -> list[str]:
-    """Names of the batchers that have a trait, a class attribute of `Batcher`."""
+    """Return the names of the batchers that have a trait. Traits are class attributes of `Batcher`."""
     return [name for name, batcher in BATCHERS.items() if getattr(batcher, trait)]

@@ -105,7 +105,7 @@ class InlinedPrefill(Batcher):
         return SchedulerOutput(select_prompts(queues.waiting, budget, self.max_num_batched_tokens, self.max_num_seqs))
 
     def _beside(self, queues: Queues, budget: SchedulingBudget, decodes: int, context: int) -> list[PrefillChunk]:
-        """The prompts that may run beside `decodes` decodes, which read `context` KV tokens."""
+        """Select the prompts that may run beside `decodes` decodes, which read `context` KV tokens in all."""
         chunks: list[PrefillChunk] = []
         times, tokens, squares = self._times, 0, 0
         sequence = queues.waiting.first

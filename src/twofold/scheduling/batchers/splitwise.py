@@ -1,4 +1,4 @@
-"""Splitwise's mixed batching: prompts first within one token budget; decodes that do not fit are preempted."""
+"""Splitwise's mixed batching: prompts before decodes within one token budget; decodes that do not fit are preempted."""
 
 from itertools import chain
 from typing import ClassVar
@@ -54,7 +54,7 @@ class SplitwiseMixed(Batcher):
         budget: SchedulingBudget,
         seats: int,
     ) -> None:
-        """Fill the remaining seats: paused decodes first, then running ones, then new ones."""
+        """Fill the remaining sequence slots with decodes: first paused, then running, then new decodes."""
         decodes, paused = queues.decoding.size, list[ScheduledSequence]()
         if queues.paused.size:
             chosen = {s.id for s in overdue}

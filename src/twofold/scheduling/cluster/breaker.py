@@ -13,7 +13,7 @@ class BreakerState(StrEnum):
 
 
 class Breaker:
-    """closed ─ fail ─▶ open ─ back ─▶ half-open ─ a request gets a token ─▶ closed.
+    """A circuit breaker: closed ─ fail ─▶ open ─ back ─▶ half-open ─ first token of a request ─▶ closed.
 
     The time in the open state doubles with each failure, from `FIRST_S` up to `longest_s`. After `HEALED_S` in the
     closed state it starts at `FIRST_S` again. Times are in seconds on the caller's clock.
@@ -30,7 +30,7 @@ class Breaker:
         self._closed_s = 0.0
 
     def fail(self, now: float) -> float:
-        """The instance failed; returns the time of its earliest restart."""
+        """Record that the instance failed; return the earliest time at which it may be restarted."""
         if self.state is BreakerState.CLOSED and now - self._closed_s >= self.HEALED_S:
             self.failures = 0
         wait_s = min(self._longest_s, self.FIRST_S * 2.0 ** min(self.failures, 16))
@@ -39,28 +39,28 @@ class Breaker:
         return now + wait_s
 
     def back(self, now: float) -> None:
-        """The instance is up; closes the breaker unless it failed before."""
+        """Record that the instance runs again. The breaker becomes half-open after failures, else it is closed."""
         if self.failures:
             self.state, self.probe = BreakerState.HALF_OPEN, None
         else:
             self._closed_s = now
 
     def begin(self, request_id: str) -> bool:
-        """A request was placed on the instance; True if it becomes the probe of a half-open breaker."""
+        """Record that a request was placed on the instance; True if it is the probe of a half-open breaker."""
         if self.state is not BreakerState.HALF_OPEN or self.probe is not None:
             return False
         self.probe = request_id
         return True
 
     def succeed(self, request_id: str, now: float) -> bool:
-        """The instance generated a token of this request; True if that closes the breaker."""
+        """Record that a request got a token from the instance; True if this closes the breaker."""
         if self.probe != request_id:
             return False
         self.state, self.probe, self._closed_s = BreakerState.CLOSED, None, now
         return True
 
     def release(self, request_id: str) -> bool:
-        """The request ended without a token; True if it was the probe."""
+        """Record that a request ended without a token; True if it was the probe."""
         if self.probe != request_id:
             return False
         self.probe = None

@@ -25,11 +25,11 @@ class Prediction(ABC):
 
     @abstractmethod
     def prefill_s(self, tokens: int, reused: int = 0) -> float:
-        """Time of the prefill of `tokens` tokens, of which the first `reused` are loaded from the prefix cache."""
+        """Predict the prefill time of `tokens` tokens, of which the first `reused` are loaded from the prefix cache."""
 
     @abstractmethod
     def transfer_s(self, tokens: int) -> float:
-        """Time to fetch the KV cache of `tokens` tokens from another cache on an idle path; inf without one."""
+        """Predict the time to fetch the KV of `tokens` tokens from another cache on an idle path; inf without one."""
 
 
 class ModelPrediction(Prediction):
@@ -59,7 +59,7 @@ class ModelPrediction(Prediction):
 class _Queue:
     """The unfinished prefills of an instance in order, with their predicted seconds.
 
-    `since` is the start of the first one: its placement, or the end of its predecessor.
+    `since` is the start time of the first prefill: the time of its placement or of the end of the prefill before it.
     """
 
     def __init__(self, prediction: Prediction) -> None:
@@ -71,7 +71,7 @@ class _Queue:
 
 
 class PrefixMatches:
-    """The cached leading blocks of one prompt: at most `longest`, in the cache `source`."""
+    """The cached leading blocks of one prompt in each cache. The cache `source` has the most of them, `longest`."""
 
     def __init__(self, caches: dict[str, int], memories: dict[str, int]) -> None:
         self._caches, self._memories = caches, memories
@@ -81,7 +81,7 @@ class PrefixMatches:
                 self.longest, self.source = blocks, cache
 
     def cached_blocks(self, load: InstanceLoad) -> int:
-        """Leading blocks in the cache or the memory of an instance."""
+        """Return how many leading blocks of the prompt an instance has in its cache or its memory."""
         return max(self._caches.get(load.cache, 0), self._memories.get(load.id, 0))
 
 
@@ -103,12 +103,12 @@ class ClusterForecast:
         self._now = 0.0
 
     def join(self, instance: str, prediction: Prediction) -> None:
-        """Add an instance with an empty queue."""
+        """Add an instance with its predictions and an empty queue."""
         self.leave(instance)
         self._queues[instance] = _Queue(prediction)
 
     def leave(self, instance: str) -> None:
-        """Empty the queue of an instance; its prediction is kept."""
+        """Empty the queue of an instance; the predictions for the instance are kept."""
         queue = self._queues.get(instance)
         if queue is not None:
             for request_id in queue.prefills:
@@ -116,11 +116,11 @@ class ClusterForecast:
             self._queues[instance] = _Queue(queue.prediction)
 
     def prediction(self, instance: str) -> Prediction:
-        """The prediction of an instance; raises KeyError if it never joined."""
+        """Return the predictions for an instance; raises KeyError for an instance that never joined."""
         return self._queues[instance].prediction
 
     def queue_s(self, instance: str, now: float) -> float:
-        """Predicted seconds until the queued prefills of an instance are done."""
+        """Predict the seconds until all queued prefills of an instance are complete."""
         queue = self._queues[instance]
         if not queue.prefills:
             return 0.0
@@ -128,7 +128,7 @@ class ClusterForecast:
         return max(0.0, queue.total_s - min(max(0.0, now - queue.since), first_s))
 
     def assigned_s(self, instance: str) -> float:
-        """Predicted seconds of all prefills ever placed on an instance; routers break ties by it."""
+        """Return the predicted seconds of all prefills ever placed on an instance, by which routers break ties."""
         return self._queues[instance].assigned_s
 
     def matches(self, keys: Sequence[BlockKey]) -> PrefixMatches:
@@ -136,15 +136,15 @@ class ClusterForecast:
         return PrefixMatches(self.prefixes.prefixes(keys), self.memories.prefixes(keys))
 
     def cached_blocks(self, load: InstanceLoad, keys: Sequence[BlockKey]) -> int:
-        """Leading blocks of a prompt in the cache or memory of one instance."""
+        """Return how many leading blocks of a prompt one instance has in its cache or its memory."""
         return max(self.prefixes.prefix(load.cache, keys), self.memories.prefix(load.id, keys))
 
     def reused_tokens(self, blocks: int, prompt_tokens: int) -> int:
-        """Prompt tokens not computed if `blocks` leading blocks are cached; the last token always is."""
+        """Return the prompt tokens not computed with `blocks` cached blocks. The last token is always computed."""
         return min(blocks * self.block_tokens, prompt_tokens - 1)
 
     def placed(self, request_id: str, instance: str, tokens: int, reused: int, now: float) -> None:
-        """Queue the prefill of a request on an instance."""
+        """Add the prefill of a request to the queue of an instance."""
         queue = self._queues.get(instance)
         if queue is None:
             return
@@ -158,7 +158,7 @@ class ClusterForecast:
         self._placed[request_id] = instance
 
     def prefill_ended(self, request_id: str, now: float | None = None) -> None:
-        """Remove a computed or aborted prefill; `now` None stands for the latest known time."""
+        """Remove a computed or aborted prefill. If `now` is None, the latest known time is used."""
         instance = self._placed.pop(request_id, None)
         if instance is None:
             return

@@ -19,7 +19,7 @@ _DECODE: Final = Role.DECODE
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class LoadMeasure(ABC):
-    """A number by which instances are ranked."""
+    """A function that computes from a load the number by which instances are ranked."""
 
     @abstractmethod
     def of(self, load: InstanceLoad) -> int: ...
@@ -71,7 +71,7 @@ class _Ranking:
             self._sink(last)
 
     def changed(self, standing: HeapEntry) -> None:
-        """Restore the heap after a change of a member's load."""
+        """Restore the heap order after the load of an instance changed."""
         number, before = self.measure.of(standing.load), standing.number
         standing.number = number
         if number < before:
@@ -110,7 +110,7 @@ class _Ranking:
 
 
 class Pool:
-    """Instances in order of joining."""
+    """The instances of one role, in the order in which they joined."""
 
     def __init__(self) -> None:
         self._members: dict[str, InstanceLoad] = {}
@@ -141,12 +141,12 @@ class Pool:
         load.place = 0
 
     def changed(self, load: InstanceLoad) -> None:
-        """Update the rankings after a change of a member's load."""
+        """Update the rankings of this pool after the load of an instance changed."""
         for number, standing in enumerate(load.standings):
             self._rankings[number].changed(standing)
 
     def least(self, measure: LoadMeasure) -> InstanceLoad | None:
-        """The least loaded member by a measure, the earliest one among equals; None if the pool is empty."""
+        """Return the instance with the lowest load; among equals, the first that joined. None if the pool is empty."""
         if not self._members:
             return None
         for ranking in self._rankings:
@@ -159,7 +159,7 @@ class Pool:
         return added.heap[0].load
 
     def nth(self, number: int) -> InstanceLoad | None:
-        """The member with this number modulo the size of the pool, in order of joining; None if the pool is empty."""
+        """Return the instance at index `number` modulo pool size, in order of joining; None if the pool is empty."""
         if not self._members:
             return None
         if not self._in_turn:
@@ -168,9 +168,9 @@ class Pool:
 
 
 class Pools:
-    """One pool per role, with every instance in the pool of its current role.
+    """One pool for each role. Every instance is in the pool of its current role.
 
-    `forecast` is set if the router needs it.
+    `forecast` is set if the router needs a load forecast.
     """
 
     def __init__(self) -> None:
@@ -198,17 +198,17 @@ class Pools:
         self.pause(load)
 
     def pause(self, load: InstanceLoad) -> None:
-        """Take an instance out of its pool until `resume`."""
+        """Remove an instance from its pool until `resume`."""
         if load.place:
             self.leave(load)
 
     def resume(self, load: InstanceLoad) -> None:
-        """Append a paused instance to its pool."""
+        """Append a paused instance to its pool again."""
         if not load.place:
             self.enter(load)
 
     def move(self, load: InstanceLoad, role: Role) -> None:
-        """Append an instance to another pool; a paused one joins it on `resume`."""
+        """Move an instance to another pool. A paused instance joins the new pool on `resume`."""
         paused = not load.place
         self.pause(load)
         load.role = role
@@ -216,13 +216,13 @@ class Pools:
             self.enter(load)
 
     def enter(self, load: InstanceLoad) -> None:
-        """Append an instance to the pool of its role. Subclasses with further pools override it."""
+        """Append an instance to the pool of its role. Subclasses that have more pools override this method."""
         self[load.role].add(load)
 
     def leave(self, load: InstanceLoad) -> None:
-        """Remove an instance from its pool; see `enter`."""
+        """Remove an instance from its pool. Subclasses that have more pools override this method."""
         self[load.role].remove(load)
 
     def changed(self, load: InstanceLoad) -> None:
-        """Update the rankings after a change of an instance's load."""
+        """Update the rankings of its pool after the load of an instance changed."""
         self[load.role].changed(load)

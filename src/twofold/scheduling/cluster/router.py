@@ -15,7 +15,7 @@ from twofold.scheduling.cluster.pools import Pools
 class Router(ABC):
     """Picks the route of a request from the loads of the instances, without changing them.
 
-    The class variables tell drivers what a router needs.
+    Its class variables state what the router needs from a driver.
     """
 
     fixed_roles: ClassVar[bool] = True  # instances run only the phases they were started for
@@ -33,9 +33,9 @@ class Router(ABC):
         """
 
     def new_pools(self) -> Pools:
-        """Create empty pools of the kind this router reads."""
+        """Create empty pools of the class that this router reads."""
         return Pools()
 
     def role_of(self, load: InstanceLoad, idle: bool) -> Role:
-        """The new role of an instance outside its home pool after it completed some work; `idle` if no work is left."""
+        """Return the role of an instance that did some work outside its home pool; `idle` if no work is left."""
         return load.role

@@ -17,22 +17,22 @@ from twofold.scheduling.instance.sequence import FULL_RESERVATION, KvReservation
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class TransferPaths(ABC):
-    """Transfer and prefill speeds of the instances; `crossovers` caches the known results of `crossover`."""
+    """The KV transfer speeds and prefill speeds of the instances. `crossovers` caches the results of `crossover`."""
 
     def __init__(self, crossovers: dict[str, int]) -> None:
         self.crossovers = crossovers
 
     def crossover(self, prefill: str) -> int:
-        """The prompt length in tokens from which layer-wise beats serialized transfer."""
+        """Return the prompt length in tokens from which layer-wise transfer is faster than serialized transfer."""
         return self.crossovers[prefill]
 
     @abstractmethod
     def transfer(self, prefill: str, decode: str) -> TransferModel | None:
-        """The transfer model between two instances; None if unknown."""
+        """Return the transfer model between two instances; None if their path is unknown."""
 
     @abstractmethod
     def prefill_s(self, prefill: str, tokens: int) -> float:
-        """Seconds of the prefill of `tokens` tokens on an instance."""
+        """Predict the seconds of the prefill of `tokens` tokens on an instance."""
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -43,11 +43,11 @@ class HandoffPolicy(ABC):
     def choose(self, request: Request, route: Route) -> HandoffMode: ...
 
     def ended(self, request_id: str) -> None:  # noqa: B027  (most have no accounts to keep)
-        """A hand-off completed or was cancelled; may be called more than once."""
+        """Record that the hand-off of a request completed or was cancelled; repeated calls do no harm."""
 
 
 class FixedHandoff(HandoffPolicy):
-    """Uses one mode for every request."""
+    """Uses the same hand-off mode for every request."""
 
     def __init__(self, mode: HandoffMode) -> None:
         self.mode = mode
@@ -57,8 +57,9 @@ class FixedHandoff(HandoffPolicy):
 
 
 class BySizeHandoff(HandoffPolicy):
-    """Serialized transfer for short prompts and layer-wise transfer for long ones, which amortize the cost per layer
-    (Splitwise section 4.3).
+    """Uses serialized transfer for short prompts and layer-wise transfer for long prompts.
+
+    A long prompt amortizes the cost per layer (Splitwise section 4.3).
     """
 
     def __init__(self, paths: TransferPaths) -> None:
@@ -70,10 +71,10 @@ class BySizeHandoff(HandoffPolicy):
 
 
 class AutoHandoff(HandoffPolicy):
-    """The mode with the shortest predicted visible transfer.
+    """Uses the hand-off mode with the shortest predicted visible transfer.
 
-    `outstanding` counts the bytes promised to each decode instance, which are transferred first. Unknown paths use
-    layer-wise transfer, which costs at most the overhead of its layers over serialized transfer.
+    `outstanding` counts the bytes still to be transferred to each decode instance, which go first. If the path is
+    unknown, the mode is layer-wise, which costs at most the overhead of its layers over serialized transfer.
     """
 
     def __init__(self, paths: TransferPaths) -> None:
@@ -114,7 +115,7 @@ HANDOFF_POLICIES: dict[str, Callable[[TransferPaths], HandoffPolicy]] = {
 
 @mypyc_attr(free_list_len=1)
 class _AccountedRequest(PlacedRequest):
-    """A placed request and the load it still adds to its two instances."""
+    """A placed request, and the load that it still adds to its prefill and decode instance."""
 
     def __init__(
         self,
@@ -154,11 +155,11 @@ class ClusterScheduler(RequestSubscriber):
         self._placed: dict[str, _AccountedRequest] = {}
 
     def add_instance(self, instance_id: str, role: Role, capacity_tokens: int | None = None, cell: str = "") -> None:
-        """Add an instance with KV cache for `capacity_tokens` tokens (None if unknown) to a cell."""
+        """Add an instance to a cell. Its KV capacity is `capacity_tokens` tokens (None if unknown)."""
         self.pools.add(InstanceLoad(instance_id, role, capacity_tokens, cell))
 
     def remove_instance(self, instance_id: str) -> list[str]:
-        """Remove an instance and return the requests it held a part of; they stay placed until they end."""
+        """Remove an instance; return its unfinished requests, which stay placed until they end."""
         load = self.pools.get(instance_id)
         self.pools.remove(instance_id)
         if self.pools.forecast is not None:
@@ -176,32 +177,32 @@ class ClusterScheduler(RequestSubscriber):
             load.queued = lambda: sequences
 
     def pause(self, instance_id: str) -> None:
-        """Route no requests to an instance until `resume`; its placed requests continue."""
+        """Route no new requests to an instance until `resume`; the placed requests of the instance continue."""
         load = self.pools.get(instance_id)
         if load is not None:
             self.pools.pause(load)
 
     def resume(self, instance_id: str) -> None:
-        """Route requests to a paused instance again."""
+        """Route new requests to a paused instance again."""
         load = self.pools.get(instance_id)
         if load is not None:
             self.pools.resume(load)
 
     def set_role(self, instance_id: str, role: Role) -> None:
-        """Set the home role of an instance: new requests are routed by it, placed ones continue."""
+        """Set the home role of an instance for new requests; the placed requests of the instance continue."""
         load = self.pools.get(instance_id)
         if load is not None:
             load.home = role
             self._move(load, role)
 
     def idle(self, instance_id: str) -> None:
-        """An instance reports that it has no running and no waiting sequences."""
+        """Record that an instance has no running and no waiting sequences."""
         load = self.pools.get(instance_id)
         if load is not None:
             self._settle(load, idle=True)
 
     def would_place(self, request: Request, now: float) -> PlacedRequest | None:
-        """Route a request without placing it; None if no instance can run it. For stateless routers."""
+        """Return the route that a request would get now, without placing it; None if no instance can run it."""
         tokens = self._reservation.in_all(request.prompt_tokens, request.output_tokens)
         route = self._router.route(request, tokens, self.pools, now)
         decode = None if route is None else self.pools.get(route.decode)
@@ -210,7 +211,7 @@ class ClusterScheduler(RequestSubscriber):
         return PlacedRequest(request, route)
 
     def place(self, request: Request, now: float) -> PlacedRequest | None:
-        """Route a request and add its load; None if no instance can run it."""
+        """Route a request and add its load to the instances; None if no instance can run the request."""
         request_id, reservation = request.id, self._reservation
         prompt_tokens, output_tokens = request.prompt_tokens, request.output_tokens
         tokens = reservation.in_all(prompt_tokens, output_tokens)
@@ -263,7 +264,7 @@ class ClusterScheduler(RequestSubscriber):
         self.withdraw(request_id)
 
     def withdraw(self, request_id: str) -> None:
-        """Take all remaining load of a request off its instances."""
+        """Subtract the remaining load of a request from its instances."""
         placed = self._placed.pop(request_id, None)
         if placed is None:
             return
@@ -278,11 +279,11 @@ class ClusterScheduler(RequestSubscriber):
         self._settle(load, idle=False)
 
     def forget(self, request_id: str) -> None:
-        """Stop following a request and keep its load counted."""
+        """Stop tracking a request without subtracting its load from its instances."""
         self._placed.pop(request_id, None)
 
     def _end_prefill(self, placed: _AccountedRequest, now: float | None) -> None:
-        """Take a prompt off its prefill instance; `now` is None if the prefill never completed."""
+        """Subtract a prompt from the load of its prefill instance; `now` is None if the prefill did not complete."""
         placed.prefilled = True
         forecast = self.pools.forecast
         if forecast is not None:
@@ -319,5 +320,5 @@ class ClusterScheduler(RequestSubscriber):
 
 
 def _fits(load: InstanceLoad, tokens: int) -> bool:
-    """Whether the request fits on the empty instance; otherwise it would wait forever."""
+    """Whether a request fits on an instance without other requests; if not, it would wait forever."""
     return load.capacity_tokens is None or tokens <= load.capacity_tokens

@@ -16,7 +16,7 @@ from twofold.scheduling.instance.sequence import FULL_RESERVATION, KvReservation
 
 
 class OwnLoad(StrEnum):
-    """The knowledge of a controller about its own requests, besides the reports."""
+    """The knowledge of a controller about its own requests, in addition to the load reports."""
 
     FOLLOWED = "followed"  # everything, from placement to end
     SENT = "sent"  # the requests placed since the last report; ends are reported only
@@ -24,9 +24,9 @@ class OwnLoad(StrEnum):
 
 
 class LoadReport:
-    """The load of an instance or cell at one moment: in `total`, and the part that belongs to the receiver (`yours`).
+    """The load of an instance or cell at one moment: `total`, and in it the receiving controller's share `yours`.
 
-    For a controller that does not follow its requests, `yours` counts every request it ever sent.
+    If the controller does not follow its requests, `yours` counts every request that it ever sent.
     """
 
     def __init__(self, instance: str, total: LoadTotals, yours: LoadTotals) -> None:
@@ -36,11 +36,11 @@ class LoadReport:
 
 
 class SharedCluster(ClusterScheduler):
-    """The view of one of several controllers.
+    """The cluster as seen by one of several controllers.
 
-    The load of an instance is the last report, less this controller's share, plus the current load of
-    this controller's requests. A single controller with `FOLLOWED` behaves like `ClusterScheduler`, whatever is
-    reported.
+    The load of an instance is the last report, minus this controller's share in it, plus the current load of this
+    controller's requests. A single controller with `OwnLoad.FOLLOWED` behaves like `ClusterScheduler` and ignores the
+    contents of reports.
     """
 
     def __init__(
@@ -55,12 +55,12 @@ class SharedCluster(ClusterScheduler):
         self._others: dict[str, LoadTotals] = {}
 
     def own(self, instance_id: str) -> LoadTotals:
-        """The load on an instance that belongs to this controller."""
+        """Return the load that this controller's requests add to an instance."""
         load = self.pools.get(instance_id)
         return NO_LOAD if load is None else load.less(self._others.get(instance_id, NO_LOAD))
 
     def reported(self, report: LoadReport) -> None:
-        """Update the load of other controllers; reports on unknown instances are ignored."""
+        """Update the load that other controllers add to an instance; reports of unknown instances are ignored."""
         load = self.pools.get(report.instance)
         if load is None:
             return

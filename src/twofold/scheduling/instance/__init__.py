@@ -1,1 +1,1 @@
-"""One instance's scheduler: queues, batches, KV reservation, preemption."""
+"""The scheduler of one instance: queues, batches, KV reservation and preemption."""

@@ -33,14 +33,14 @@ class SchedulingBudget:
         self.shared: PrefixBlockAllocator | None = None
 
     def prefill_tokens(self, sequence: ScheduledSequence) -> int:
-        """Prompt tokens that a sequence still has to compute; to be called before `admit`."""
+        """Return how many prompt tokens a sequence still has to compute. Call this before `admit`."""
         if self.shared is not None and sequence.allocation is None:
             keys = sequence.request.prefix_blocks
             sequence.computed = self.shared.reusable_tokens(keys, sequence.prompt_tokens)
         return sequence.prefill_remaining
 
     def admit(self, sequence: ScheduledSequence) -> bool:
-        """Take blocks and a slot for a waiting sequence; False, and nothing taken, if they are not available."""
+        """Take blocks and a slot for a waiting sequence. If the budget lacks either, take nothing and return False."""
         shared, keys = self.shared, sequence.request.prefix_blocks
         if shared is None:
             needed = self.blocks.blocks_for(sequence.start_tokens)
@@ -61,7 +61,7 @@ class SchedulingBudget:
         return True
 
     def admit_decode(self, sequence: ScheduledSequence) -> bool:
-        """Take blocks for the output of a ready sequence, if they were not reserved at its start."""
+        """Take blocks for the output of a ready sequence, unless they were reserved before; False without blocks."""
         if sequence.decode_tokens == 0:
             return True
         needed = self.blocks.blocks_for(sequence.decode_tokens)
@@ -73,7 +73,7 @@ class SchedulingBudget:
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Batcher(ABC):
-    """Selects the work of the next batches; changes only the budget and its own state.
+    """Selects the sequences of the next batches. It changes only the budget and its own state.
 
     A selection holds until a sequence in it ends or a prompt in it is done. Until then decode iterations repeat
     without another call, unless `should_reschedule` asks for one.
@@ -104,24 +104,27 @@ class Batcher(ABC):
         """
 
     def on_queued(self, sequence: ScheduledSequence) -> None:  # noqa: B027  (a hook, not an obligation)
-        """A sequence waits for prefill (nothing is generated yet) or is ready to decode."""
+        """A sequence was queued. It waits for prefill if it has no output token, else it is ready to decode."""
 
     def on_finished(self, sequence: ScheduledSequence) -> None:  # noqa: B027  (a hook)
-        """A queued sequence has finished here, was aborted, or continues on another instance."""
+        """A queued sequence left the instance: it finished, was aborted or continues on another instance."""
 
     def num_queued(self, queues: Queues) -> int:
-        """Sequences on the instance that are not in the running batch, as reported to routers."""
+        """Return how many sequences of the instance are not in the running batch, as reported to routers."""
         return queues.waiting.size + queues.ready.size + queues.paused.size
 
     def should_reschedule(
         self, sequence: ScheduledSequence | None, running: RunningBatch | None, blocks: BlockAllocator
     ) -> bool:
-        """Whether to select again at the next iteration, after `sequence` was queued or (None) blocks were freed."""
+        """Whether to select a new batch at the next iteration.
+
+        The cause is that `sequence` was queued or, if `sequence` is None, that blocks were freed.
+        """
         return True
 
 
 def select_prompts(waiting: SequenceQueue, budget: SchedulingBudget, tokens: int, seqs: int) -> list[PrefillChunk]:
-    """Whole prompts in order, at most `seqs` with `tokens` tokens in all; a longer prompt runs alone."""
+    """Select whole prompts in order: at most `seqs` with `tokens` tokens in all, or one longer prompt alone."""
     chunks: list[PrefillChunk] = []
     sequence = waiting.first
     while sequence is not None:
@@ -136,7 +139,7 @@ def select_prompts(waiting: SequenceQueue, budget: SchedulingBudget, tokens: int
 
 
 def select_ready(ready: SequenceQueue, budget: SchedulingBudget, seqs: int) -> list[ScheduledSequence]:
-    """Sequences that start to decode, in order, at most `seqs` and as far as blocks allow."""
+    """Select ready sequences in order to start their decode: at most `seqs`, and as many as have blocks."""
     chosen: list[ScheduledSequence] = []
     sequence = ready.first
     while sequence is not None and len(chosen) < seqs and budget.admit_decode(sequence):

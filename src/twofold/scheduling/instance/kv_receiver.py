@@ -1,4 +1,4 @@
-"""The decode side of hand-offs: leases on blocks and incoming KV caches."""
+"""The decode side of hand-offs: leases on blocks, and the KV caches that arrive in them."""
 
 from mypy_extensions import mypyc_attr
 
@@ -13,8 +13,8 @@ from twofold.scheduling.instance.swap_preemption import SwapPreemption
 class KvReceiver:
     """Grants leases to prefill instances and tracks their transfers until a sequence can decode.
 
-    `sequences` maps request ids to all sequences of this instance. `lease_queue` holds the requests waiting for a
-    lease, in order; `arriving` the leased requests until their KV cache is complete.
+    `sequences` maps request ids to all sequences of this instance. `lease_queue` has the requests that wait for a
+    lease, in order. `arriving` has the requests with a lease and an incomplete KV cache.
     """
 
     def __init__(
@@ -30,11 +30,11 @@ class KvReceiver:
         self.pulls: dict[str, BlockAllocation] = {}  # blocks that this instance fills itself, by request
 
     def reserve(self, request: Request, source: str) -> None:
-        """Queue a request that is prefilled on `source` for a lease; `grant` returns it."""
+        """Queue a request that is prefilled on `source` for a lease. A later `grant` returns the lease."""
         self.lease_queue.append(self._expect(request, source))
 
     def grant(self, now: float) -> list[Lease]:
-        """Grant leases in order while there are blocks.
+        """Grant and return leases in the order of the queue while blocks are free.
 
         Call this after every command and completed batch, since each may queue a request or free blocks.
         """
@@ -48,7 +48,7 @@ class KvReceiver:
         return granted
 
     def lease_now(self, request: Request, source: str, now: float) -> Lease | None:
-        """Grant a lease ahead of the queue; None, and nothing changed, without enough blocks."""
+        """Grant a lease ahead of the queue. With too few free blocks, change nothing and return None."""
         sequence = self._expect(request, source)
         if self._can_lease(sequence):
             return self._lease(sequence, now)
@@ -56,20 +56,20 @@ class KvReceiver:
         return None
 
     def kv_received(self, request_id: str, epoch: int) -> bool:
-        """End a lease after its KV cache is complete; True if the request now decodes."""
+        """End the lease of a request with a complete KV cache; True if the request is now ready to decode."""
         self.leases.end(request_id, epoch)
         return self._arrived(request_id)
 
     def end_lease(self, request_id: str, epoch: int) -> None:
-        """End a lease before its KV cache is complete, because its source gave up or died."""
+        """End the lease of a request with an incomplete KV cache, because the source gave up or died."""
         if self.leases.end(request_id, epoch):
             self.blocks_freed()
 
     def read_started(self, request_id: str, epoch: int) -> bool:
-        """End a lease because this instance pulls the KV cache itself.
+        """End the lease of a request because this instance pulls the KV cache of that request itself.
 
-        The blocks stay held until `read_ended`, even if the request is aborted. Returns False, and nothing is to be
-        read, for unknown requests.
+        The blocks stay held until `read_ended`, even if the request is aborted. Returns False for an unknown request;
+        its KV cache must not be read.
         """
         sequence = self.sequences.get(request_id)
         reads = sequence is not None and sequence.queue is self.arriving
@@ -80,7 +80,7 @@ class KvReceiver:
         return reads
 
     def read_ended(self, request_id: str, *, complete: bool) -> bool:
-        """End a pull; True if the request now decodes."""
+        """End the pull of a KV cache; True if its request is now ready to decode."""
         self.blocks.end_transfer(self.pulls.pop(request_id))
         if complete:
             return self._arrived(request_id)
@@ -88,9 +88,9 @@ class KvReceiver:
         return False
 
     def peer_lost(self, source: str) -> list[str]:
-        """End the leases of a dead instance and drop its reservations.
+        """End the leases of a dead instance and drop its queued reservations.
 
-        Returns the requests concerned; those with blocks keep them until they are aborted.
+        Returns the affected requests. Requests that have blocks keep them until they are aborted.
         """
         queued = [sequence for sequence in self.lease_queue if sequence.source == source]
         for sequence in queued:
@@ -103,7 +103,7 @@ class KvReceiver:
         return [sequence.id for sequence in queued] + leased
 
     def add(self, sequence: ScheduledSequence) -> None:
-        """Register a sequence and determine its KV reservation; raises ValueError for a duplicate id."""
+        """Register a sequence and compute its KV reservation; raises ValueError for a duplicate id."""
         request_id, output, reservation = sequence.id, sequence.output_tokens, self.reservation
         if self.sequences.setdefault(request_id, sequence) is not sequence:
             raise ValueError(f"request {request_id} is already here")
@@ -112,15 +112,15 @@ class KvReceiver:
             sequence.decode_tokens = reservation.at_decode_start(output)
 
     def enqueue_ready(self, sequence: ScheduledSequence) -> None:
-        """Queue a sequence for decode after its KV cache is complete."""
+        """Add a sequence with a complete KV cache to the sequences that are ready to decode."""
         raise NotImplementedError
 
     def blocks_freed(self) -> None:
-        """Reconsider waiting sequences after blocks were freed or the last pending lease was granted."""
+        """Check the waiting sequences again after blocks were freed or the last pending lease was granted."""
         raise NotImplementedError
 
     def _expect(self, request: Request, source: str) -> ScheduledSequence:
-        """Register a request that is prefilled on `source`."""
+        """Register a request that is prefilled on `source` and will decode on this instance."""
         sequence = ScheduledSequence(request, decodes_here=True, computed=request.prompt_tokens, generated=1)
         sequence.source = source
         self.add(sequence)
@@ -148,7 +148,7 @@ class KvReceiver:
 
 
 def allocation_of(sequence: ScheduledSequence) -> BlockAllocation:
-    """The blocks of a sequence; raises KeyError if it has none."""
+    """Return the allocation of a request; raises KeyError if it has none."""
     allocation = sequence.allocation
     if allocation is None:
         raise KeyError(f"request {sequence.id} has no blocks")

@@ -1,4 +1,4 @@
-"""The queues of an instance by state (waiting, prefilling, decoding), the batch that runs, and its results."""
+"""The queues of an instance by state (waiting, prefilling, decoding), the running batch and its results."""
 
 from typing import Final
 
@@ -12,10 +12,10 @@ from twofold.scheduling.instance.sequence import PrefillChunk, ScheduledSequence
 
 @mypyc_attr(free_list_len=1)
 class SchedulerOutput:
-    """Changes with the next batch: prefill chunks, decodes that start or resume, and decodes to preempt.
+    """Changes with the next batch: its prefill chunks, the decodes that start or resume, and the decodes to preempt.
 
-    All other decodes continue. With `repeatable` False the batcher is called again after one iteration, so that
-    sequences left out of this batch get a turn.
+    All other running decodes continue. If `repeatable` is False, the batcher selects again after one iteration, so that
+    the sequences left out of this batch can run.
     """
 
     def __init__(
@@ -34,8 +34,8 @@ _UNCHANGED: Final = SchedulerOutput()
 class RunningBatch:
     """A batch under way on a lane, and the number of iterations it may run unchanged.
 
-    `limit` is 1 with prefills; otherwise the number of iterations until the first decode ends. `joined` lists the
-    sequences that start or resume decoding with this batch, `paused` the decodes it preempted.
+    `limit` is 1 for a batch with prefills, else the number of iterations until the first decode ends. `joined` lists
+    the sequences that start or resume decoding with this batch, `paused` the decodes it preempted.
     """
 
     def __init__(self, changes: SchedulerOutput, decodes: int, context_tokens: int, limit: int, lane: int = 0) -> None:
@@ -53,10 +53,10 @@ class RunningBatch:
 
 @mypyc_attr(free_list_len=1)
 class StepResult:
-    """Output token `index` of a sequence, and what follows: it ends (`finish_reason`), is handed off, or goes on.
+    """The output token `index` of a sequence, and whether the sequence ends, is handed off or continues.
 
-    `complete` reports every sampled token; `advance` only those after which the sequence ends, is handed off or stops
-    decoding.
+    `finish_reason` is set if the sequence ends. `complete` reports every sampled token; `advance` only those after
+    which the sequence ends, is handed off or stops decoding.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class DecodeSet(SequenceQueue):
         self._joins = 0
 
     def latest(self, count: int) -> list[ScheduledSequence]:
-        """The `count` sequences that joined last, latest first."""
+        """Return the `count` sequences that joined last, the latest first."""
         members: list[ScheduledSequence] = []
         sequence = self.last
         while sequence is not None and len(members) < count:
@@ -99,7 +99,7 @@ class DecodeSet(SequenceQueue):
         return members
 
     def join(self, sequence: ScheduledSequence, most: int = _UNBOUNDED) -> None:
-        """Decode a sequence until its output is complete, or for `most` iterations."""
+        """Add a sequence, which decodes until its output is complete, but for at most `most` iterations."""
         self.append(sequence)
         self._joins += 1
         sequence.joined_at = self.iterations
@@ -110,13 +110,13 @@ class DecodeSet(SequenceQueue):
         self._ends.insert(self._place(sequence), sequence)
 
     def remove(self, sequence: ScheduledSequence) -> None:
-        """Stop decoding a sequence and update its progress."""
+        """Remove a sequence from the set and update its progress."""
         super().remove(sequence)
         self._ends.pop(self._place(sequence))
         self._update(sequence)
 
     def advance(self, iterations: int) -> list[ScheduledSequence]:
-        """Make `iterations` tokens for every member; remove and return the members at their end.
+        """Make `iterations` tokens for every member; remove and return the members that are then at their end.
 
         `iterations` must not exceed `iterations_to_end`.
         """
@@ -133,15 +133,15 @@ class DecodeSet(SequenceQueue):
         return ended
 
     def iterations_to_end(self) -> int:
-        """Iterations until the first member ends; 0 without members."""
+        """Number of iterations until the first member ends; 0 without members."""
         return self._ends[-1].end - self.iterations if self._ends else 0
 
     def generated(self, sequence: ScheduledSequence) -> int:
-        """Output tokens that a member has made so far."""
+        """Return the number of output tokens that a member has made so far."""
         return sequence.generated + self.iterations - sequence.joined_at
 
     def items(self) -> list[BatchItem]:
-        """One token of each member, as messages."""
+        """Return the batch items of one iteration: one token of each member."""
         now = self.iterations
         return [BatchItem(s.id, Phase.DECODE, 1, s.computed + now - s.joined_at, True) for s in self]
 
@@ -152,7 +152,7 @@ class DecodeSet(SequenceQueue):
         self.context_tokens -= sequence.computed
 
     def _place(self, sequence: ScheduledSequence) -> i64:
-        """Index in `_ends`: sorted by end, then by joining, both descending."""
+        """Return the index for a member in `_ends`, sorted by end and then by joining, both descending."""
         ends, end, number = self._ends, sequence.end, sequence.join_number
         low: i64 = 0
         high: i64 = len(ends)
@@ -169,8 +169,9 @@ class DecodeSet(SequenceQueue):
 class Queues:
     """The queues that a batcher selects from.
 
-    `waiting`: prompts not started. `prefilling`: prompts computed in part. `ready`: the prompt's KV is in place, no
-    decode iteration has run. `decoding`: one token each per iteration. `paused`: preempted decodes.
+    `waiting`: prompts not started. `prefilling`: prompts computed in part. `ready`: sequences with the KV of their
+    prompt on this instance but no decode iteration so far. `decoding`: sequences that make one token per iteration.
+    `paused`: preempted decodes.
     """
 
     def __init__(self, waiting: SequenceQueue | None = None, prefilling: SequenceQueue | None = None) -> None:
@@ -182,17 +183,17 @@ class Queues:
 
     @property
     def decodes(self) -> int:
-        """Sequences that decode, or will without further prefill."""
+        """Number of sequences of this lane that decode, or will decode without further prefill."""
         return self.ready.size + self.decoding.size + self.paused.size
 
     @property
     def started(self) -> int:
-        """Sequences that count against `max_num_seqs`."""
+        """Number of sequences that count against `max_num_seqs`."""
         return self.prefilling.size + self.ready.size + self.decoding.size + self.paused.size
 
     @property
     def settled(self) -> bool:
-        """Whether every sequence is decoding."""
+        """Whether every sequence of the instance is decoding."""
         return not (self.waiting.size or self.ready.size or self.prefilling.size or self.paused.size)
 
 
@@ -218,7 +219,7 @@ class Lane:
         self.aborted: list[BlockAllocation] = []
 
     def start(self, output: SchedulerOutput | None) -> RunningBatch | None:
-        """Start the selected batch, or (None) all decodes; None if there is nothing to run."""
+        """Start the selected batch; with None, start a batch of all decodes. Return None if there is nothing to run."""
         decoding = self.queues.decoding
         changes, decodes, limit = _UNCHANGED if output is None else output, decoding.size, 1
         if not changes.prefills:
@@ -231,7 +232,7 @@ class Lane:
         return batch
 
     def computes(self, sequence: ScheduledSequence) -> bool:
-        """Whether the running batch includes a sequence."""
+        """Whether the running batch computes tokens of this sequence."""
         if self.batch is None or sequence.queue is self.queues.decoding:
             return self.batch is not None
         return any(chunk.sequence is sequence for chunk in self.batch.prefills)

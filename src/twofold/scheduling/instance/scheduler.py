@@ -112,7 +112,7 @@ class InstanceScheduler(KvReceiver):
             self._enqueue(sequence, self.queues.waiting)
 
     def fetched(self, request_id: str, reused_tokens: int | None = None) -> None:
-        """End the fetch for a prompt, with fewer reused tokens if it failed. Aborted requests are ignored."""
+        """Let a prompt start after its fetch, with fewer reused tokens if the fetch failed; ignore aborted requests."""
         sequence = self.sequences.get(request_id)
         if sequence is None or not sequence.fetching:
             return
@@ -122,13 +122,13 @@ class InstanceScheduler(KvReceiver):
         self._end_fetches()
 
     def _end_fetches(self) -> None:
-        """Queue prompts for prefill until one is still fetching its prefix."""
+        """Queue submitted prompts for prefill in order, up to the first prompt that still fetches its prefix."""
         while (sequence := self._fetching.first) is not None and not sequence.fetching:
             self._fetching.remove(sequence)
             self._enqueue(sequence, self.queues.waiting)
 
     def handed_off(self, request_id: str) -> None:
-        """End a hand-off, successful or not, and release the blocks that it kept."""
+        """End the hand-off of a request, successful or not, and release the blocks kept for the hand-off."""
         sequence = self.sequences.get(request_id)
         if sequence is not None and sequence.handing_off:
             sequence.handing_off = False
@@ -139,7 +139,7 @@ class InstanceScheduler(KvReceiver):
             self.blocks_freed()
 
     def abort(self, request_id: str) -> None:
-        """Forget a request. Blocks in a transfer or in the running batch stay held until that ends."""
+        """Remove a request. Blocks in use by a transfer or the running batch are freed after that use."""
         sequence = self.sequences.get(request_id)
         queue = None if sequence is None else sequence.queue
         if sequence is None or queue is None:
@@ -165,24 +165,24 @@ class InstanceScheduler(KvReceiver):
             self.changed = True
 
     def blocks_of(self, request_id: str) -> Sequence[int]:
-        """The block ids of a request in token order; empty if blocks are only counted."""
+        """Return the block ids of a request in token order; an allocator that only counts blocks returns none."""
         return self.blocks.blocks_of(allocation_of(self.sequences[request_id]))
 
     def allocation_of(self, request_id: str) -> BlockAllocation:
-        """The allocation of a request, for transfers that outlive it (`begin_transfer`)."""
+        """Return the allocation of a request, for transfers that may end after the request (`begin_transfer`)."""
         return allocation_of(self.sequences[request_id])
 
     def copy_of(self, request_id: str) -> tuple[int, int] | None:
-        """The block copy (source, target) to make before the first batch of a prompt that has just started."""
+        """Return the block copy (source, target) to make before the first batch of a prompt; None without a copy."""
         return self.sequences[request_id].copy
 
     def reused_tokens(self, request_id: str) -> int:
-        """Prompt tokens of a started request that were found in the prefix cache; 0 for unknown requests."""
+        """Return how many prompt tokens of a request were found in the prefix cache; 0 for unknown requests."""
         sequence = self.sequences.get(request_id)
         return 0 if sequence is None else sequence.reused_tokens
 
     def generated(self, request_id: str) -> int:
-        """Output tokens made by completed iterations; 0 for unknown requests."""
+        """Return how many output tokens of a request are complete; 0 for unknown requests."""
         sequence = self.sequences.get(request_id)
         if sequence is None:
             return 0
@@ -222,7 +222,7 @@ class InstanceScheduler(KvReceiver):
     def advance(self, iterations: int = 1) -> list[StepResult]:
         """Complete `iterations` iterations of the oldest running batch.
 
-        Returns the sequences that made their first token, ended, or stopped decoding for lack of blocks.
+        Returns a result for each sequence that made its first token, ended, or stopped decoding for lack of blocks.
         """
         batch = self._finish(iterations)
         lane = self._lanes[batch.lane]
@@ -255,9 +255,9 @@ class InstanceScheduler(KvReceiver):
         return batch
 
     def complete(self, batch: Batch, stopped: Collection[str] = ()) -> list[StepResult]:
-        """Complete the oldest running batch; returns all sampled tokens.
+        """Complete the oldest running batch and return all sampled tokens.
 
-        `stopped` lists the requests that end with their sampled token.
+        `stopped` contains the ids of the requests that end with the token just sampled.
         """
         if not self._running or batch is not self._running[0].message:
             raise RuntimeError("only the oldest running batch can be completed")
@@ -286,7 +286,7 @@ class InstanceScheduler(KvReceiver):
         return results
 
     def _tokens_made(self, batch: Batch, decoding: DecodeSet) -> list[tuple[ScheduledSequence, int]]:
-        """The decodes of a batch that were not aborted, with the index of their new token."""
+        """Return each decode of a batch that was not aborted, with the index of the token that it made."""
         made: list[tuple[ScheduledSequence, int]] = []
         for item in batch.items:
             sequence = self.sequences.get(item.request_id) if item.phase is _DECODE else None
@@ -336,7 +336,7 @@ class InstanceScheduler(KvReceiver):
                 self.start_prefill(chunk.sequence, queues)
 
     def start_prefill(self, sequence: ScheduledSequence, queues: Queues) -> None:
-        """Move a waiting sequence to the prefilling ones and allocate its blocks."""
+        """Move a waiting sequence to the prefilling sequences and allocate blocks for it."""
         queues.waiting.remove(sequence)
         allocation = sequence.allocation
         if allocation is None:
@@ -350,7 +350,7 @@ class InstanceScheduler(KvReceiver):
         queues.prefilling.append(sequence)
 
     def _finish(self, iterations: int) -> RunningBatch:
-        """End the oldest running batch after `iterations`; raises RuntimeError if it did not run that many."""
+        """Remove and return the oldest running batch after `iterations`; raises RuntimeError if it runs fewer."""
         batch = self._running[0].batch if self._running else None
         if batch is None or iterations > batch.limit:
             raise RuntimeError("only a batch that was started can be completed")
@@ -369,7 +369,7 @@ class InstanceScheduler(KvReceiver):
     def finish_prefills(
         self, queues: Queues, chunks: list[PrefillChunk], stopped: Collection[str], results: list[StepResult]
     ) -> None:
-        """Account for computed chunks; appends the first tokens to `results`."""
+        """Record the computed prompt chunks, and append the first tokens of complete prompts to `results`."""
         shared = self.shared
         for chunk in chunks:
             sequence = chunk.sequence
@@ -406,7 +406,7 @@ class InstanceScheduler(KvReceiver):
         return StepResult(sequence, sequence.generated - 1, reason, hands_off)
 
     def _grow(self, sequence: ScheduledSequence, swap: SwapPreemption) -> bool:
-        """Extend a decode that has used up its blocks, or pause it."""
+        """Allocate more blocks for a decode that has used all its blocks; pause the decode if too few are free."""
         queues = self.queues
         if not queues.paused.size and swap.extend(sequence):
             queues.decoding.join(sequence, swap.iterations_left(sequence))
@@ -416,7 +416,7 @@ class InstanceScheduler(KvReceiver):
         return False
 
     def finish(self, sequence: ScheduledSequence) -> None:
-        """Release a sequence that has finished on this instance."""
+        """Release the blocks of a sequence that has finished on this instance."""
         self.batcher.on_finished(sequence)
         self._release(sequence)
 
@@ -447,7 +447,7 @@ class InstanceScheduler(KvReceiver):
                 return
 
     def _lane_for_decode(self) -> Lane:
-        """The first of the lanes with the fewest decodes."""
+        """Return the lane with the fewest decodes; among equals, the first one."""
         fewest = self._lanes[0]
         if self.stages > 1:
             for lane in self._lanes:
@@ -459,7 +459,7 @@ class InstanceScheduler(KvReceiver):
 
     @property
     def queued(self) -> int:
-        """Sequences that are not in a running batch, as reported to routers."""
+        """Number of sequences that are not in a running batch, as reported to routers."""
         queued = self.batcher.num_queued(self.queues)
         if self.stages > 1:
             for lane in self._lanes[1:]:
@@ -468,7 +468,7 @@ class InstanceScheduler(KvReceiver):
 
     @property
     def empty(self) -> bool:
-        """Whether the instance has no sequence to prefill or decode."""
+        """Whether the instance has no sequence that it still has to prefill or decode."""
         for lane in self._lanes:
             if lane.queues.decoding.size or not lane.queues.settled:
                 return False
@@ -506,7 +506,7 @@ def _reused(request: Request, tokens: int) -> int:
 
 
 def _publish(shared: PrefixBlockAllocator, sequence: ScheduledSequence, computed: int, published_tokens: int) -> None:
-    """Make the full prompt blocks of the first `computed` tokens available to other requests."""
+    """Let other requests reuse the full blocks of the first `computed` prompt tokens of a sequence."""
     size = shared.block_size
     keys = sequence.request.prefix_blocks[: min(computed, sequence.prompt_tokens) // size]
     shared.publish(allocation_of(sequence), keys, published_tokens // size)

@@ -14,7 +14,7 @@ class KvReservation:
 
     By default the whole request is reserved where it decodes, so an admitted request always finishes. With
     `output_at_decode_start` the output is reserved with the first decode iteration; until then the request may wait,
-    with its prompt's KV in place. With `step` the output is reserved so many tokens at a time (`SwapPreemption`).
+    with its prompt's KV in place. With `step`, the output is reserved in steps of that many tokens (`SwapPreemption`).
     `extra` tokens are added to every prompt.
     """
 
@@ -24,7 +24,7 @@ class KvReservation:
         self.step = step
 
     def at_start(self, prompt: int, output: int, decodes_here: bool) -> int:
-        """Tokens reserved before prefill, or before the KV cache arrives from another instance."""
+        """Return the tokens reserved before prefill, or before the KV cache arrives from another instance."""
         if self.output_at_decode_start or not decodes_here:
             return prompt + self.extra
         if self.step:
@@ -32,11 +32,11 @@ class KvReservation:
         return prompt + output - 1 + self.extra
 
     def at_decode_start(self, output: int) -> int:
-        """Tokens added with the first decode iteration."""
+        """Return the additional tokens reserved with the first decode iteration."""
         return output - 1 if self.output_at_decode_start else 0
 
     def in_all(self, prompt: int, output: int) -> int:
-        """Tokens held at the end on the instance that decodes."""
+        """Return the tokens reserved at the end of a request on the instance that decodes it."""
         return prompt + output - 1 + self.extra
 
 
@@ -89,20 +89,20 @@ class ScheduledSequence:
 
     @property
     def prefill_remaining(self) -> int:
-        """Prompt tokens still to compute."""
+        """Number of prompt tokens still to compute."""
         return max(0, self.prompt_tokens - self.computed)
 
     def prefill(self, num_tokens: int) -> "PrefillChunk":
-        """The next `num_tokens` prompt tokens as work for a batch."""
+        """Return the next `num_tokens` prompt tokens as a chunk for a batch."""
         completes = num_tokens == self.prompt_tokens - self.computed
         return PrefillChunk(self, num_tokens, self.computed, completes)
 
 
 @mypyc_attr(free_list_len=1)
 class PrefillChunk:
-    """`num_tokens` prompt tokens of a sequence in a batch, after `context_tokens` that are in the cache.
+    """A part of a prompt in a batch: `num_tokens` tokens, which follow `context_tokens` tokens in the KV cache.
 
-    `samples` is True for the last chunk of a prompt, which yields the first token.
+    `samples` is True for the last chunk of a prompt, after which the engine samples the first token.
     """
 
     def __init__(self, sequence: ScheduledSequence, num_tokens: int, context_tokens: int, samples: bool) -> None:
@@ -112,14 +112,14 @@ class PrefillChunk:
         self.samples = samples
 
     def item(self) -> BatchItem:
-        """The chunk as a message."""
+        """Return the chunk as a batch item, which can be sent to a worker."""
         return BatchItem(self.sequence.id, Phase.PREFILL, self.num_tokens, self.context_tokens, self.samples)
 
 
 class SequenceQueue:
-    """Sequences in order of entry, as a linked list: any of them leaves in constant time.
+    """Sequences in order of entry, in a linked list from which any sequence is removed in constant time.
 
-    A sequence is in one queue at a time.
+    A sequence is in at most one queue at a time.
     """
 
     def __init__(self) -> None:

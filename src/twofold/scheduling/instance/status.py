@@ -1,4 +1,4 @@
-"""Status of an instance. This module is not compiled, because messages contain the status."""
+"""The status of an instance. This module is not compiled, because messages contain the status."""
 
 import msgspec
 

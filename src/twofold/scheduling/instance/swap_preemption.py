@@ -26,7 +26,7 @@ _admission: Final = attrgetter("admission")
 
 @mypyc_attr(free_list_len=1)
 class BlockCopy:
-    """Copy the first `blocks` blocks of a sequence to the host (`out`) or back; ids are empty where unknown."""
+    """A copy of a sequence's first `blocks` blocks to host memory (`out`) or back; ids are empty where unknown."""
 
     def __init__(self, out: bool, blocks: int, device_blocks: Sequence[int], host_blocks: Sequence[int]) -> None:
         self.out = out
@@ -62,19 +62,19 @@ class SwapPreemption:
         self._returning: list[BlockAllocation] = []
 
     def can_admit(self, sequence: ScheduledSequence) -> bool:
-        """Whether a new sequence may start: none is paused, and all others keep blocks for another step."""
+        """Whether a new sequence may start: no sequence is paused, and the others keep blocks for another step."""
         if self.queues.paused.size:
             return False
         needed = self.blocks.blocks_for(sequence.start_tokens) + self._headroom()
         return needed <= self.blocks.num_free and self._promised + self._full_blocks(sequence) <= self.host.num_blocks
 
     def begin_selection(self) -> int:
-        """Free blocks for prompts of the next batch; each prompt must then `offer`."""
+        """Return the free blocks for the prompts of the next batch; each selected prompt must be passed to `offer`."""
         self._offered = 0
         return 0 if self.queues.paused.size else max(0, self.blocks.num_free - self._headroom())
 
     def offer(self, sequence: ScheduledSequence) -> bool:
-        """Promise host blocks to a selected prompt; False if there are not enough."""
+        """Promise host blocks to a selected prompt; False if too few host blocks are left."""
         if not sequence.decodes_here:
             return True
         if self._promised + self._offered + self._full_blocks(sequence) > self.host.num_blocks:
@@ -83,7 +83,7 @@ class SwapPreemption:
         return True
 
     def admit(self, sequence: ScheduledSequence) -> None:
-        """Count a sequence that got its first blocks and will decode here."""
+        """Record a sequence that has its first blocks and will decode on this instance."""
         self._admitted += 1
         sequence.admission = self._admitted
         self._promised += self._full_blocks(sequence)
@@ -97,12 +97,12 @@ class SwapPreemption:
             self._free_host(sequence, sequence.swapped)
 
     def iterations_left(self, sequence: ScheduledSequence) -> int:
-        """Iterations for which a sequence outside the decode set has blocks."""
+        """Return for how many iterations a sequence outside the decode set has blocks."""
         allocation = sequence.allocation
         return 0 if allocation is None else allocation.blocks * self.blocks.block_size - sequence.computed
 
     def extend(self, sequence: ScheduledSequence) -> bool:
-        """Allocate another step; False if too few blocks are free."""
+        """Allocate blocks for another step of a sequence; False if too few blocks are free."""
         allocation, tokens = sequence.allocation, self._step_of(sequence)
         if allocation is None or not self.blocks.fits(tokens):
             return False
@@ -110,9 +110,9 @@ class SwapPreemption:
         return True
 
     def resume_paused(self) -> list[ScheduledSequence]:
-        """Make paused sequences ready, before all others, as far as blocks are free or can be swapped out.
+        """Make paused sequences ready as far as blocks are free or can be swapped out.
 
-        Call this between batches. Returns the decodes that were swapped out for them.
+        Call this between batches. Paused sequences go before all ready ones. Returns the decodes that were swapped out.
         """
         queues = self.queues
         preempted: list[ScheduledSequence] = []
@@ -133,18 +133,18 @@ class SwapPreemption:
         return preempted
 
     def take_copies(self) -> list[BlockCopy]:
-        """The copies to carry out before the batch that was just started."""
+        """Remove and return the copies that the driver must carry out before the batch that was just started."""
         copies, self.copies = self.copies, []
         return copies
 
     def batch_ended(self) -> None:
-        """Record that the batch and its copies have ended."""
+        """Record that the batch with the last copies has ended."""
         for allocation in self._returning:
             self.blocks.end_transfer(allocation)
         self._returning.clear()
 
     def _make_room(self, sequence: ScheduledSequence, preempted: list[ScheduledSequence]) -> bool:
-        """Swap out later sequences if that frees a step for this one."""
+        """Swap out sequences admitted after this one, if that frees enough blocks for a step of this one."""
         needed, free = self.blocks.blocks_for(self._step_of(sequence)), self.blocks.num_free
         if needed <= free:
             return True
@@ -217,14 +217,14 @@ class SwapPreemption:
         self.blocks_copied += host.blocks
 
     def _step_of(self, sequence: ScheduledSequence) -> int:
-        """Tokens of the next step; the last output token needs no KV."""
+        """Return the tokens of a sequence's next step. The last output token needs no KV."""
         full = sequence.prompt_tokens + sequence.output_tokens - 1
         return min(self._step, full - sequence.computed)
 
     def _full_blocks(self, sequence: ScheduledSequence) -> int:
-        """Blocks of a sequence at its full length."""
+        """Return the number of blocks of a sequence at its full length."""
         return self.blocks.blocks_for(sequence.prompt_tokens + sequence.output_tokens - 1)
 
     def _headroom(self) -> int:
-        """Blocks of another step of every running sequence."""
+        """Return the number of blocks that another step of every running sequence takes."""
         return (self.queues.decoding.size + self.queues.ready.size) * self.blocks.blocks_for(self._step)

@@ -18,7 +18,7 @@ _LEAST_VARIANCE: Final = 1e-12  # for sequences of equal numbers
 class MeanChange(NamedTuple):
     """A change of the mean from `before` to `after` over the last `numbers` numbers.
 
-    `sigmas` is the standard normal deviate of the same probability under the null hypothesis.
+    `sigmas` is the significance, as a number of standard deviations of a normal distribution.
     """
 
     before: float
@@ -28,12 +28,12 @@ class MeanChange(NamedTuple):
 
     @property
     def chance(self) -> float:
-        """The two-sided p-value of this single comparison."""
+        """The two-sided p-value of this comparison alone."""
         return erfc(self.sigmas / sqrt(2.0))
 
 
 class ChangePoint:
-    """Detects changes in independent, roughly normal numbers, such as batch means."""
+    """Detects changes of the mean in a sequence of independent, roughly normal numbers, such as batch means."""
 
     def __init__(self) -> None:
         # Cumulative sums of the numbers and of their squares, as deviations from the first number: a window is the
@@ -54,15 +54,15 @@ class ChangePoint:
         self._count += 1
 
     def strongest(self) -> MeanChange | None:
-        """The most significant change over the windows; None with too few numbers."""
+        """Return the most significant change over all windows; None with too few numbers."""
         return self._least_likely(WINDOWS)
 
     def located(self) -> MeanChange | None:
-        """Like `strongest`, but over windows of every length: slower, with a more accurate position."""
+        """Return the most significant change over windows of every length: slower than `strongest`, but more exact."""
         return self._least_likely(range(WINDOWS[0], WINDOWS[-1] + 1))
 
     def restart(self, count: int) -> None:
-        """Forget all but the last `count` numbers, up to the longest window."""
+        """Forget all numbers except the last `count`, or except the longest window if `count` exceeds it."""
         kept = list(self._sums)[-1 - count :]
         base, base_squares = kept[0]
         self._sums = deque(((s - base, q - base_squares) for s, q in kept), self._sums.maxlen)

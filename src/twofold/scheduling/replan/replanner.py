@@ -23,7 +23,7 @@ from twofold.timeline import Timeline
 
 
 class RoleSplit(msgspec.Struct, frozen=True, order=True):
-    """The number of instances by home role."""
+    """The number of instances that have each home role."""
 
     prefill: int
     decode: int
@@ -37,13 +37,13 @@ class RoleSplit(msgspec.Struct, frozen=True, order=True):
 
     @classmethod
     def of(cls, loads: Iterable[InstanceLoad]) -> "RoleSplit":
-        """The split of the instances that are not paused."""
+        """Return the split of the instances that are not paused."""
         homes = [load.home for load in loads if load.place]
         return cls(homes.count(Role.PREFILL), homes.count(Role.DECODE))
 
 
 class ReplanAction(StrEnum):
-    """Kinds of steps: a role change is free, a start takes time, and a retirement reduces capacity at once."""
+    """The kinds of steps. A role change is free, a start takes time, and a retirement reduces capacity at once."""
 
     ROLE = "role"
     START = "start"
@@ -51,7 +51,7 @@ class ReplanAction(StrEnum):
 
 
 class ReplanStep(msgspec.Struct, frozen=True):
-    """One step; `role` is the new role of the instance, None if it retires."""
+    """One step for an instance. `role` is the new home role of the instance, or None if the instance retires."""
 
     action: ReplanAction
     instance: str
@@ -59,9 +59,10 @@ class ReplanStep(msgspec.Struct, frozen=True):
 
 
 def steps_to(split: RoleSplit, pools: Pools, retired: Sequence[str]) -> tuple[ReplanStep, ...]:
-    """The steps to a split: role changes first, then starts and retirements.
+    """Return the steps that lead to a split: role changes first, then starts and retirements.
 
-    Instances with the least work change first, because they serve the new role soonest. `retired` can be started.
+    Instances with the least work change their role first, because they serve the new role soonest. The instances in
+    `retired` can be started.
     """
     leaving_prefill = _leaving(pools, Role.PREFILL, split.prefill, lambda load: load.pending_prefill_tokens)
     leaving_decode = _leaving(pools, Role.DECODE, split.decode, lambda load: load.reserved_tokens)
@@ -77,16 +78,16 @@ def steps_to(split: RoleSplit, pools: Pools, retired: Sequence[str]) -> tuple[Re
 
 
 def _leaving(pools: Pools, home: Role, wanted: int, work: Callable[[InstanceLoad], int]) -> list[str]:
-    """The surplus instances of a home role, least loaded first."""
+    """Return the instances of a home role that the new split does not need, least loaded first."""
     members = [load for load in pools if load.place and load.home is home]
     members.sort(key=work)  # stable: earlier instances first among equals
     return [load.id for load in members[: max(0, len(members) - wanted)]]
 
 
 def degraded_plan(planned: RoleSplit, left: int, running: RoleSplit) -> RoleSplit | None:
-    """The split of `left` instances with the shares nearest to the planned ones; None with fewer than two instances.
+    """Split the `left` remaining instances in nearly the planned proportions; None with fewer than two instances.
 
-    Ties go to the split nearest to the running one. Each phase gets at least one instance.
+    Among equally good splits, the nearest to the running one is chosen. Each phase gets at least one instance.
     """
     splits = (RoleSplit(prefill, left - prefill) for prefill in range(1, left))
 
@@ -102,14 +103,14 @@ _CHECK_EVERY_S = 1.0  # a check of unsettled shifts costs more than a request
 
 
 class SplitForecast(msgspec.Struct, frozen=True):
-    """The share of requests that would meet the SLO with a split."""
+    """The forecast of a split: the share of requests that would meet the SLO."""
 
     split: RoleSplit
     attainment: float
 
 
 class SearchResult(msgspec.Struct, frozen=True, kw_only=True):
-    """The forecasts of a search, each from a simulation of `requests` requests, and its CPU time."""
+    """The result of a search: its CPU time and its forecasts, each from a simulation of `requests` requests."""
 
     running: SplitForecast
     best: SplitForecast
@@ -119,7 +120,7 @@ class SearchResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReplanOutcome(StrEnum):
-    """The outcome of a search."""
+    """The possible outcomes of a search."""
 
     MOVE = "move"
     BEST_ALREADY = "best-already"
@@ -128,10 +129,10 @@ class ReplanOutcome(StrEnum):
 
 
 class ReplanDecision(msgspec.Struct, frozen=True, kw_only=True):
-    """A logged decision; `str` gives it as a sentence.
+    """A decision for the log; `str` returns it as a sentence.
 
-    `rate` is that of the new traffic in requests per second. `steps` are executed in order. If the search failed,
-    `findings` is None and `reason` says why.
+    `rate` is the request rate of the new traffic per second. `steps` are executed in order. If the search failed,
+    `findings` is None and `reason` contains the cause.
     """
 
     at_s: float
@@ -148,10 +149,10 @@ class ReplanDecision(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReplanSearch(Protocol):
-    """Searches the best split for given traffic."""
+    """Searches for the split that is best for given traffic."""
 
     def search(self, traffic: TrafficSample, running: RoleSplit, stock: int) -> SearchResult:
-        """Find the best split of at most `stock` instances and forecast it and the running split."""
+        """Find the best split of at most `stock` instances; forecast the best and the running split."""
 
 
 class ReplanRules(msgspec.Struct, frozen=True, kw_only=True):
@@ -170,9 +171,10 @@ class ReplanRules(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Replanner:
-    """Follows the traffic and decides on search results. Times are seconds on the caller's clock.
+    """Monitors the traffic and decides on the results of searches.
 
-    A driver forwards the events `arrived` and `ended` (also for rejected requests), and asks `query` after arrivals.
+    Times are seconds on the caller's clock. A driver forwards the events `arrived` and `ended` (also for rejected
+    requests), and calls `query` after arrivals.
     """
 
     def __init__(self, monitor: TrafficMonitor, rules: ReplanRules | None = None) -> None:
@@ -187,22 +189,22 @@ class Replanner:
         self._check_s = float("-inf")
 
     def arrived(self, request: Request, now: float) -> int:
-        """Count an arrival; returns its number."""
+        """Record the arrival of a request and return its number, counted in order of arrival."""
         number = self.monitor.arrived(request.prompt_tokens, now)
         self._numbers[request.id], self._ids[number] = number, request.id
         return number
 
     def ended(self, timeline: Timeline) -> None:
-        """Count the output of a request if it is complete."""
+        """Record the output length of a request if its output is complete."""
         number = self._numbers.pop(timeline.request.id, None)
         if number is not None:
             del self._ids[number]
             self.monitor.ended(number, timeline.output_tokens if timeline.complete else None)
 
     def query(self, generated: Callable[[str], int], now: float) -> TrafficSample | None:
-        """The traffic to search a plan for, if a search is due; follow up with `decide` or `give_up`.
+        """Return the traffic to plan for if a search is due, else None.
 
-        `generated` returns the output tokens that a request has so far.
+        After a search, call `decide` or `give_up`. `generated` returns the number of output tokens of a request so far.
         """
         if not self.monitor.alarmed or self._searched or now < max(self._check_s, self._quiet_until_s):
             return None
@@ -223,7 +225,7 @@ class Replanner:
         return traffic
 
     def decide(self, findings: SearchResult, pools: Pools, retired: Sequence[str], now: float) -> ReplanDecision:
-        """Decide on the search for the last query; `retired` are instances that can be started."""
+        """Decide on the result of the search for the last query. The instances in `retired` can be started."""
         outcome, (shifts, rate) = self._outcome(findings), self._shifted()
         steps = steps_to(findings.best.split, pools, retired) if outcome is ReplanOutcome.MOVE else ()
         return self._log(
@@ -231,7 +233,7 @@ class Replanner:
         )
 
     def give_up(self, reason: str, now: float) -> ReplanDecision:
-        """Keep the split because the search for the last query failed."""
+        """Keep the running split because the search for the last query failed."""
         shifts, rate = self._shifted()
         failed = ReplanOutcome.FAILED
         return self._log(ReplanDecision(at_s=now, shifts=shifts, rate=rate, outcome=failed, reason=reason))

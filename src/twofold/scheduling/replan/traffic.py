@@ -47,13 +47,13 @@ def estimate_output_lengths(ended: Sequence[int], running: Sequence[int], count:
 
 
 def _ending(ended: Sequence[int], running: Sequence[int], beyond: int) -> float:
-    """Number of ends per token beyond a length."""
+    """Return the rate per token at which outputs end beyond a length."""
     made = sum(max(0, tokens - beyond) for tokens in (*ended, *running))
     return sum(tokens > beyond for tokens in ended) / made if made else 0.0
 
 
 def _survivors(ended: Sequence[int], running: list[int]) -> tuple[list[tuple[int, float]], float]:
-    """The Kaplan–Meier survival function at each finished length, and its last value."""
+    """Return the Kaplan–Meier survival function at each finished length, and its last value."""
     steps: list[tuple[int, float]] = []
     left, at_risk = 1.0, len(ended) + len(running)
     for length, ends in sorted(Counter(ended).items()):
@@ -76,7 +76,7 @@ _VARIATION: Final = (0.1, 10.0)  # bounds of the squared CV of gaps, against out
 
 
 class Quantity(StrEnum):
-    """The monitored quantities."""
+    """The quantities of the traffic that are monitored."""
 
     RATE = "rate"
     PROMPT = "prompt"
@@ -102,7 +102,7 @@ class TrafficShift(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TrafficSample(msgspec.Struct, frozen=True, kw_only=True):
-    """Traffic to plan for: `rate` in requests per second, with gaps of CV² = 1/`burstiness`, and sampled lengths."""
+    """The traffic to plan for: requests per second, sampled lengths, and gaps with CV² = 1/`burstiness`."""
 
     rate: float
     burstiness: float
@@ -120,7 +120,7 @@ class _Stream:
         self._tested, self.natural = tested, natural
 
     def add(self, number: float) -> bool:
-        """Add a number; True if it completed a batch."""
+        """Add a number to the current batch; True if this completed the batch."""
         self._sum += number
         self.open += 1
         if self.open < BATCH:
@@ -154,7 +154,7 @@ class TrafficMonitor:
         self._next = 0  # the next request in order of arrival
 
     def arrived(self, prompt_tokens: int, now: float) -> int:
-        """Add an arrival; returns the number to pass to `ended`."""
+        """Record an arrival; return the number to pass to `ended` for this request."""
         if self._arrivals:
             self._add(Quantity.RATE, now - self._arrivals[-1][0])
         self._arrivals.append((now, prompt_tokens))
@@ -167,7 +167,7 @@ class TrafficMonitor:
         return number
 
     def ended(self, number: int, output_tokens: int | None) -> None:
-        """Add an end; `output_tokens` is None if the output is incomplete."""
+        """Record the end of a request; `output_tokens` is None if its output is incomplete."""
         if number >= self._next:
             self._ended[number] = output_tokens
             self._release()
@@ -191,7 +191,7 @@ class TrafficMonitor:
         return len(self._alarmed) > 0
 
     def shifts(self) -> list[TrafficShift]:
-        """The shifts that still hold, located over all windows; the slowest operation of this class."""
+        """Return the shifts that still hold, located over all windows. This is the slowest method of the class."""
         found: list[TrafficShift] = []
         for quantity in Quantity:
             if quantity in self._alarmed:
@@ -208,10 +208,10 @@ class TrafficMonitor:
         return self._count - since >= _SETTLED and len(self._ended_since(since)) >= _SETTLED_OUTPUTS
 
     def traffic(self, shifts: Sequence[TrafficShift], made: Callable[[int], int]) -> TrafficSample | None:
-        """The traffic since the last of `shifts`; None if there is too little.
+        """Return the traffic since the last of `shifts`; None if too few requests have been seen.
 
-        `made` returns the output tokens so far of a running request, by its number. With too few ends since the
-        shift, earlier outputs are used.
+        `made` returns the number of output tokens of a running request until now, by the number of the request. If too
+        few requests have ended since the shift, earlier outputs are used.
         """
         since = self._since(shifts)
         arrivals = list(islice(self._arrivals, max(0, len(self._arrivals) - (self._count - since)), None))
@@ -242,7 +242,7 @@ class TrafficMonitor:
         self._alarmed.clear()
 
     def _shift(self, quantity: Quantity, change: MeanChange | None) -> TrafficShift | None:
-        """A change as a shift, if it is as large as `tolerance` and below the significance level of one comparison."""
+        """Return a change as a shift; None if it is below `tolerance` or not significant as a single comparison."""
         if change is None or len(self._arrivals) < 2:
             return None
         passed_s = self._arrivals[-1][0] - self._arrivals[0][0]
@@ -261,7 +261,7 @@ class TrafficMonitor:
         return shift if max(shift.ratio, 1.0 / shift.ratio) >= self._tolerance else None
 
     def _since(self, shifts: Sequence[TrafficShift]) -> int:
-        """The number of the first request after the last shift; without shifts, the oldest one in memory."""
+        """Return the number of the first request after the last shift; without shifts, the oldest one in memory."""
         since = self._count - len(self._arrivals)
         for shift in shifts:
             if shift.quantity is Quantity.OUTPUT:
@@ -272,11 +272,11 @@ class TrafficMonitor:
         return since
 
     def _ended_since(self, since: int) -> list[int]:
-        """The output lengths of ended requests from this number on."""
+        """Return the output lengths of the ended requests with this number or a higher one."""
         later = (tokens for number, tokens in self._ended.items() if number >= since and tokens is not None)
         return [*(tokens for number, tokens in self._outputs if number >= since), *later]
 
 
 def _rate(root: float) -> float:
-    """Requests per second from the cube root of their mean gap."""
+    """Convert the cube root of a mean gap to requests per second."""
     return 1.0 / max(root, _LEAST_ROOT) ** 3

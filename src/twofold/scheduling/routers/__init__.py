@@ -1,4 +1,4 @@
-"""Registry of routers: one class and one line per router."""
+"""The registry of routers, with one class and one line for each router."""
 
 from collections.abc import Callable
 
@@ -12,7 +12,7 @@ from twofold.scheduling.routers.splitwise import SplitwiseRouter, SplitwiseSimRo
 
 
 class RegisteredRouter:
-    """A router's constructor, its one-line help and the class with its traits; call it for a new router."""
+    """A router's constructor, its one-line help and the class with its traits. A call creates a router."""
 
     def __init__(self, create: Callable[[], Router], help_text: str) -> None:
         self.create, self.help = create, help_text

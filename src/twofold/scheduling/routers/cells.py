@@ -1,7 +1,7 @@
-"""Two-level routing: a cell first, then instances within it.
+"""Two-level routing: a router chooses a cell first, then instances within the cell.
 
-A cell is a group of nearby instances. It is routable if it has instances for both phases. Its `CellLoad` sums the loads
-of its instances and is ranked in a pool like the load of an instance.
+A cell is a group of nearby instances. A cell is routable if it has instances for both phases. Its `CellLoad` sums the
+loads of its instances and is ranked in a pool like the load of an instance.
 """
 
 from collections.abc import Iterator
@@ -16,9 +16,9 @@ from twofold.scheduling.routers.draws import drawn, two_of
 
 
 class CellLoad(InstanceLoad):
-    """The summed load of a cell, as a mixed instance.
+    """The summed load of a cell, represented as the load of one mixed instance.
 
-    `prefilling` and `decoding` count its instances by phase; mixed instances count for both.
+    `prefilling` and `decoding` count the instances of the cell that run each phase; mixed instances count for both.
     """
 
     def __init__(self, name: str, prefilling: int = 0, decoding: int = 0) -> None:
@@ -36,7 +36,7 @@ class Cell:
 
 
 class _CombinedPool(Pool):
-    """A view of the pools of one role in all cells. Its operations take time linear in the number of cells."""
+    """The pools of one role in all cells, seen as one pool. Its operations take time linear in the number of cells."""
 
     def __init__(self, cells: dict[str, Cell], role: Role) -> None:
         super().__init__()
@@ -100,14 +100,14 @@ class CellPools(Pools):
         self._count(cell, load, load.less(NO_LOAD))
 
     def _count(self, cell: Cell, load: InstanceLoad, now: LoadTotals) -> None:
-        """Update the sums of a cell with the new load of an instance."""
+        """Update the summed load of a cell after the load of one of its instances changed."""
         cell.load.replace(self._counted.get(load.id, NO_LOAD), now)
         self._counted[load.id] = now
         if cell.load.place:
             self.whole.changed(cell.load)
 
     def _judge(self, cell: Cell) -> None:
-        """Pause or resume a cell after an instance joined or left."""
+        """Pause a cell that lacks instances for a phase, or resume it, after an instance joined or left."""
         pools, load = cell.pools, cell.load
         load.prefilling = len(pools.prefill) + len(pools.mixed)
         load.decoding = len(pools.decode) + len(pools.mixed)
@@ -158,14 +158,14 @@ class CellRouter(Router):
         return route or self.within.route(request, tokens, pools, now)
 
     def route_in(self, name: str, request: Request, tokens: int, pools: CellPools, now: float) -> Route | None:
-        """Route within a cell."""
+        """Choose the prefill and the decode instance of a request within one cell."""
         cell = pools.cells[name].pools
         cell.forecast = pools.forecast
         return self.within.route(request, tokens, cell, now)
 
 
 def _share(first: CellLoad, second: CellLoad) -> float:
-    """The load of the first of two cells, from 0 to 2; 1 if they are equal."""
+    """Return the load of the first of two cells, from 0 to 2; it is 1 if both loads are equal."""
     prompts = _part(first.pending_prefill_tokens / first.prefilling, second.pending_prefill_tokens / second.prefilling)
     return prompts + _part(first.reserved_tokens / first.decoding, second.reserved_tokens / second.decoding)
 

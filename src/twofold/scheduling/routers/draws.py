@@ -22,12 +22,12 @@ def scrambled(turn: int) -> int:
 
 
 def drawn(request: Request) -> int:
-    """64 pseudo-random bits from the id of a request, so that independent controllers draw differently."""
+    """Return 64 pseudo-random bits from the id of a request, so that independent controllers draw differently."""
     return scrambled(crc32(request.id.encode()) + 1)
 
 
 def two_of(pool: Pool, draw: int) -> tuple[InstanceLoad, InstanceLoad] | None:
-    """Two members of a pool by 64 random bits, distinct if it has two; None if it is empty."""
+    """Choose two members of a pool by 64 random bits, distinct ones if the pool has two; None if the pool is empty."""
     first = pool.nth(draw & 0xFFFFFFFF)
     if first is None:
         return None
@@ -70,7 +70,7 @@ class InTurn(Router):
     repeats_routes: ClassVar[bool] = False
 
     def __init__(self, number: Callable[[int], int]) -> None:
-        """`number` maps the count of decisions, from 0, to the number of a member."""
+        """`number` computes the number of the chosen instance from the number of earlier decisions."""
         self._number = number
         self._prefills = 0
         self._decodes = 0

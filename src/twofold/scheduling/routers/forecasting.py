@@ -14,7 +14,7 @@ from twofold.scheduling.cluster.router import Router
 
 
 class PrefillChoice(NamedTuple):
-    """A prefill instance with the prompt tokens it reuses and the predicted TTFT."""
+    """The chosen prefill instance, the prompt tokens that it reuses, and the predicted TTFT."""
 
     instance: str
     reused_tokens: int
@@ -24,9 +24,10 @@ class PrefillChoice(NamedTuple):
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class ForecastingRouter(Router):
-    """`choose` picks the prefill instance; decode goes to the instance with the least reserved memory.
+    """Base class of routers that choose the prefill instance by predictions (`choose`).
 
-    Without a prefill pool, one mixed instance runs both phases.
+    The decode instance is the one with the least reserved memory. Without a prefill pool, one mixed instance runs both
+    phases.
     """
 
     needs_forecast: ClassVar[bool] = True
@@ -49,11 +50,11 @@ class ForecastingRouter(Router):
 
     @abstractmethod
     def choose(self, request: Request, pool: Pool, forecast: ClusterForecast, now: float) -> PrefillChoice | None:
-        """Pick the prefill instance; None if the pool is empty."""
+        """Choose the prefill instance of a request; None if the pool is empty."""
 
 
 class ShortestPredictedQueue(ForecastingRouter):
-    """Picks the prefill instance with the shortest predicted queue, then the least prefill time assigned so far.
+    """Picks the prefill instance with the shortest predicted queue; ties go to the least prefill time assigned so far.
 
     Cached blocks are reused but do not affect the choice.
     """

@@ -16,7 +16,7 @@ _MIXED: Final = Role.MIXED
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class SplitwiseRouter(Router):
-    """Join the shortest queue for both phases at arrival (Splitwise section 4.1).
+    """Chooses both instances at arrival by the shortest queue (Splitwise section 4.1).
 
     Prefill goes to the prefill pool by pending tokens; if the queue exceeds the threshold, to the mixed pool; if that
     is full too, an instance of the decode pool becomes mixed. Decode goes likewise by reserved memory, to instances
@@ -62,7 +62,7 @@ class SplitwiseRouter(Router):
 
 
 class SplitwiseSimRouter(SplitwiseRouter):
-    """As SplitwiseSim: a mixed instance returns to its home pool only when it is idle."""
+    """Routes as SplitwiseSim does: a mixed instance returns to its home pool only when it is idle."""
 
     needs_idle_events: ClassVar[bool] = True
 
@@ -79,7 +79,7 @@ def _take(load: InstanceLoad | None, moves: list[RoleMove]) -> InstanceLoad | No
 
 
 def _least_of_all(pools: Pools, moves: list[RoleMove]) -> InstanceLoad | None:
-    """The instance with the fewest pending tokens; instances that just moved rank last among equals."""
+    """Return the instance with the fewest pending tokens; among equals, instances that just moved come last."""
     moved = {move.instance for move in moves}
     candidates = [pool.least(pending_tokens) for pool in (pools.prefill, pools.mixed, pools.decode)]
     known = [load for load in candidates if load is not None]

@@ -10,7 +10,7 @@ from twofold.timeline import Timeline
 class IterationRun(msgspec.Struct, frozen=True):
     """Consecutive iterations of one batch on one instance; times are in picoseconds.
 
-    For a pipeline, one iteration on its last stage.
+    For a pipeline, a run is one iteration on the last stage.
     """
 
     instance: str
@@ -25,7 +25,7 @@ class IterationRun(msgspec.Struct, frozen=True):
 
 
 class KvTransfer(msgspec.Struct, frozen=True):
-    """The completed transfer of the KV cache of one request."""
+    """The KV transfer of one request, which is complete."""
 
     request_id: str
     source: str
@@ -38,7 +38,8 @@ class KvTransfer(msgspec.Struct, frozen=True):
 class Observer(RequestSubscriber):
     """A subscriber to request events that also sees iterations, transfers, roles and log notes.
 
-    Override the events of interest. Each is reported when it ends, in that order.
+    A subclass overrides the methods of the events it needs. Each event is reported when it ends, in order of these
+    ends.
     """
 
     def rejected(self, timeline: Timeline, reason: str, now: float) -> None:
@@ -46,13 +47,13 @@ class Observer(RequestSubscriber):
         self.ended(timeline, now)
 
     def run(self, run: IterationRun) -> None:
-        """Iterations of an instance ended."""
+        """A run of iterations of one batch ended."""
 
     def transfer(self, transfer: KvTransfer) -> None:
         """A hand-off ended."""
 
     def role(self, instance: str, role: Role, at_ps: int) -> None:
-        """An instance joined a pool, at the start or in a role change."""
+        """An instance joined the pool of a role, at the start or in a role change."""
 
     def note(self, at_ps: int, kind: str, subject: str, detail: str) -> None:
         """An event for a log: a failure or a re-planning decision."""

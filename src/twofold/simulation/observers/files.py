@@ -210,7 +210,7 @@ Event = dict[str, str | int | float | Args]
 
 
 class _Track(msgspec.Struct):
-    """Track of an instance, with its last power value."""
+    """The track of an instance in the trace, with the last value of its power counter."""
 
     pid: int
     tid: int
@@ -276,7 +276,7 @@ class ChromeTrace(Observer):
             self._track(instance, role)
 
     def note(self, at_ps: int, kind: str, subject: str, detail: str) -> None:
-        """Draw a note about an instance; notes about requests are left to the event log."""
+        """Draw a log note about an instance. Notes about requests are only in the event log."""
         if subject in self._tracks:
             self._instant(subject, at_ps, kind, detail)
 
@@ -321,7 +321,7 @@ class ChromeTrace(Observer):
 
 
 def _title(run: IterationRun) -> str:
-    """Title such as `prefill 1,204 tokens + decode ×17 (32 iterations)`."""
+    """Return the title of a run, such as `prefill 1,204 tokens + decode ×17 (32 iterations)`."""
     parts = []
     if run.prefill_tokens:
         parts.append(f"prefill {run.prefill_tokens:,} tokens")

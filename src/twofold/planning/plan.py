@@ -34,7 +34,7 @@ def require_room(families: Sequence[Family], budget: Budget, *, bounded: bool) -
 async def unmet(
     search: RateSearch, families: Sequence[Family], budget: Budget, rate: float | None
 ) -> ConfigurationError:
-    """Explain why no family meets the SLO: how far the best nearly idle design misses it."""
+    """Create the error that no family meets the SLO. It states how far the best nearly idle design misses the SLO."""
     largest = [design for family in families for design in _largest(search, family, budget, rate)]
     told = await asyncio.gather(*(search.at(design, search.lowest(design)) for design in largest))
     idle = list(zip(largest, told, strict=True))

@@ -106,7 +106,7 @@ class _Search:
         return max(forecasts, key=lambda each: (each.attainment, -self._strain[each.split]))
 
     def _bisected(self, instances: int) -> list[int]:
-        """Prefill counts visited by a bisection on the limiting phase, and neighbours of the last."""
+        """Return the prefill counts that a bisection on the limiting phase visits, and neighbours of the last count."""
         low, high, tried = 1, instances - 1, list[int]()
         while low <= high:
             middle = (low + high) // 2

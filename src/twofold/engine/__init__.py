@@ -1,1 +1,1 @@
-"""Engines, which run the batches of a worker."""
+"""The engines of workers. An engine runs the batches of its worker."""

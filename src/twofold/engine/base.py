@@ -11,7 +11,7 @@ from twofold.request import SamplingParams
 
 
 class LayerShape(msgspec.Struct, frozen=True):
-    """KV of one attention layer: keys are [tokens, kv_heads, key_dim], values [tokens, kv_heads, value_dim]."""
+    """Shape of one attention layer's KV: keys [tokens, kv_heads, key_dim], values [tokens, kv_heads, value_dim]."""
 
     kv_heads: int
     key_dim: int
@@ -19,10 +19,10 @@ class LayerShape(msgspec.Struct, frozen=True):
 
 
 class KvLayout(msgspec.Struct, frozen=True):
-    """Layout of a KV cache. Both ends of a hand-off must have the same one.
+    """Layout of a KV cache. Both instances of a hand-off must have the same layout.
 
-    The pool of `num_blocks` blocks is contiguous: for each layer its keys [num_blocks, block_size, kv_heads,
-    key_dim], then its values [num_blocks, block_size, kv_heads, value_dim].
+    The pool of `num_blocks` blocks is contiguous. It stores for each layer the keys [num_blocks, block_size, kv_heads,
+    key_dim], then the values [num_blocks, block_size, kv_heads, value_dim].
     """
 
     layers: tuple[LayerShape, ...]
@@ -40,11 +40,11 @@ class KvLayout(msgspec.Struct, frozen=True):
         return self.bytes_per_token * self.block_size
 
     def layer_bytes_per_block(self, layer: int) -> int:
-        """Bytes of one block of one layer, keys and values together."""
+        """Return the bytes of one block in one layer, keys and values together."""
         return self.layers[layer].kv_heads * self.head_bytes_per_block(layer)
 
     def head_bytes_per_block(self, layer: int) -> int:
-        """Bytes of one KV head in one block of one layer."""
+        """Return the bytes of one KV head in one block of one layer."""
         shape = self.layers[layer]
         return (shape.key_dim + shape.value_dim) * self.block_size * self.itemsize
 
@@ -53,11 +53,11 @@ class KvLayout(msgspec.Struct, frozen=True):
 
     @property
     def kv_heads(self) -> list[int]:
-        """Number of KV heads of each layer."""
+        """Return the number of KV heads of each layer."""
         return [layer.kv_heads for layer in self.layers]
 
     def of_rank(self, split: Sharding, rank: int) -> "KvLayout":
-        """Return the layout of one rank's shard: its heads of its layers."""
+        """Return the layout of one rank's shard, which has only that rank's KV heads and layers."""
         held = split.layers(rank, len(self.layers))
         layers = tuple(
             msgspec.structs.replace(layer, kv_heads=len(split.heads(rank, layer.kv_heads)))
@@ -68,13 +68,12 @@ class KvLayout(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class SequenceStep:
-    """One sequence's part in an iteration.
+    """The work of one iteration for one sequence.
 
-    The KV of `token_ids` (positions `start`, `start`+1, …) is computed and written to the blocks of
-    `block_table`, which cover positions from 0, `block_size` positions each. `sampling` is None if no token is
-    sampled (a chunk that does not complete its prompt). `output_index` is the index of the sampled output
-    token, from 0. `copies` are shared blocks (from, to) that are copied before the iteration, so that this
-    sequence can write to its own copy.
+    The engine computes the KV of `token_ids` at the positions `start`, `start` + 1, … and writes it to the blocks of
+    `block_table`. These blocks cover the positions from 0, `block_size` positions each. `sampling` is None if the step
+    samples no token, because its chunk does not complete the prompt. `output_index` is the index of the sampled token
+    in the output, from 0. `copies` lists pairs (shared block, own copy) that the engine copies before the iteration.
     """
 
     request_id: str
@@ -99,7 +98,7 @@ OnLayer = Callable[[int], None]
 
 
 class Engine(Protocol):
-    """Runs iterations over a paged KV cache."""
+    """Interface of an engine, which runs iterations over a paged KV cache."""
 
     @property
     def layout(self) -> KvLayout: ...
@@ -109,12 +108,12 @@ class Engine(Protocol):
     def run(
         self, steps: Sequence[SequenceStep], on_layer: OnLayer | None = None, wait_for: OnLayer | None = None
     ) -> list[Sampled | None]:
-        """Run one iteration. The result has one entry per step, None if no token was sampled.
+        """Run one iteration. Return one entry per step: the sampled token, or None if the step samples none.
 
-        `on_layer(k)` is called when the KV of layer k of all steps is in the pool, while later layers are
-        computed. Calls are in order of layers and end before `run` returns, but may come from another thread.
-        `wait_for(k)` is called in the forward pass before layer k's attention; it returns when all cached KV
-        that the iteration reads of this layer is in the pool.
+        The engine calls `on_layer(k)` when the KV of layer k of all steps is in the pool, while it computes later
+        layers. The calls are in the order of layers and end before `run` returns, but may come from another thread. The
+        engine calls `wait_for(k)` before it computes the attention of layer k. `wait_for(k)` blocks until the pool has
+        all cached KV of layer k that the iteration reads.
         """
 
 
@@ -122,12 +121,12 @@ IterationDone = Callable[[list[Sampled | None]], None]
 
 
 class PipelineEngine(Engine, Protocol):
-    """An engine with several pipeline stages, each of which can run another iteration."""
+    """Interface of an engine with several pipeline stages. Each stage can compute a different iteration."""
 
     def begin(self, steps: Sequence[SequenceStep], on_layer: OnLayer | None, ended: IterationDone) -> None:
         """Start an iteration of at least one step; return when the first stage has computed it.
 
-        `ended` is called from another thread with the result of `run`, in the order in which iterations were
-        started. All stages compute iterations in that order, so a step may read KV of an earlier iteration that
-        has not ended.
+        The engine calls `ended` from another thread with the sampled tokens (see `Engine.run`), in the order in which
+        the iterations started. All stages compute iterations in that order, so a step may read KV of an earlier
+        iteration that has not ended.
         """

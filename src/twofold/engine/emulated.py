@@ -1,4 +1,4 @@
-"""The emulated engine: sleeps for the time predicted by a performance model, and computes nothing."""
+"""The emulated engine: it sleeps for the time that a performance model predicts, and computes nothing."""
 
 import logging
 import math
@@ -21,7 +21,7 @@ _MAX_GROUP = 8  # layers
 
 
 class MonotonicClock:
-    """The host's monotonic clock in whole picoseconds, shared by all its processes."""
+    """The host's monotonic clock in whole picoseconds. All processes of the host read the same clock."""
 
     def now(self) -> int:
         return time.monotonic_ns() * (PS // 10**9)
@@ -32,11 +32,11 @@ class MonotonicClock:
 
 
 class LayerGroups:
-    """Groups of layers that become ready together: each group costs a wake-up of two threads.
+    """Groups of layers that the emulated engine completes together, to save a wake-up of two threads per layer.
 
-    Group k ends with layer `ends[k]` − 1. The first and the last groups are single layers, because the start of
-    a layer-wise hand-off and its remainder after the prefill affect latency. Groups towards the middle have up
-    to 8 layers.
+    Group k ends with layer `ends[k]` − 1. The first and the last groups have one layer each. Their sizes affect
+    latency: the first group starts a layer-wise hand-off, and the last group is sent after the prefill. Groups in the
+    middle have up to 8 layers.
     """
 
     def __init__(self, layers: int) -> None:
@@ -53,21 +53,21 @@ class LayerGroups:
         return len(self.ends)
 
     def ready(self, group: int, begin: int, end: int) -> int:
-        """Return when a group of a prefill from `begin` to `end` is computed; all layers take equally long."""
+        """Return the time at which a prefill from `begin` to `end` completes a group. All layers take equally long."""
         return begin + (end - begin) * self.ends[group] // self.layers
 
     def layout(self, kv_bytes_per_token: int, block_size: int) -> KvLayout:
-        """Return the layout of a KV cache with one layer per group."""
+        """Return the layout of a KV cache that has one layer for each group."""
         bounds = [kv_bytes_per_token * end // self.layers for end in (0, *self.ends)]
         shapes = [LayerShape(1, high - low, 0) for low, high in pairwise(bounds)]
         return KvLayout(tuple(shapes), block_size, dtype="emulated", itemsize=1)
 
 
 class PrefillTimes:
-    """The times of an instance's prefills, which its emulated link needs to send layers.
+    """Start and end times of an instance's prefills. The emulated link sends layers by these times.
 
-    A prompt is identified by its last block, which no other prompt has until the hand-off has ended. Shared
-    blocks are always earlier ones.
+    The last block of a prompt identifies the prompt: no other prompt has this block until the hand-off has ended.
+    Blocks shared with other prompts always come before the last block.
     """
 
     def __init__(self, groups: LayerGroups) -> None:
@@ -75,21 +75,21 @@ class PrefillTimes:
         self._spans: dict[int, tuple[int, int]] = {}
 
     def note(self, block_tables: Iterable[Sequence[int]], begin: int, end: int) -> None:
-        """Record that the prompts in these blocks are computed between the picoseconds `begin` and `end`."""
+        """Record `begin` and `end`, in picoseconds, as the times of the prefills whose blocks are `block_tables`."""
         for blocks in block_tables:
             self._spans[blocks[-1]] = begin, end
 
     def ready(self, blocks: Sequence[int], group: int) -> int:
-        """Return when a group of layers of the prompt in these blocks is computed."""
+        """Return the time at which the prefill of the prompt in `blocks` completes a group of layers."""
         return self.groups.ready(group, *self._spans[blocks[-1]])
 
     def end(self, blocks: Sequence[int]) -> int:
-        """Return when the prompt in these blocks is computed."""
+        """Return the time at which the prefill of the prompt in `blocks` ends."""
         return self._spans[blocks[-1]][1]
 
 
 class RandomTokens:
-    """Uniformly distributed token ids from `low` to `vocab_size` − 1, without EOS.
+    """Generator of uniformly distributed token ids from `low` to `vocab_size` − 1, which never generates EOS.
 
     Most vocabularies have their special tokens below `low`.
     """
@@ -99,7 +99,7 @@ class RandomTokens:
         self.size = vocab_size - self.low
 
     def sample(self, sampling: SamplingParams, position: int, output_index: int) -> Sampled:
-        """Return the token at `position`, a function of seed and position; if greedy, of the position only."""
+        """Sample the token at `position` from the seed and the position, or from the position only if greedy."""
         place = _mix(0 if sampling.greedy else sampling.seed, position) % self.size
         ruled_out = frozenset(sampling.stop_token_ids if output_index < sampling.min_tokens else ())
         places = (place + step for step in range(len(ruled_out) + 1))
@@ -110,13 +110,13 @@ class RandomTokens:
         return Sampled(token, -math.log(self.size), self._alternatives(token, sampling.logprobs))
 
     def _alternatives(self, token: int, count: int) -> tuple[tuple[int, float], ...]:
-        """Return the token and its successors. All tokens have the same probability."""
+        """Return `token` and the next token ids, `count` in all. All tokens have the same probability."""
         ids = (self.low + (token - self.low + step) % self.size for step in range(min(count, self.size)))
         return tuple((each, -math.log(self.size)) for each in ids)
 
 
 def _mix(seed: int, position: int) -> int:
-    """Hash seed and position by SplitMix64 (Steele, Lea and Flood, OOPSLA'14)."""
+    """Return the SplitMix64 hash of `seed` and `position` (Steele, Lea and Flood, OOPSLA'14)."""
     state = 0
     for word in (seed, position):
         state = (state ^ word) + 0x9E3779B97F4A7C15 & _MASK
@@ -127,10 +127,10 @@ def _mix(seed: int, position: int) -> int:
 
 
 class EmulatedEngine:
-    """Implements `twofold.engine.base.Engine` with the durations of `timing`, which the simulator uses too.
+    """Implementation of `twofold.engine.base.Engine` that sleeps for the durations that `timing` predicts.
 
-    An iteration starts at the modelled end of the one before, unless the worker has paused in between. So late
-    wake-ups and the work between iterations do not add up.
+    The simulator uses the same durations. An iteration starts at the modelled end of the previous iteration, unless the
+    worker has paused in between. Late wake-ups and the work between iterations therefore do not add up.
     """
 
     def __init__(
@@ -151,11 +151,11 @@ class EmulatedEngine:
         self._warned: int | None = None
 
     def pause(self) -> None:
-        """Mark the engine as idle: the next iteration starts when `run` is called."""
+        """Mark the engine as idle, so that the next iteration starts when `run` is called."""
         self._busy_until = None
 
     def copy(self, copies: Sequence[BlockCopy]) -> None:
-        """Sleep for the predicted time of these swap copies."""
+        """Sleep for the predicted time of copying these blocks from or to swap space."""
         end = self._begin() + self._timing.copying(copies)
         self._clock.sleep_until(end)
         self._busy_until = end
@@ -183,7 +183,7 @@ class EmulatedEngine:
         return sampled
 
     def _check_delay(self, due: int) -> None:
-        """Warn if a batch that was due at this picosecond ends late, at most every ten seconds."""
+        """Log a warning, at most every ten seconds, if a batch due at the picosecond `due` ends late."""
         now = self._clock.now()
         if now - due > _MAX_DELAY_PS and (self._warned is None or now - self._warned > _WARNING_INTERVAL_PS):
             self._warned = now
@@ -197,7 +197,7 @@ class EmulatedEngine:
         return now if after is None or now - after > _MAX_LAG_PS else after
 
     def _duration(self, prompts: Iterable[SequenceStep], decodes: Sequence[SequenceStep]) -> int:
-        """Return the picoseconds of an iteration. Decodes read the KV before their token, as in the simulator."""
+        """Return the picoseconds of an iteration. As in the simulator, a decode reads only the KV before its token."""
         context = sum(step.start for step in decodes)
         tokens = squares = 0
         for step in prompts:
@@ -214,5 +214,5 @@ class EmulatedEngine:
 
 
 def _decodes(step: SequenceStep) -> bool:
-    """Whether the step decodes, and is not a prompt or a chunk of one."""
+    """Return whether the step decodes one token, rather than computing a prompt or a chunk of a prompt."""
     return step.output_index > 0 and len(step.token_ids) == 1

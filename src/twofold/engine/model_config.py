@@ -1,4 +1,4 @@
-"""EOS tokens and context length from a model's configuration files."""
+"""Reads EOS tokens and context length from a model's configuration files."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from twofold.errors import ModelError
 
 
 def eos_token_ids(*given: object) -> tuple[int, ...]:
-    """Return the first EOS ids given: generation_config.json has priority over config.json, as in transformers."""
+    """Return the EOS ids of generation_config.json, or else of config.json, as transformers does."""
     for each in given:
         if isinstance(each, int):
             return (each,)
@@ -24,8 +24,8 @@ _NAMES = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence
 def context_length(config: PreTrainedConfig, name: str) -> int:
     """Return the context length in tokens. Raises ModelError if the configuration has none.
 
-    With LongRoPE it is the original length: beyond that, the rotations of all positions in a batch change, so
-    cached KV and other sequences of the batch would be wrong.
+    A LongRoPE model has its original context length. Beyond that length, the rotations of all positions in a batch
+    change, so cached KV and other sequences of the batch would be wrong.
     """
     lengths = [int(value) for key in _NAMES if (value := getattr(config, key, None))]
     if not lengths:
@@ -35,6 +35,6 @@ def context_length(config: PreTrainedConfig, name: str) -> int:
 
 
 def _longrope_lengths(rope: dict[str, Any]) -> list[int]:
-    """Original lengths of all LongRoPE parameter sets: one per configuration, or one per layer type."""
+    """Return the original context length of each LongRoPE parameter set of the model or of its layer types."""
     sets = [rope, *(value for value in rope.values() if isinstance(value, dict))]
     return [int(s["original_max_position_embeddings"]) for s in sets if s.get("rope_type") == "longrope"]

@@ -35,7 +35,7 @@ CHAT_TEMPLATE = """\
 def train_tokenizer(vocab_size: int, max_length: int, corpus_bytes: int = _CORPUS_BYTES) -> PreTrainedTokenizerFast:
     """Train a tokenizer of at most `vocab_size` tokens on the first `corpus_bytes` of the corpus.
 
-    The same Python release gives the same tokenizer. `max_length` is the context length of its model.
+    The same Python release gives the same tokenizer. `max_length` is the context length of the model.
     """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -80,7 +80,7 @@ _LOGIT_SPREAD = 3.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSpec:
-    """A model of the Llama architecture, with 31 million parameters by default."""
+    """Sizes of a model of the Llama architecture, which has 31 million parameters by default."""
 
     hidden_size: int = 512
     layers: int = 8
@@ -92,7 +92,7 @@ class ModelSpec:
     dtype: str = "float32"
 
     def check(self) -> None:
-        """Raise ConfigurationError for an impossible combination of sizes."""
+        """Raise ConfigurationError if no model can have this combination of sizes."""
         if self.hidden_size % (2 * self.heads):
             raise ConfigurationError(
                 f"--hidden-size {self.hidden_size} must be a multiple of twice --heads {self.heads}"
@@ -114,8 +114,8 @@ def create_model(
 ) -> None:
     """Write a model to `directory`. The same spec and Python release give the same model.
 
-    `report` receives descriptions of the current stage. Raises ConfigurationError if the spec is impossible, if the
-    directory is not empty and `force` is not set, or if it cannot be written.
+    The function calls `report` with a description of each stage. Raises ConfigurationError if the spec is impossible,
+    if the directory is not empty and `force` is not set, or if the model cannot be written.
     """
     spec = spec or ModelSpec()
     spec.check()

@@ -1,4 +1,4 @@
-"""Registry of engines and their traits. To add one, write its parts in `serving/worker` and a line here."""
+"""Registry of engines and their traits. To add an engine, write its worker in `serving/worker` and an entry here."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,11 +9,12 @@ from twofold.errors import ConfigurationError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineTraits:
-    """Properties of an engine for other modules.
+    """Properties of an engine for other modules. Boolean fields state whether the engine supports a feature.
 
-    Boolean fields are supported features. `module` is in `twofold.serving.worker`, has a `prepare(config, report)`, and
-    imports `package`, which `extra` of this distribution installs. `environment` has defaults for variables that are
-    set before the import."""
+    `module` is a module of `twofold.serving.worker` that has a function `prepare(config, report)` and imports
+    `package`. The extra `extra` of this distribution installs `package`. `environment` has defaults for variables that
+    are set before the import.
+    """
 
     help: str
     module: str
@@ -32,7 +33,7 @@ class EngineTraits:
     cpu_block_size: int = 16
 
     def check_installed(self) -> None:
-        """Raise ConfigurationError if the engine's package is missing. The package is not imported."""
+        """Raise ConfigurationError if the engine's package is not installed. Do not import the package."""
         if self.extra is not None and find_spec(str(self.package)) is None:
             raise ConfigurationError(
                 f"--engine {self.extra} needs a package that is not installed: pip install 'twofold[{self.extra}]'"

@@ -37,7 +37,7 @@ class ConfigJson:
         return value if value is not None else default or 0
 
     def optional_number(self, *names: str) -> int | None:
-        """The first of `names` as an integer of at least 1; None if all are missing or null."""
+        """Return the first of the fields `names` as an integer of at least 1, or None if none is set."""
         for name in names:
             value = self._raw.get(name)
             if value is None:
@@ -59,7 +59,7 @@ class ConfigJson:
         return default
 
     def numbers(self, name: str) -> list[int]:
-        """A list of integers; empty if missing."""
+        """Return a field as a list of integers; the list is empty if the field is missing."""
         value = self._raw.get(name)
         return [each for each in value if isinstance(each, int)] if isinstance(value, list) else []
 
@@ -201,7 +201,7 @@ def _feed_forward(config: ConfigJson, hidden: int, layers: int) -> tuple[int, in
 
 
 def _is_sparse(config: ConfigJson, index: int) -> bool:
-    """Whether a layer has experts instead of one feed-forward matrix."""
+    """Return whether a layer has experts instead of one feed-forward matrix."""
     if index < (config.optional_number("first_k_dense_replace") or 0) or index in config.numbers("mlp_only_layers"):
         return False
     return (index + 1) % config.number("decoder_sparse_step", default=1) == 0 and (

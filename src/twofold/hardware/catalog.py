@@ -190,7 +190,7 @@ def load_catalog(extra: Sequence[Path] = ()) -> Catalog:
 
 @cache
 def _package_sections() -> Sections:
-    """The entries of the package's data files."""
+    """Return the catalog entries in the package's data files."""
     folder = files("twofold.hardware").joinpath("data")
     sections: Sections = {section: {} for section in SECTION_TYPES}
     for section in SECTION_TYPES:
@@ -200,7 +200,7 @@ def _package_sections() -> Sections:
 
 
 def _with_accelerator(entry: CatalogEntry, accelerators: Mapping[str, CatalogEntry]) -> CatalogEntry:
-    """A machine's entry with the accelerator's name replaced by its fields."""
+    """Return a machine's entry with the accelerator's name replaced by that accelerator's fields."""
     name = entry.fields.get("accelerator")
     if name is None:
         return entry

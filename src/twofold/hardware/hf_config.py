@@ -50,7 +50,7 @@ def read_model(directory: Path) -> Model:
 
 
 def _value_bytes(config: ConfigJson) -> int:
-    """Bytes of a KV cache value and of an unquantized weight."""
+    """Return the bytes of one KV cache value and of one unquantized weight."""
     name = config.text("dtype", "torch_dtype", default="")
     if name and name not in _DTYPE_BYTES:
         raise config.error(str(unknown_name("dtype", name, _DTYPE_BYTES)))
@@ -58,7 +58,7 @@ def _value_bytes(config: ConfigJson) -> int:
 
 
 def _quantized_bytes(config: ConfigJson, directory: Path, parameters: int) -> int | None:
-    """Bytes of quantized weights; None for unquantized ones."""
+    """Return the bytes of quantized weights, or None for unquantized weights."""
     quantization = config.table("quantization_config")
     if quantization is None:
         return None
@@ -72,7 +72,7 @@ def _quantized_bytes(config: ConfigJson, directory: Path, parameters: int) -> in
 
 
 def _stored_bytes(directory: Path) -> int:
-    """Bytes of the weights on disk, from their index or the file sizes; 0 without weights."""
+    """Return the bytes of the weights on disk, from their index or the file sizes; 0 without weights."""
     index = directory / "model.safetensors.index.json"
     try:
         return round(msgspec.json.decode(index.read_bytes(), type=_Index).metadata.total_size)

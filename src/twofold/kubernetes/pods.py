@@ -21,7 +21,7 @@ _TMP: Final = "/tmp"  # noqa: S108  (a volume of the pod, and its only writable 
 
 
 def workers_of(values: Values) -> dict[Role, WorkerValues]:
-    """Workers of each role with pods."""
+    """Return the workers of each role that has pods."""
     if values.engine == "emulated":
         return {}
     workers = values.workers
@@ -72,13 +72,13 @@ def join_args(name: str, values: Values, role: Role, workers: WorkerValues) -> l
 
 
 def labels(name: str, component: str | None = None) -> dict[str, str]:
-    """Labels of everything in a release, or of the pods of a component."""
+    """Return the labels of everything in a release, or of the pods of a component."""
     found = {"app.kubernetes.io/name": "twofold", "app.kubernetes.io/instance": name}
     return found if component is None else {**found, "app.kubernetes.io/component": component}
 
 
 def gateway_pod(name: str, values: Values) -> Json:
-    """The template of the gateway's pod."""
+    """Return the template of the gateway's pod."""
     gateway, emulated = values.gateway, values.engine == "emulated"
     ports: list[Json] = [{"name": "http", "containerPort": gateway.port}]
     if not emulated:

@@ -10,11 +10,11 @@ from twofold.planning.search import Objective
 
 
 class Advice(msgspec.Struct, frozen=True, kw_only=True):
-    """Verdict on a plan.
+    """Verdict on a plan: whether to split, and by how much.
 
-    `gain` is the best split design's advantage over the best colocated one as a factor on the objective (rate,
-    dollars or watts); None if one kind is missing. `within_error` is set if the models and the search cannot tell the
-    two apart.
+    `gain` is the factor by which the best split design is better than the best colocated design in the objective (rate,
+    dollars or watts). It is None if the plan has only one kind of design. `within_error` is set if errors of the models
+    and of the search are larger than the difference.
     """
 
     split: bool
@@ -27,7 +27,7 @@ class Advice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def advise(plan: Plan, tolerance: float) -> Advice:
-    """Compare the best split and colocated designs of a plan; rates have a relative `tolerance`."""
+    """Compare the best split and colocated designs of a plan. The plan's rates have the relative `tolerance`."""
     split, colocated = plan.best_split, plan.best_colocated
     if split is None or colocated is None:
         return Advice(split=split is not None, text=_one_kind(plan))
@@ -55,7 +55,7 @@ def _gain(objective: Objective, split: DesignChoice, colocated: DesignChoice) ->
 
 
 def _comparison(objective: Objective, split: DesignChoice, colocated: DesignChoice, gain: float) -> str:
-    """First sentence of the verdict."""
+    """Return the first sentence of the verdict, which compares the split and the colocated design."""
     if objective is Objective.THROUGHPUT:
         dollars = split.requests_per_dollar / colocated.requests_per_dollar
         watts = split.requests_per_kwh / colocated.requests_per_kwh
@@ -80,7 +80,7 @@ def _comparison(objective: Objective, split: DesignChoice, colocated: DesignChoi
 
 
 def _below(plan: Plan, *, pays: bool) -> str:
-    """Second sentence: the verdict at lower rates."""
+    """Return the second sentence of the verdict, which compares the designs at lower rates."""
     power = plan.query.objective is Objective.POWER
     what, costs = ("power", "needs no more power") if power else ("money", "costs no more")
     top = plan.query.rate or plan.best.rate
@@ -114,10 +114,7 @@ def _weight(objective: Objective, choice: DesignChoice) -> str:
 
 
 def _error(choices: Sequence[DesignChoice]) -> float:
-    """Largest known model error of the choices.
-
-    If both rest on the same models, errors partly cancel and the comparison is better than this.
-    """
+    """Return the largest known model error of the choices. Errors partly cancel if the choices share models."""
     errors = {pool.error for choice in choices for pool in choice.evaluation.pools}
     return max((_largest(error) for error in errors), default=0.0)
 

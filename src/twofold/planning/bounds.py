@@ -1,7 +1,8 @@
-"""Analytic upper bounds on a design's rate, from the performance models alone.
+"""Analytic upper bounds on a design's rate, computed from the performance models alone.
 
-Without queueing and with the most efficient batches, a machine needs so many seconds for the prefill and the decode of
-the mean request. Routers that move machines between pools let both pools run either phase.
+The bounds assume no queueing and the most efficient batches. Under this assumption, the models give the seconds that a
+machine needs for the prefill and the decode of the mean request. Some routers move machines between pools; then
+machines of both pools may run either phase.
 """
 
 import math
@@ -35,12 +36,12 @@ class MachineSeconds:
         self.decode = per_step * shape.decode_tokens / instances
 
     def of(self, role: Role) -> float:
-        """Seconds for the phases of a role."""
+        """Return the seconds that a machine with this role needs for its phases."""
         return (self.prefill if role.prefills else 0.0) + (self.decode if role.decodes else 0.0)
 
 
 class AnalyticBounds:
-    """Implements `UpperBound` from performance models."""
+    """Implementation of `UpperBound` that uses performance models."""
 
     def __init__(self, problem: Problem) -> None:
         self._problem = problem
@@ -84,12 +85,12 @@ class AnalyticBounds:
 
 
 def _per(count: int, seconds: float) -> float:
-    """Return count / seconds; infinite for zero seconds, as in a workload of single tokens, which needs no decode."""
+    """Return count / seconds, or infinity for zero seconds. Decode takes zero seconds if all outputs have one token."""
     return count / seconds if seconds else math.inf
 
 
 def _step_s(model: PerformanceModel, context: float, most: int, bound_s: float) -> float:
-    """Seconds per token in the most efficient batch with iterations within `bound_s`, or else in any batch."""
+    """Return the seconds per token in the most efficient batch within `bound_s`, or in any batch if none is."""
     costs = [(sequences, model.decode_cost(sequences)) for sequences in _batches(most)]
     steps = [(cost.base_s + cost.context_s * context * sequences, sequences) for sequences, cost in costs]
     within = [step_s / sequences for step_s, sequences in steps if step_s <= bound_s]
@@ -97,7 +98,7 @@ def _step_s(model: PerformanceModel, context: float, most: int, bound_s: float) 
 
 
 def _batches(most: int) -> list[int]:
-    """Batch sizes from 1 to `most`, at most 1% apart."""
+    """Return batch sizes from 1 to `most` that are at most 1% apart."""
     sizes = {1, most}
     size = 1.0
     while size < most:
@@ -107,7 +108,7 @@ def _batches(most: int) -> list[int]:
 
 
 def _tiers(problem: Problem, shape: WorkloadShape) -> list[tuple[float, float]]:
-    """The slowest decode that the SLO permits for each share of requests: (share, seconds per token), summing to 1."""
+    """Return pairs (share of requests, slowest seconds per token that the SLO permits). The shares sum to 1."""
     slo = problem.slo
     if isinstance(slo, Slo):
         bound_s = math.inf if slo.tpot_s is None else slo.tpot_s

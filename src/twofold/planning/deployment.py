@@ -23,7 +23,7 @@ LAYOUT = 2
 
 
 class SloMargin(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A bound of the SLO with the simulated value and its relative headroom."""
+    """One bound of the SLO, the simulated value, and the relative distance of the value from the bound."""
 
     check: str
     bound: float
@@ -52,7 +52,7 @@ class Expected(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class Provenance(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Inputs of a plan; `models` describes the performance model of each pool."""
+    """The inputs from which a plan was computed. `models` describes the performance model of each pool."""
 
     twofold: str
     simulation: int
@@ -73,7 +73,7 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 def deployment_of(problem: Problem, choice: DesignChoice, objective: Objective) -> Deployment:
-    """Describe the chosen design of a plan, with explicit tensor parallelism."""
+    """Return the deployment of a plan's chosen design, with explicit tensor parallelism."""
     spec = problem.spec(choice.design)
     pools = tuple(
         msgspec.structs.replace(pool, tensor_parallel=problem.tensor_parallel_on(kind))
@@ -96,7 +96,7 @@ def deployment_of(problem: Problem, choice: DesignChoice, objective: Objective) 
 
 
 def load_deployment(path: Path, *, catalog: Catalog | None = None) -> Deployment:
-    """Read a deployment file; raises ConfigurationError with the place of a mistake."""
+    """Read a deployment file. Raises ConfigurationError that names the place of a mistake in the file."""
     raw = read_yaml("deployment", path)
     if not isinstance(raw, dict) or raw.get("deployment") != LAYOUT:
         raise ConfigurationError(
@@ -115,7 +115,7 @@ def load_deployment(path: Path, *, catalog: Catalog | None = None) -> Deployment
 
 
 def slo_argument(slo: Slo | SlowdownSlo) -> str:
-    """Format an SLO as `--slo` accepts it."""
+    """Format an SLO in the syntax of the option `--slo`."""
     if isinstance(slo, SlowdownSlo):
         return "splitwise"
     bounds = {"ttft": slo.ttft_s, "tpot": slo.tpot_s, "e2e": slo.e2e_s}
@@ -123,7 +123,7 @@ def slo_argument(slo: Slo | SlowdownSlo) -> str:
 
 
 def margins(checks: tuple[Check, ...]) -> Iterator[SloMargin]:
-    """Compute the headroom of each bound as a share of the bound, negative if it is missed."""
+    """Compute the headroom of each SLO bound as a share of the bound. It is negative for a missed bound."""
     for check in checks:
         value, bound = check.value, check.bound
         headroom = None
@@ -231,7 +231,7 @@ def _sequence(items: Sequence[object], depth: int) -> Iterator[str]:
 
 
 def _scalar(value: object) -> str:
-    """Format a scalar as JSON, and plain words without quotes."""
+    """Format a scalar as YAML: plain words without quotes, other values as JSON."""
     reserved = {"yes", "no", "on", "off", "true", "false", "null", "y", "n"}
     if (
         isinstance(value, str)

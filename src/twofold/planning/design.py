@@ -28,7 +28,7 @@ class MachineKind(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def short(self) -> str:
-        """Short name: `h100` for `dgx-h100`; `a100@2x4` for an instance of four stages on two accelerators each."""
+        """Short name of the kind: `h100` for `dgx-h100`, `a100@2x4` for four stages of two accelerators each."""
         name = self.name.removeprefix(_FAMILY)
         if self.tensor_parallel is None:
             return name
@@ -54,7 +54,7 @@ class Family(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def role_of(self) -> tuple[Role, ...]:
-        """The role of each kind."""
+        """Return the role of each kind of the family, in order."""
         if self.roles:
             return self.roles
         return _SPLIT if len(self.kinds) == len(_SPLIT) else (Role.MIXED,)
@@ -83,7 +83,7 @@ class Family(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Design(msgspec.Struct, frozen=True, kw_only=True):
-    """A family with counts of each kind."""
+    """A design: a family with the number of machines or instances of each kind."""
 
     family: Family
     counts: tuple[int, ...]
@@ -103,20 +103,20 @@ class Design(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def price_per_h(self) -> float:
-        """Dollars per hour."""
+        """Price of the design in dollars per hour."""
         return round(sum(count * kind.price_per_h for kind, count in self.parts()), 6)
 
     @property
     def tdp_w(self) -> float:
-        """Provisioned power in watts."""
+        """Provisioned power of the design in watts."""
         return round(sum(count * kind.tdp_w for kind, count in self.parts()), 6)
 
     def parts(self) -> Iterator[tuple[MachineKind, int]]:
-        """(kind, count) pairs."""
+        """Return the design as pairs (kind, count)."""
         return zip(self.family.kinds, self.counts, strict=True)
 
     def parts_of(self, role: Role) -> Iterator[tuple[MachineKind, int]]:
-        """(kind, count) pairs of one role."""
+        """Return the pairs (kind, count) whose kind has this role."""
         return (part for part, plays in zip(self.parts(), self.family.role_of, strict=True) if plays is role)
 
 
@@ -127,7 +127,7 @@ MAX_MACHINES = 100_000
 
 
 class Budget(msgspec.Struct, frozen=True, kw_only=True):
-    """Upper bounds on a design; None means no bound. `of_kind` limits machine types by name."""
+    """Upper bounds on a design; None means no bound. `of_kind` maps names of machine types to their largest count."""
 
     machines: int | None = None
     price_per_h: float | None = None
@@ -139,7 +139,7 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
         return any((self.machines is not None, self.price_per_h is not None, self.tdp_w is not None))
 
     def bounds(self, family: Family) -> bool:
-        """Whether the budget limits the size of every design of the family."""
+        """Return whether the budget limits the size of every design of the family."""
         return self.bounded or all(kind.name in self.of_kind for kind in family.kinds)
 
     def allows(self, design: Design) -> bool:
@@ -164,7 +164,7 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def description(self) -> str:
-        """The bounds in words, as in `power budget`."""
+        """Name the budget's bounds in words, such as `power budget`."""
         bounds = (("machine", self.machines), ("cost", self.price_per_h), ("power", self.tdp_w))
         names = [name for name, bound in bounds if bound is not None]
         return f"{names[0]} budget" if len(names) == 1 else "budget"
@@ -195,7 +195,7 @@ def frontier(family: Family, allows: Allows) -> list[Design]:
 
 
 def _most(allowed: Callable[[int], bool]) -> int:
-    """Highest allowed count; 0 is always allowed."""
+    """Return the highest allowed count. The count 0 is always allowed."""
     low, high = 0, 1
     while allowed(high):
         low, high = high, high * 2

@@ -54,29 +54,29 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SimulatedTrial(msgspec.Struct, frozen=True, kw_only=True):
-    """An evaluation and the CPU time it took."""
+    """The evaluation of a trial, and the CPU time of its simulation."""
 
     evaluation: Evaluation
     cpu_s: float
 
 
 class Evaluate(Protocol):
-    """Evaluates trials. Equal trials give equal results, and more machines or a lower rate never hurt."""
+    """Interface that evaluates trials. A search may assume that more machines or a lower rate never hurt."""
 
     async def __call__(self, trial: Trial) -> Evaluation: ...
 
 
 class UpperBound(Protocol):
-    """Analytic bound on a design's rate, in requests per second."""
+    """Interface of an analytic upper bound on a design's rate, in requests per second."""
 
     def upper(self, design: Design) -> float:
-        """Rate that the design cannot exceed."""
+        """Return a rate that the design cannot exceed."""
         ...
 
     def estimate(self, design: Design) -> float:
-        """Approximate highest rate, where a search starts."""
+        """Return the approximate highest rate of the design, at which a search starts."""
         ...
 
     def suggest(self, family: Family, rate: float) -> tuple[int, ...]:
-        """Approximate machine counts for `rate`, at least one of each kind."""
+        """Return approximate machine counts that suffice for `rate`, at least one machine of each kind."""
         ...

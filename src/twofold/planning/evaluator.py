@@ -22,10 +22,10 @@ from twofold.slo import SlowdownSlo
 
 
 class Executor(AbstractContextManager["Executor"], Protocol):
-    """Runs trials concurrently; leaving the context drops trials that have not started."""
+    """Interface that runs trials concurrently. Trials that have not started when the context ends are dropped."""
 
     def submit(self, trial: Trial) -> Future[SimulatedTrial | str]:
-        """Start a trial; the result is the message of a UserError if the trial cannot be simulated."""
+        """Start a trial. The result is an evaluation, or the message of a UserError if the simulation fails."""
         ...
 
 
@@ -35,14 +35,14 @@ _DATA = (("twofold.performance", "data"), ("twofold.workload", "data"))
 
 
 class Keys:
-    """Fingerprints of the trials of one problem; equal keys mean equal results."""
+    """Fingerprints of the trials of one problem. Trials with equal fingerprints have equal results."""
 
     def __init__(self, problem: Problem) -> None:
         self._problem = problem
         self._common = hashlib.sha256(_canonical(_facts(problem))).hexdigest()
 
     def of(self, trial: Trial) -> str:
-        """Hash the code version, data, problem, machine figures and rate of a trial."""
+        """Return the fingerprint of a trial: a hash of code version, data, problem, machine figures and rate."""
         spec = self._problem.spec(trial.design)
         machines = [self._problem.catalog.machine(pool.machine) for pool in spec.pools]
         facts = [self._common, spec, machines, trial.rate, trial.draw, trial.design.family.judged]
@@ -69,7 +69,7 @@ def _canonical(facts: object) -> bytes:
 
 @cache
 def _data_digest() -> str:
-    """Hash of the performance and workload data of the package."""
+    """Return a hash of the performance and workload data in the package."""
     digest = hashlib.sha256()
     for package, folder in _DATA:
         for file in sorted(files(package).joinpath(folder).iterdir(), key=lambda each: each.name):
@@ -135,7 +135,7 @@ class EvaluationStore(AbstractContextManager["EvaluationStore"]):
 
 
 class Effort(msgspec.Struct, kw_only=True):
-    """Simulations run and reused; `requests` and `cpu_s` count only those run."""
+    """Numbers of simulations run and results reused. `requests` and `cpu_s` count only the simulations run."""
 
     simulations: int = 0
     reused: int = 0
@@ -151,7 +151,7 @@ Listener = Callable[[Effort, Trial, Evaluation], None]
 
 
 class Evaluator:
-    """Implements `Evaluate` with an executor; equal trials are run once."""
+    """Implementation of `Evaluate` that runs trials on an executor and runs equal trials only once."""
 
     def __init__(
         self, executor: Executor, store: EvaluationStore, key: Callable[[Trial], str], listener: Listener | None = None
@@ -167,7 +167,7 @@ class Evaluator:
         return await asyncio.shield(asked)
 
     def answered(self) -> dict[Trial, Evaluation]:
-        """Finished trials with their evaluations, sorted by name and rate."""
+        """Return the finished trials with their evaluations, sorted by name and rate."""
         done = [(trial, asked.result()) for trial, asked in self._asked.items() if asked.done()]
         return dict(sorted(done, key=lambda each: (each[0].design.name, each[0].rate)))
 

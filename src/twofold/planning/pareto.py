@@ -1,4 +1,4 @@
-"""Pareto front of designs over rate, price and power, and latency over rate."""
+"""Pareto front of designs over rate, price and power, and the latency of a design at several rates."""
 
 import asyncio
 from collections.abc import Iterable, Sequence
@@ -18,13 +18,13 @@ class ParetoPoint(msgspec.Struct, frozen=True, kw_only=True):
     rate: float
 
     def covers(self, other: "ParetoPoint") -> bool:
-        """Whether the other point is no better in rate, price or power."""
+        """Return whether this point is at least as good as `other` in rate, price and power."""
         mine, others = self.design, other.design
         return self.rate >= other.rate and mine.price_per_h <= others.price_per_h and mine.tdp_w <= others.tdp_w
 
 
 def pareto_front(points: Iterable[ParetoPoint]) -> tuple[ParetoPoint, ...]:
-    """Points that no other covers, by rising rate; of equal points the first by name."""
+    """Return the points that no other point covers, by rising rate. Of equal points, the first by name is kept."""
     front: list[ParetoPoint] = []
     # In this order, only earlier points can cover a point.
     for point in sorted(points, key=_order):
@@ -46,7 +46,8 @@ async def front_of(
 ) -> tuple[ParetoPoint, ...]:
     """Compute the Pareto front of a plan, with each design at its highest rate.
 
-    Considers the choices, smaller clusters of their families, and `found`, points met during the search.
+    The candidates are the designs of `choices`, smaller clusters of their families, and `found`, the designs that met
+    the SLO during the search.
     """
     best = pareto_front(ParetoPoint(design=choice.design, rate=choice.highest_rate) for choice in choices)
     smaller = {design: None for point in best for design in _smaller(point.design)}
@@ -71,7 +72,7 @@ RateCurve = dict[float, Evaluation]
 
 
 async def rate_curve(search: RateSearch, choice: DesignChoice) -> RateCurve:
-    """Evaluate a design at rates up to its highest."""
+    """Evaluate the chosen design at several rates up to its highest rate."""
     steps = sorted({search.grid.step(choice.highest_rate * share) for share in _CURVES_SHARES})
     rates = [search.grid.rate(step) for step in steps]
     told = await asyncio.gather(*(search.evaluate(Trial(choice.design, rate)) for rate in rates))

@@ -34,7 +34,7 @@ def require_room(families: Sequence[Family], budget: Budget, *, bounded: bool) -
 async def unmet(
     search: RateSearch, families: Sequence[Family], budget: Budget, rate: float | None
 ) -> ConfigurationError:
-    """Explain why no family meets the SLO: how far the best nearly idle design misses it."""
+    """Create the error that no family meets the SLO. It states how far the best nearly idle design misses the SLO."""
     largest = [design for family in families for design in _largest(search, family, budget, rate)]
     told = await asyncio.gather(*(search.at(design, search.lowest(design)) for design in largest))
     idle = list(zip(largest, told, strict=True))
@@ -66,7 +66,7 @@ def _described(check: Check) -> str:
 
 
 def _largest(search: RateSearch, family: Family, budget: Budget, rate: float | None) -> list[Design]:
-    """The family's design most likely to meet the SLO: the largest in the budget, else a sufficient one."""
+    """Return the family's design most likely to meet the SLO, or no design if the budget admits none."""
     if budget.bounds(family):
         designs = frontier(family, budget.allows)
     else:
@@ -76,7 +76,7 @@ def _largest(search: RateSearch, family: Family, budget: Budget, rate: float | N
 
 
 def _worst(evaluation: Evaluation) -> tuple[float, Check]:
-    """(factor, check) of the bound missed most; lower bounds only if no upper bound is missed."""
+    """Return (factor, check) of the bound missed by the largest factor. Upper bounds have priority over lower ones."""
     missed = [check for check in evaluation.checks if not check.met] or list(evaluation.checks)
     ceilings = [check for check in missed if not check.at_least] or missed
     return max(((_excess(check), check) for check in ceilings), key=lambda each: each[0])
@@ -97,7 +97,7 @@ def _takes(design: Design) -> str:
 
 
 class PlanQuery(msgspec.Struct, frozen=True, kw_only=True):
-    """Goal of a plan; `rate` (requests/s) is an input for cost and power, and the result for throughput."""
+    """Goal of a plan. `rate` (requests/s) is given for the objectives cost and power, and None for throughput."""
 
     objective: Objective
     families: tuple[Family, ...]
@@ -119,17 +119,16 @@ class DesignChoice(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def requests_per_kwh(self) -> float:
-        """Requests per kWh of provisioned power."""
+        """Highest rate per provisioned power, in requests per kWh."""
         return 3.6e6 * self.highest_rate / self.design.tdp_w
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """Best designs of all families that meet the SLO, best first; `without` names the other families.
+    """Result of planning: the best design of each family that meets the SLO, best first.
 
-    `break_even` is the approximate rate up to which
-    a colocated design is as cheap as any split one. It
-    equals the plan's rate if splitting never pays, and is None if splitting pays at all searched rates or only one
-    kind of design meets the SLO.
+    `without` names the families that do not meet the SLO. `break_even` is the approximate rate up to which a colocated
+    design is as cheap as any split design. It equals the plan's rate if splitting never pays. It is None if splitting
+    pays at all searched rates or only one kind of design meets the SLO.
     """
 
     query: PlanQuery
@@ -154,7 +153,7 @@ Found = Callable[[DesignChoice], None]
 
 
 async def make_plan(search: RateSearch, query: PlanQuery, found: Found = lambda _: None) -> Plan:
-    """Search all families concurrently; `found` is called with the best design of each.
+    """Search all families concurrently. Call `found` with the best design of each family.
 
     Raises ConfigurationError if the budget admits no design or no design meets the SLO.
     """
@@ -204,7 +203,7 @@ async def _at_rate(search: RateSearch, design: Design, rate: float) -> DesignCho
 
 
 async def _break_even(search: RateSearch, query: PlanQuery, choices: Sequence[DesignChoice]) -> float | None:
-    """Break-even rate of the families that meet the SLO, without a budget, as it concerns small clusters."""
+    """Return the break-even rate of the families that meet the SLO. The budget does not limit this search."""
     kinds = [choice.design.family for choice in choices]
     if len({family.split for family in kinds}) < 2:
         return None
@@ -213,7 +212,7 @@ async def _break_even(search: RateSearch, query: PlanQuery, choices: Sequence[De
 
 
 def _rank(objective: Objective, choice: DesignChoice) -> tuple[float | str, ...]:
-    """Sort key, best first; ties are broken by price, power, machines and name."""
+    """Return the key that sorts choices best first. Price, power, machines and name break ties."""
     design = choice.design
     if objective is Objective.THROUGHPUT:
         return -choice.rate, design.price_per_h, design.tdp_w, design.machines, design.name

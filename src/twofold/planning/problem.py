@@ -23,11 +23,11 @@ COLOCATED_ROUTER = "jsq-pending"
 
 
 class Problem(msgspec.Struct, frozen=True, kw_only=True):
-    """A planning problem: everything but the machines.
+    """A planning problem: all inputs of a plan except the machine counts.
 
-    `template` is a cluster without pools. `tensor_parallel` is the accelerators per instance (None: a whole machine).
-    `attainment` is the required share of requests for an `Slo`, `reference` the machine of a `SlowdownSlo`. `batchers`
-    replace the batchers of some roles.
+    `template` is a cluster without pools. `tensor_parallel` is the number of accelerators per instance, or None for a
+    whole machine. `attainment` is the required share of requests for an `Slo`. `reference` is the machine to which a
+    `SlowdownSlo` compares. `batchers` maps roles to the batchers that replace their default batchers.
     """
 
     template: ClusterSpec
@@ -46,12 +46,12 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
         return COLOCATED if batcher is None else ((batcher, None),)
 
     def kind(self, machine: str) -> MachineKind:
-        """Look up a machine; raises ConfigurationError if unknown."""
+        """Return the kind for whole machines of this name. Raises ConfigurationError if the name is unknown."""
         found = self.catalog.machine(machine)
         return MachineKind(name=found.name, price_per_h=found.price_per_h, tdp_w=found.tdp_w, accelerators=found.count)
 
     def instance(self, machine: str, tensor_parallel: int, pipeline_parallel: int = 1) -> MachineKind:
-        """An instance on part of a machine, at its share of price and power."""
+        """Return the kind for instances on part of a machine, with a proportional share of its price and power."""
         whole = self.kind(machine)
         accelerators = tensor_parallel * pipeline_parallel
         share = accelerators / whole.accelerators
@@ -65,7 +65,7 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def spec(self, design: Design) -> ClusterSpec:
-        """Cluster of a design."""
+        """Return the cluster spec of a design."""
         family = design.family
         pools = tuple(
             self._pool(kind, count, role, design)
@@ -88,20 +88,20 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
         return kind.tensor_parallel or self.tensor_parallel or self.catalog.machine(kind.name).count
 
     def instances_on(self, kind: MachineKind) -> int:
-        """Instances per unit of this kind."""
+        """Return the number of instances on one unit of this kind."""
         if kind.tensor_parallel is not None:
             return 1
         return self.catalog.machine(kind.name).count // self.tensor_parallel_on(kind)
 
     def slo_of(self, design: Design) -> Slo | SlowdownSlo:
-        """SLO of a design: all bounds, or those of its judged phase."""
+        """Return the SLO of a design: all bounds, or only the bound of the phase that its family judges."""
         slo, judged = self.slo, design.family.judged
         if judged is None or isinstance(slo, SlowdownSlo):
             return slo
         return Slo(ttft_s=slo.ttft_s) if judged is Phase.PREFILL else Slo(tpot_s=slo.tpot_s)
 
     def reference_model(self) -> PerformanceModel | None:
-        """Reference of slowdowns; None for an SLO in seconds."""
+        """Return the performance model that slowdowns are relative to, or None for an SLO in seconds."""
         if isinstance(self.slo, Slo):
             return None
         machine = self.catalog.machine(self.reference)
@@ -109,7 +109,7 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
         return performance_model(self.template.performance, model, machine, machine.count)
 
     def kv_capacity_tokens(self, kind: MachineKind) -> int:
-        """KV capacity of an instance in tokens; raises ConfigurationError if the model does not fit."""
+        """Return an instance's KV capacity in tokens. Raises ConfigurationError if the model does not fit."""
         template = self.template
         return template.kv_capacity_tokens or kv_capacity_tokens(
             self.catalog.model(template.model),
@@ -121,14 +121,14 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def require_sensible(self) -> None:
-        """Raise ConfigurationError for numbers out of range."""
+        """Raise ConfigurationError if the attainment or the duration is out of range."""
         if not 0.0 < self.attainment <= 1.0:
             raise ConfigurationError(f"--attainment must be more than 0 and at most 1, not {self.attainment:g}")
         if not 0.0 < self.workload.duration_s < float("inf"):
             raise ConfigurationError(f"--duration must be more than 0 seconds, not {self.workload.duration_s:g}")
 
     def _nearby(self, family: Family) -> ClusterSpec:
-        """Template for judging one phase; on shared nodes, hand-offs stay within the node."""
+        """Return the template for judging one phase. On shared nodes, its hand-offs use the links within a node."""
         if not family.shared:
             return self.template
         links = [self.catalog.machine(kind.name).accelerator.interconnect_bytes_per_s for kind in family.kinds]
@@ -153,9 +153,9 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def _machines(self, kind: MachineKind, count: int, design: Design) -> int:
-        """Machines for this many instances; stages never span machines.
+        """Return the number of machines for `count` instances. A pipeline stage never spans machines.
 
-        Shared nodes need one machine per stage, or one in all if the whole design fits.
+        With shared nodes, the design needs one machine per stage, or only one machine if all of the design fits on it.
         """
         whole = self.catalog.machine(kind.name).count
         if design.family.shared and design.family.judged is None:
@@ -200,9 +200,9 @@ def parse_families(
 
 
 def fitting(problem: Problem, families: Iterable[Family]) -> tuple[tuple[Family, ...], tuple[str, ...]]:
-    """Return (families on machines that hold the model, reasons why the other machines do not).
+    """Return (families whose machines can hold the model, reasons why the other machines cannot).
 
-    Raises ConfigurationError if none is left.
+    Raises ConfigurationError if no family is left.
     """
     reasons: dict[str, str] = {}
     fit = []

@@ -18,7 +18,7 @@ _IDLE = 1 / 64  # share of the analytic bound at which a design is nearly idle
 
 
 class RateGrid(msgspec.Struct, frozen=True):
-    """Rates `(1 + tolerance)^step`."""
+    """Grid of rates: step k is the rate `(1 + tolerance)^k`."""
 
     tolerance: float = 0.02
 
@@ -26,7 +26,7 @@ class RateGrid(msgspec.Struct, frozen=True):
         return float(f"{(1.0 + self.tolerance) ** step:.{_DIGITS}g}")
 
     def step(self, rate: float) -> int:
-        """Highest step with a rate of at most `rate`."""
+        """Return the highest step of the grid whose rate is at most `rate`."""
         step = math.floor(math.log(rate) / math.log1p(self.tolerance)) + 1
         while self.rate(step) > rate:
             step -= 1
@@ -38,9 +38,10 @@ class RateGrid(msgspec.Struct, frozen=True):
 
 
 class MaxRate(msgspec.Struct, frozen=True, kw_only=True):
-    """Highest rate of a design: the SLO is met at `step` of the grid (`kept`) and missed at the next.
+    """Highest rate of a design. The SLO is met at `step` of the grid and missed at the next step.
 
-    `rate` is 0, and `step` and `kept` are None, if the SLO is missed at the lowest rate tried.
+    `kept` is the evaluation at `step`. If the SLO is missed at the lowest rate tried, `rate` is 0, and `step` and
+    `kept` are None.
     """
 
     design: Design
@@ -61,17 +62,18 @@ class RateSearch(msgspec.Struct, frozen=True, kw_only=True):
         return await self.evaluate(Trial(design, self.grid.rate(step), self.draw))
 
     def lowest(self, design: Design) -> int:
-        """Step at which the design is nearly idle."""
+        """Return the step at which the design is nearly idle."""
         return self.grid.step(self.bound.upper(design) * _IDLE)
 
     def could(self, design: Design, rate: float) -> bool:
-        """Whether the analytic bound admits this rate."""
+        """Return whether the analytic upper bound of the design admits this rate."""
         return self.bound.upper(design) >= rate
 
     async def highest(self, design: Design, start: int | None = None) -> MaxRate:
-        """Find the highest rate, starting at step `start` (default: the analytic estimate).
+        """Find a design's highest rate, starting at step `start` (default: the analytic estimate).
 
-        The analytic bound limits the search: short runs may exceed it before their queues grow.
+        The search never exceeds the analytic bound, although short runs may meet the SLO at higher rates before their
+        queues grow.
         """
         step = self.grid.step(self.bound.estimate(design)) if start is None else start
         known = await self._bracket(design, step)
@@ -86,12 +88,12 @@ class RateSearch(msgspec.Struct, frozen=True, kw_only=True):
         return MaxRate(design=design, rate=self.grid.rate(kept), step=kept, kept=known[kept])
 
     async def highest_of(self, designs: Iterable[Design]) -> list[MaxRate]:
-        """Find the highest rates of the designs that meet the SLO at some rate."""
+        """Return the highest rate of each design that meets the SLO at some rate."""
         found = await asyncio.gather(*map(self.highest, designs))
         return [each for each in found if each.kept is not None]
 
     async def _bracket(self, design: Design, start: int) -> dict[int, Evaluation]:
-        """Step up or down with doubling strides until the result changes or the range ends."""
+        """Evaluate steps up or down with doubling strides, until the SLO result changes or the range ends."""
         lowest, highest = (self.lowest(design), max(self.grid.step(self.bound.upper(design)), self.lowest(design)))
         step, stride = min(max(start, lowest), highest), self.grid.stride
         known = {step: await self.at(design, step)}

@@ -18,11 +18,11 @@ _NEIGHBOURS = (1, 2, 4)
 async def find_passing(
     search: RateSearch, designs: Sequence[Design], rate: float, start: int | None = None
 ) -> Design | None:
-    """Find a design that meets the SLO at `rate` by bisection, or None.
+    """Find a design that meets the SLO at `rate` by bisection; return None if there is none.
 
-    `designs` are a frontier by rising count of prefill machines: a design limited by prefill rules out those before it,
-    one limited by decode those after it. Designs bounded below `rate` are skipped. `start` is an index, by default that
-    of the highest estimate.
+    `designs` is a frontier, sorted by rising count of prefill machines. If prefill limits a design, the designs before
+    it fail as well; if decode limits it, the designs after it fail as well. Designs whose bound is below `rate` are
+    skipped. `start` is the first index to try, by default that of the design with the highest estimate.
     """
     open_places = [place for place, design in enumerate(designs) if search.could(design, rate)]
     if not open_places:
@@ -86,10 +86,10 @@ def by_accelerators(design: Design) -> tuple[float, ...]:
 async def cheapest(
     search: RateSearch, family: Family, rate: float, allows: Allows, weigh: CostFunction
 ) -> Design | None:
-    """Find the cheapest design of a family that meets the SLO at `rate`, or None.
+    """Find a family's cheapest design that meets the SLO at `rate`; return None if there is none.
 
-    Starts from any design that does, found by growing. Repeatedly shrinks it and looks for another on the frontier of
-    all cheaper designs, until there is none.
+    The search starts from any design that meets the SLO. It repeatedly removes machines, then looks for a design that
+    meets the SLO on the frontier of all cheaper designs, until it finds none.
     """
     best = await _first(search, family, rate, allows)
     while best is not None:
@@ -104,7 +104,7 @@ async def cheapest(
 
 
 async def _first(search: RateSearch, family: Family, rate: float, allows: Allows) -> Design | None:
-    """Any allowed design that meets the SLO at `rate`: near the analytic suggestion, else the largest allowed."""
+    """Return an allowed design that meets the SLO at `rate`, close to the analytic suggestion or else the largest."""
     suggested = search.bound.suggest(family, rate)
     most = _grown(family, suggested, _GROWTH[-1])
     for growth in _GROWTH:
@@ -118,7 +118,7 @@ async def _first(search: RateSearch, family: Family, rate: float, allows: Allows
 
 
 async def _shrunk(search: RateSearch, design: Design, rate: float) -> Design:
-    """Remove every machine that is not needed, the last kind first."""
+    """Remove every machine that the design does not need, starting with the last kind."""
     for place in reversed(range(len(design.counts))):
         low, high = 0, design.counts[place]  # too few, enough
         while high - low > 1:
@@ -171,10 +171,10 @@ _CLOSE = 1.1  # precision of the break-even rate
 
 
 async def break_even(search: RateSearch, families: Sequence[Family], rate: float, weigh: CostFunction) -> float | None:
-    """Find the approximate rate up to which the cheapest colocated design is as cheap as any split one.
+    """Find the approximate rate up to which the cheapest colocated design is as cheap as any split design.
 
-    Searches downward from `rate`. Returns `rate` if splitting does not pay there, and None if it pays down to the
-    rate at which one machine per phase is nearly idle.
+    The search goes downward from `rate`. Return `rate` if splitting does not pay there. Return None if splitting pays
+    down to the rate at which one machine per phase is nearly idle.
     """
     pays, step = search.grid.step(rate), search.grid.step(_RUNG)
     if not await _splitting_pays(search, families, search.grid.rate(pays), weigh):
@@ -198,7 +198,7 @@ async def break_even(search: RateSearch, families: Sequence[Family], rate: float
 
 
 async def _splitting_pays(search: RateSearch, families: Sequence[Family], rate: float, weigh: CostFunction) -> bool:
-    """Whether a split design that meets the SLO at `rate` is cheaper than every colocated one."""
+    """Return whether some split design that meets the SLO at `rate` is cheaper than all colocated designs."""
 
     def weight(design: Design) -> tuple[float, ...]:
         return weigh(design)[:1]  # ties need not be broken
@@ -221,15 +221,12 @@ async def _lighter(search: RateSearch, family: Family, rate: float, weigh: CostF
 
 
 def _anything(_: Design) -> bool:
-    """Allow every design: a budget would cut off large clusters, and break-even concerns small ones."""
+    """Allow every design, because break-even concerns small clusters and a budget limits only large ones."""
     return True
 
 
 class Objective(StrEnum):
-    """Goal of a plan.
-
-    Highest throughput within a budget, least cost or power at a rate, or goodput per accelerator (DistServe).
-    """
+    """Goal of a plan: highest throughput in a budget, least cost, least power, or goodput per accelerator."""
 
     THROUGHPUT = "throughput"
     COST = "cost"
@@ -238,7 +235,7 @@ class Objective(StrEnum):
 
     @property
     def weigh(self) -> CostFunction:
-        """Cost of a design at one rate: watts, accelerators or dollars."""
+        """Return the cost of a design at one rate in watts, accelerators or dollars, depending on the objective."""
         if self is Objective.GOODPUT:
             return by_accelerators
         return by_power if self is Objective.POWER else by_price

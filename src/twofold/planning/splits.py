@@ -29,10 +29,10 @@ _HEADROOM = 0.03
 
 
 class SplitPlanner:
-    """Implements `ReplanSearch` for the instances of `spec`.
+    """Implementation of `ReplanSearch` for the instances of `spec`.
 
-    A plan aims at `attainment`, the share of requests within `slo`. With `replicas` it uses as few instances as reach
-    it, otherwise all running ones.
+    A plan aims at `attainment`, the share of requests within `slo`. With `replicas` the plan uses the fewest instances
+    that reach the attainment, otherwise all running instances.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class SplitPlanner:
         self._enough, self._replicas = attainment + _HEADROOM, replicas
 
     def search(self, traffic: TrafficSample, running: RoleSplit, stock: int) -> SearchResult:
-        """Search the best split; see `ReplanSearch`."""
+        """Search the best split of the instances (see `ReplanSearch`)."""
         began = time.process_time()
         search = _Search(self._spec, self._catalog, self._slo, list(synthetic_requests(traffic)))
         now = search.forecast(running)
@@ -61,7 +61,7 @@ class SplitPlanner:
         )
 
     def _fewest(self, search: "_Search", stock: int) -> SplitForecast:
-        """Best split of the fewest sufficient instances, or of the whole stock."""
+        """Return the best split with the fewest instances that suffice, or with all instances if none suffices."""
         best = search.best_of(stock)
         low, high = 2, stock
         while low < high and best.attainment >= self._enough:
@@ -75,7 +75,7 @@ class SplitPlanner:
 
 
 class _Search:
-    """Forecasts of splits, each simulated once."""
+    """Forecasts of splits by simulation. Each split is simulated only once."""
 
     def __init__(self, spec: ClusterSpec, catalog: Catalog, slo: Slo, requests: list[Request]) -> None:
         self.known: dict[RoleSplit, SplitForecast] = {}
@@ -100,13 +100,13 @@ class _Search:
         return self.known[split]
 
     def best_of(self, instances: int) -> SplitForecast:
-        """Best split of this many instances; of equal attainment, the one furthest from its bounds."""
+        """Return the best split of this many instances. Of equal attainment, the most headroom is best."""
         tried = range(1, instances) if instances - 1 <= _ALL else self._bisected(instances)
         forecasts = [self.forecast(RoleSplit(prefill, instances - prefill)) for prefill in tried]
         return max(forecasts, key=lambda each: (each.attainment, -self._strain[each.split]))
 
     def _bisected(self, instances: int) -> list[int]:
-        """Prefill counts visited by a bisection on the limiting phase, and neighbours of the last."""
+        """Return the prefill counts that a bisection on the limiting phase visits, and neighbours of the last count."""
         low, high, tried = 1, instances - 1, list[int]()
         while low <= high:
             middle = (low + high) // 2
@@ -133,7 +133,7 @@ def synthetic_requests(traffic: TrafficSample) -> Iterator[Request]:
 
 
 def _strain(result: SimulationResult, slo: Slo) -> float:
-    """P90 latency relative to its bound, the highest of all bounds."""
+    """Return the P90 latency divided by its bound, for the bound with the largest ratio."""
     pairs = ((result.ttft_s, slo.ttft_s), (result.tpot_s, slo.tpot_s), (result.e2e_s, slo.e2e_s))
     shares = [(histogram.percentile(90), bound_s) for histogram, bound_s in pairs if bound_s is not None]
     return max((value / bound_s for value, bound_s in shares if value is not None), default=0.0)

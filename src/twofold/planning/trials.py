@@ -23,7 +23,7 @@ _CLEARLY = 1.001  # beyond a bound, more than histogram rounding
 
 
 class SloUnreachable:
-    """Whether a run of `requests` can no longer meet the SLO, from its statistics."""
+    """Check on the statistics of a run, which tells whether the run of `requests` can no longer meet the SLO."""
 
     def __init__(self, requests: Sequence[Request], slo: Slo | SlowdownSlo, attainment: float) -> None:
         self._requests = len(requests)
@@ -49,7 +49,7 @@ class SloUnreachable:
 
 
 def _beyond(histogram: Histogram, bounds: dict[int, float], total: int) -> bool:
-    """Whether enough of `total` values already exceed their bounds that some percentile will.
+    """Return whether so many of `total` values exceed their bounds that some percentile will exceed its bound.
 
     A percentile is at least the value of rank floor((total − 1)·p/100), counted from 0.
     """
@@ -64,7 +64,7 @@ def _beyond(histogram: Histogram, bounds: dict[int, float], total: int) -> bool:
 
 
 def try_trial(problem: Problem, trial: Trial, abandoned: Callable[[], bool] = lambda: False) -> SimulatedTrial | str:
-    """Simulate and judge a trial; returns the message of a UserError, which every process boundary can transport."""
+    """Simulate and judge a trial, or return the message of a UserError, so that it can cross process boundaries."""
     try:
         return simulate_trial(problem, trial, abandoned)
     except UserError as error:
@@ -72,7 +72,7 @@ def try_trial(problem: Problem, trial: Trial, abandoned: Callable[[], bool] = la
 
 
 def simulate_trial(problem: Problem, trial: Trial, abandoned: Callable[[], bool] = lambda: False) -> SimulatedTrial:
-    """Simulate and judge a trial; raises a UserError as `simulate` does, and soon after `abandoned` returns True."""
+    """Simulate and judge a trial. Raises UserError for invalid inputs, or soon after `abandoned()` is True."""
     began = time.process_time()
     slo = problem.slo_of(trial.design)
     requests = _requests(problem.workload.drawn(trial.draw), trial.rate)
@@ -117,7 +117,7 @@ def simulate_trial(problem: Problem, trial: Trial, abandoned: Callable[[], bool]
 
 
 def _ceilings(result: SimulationResult, slo: Slo | SlowdownSlo, attainment: float) -> Iterator[Check]:
-    """Percentile of each latency against its bound; the joint attainment alone does not show which bound is close."""
+    """Yield a check of each latency's percentile against its bound. The joint attainment does not show these."""
     percentile = 100 * attainment
     if not isinstance(slo, Slo):
         return
@@ -133,7 +133,7 @@ def _ceilings(result: SimulationResult, slo: Slo | SlowdownSlo, attainment: floa
 
 
 def bound_by(result: SimulationResult, slo: Slo | SlowdownSlo) -> Phase | None:
-    """The phase closer to missing its bounds, or the busier one if the SLO bounds neither."""
+    """Return the phase closer to missing its bounds, or the busier phase if both are equally close."""
     if isinstance(slo, Slo):
         prefill, decode = _misses(result.ttft_s, slo.ttft_s), _misses(result.tpot_s, slo.tpot_s)
     else:
@@ -152,7 +152,7 @@ def _misses(histogram: Histogram, bound_s: float | None) -> float:
 
 
 def _excess(histogram: Histogram | None, bounds: dict[int, float]) -> float:
-    """Worst percentile as a multiple of its bound."""
+    """Return the largest ratio of a latency percentile to its bound."""
     if histogram is None:
         return 0.0
     values = ((histogram.percentile(percentile), bound) for percentile, bound in bounds.items())
@@ -165,11 +165,11 @@ def _latency(histogram: Histogram) -> LatencyPercentiles | None:
 
 
 def _first_tokens(requests: Sequence[Request]) -> tuple[Request, ...]:
-    """Requests without decode, for judging prefill alone."""
+    """Return the requests with outputs of one token, which need no decode, to judge prefill alone."""
     return tuple(replace(request, output_tokens=1) for request in requests)
 
 
 @lru_cache(maxsize=4)
 def _requests(workload: WorkloadArguments, rate: float) -> tuple[Request, ...]:
-    """Generate the requests; cached, because families are often tried at the same rates."""
+    """Return the requests of a workload at `rate`. The cache helps because families are often tried at equal rates."""
     return tuple(workload.requests(rate))

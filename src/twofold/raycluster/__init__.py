@@ -1,1 +1,1 @@
-"""Connection to a Ray cluster and its nodes. Ray is imported on use only."""
+"""Connection to a Ray cluster and its nodes. These modules import Ray only when a function needs it."""

@@ -16,7 +16,7 @@ Bundle = Mapping[str, float]  # amounts by resource, allocated together on one n
 
 
 class RayNode(msgspec.Struct, frozen=True, kw_only=True):
-    """A live node: its labels, and its `total` and `free` resources."""
+    """A live node of a Ray cluster, with its labels, its `total` resources and its `free` resources."""
 
     id: str
     address: str
@@ -26,7 +26,7 @@ class RayNode(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def accelerator(self) -> str | None:
-        """Ray's name for the accelerator type, such as H100, or None."""
+        """Ray's name for the node's accelerator type, such as H100, or None without an accelerator."""
         named = (name.removeprefix(_ACCELERATOR) for name in self.total if name.startswith(_ACCELERATOR))
         return next(named, None)
 
@@ -39,7 +39,7 @@ class RayNode(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def list_nodes(ray: Any, *, with_room: bool = False) -> tuple[RayNode, ...]:  # noqa: ANN401  (the module, which has no types)
-    """Return the live nodes by id; free resources are filled in `with_room` only."""
+    """Return the live nodes, sorted by id. Their `free` resources are empty unless `with_room` is set."""
     free: dict[str, dict[str, float]] = {}
     if with_room:
         from ray._private.state import available_resources_per_node  # noqa: PLC0415  (an extra)
@@ -64,10 +64,10 @@ _PROBE_S: Final = 5.0
 
 
 def connect(address: str, what: str) -> Any:  # noqa: ANN401  (the module, which has no types)
-    """Connect this process to the cluster at `address`, once, and return the `ray` module.
+    """Connect this process to the Ray cluster at `address`, unless it is connected; return the `ray` module.
 
-    `address` is HOST:PORT, `auto`, `local`, or ray://HOST:PORT for Ray's client. Raises ConfigurationError, naming the
-    feature `what`, if Ray is not installed, and if there is no cluster.
+    `address` is HOST:PORT, `auto`, `local`, or ray://HOST:PORT for Ray's client. Raises ConfigurationError if Ray is
+    not installed (the error names the feature `what`) or if there is no cluster.
     """
     try:
         import ray  # noqa: PLC0415  (an extra)
@@ -86,7 +86,7 @@ def connect(address: str, what: str) -> Any:  # noqa: ANN401  (the module, which
 
 
 def head_endpoint(address: str) -> TcpEndpoint:
-    """Return the endpoint of the cluster's head; `auto` is looked up as Ray does.
+    """Return the endpoint of the cluster's head. For the address `auto`, find the head as Ray does.
 
     Raises ConfigurationError for an invalid address, and if `auto` finds no cluster.
     """
@@ -103,7 +103,7 @@ def head_endpoint(address: str) -> TcpEndpoint:
 
 
 def _known_here() -> str:
-    """Return RAY_ADDRESS, else the cluster started last on this host (see the documentation of `ray.init`)."""
+    """Return RAY_ADDRESS if it is set, else the address of the cluster started last on this host (see `ray.init`)."""
     named = os.environ.get("RAY_ADDRESS")
     file = Path(os.environ.get("RAY_TMPDIR", "/tmp"), "ray", "ray_current_cluster")  # noqa: S108  (Ray's place)
     try:
@@ -115,7 +115,7 @@ def _known_here() -> str:
 
 
 def _probe(address: str) -> None:
-    """Fail fast if the head is unreachable: Ray itself retries for long."""
+    """Raise an error early if the cluster's head is unreachable, because Ray itself retries for a long time."""
     head = head_endpoint(address)
     try:
         socket.create_connection((head.host.strip("[]"), head.port), _PROBE_S).close()

@@ -27,9 +27,9 @@ Context = zmq.Context[Socket]
 
 
 class Guard:
-    """Turns sockets of one context into CURVE sockets and authenticates their peers.
+    """Guard of a ZeroMQ context: converts its sockets to CURVE and authenticates peers by the cluster key.
 
-    Refused connections are counted in `refused` and logged at every power of two.
+    `refused` counts the refused connections. A refusal is logged when the count is a power of two.
     """
 
     def __init__(self, context: Context, key: ClusterKey) -> None:
@@ -45,9 +45,9 @@ class Guard:
         self._thread.start()
 
     def listen(self, socket: Socket, address: str, *, bulk: bool = False) -> None:
-        """Require the cluster key from clients. Call before binding `socket` to `address`.
+        """Require the cluster key from clients of `socket`. Call this before binding `socket` to `address`.
 
-        Idle connections are dropped unless `bulk`, because large messages delay heartbeats.
+        Idle connections are dropped unless `bulk` is set, because large messages delay heartbeats.
         """
         socket.curve_secretkey = self._server_secret
         socket.curve_server = True
@@ -57,7 +57,7 @@ class Guard:
         self._monitors.append(socket.get_monitor_socket(_FAILED))
 
     def call(self, socket: Socket, address: str, *, bulk: bool = False) -> None:
-        """Authenticate to a server with the cluster key. Call before connecting `socket`."""
+        """Authenticate `socket` to its server with the cluster key. Call this before connecting `socket`."""
         socket.curve_secretkey, socket.curve_publickey = self._client_secret, self._client_public
         socket.curve_serverkey = self._server_public
         _set_up(socket, address, bulk=bulk)
@@ -66,7 +66,7 @@ class Guard:
         socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
 
     def close(self) -> None:
-        """Stop admitting connections. Call before the context ends."""
+        """Stop admitting connections. Call this before the ZeroMQ context ends."""
         self._closing.set()
         self._thread.join()
         for socket in (self._zap, *self._monitors):

@@ -31,7 +31,7 @@ class ClusterKey:
 
 
 def write_key(path: Path) -> None:
-    """Write a new key to a file readable by its owner only. Raises ConfigurationError, also if the file exists."""
+    """Write a new key to a file for its owner only. Raises ConfigurationError if the file exists or on failure."""
     try:
         fd = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
         with os.fdopen(fd, "w", encoding="ascii") as file:
@@ -44,7 +44,7 @@ def write_key(path: Path) -> None:
 
 
 def read_key(path: Path) -> ClusterKey:
-    """Read a key file. Raises ConfigurationError without quoting its contents."""
+    """Read a key file. Raises ConfigurationError for an invalid file, without quoting its contents."""
     try:
         with path.open("rb") as file:
             found = os.fstat(file.fileno())
@@ -65,7 +65,10 @@ def read_key(path: Path) -> ClusterKey:
 
 @contextmanager
 def held_key(text: str) -> Iterator[Path]:
-    """An in-memory file with this key, readable by this process and its children for the duration of the context."""
+    """Yield the path of an in-memory file with this key.
+
+    This process and its children can read the file until the context ends.
+    """
     fd = os.memfd_create("twofold-key", os.MFD_CLOEXEC)
     try:
         os.fchmod(fd, 0o600)

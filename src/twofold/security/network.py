@@ -1,4 +1,4 @@
-"""Addresses of the hosts of a service."""
+"""Network addresses of the hosts of a service."""
 
 import re
 import socket
@@ -12,9 +12,9 @@ _ADDRESS = re.compile(r"tcp://(?P<host>\[[0-9A-Fa-f:.%\w]+\]|[^\s:/\[\]]+):(?P<p
 
 
 class HostNetwork(msgspec.Struct, frozen=True, kw_only=True):
-    """One host of a multi-host service.
+    """Network settings of one host in a service of several hosts.
 
-    Its name, the address for other hosts, its key file and the controller's inbox.
+    The fields are its name, its address for other hosts, its key file and the controller's inbox.
     """
 
     host: str
@@ -34,14 +34,14 @@ class TcpEndpoint(msgspec.Struct, frozen=True):
 
     @classmethod
     def parse(cls, text: str, flag: str) -> "TcpEndpoint":
-        """Parse an endpoint. Raises ConfigurationError without a host and a port."""
+        """Parse a TCP endpoint. Raises ConfigurationError if the host or the port is missing."""
         match = _ADDRESS.fullmatch(text)
         if match is None or not 0 < int(match["port"]) < 1 << 16:
             raise ConfigurationError(f"invalid {flag} {text!r}: write tcp://ADDRESS:PORT")
         return cls(match["host"], int(match["port"]))
 
     def own_address(self) -> str:
-        """This host's source address for packets to the endpoint. Raises ConfigurationError."""
+        """Return this host's source address for packets to the endpoint. Raises ConfigurationError without a route."""
         try:
             family, kind, *_, address = socket.getaddrinfo(self.host.strip("[]"), self.port, type=socket.SOCK_DGRAM)[0]
             with socket.socket(family, kind) as probe:

@@ -17,9 +17,9 @@ SCRATCH_BYTES = 4 << 20
 
 
 class MemoryDescriptor(msgspec.Struct, frozen=True, kw_only=True):
-    """Location of the KV cache of one epoch of an instance, for peers.
+    """Location of one instance's KV cache in one epoch, which peers use to access the cache.
 
-    Only the transport that created `address` can read it. Both sides must have the same `layout`, which is that of the
+    Only the transport that created `address` can decode it. Both peers must have the same `layout`, which describes the
     whole instance. With `sharding`, `address` belongs to the first rank and `others` to the other ranks.
     """
 
@@ -37,7 +37,7 @@ class MemoryDescriptor(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class KvCacheSpec(NamedTuple):
-    """The KV cache of one epoch of an instance, to be created for an engine on `device`."""
+    """Description of the KV cache that a transport creates for one epoch of an instance and its engine on `device`."""
 
     instance: str
     epoch: int
@@ -58,16 +58,16 @@ class KvCacheSpec(NamedTuple):
 
 
 class Connection(Protocol):
-    """A peer's cache, open for writing and reading. Methods are thread-safe.
+    """Connection for writing to and reading from a peer's cache. Methods are thread-safe.
 
-    `close` ends running moves with InstanceLostError, and so does the end of the peer's epoch.
+    When `close` is called or the peer's epoch ends, running transfers raise InstanceLostError.
     """
 
     def write(self, layers: range, source_blocks: Sequence[int], target_blocks: Sequence[int]) -> int:
-        """Copy these layers of local blocks to the peer; returns the bytes moved once the peer can see them."""
+        """Copy these layers of local blocks to the peer. Return the bytes moved once the peer can see the data."""
 
     def read(self, layers: range, source_blocks: Sequence[int], target_blocks: Sequence[int]) -> int:
-        """Copy these layers of the peer's blocks into local ones; returns the bytes moved."""
+        """Copy these layers of the peer's blocks to local blocks. Return the bytes moved."""
 
     def probe(self, nbytes: int) -> None:
         """Move `nbytes` (at most SCRATCH_BYTES) into the peer's scratch memory in the same way as `write`."""
@@ -76,7 +76,7 @@ class Connection(Protocol):
 
 
 class Transport:
-    """Exposes the local cache to peers and opens theirs.
+    """Interface of a transport: gives peers access to the local cache and connects to the caches of peers.
 
     `writes_outlive_lease` is true if data that a remote peer sent may still arrive after its lease ended, because the
     network writes into memory without asking this process.
@@ -87,28 +87,29 @@ class Transport:
 
     @abstractmethod
     def connect(self, peer: MemoryDescriptor) -> Connection:
-        """Open a peer's cache. Raises ConfigurationError if its layout differs or its memory is unreachable."""
+        """Connect to a peer's cache. Raises ConfigurationError if layouts differ or the memory is unreachable."""
 
     def publish(self, blocks: Sequence[int]) -> None:
-        """Make computed blocks readable for peers."""
+        """Make blocks that the engine has computed readable for peers."""
 
     def add_checksums(self, layers: range, blocks: Sequence[int], sums: list[int], *, landed: bool) -> None:
-        """Extend the checksum of each block by these layers; `sums` has one entry per block, initially 0.
+        """Extend the checksums `sums` of the blocks by these layers. `sums` has one entry per block, initially 0.
 
-        With `landed`, they cover the contents that peers wrote, otherwise the contents that the engine computed.
+        With `landed` the checksums cover the contents that peers wrote, otherwise the contents that the engine
+        computed.
         """
 
     def granted(self, lease: Lease) -> None:
-        """A peer may write the blocks of this lease from now on."""
+        """Record a lease, under which a peer may write the blocks of the lease from now on."""
 
     def ended(self, lease: Lease) -> None:
-        """End a lease. No write under it happens after this returns, unless `writes_outlive_lease`."""
+        """End a lease. Unless `writes_outlive_lease` is set, no peer writes under the lease after this call returns."""
 
     def close(self) -> None: ...
 
 
 def check_layout(ours: MemoryDescriptor, peer: MemoryDescriptor) -> None:
-    """Raise ConfigurationError if a peer's KV layout differs."""
+    """Raise ConfigurationError if the KV layouts of this instance and of a peer differ."""
     if peer.layout != ours.layout:
         raise ConfigurationError(
             f"{peer.instance} and {ours.instance} have different KV layouts (model, dtype or block size) and "
@@ -117,7 +118,7 @@ def check_layout(ours: MemoryDescriptor, peer: MemoryDescriptor) -> None:
 
 
 def moved_bytes(layout: KvLayout, layers: range, blocks: int) -> int:
-    """Bytes of `blocks` blocks of these layers."""
+    """Return the bytes of `blocks` blocks in these layers."""
     return blocks * sum(layout.layer_bytes_per_block(layer) for layer in layers)
 
 
@@ -131,7 +132,7 @@ class TransportAddress(msgspec.Struct, frozen=True):
 
     @classmethod
     def decode(cls, address: str) -> Self:
-        """Parse an address. Raises ConfigurationError for one of another transport."""
+        """Parse an address. Raises ConfigurationError if another transport created the address."""
         try:
             return msgspec.json.decode(address, type=cls)
         except msgspec.MsgspecError as error:

@@ -32,9 +32,10 @@ _LOOK_MS = 50  # between checks for a closed or broken connection
 
 
 class CurveConnection:
-    """Client of a peer's `CurveServer`; one request at a time, from any thread.
+    """Client of a peer's `CurveServer`. Any thread may use it, but it sends one request at a time.
 
-    Requests are repeated after a reconnect, because the request or its reply may be lost. All of them are idempotent.
+    The client repeats a request after a reconnect, because the request or its reply may be lost. All requests are
+    idempotent.
     """
 
     def __init__(self, socket: zmq.Socket[bytes], address: str, ours: PooledTransport, peer: MemoryDescriptor) -> None:
@@ -66,7 +67,7 @@ class CurveConnection:
         self._ask(curve_server.Probe(self._peer.epoch), [bytes(nbytes)])
 
     def close(self) -> None:
-        """Wake a waiting caller, which then closes the sockets."""
+        """Wake the caller that waits for a reply. That caller then closes the sockets."""
         self._closed = True
         if self._lock.acquire(blocking=False):
             try:
@@ -78,7 +79,10 @@ class CurveConnection:
                 self._lock.release()
 
     def _ask(self, question: curve_server.CurveRequest, data: Sequence[curve_server.Bytes] = ()) -> list[zmq.Frame]:
-        """Return the reply's data. Raises InstanceLostError when closed before, StaleEpochError if the peer denies."""
+        """Return the data of the reply to a request.
+
+        Raises InstanceLostError if the connection is closed first, and StaleEpochError if the peer denies the request.
+        """
         try:
             with self._lock:
                 self._asked += 1
@@ -93,7 +97,7 @@ class CurveConnection:
         return found
 
     def _answer(self, frames: list[curve_server.Bytes]) -> list[zmq.Frame]:
-        """Send the request, again after every reconnect, until its reply arrives."""
+        """Send the request until its reply arrives, once more after every reconnect."""
         asked = False
         while not self._closed:
             if not asked:
@@ -110,7 +114,7 @@ class CurveConnection:
 
 
 class CurveAddress(TransportAddress, frozen=True, tag=True):
-    """The memory for peers on this host, and the server for other hosts."""
+    """Address of a cache: its memory for peers on this host, and its server for peers on other hosts."""
 
     transport = "curve"
 
@@ -120,7 +124,7 @@ class CurveAddress(TransportAddress, frozen=True, tag=True):
 
 
 class CurveTransport(SharedMemoryTransport):
-    """A local cache that peers on this host map, and remote peers access through a server thread."""
+    """A local cache that peers on this host map into their memory. Remote peers access it through a server thread."""
 
     def __init__(self, spec: KvCacheSpec) -> None:
         network = spec.network

@@ -1,6 +1,7 @@
 """Server side of transport `curve`: messages, lease checks, and the thread that serves remote peers.
 
-KV data follows a message as one frame for the keys and one for the values of each layer, with all blocks in order.
+Frames with KV data follow a message. Each layer has one frame for the keys and one for the values, which contain all
+blocks in order.
 """
 
 import logging
@@ -21,7 +22,7 @@ Bytes = bytes | memoryview
 
 
 class WriteBlocks(msgspec.Struct, frozen=True, tag=True):
-    """Write the attached layers of `source` into these blocks of the given epoch."""
+    """Request of the peer `source` to write the attached layers into these blocks of the given epoch."""
 
     source: str
     epoch: int
@@ -30,7 +31,7 @@ class WriteBlocks(msgspec.Struct, frozen=True, tag=True):
 
 
 class ReadBlocks(msgspec.Struct, frozen=True, tag=True):
-    """Reply with these layers of these blocks."""
+    """Request for the data of these layers of these blocks."""
 
     epoch: int
     layers: tuple[int, int]
@@ -38,17 +39,17 @@ class ReadBlocks(msgspec.Struct, frozen=True, tag=True):
 
 
 class Probe(msgspec.Struct, frozen=True, tag=True):
-    """Reply without moving KV. The attached bytes are ignored."""
+    """Request that measures the connection. The server ignores the attached bytes and only replies."""
 
     epoch: int
 
 
 class Done(msgspec.Struct, frozen=True, tag=True):
-    """Success, with data attached for `ReadBlocks`."""
+    """Reply to a successful request. The reply to `ReadBlocks` has the data attached."""
 
 
 class Denied(msgspec.Struct, frozen=True, tag=True):
-    """The request was not executed."""
+    """Reply to a request that the server did not execute."""
 
     reason: str
 
@@ -66,7 +67,7 @@ def gather(pool: KvPool, layers: range, blocks: Sequence[int]) -> list[Bytes]:
 
 
 def scatter(pool: KvPool, layers: range, blocks: Sequence[int], frames: Sequence[zmq.Frame]) -> None:
-    """Write frames from `gather` into blocks of a host-memory pool. Raises ValueError if sizes differ."""
+    """Write frames from `gather` into blocks of a host-memory pool. Raises ValueError if their sizes differ."""
     parts = [part.numpy() for layer in layers for part in pool.block_rows(layer)]
     rows = [
         np.frombuffer(frame.buffer, dtype=np.uint8).reshape(len(blocks), part.shape[1])
@@ -79,9 +80,9 @@ def scatter(pool: KvPool, layers: range, blocks: Sequence[int], frames: Sequence
 
 
 class LeaseGate:
-    """Blocks that remote peers may write, by lease.
+    """The blocks that remote peers may currently write, grouped by lease.
 
-    Writers hold the gate while they write, and `close` waits for them. After `close` returns, nothing more is written
+    A writer locks the gate while it writes, and `close` waits for the writer. After `close` returns, nobody writes
     under that lease.
     """
 
@@ -99,7 +100,7 @@ class LeaseGate:
 
     @contextmanager
     def passing(self, source: str, blocks: Sequence[int]) -> Iterator[bool]:
-        """Whether one lease of `source` covers all these blocks, for the duration of the context."""
+        """Yield whether one lease of `source` covers all these blocks, and lock the gate while the context lasts."""
         with self._lock:
             yield any(holder == source and leased.issuperset(blocks) for (holder, _), leased in self._leases.items())
 
@@ -110,7 +111,7 @@ _LOOK_MS = 200
 
 
 class CurveServer:
-    """Serves requests at `address` one after the other, on a pool in host memory."""
+    """Server at `address` that executes requests on a pool in host memory, one request at a time."""
 
     def __init__(
         self, context: Context, guard: Guard, host_address: str, epoch: int, pool: KvPool, gate: LeaseGate

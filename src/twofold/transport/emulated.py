@@ -1,7 +1,7 @@
 """Transport `emulated`: moves no data, but takes as long as the network would.
 
-Hand-offs of an instance leave one after the other, each at full link bandwidth. Contention from other senders to the
-same machine is not modelled, because an instance observes only its own link.
+An instance sends its hand-offs one after another, each at full link bandwidth. The transport does not model contention
+with other senders to the same machine, because an instance observes only its own link.
 """
 
 from collections.abc import Sequence
@@ -27,16 +27,16 @@ class EmulatedPort(msgspec.Struct, frozen=True, kw_only=True):
     sync_s: float
 
     def rate_to(self, peer: "EmulatedPort") -> float:
-        """Bytes per second of an uncontended transfer."""
+        """Return the bytes per second of a transfer to the peer without contention."""
         if peer.machine == self.machine:
             return self.local_bytes_per_s
         return min(self.bytes_per_s, peer.bytes_per_s)
 
 
 class EmulatedConnection:
-    """Link to one peer.
+    """Emulated link to one peer.
 
-    A hand-off that begins during the prefill of its prompt is layer-wise and adds synchronization.
+    A hand-off that begins during the prefill of its prompt is layer-wise and adds synchronization time.
     """
 
     def __init__(self, link: "EmulatedTransport", peer: EmulatedPort) -> None:
@@ -45,11 +45,11 @@ class EmulatedConnection:
         self._layer_wise: set[int] = set()  # running hand-offs by their last block
 
     def write(self, layers: range, source_blocks: Sequence[int], target_blocks: Sequence[int]) -> int:
-        """Sleep until the bytes would arrive."""
+        """Sleep until the bytes would have arrived at the peer."""
         return sum(self._write(layer, source_blocks) for layer in layers)
 
     def read(self, layers: range, source_blocks: Sequence[int], target_blocks: Sequence[int]) -> int:
-        """Sleep until the bytes would arrive, over the link of the reader."""
+        """Sleep until the bytes would have arrived here. They use the outgoing link of the reader."""
         link, size = self._link, moved_bytes(self._layout, layers, len(source_blocks))
         latency = ps(link.port.latency_s) if layers.start == 0 else 0
         link.free_at = max(link.clock.now() + latency, link.free_at) + ps(size / self._rate)
@@ -87,7 +87,7 @@ class EmulatedConnection:
 
 
 class EmulatedTransport(Transport):
-    """Descriptor of an emulated cache, and its outgoing link to peers, which is busy until `free_at`."""
+    """Transport with the descriptor of an emulated cache and a link to peers, which is busy until `free_at`."""
 
     def __init__(self, spec: KvCacheSpec, port: EmulatedPort, prefills: PrefillTimes, clock: MonotonicClock) -> None:
         self.port, self.prefills, self.clock = port, prefills, clock

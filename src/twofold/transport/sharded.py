@@ -64,19 +64,19 @@ RankRequest = Connect | MoveBlocks | Close | Publish | CopyToEngine
 
 
 class RankAddress(msgspec.Struct, frozen=True, tag=True):
-    """Address of a rank's memory, its first message."""
+    """First message of a rank: the address of its memory."""
 
     address: str
 
 
 class BytesMoved(msgspec.Struct, frozen=True, tag=True):
-    """Success; 0 bytes if there was nothing to move."""
+    """Reply of a rank that succeeded, with the bytes it moved; 0 if there was nothing to move."""
 
     nbytes: int
 
 
 class RankError(msgspec.Struct, frozen=True, tag=True):
-    """An error of a rank: class name and message."""
+    """Reply of a rank that failed, with the class name and the message of the error."""
 
     error: str
     reason: str

@@ -147,7 +147,7 @@ class LayerHooks:
     wait_for: OnLayer | None = None
 
     def written(self, layer: int) -> None:
-        """The layer's KV was written to the pool, or the write is queued on the device."""
+        """Run the callbacks of a layer whose KV was written to the pool or whose write is queued on the device."""
         if self.wait_for is not None:
             self.wait_for(layer)
         if self.on_layer is not None:
@@ -196,7 +196,7 @@ class PackedBatch:
             part.view(-1, part.shape[2], part.shape[3]).index_copy_(0, self._slots, new)
 
     def parts(self, layer: int) -> list[kernels.BatchPart]:
-        """The attention calls of a layer in packed order. Layers with the same window share them."""
+        """Return the attention calls of a layer in packed order. Layers with the same window share them."""
         window = self._windows[layer]
         if window not in self._parts:
             self._parts[window] = AttentionPlanner(window, self._pool, self._scratch).plan(self._steps)

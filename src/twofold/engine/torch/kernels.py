@@ -165,7 +165,7 @@ class AttentionInputs:
 
 @dataclass(frozen=True, slots=True)
 class DecodeGroup:
-    """Sequences with one new token each."""
+    """Attention call for decoding sequences with one new token each."""
 
     rows: slice
     pool: KvPool
@@ -182,7 +182,7 @@ class DecodeGroup:
 
 @dataclass(frozen=True, slots=True)
 class PromptStart:
-    """The start of a prompt: it attends only to itself, so the pool is not read."""
+    """Attention call for the start of a prompt, which attends only to itself and does not read the pool."""
 
     rows: slice
     mask: Tensor | None
@@ -195,7 +195,7 @@ class PromptStart:
 
 @dataclass(frozen=True, slots=True)
 class PromptChunk:
-    """A later chunk of a prompt: it attends to earlier tokens in the pool."""
+    """Attention call for a later chunk of a prompt, which attends to earlier tokens in the pool."""
 
     rows: slice
     pool: KvPool

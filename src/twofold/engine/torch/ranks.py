@@ -165,7 +165,7 @@ class SplitEngine:
 
 
 class RankFollower:
-    """Runs the iterations of rank 0 on another rank. `send` and `heartbeat` are thread-safe."""
+    """Runs the iterations that rank 0 sends on another rank. `send` and `heartbeat` are thread-safe."""
 
     def __init__(self, first: Connection) -> None:
         self._first = TypedPipe[RankIteration](first, RankIteration)

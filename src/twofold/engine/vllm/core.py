@@ -130,9 +130,9 @@ class VllmCore:
         cache_salt: str | None,
         keys: Sequence[BlockKey] = (),
     ) -> None:
-        """Queue a request. Only requests with the same `cache_salt` share its blocks.
+        """Queue a request. Only requests with the same `cache_salt` share blocks.
 
-        `keys` are the service's names of its full blocks, for cache reports.
+        `keys` are the service's block keys of the prompt's full blocks, which cache reports contain.
         """
         request = EngineCoreRequest(
             request_id=request_id,

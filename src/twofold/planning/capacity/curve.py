@@ -37,7 +37,7 @@ def least_capacities(prompts: Sequence[Sequence[BlockKey]]) -> Blocks:
 
 
 def stack_distances(keys: Sequence[BlockKey]) -> Blocks:
-    """Return, for each use of a key, the smallest LRU cache that holds it then; NEVER for first uses."""
+    """For each use of a key, return the size of the smallest LRU cache that has the key; NEVER for a first use."""
     previous = _previous(keys)
     again = np.flatnonzero(previous >= 0)
     last = previous[again]
@@ -48,7 +48,7 @@ def stack_distances(keys: Sequence[BlockKey]) -> Blocks:
 
 
 def _previous(keys: Sequence[BlockKey]) -> Blocks:
-    """Index of each key's previous use, or −1."""
+    """Return the index of each key's previous use, or −1 for a first use."""
     latest: dict[BlockKey, int] = {}
     previous = []
     for place, key in enumerate(keys):
@@ -100,10 +100,11 @@ _ROUNDING = 1e-6  # of a block, so that converting blocks to GB and back is exac
 
 
 class CapacityTerms(msgspec.Struct, frozen=True, kw_only=True):
-    """Conversion from blocks to GB and from saved time to dollars.
+    """Factors that convert blocks to GB and saved time to dollars.
 
-    `caches` equal caches serve `nodes` (one each, or one shared). The trace lasts `duration_s` and has `blocks`.
-    `second_price` is dollars per second of an instance, `gb_price` dollars per GB and hour.
+    `caches` equal caches serve `nodes` nodes, either one cache per node or one cache for all. The trace lasts
+    `duration_s` and has `blocks` blocks. `second_price` is dollars per second of an instance, `gb_price` dollars per GB
+    and hour.
     """
 
     caches: int
@@ -116,11 +117,11 @@ class CapacityTerms(msgspec.Struct, frozen=True, kw_only=True):
     gb_price: float
 
     def blocks_of(self, gb_per_node: float) -> int:
-        """Blocks per cache at this many GB per node."""
+        """Return the number of blocks in each cache if the tier has this many GB per node."""
         return int(gb_per_node * self.nodes / self.caches / self.block_gb + _ROUNDING)
 
     def gb_of(self, blocks: int) -> float:
-        """GB per node at this many blocks per cache."""
+        """Return the GB per node if each cache of the tier has this many blocks."""
         return blocks * self.block_gb * self.caches / self.nodes
 
 
@@ -139,7 +140,7 @@ class CapacityPoint(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def gain_per_h(self) -> float:
-        """Net savings in dollars per hour."""
+        """Net savings in dollars per hour: the price of the saved time minus the price of the tier."""
         return self.saved_per_h - self.price_per_h
 
 
@@ -159,11 +160,11 @@ class CapacityCurve:
 
     @property
     def full_gb_per_node(self) -> float:
-        """Smallest capacity with the highest hit rate."""
+        """Return the smallest capacity, in GB per node, that reaches the highest hit rate."""
         return self.terms.gb_of(len(self._hits) - 1)
 
     def at(self, gb_per_node: float) -> CapacityPoint:
-        """Evaluate a capacity, rounded down to whole blocks."""
+        """Evaluate the tier at a capacity in GB per node, which is rounded down to whole blocks."""
         terms = self.terms
         place = min(terms.blocks_of(gb_per_node), len(self._hits) - 1)
         busy = float(self._saved_s[place]) / terms.duration_s
@@ -176,7 +177,7 @@ class CapacityCurve:
         )
 
     def best(self) -> CapacityPoint:
-        """Find the capacity with the highest net savings; 0 GB if none pays."""
+        """Return the evaluation of the capacity with the highest net savings, or of 0 GB if no capacity pays."""
         terms = self.terms
         saved = self._saved_s / terms.duration_s * terms.second_price * 3600
         paid = np.arange(len(saved)) * (terms.caches * terms.block_gb * terms.gb_price)

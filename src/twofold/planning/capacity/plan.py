@@ -42,7 +42,7 @@ class CapacityQuery(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def share(self) -> float:
-        """Share of a machine per instance."""
+        """Return the share of a machine that one instance has."""
         return self.accelerators / self.machine.count
 
     @property
@@ -51,9 +51,10 @@ class CapacityQuery(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TierPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """One tier, behind `behind_gb` of DRAM per node.
+    """Plan of one cache tier that follows `behind_gb` GB of DRAM per node.
 
-    `local` is a cache per node under round-robin routing, `pool` one cache of all nodes (None for a single node).
+    `local` is the curve for one cache per node with round-robin routing. `pool` is the curve for one cache that all
+    nodes share, or None for a single node.
     """
 
     tier: StorageTier
@@ -63,7 +64,7 @@ class TierPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def preferred(self) -> CapacityCurve:
-        """The pool, or the local cache of a single node."""
+        """Return the curve of the shared pool, or that of the local cache if there is only one node."""
         return self.pool or self.local
 
 
@@ -118,7 +119,7 @@ def _whole_s(query: CapacityQuery, request: Request) -> float:
 
 
 class _Trace:
-    """Requests grouped by cache, with the minimum capacity of each block per grouping."""
+    """The requests of a trace grouped by cache, with the smallest cache in which each block hits for each grouping."""
 
     def __init__(
         self, requests: Sequence[Request], query: CapacityQuery, nodes: int, blocks: int, duration_s: float
@@ -131,7 +132,7 @@ class _Trace:
         }
 
     def tier(self, tier: StorageTier, behind_gb: float) -> TierPlan:
-        """Evaluate a tier behind `behind_gb` of DRAM per node."""
+        """Evaluate the capacity of a tier that follows `behind_gb` GB of DRAM per node."""
         pool = self._curve(tier, behind_gb, 1) if self._nodes > 1 else None
         return TierPlan(tier=tier, behind_gb=behind_gb, local=self._curve(tier, behind_gb, self._nodes), pool=pool)
 
@@ -158,7 +159,7 @@ class _Trace:
         return CapacityCurve(terms, np.where(least < NEVER, np.maximum(least - above, 0), NEVER), np.concatenate(saved))
 
     def _saved_s(self, request: Request, least: Blocks, above: int, first_s: float, tier_s: float) -> Seconds:
-        """Time saved by each block in this tier; hits in DRAM above it count 0."""
+        """Return the seconds that each block saves in this tier. Blocks that hit in DRAM save 0 here."""
         there, in_first = int((least < NEVER).sum()), int((least <= above).sum())
         saved_s = np.zeros(len(least))
         loads_s = [first_s] * in_first + [tier_s] * (there - in_first)
@@ -167,7 +168,7 @@ class _Trace:
         return saved_s
 
     def _block_s(self, tier: StorageTier, caches: int) -> float:
-        """Mean seconds to load a block; blocks of a pool are spread over all nodes."""
+        """Return the mean seconds to load a block. The blocks of a shared pool are spread over all nodes."""
         query = self._query
         own = tier.bytes_per_s * query.share
         network = query.link_bytes_per_s or query.machine.network_bytes_per_s * query.share

@@ -20,7 +20,7 @@ class HitRate(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TraceReuse(msgspec.Struct, frozen=True, kw_only=True):
-    """Prefix reuse of a trace; `highest` is the share of blocks seen before (None if the trace has no blocks)."""
+    """Prefix reuse of a trace. `highest` is the share of blocks that occurred before, or None without blocks."""
 
     requests: int
     blocks: int
@@ -30,7 +30,7 @@ class TraceReuse(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def trace_reuse(requests: Iterable[Request], capacities: Sequence[int], evictions: Sequence[str]) -> TraceReuse:
-    """Replay a trace through one cache per capacity (blocks) and eviction policy, in a single pass.
+    """Replay a trace in one pass through a cache for each pair of capacity (in blocks) and eviction policy.
 
     Raises ConfigurationError for an unknown policy.
     """
@@ -64,7 +64,7 @@ def trace_reuse(requests: Iterable[Request], capacities: Sequence[int], eviction
 
 
 def replay_prompt(cache: PrefixCache, request: Request) -> int:
-    """Look up and then store the blocks of a prompt; returns the number of hits."""
+    """Match the blocks of a prompt in the cache, then insert them. Return the number of blocks that hit."""
     keys = request.prefix_blocks
     found = cache.match(keys)
     cache.touch(keys, found)

@@ -19,7 +19,7 @@ from twofold.planning.trials import try_trial
 
 
 def cores() -> int:
-    """Number of cores that this process may use."""
+    """Return the number of CPU cores that this process may use."""
     return len(os.sched_getaffinity(0))
 
 
@@ -60,7 +60,7 @@ _abandoned: Callable[[], bool]
 
 
 def _begin(problem: Problem, leaving: "ctypes.c_bool") -> None:
-    """Initialise a worker: ignore Ctrl-C, and exit with the parent process."""
+    """Initialise a worker process: ignore Ctrl-C, and exit when the parent process exits."""
     global _problem, _abandoned  # noqa: PLW0603 (state of the worker process)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _problem = problem

@@ -26,7 +26,7 @@ class RayInventory(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def ray_inventory(nodes: Iterable[RayNode], catalog: Catalog) -> RayInventory:
-    """Match the nodes with accelerators to catalog machines."""
+    """Return the machines and accelerators of a Ray cluster, by matching its nodes to catalog machines."""
     machines, accelerators, left_out = Counter[str](), Counter[str](), []
     for node in nodes:
         if not node.accelerators:
@@ -44,7 +44,7 @@ def ray_inventory(nodes: Iterable[RayNode], catalog: Catalog) -> RayInventory:
 
 
 def _machine_of(node: RayNode, catalog: Catalog) -> Machine | None:
-    """The machine with the node's accelerator, preferably in equal number; power-capped machines never match."""
+    """Return the uncapped catalog machine with the node's accelerator, preferably with the same number of them."""
     if node.accelerator is None:
         return None
     fits = [
@@ -56,7 +56,7 @@ def _machine_of(node: RayNode, catalog: Catalog) -> Machine | None:
 
 
 def _is(ray_type: str, name: str) -> bool:
-    """Whether Ray's accelerator type (H100, A100-80G, AMD-Instinct-MI300X-OAM) is this catalog accelerator."""
+    """Return whether Ray's accelerator type (such as H100 or A100-80G) names this catalog accelerator."""
     word = ray_type.lower().removesuffix("-oam")
     for maker in _MAKERS:
         word = word.removeprefix(maker)

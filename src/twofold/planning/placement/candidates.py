@@ -72,7 +72,7 @@ def _decode(search: RateSearch, feeder: PhaseGoodput, kind: MachineKind, *, shar
 
 
 class Candidate(msgspec.Struct, frozen=True, kw_only=True):
-    """A design and its predicted rate, the lower of its phases' goodputs."""
+    """A design and its predicted rate, which is the lower of the goodputs of its two phases."""
 
     design: Design
     rate: float
@@ -144,7 +144,7 @@ Counts = tuple[tuple[MachineKind, int], ...]
 
 
 class StockDivision(msgspec.Struct, frozen=True, kw_only=True):
-    """A division of a stock: requests per second of each phase, and its instances."""
+    """A division of a stock's accelerators into instances, with each phase's goodput in requests per second."""
 
     prefill: float = 0.0
     decode: float = 0.0
@@ -153,7 +153,7 @@ class StockDivision(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def rate(self) -> float:
-        """Rate of the weaker phase."""
+        """Goodput of the phase with the lower goodput."""
         return min(self.prefill, self.decode)
 
     @property
@@ -161,7 +161,7 @@ class StockDivision(msgspec.Struct, frozen=True, kw_only=True):
         return sum(kind.accelerators * count for kind, count in (*self.prefills, *self.decodes))
 
     def beside(self, other: "StockDivision") -> "StockDivision":
-        """Combine two divisions."""
+        """Return this division and another one as a single division."""
         return StockDivision(
             prefill=self.prefill + other.prefill,
             decode=self.decode + other.decode,
@@ -179,7 +179,7 @@ class StockDivision(msgspec.Struct, frozen=True, kw_only=True):
 def divided(
     stock: Mapping[str, int], prefills: Sequence[PhaseGoodput], decodes: Sequence[PhaseGoodput], most: int
 ) -> list[Candidate]:
-    """The `most` promising divisions of a stock (accelerators by machine), best first; of equals the smaller."""
+    """Return the `most` best divisions of `stock` (accelerators by machine type), the best first."""
     whole = [StockDivision()]
     for machine, accelerators in sorted(stock.items()):
         options = _splits(
@@ -212,7 +212,7 @@ def _splits(
 
 
 def _packed(accelerators: int, goodputs: Sequence[PhaseGoodput]) -> list[tuple[float, Counts]]:
-    """Highest total goodput on 0, 1, … accelerators, and the counts of its instances (an unbounded knapsack)."""
+    """Return the highest total goodput on 0, 1, … accelerators, with the instance counts (an unbounded knapsack)."""
     best: list[tuple[float, dict[MachineKind, int]]] = [(0.0, {})]
     for given in range(1, accelerators + 1):
         found = best[given - 1]

@@ -68,18 +68,18 @@ class NodeLinks(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def headroom(self) -> float:
-        """Network bandwidth as a multiple of KV production."""
+        """Network bandwidth as a multiple of the rate at which an accelerator produces KV."""
         return self.between_nodes / self.kv
 
     @property
     def affinity(self) -> Affinity:
-        """Low if the network is slower than KV production and than the links within a node."""
+        """Low if the network is slower than both KV production and the links within a node, else high."""
         narrow = self.between_nodes < self.kv and self.between_nodes < self.within_node
         return Affinity.LOW if narrow else Affinity.HIGH
 
     @property
     def reason(self) -> str:
-        """Explain the affinity in one sentence."""
+        """Return a sentence that explains the affinity."""
         kv, out, within = (f"{value / 1e9:,.3g} GB/s" for value in (self.kv, self.between_nodes, self.within_node))
         made = f"a prefill accelerator produces up to {kv} of KV"
         if self.affinity is Affinity.LOW:
@@ -90,7 +90,7 @@ class NodeLinks(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def links_of(problem: Problem, kinds: list[MachineKind]) -> NodeLinks:
-    """Bandwidths of these kinds' machine, for the kind with the most KV per accelerator."""
+    """Return the bandwidths of the machine, with the KV production of the kind that has most per accelerator."""
     machine = problem.catalog.machine(kinds[0].name)
     model = problem.catalog.model(problem.template.model)
     per_token = problem.template.kv_bytes_per_token or model.kv_bytes_per_token

@@ -48,12 +48,12 @@ class Confidence(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def level(self) -> float:
-        """Probability that `rates[0]` to `rates[-1]` contains the median."""
+        """Return the probability that the median lies between `rates[0]` and `rates[-1]`."""
         return 1.0 - 2.0 ** (1 - len(self.rates))
 
 
 async def confidence(search: RateSearch, design: Design, rate: float, draws: Sequence[int]) -> Confidence:
-    """Search the goodput of a design in each draw, starting at `rate`; 0 if it never meets the SLO."""
+    """Search a design's goodput in each draw, starting at `rate`. It is 0 in draws that never meet the SLO."""
     start = search.grid.step(rate)
     told = await asyncio.gather(*(replace(search, draw=draw).highest(design, start) for draw in draws))
     return Confidence(rates=tuple(sorted(each.rate for each in told)))
@@ -82,7 +82,7 @@ class PlacementQuery(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PreparedPlacement(msgspec.Struct, frozen=True, kw_only=True):
-    """A query with its instance kinds, affinity and node size; `links` are those with the least headroom."""
+    """A query with its instance kinds, affinity and node size. `links` are the links with the least headroom."""
 
     query: PlacementQuery
     problem: Problem
@@ -93,7 +93,7 @@ class PreparedPlacement(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PlacementPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """`best` is the first of `placement.split`, in as many copies as the rate needs."""
+    """Result of a placement search. `best` is the first split placement, copied as the rate requires."""
 
     prepared: PreparedPlacement
     placement: PlacementResults
@@ -108,7 +108,7 @@ class PlacementPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def prepare(problem: Problem, query: PlacementQuery) -> PreparedPlacement:
-    """Prepare a query; raises ConfigurationError without a feasible instance or if the SLO does not suit."""
+    """Prepare a query. Raises ConfigurationError if no instance is feasible or the SLO has unsuitable bounds."""
     slo = problem.slo
     if not isinstance(slo, Slo) or slo.ttft_s is None or slo.tpot_s is None:
         raise ConfigurationError(
@@ -153,7 +153,7 @@ async def make_placement(search: RateSearch, prepared: PreparedPlacement) -> Pla
 
 
 def _copied(best: SimulatedPlacement, query: PlacementQuery) -> SimulatedPlacement:
-    """Replicate a node-sharing placement ⌈rate / goodput⌉ times."""
+    """Copy a placement that shares nodes ⌈rate / goodput⌉ times, so that the copies serve the rate."""
     copies = math.ceil((query.rate or best.rate) / best.rate)
     found = msgspec.structs.replace(best, copies=copies)
     if found.accelerators > query.accelerators:
@@ -178,7 +178,7 @@ class ParallelismPreference(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def text(self) -> str:
-        """Explain the preference in one sentence."""
+        """Return a sentence that explains the preference."""
         size = f"{self.prompt_tokens:,} tokens on {self.accelerators} accelerators"
         first = f"By queueing theory, mean TTFT of prompts of {size} is lowest"
         here = f"each instance serves {self.rate:.3g} requests/s here"
@@ -189,7 +189,7 @@ class ParallelismPreference(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def preference(plan: PlacementPlan) -> ParallelismPreference | None:
-    """Preferred parallelism for the mean prompt; None for mixed prefill instances or a single option."""
+    """Return the preferred parallelism for the mean prompt, or None without a choice or for mixed kinds."""
     prepared, placed = plan.prepared, plan.best
     prefill = list(placed.design.parts_of(Role.PREFILL))
     if len(prefill) != 1:

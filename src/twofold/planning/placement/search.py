@@ -18,7 +18,7 @@ BREADTH = 6  # placements and colocated designs simulated jointly
 
 
 class SimulatedPlacement(msgspec.Struct, frozen=True, kw_only=True):
-    """A simulated placement with its highest rate within the SLO; `copies` of it serve the requested rate."""
+    """A placement with its highest simulated rate within the SLO. `copies` of it serve the requested rate."""
 
     design: Design
     rate: float
@@ -104,7 +104,7 @@ async def whole_stock(search: RateSearch, kinds: Sequence[MachineKind], stock: M
 
 
 def best_of(placement: PlacementResults) -> SimulatedPlacement:
-    """The best split placement; raises ConfigurationError naming the failing phase if there is none."""
+    """Return the best split placement. Raises ConfigurationError that names the failing phase if there is none."""
     if placement.split:
         return placement.split[0]
     if not placement.prefills:
@@ -117,7 +117,7 @@ def best_of(placement: PlacementResults) -> SimulatedPlacement:
 
 
 async def _highest(search: RateSearch, designs: Sequence[Design]) -> tuple[SimulatedPlacement, ...]:
-    """Goodputs of designs, best per accelerator first; of equals, those with fewer accelerators."""
+    """Return the designs with their goodputs, the highest goodput per accelerator first."""
     placed = [
         SimulatedPlacement(design=each.design, rate=each.rate, evaluation=each.kept)
         for each in await search.highest_of(designs)
@@ -142,18 +142,18 @@ async def _colocated(
 
 
 async def _best_colocated(search: RateSearch, kinds: Sequence[MachineKind]) -> list[Family]:
-    """Colocated families by the goodput per accelerator of one instance."""
+    """Return the colocated families whose single instances have the highest goodput per accelerator."""
     alone = [_alone(kind, batcher, budget) for kind in kinds for batcher, budget in COLOCATED]
     return [each.design.family for each in (await _highest(search, alone))[:BREADTH]]
 
 
 def _alone(kind: MachineKind, batcher: str, budget: int | None) -> Design:
-    """Return the design with one colocated instance."""
+    """Return the colocated family's design with one instance."""
     return Family(kinds=(kind,), batcher=batcher, max_num_batched_tokens=budget).smallest
 
 
 async def _all_colocated(search: RateSearch, kinds: Sequence[MachineKind], stock: Mapping[str, int]) -> list[Design]:
-    """For each batcher, fill the stock with the best kind of each machine type."""
+    """Return a design per batcher that fills the stock with the best instance kind of each machine type."""
     designs = []
     for batcher, budget in COLOCATED:
         best: dict[str, MachineKind] = {}

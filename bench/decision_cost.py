@@ -12,14 +12,14 @@ LOOP_ITERATIONS = 1_000_000
 
 
 def cpu_seconds(work: Callable[[], object]) -> float:
-    """CPU seconds of `work` in this process."""
+    """Return the CPU seconds that this process spends in the call `work()`."""
     began = time.process_time()
     work()
     return time.process_time() - began
 
 
 def reference_loop() -> int:
-    """A million iterations of a plain Python loop, as a speed reference between machines."""
+    """Run a plain Python loop a million times; its time is the speed reference between machines."""
     total = 0
     for number in range(LOOP_ITERATIONS):
         total += number & 7
@@ -27,7 +27,7 @@ def reference_loop() -> int:
 
 
 def sample_requests(count: int) -> list[Request]:
-    """Reproducible requests with uniform lengths of up to 4,000 prompt and 500 output tokens."""
+    """Yield reproducible requests with random lengths of up to 4,000 prompt tokens and 500 output tokens."""
     draw = random.Random(0)
     return [
         Request(id=f"r{n}", arrival_s=0.0, prompt_tokens=draw.randint(1, 4000), output_tokens=draw.randint(1, 500))
@@ -36,9 +36,9 @@ def sample_requests(count: int) -> list[Request]:
 
 
 def decisions_per_s(cluster: ClusterScheduler, decisions: int, *, held: int) -> float:
-    """Routing decisions per CPU second of a cluster that holds `held` requests throughout.
+    """Return the routing decisions per CPU second of a cluster that always holds `held` requests.
 
-    A decision is all bookkeeping of one request.
+    One decision includes all bookkeeping of one request.
     """
     held_ids: deque[str] = deque()
 

@@ -25,13 +25,13 @@ CITATION = (
 
 
 def grid() -> npt.NDArray[np.float64]:
-    """Probabilities of the quantiles: evenly spaced, and denser towards 1, where lengths grow steeply."""
+    """Return the probabilities of the quantiles: evenly spaced, and denser near 1, where lengths grow steeply."""
     tail = 1 - np.geomspace(1e-2, 1e-4, 61)
     return np.unique(np.round(np.concatenate([np.linspace(0, 1, 401), tail]), 6))
 
 
 def derive(trace: Path, name: str) -> LengthDistribution:
-    """Compute the length distribution of a trace."""
+    """Compute the length distribution of the requests in a trace."""
     requests = list(open_trace(trace))
     shares = grid()
 

@@ -53,7 +53,8 @@ IDLE_S = 5.0
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
-    """CPU seconds per second of the mean worker and of gateway and controller; MB (PSS) of all processes."""
+    """Resource usage of a service: CPU seconds per second of the mean worker and of gateway with controller, and memory
+    in MB."""
 
     worker: float
     gateway: float
@@ -61,14 +62,14 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Span(msgspec.Struct, frozen=True, kw_only=True):
-    """Mean duration of a request phase in seconds: simulated, and recorded by the controller."""
+    """Mean duration of one request phase in seconds: in the simulation, and as recorded by the live controller."""
 
     simulated: float
     live: float
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
-    """One load, live and simulated. `added_s` is live − simulated for the same request, by metric.
+    """Latencies of one load, live and simulated; `added_s` is live − simulated for the same request, by metric.
 
     `live` is measured at the client; `spans` exclude the time between client and controller.
     """
@@ -81,7 +82,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """All comparisons; `ready_s` is the time from starting the command to the first healthy response."""
+    """All comparisons of one run; `ready_s` is the time from starting the service to its first healthy response."""
 
     cluster: ClusterSpec
     instances: int
@@ -93,7 +94,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Processes:
-    """CPU time and memory of the service's process tree."""
+    """The process tree of a service, for measuring CPU time and memory."""
 
     def __init__(self) -> None:
         (self._gateway,) = psutil.Process().children()
@@ -103,7 +104,7 @@ class Processes:
 
     @contextmanager
     def measured(self) -> Iterator[list[Usage]]:
-        """Measure the usage within the context; it is in the yielded list afterwards."""
+        """Measure resource usage during the context; the yielded list contains it after the context ends."""
         usage: list[Usage] = []
         began, before = time.monotonic(), self._seconds()
         yield usage
@@ -144,7 +145,7 @@ Totals = dict[str, tuple[float, float]]
 
 
 def _totals(url: str) -> Totals:
-    """Cumulative sum (seconds) and count of each span."""
+    """Return the cumulative sum in seconds and the count of each span, from the metrics of the service at `url`."""
     values = dict(line.rsplit(" ", 1) for line in metrics(url).splitlines() if not line.startswith("#"))
 
     def value(name: str) -> float:
@@ -165,7 +166,7 @@ def _added(pairs: Sequence[tuple[Timeline, Timeline]], name: str) -> LatencyDist
 
 
 def one_by_one(count: int) -> list[Request]:
-    """Return requests that never overlap."""
+    """Return sequential requests: each arrives after the previous one has ended."""
     return [
         Request(id=f"alone-{i}", arrival_s=2.5 * i, prompt_tokens=200 * (i + 1), output_tokens=20) for i in range(count)
     ]

@@ -39,7 +39,7 @@ Timed = Callable[[], float]  # runs the work once and returns its seconds
 
 
 class Case(msgspec.Struct, frozen=True):
-    """One comparison; times are medians."""
+    """Comparison of the torch engine with transformers in one case; times are medians over rounds."""
 
     name: str
     engine_ms: float
@@ -48,7 +48,7 @@ class Case(msgspec.Struct, frozen=True):
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
-    """All measurements and the machine they ran on."""
+    """All measurements, and a description of the machine on which they ran."""
 
     cpu: str
     cores: int
@@ -90,7 +90,7 @@ def _make_model(directory: Path) -> Path:
 
 
 def measure(directory: Path, threads: int, rounds: int) -> Result:
-    """Load the model for both implementations and compare all cases."""
+    """Load the model into the torch engine and into transformers, and compare both in all cases."""
     torch.set_num_threads(threads)
     loaded, load_s = _timed(lambda: load_model(directory))
     blocks = 16 * (CONTEXT + PREFILL) // BLOCK_SIZE
@@ -135,7 +135,8 @@ def _compare(name: str, ours: Timed, theirs: Timed, rounds: int) -> Case:
 
 
 def _engine_decode(engine: TorchEngine, vocab_size: int, batch: int) -> Timed:
-    """A decode step of `batch` sequences; contexts differ and have the mean `CONTEXT`."""
+    """Prepare a decode step of `batch` sequences on the torch engine; contexts differ and have the mean length
+    `CONTEXT`."""
     rng = random.Random(0)
     blocks = rng.sample(range(engine.num_blocks), engine.num_blocks)
     greedy = SamplingParams(max_tokens=PREFILL, temperature=0.0)

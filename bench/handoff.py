@@ -51,7 +51,7 @@ T = TypeVar("T")
 
 
 class Cell(msgspec.Struct, frozen=True, kw_only=True):
-    """Result for one prompt length on one link; seconds are medians, `visible_s` is by mode."""
+    """Result for one prompt length on one link: median seconds over rounds; `visible_s` is by hand-off mode."""
 
     tokens: int
     prefill_s: float
@@ -62,7 +62,8 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def hidden(self) -> bool:
-        """Whether layer-wise leaves at most the last layer visible; True if the link is too slow for that."""
+        """Return whether layer-wise hand-off leaves at most one layer's transfer visible; True if the link is too slow
+        for it."""
         return not self.covered or self.visible_s[HandoffMode.LAYER_WISE] <= SLACK * self.layer_s
 
     @property
@@ -83,7 +84,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class End:
-    """A process on one host and its JSON output."""
+    """Process for one end of the hand-off on one host; it communicates in JSON lines."""
 
     def __init__(self, hosts: TwoHosts, host: int, role: str, model: Path) -> None:
         cores = sorted(os.sched_getaffinity(0))
@@ -110,7 +111,8 @@ class End:
 
 @contextmanager
 def two_ends(hosts: TwoHosts, model: Path) -> Iterator[tuple[End, StartupFacts]]:
-    """Start both processes; yield the connected prefill side and its startup measurements."""
+    """Start the processes of both ends; yield the prefill end, connected to the decode end, and its startup
+    measurements."""
     ends: list[End] = []
     try:
         for host, role in enumerate(("prefill", "decode")):
@@ -125,7 +127,7 @@ def two_ends(hosts: TwoHosts, model: Path) -> Iterator[tuple[End, StartupFacts]]
 
 
 def measure(hosts: TwoHosts, model: Path, bits_per_s: int, rounds: int) -> LinkReport:
-    """Run all rounds over a link of this speed; the order of the modes alternates."""
+    """Run all rounds over a link limited to `bits_per_s`; the order of the hand-off modes alternates between rounds."""
     hosts.limit(bits_per_s)
     seen: dict[tuple[int, HandoffMode], list[HandoffTimes]] = {}
     with two_ends(hosts, model) as (prefill, facts):
@@ -178,7 +180,7 @@ def table(link: LinkReport) -> Table:
 
 
 def violations(report: Report) -> list[str]:
-    """Return one sentence per violated expectation."""
+    """Return one sentence for each expectation that the results violate."""
     found = []
     for link in report.links:
         for each in link.cells:

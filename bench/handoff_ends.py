@@ -30,7 +30,7 @@ BLOCK_SIZE = 16
 
 
 class StartupFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """Startup measurements of the prefill side, and the layer sizes of a hand-off."""
+    """Startup measurements of the prefill end, and the sizes of the layers in a hand-off."""
 
     link: LinkSpeed
     prefill: PrefillSpeed
@@ -39,14 +39,14 @@ class StartupFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HandoffRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Request to prefill a prompt and hand it off."""
+    """Message that asks the prefill end to prefill a prompt and hand it off."""
 
     tokens: int
     mode: HandoffMode
 
 
 class HandoffTimes(msgspec.Struct, frozen=True, kw_only=True):
-    """Seconds of the prefill, of the whole hand-off, and of its part after the first token."""
+    """Durations in seconds of the prefill, of the whole hand-off, and of the hand-off's part after the first token."""
 
     prefill_s: float
     transfer_s: float
@@ -54,7 +54,7 @@ class HandoffTimes(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def decode_end(model: Path, blocks: int, answers: TextIO) -> None:
-    """Lend memory until stdin closes."""
+    """Run the decode end: lend its KV memory to the prefill end until stdin closes."""
     layout = load_model(model, dtype="float32").layout(BLOCK_SIZE)
     transport = NixlTransport(KvCacheSpec("decode-0", 1, layout, blocks))
     _answer(answers, transport.descriptor)
@@ -62,7 +62,7 @@ def decode_end(model: Path, blocks: int, answers: TextIO) -> None:
 
 
 def prefill_end(model: Path, blocks: int, answers: TextIO) -> None:
-    """Connect to the decode side, print the startup measurements, then process requests."""
+    """Run the prefill end: connect to the decode end, print the startup measurements, then process requests."""
     loaded = load_model(model, dtype="float32")
     transport = NixlTransport(KvCacheSpec("prefill-0", 1, loaded.layout(BLOCK_SIZE), blocks))
     engine = TorchEngine(loaded, transport.engine_pool)
@@ -83,7 +83,7 @@ def prefill_end(model: Path, blocks: int, answers: TextIO) -> None:
 
 
 class PrefillSide:
-    """Prefills with the service's engine and hands off with its sender."""
+    """Prefill end of a hand-off: prefills with the service's engine and hands off with the service's sender."""
 
     def __init__(self, engine: TorchEngine, write: Callable[[range, list[int], list[int]], int]) -> None:
         self._engine, self._write = engine, write

@@ -36,7 +36,8 @@ SHAPE = {"hidden-size": 4096, "layers": 16, "heads": 32, "kv-heads": 8, "max-mod
 
 
 class TokenTimes(msgspec.Struct, frozen=True, kw_only=True):
-    """Medians of one service and prompt length in seconds: TTFT, first to second token, and later gaps."""
+    """Median times of one service at one prompt length: TTFT, gap from first to second token, and later gaps, in
+    seconds."""
 
     service: str
     prompt_tokens: int
@@ -64,7 +65,7 @@ def measure(model: Path, service: str, given: argparse.Namespace) -> list[TokenT
 
 
 def table(seen: list[TokenTimes], device: str) -> Table:
-    """One row per mode and one column per prompt length."""
+    """Return the table of results, with one row per hand-off mode and one column per prompt length."""
     lengths = sorted({each.prompt_tokens for each in seen})
     plain = {each.prompt_tokens: each for each in seen if each.service == COLOCATED}
     drawn = Table(

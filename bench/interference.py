@@ -47,7 +47,7 @@ SERVICES = {
 
 
 class Setting(msgspec.Struct, frozen=True, kw_only=True):
-    """The load; lengths are in tokens."""
+    """Load of the benchmark: numbers of rounds and streams, and lengths in tokens."""
 
     rounds: int
     streams: int
@@ -60,7 +60,7 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Phase(msgspec.Struct, frozen=True, kw_only=True):
-    """Results of one phase: gaps between the streams' tokens and TTFT of the long prompts, in seconds."""
+    """Results of one phase: gaps between the tokens of the streams, and TTFT of the long prompts, in seconds."""
 
     itl_s: LatencyDistribution
     gaps: int
@@ -69,7 +69,7 @@ class Phase(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Measurement(msgspec.Struct, frozen=True, kw_only=True):
-    """One service in one round."""
+    """Results of one service in one round: the streams alone, and disturbed by long prompts."""
 
     alone: Phase
     disturbed: Phase
@@ -80,7 +80,7 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """All measurements; `prefill_s` is one long prefill on the idle split service."""
+    """All measurements of a run; `prefill_s` is the time of one long prompt on the idle split service."""
 
     setting: Setting
     prefill_s: float
@@ -88,7 +88,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Subject:
-    """A service under measurement."""
+    """A service that the benchmark measures."""
 
     def __init__(self, endpoint: Endpoint, setting: Setting) -> None:
         self._endpoint, self._setting = endpoint, setting
@@ -97,7 +97,8 @@ class Subject:
         self._number = 0
 
     async def prefill_s(self) -> float:
-        """Seconds of one long prompt on the idle service, the minimum of three; also warms it up."""
+        """Return the seconds of one long prompt on the idle service (minimum of three); the prompts also warm the
+        service up."""
         timelines: list[Timeline] = []
         async with self._client(timelines) as client:
             for _ in range(3):
@@ -105,7 +106,8 @@ class Subject:
         return min(timeline.ttft_s or 0.0 for timeline in timelines)
 
     async def phase(self, name: str, spacing_s: float | None) -> Phase:
-        """Run the streams to their end, with a long prompt every `spacing_s` seconds if given."""
+        """Run the streams to their end; if `spacing_s` is given, send a long prompt every `spacing_s`
+        seconds."""
         timelines: list[Timeline] = []
         async with self._client(timelines) as client, asyncio.TaskGroup() as tasks:
             replies = [Reply() for _ in range(self._setting.streams)]
@@ -164,7 +166,7 @@ class Subject:
 
 
 async def measure(urls: dict[str, str], setting: Setting) -> Report:
-    """Calibrate on the split service, then run the rounds; the order of services rotates."""
+    """Measure the prefill time on the split service, then run the rounds; the order of services rotates."""
     subjects = {name: Subject(await discover(url), setting) for name, url in urls.items()}
     prefills = {name: await subject.prefill_s() for name, subject in subjects.items()}
     prefill_s = prefills["split"]
@@ -185,7 +187,7 @@ async def measure(urls: dict[str, str], setting: Setting) -> Report:
 
 
 def table(report: Report) -> Table:
-    """Medians over the rounds, one row per service."""
+    """Return a table of medians over the rounds, with one row per service."""
     drawn = Table(title=f"Inter-token time of {report.setting.streams} streams", title_justify="left")
     drawn.add_column("", no_wrap=True)
     for heading in ("alone P99", "disturbed P50", "P99", "max", "P99 ratio", "of rounds"):

@@ -52,7 +52,7 @@ RECOVERY_S = 10.0
 
 
 class Phase(msgspec.Struct, frozen=True):
-    """Requests per second and their mean lengths."""
+    """Traffic of one period: requests per second, and mean prompt and output lengths in tokens."""
 
     rate: float
     prompt_tokens: int
@@ -64,7 +64,7 @@ OUTPUTS = Phase(5.0, 120, 220)
 
 
 class TimelineCollector(Observer):
-    """Collects the timeline of every request."""
+    """Observer that collects the timeline of every request."""
 
     def __init__(self) -> None:
         self.timelines: list[Timeline] = []
@@ -74,7 +74,8 @@ class TimelineCollector(Observer):
 
 
 def traffic(period_s: float, seed: int) -> Iterator[Request]:
-    """Prompts, outputs, prompts: Poisson arrivals, lengths uniform between 0.5 and 1.5 times the mean."""
+    """Return three periods of traffic, of mostly prompts, outputs and prompts, with Poisson arrivals and uniform
+    lengths."""
     draw = random.Random(seed)
     now, number = 0.0, 0
     for place, phase in enumerate((PROMPTS, OUTPUTS, PROMPTS)):
@@ -91,7 +92,7 @@ def traffic(period_s: float, seed: int) -> Iterator[Request]:
 
 
 def streams(period_s: float) -> Iterator[Request]:
-    """Repeated runs of each stream, with ids `s-NUMBER-RUN`."""
+    """Yield the requests of the long streams, which repeat throughout; their ids are `s-NUMBER-RUN`."""
     for run in range(round(3 * period_s / STREAM_EVERY_S)):
         for number in range(STREAMS):
             at = (run + number / STREAMS) * STREAM_EVERY_S
@@ -101,7 +102,7 @@ def streams(period_s: float) -> Iterator[Request]:
 
 
 def designs() -> dict[str, str]:
-    """Return the cluster file of each design by name."""
+    """Return the cluster file of each design, by the design's name."""
     files = {"splitwise, roles move": CLUSTER.format(router="splitwise", prefill=2, decode=2)}
     for prefill in range(1, MACHINES):
         name = f"fixed {prefill}P+{MACHINES - prefill}D"
@@ -110,7 +111,8 @@ def designs() -> dict[str, str]:
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """Goodput (requests/s) and SLO attainment: overall, per period, and from `RECOVERY_S` into a period on."""
+    """Goodput (requests/s) and SLO attainment: over the run, in each period, and in each period after `RECOVERY_S`
+    seconds."""
 
     goodput: float
     all: float

@@ -20,7 +20,8 @@ PROMPT_TOKENS, OUTPUT_TOKENS, TIMES = 512, 24, 4
 
 
 class SecondToken(msgspec.Struct, frozen=True, kw_only=True):
-    """Median seconds between the first and the second token by service, and of a decode step of the split one."""
+    """Median seconds from the first to the second token by service, and median seconds of the split service's decode
+    step."""
 
     gap_s: dict[str, float]
     step_s: float
@@ -38,7 +39,7 @@ class SecondToken(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def second_token(model: Path, rounds: int) -> SecondToken:
-    """Measure with sequential requests; the services alternate, so both see the same machine."""
+    """Measure with sequential requests; the services alternate, so that both run under the same conditions."""
     gaps: dict[str, list[float]] = {name: [] for name in SERVICES}
     steps: list[float] = []
     for _ in range(max(1, rounds // 2)):
@@ -54,7 +55,7 @@ def second_token(model: Path, rounds: int) -> SecondToken:
 
 
 async def ask(url: str, prompt_tokens: int) -> list[Timeline]:
-    """Send several sequential requests; the first is a warm-up and not counted."""
+    """Send sequential requests and measure them; the first request is a warm-up and is not counted."""
     endpoint = await discover(url)
     lowest, vocabulary = token_range(endpoint.vocab_size)
     prompts, timelines = PromptMaker(seed=0, lowest=lowest, vocabulary=vocabulary), list[Timeline]()

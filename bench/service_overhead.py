@@ -38,7 +38,7 @@ AT_ONCE = 40
 
 
 def rate_of(router: str, instances: int, decisions: int) -> float:
-    """Decisions per CPU second of a scheduler that holds eight requests per instance."""
+    """Return the routing decisions per CPU second of a scheduler that holds eight requests per instance."""
     cluster = ClusterScheduler(ROUTERS[router](), FixedHandoff(HandoffMode.LAYER_WISE))
     for number in range(instances):
         role = Role.PREFILL if number % 2 else Role.DECODE
@@ -47,7 +47,7 @@ def rate_of(router: str, instances: int, decisions: int) -> float:
 
 
 async def streams(url: str, count: int, tokens: int) -> int:
-    """Total number of tokens received."""
+    """Run `count` streams of `tokens` tokens each; return the total number of tokens received."""
     endpoint = await discover(url)
     slots = asyncio.Semaphore(AT_ONCE)
     body = {"model": endpoint.model, "prompt": [5] * 200, "max_tokens": tokens, "ignore_eos": True, "stream": True}
@@ -61,7 +61,7 @@ async def streams(url: str, count: int, tokens: int) -> int:
 
 
 def service_cost(requests: int) -> tuple[float, float]:
-    """CPU seconds of gateway and controller: per request with one token, and per further token."""
+    """Return the CPU seconds of gateway and controller per request with one token, and per further token."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "cluster.yaml"
         file.write_text(CLUSTER)

@@ -35,7 +35,7 @@ QUICK = (10, 40, 400), (5_000,)
 
 
 class Case(msgspec.Struct, frozen=True, kw_only=True):
-    """One run; the median TTFT verifies that the load is the same."""
+    """Result of one simulation; its median TTFT verifies that all cases have the same load."""
 
     instances: int
     requests: int

@@ -37,7 +37,7 @@ MEMORY, COUNTS = ("anonymous", "uss", "rss"), ("files", "sockets", "threads", "s
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
-    """One resource of one process. `rest` is its value at rest before and after the load.
+    """Measured trend of one resource of one process; `rest` has the values at rest before and after the load.
 
     `uss` and `rss` have no verdict, because they also grow without leaks (see `ProcessSample`).
     """
@@ -50,7 +50,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """All results. `ended` counts requests by outcome, `held` the blocks held at rest."""
+    """All results of a soak test. `ended` counts requests by outcome; `held` counts the KV blocks in use at rest."""
 
     flags: list[str]
     minutes: float

@@ -17,7 +17,7 @@ AT_ONCE = 24
 
 
 class Load:
-    """Clients of one service. All randomness comes from one seed."""
+    """Clients that load one service; all randomness comes from one seed."""
 
     def __init__(self, client: Client, prompts: PromptMaker, ends: dict[str, Timeline], seed: int) -> None:
         self._client, self._prompts, self._ends = client, prompts, ends
@@ -27,7 +27,8 @@ class Load:
         self.ended: Counter[str] = Counter()
 
     async def capacity(self, seconds: float) -> float:
-        """Requests that end per second, including disconnects, with AT_ONCE always in flight."""
+        """Return the capacity: requests that end per second, including disconnects, with `AT_ONCE` requests always in
+        flight."""
         over_s = time.monotonic() + seconds
         ended_s: list[float] = []
         stays: list[float] = []
@@ -46,7 +47,7 @@ class Load:
         return sum(begin_s <= at < over_s for at in ended_s) / (0.7 * seconds)
 
     async def run(self, rate_per_s: float, seconds: float) -> None:
-        """Send Poisson arrivals and read every answer; bounded concurrency avoids rejections."""
+        """Send requests with Poisson arrivals and read every answer; a concurrency limit avoids rejections."""
         slots = asyncio.Semaphore(8 * AT_ONCE)
         due_s = time.monotonic()
         over_s = due_s + seconds

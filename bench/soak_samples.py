@@ -13,7 +13,7 @@ _BLOCKS = re.compile(r'^twofold:kv_cache_blocks\{instance="([^"]+)",state="([^"]
 
 
 class ProcessSample(msgspec.Struct, frozen=True, kw_only=True):
-    """One process: sizes in bytes, counts, and mapped shared memory `segments`.
+    """Sample of one process: sizes in bytes, counts, and mapped shared memory `segments`.
 
     `anonymous` is resident memory that belongs to no file or segment; a leak makes it grow. `uss` is memory unique to
     this process, which also changes when a forked sibling writes a page; `rss` is all resident memory, including KV
@@ -30,7 +30,7 @@ class ProcessSample(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Sample(msgspec.Struct, frozen=True, kw_only=True):
-    """The whole service at `at_s` seconds since sampling began. `blocks_held` is by instance, with blocks in flight."""
+    """Sample of all processes at `at_s` seconds after the start; `blocks_held` has the KV blocks in use by instance."""
 
     at_s: float
     processes: dict[str, ProcessSample]
@@ -48,7 +48,7 @@ class Sampler:
         self._url, self._started_s = url, started_s
 
     def look(self, now: float) -> Sample:
-        """Take a sample. Raises psutil.NoSuchProcess if one of the initial processes has ended."""
+        """Sample all processes. Raises psutil.NoSuchProcess if an initial process has ended."""
         return Sample(
             at_s=now - self._started_s,
             processes={name: _look(process) for name, process in self._processes.items()},
@@ -57,7 +57,7 @@ class Sampler:
 
 
 def blocks_held(url: str) -> dict[str, int]:
-    """KV blocks in use, by instance."""
+    """Return the number of KV blocks in use, by instance."""
     counts: dict[str, dict[str, int]] = {}
     for instance, state, value in _BLOCKS.findall(metrics(url)):
         counts.setdefault(instance, {})[state] = int(float(value))
@@ -87,6 +87,6 @@ def _is_socket(fd: Path) -> bool:
 
 
 def _segments(pid: int) -> set[str]:
-    """Inodes of the mapped segments."""
+    """Return the inodes of the shared memory segments that a process has mapped."""
     lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
     return {line.split(maxsplit=5)[4] for line in lines if _SEGMENT.search(line)}

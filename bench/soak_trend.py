@@ -26,7 +26,7 @@ class Verdict(StrEnum):
 
 
 class Trend(msgspec.Struct, frozen=True, kw_only=True):
-    """`start` and `end` are the means of the first and the last part; slope and uncertainty are per hour."""
+    """Trend of a series: `start` and `end` are the means of its first and last part; slope and noise are per hour."""
 
     start: float
     end: float
@@ -35,7 +35,7 @@ class Trend(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, times_s: Sequence[float], values: Sequence[float]) -> "Trend":
-        """Fit the trend. Raises ValueError for fewer samples than parts."""
+        """Fit a trend to a series. Raises ValueError for fewer samples than parts."""
         if len(values) < PARTS:
             raise ValueError(f"{len(values)} samples are not enough for {PARTS} parts: run longer or sample more often")
         x = np.array([part.mean() for part in np.array_split(np.array(times_s), PARTS)]) / HOUR_S
@@ -57,7 +57,7 @@ class Trend(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def verdict_of(times_s: Sequence[float], values: Sequence[float]) -> Verdict:
-    """Apply `RULE`. Raises ValueError for fewer samples than twice the parts."""
+    """Return the verdict on a series. Raises ValueError for fewer samples than twice the number of parts."""
     half = len(values) // 2
     whole, late = Trend.of(times_s, values).verdict, Trend.of(times_s[half:], values[half:]).verdict
     return Verdict.STEPPED if whole is Verdict.GROWS and late is not Verdict.GROWS else whole

@@ -14,7 +14,7 @@ QUEUE = "20ms"
 
 
 class TwoHosts:
-    """Namespaces (None for this process's own), link devices and addresses of both hosts."""
+    """Network namespaces (None for this process's namespace), link devices and addresses of both hosts."""
 
     def __init__(self, *, first_local: bool) -> None:
         number = os.getpid()
@@ -25,18 +25,18 @@ class TwoHosts:
         self.addresses = (f"{net}.1", f"{net}.2")
 
     def command(self, host: int, command: list[str]) -> list[str]:
-        """Wrap `command` to run on one of the hosts."""
+        """Return `command` wrapped so that it runs on one of the two hosts."""
         name = self.names[host]
         return command if name is None else ["ip", "netns", "exec", name, *command]
 
     def limit(self, bits_per_s: int) -> None:
-        """Limit the link's bandwidth in each direction."""
+        """Limit the bandwidth of the link in each direction."""
         for host, device in enumerate(self.devices):
             rate = ["tbf", "rate", f"{bits_per_s}bit", "burst", BURST, "latency", QUEUE]
             _run(self.command(host, ["tc", "qdisc", "replace", "dev", device, "root", *rate]))
 
     def cut(self) -> None:
-        """Drop all packets without notifying either host."""
+        """Cut the link: drop all packets without notifying either host."""
         for host, device in enumerate(self.devices):
             lose = ["pfifo", "limit", "0"]
             _run(self.command(host, ["tc", "qdisc", "replace", "dev", device, "root", *lose]))
@@ -49,9 +49,9 @@ class TwoHosts:
 
 @contextmanager
 def two_hosts(*, first_local: bool = False) -> Iterator[TwoHosts]:
-    """Create the hosts for the duration of the context; raises ConfigurationError without permission or kernel support.
+    """Create both hosts for the context. Raises ConfigurationError without permission or kernel support.
 
-    With `first_local` the first host is this process's namespace, so it can connect to services there.
+    With `first_local`, the first host is this process's namespace, so that this process can connect to its services.
     """
     hosts = TwoHosts(first_local=first_local)
     try:

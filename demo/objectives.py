@@ -21,7 +21,7 @@ TPOT_SLOWDOWN = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Objectives:
-    """Offered rate (requests/s) and SLO, with the unloaded latencies behind them."""
+    """Offered rate (requests/s) and SLO of the demo, with the unloaded latencies from which they were derived."""
 
     rate: float
     slo: Slo
@@ -37,14 +37,14 @@ class Objectives:
 
 
 def probe_requests(sample: Sequence[Request]) -> list[Request]:
-    """Probe requests with the mean lengths of `sample`."""
+    """Return probe requests with the mean prompt and output lengths of the requests in `sample`."""
     prompt = round(fmean(request.prompt_tokens for request in sample))
     output = max(8, round(fmean(request.output_tokens for request in sample)))
     return [Request(id=f"probe-{i}", arrival_s=0.0, prompt_tokens=prompt, output_tokens=output) for i in range(PROBES)]
 
 
 def objectives(alone: Sequence[Timeline]) -> Objectives:
-    """Derive rate and SLO from the timelines of the probes."""
+    """Derive rate and SLO from the timelines of the probe requests."""
     if not any(timeline.output_tokens > 1 for timeline in alone):
         raise ConfigurationError("no probe request succeeded, so rate and SLO cannot be derived: see the service's log")
     ttft_s = median(t.ttft_s for t in alone if t.ttft_s is not None)
@@ -61,7 +61,7 @@ SAME = 0.05  # attainments closer than this count as equal
 
 
 def verdict(split: tuple[str, Summary], colocated: tuple[str, Summary]) -> str:
-    """One sentence that compares SLO attainment, then P99 token gaps and P99 TTFT."""
+    """Return one sentence that compares both designs by SLO attainment, then P99 token gap and P99 TTFT."""
     (split_name, one), (other_name, two) = split, colocated
     if not one.completed or not two.completed:
         return "No verdict: a design completed no requests."

@@ -19,7 +19,7 @@ Json = dict[str, object]
 
 
 class _Property(msgspec.Struct, frozen=True):
-    """JSON schema of a value or of a group of values."""
+    """JSON schema of one chart value or of a group of values."""
 
     description: str
     default: object = None
@@ -43,7 +43,7 @@ def values_yaml() -> str:
 
 
 def table() -> str:
-    """Return the table of values for the README; roles share their rows."""
+    """Return the table of chart values for the README; the values of all roles share rows."""
     rows: dict[str, str] = {}
     for path, each, default in _leaves("Values", msgspec.to_builtins(Values()), ""):
         name = _ROLE.sub("workers.ROLE.", path)
@@ -52,7 +52,7 @@ def table() -> str:
 
 
 def with_table(readme: str) -> str:
-    """Replace the table in the README with the current one."""
+    """Return the README text with the table of values replaced by the current table."""
     return _TABLE.sub(lambda _: table(), readme)
 
 
@@ -71,7 +71,7 @@ def _group(name: str) -> dict[str, _Property]:
 
 
 def _below(each: _Property, default: object) -> tuple[str, Json] | None:
-    """Return the name and the defaults of a group; None for a value."""
+    """Return the name and the defaults of a group of values; None for a single value."""
     if each.ref is None or not isinstance(default, dict):
         return None
     return each.ref.rpartition("/")[2], default

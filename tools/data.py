@@ -18,7 +18,7 @@ ROOT = Path(__file__).parent.parent
 
 
 def download(listed: Path, folder: Path) -> list[str]:
-    """Download the files of a list into a folder; returns one message for each failure."""
+    """Download the files of a list into a folder; return one message for each failure."""
     failures = []
     for file in tomllib.loads(listed.read_text())["file"]:
         target = folder / file["path"]

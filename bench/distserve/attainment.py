@@ -25,7 +25,7 @@ from twofold.slo import Slo
 
 
 def attainments(comparisons: list[Comparison]) -> tuple[Table, bool]:
-    """Return the table and whether every difference is within the tolerance."""
+    """Return the table of simulated and live SLO attainment, and whether every difference is within the tolerance."""
     table = Table(title="Share of requests within the SLO", title_justify="left")
     for heading in ("requests/s", "host", "simulated", "live", "difference, points", "between replays"):
         table.add_column(heading, justify="right")

@@ -36,7 +36,7 @@ POOLS = tuple(PoolSpec(machines=1, machine="dgx-h100", role=role) for role in (R
 
 
 class TimelineCollector(Observer):
-    """Collects the timeline of every request."""
+    """Observer that collects the timeline of every request."""
 
     def __init__(self) -> None:
         self.timelines: list[Timeline] = []
@@ -46,7 +46,7 @@ class TimelineCollector(Observer):
 
 
 class BurstRun(msgspec.Struct):
-    """One run: periodic samples of both instances, their peak usage, and the request timelines."""
+    """Result of a burst simulation: periodic samples of both instances, their peak KV usage, and request timelines."""
 
     every_s: float
     looks: list[tuple[float, InstanceStatus, InstanceStatus]] = []
@@ -63,12 +63,12 @@ class BurstRun(msgspec.Struct):
 
 
 def used(status: InstanceStatus) -> float:
-    """Share of KV blocks in use."""
+    """Return the share of an instance's KV blocks that are in use."""
     return 1 - status.blocks_free / status.blocks_total
 
 
 def requests(burst: int, output_tokens: tuple[int, int], seed: int) -> list[Request]:
-    """Poisson arrivals with a burst, in order of arrival."""
+    """Yield requests with Poisson arrivals and one burst, in order of arrival."""
     draw = random.Random(seed)
     arrivals = [BURST_AT_S + draw.random() for _ in range(burst)]
     now = draw.expovariate(RATE)
@@ -87,7 +87,7 @@ def requests(burst: int, output_tokens: tuple[int, int], seed: int) -> list[Requ
 
 
 def watch(spec: ClusterSpec, some: Sequence[Request], catalog: Catalog, every_s: float) -> BurstRun:
-    """Simulate, sampling both instances before every event."""
+    """Simulate the requests and sample the status of the prefill and the decode instance before every event."""
     ends, seen = TimelineCollector(), BurstRun(every_s=every_s)
     statistics = RunStatistics(None, None, over_all_tokens=False)
     cluster = build_cluster(spec, catalog, instance_profiles(spec, catalog), statistics, [ends], 1 << 60)
@@ -101,7 +101,7 @@ def watch(spec: ClusterSpec, some: Sequence[Request], catalog: Catalog, every_s:
 
 
 def over_time(seen: BurstRun, title: str) -> Table:
-    """Number of requests in each state per sample."""
+    """Return a table with the number of requests in each state, one row per sample."""
     headings = ("s", "prompts wait", "held by prefill", "its memory", "decode memory", "decoding", "swapped out")
     table = Table(title=title, title_justify="left")
     for heading in headings:
@@ -115,7 +115,7 @@ def over_time(seen: BurstRun, title: str) -> Table:
 
 
 def summary(runs: dict[str, BurstRun]) -> Table:
-    """Memory, latencies and swaps of each run."""
+    """Return a table with the memory usage, latencies and swaps of each run."""
     headings = ("", "max held by prefill", "max decode memory", "TTFT P50 / P99 s", "TPOT P50 / P99 ms",
                 "last token s", "lost", "swaps out", "blocks swapped")  # fmt: skip
     table = Table(title="outcome", title_justify="left")

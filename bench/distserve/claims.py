@@ -45,7 +45,7 @@ OWN, VLLM, ESTIMATED = "distserve-published", "distserve-published-vllm", "roofl
 
 
 class Application(msgspec.Struct, frozen=True):
-    """A row of the paper's table 1 with its claims of section 6.2: (rate, tighter) against vLLM."""
+    """One application of the paper's table 1, with the improvements over vLLM (rate, tighter) of section 6.2."""
 
     name: str
     workload: str
@@ -89,7 +89,7 @@ def problem(one: Application, performance: str, requests: int) -> Problem:
 def colocated(
     what: Problem, tensor_parallel: int, ways: Sequence[tuple[str, int | None]], where: RunSettings, grid: RateGrid
 ) -> list[SimulatedPlacement | None]:
-    """Goodput of one colocated instance per batching policy."""
+    """Return the goodput of one colocated instance under each batching policy."""
     kind = what.instance(MACHINE, tensor_parallel)
     designs = [
         Design(family=Family(kinds=(kind,), batcher=batcher, max_num_batched_tokens=budget), counts=(1,))
@@ -107,7 +107,7 @@ def colocated(
 
 
 def tightest(what: Problem, design: Design, rate: float, where: RunSettings, grid: RateGrid) -> float | None:
-    """Smallest SLO scale that a design meets at a rate."""
+    """Return the smallest SLO scale that a design meets at the given request rate."""
 
     async def one(search: RateSearch) -> float | None:
         return (await search.evaluate(Trial(design, rate))).slo_scale
@@ -125,7 +125,7 @@ def _search(what: Problem, where: RunSettings, grid: RateGrid, ask: Callable[[Ra
 
 
 def degrees(plan: PlacementPlan) -> str:
-    """Parallelism as the paper writes it, for example `2,1 / 1,1`."""
+    """Format parallelism as in the paper, for example `2,1 / 1,1`."""
     return " / ".join(f"{kind.tensor_parallel},{kind.pipeline_parallel}" for kind in plan.best.design.family.kinds)
 
 

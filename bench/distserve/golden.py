@@ -33,7 +33,7 @@ SCALES = (0.5, 0.75, 1.0, 1.5)
 
 
 class Golden(msgspec.Struct, frozen=True):
-    """One request of DistServe's run, in milliseconds."""
+    """One request in the output of DistServe's simulator; times are in milliseconds."""
 
     arrival_ms: float
     prompt_len: int
@@ -43,7 +43,7 @@ class Golden(msgspec.Struct, frozen=True):
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
-    """Largest relative errors over requests, and attainment by SLO scale: (theirs, ours)."""
+    """Largest relative errors over all requests, and attainment by SLO scale as pairs (DistServe's, Twofold's)."""
 
     requests: int
     ttft_error: float
@@ -62,7 +62,7 @@ class _Ends(Observer):
 
 
 def cluster_of(name: str) -> ClusterSpec:
-    """Parse the cluster from a file name."""
+    """Derive the cluster spec from the name of an output file."""
     found = NAME.match(name)
     if found is None:
         raise SystemExit(f"{name} is not named golden-ENGINE-MODEL-TPPPTPPP-rRATE-N…")
@@ -80,7 +80,7 @@ def _pool(role: Role, degrees: str) -> PoolSpec:
 
 
 def compare(path: Path, slo_ms: tuple[float, float]) -> Comparison:
-    """Simulate the run of a file and compare it request by request."""
+    """Simulate the run that a file records and compare it with the file request by request."""
     theirs = [msgspec.convert(row, Golden) for row in json.loads(path.read_text())]
     requests = [
         Request(
@@ -102,7 +102,7 @@ def compare(path: Path, slo_ms: tuple[float, float]) -> Comparison:
 
 
 def attained(latencies: Sequence[tuple[float, float]], slo_ms: tuple[float, float], scale: float) -> float:
-    """Share of requests within both bounds, each multiplied by `scale`."""
+    """Return the share of requests that meet both the TTFT and the TPOT bound, each multiplied by `scale`."""
     kept = [ttft <= scale * slo_ms[0] and tpot <= scale * slo_ms[1] for ttft, tpot in latencies]
     return sum(kept) / len(kept)
 

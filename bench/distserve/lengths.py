@@ -22,7 +22,8 @@ STEPS = 400
 
 
 class Application(msgspec.Struct, frozen=True):
-    """(mean, coefficient of variation) of prompts and outputs, in tokens."""
+    """An application of DistServe's paper; `prompt` and `output` are (mean, coefficient of variation) of lengths in
+    tokens."""
 
     name: str
     data_set: str
@@ -38,7 +39,7 @@ APPLICATIONS = (
 
 
 def quantiles(mean: float, variation: float, shares: list[float]) -> list[float]:
-    """Quantiles of a log-normal distribution truncated at `LONGEST`, with the given mean after truncation."""
+    """Return the quantiles of a log-normal distribution that is truncated at `LONGEST` and then has the given mean."""
     low, high = 0.1 * mean, 10.0 * mean
     for _ in range(60):
         middle = (low + high) / 2

@@ -50,7 +50,7 @@ Means = Callable[[tuple[int, int], float], float]
 
 
 class Constant(PerformanceModel):
-    """Performance model with a constant prefill time and no decode."""
+    """Performance model in which every prefill takes the same time and decode takes none."""
 
     def __init__(self, prefill_s: float) -> None:
         self.name = f"{prefill_s * 1e3:g} ms"
@@ -81,7 +81,7 @@ class Constant(PerformanceModel):
 
 
 class Simulator:
-    """One prefill instance in Twofold's simulator; `mean_s` is the mean TTFT of these arrivals."""
+    """Twofold's simulator with one prefill instance; `mean_s` returns the mean TTFT of the given arrivals."""
 
     def __init__(self, prefill_s: float, speedup: float, gaps: Gaps) -> None:
         def constant(model: Model, machine: Machine, tensor_parallel: int) -> PerformanceModel:  # noqa: ARG001
@@ -117,7 +117,7 @@ class Simulator:
 
 
 class Recursion:
-    """The same queue by Lindley's recursion, stage by stage."""
+    """Lindley's recursion for the queue of the same prefill instance, applied to each pipeline stage."""
 
     def __init__(self, prefill_s: float, speedup: float, gaps: Gaps) -> None:
         self._prefill_s, self._speedup, self._gaps = prefill_s, speedup, gaps
@@ -134,25 +134,25 @@ class Recursion:
 
 
 def waiting_s(gaps: Gaps, service_s: float) -> Gaps:
-    """Waiting time of each request in seconds: W' = max(0, W + service − gap)."""
+    """Return the waiting time of each request in seconds by Lindley's recursion: W' = max(0, W + service − gap)."""
     walk = np.cumsum(service_s - gaps)
     return walk - np.minimum.accumulate(walk)
 
 
 def arrivals(generator: np.random.Generator, requests: int) -> Gaps:
-    """Poisson gaps scaled to a mean of exactly 1."""
+    """Return the gaps between Poisson arrivals, scaled to a mean of exactly 1."""
     gaps = generator.exponential(size=requests)
     found: Gaps = gaps / gaps.mean()
     return found
 
 
 def mean_and_error(values: list[float]) -> tuple[float, float]:
-    """Mean of independent parts and its standard error."""
+    """Return the mean of estimates from independent parts, and the standard error of this mean."""
     return float(np.mean(values)), float(np.std(values, ddof=1)) / math.sqrt(len(values))
 
 
 def crossover(mean_s: Means, low: float, high: float) -> float:
-    """Rate at which pipeline and tensor parallelism have the same mean TTFT."""
+    """Return the request rate at which pipeline and tensor parallelism have the same mean TTFT."""
     while high - low > 1e-3:
         rate = (low + high) / 2
         if mean_s(SHAPES["tensor of 2"], rate) < mean_s(SHAPES["pipeline of 2"], rate):

@@ -39,7 +39,7 @@ STATIONARY_RATES = (4.0, 8.0, 12.0)
 
 
 class Traffic(msgspec.Struct, frozen=True):
-    """Requests per second and their mean lengths."""
+    """Stationary traffic: requests per second, and mean prompt and output lengths in tokens."""
 
     rate: float
     prompt_tokens: int
@@ -51,7 +51,7 @@ AFTER = Traffic(14.0, 400, 200)
 
 
 class TimelineCollector(Observer):
-    """Collects the timeline of every request."""
+    """Observer that collects the timeline of every request."""
 
     def __init__(self) -> None:
         self.timelines: list[Timeline] = []
@@ -61,7 +61,7 @@ class TimelineCollector(Observer):
 
 
 def requests(parts: Sequence[tuple[Traffic, float]], seed: int) -> Iterator[Request]:
-    """Poisson arrivals; lengths from a gamma distribution of shape 2 around the mean (CV = 0.7)."""
+    """Yield requests with Poisson arrivals and lengths from a gamma distribution of shape 2 (CV = 0.7)."""
     draw = random.Random(seed)
     now, end, number = 0.0, 0.0, 0
     for traffic, duration_s in parts:
@@ -87,7 +87,7 @@ def served(wanted: Sequence[Request], router: str, *, replan: bool) -> tuple[lis
 
 
 def by_minute(timelines: Sequence[Timeline], minutes: int) -> list[float]:
-    """SLO attainment of the requests that arrived in each minute."""
+    """Return the SLO attainment of the requests that arrived in each minute."""
     came, met = [0] * minutes, [0] * minutes
     for timeline in timelines:
         minute = int(timeline.request.arrival_s // 60)
@@ -123,7 +123,7 @@ def step(minutes: int, seed: int, console: Console) -> None:
 
 
 def stationary(hours: float, seeds: int, console: Console) -> None:
-    """Count decisions under stationary traffic."""
+    """Count the re-planning decisions under stationary traffic, where every decision is unnecessary."""
     table = Table(title=f"{hours:g} h of stationary traffic", title_justify="left")
     for heading in ("requests/s", "seed", "requests", "decisions", "moves", "CPU s"):
         table.add_column(heading, justify="right")
@@ -140,7 +140,7 @@ def stationary(hours: float, seeds: int, console: Console) -> None:
 
 
 def delays(seeds: int, console: Console) -> None:
-    """Delay from the traffic change to the decision, over many seeds."""
+    """Measure the delay from the traffic change to the first role change, for each of many seeds."""
     half_s, found = 300.0, []
     for seed in range(seeds):
         wanted = list(requests(((BEFORE, half_s), (AFTER, 120.0)), 1000 + seed))

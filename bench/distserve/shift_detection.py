@@ -27,14 +27,14 @@ FACTORS = (2.0, 0.5)
 
 
 def arrivals(rate: float, burstiness: float, seed: int) -> Iterator[float]:
-    """Gaps between arrivals."""
+    """Yield the gaps between arrivals in seconds, from a gamma distribution of this rate and burstiness."""
     draw = random.Random(seed)
     while True:
         yield draw.gammavariate(burstiness, 1 / (rate * burstiness))
 
 
 def false_alarms(rate: float, burstiness: float, name: str, hours: float, seed: int) -> int:
-    """Number of alarms over hours of stationary traffic."""
+    """Return the number of alarms raised during hours of stationary traffic."""
     watch, now, alarms = TrafficMonitor(), 0.0, 0
     for gap, (prompt, output) in zip(arrivals(rate, burstiness, seed), load_lengths(name).sample(seed), strict=False):
         now += gap
@@ -48,7 +48,8 @@ def false_alarms(rate: float, burstiness: float, name: str, hours: float, seed: 
 
 
 def delay(quantity: Quantity, factor: float, rate: float, burstiness: float, seed: int) -> tuple[int, float] | None:
-    """Requests and seconds from a step after one hour to the alarm; None without an alarm within an hour."""
+    """Return the delay of the alarm after a step in traffic, as (requests, seconds); None without an alarm within an
+    hour."""
     watch, now, since = TrafficMonitor(), 0.0, 0
     lengths = load_lengths("azure-conv").sample(seed)
     for gap, (prompt, output) in zip(arrivals(rate, burstiness, seed), lengths, strict=False):
@@ -99,7 +100,7 @@ def steps(seeds: int) -> Table:
 
 
 def recorded(path: Path) -> Table:
-    """Alarms in a recorded trace."""
+    """Return the alarms that the detector raises on a recorded trace."""
     table = _table(path.name, ("at s", "what", "before", "after", "since requests", "sigmas"))
     watch = TrafficMonitor()
     for request in open_trace(path):

@@ -33,7 +33,7 @@ Prompts = Sequence[Sequence[BlockKey]]
 
 
 def replayed(prompts: Prompts, capacity: int) -> float:
-    """Hit rate of requests in a simulated cache."""
+    """Return the prefix hit rate of the requests in a simulated cache."""
     cache = PrefixCache(capacity, create_eviction("lru"))
     for prompt in prompts:
         count = cache.match(prompt)

@@ -64,8 +64,9 @@ SHORT, APART = 1.05, 0.15
 
 
 class Setting(msgspec.Struct, frozen=True, kw_only=True):
-    """Lengths in tokens; `shorts` short prompts follow each long one. `boundary_gb_per_s` is the bandwidth for
-    activations between two processes of a host.
+    """Lengths in tokens and number of rounds; in each round `shorts` short prompts follow one long prompt.
+
+    `boundary_gb_per_s` is the bandwidth for activations between two processes of a host.
     """
 
     long: int
@@ -77,7 +78,7 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Ttft(msgspec.Struct, frozen=True, kw_only=True):
-    """TTFT in seconds, and relative to one stage."""
+    """TTFT of a long and a short prompt in seconds, and relative to the service with one stage."""
 
     long_s: float
     short_s: float
@@ -86,7 +87,7 @@ class Ttft(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """Both worlds, by service."""
+    """Live and simulated TTFTs by service, with the engine times behind the simulation."""
 
     setting: Setting
     live: dict[str, Ttft]
@@ -99,7 +100,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def live(urls: Mapping[str, str], setting: Setting, engine: "Engine") -> dict[str, Ttft]:
-    """Rounds in which the services alternate prompt by prompt; the first round is a warm-up."""
+    """Measure live TTFTs in rounds; the services alternate prompt by prompt, and the first round is a warm-up."""
     async with AsyncExitStack() as stack:
         services = [await stack.enter_async_context(MeasuredService.service(name, url)) for name, url in urls.items()]
         for number in range(setting.rounds + 1):
@@ -148,7 +149,7 @@ class MeasuredService:
             yield cls(name, client, PromptMaker(lowest=lowest, vocabulary=vocabulary), timelines)
 
     async def ttft_s(self, name: str, prompt_tokens: int) -> float:
-        """TTFT of a fresh prompt on the idle service."""
+        """Return the TTFT in seconds of a new, uncached prompt on the idle service."""
         asked = request(name, prompt_tokens)
         outcome = await self._client.send(asked, self._client.body(asked, self._prompts.prompt(asked)))
         if outcome.error is not None:
@@ -157,7 +158,7 @@ class MeasuredService:
 
 
 def request(name: str, prompt_tokens: int) -> Request:
-    """A request with one output token."""
+    """Return a request for one output token."""
     return Request(id=name, arrival_s=0.0, prompt_tokens=prompt_tokens, output_tokens=1)
 
 
@@ -175,9 +176,9 @@ class FirstTokens(Observer):
 
 
 def simulated(times: PackedTimes, token_s: float, stages: int, chunk: int | None, prompt: int) -> float:
-    """TTFT of one prompt on a pipelined instance with these engine times.
+    """Return the simulated TTFT of one prompt on a pipelined instance with these engine times.
 
-    The machine type is arbitrary: its times are not used.
+    The machine type of the cluster spec is arbitrary, because its times are not used.
     """
     whole = PackedModel("the engine", times)
     first, later = LayersStage(whole, 1 / stages, 0.0), LayersStage(whole, 1 / stages, token_s)
@@ -234,7 +235,7 @@ def simulate_all(
 
 
 def measure_engine(directory: Path, longest: int) -> list[MeasuredIteration]:
-    """Times of single-sequence iterations on one thread, each the median of three."""
+    """Measure iterations of a single sequence on one thread; each time is the median of three runs."""
     engine, made = make_engine(directory, longest), list[MeasuredIteration]()
     for tokens, context in [*cells(longest), (longest // 2, 0), (longest, 0)]:
         step = new_step(tokens, context)
@@ -251,7 +252,7 @@ def measure_engine(directory: Path, longest: int) -> list[MeasuredIteration]:
 
 
 def make_engine(directory: Path, longest: int) -> "TorchEngine":
-    """Engine on one thread with memory for one prompt of `longest` tokens."""
+    """Create an engine on one thread, with KV memory for one prompt of `longest` tokens."""
     import torch  # noqa: PLC0415  (imported in measuring processes only)
 
     from twofold.engine.torch.engine import TorchEngine  # noqa: PLC0415
@@ -264,7 +265,7 @@ def make_engine(directory: Path, longest: int) -> "TorchEngine":
 
 
 def new_step(tokens: int, context: int) -> SequenceStep:
-    """A prefill step of some tokens after a context of some tokens."""
+    """Return a step that prefills a number of tokens after a context of a given length."""
     return SequenceStep("a", [7] * tokens, context, list(range(blocks_of(tokens + context))), None)
 
 
@@ -277,7 +278,7 @@ def cells(longest: int) -> list[tuple[int, int]]:
 
 
 class Engine:
-    """The engine in its own process, which runs the long prompt on request."""
+    """An engine in its own process, which runs the long prompt on request."""
 
     def __init__(self, directory: Path, longest: int) -> None:
         self.seconds: list[float] = []
@@ -301,7 +302,7 @@ class Engine:
 
 
 def run_engine(directory: Path, longest: int) -> None:
-    """Run a prompt for each line on stdin and print its duration."""
+    """Run the long prompt once for each line on stdin, and print the duration."""
     step = new_step(longest, 0)
     engine = make_engine(directory, longest)
     for _ in sys.stdin:
@@ -315,7 +316,7 @@ def engine_command(what: str, directory: Path, longest: int) -> list[str]:
 
 
 def engine_times(directory: Path, longest: int, processes: int) -> PackedTimes:
-    """Performance model fitted to one of several processes that measure concurrently."""
+    """Measure the engine in concurrent processes; return a performance model fitted to the first process's times."""
     command = engine_command("--measure-engine", directory, longest)
     running = [subprocess.Popen(command, stdout=subprocess.PIPE) for _ in range(processes)]
     sentences = [process.communicate()[0] for process in running]
@@ -328,7 +329,7 @@ def engine_times(directory: Path, longest: int, processes: int) -> PackedTimes:
 
 
 def table(report: Report) -> Table:
-    """TTFT of each service relative to one stage, live and simulated."""
+    """Return a table of each service's TTFT relative to the service with one stage, live and simulated."""
     setting = report.setting
     drawn = Table(title=f"TTFT relative to {ONE}, chunks of {setting.chunk:,} tokens", title_justify="left")
     for heading in ("prompt", "service", "live", "simulated", "live / simulated", "live, seconds", "simulated"):
@@ -344,7 +345,7 @@ def table(report: Report) -> Table:
 
 
 def verdict(report: Report) -> tuple[list[str], bool]:
-    """Return a sentence per expectation, and whether all hold."""
+    """Return one sentence per expectation, and whether all expectations hold."""
     sentences, holds = [], True
     for world, ttft in (("live", report.live), ("simulated", report.simulated)):
         long, short = ttft[CHUNKED].long_ratio, ttft[CHUNKED].short_ratio
@@ -407,7 +408,7 @@ def main() -> int:
 
 
 def services(setting: Setting) -> dict[str, Sequence[str]]:
-    """Services without CPU pinning: each stage needs its own core."""
+    """Start the services without CPU pinning, because each stage needs its own core."""
     common = ["--no-pin-cores", "--kv-cache-memory-bytes", "256MiB"]
     chunks = ["--pipeline-chunk", str(setting.chunk)]
     return {ONE: common, TWO: [*common, "--prefill-pp", "2"], CHUNKED: [*common, "--prefill-pp", "2", *chunks]}
@@ -421,7 +422,7 @@ def made_model(directory: Path, setting: Setting) -> Path:
 
 
 def hidden_bytes(model: Path) -> int:
-    """Return the bytes of one token's activations."""
+    """Return the size in bytes of the activations of one token."""
     config = msgspec.json.decode((model / "config.json").read_bytes())
     named = config.get("dtype") or config.get("torch_dtype") or "float32"
     return int(config["hidden_size"]) * (4 if named == "float32" else 2)

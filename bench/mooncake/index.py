@@ -39,7 +39,7 @@ Where = tuple[str, Prompt]
 
 
 class Prompts:
-    """Shared documents and the instances that hold them, drawn with a seed."""
+    """Shared documents and prompts that begin with them, drawn reproducibly from a seed."""
 
     def __init__(self, documents: int, instances: int) -> None:
         self._draw = random.Random(0)
@@ -48,11 +48,11 @@ class Prompts:
         self._weights = list(accumulate(1 / rank for rank in range(1, documents + 1)))
 
     def fresh(self, blocks: int) -> Prompt:
-        """Keys that no instance holds."""
+        """Return new random block keys, which no instance has cached."""
         return [self._draw.randbytes(KEY_BYTES) for _ in range(blocks)]
 
     def known(self) -> Prompt:
-        """A prompt with a known document and an unknown end."""
+        """Return a prompt that begins with a cached document and ends with uncached blocks."""
         (document,) = self._draw.choices(self._documents, cum_weights=self._weights)
         return document + self.fresh(OWN_BLOCKS)
 
@@ -60,19 +60,19 @@ class Prompts:
         return self._draw.choice(self._names)
 
     def documents(self) -> Iterator[Where]:
-        """Each document on each instance that holds it."""
+        """Yield (instance, document) for every copy of every document; popular documents have more copies."""
         most = min(MOST_COPIES, len(self._names))
         for rank, document in enumerate(self._documents, start=1):
             for name in self._draw.sample(self._names, max(1, most // rank)):
                 yield name, document
 
     def conversations(self, count: int) -> list[Where]:
-        """Prompts that one instance holds completely."""
+        """Yield complete prompts with the instance that caches all their blocks."""
         return [(self.instance(), self.known()) for _ in range(count)]
 
 
 class Work(msgspec.Struct, frozen=True, kw_only=True):
-    """An operation repeated `times` times in `cpu_s`, with `blocks` in total."""
+    """Measurement of an operation that ran `times` times in `cpu_s` CPU seconds on `blocks` blocks in total."""
 
     what: str
     times: int
@@ -81,7 +81,7 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def fill(index: PrefixIndex, prompts: Prompts, blocks: int) -> tuple[Work, list[Where]]:
-    """Fill the index to a number of blocks; return the work and some of the stored prompts."""
+    """Fill the index to a number of blocks; return the measurement and a sample of the stored prompts."""
 
     def store(stored: list[Where]) -> None:
         for name, keys in stored:
@@ -99,7 +99,7 @@ def fill(index: PrefixIndex, prompts: Prompts, blocks: int) -> tuple[Work, list[
 
 
 def ask(what: str, questions: list[Prompt], answer: Callable[[Prompt], int]) -> Work:
-    """Time lookups; `answer` returns the number of matched blocks of a prompt."""
+    """Measure index lookups; the function `answer` returns the number of matched blocks of a prompt."""
     found = [0]
 
     def work() -> None:
@@ -113,7 +113,7 @@ def ask(what: str, questions: list[Prompt], answer: Callable[[Prompt], int]) -> 
 
 
 def measure(index: PrefixIndex, prompts: Prompts, stored: list[Where]) -> list[Work]:
-    """Time every kind of lookup and of removal."""
+    """Measure every kind of lookup in the index and of removal from the index."""
     known = [prompts.known() for _ in range(QUESTIONS)]
     strangers = [prompts.fresh(DOCUMENT_BLOCKS + OWN_BLOCKS) for _ in range(QUESTIONS)]
     name = prompts.instance()

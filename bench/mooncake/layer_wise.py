@@ -67,7 +67,8 @@ STORE_PROMPTS = 8  # store capacity in longest prompts
 
 
 class Lanes(msgspec.Struct, kw_only=True):
-    """Times of one case in seconds, one per round; `bytes_per_s` limits the copy speed if set."""
+    """Measured times of one case in seconds, one per round; `bytes_per_s` is the copy speed limit, or None without a
+    limit."""
 
     layers: int
     prompt_tokens: int
@@ -79,12 +80,12 @@ class Lanes(msgspec.Struct, kw_only=True):
     overlapped_s: list[float] = []
 
     def over_longest(self) -> float:
-        """Overlapped time relative to the longest single operation."""
+        """Return the overlapped time divided by the longest of the load, compute and store times."""
         lanes = zip(self.load_s, self.compute_s, self.store_s, strict=True)
         return _ratio(self.overlapped_s, [max(lane) for lane in lanes])
 
     def over_predicted(self) -> float:
-        """Overlapped time relative to the model's prediction."""
+        """Return the overlapped time divided by the time that the performance model predicts."""
         lanes = zip(self.load_s, self.compute_s, self.store_s, strict=True)
         return _ratio(self.overlapped_s, [layer_wise(self.layers, *lane) for lane in lanes])
 
@@ -97,7 +98,7 @@ def _ratio(times: Sequence[float], others: Sequence[float]) -> float:
 
 
 class Throttled:
-    """A copier that is limited to `bytes_per_s` unless it is None."""
+    """A block copier whose speed is limited to `bytes_per_s`, or unlimited if `bytes_per_s` is None."""
 
     def __init__(self, copier: BlockCopier, bytes_per_layer: int) -> None:
         self.layers, self.span = copier.layers, copier.span
@@ -119,7 +120,7 @@ class Throttled:
 
 
 class Answer(Outbox):
-    """Outbox stub that receives the worker's messages and ends its run at the first token."""
+    """Stub of a worker's outbox that receives the worker's messages and stops the worker at the first token."""
 
     token_id = reused_tokens = 0
     ends: Callable[[], None]
@@ -132,7 +133,7 @@ class Answer(Outbox):
 
 
 class Worker:
-    """A worker with KV memory for `tokens` tokens that runs one prompt at a time, with or without a store."""
+    """A worker with KV memory for `tokens` tokens that runs one prompt at a time, with or without a KV store."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], model: LoadedModel, tokens: int) -> None:
         layout, blocks = model.layout(BLOCK), tokens // BLOCK
@@ -161,12 +162,12 @@ class Worker:
         self._prompts = 0
 
     def use(self, client: StoreClient) -> None:
-        """Use this store for loads and puts."""
+        """Connect the worker to a KV store, so that it loads prefixes from the store and stores new blocks there."""
         self.state.prefixes = StoredPrefixes(self.state, self._scheduler, client, self.copier)
         self.state.prefixes.start()
 
     def prefill(self, tokens: list[int], keys: Sequence[bytes]) -> float:
-        """Seconds from a prompt's arrival until its first token exists and its KV is stored."""
+        """Return the seconds from a prompt's arrival until its first token is computed and its KV is stored."""
         state, began_s = self.state, time.perf_counter()
         self._prompts += 1
         request = Request(
@@ -188,7 +189,7 @@ class Worker:
 
 
 class Bench:
-    """One worker with prompt prefixes in its memory and one that loads them from the store."""
+    """Two compared workers: one has prompt prefixes in its own memory, the other loads them from the KV store."""
 
     def __init__(self, model: LoadedModel, client: StoreClient, longest: int) -> None:
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -199,7 +200,7 @@ class Bench:
         self._fill_store(longest)
 
     def measure(self, prompt_tokens: int, share: float, rounds: int, throttle: float | None) -> list[Lanes]:
-        """Measure each case unthrottled, and with copies limited to `throttle` bytes/s or to the compute time."""
+        """Measure each case twice: unthrottled, and with copies slowed to `throttle` bytes/s or to the compute time."""
         reused = int(prompt_tokens * share) // BLOCK * BLOCK
         begin, begin_keys = self._tokens(reused), self._keys(reused)
         self._has.prefill(begin, begin_keys)
@@ -224,7 +225,8 @@ class Bench:
     def _round(
         self, begin: list[int], begin_keys: Sequence[bytes], rest: int, bytes_per_s: float | None
     ) -> tuple[float, float, float, float]:
-        """Measure load, compute and store alone, then overlapped; the store has the prefix under different keys."""
+        """Measure load, compute and store alone, then overlapped; each measurement stores the prefix under new block
+        keys."""
         has, loads = self._has, self._loads
         blocks = self._blocks(begin_keys)
         stored_keys, end, end_keys = self._keys(len(begin)), self._tokens(rest), self._keys(rest)
@@ -248,14 +250,14 @@ class Bench:
         return load_s, compute_s, store_s, overlapped_s
 
     def _blocks(self, keys: Sequence[bytes]) -> Sequence[int]:
-        """Return the ids of a prompt's cached blocks, which stay valid because no other request runs."""
+        """Return the ids of a prompt's cached blocks; the ids stay valid because no other request runs."""
         grant, _ = self._has.shared.borrow("bench", keys)
         blocks = tuple(self._has.shared.blocks_of(grant))
         self._has.shared.release(grant)
         return blocks
 
     def _fill_store(self, longest: int) -> None:
-        """Touch the store's memory, so that page faults happen before the measurement."""
+        """Write to all memory of the store, so that page faults happen before the measurement."""
         blocks = range(longest // BLOCK)
         for _ in range(STORE_PROMPTS + 1):
             self._client.store(self._keys(longest), self._has.copier, blocks)
@@ -274,7 +276,7 @@ def _timed(act: Callable[[], object]) -> float:
 
 
 def running_client(stack: ExitStack, folder: Path, model: LoadedModel, longest: int) -> StoreClient:
-    """A store client that runs until the stack is unwound."""
+    """Start a store client and close it when the exit stack unwinds."""
     layout = model.layout(BLOCK)
     config = ServiceConfig(
         engine=EngineConfig(model="none"),

@@ -36,19 +36,19 @@ GOAL_SHARE, GOAL_RATIO = 0.95, 0.2
 
 
 class Reuse(msgspec.Struct, frozen=True, kw_only=True):
-    """TTFTs in seconds for one prompt length: of cold prompts, and by cached share."""
+    """TTFTs in seconds at one prompt length: of cold prompts, and of prompts with each cached share."""
 
     prompt_tokens: int
     cold_s: list[float]
     warm_s: dict[float, list[float]]
 
     def ratio(self, share: float) -> float:
-        """Median TTFT of a cached share relative to the median of cold prompts."""
+        """Return the median TTFT of prompts with a cached share, divided by the median TTFT of cold prompts."""
         return statistics.median(self.warm_s[share]) / statistics.median(self.cold_s)
 
 
 class PromptSender:
-    """Sends sequential prompts of fresh random tokens."""
+    """Client that sends sequential prompts of fresh random tokens."""
 
     def __init__(self, client: Client, timelines: list[Timeline], vocabulary: int | None) -> None:
         self._client, self._timelines = client, timelines

@@ -57,7 +57,7 @@ def cluster(given: argparse.Namespace) -> ClusterSpec:
 
 
 def refused_late(result: SimulationResult) -> int:
-    """Requests that were rejected after their prefill."""
+    """Return the number of requests that were rejected after their prefill."""
     assert result.overload is not None  # noqa: S101  (for the type checker)
     return sum(count for why, count in result.overload.refusals.items() if why.endswith("-after-prefill"))
 
@@ -67,7 +67,7 @@ def loads_of(result: SimulationResult) -> tuple[Series, Series]:
 
 
 def fluctuation(series: Series) -> float:
-    """Standard deviation of a load over time."""
+    """Return the standard deviation of a load over time."""
     return statistics.pstdev([mean for _, mean, _ in series.points()])
 
 
@@ -93,7 +93,7 @@ def row(name: str, result: SimulationResult) -> list[str]:
 
 
 def failures(results: dict[str, SimulationResult], slo: Slo) -> Iterator[str]:
-    """One sentence per expectation that does not hold."""
+    """Return one sentence for each expectation that does not hold."""
     order = ("baseline", "early", "predicted")
     for more, fewer in pairwise(order):
         one, other = results[more].rejected, results[fewer].rejected

@@ -51,7 +51,7 @@ AT_ONCE_S, IN_TIME, MEDIAN_ERROR = 0.05, 0.9, 0.15
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """Result of a request and its latency in seconds."""
+    """Result of one live request: its error, if any, and its latency in seconds."""
 
     error: str | None
     detail: str | None
@@ -59,7 +59,7 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 class Load:
-    """Requests with their arrival times; `timelines` are those of all sent requests."""
+    """Load generator that sends requests at their arrival times; `timelines` has the timeline of every request sent."""
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -89,7 +89,7 @@ class Load:
 
 
 def median_error(exposition: str) -> float | None:
-    """Upper bound of the histogram bucket that contains the median."""
+    """Return the upper bound of the histogram bucket that contains the median error."""
     name = "twofold:ttft_prediction_error_ratio"
     counts = [
         (float(line.split('le="')[1].split('"')[0]), float(line.split()[-1]))
@@ -101,7 +101,7 @@ def median_error(exposition: str) -> float | None:
 
 
 def failures(load: Load, slo: Slo, error: float | None) -> Iterator[str]:
-    """One sentence per expectation that does not hold."""
+    """Return one sentence for each expectation that does not hold."""
     taken = [line for line in load.timelines if line.output_tokens]
     refused = [each for each in load.answers if each.error in {"HTTP 429", "HTTP 400"}]
     others = Counter(each.error for each in load.answers if each.error and each not in refused)

@@ -72,7 +72,7 @@ EXPLAINED = {"fast25, 200 ms, chunks": _CHUNKS, "fast25, 300 ms, chunks": _CHUNK
 
 
 class Share(msgspec.Struct, frozen=True):
-    """Shares of all requests within each TBT bound."""
+    """Shares of all requests that meet the TTFT bound and each of the TBT bounds."""
 
     shares: tuple[float, ...]
     cpu_s: float
@@ -82,7 +82,7 @@ class Share(msgspec.Struct, frozen=True):
 
 
 def generated_systems(setting: Setting) -> dict[str, ClusterSpec]:
-    """The systems, starting with the paper's three."""
+    """Return the cluster specs of all systems by name; the paper's three systems come first."""
     alone = setting.individually
     return {
         SPLIT: mooncake(3, 1),
@@ -94,7 +94,7 @@ def generated_systems(setting: Setting) -> dict[str, ClusterSpec]:
 
 
 def bounds(setting: Setting) -> Slo:
-    """SLO bounds: multiples of the P90s at the lowest rate, averaged over the paper's systems."""
+    """Return the SLO: multiples of P90 TTFT and P90 TBT at the lowest rate, averaged over the paper's systems."""
     specs = generated_systems(setting)
     arriving = requests(setting, setting.lowest, ALONE)
     results = [run(specs[name], arriving) for name in setting.published]
@@ -150,7 +150,8 @@ def search_trace(system: str, path: Path, count: int, grid: RateGrid) -> SearchR
 
 
 def within_at(system: str, path: Path, count: int, rate: float | None) -> Share:
-    """Share of requests within both bounds of `TRACE_SLO`, at a rate, or as recorded if it is None."""
+    """Return the share of requests within both bounds of `TRACE_SLO`, at a replay rate, or as recorded if the rate is
+    None."""
     arriving = trace(path)[:count]
     if rate is not None:
         arriving = list(scale_rate(arriving, rate / (mean_rate(arriving) or 1.0)))
@@ -159,13 +160,14 @@ def within_at(system: str, path: Path, count: int, rate: float | None) -> Share:
 
 
 def paper_rate(path: Path, count: int) -> float:
-    """Replay rate at which the trace has the paper's prompt tokens per second."""
+    """Return the replay rate at which the trace has as many prompt tokens per second as in the paper."""
     replayed = trace(path)[:count]
     return PAPER_TOKENS_PER_S * len(replayed) / sum(request.prompt_tokens for request in replayed)
 
 
 def effective(system: str, path: Path, count: int) -> Share:
-    """Shares within 30 s and each of `TBT_BOUNDS_S`, by the longest tenth of gaps."""
+    """Return the shares of requests with TTFT within 30 s and mean TBT of the longest tenth within each of
+    `TBT_BOUNDS_S`."""
     gaps = TokenGaps()
     arriving = trace(path)[:count]
     result = simulate(fast25_systems()[system], arriving, catalog=load_catalog(), observers=[gaps], series=False)
@@ -188,7 +190,7 @@ def table_of(title: str, *headings: str) -> Table:
 
 
 def rate_ratio(one: SearchResult, other: SearchResult) -> float:
-    """Ratio of two rates; infinite if the other design meets the SLO at no rate."""
+    """Return the ratio of two rates; infinite if the second design meets the SLO at no rate."""
     return (one.rate or 0.0) / other.rate if other.rate else math.inf
 
 
@@ -226,7 +228,7 @@ def trace_claims(found: Mapping[str, SearchResult], shares: Mapping[str, Share])
 
 
 def fast25_claims(shares: Mapping[str, Share]) -> Iterator[Claim]:
-    """Claims against whole prompts, the paper's best baseline, and against chunked prefill."""
+    """Yield claims of the FAST'25 paper: against the best baseline with whole prompts, and against chunked prefill."""
     for place, bound_s in enumerate(TBT_BOUNDS_S):
         for what, others in (("whole prompts", (VLLM, PREFIX)), ("chunks", (CHUNKED,))):
             ours, best = (_best(shares, names, place) for names in (("8P+8D",), others))
@@ -242,7 +244,7 @@ def _best(shares: Mapping[str, Share], names: Sequence[str], place: int) -> floa
 
 
 class Job:
-    """Job of the worker processes and its result key."""
+    """One simulation for a worker process, with the key of its result."""
 
     def __init__(self, pool: ProcessPoolExecutor, given: argparse.Namespace, console: Console) -> None:
         self._pool, self._given, self._console = pool, given, console

@@ -52,7 +52,7 @@ def cluster(router: str, given: argparse.Namespace) -> ClusterSpec:
 
 
 def claims(results: dict[str, SimulationResult]) -> Iterator[tuple[str, bool]]:
-    """Each claim with its numbers and whether it holds."""
+    """Return each claim with its measured numbers and whether the claim holds."""
     means = {policy: result.ttft_s.mean or 0.0 for policy, result in results.items()}
     for slower, quicker in pairwise(POLICIES):
         gain = 1.0 - means[quicker] / means[slower]

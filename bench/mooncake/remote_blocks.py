@@ -44,7 +44,7 @@ PROGRAM = Path(__file__).with_name("serve_fetching.py")
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """TTFT in seconds, output tokens, and number of cached prompt tokens."""
+    """Answer to one prompt: TTFT in seconds, output tokens, and number of cached prompt tokens."""
 
     ttft_s: float
     tokens: list[int]
@@ -52,7 +52,7 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 class LengthResult(msgspec.Struct, frozen=True, kw_only=True):
-    """TTFTs on the second host in seconds, and the failed expectations."""
+    """Results for one prompt length: TTFTs on the second host in seconds, and the expectations that failed."""
 
     prompt_tokens: int
     cold_s: list[float]
@@ -62,7 +62,7 @@ class LengthResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Service:
-    """Client of a service on two hosts."""
+    """Client of a live service on two hosts."""
 
     def __init__(self, url: str, session: aiohttp.ClientSession, model: str) -> None:
         self._url, self._session, self._model = url, session, model
@@ -93,13 +93,13 @@ class Service:
         return Answer(ttft_s, tokens, cached)
 
     def count(self, name: str, **labels: str) -> float:
-        """Value of a metric, summed over hosts unless one is given."""
+        """Return the value of a metric: of `host` if it is given, otherwise summed over all hosts."""
         lines = re.findall(rf"^twofold:{name}{{(.*)}} (\S+)$", metrics(self._url), re.MULTILINE)
         wanted = [f'{label}="{value}"' for label, value in labels.items()]
         return sum(float(value) for found, value in lines if all(each in found for each in wanted))
 
     async def until(self, name: str, least: float, **labels: str) -> None:
-        """Wait until a metric reaches a value; stores report once a second."""
+        """Wait until a metric reaches a value; KV stores report metrics once a second."""
         end_s = time.monotonic() + WAIT_S
         while await asyncio.to_thread(self.count, name, **labels) < least:
             if time.monotonic() > end_s:
@@ -108,7 +108,7 @@ class Service:
 
 
 class Rounds:
-    """Prompts of one length, each of fresh random tokens."""
+    """Runs all rounds for one prompt length; every prompt consists of fresh random tokens."""
 
     def __init__(self, service: Service, prompt_tokens: int, vocabulary: int, block_bytes: int) -> None:
         self._service, self._block_bytes = service, block_bytes
@@ -125,7 +125,7 @@ class Rounds:
                 self.found.local_s.append(local_s)
 
     async def _round(self) -> tuple[float, float, float]:
-        """Requests alternate between the first and the second host."""
+        """Run one round, in which requests alternate between the first and the second host."""
         service, prompt = self._service, self._prompt()
         first = await self._computed(prompt, FIRST)
         hits = service.count("kv_store_hits_total", host=SECOND)
@@ -148,11 +148,11 @@ class Rounds:
         return cold.ttft_s, remote.ttft_s, local.ttft_s
 
     def _prompt(self) -> list[int]:
-        """A prompt that ends within a block, because the last token is always computed."""
+        """Return a prompt that ends within a block, because the last token of a prompt is always computed."""
         return [self._draw.randrange(10, self._vocabulary) for _ in range(self.found.prompt_tokens - 1)]
 
     async def _computed(self, prompt: list[int], host: str) -> Answer:
-        """Send a prompt and wait until the host's store holds its KV."""
+        """Send a prompt and wait until the KV store of its host contains the prompt's KV."""
         before = self._service.count("kv_store_bytes_total", host=host, way="stored")
         answer = await self._service.ask(prompt)
         more = len(prompt) // BLOCK * self._block_bytes
@@ -166,7 +166,7 @@ class Rounds:
 
 @contextmanager
 def running(model: Path, folder: Path, flags: list[str], store: str, hosts: TwoHosts | None) -> Iterator[str]:
-    """Run a service on both hosts; yields its URL."""
+    """Run a service on two hosts during the context; yield the service's URL."""
     addresses = ("127.0.0.1", "127.0.0.1") if hosts is None else hosts.addresses
     key, port = folder / "cluster.key", free_port()
     controller, url = f"tcp://{addresses[0]}:{free_port()}", f"http://127.0.0.1:{port}"
@@ -255,7 +255,7 @@ def main() -> int:
 def measure_length(
     model: Path, folder: Path, config: dict[str, Any], length: int, rounds: int, hosts: TwoHosts | None
 ) -> LengthResult:
-    """Measure one length with engines that hold one such prompt and stores that hold several."""
+    """Measure one prompt length; each engine has memory for one prompt of this length, and each store for several."""
     heads = config["num_attention_heads"]
     head_dim = config.get("head_dim") or config["hidden_size"] // heads
     kv_heads = config.get("num_key_value_heads") or heads

@@ -21,7 +21,7 @@ LIMIT_S = 60.0
 
 
 class Registrations:
-    """Hosts of the registered workers and blocks of the registered stores."""
+    """Registry of the host of each worker and of the blocks in each KV store."""
 
     def __init__(self) -> None:
         self._hosts: dict[str, str] = {}  # by instance
@@ -40,7 +40,8 @@ class Registrations:
         self._blocks[message.host].update(message.stored)
 
     def fetch(self, instance: str, keys: Sequence[BlockKey]) -> StoreFetch | None:
-        """Fetch from the store with the longest prefix of these blocks; None if the instance's own host has as much."""
+        """Return a fetch from the store with the longest prefix of `keys`; None if the instance's own host has as long
+        a prefix."""
         own = self._leading(self._hosts[instance], keys)
         best = max(self._stores.values(), key=lambda store: self._leading(store.host, keys), default=None)
         if best is None or best.address is None or self._leading(best.host, keys) <= own:
@@ -54,7 +55,7 @@ class Registrations:
 
 
 def listen(told: Registrations) -> None:
-    """Observe messages of workers and stores, and add fetches to prefill messages."""
+    """Observe the messages of workers and stores, and add a fetch to each prefill message."""
     register, handle, send = WorkerRegistry.register, Controller.handle, WorkerRegistry.send
 
     def registering(self: WorkerRegistry, message: Registered, now: float) -> bool:

@@ -20,10 +20,10 @@ _RECENT = 50
 
 
 class Setting(msgspec.Struct, frozen=True, kw_only=True):
-    """Poisson arrivals of equal sizes; rates are requests/s, and `lowest` is the paper's first rate.
+    """A generated workload: Poisson arrivals of requests of equal size; `lowest` is the lowest rate in the paper (1/s).
 
-    About `prompts_each` prompts share their first `shared_tokens`; each such group has its own prefix. With
-    `individually` the paper's vLLM serves one request at a time and then also keeps what it computed.
+    About `prompts_each` prompts share their first `shared_tokens` tokens; each such group has its own prefix. With
+    `individually`, the paper's vLLM baseline serves one request at a time and then also caches the computed prefixes.
     """
 
     name: str
@@ -79,7 +79,7 @@ SETTINGS = (
 
 
 def requests(setting: Setting, rate: float, count: int, seed: int = 0) -> list[Request]:
-    """`count` requests at `rate` per second; equal arguments give equal requests."""
+    """Return `count` requests at `rate` requests per second; equal arguments give equal requests."""
     groups = _groups(setting.prompts_each, count, seed)
     shared = setting.shared_tokens // BLOCK_TOKENS
     whole = setting.prompt_tokens // BLOCK_TOKENS if shared else 0
@@ -97,7 +97,7 @@ def requests(setting: Setting, rate: float, count: int, seed: int = 0) -> list[R
 
 
 def _groups(prompts_each: int, count: int, seed: int) -> list[int]:
-    """Group of each prompt: some prompts start a new group, the others join a recent one."""
+    """Yield the prefix group of each prompt: some prompts start a new group, the others join a recent group."""
     chance, groups, begun = random.Random(seed), [], 0
     for _ in range(count):
         if not begun or chance.random() * prompts_each < 1.0:

@@ -42,7 +42,7 @@ IDLE, GETS, PUTS = 0, 1, 2
 
 
 class Tally(Structure):
-    """State and counters of a client, in shared memory that only the client writes."""
+    """State and counters of one client, in shared memory to which only that client writes."""
 
     _fields_ = [
         ("doing", c_long),
@@ -68,7 +68,7 @@ def main() -> None:
 
 
 class Crashes:
-    """Runs the store and its clients, and kills them."""
+    """Starts the store and its clients, and kills them during operations."""
 
     def __init__(self, directory: Path, rounds: int, clients: int, seed: int) -> None:
         self._directory, self._rounds = directory, rounds
@@ -129,7 +129,7 @@ class Crashes:
         return process
 
     def _replace_client(self, clients: list[ForkServerProcess], place: int) -> None:
-        """Kill a client during a put: its slots must become free for others."""
+        """Kill a client during a put and start a new one; the store must free the slots of the killed client."""
         _until(lambda: self._tallies[place].doing == PUTS)
         clients[place].kill()
         clients[place].join()
@@ -140,7 +140,7 @@ class Crashes:
     # -- the right moment ---------------------------------------------------------------------------------------
 
     def _let_work(self) -> None:
-        """Wait until every client uses the store again."""
+        """Wait until every client has loaded and stored blocks again."""
         before, began_s = [(t.loaded, t.stored) for t in self._tallies], time.monotonic()
         _until(
             lambda: all(
@@ -153,7 +153,7 @@ class Crashes:
         time.sleep(self._draw.uniform(0.0, 0.1))
 
     def _catch(self, what: int) -> None:
-        """Wait until a client is in this operation, then for a random part of its duration."""
+        """Wait until a client executes the operation `what`, then wait for a random part of its duration."""
         _until(lambda: any(tally.doing == what for tally in self._tallies))
         until_s = time.monotonic() + self._draw.uniform(0.0, 0.003)
         while time.monotonic() < until_s:
@@ -206,7 +206,7 @@ def _until(happens: Callable[[], bool], pause_s: float = 0.0) -> None:
 
 
 def use(directory: str, life: int, tally: Tally) -> None:
-    """Issue requests one after the other until this process is killed."""
+    """Run a client: issue store requests one after the other until this process is killed."""
     torch.set_num_threads(1)
     draw = random.Random(life)
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -242,7 +242,7 @@ def key_of(prompt: int, index: int) -> bytes:
 
 
 def pattern(key: bytes, layer: int) -> torch.Tensor:
-    """Contents of a block's layer: numbers unique to the block and layer."""
+    """Return the contents of one layer of a block: numbers that are unique to this block and layer."""
     size = LAYOUT.layer_bytes_per_block(layer) // 8
     return torch.arange(size) + (int.from_bytes(key[:2], "big") * len(LAYOUT.layers) + layer) * size
 
@@ -263,7 +263,7 @@ def holds(pool: KvPool, block: int, key: bytes) -> bool:
 
 
 def read_all(directory: Path, capacity_bytes: int) -> tuple[int, int]:
-    """Number of blocks on disk with the right contents, and number of all blocks."""
+    """Return the number of blocks on disk with correct contents, and the number of all blocks on disk."""
     disk = DiskBlocks(directory, capacity_bytes, LAYOUT.bytes_per_block, contents_of("crash", LAYOUT))
     into = memoryview(bytearray(LAYOUT.bytes_per_block))
     whole = 0

@@ -18,7 +18,7 @@ BASE = ClusterSpec(pools=(), model=MODEL, performance="roofline", link_bytes_per
 
 
 def mooncake(prefill: int, decode: int) -> ClusterSpec:
-    """Split phases, the Conductor, and prefix caches in the memory of prefill machines."""
+    """Return Mooncake's cluster: split phases, the Conductor, and prefix caches in the memory of prefill machines."""
     pools = tuple(
         PoolSpec(machines=machines, machine=MACHINE, role=role)
         for machines, role in ((prefill, Role.PREFILL), (decode, Role.DECODE))
@@ -27,9 +27,10 @@ def mooncake(prefill: int, decode: int) -> ClusterSpec:
 
 
 def vllm(machines: int, *, individually: bool = False, prefix_caching: bool = False) -> ClusterSpec:
-    """The papers' baseline: whole prompts before decodes, which stall meanwhile.
+    """Return the papers' baseline cluster, in which whole prompts run before decodes and stall them.
 
-    Requests go to the instance with the fewest pending tokens. With `individually` each serves one request at a time.
+    Requests go to the instance with the fewest pending tokens. With `individually`, each instance serves one request at
+    a time.
     """
     return replace(
         BASE,
@@ -41,7 +42,7 @@ def vllm(machines: int, *, individually: bool = False, prefix_caching: bool = Fa
 
 
 def chunked(machines: int, *, caches: bool = False) -> ClusterSpec:
-    """Chunked prefill mixed with decodes; with `caches` also Mooncake's caches and Conductor."""
+    """Return a colocated cluster with chunked prefill; with `caches` it also has Mooncake's caches and Conductor."""
     return replace(
         BASE,
         pools=(_both(machines, "chunked-prefill"),),
@@ -52,7 +53,7 @@ def chunked(machines: int, *, caches: bool = False) -> ClusterSpec:
 
 
 def inlined(machines: int, tbt_s: float) -> ClusterSpec:
-    """Whole prompts mixed with decodes if the iteration stays short enough, with caches and the Conductor."""
+    """Return a colocated cluster that adds whole prompts to a decode batch if the iteration stays within `tbt_s`."""
     return replace(
         BASE,
         pools=(_both(machines, "inlined"),),

@@ -44,14 +44,14 @@ CHANCE = 0.01  # significance level
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
-    """TTFT in seconds and number of cached prompt tokens."""
+    """Answer to one prompt: TTFT in seconds and number of cached prompt tokens."""
 
     ttft_s: float
     cached_tokens: int
 
 
 class Pair(msgspec.Struct, frozen=True, kw_only=True):
-    """B's answers to a prompt sent by A and to a fresh one, and A's answer to its own prompt repeated."""
+    """Three answers: tenant B's to a prompt sent by A, B's to a fresh prompt, and A's to its own prompt repeated."""
 
     sent: Answer
     unsent: Answer
@@ -59,7 +59,7 @@ class Pair(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Tenant:
-    """Sends sequential prompts with its own API key."""
+    """Client that sends sequential prompts with the API key of one tenant."""
 
     def __init__(self, client: Client, timelines: list[Timeline]) -> None:
         self._client, self._timelines = client, timelines
@@ -104,7 +104,7 @@ async def measure(url: str, tokens: int, pairs: int) -> list[Pair]:
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
-    """Result for two kinds of times: `p` of the permutation test, and the differences within pairs.
+    """Comparison of two kinds of times: `p` of the permutation test, and the differences within pairs.
 
     `told` is the probability that the shorter of two random times, one of each kind, is of the first kind (0.5:
     indistinguishable). `median_s` is the median difference within a pair, `error_s` its standard error.
@@ -117,7 +117,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def compare(first_s: list[float], second_s: list[float]) -> Comparison:
-    """Two-sided test by random sign changes of rank differences; ties share their mean rank."""
+    """Run a two-sided test by random sign changes of rank differences; tied times share their mean rank."""
     first, second = np.array(first_s), np.array(second_s)
     _, place, counts = np.unique(np.concatenate([first, second]), return_inverse=True, return_counts=True)
     ranks = (np.cumsum(counts) - (counts - 1) / 2)[place]
@@ -165,7 +165,7 @@ def tables(found: list[Pair]) -> tuple[Table, Table, list[Comparison]]:
 
 
 def counters_right(found: list[Pair], tokens: int) -> bool:
-    """Whether B sees no cached tokens and A sees nearly all of its own."""
+    """Return whether tenant B has no cached tokens in any answer and tenant A nearly all of its own prompt's tokens."""
     strangers = [answer.cached_tokens for pair in found for answer in (pair.sent, pair.unsent)]
     return not any(strangers) and all(pair.own.cached_tokens >= tokens // 2 for pair in found)
 

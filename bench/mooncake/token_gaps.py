@@ -12,7 +12,7 @@ _LONGEST = 0.1
 
 
 class TokenGaps(Observer):
-    """Measures TTFT and TBT of every completed request, in seconds, in order of completion.
+    """Observer that measures TTFT and TBT of every completed request, in seconds, in order of completion.
 
     TBT is Mooncake's (FAST'25, section 5.1): the mean of the longest 10% of a request's inter-token gaps (at least
     one), or 0 for a single token. Gaps within a run of iterations are taken as equal. Supports single-stage instances
@@ -37,7 +37,7 @@ class TokenGaps(Observer):
             self.latencies.append((ttft_s, self._tbt_s(timeline)))
 
     def share_within(self, ttft_s: float, tbt_s: float) -> float:
-        """Share of completed requests within both bounds; 0 without requests."""
+        """Return the share of completed requests within both bounds; 0 if no request completed."""
         kept = sum(ttft <= ttft_s and tbt <= tbt_s for ttft, tbt in self.latencies)
         return kept / len(self.latencies) if self.latencies else 0.0
 

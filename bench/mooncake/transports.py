@@ -46,7 +46,7 @@ WAYS = {
 
 
 class Case(msgspec.Struct, frozen=True):
-    """KV of a prompt in contiguous blocks or in every other block."""
+    """KV of one prompt, in contiguous blocks or in every other block."""
 
     tokens: int
     apart: int
@@ -71,7 +71,8 @@ class Figure(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def make(way: str, role: str, key: Path) -> PooledTransport:
-    """This end of a transport; its library reads the environment at creation."""
+    """Create one end of a transport; the environment is set first, because the transport's library reads it at
+    creation."""
     name, settings = WAYS[way]
     os.environ.update(settings)
     network = HostNetwork(host=role, address="127.0.0.1", key_file=str(key), controller="tcp://127.0.0.1:1")
@@ -84,7 +85,7 @@ def make(way: str, role: str, key: Path) -> PooledTransport:
 
 
 def lend(way: str, key: Path) -> None:
-    """Lend memory until stdin closes."""
+    """Lend this process's KV memory to the other process until stdin closes."""
     transport = make(way, "decode", key)
     blocks = tuple(range(BLOCKS))
     transport.granted(
@@ -96,7 +97,7 @@ def lend(way: str, key: Path) -> None:
 
 @contextmanager
 def joined(way: str, key: Path) -> Iterator[tuple[PooledTransport, Connection]]:
-    """Our end, connected to one in another process. Raises ConfigurationError if the transport is not installed."""
+    """Start the lending process; yield a transport connected to it. Raises ConfigurationError if none is installed."""
     transport = make(way, "prefill", key)
     command = [sys.executable, __file__, "--lend", way, str(key)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as lender:
@@ -115,7 +116,7 @@ def joined(way: str, key: Path) -> Iterator[tuple[PooledTransport, Connection]]:
 
 
 def measure(way: str, case: Case, transport: PooledTransport, connection: Connection) -> Figure:
-    """Write one prompt, timed, and read it back to its place."""
+    """Measure the time to write the KV of one prompt, and read the KV back."""
     blocks, layers = case.blocks, range(len(LAYOUT.layers))
     parts = [part for layer in layers for part in transport.engine_pool.block_rows(layer)]
     for part in parts:

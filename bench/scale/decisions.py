@@ -46,7 +46,7 @@ BY_LAYER = FixedHandoff(HandoffMode.LAYER_WISE)
 
 
 class Proportional(Prediction):
-    """Performance prediction of 100 µs per token."""
+    """Prediction stub in which each prompt token takes 100 µs."""
 
     def prefill_s(self, tokens: int, reused: int = 0) -> float:
         return (tokens - reused) * 1e-4
@@ -56,7 +56,8 @@ class Proportional(Prediction):
 
 
 def populate(cluster: ClusterScheduler, instances: int) -> None:
-    """Add instances: a quarter prefill, and each hundred form a cell with both phases."""
+    """Add instances to the cluster: a quarter are prefill instances, and each hundred instances form a cell with both
+    roles."""
     prediction = Proportional()
     forecast = cluster.pools.forecast = ClusterForecast(PrefixIndex(), 512)
     for number in range(instances):
@@ -67,7 +68,7 @@ def populate(cluster: ClusterScheduler, instances: int) -> None:
 
 
 def rate_of(name: str, instances: int, decisions: int) -> float:
-    """Decisions per CPU second of a scheduler that holds `HELD` requests per instance; fewer decisions if slow."""
+    """Return the routing decisions per CPU second of a scheduler that holds `HELD` requests per instance."""
     cluster, held = ClusterScheduler(KNOWN[name](), BY_LAYER), HELD * instances
     populate(cluster, instances)
     if name == "conductor":
@@ -76,7 +77,7 @@ def rate_of(name: str, instances: int, decisions: int) -> float:
 
 
 def reports_per_s(name: str, instances: int, reports: int) -> float:
-    """Applied reports per CPU second, from all instances in turn with changing loads."""
+    """Return the load reports applied per CPU second; all instances report in turn, with changing loads."""
     cluster = SharedCluster(ROUTERS[name](), BY_LAYER)
     populate(cluster, instances)
     for request in sample_requests(20):
@@ -96,7 +97,7 @@ def reports_per_s(name: str, instances: int, reports: int) -> float:
 
 
 def bytes_per_instance(name: str, instances: int) -> float:
-    """Memory per instance in the cluster state, including rankings."""
+    """Return the bytes of memory per instance in the cluster state, including the rankings of instances."""
     process = psutil.Process()
     before = process.memory_info().rss
     cluster = ClusterScheduler(KNOWN[name](), BY_LAYER)

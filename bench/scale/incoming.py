@@ -52,7 +52,7 @@ PATIENCE_S = 300.0  # timeout for the workers' process to send all ordered messa
 
 
 class CountedInbox(Inbox[ToController]):
-    """Inbox that counts received messages."""
+    """Inbox that counts the messages it receives."""
 
     count = 0
 
@@ -63,7 +63,7 @@ class CountedInbox(Inbox[ToController]):
 
 
 class NoProcesses(ProcessControl):
-    """Process control stub that starts and kills nothing."""
+    """Stub of process control that neither starts nor kills processes."""
 
     def start_worker(self, instance: str) -> None: ...
 
@@ -75,7 +75,7 @@ class NoProcesses(ProcessControl):
 
 
 class Measured(msgspec.Struct, frozen=True):
-    """CPU seconds of an operation and its number of repetitions."""
+    """Measurement of one operation: CPU seconds and number of repetitions."""
 
     what: str
     times: int
@@ -83,7 +83,7 @@ class Measured(msgspec.Struct, frozen=True):
 
 
 class ControllerBench:
-    """A controller and the process of its workers."""
+    """A live controller, with the other process that sends its workers' messages."""
 
     def __init__(self, directory: Path, workers: int) -> None:
         context = new_context()
@@ -115,20 +115,20 @@ class ControllerBench:
         self._process.stdin.flush()
 
     async def timed(self, what: str, order: str, messages: int, times: int) -> Measured:
-        """CPU time to receive the messages that an order causes; the order covers `times` operations."""
+        """Return the CPU time of receiving the messages that `order` makes the workers send, for `times` operations."""
         began, end = time.process_time(), self.inbox.count + messages
         self.order(order)
         await until(lambda: self.inbox.count >= end)
         return Measured(what, times, time.process_time() - began)
 
     async def idle(self, seconds: float) -> Measured:
-        """CPU time of one second with silent workers."""
+        """Return the controller's CPU time per second while all workers are silent."""
         began = time.process_time()
         await asyncio.sleep(seconds)
         return Measured("idle second", 1, (time.process_time() - began) / seconds)
 
     async def requests(self, count: int, tokens: int, batch: int) -> tuple[Measured, Measured]:
-        """Run requests through their hand-offs, then all their tokens."""
+        """Run requests until their hand-offs have ended, then receive all their tokens."""
         began, before = time.process_time(), self.inbox.count
         self.order(f"requests {count}")
         tasks = [asyncio.create_task(self._follow(number, tokens)) for number in range(count)]
@@ -198,7 +198,7 @@ async def measure(workers: int, messages: int, batches: list[int]) -> list[Measu
 
 
 def sizes(workers: int) -> list[tuple[str, int]]:
-    """Frame sizes in bytes."""
+    """Return the size in bytes of each kind of message frame."""
     peer = registered(1, "ipc:///run/user/1000/twofold/decode-1.sock")
     tokens = [(f"chatcmpl-{number:032x}.1", outputs(5, 9)) for number in range(32)]
     step = StepDone(instance="decode-1", epoch=1, started_s=1.0, started=[], tokens=tokens, status=STATUS, number=9)

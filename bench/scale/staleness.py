@@ -51,7 +51,7 @@ POLICIES = {
 
 
 class Case(msgspec.Struct, frozen=True, kw_only=True):
-    """One run."""
+    """Result of one simulation: policy, cluster size, report interval and goodput."""
 
     policy: str
     instances: int

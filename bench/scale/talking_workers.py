@@ -64,7 +64,7 @@ def outputs(index: int, last: int) -> TokenOutput:
 
 
 class Workers:
-    """Sends the messages ordered on stdin: a kind of message and a count per line."""
+    """Sockets of all workers in one process; they send the messages ordered on stdin (kind and count per line)."""
 
     def __init__(self, directory: Path, count: int) -> None:
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -86,7 +86,7 @@ class Workers:
         self._pushes[number].send(ENCODE(message))
 
     def follow(self) -> None:
-        """Serve orders until stdin closes."""
+        """Execute orders from stdin until stdin closes."""
         for line in sys.stdin:
             kind, *numbers = line.split()
             getattr(self, kind)(*map(int, numbers))
@@ -99,7 +99,7 @@ class Workers:
         self.say(0, registered(0, self.inbox))
 
     def links(self) -> None:
-        """Send link measurements of every prefill worker to every decode worker."""
+        """Send one link measurement for every pair of prefill and decode worker."""
         speed = LinkSpeed(overhead_s=1e-4, bytes_per_s=1e9)
         for source in range(0, self._count, 4):
             for target in range(self._count):
@@ -118,7 +118,7 @@ class Workers:
             self.say(number, Status(instance=name_of(number), epoch=1, status=STATUS, number=self._next(number)))
 
     def steps(self, count: int) -> None:
-        """Send iterations without tokens, as of chunked prefill."""
+        """Send completed iterations without tokens, as chunked prefill causes them."""
         for turn in range(count):
             number = turn % self._count
             self.say(number, self._step(number, []))
@@ -153,7 +153,7 @@ class Workers:
         self.say(prefill, report)
 
     def tokens(self, batch: int) -> None:
-        """Send all remaining tokens of every request, `batch` per iteration."""
+        """Send all remaining tokens of every request, in iterations of `batch` tokens."""
         on: dict[int, list[str]] = defaultdict(list)
         last = 0
         for request_id, (decode, last) in self._decoding.items():  # noqa: B007  (all have the same last token)

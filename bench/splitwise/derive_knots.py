@@ -22,7 +22,7 @@ DATE = "2023-11"
 
 
 def knots(rows: Sequence[ProfileRow]) -> list[str]:
-    """Return the curves of one pair."""
+    """Return the interpolation curves of prefill and decode times for one pair of model and machine."""
     groups: dict[int, list[ProfileRow]] = defaultdict(list)
     for row in rows:
         groups[row.prompt_size * row.batch_size].append(row)

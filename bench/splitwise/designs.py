@@ -18,9 +18,8 @@ WORKLOADS: Final = ("conv", "code")
 
 
 class Kind(msgspec.Struct, frozen=True, kw_only=True):
-    """A design family of the paper by name; one machine type makes a baseline in which every machine runs both
-    phases.
-    """
+    """A design family of the paper, by name. A family with one machine type is a baseline: its machines run both
+    phases."""
 
     name: str
     machines: tuple[str, ...]
@@ -40,7 +39,7 @@ KINDS: Final = (BASELINE_A100, BASELINE_H100, AA, HH, HA, HHCAP)
 
 
 class PaperSet(msgspec.Struct, frozen=True, kw_only=True):
-    """Clusters of equal power or cost, tuned for one workload: machines per design kind."""
+    """Clusters of equal power or cost that the paper tuned for one workload: number of machines by design kind."""
 
     name: str
     workload: str
@@ -103,13 +102,13 @@ def paper_set(name: str, workload: str) -> PaperSet:
 
 
 def family(kind: Kind, catalog: Catalog, mixed_batcher: str) -> Family:
-    """The planner's family of a kind; `mixed_batcher` is the batching policy of a baseline."""
+    """Return the planner's family for a kind; `mixed_batcher` is the batching policy if the kind is a baseline."""
     kinds = tuple(machine_kind(name, catalog) for name in kind.machines)
     return Family(kinds=kinds, batcher=None if kind.split else mixed_batcher)
 
 
 def machine_kind(name: str, catalog: Catalog) -> MachineKind:
-    """A machine as the planner's machine kind."""
+    """Return the planner's machine kind for a machine name."""
     machine = catalog.machine(name)
     return MachineKind(name=machine.name, price_per_h=machine.price_per_h, tdp_w=machine.tdp_w)
 
@@ -121,7 +120,7 @@ def power_units(design: Design, catalog: Catalog) -> float:
 
 
 def within(name: str, catalog: Catalog) -> Allows:
-    """Whether a design is within the power or cost of 40 DGX-H100, whichever the set fixes."""
+    """Return whether a design is within the budget that the set fixes: the power or the cost of 40 DGX-H100."""
     h100 = catalog.machine(H100)
     if name == "iso-cost":
         return lambda design: design.price_per_h <= H100_MACHINES * h100.price_per_h

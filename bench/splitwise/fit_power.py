@@ -26,7 +26,7 @@ SATURATIONS = range(256, 4097, 64)
 
 
 def fit_decode(pairs: Sequence[Pair]) -> tuple[Floats, float]:
-    """(decode, memory, sequence) and the mean relative error of the resulting shares."""
+    """Fit the decode constants (decode, memory, sequence); return them and the mean relative error of the shares."""
     lines, shares = [], []
     for pair in pairs:
         alone_s = min(one.token_time for one in pair.kept) / 1e3
@@ -43,7 +43,7 @@ def fit_decode(pairs: Sequence[Pair]) -> tuple[Floats, float]:
 
 
 def fit_prefill(pairs: Sequence[Pair]) -> tuple[int, float]:
-    """Number of tokens at which prefill reaches TDP, and the mean relative error of the resulting shares."""
+    """Return the number of tokens at which prefill reaches TDP, and the mean relative error of the TDP shares."""
     points = []
     for pair in pairs:
         base = decode_power(pair.kept)

@@ -29,7 +29,7 @@ START = np.array([1e-4, 0.5, 2.0, 0.2])  # prefill launch, extra compute, extra 
 
 
 def fit(pairs: Sequence[Pair]) -> RooflineConstants:
-    """Constants that predict these pairs best."""
+    """Return the roofline constants that predict the times of these pairs best."""
     launch, step, memory, sequence, kv = fit_decode(pairs)
     floors = [
         needs.layers * launch + needs.steps * step + needs.weights_s * (1 + memory) for needs in map(_needs, pairs)
@@ -49,7 +49,7 @@ def fit(pairs: Sequence[Pair]) -> RooflineConstants:
 
 
 def fit_decode(pairs: Sequence[Pair]) -> list[float]:
-    """Return launch and step time per layer, extra memory time, time per sequence and layer, and extra KV time."""
+    """Fit the decode constants: launch and step time per layer, memory time, time per sequence and layer, KV time."""
     lines, targets, times = [], [], []
     for pair in pairs:
         needs = _needs(pair)
@@ -63,9 +63,9 @@ def fit_decode(pairs: Sequence[Pair]) -> list[float]:
 
 
 def fit_prefill(pairs: Sequence[Pair], floors: Sequence[float]) -> list[float]:
-    """Launch per layer beyond decode's, extra compute and all-reduce time, share of long batches.
+    """Fit the prefill constants: launch per layer beyond decode's, compute and all-reduce time, share of long batches.
 
-    Attention has the efficiency of the rest: the profile cannot separate it from the cost of long batches.
+    Attention uses the efficiency of the other operations: the profile cannot separate it from the cost of long batches.
     """
     lines = []
     for pair, floor in zip(pairs, floors, strict=True):
@@ -86,7 +86,7 @@ def fit_prefill(pairs: Sequence[Pair], floors: Sequence[float]) -> list[float]:
 
 
 def minimise(errors: Callable[[Floats], Floats], start: Floats) -> Floats:
-    """Positive x that minimizes the sum of squared errors, by damped Gauss-Newton steps in log x."""
+    """Return the positive vector x that minimizes the sum of squared errors, by damped Gauss-Newton steps in log x."""
     at, damping = np.log(start), 1e-2
     now = errors(np.exp(at))
     for _ in range(200):
@@ -102,7 +102,7 @@ def minimise(errors: Callable[[Floats], Floats], start: Floats) -> Floats:
 
 
 def left_out(pairs: Sequence[Pair]) -> list[LeftOut]:
-    """Error of each pair under the constants fitted to the others."""
+    """Return the error on each pair of constants that were fitted to all other pairs."""
     return [_error(pair, fit([other for other in pairs if other is not pair])) for pair in pairs]
 
 

@@ -14,10 +14,10 @@ _A100_MACHINES = 70
 
 
 class Claim(msgspec.Struct, frozen=True, kw_only=True):
-    """A kind against a baseline with a fixed number of machines.
+    """Claim that the design `kind` surpasses the baseline `against` with a fixed number of machines.
 
-    The split costs at most `price` and draws at most `power` times the budget of `against`, within the power of 40
-    DGX-H100.
+    The split design costs at most `price` times and draws at most `power` times the budget of the baseline, within the
+    power of 40 DGX-H100.
     """
 
     text: str
@@ -53,7 +53,7 @@ _HEADER = ("claim", "workload", "timing", "cluster", "req/s", "baseline", "req/s
 
 
 def headlines(settings: Settings, catalog: Catalog) -> None:
-    """Print the claims for both workloads and both timings."""
+    """Print the claims of the abstract, for both workloads and both timings."""
     rows = []
     for workload in WORKLOADS:
         for timing in timings(settings, catalog).values():

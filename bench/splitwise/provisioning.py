@@ -81,7 +81,7 @@ def _cell(plane: Plane, first: int, second: int) -> str:
 
 
 def _on_frontier(plane: Plane, first: int, second: int) -> bool:
-    """Whether every neighbour with fewer machines of one kind misses an SLO."""
+    """Return whether every neighbour with fewer machines of one role misses an SLO."""
     prefill, decode = _axes(plane)
     fewer = [(each, second) for each in prefill if each < first][-1:]
     fewer += [(first, each) for each in decode if each < second][-1:]
@@ -89,13 +89,13 @@ def _on_frontier(plane: Plane, first: int, second: int) -> bool:
 
 
 def _worst(told: Evaluation) -> float:
-    """Worst ratio of the nine bounds; a run that was stopped early misses one by more than shown."""
+    """Return the worst ratio of measured slow-down to bound over the nine SLOs, limited to `_OVER`."""
     ratios = [check.value / check.bound for check in told.checks if check.value is not None and not check.at_least]
     return min(max(ratios, default=0.0), _OVER)
 
 
 def _page(planes: dict[str, Plane], title: str) -> str:
-    """A standalone page with one picture per timing."""
+    """Return a standalone HTML page with one picture per timing."""
     import plotly.graph_objects as go  # noqa: PLC0415  (needed for pictures only)
     from plotly.subplots import make_subplots  # noqa: PLC0415
 

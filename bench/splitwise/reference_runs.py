@@ -13,7 +13,7 @@ _MACHINES = 40  # all H100
 
 
 class ReferenceRun(msgspec.Struct, frozen=True, kw_only=True):
-    """8,502 requests at 70 per second on 40 machines; all are mixed without `prefill`."""
+    """A SplitwiseSim run on 40 machines; `prefill` machines are for prefill, and all machines are mixed if it is 0."""
 
     name: str
     trace: str
@@ -33,7 +33,7 @@ class ReferenceRun(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def overrides(self) -> list[str]:
-        """Configuration overrides for SplitwiseSim."""
+        """Return the configuration overrides of this run for SplitwiseSim."""
         cluster = ["cluster=half_half", "cluster.servers.0.count=0", f"cluster.servers.1.count={_MACHINES}"]
         if not self.prefill:
             return [*cluster, "start_state=baseline", "applications.0.scheduler=token_jsq"]

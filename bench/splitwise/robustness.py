@@ -1,4 +1,4 @@
-"""Robustness (section 6 of the paper): clusters tuned for one workload under the other."""
+"""Robustness (section 6 of the paper): clusters tuned for one workload are simulated under the other workload."""
 
 import asyncio
 
@@ -12,9 +12,7 @@ _HEADER = ("cluster", "workload", "tuned for this one", "req/s", "tuned for the 
 
 
 def robustness(settings: Settings, catalog: Catalog) -> None:
-    """Print a table per timing: the paper's iso-power splits under the published one, the planner's under the
-    corrected one.
-    """
+    """Print a table per timing: the paper's iso-power splits under `published`, the planner's under `corrected`."""
     for timing in timings(settings, catalog).values():
         own: dict[str, dict[str, BestDesign]] = {}
         for workload in WORKLOADS:
@@ -29,7 +27,7 @@ def robustness(settings: Settings, catalog: Catalog) -> None:
 
 
 async def _own(searches: Study, workload: str) -> dict[str, BestDesign]:
-    """Return the design of each split kind, tuned for the workload."""
+    """Return the best design of each split kind when it is tuned for the given workload."""
     kinds = [kind for kind in KINDS if kind.split]
     found = await asyncio.gather(*(_tuned(searches, kind, workload) for kind in kinds))
     return {kind.name: each for kind, each in zip(kinds, found, strict=True)}

@@ -13,14 +13,14 @@ from twofold.planning.design import Design
 
 
 class Column(msgspec.Struct, frozen=True, kw_only=True):
-    """One timing: each kind with the paper's split (None without one) and with the best split within the budget."""
+    """Results under one timing, by kind: the paper's design, and the best split within the budget."""
 
     paper: dict[str, BestDesign]
     tuned: dict[str, BestDesign]
 
 
 def design_sets(settings: Settings, catalog: Catalog) -> None:
-    """Print a table for each set."""
+    """Print a table of the highest rates for each design set."""
     for each in SETS:
         columns = {}
         for timing in timings(settings, catalog).values():
@@ -31,7 +31,7 @@ def design_sets(settings: Settings, catalog: Catalog) -> None:
 
 
 def model_errors(settings: Settings, catalog: Catalog) -> None:
-    """Print the errors of the performance models."""
+    """Print the errors of the performance models against measurements."""
     for timing in timings(settings, catalog).values():
         with study(timing, "conv", settings, catalog) as searches:
             print(f"\nModels of the {timing.name} timing:\n")
@@ -49,7 +49,7 @@ async def _column(searches: Study, each: PaperSet) -> Column:
 
 
 async def _tuned(searches: Study, each: PaperSet, kind: Kind) -> BestDesign:
-    """Return the tuned design; a baseline keeps the paper's number of machines."""
+    """Return the tuned design of a split kind; for a baseline, return the paper's number of machines."""
     if not kind.split:
         return await searches.capacity(kind, each.counts[kind.name])
     return await searches.tuned(kind, each.name)

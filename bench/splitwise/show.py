@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 
 
 def table(title: str, header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Print a table; the first column is text, the others are numbers."""
+    """Print a table as Markdown; the first column is left-aligned text, all others are right-aligned."""
     lines = [list(header), *map(list, rows)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(header))]
 
@@ -28,12 +28,12 @@ def progress(what: str) -> None:
 
 
 def times(value: float, base: float) -> str:
-    """A ratio as `1.40×`, or a dash for a division by zero."""
+    """Format a ratio as `1.40×`, or as a dash for a division by zero."""
     return f"{value / base:.2f}×" if base else "—"
 
 
 def percent(value: float, base: float) -> str:
-    """A relative difference as `−19%`."""
+    """Format a relative difference as `−19%`."""
     return f"{value / base - 1:+.0%}".replace("-", "−")
 
 

@@ -29,14 +29,14 @@ HERE = Path(__file__).parent
 
 
 class Cost(msgspec.Struct, frozen=True, kw_only=True):
-    """CPU seconds of one run."""
+    """CPU seconds of one simulator run."""
 
     event_loop_cpu_s: float
     process_cpu_s: float
 
 
 class Round(msgspec.Struct, frozen=True, kw_only=True):
-    """One run of each simulator, and the largest relative difference between request times."""
+    """One run of both simulators, and the largest relative difference between their request times."""
 
     splitwise_sim: Cost
     twofold: Cost
@@ -66,7 +66,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def compare(run: ReferenceRun, checkout: Path, python: str) -> Round:
-    """Compare one reference run. Raises SystemExit if a run fails, loses a request or differs."""
+    """Compare both simulators on one reference run. Raises SystemExit if a run fails, loses a request or differs."""
     with tempfile.TemporaryDirectory() as folder:
         theirs = _cost(
             [python, str(HERE / "splitwise_sim_driver.py"), str(checkout), str(run.trace_path), folder, *run.overrides]
@@ -90,7 +90,7 @@ def _cost(command: Sequence[str]) -> Cost:
 
 
 def _differences(theirs: Path, ours: Path) -> tuple[int, float]:
-    """(requests, the largest relative difference of a TTFT or an end-to-end time)."""
+    """Return the number of requests and the largest relative difference of a TTFT or an end-to-end time."""
     expected = {int(float(row["request_ids"])): row for row in _rows(theirs)}
     found = {int(row["id"]): row for row in _rows(ours)}
     if set(expected) != set(found):

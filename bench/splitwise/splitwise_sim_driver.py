@@ -47,7 +47,7 @@ def configuration(checkout: Path, trace: Path, folder: Path, overrides: list[str
 
 
 class Simulator(Protocol):
-    """Interface of SplitwiseSim's simulator that is used here."""
+    """Type of the attributes of SplitwiseSim's simulator that this script uses."""
 
     save_results: Callable[[], None]
 

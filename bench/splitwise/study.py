@@ -25,7 +25,7 @@ from twofold.slo import SPLITWISE
 
 
 class Timing(msgspec.Struct, frozen=True, kw_only=True):
-    """Performance models and rules of a simulation; `mixed_batchers` are the batching policies of a baseline."""
+    """One timing: performance models and rules as a cluster spec, and the batching policies that baselines may use."""
 
     name: str
     template: ClusterSpec
@@ -33,7 +33,8 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """Model, simulated minutes, parallelism, tolerance of the rate search, and paths of cache file and traces."""
+    """Settings of the study: model, simulated minutes, parallelism, tolerance of the rate search, cache file and
+    traces."""
 
     minutes: float = 2.0
     jobs: int = 1
@@ -43,7 +44,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     traces: Path | None = None
 
     def workload(self, name: str) -> WorkloadArguments:
-        """`conv` or `code`: the lengths of the 2023 Azure traces with Poisson arrivals, as in the paper."""
+        """Return `conv` or `code`: the lengths of the 2023 Azure trace of that name with Poisson arrivals, as in the
+        paper."""
         if self.traces is None:
             return WorkloadArguments(workload=f"azure-{name}", duration_s=60 * self.minutes)
         path = self.traces / f"azure-2023-{name}.csv"
@@ -51,14 +53,15 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BestDesign(msgspec.Struct, frozen=True, kw_only=True):
-    """A design with its highest rate within the nine SLOs (0 if there is none)."""
+    """A design with its highest rate within the nine SLOs (0 if it meets them at no rate)."""
 
     design: Design
     rate: float
 
 
 def timings(settings: Settings, catalog: Catalog) -> dict[str, Timing]:
-    """`published`: SplitwiseSim's timing and rules. `corrected`: fitted times and Twofold's own rules."""
+    """Return both timings: `published` with SplitwiseSim's times and rules, `corrected` with fitted times and Twofold's
+    rules."""
     split = (PoolSpec(machines=1, machine="dgx-h100", role=Role.PREFILL),)
     published = replace(splitwise_sim(split, settings.model, catalog=catalog), pools=())
     return {
@@ -72,12 +75,12 @@ def timings(settings: Settings, catalog: Catalog) -> dict[str, Timing]:
 
 
 def problem_of(timing: Timing, workload: str, settings: Settings, catalog: Catalog) -> Problem:
-    """The planning problem: the nine SLOs relative to a DGX-A100 under the same timing."""
+    """Return the planning problem of a timing: nine SLOs relative to the DGX-A100's latencies under the same timing."""
     return Problem(template=timing.template, workload=settings.workload(workload), slo=SPLITWISE, catalog=catalog)
 
 
 class Study:
-    """Searches for one timing and one workload; caches simulation results."""
+    """Searches for the best designs of one timing and one workload; caches simulation results."""
 
     def __init__(self, timing: Timing, problem: Problem, search: RateSearch) -> None:
         self.timing, self.problem, self.search = timing, problem, search
@@ -86,23 +89,23 @@ class Study:
         return Design(family=self._families(kind)[0], counts=tuple(counts))
 
     async def capacity(self, kind: Kind, counts: Sequence[int]) -> BestDesign:
-        """Capacity of a given number of machines; a baseline uses its best batching policy."""
+        """Return the best rate of a kind with these numbers of machines; a baseline uses its best batching policy."""
         designs = [Design(family=each, counts=tuple(counts)) for each in self._families(kind)]
         found = await asyncio.gather(*(self.search.highest(design) for design in designs))
         return max(map(self._found, found), key=lambda each: each.rate)
 
     async def tuned(self, kind: Kind, equal: str) -> BestDesign:
-        """Best split within the power or cost of 40 DGX-H100."""
+        """Return the best split within the power or cost of 40 DGX-H100."""
         return await self.best(kind, within(equal, self.problem.catalog))
 
     async def best(self, kind: Kind, allows: Allows) -> BestDesign:
-        """Best split that satisfies the constraint."""
+        """Return the best split that satisfies the constraint."""
         frontiers = [frontier(each, allows) for each in self._families(kind)]
         found = await asyncio.gather(*(most_throughput(self.search, designs) for designs in frontiers))
         return max(map(self._found, found), key=lambda each: each.rate)
 
     def errors(self) -> list[str]:
-        """Model errors relative to measurements, one line per machine."""
+        """Return the errors of the performance model relative to measurements, one line per machine."""
         lines = []
         for machine in (A100, H100, CAPPED):
             model = self.problem.performance(machine_kind(machine, self.problem.catalog))
@@ -127,7 +130,7 @@ class Study:
 
 @contextmanager
 def study(timing: Timing, workload: str, settings: Settings, catalog: Catalog) -> Iterator[Study]:
-    """A study whose worker processes run until the context ends."""
+    """Yield a study whose worker processes run until the context ends."""
     problem = problem_of(timing, workload, settings, catalog)
     path = settings.store or Path(":memory:")
     with EvaluationStore(path) as store, LocalExecutor(problem, settings.jobs) as executor:

@@ -20,7 +20,7 @@ from twofold.workload.source import workload
 
 
 class Ended(Observer):
-    """Collects the latencies of every request."""
+    """Observer that collects the TTFT and end-to-end time of every request."""
 
     def __init__(self) -> None:
         self.rows: list[tuple[str, float | None, float | None]] = []

@@ -15,7 +15,7 @@ from twofold.timeline import Moment, Timeline
 
 
 class Job(msgspec.Struct, frozen=True):
-    """A design under `rate` requests per second."""
+    """One simulation: a design of a planning problem, loaded with `rate` requests per second."""
 
     problem: Problem
     design: Design
@@ -23,7 +23,7 @@ class Job(msgspec.Struct, frozen=True):
 
 
 class CompleteRun(msgspec.Struct, frozen=True):
-    """The result, and output tokens and requests per second in the middle of the run."""
+    """Simulation result, with the output tokens and requests per second in the middle half of the run."""
 
     result: SimulationResult
     tokens_per_s: float
@@ -31,7 +31,7 @@ class CompleteRun(msgspec.Struct, frozen=True):
 
 
 class _Ends(Observer):
-    """End times and output lengths of requests."""
+    """Observer that collects the end time and the output length of each request."""
 
     def __init__(self) -> None:
         self.ends: list[tuple[float, int]] = []
@@ -42,7 +42,7 @@ class _Ends(Observer):
 
 
 def run_all(jobs: Sequence[Job], processes: int) -> list[CompleteRun]:
-    """Run the jobs; results are in the order of the jobs."""
+    """Run the simulations in parallel; results have the order of `jobs`."""
     with ProcessPoolExecutor(processes, mp_context=get_context("forkserver")) as pool:
         return list(pool.map(run, jobs))
 
@@ -63,7 +63,7 @@ def run(job: Job) -> CompleteRun:
 
 
 def _in_the_middle(ends: Sequence[tuple[float, int]]) -> tuple[float, float]:
-    """(tokens, requests) per second between the first and third quartile of requests, without ramp-up and drain."""
+    """Return (tokens, requests) per second between the first and third quartile of ended requests."""
     first, last = len(ends) // 4, 3 * len(ends) // 4
     seconds = ends[last - 1][0] - ends[first - 1][0] if first else 0.0
     if seconds <= 0:

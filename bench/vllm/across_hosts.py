@@ -22,7 +22,8 @@ SPLITS = (NIXL, *MODES)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AcrossHosts:
-    """Prefill runs in this process's namespace and decode on the other host; each has half of the cores."""
+    """vLLM split over two hosts: prefill in this process's namespace, decode on the second host, each with half of the
+    cores."""
 
     hosts: TwoHosts
     stock: StockVllm
@@ -31,7 +32,7 @@ class AcrossHosts:
     folder: Path
 
     def start(self, split: str, processes: Processes) -> str:
-        """Start one of SPLITS and return its URL when it is ready."""
+        """Start the split service of the given name in `SPLITS`; return its URL when it is ready."""
         if split == NIXL:
             places = (self._place(0), self._place(1))
             return self.stock.proxied(processes, check_proxy(self.proxy), places)
@@ -57,7 +58,7 @@ class AcrossHosts:
         return ready(processes, Place(), port)
 
     def _place(self, host: int) -> Place:
-        """Forces NIXL to use the link instead of shared memory."""
+        """Return the place of a server on a host, with an environment that makes NIXL use the link."""
         network = {"UCX_TLS": "tcp", "UCX_NET_DEVICES": self.hosts.devices[host]}
         return Place(address=self.hosts.addresses[host], enter=self.hosts.command(host, []), environment=network)
 

@@ -1,4 +1,4 @@
-"""The compared systems: each is a few processes on the same cores behind one URL."""
+"""The systems that the comparison measures: each consists of a few processes on the same cores behind one URL."""
 
 import sys
 from collections.abc import Callable
@@ -15,7 +15,7 @@ TWOFOLD = [sys.executable, "-m", "twofold.cli.main"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """Settings shared by all systems."""
+    """Settings that all compared systems share."""
 
     stock: StockVllm
     max_model_len: int
@@ -25,7 +25,7 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class System:
-    """A compared system; `start` returns its URL when it is ready."""
+    """A compared system; `start` starts its processes and returns its URL when it is ready."""
 
     title: str
     start: Callable[[Setting, Processes], str]

@@ -1,4 +1,4 @@
-"""Results as tables for the terminal and as Markdown."""
+"""Tables of the results, for the terminal and as Markdown."""
 
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -21,7 +21,7 @@ NAMES = (
 
 
 def rows(results: Mapping[str, Sequence[Measured]]) -> Iterable[list[str]]:
-    """One row per system and rate; answers are compared with those of the first system at the same rate."""
+    """Yield one row per system and rate; answers are compared with the first system's answers at the same rate."""
     first = next((results[name] for name in SYSTEMS if name in results), [])
     answers = {each.rate: each.answers for each in first}
     for name in SYSTEMS:
@@ -42,7 +42,7 @@ def rows(results: Mapping[str, Sequence[Measured]]) -> Iterable[list[str]]:
 
 
 def sustained(measured: Sequence[Measured]) -> float | None:
-    """Return the highest rate up to which 90% of requests met the SLO at every rate."""
+    """Return the highest rate up to which, at every measured rate, 90% of requests met the SLO."""
     best = None
     for each in sorted(measured, key=lambda each: each.rate):
         if each.attainment < ATTAINED:
@@ -61,7 +61,7 @@ def terminal(results: Mapping[str, Sequence[Measured]], title: str) -> Table:
 
 
 def markdown(results: Mapping[str, Sequence[Measured]], title: str) -> str:
-    """The table in Markdown, with the sustained rate of each system."""
+    """Return the results as a Markdown table, with the sustained rate of each system."""
     lines = [title, "", _line(NAMES), _line(["---", *["---:"] * (len(NAMES) - 1)])]
     lines += [_line(row) for row in rows(results)]
     lines += ["", f"Highest of these rates at which at least {ATTAINED:.0%} of requests met the SLO:", ""]

@@ -69,7 +69,7 @@ def arguments() -> argparse.Namespace:
 
 
 def merge_earlier(path: Path, report: Report) -> Report:
-    """`report` with the systems of an earlier report; raises ConfigurationError if its settings differ."""
+    """Add the systems of an earlier report to `report`. Raises ConfigurationError if the settings differ."""
     if not path.exists():
         return report
     before = msgspec.json.decode(path.read_bytes(), type=Report)
@@ -80,7 +80,7 @@ def merge_earlier(path: Path, report: Report) -> Report:
 
 
 def rates(setting: Setting, system: str, given: argparse.Namespace, report: Report, logs: Path) -> list[Measured]:
-    """Measure all rates of one system, started and stopped for it."""
+    """Start one system, measure it at all rates, and stop it."""
     found = []
     began_s = time.monotonic()
     with Processes(logs) as processes:
@@ -97,7 +97,7 @@ def rates(setting: Setting, system: str, given: argparse.Namespace, report: Repo
 
 
 def client_cores(cores: int) -> list[int]:
-    """Cores that the systems leave free; the same cores if they leave none."""
+    """Return the cores that the systems do not use; if they use all cores, return all cores."""
     return ALL_CORES[cores:] or ALL_CORES[:cores]
 
 
@@ -112,7 +112,7 @@ def title(report: Report) -> str:
 
 
 def run(given: argparse.Namespace, folder: Path) -> tuple[Report, list[str]]:
-    """Measure every system in turn and report failed ones at the end."""
+    """Measure every system in turn; report the systems that failed at the end."""
     load = Load(
         prompt_tokens=tuple(given.prompts),
         output_tokens=tuple(given.outputs),

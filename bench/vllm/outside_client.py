@@ -19,7 +19,7 @@ SETTLE_S = 600.0  # timeout for client startup and delayed answers
 
 
 class Load(msgspec.Struct, frozen=True, kw_only=True):
-    """Uniform ranges of lengths, and the SLO in seconds."""
+    """Load of the client: ranges of uniform prompt and output lengths, seconds, and the SLO in seconds."""
 
     prompt_tokens: tuple[int, int]
     output_tokens: tuple[int, int]
@@ -51,7 +51,7 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def attainment(self) -> float:
-        """Share of requests answered within the SLO."""
+        """Return the share of requests that were answered within the SLO."""
         return self.goodput * self.duration_s / self.sent
 
 
@@ -72,9 +72,9 @@ class _Result(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def measure(url: str, stock: StockVllm, load: Load, rate: float, folder: Path, cores: Sequence[int]) -> Measured:
-    """Run the client once on these cores in `folder`.
+    """Run the client once on these cores, with its files in `folder`.
 
-    Raises ConfigurationError with its output if it fails or does not end.
+    Raises ConfigurationError with the client's output if the client fails or does not end.
     """
     result, log = folder / "client.json", folder / "client.log"
     result.unlink(missing_ok=True)
@@ -135,7 +135,7 @@ def _measured(result: _Result, rate: float, sent: int) -> Measured:
 
 
 def _lengths(load: Load) -> list[str]:
-    """Mean and relative half-width of a range, as the client expects them."""
+    """Convert a range of lengths to its mean and relative half-width, as the client expects."""
     (prompt, prompt_share), (output, output_share) = (
         ((low + high) / 2, (high - low) / (high + low)) for low, high in (load.prompt_tokens, load.output_tokens)
     )

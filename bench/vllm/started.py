@@ -1,4 +1,4 @@
-"""Processes of one system: log files, readiness checks and guaranteed termination."""
+"""Processes of one measured system: log files, readiness checks and guaranteed termination."""
 
 import os
 import signal
@@ -19,7 +19,7 @@ LAST_LINES = 25
 
 
 class Processes:
-    """Context manager that ends its processes on exit, in reverse order."""
+    """Context manager that ends the processes started through it on exit, in reverse order."""
 
     def __init__(self, logs: Path) -> None:
         self._logs = logs
@@ -40,7 +40,7 @@ class Processes:
     def start(self, name: str, command: Sequence[str], environment: Mapping[str, str]) -> None:
         """Start a process that logs to `name`.log.
 
-        It leads its own process group, so that its children end with it, and it ends if this process dies.
+        The process leads its own group, so that its children end with it, and it ends if this Python process dies.
         """
         with self._log(name).open("wb") as log:
             process = subprocess.Popen(
@@ -54,7 +54,7 @@ class Processes:
         self._started.append((name, process))
 
     def wait(self, url: str) -> None:
-        """Wait until `url` responds; raises ConfigurationError with the log if a process ends first."""
+        """Wait until `url` responds. Raises ConfigurationError with the log of a process that ends first."""
         deadline_s = time.monotonic() + START_S
         while not _answers(url):
             for name, process in self._started:

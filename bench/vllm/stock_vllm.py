@@ -73,7 +73,7 @@ class StockVllm:
         return ready(processes, place, port)
 
     def pair(self, processes: Processes, places: tuple[Place, Place] = (BESIDE, BESIDE)) -> tuple[int, int]:
-        """Start one server per phase with half of the threads each; returns their ports."""
+        """Start one server per phase, each with half of the threads; return the ports of both servers."""
         _need_nixl()
         transfer = {"kv_connector": "NixlConnector", "kv_role": "kv_both", "kv_buffer_device": "cpu"}
         ports = []
@@ -123,7 +123,7 @@ def ready(processes: Processes, place: Place, port: int) -> str:
 
 
 def check_proxy(proxy: Path | None) -> Path:
-    """Raises ConfigurationError if the file does not exist."""
+    """Check the path of the example proxy. Raises ConfigurationError if the file does not exist."""
     if proxy is None or not proxy.is_file():
         where = f"vLLM's example proxy, {PROXY} of https://github.com/vllm-project/vllm"
         raise ConfigurationError(f"--proxy must name {where}: download it, or skip its system with --only")

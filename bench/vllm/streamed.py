@@ -11,7 +11,7 @@ PATIENCE_S = 300.0
 
 
 class Streamed(msgspec.Struct, frozen=True):
-    """Times of the first and the second token in seconds since sending, and all tokens."""
+    """Streamed answer: seconds from sending to the first and to the second token, and all tokens."""
 
     first_s: float
     second_s: float

@@ -40,7 +40,7 @@ BEST = "layer-wise"
 
 
 class Pair(msgspec.Struct, frozen=True, kw_only=True):
-    """Seconds until the second token of the same request on both."""
+    """Seconds until the second token of the same request on the colocated and on the split service."""
 
     split: str
     prompt_tokens: int
@@ -61,7 +61,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         return [each for each in self.pairs if (each.split, each.prompt_tokens) == (split, length)]
 
     def visible_s(self, split: str, length: int) -> float | None:
-        """Return the median visible transfer; None if not measured."""
+        """Return the median visible transfer in seconds; None if it was not measured."""
         found = self.of(split, length)
         return statistics.median(each.visible_s for each in found) if found else None
 
@@ -87,7 +87,7 @@ async def compare(urls: dict[str, str], split: str, given: argparse.Namespace) -
 
 
 def measure(across: AcrossHosts, given: argparse.Namespace, report: Report) -> Iterator[str]:
-    """Run every split service beside the colocated one; yields the failures."""
+    """Measure every split service beside the colocated service; yield each failure."""
     with Processes(logs(across.folder, given, "colocated")) as colocated:
         url = across.stock.colocated(colocated, threads=max(1, across.stock.threads // 2))
         for split in given.only or SPLITS:
@@ -103,7 +103,7 @@ def measure(across: AcrossHosts, given: argparse.Namespace, report: Report) -> I
 
 
 def merge_earlier(given: argparse.Namespace) -> list[Pair]:
-    """With --only, return other systems' results of an earlier run at the same link speed."""
+    """Return the results of the systems that `--only` excludes, from an earlier run at the same link speed."""
     if not given.only or not given.json.exists():
         return []
     before = msgspec.json.decode(given.json.read_bytes(), type=Report)
@@ -159,7 +159,7 @@ def arguments() -> argparse.Namespace:
 
 
 def run(given: argparse.Namespace, folder: Path) -> tuple[Report, list[str]]:
-    """Measure all systems; raises UserError without network namespaces or vLLM."""
+    """Measure all systems. Raises UserError without network namespaces or vLLM."""
     longest = max(given.lengths) + 2 * OUTPUT
     model = model_directory(given.model, folder, "--max-model-len", str(longest))
     given.vocabulary = msgspec.json.decode((model / "config.json").read_bytes())["vocab_size"]

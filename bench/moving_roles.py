@@ -74,7 +74,7 @@ class TimelineCollector(Observer):
 
 
 def traffic(period_s: float, seed: int) -> Iterator[Request]:
-    """Return three periods of traffic, of mostly prompts, outputs and prompts, with Poisson arrivals and uniform
+    """Yield three periods of traffic, of mostly prompts, outputs and prompts, with Poisson arrivals and uniform
     lengths."""
     draw = random.Random(seed)
     now, number = 0.0, 0

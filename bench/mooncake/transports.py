@@ -97,7 +97,7 @@ def lend(way: str, key: Path) -> None:
 
 @contextmanager
 def joined(way: str, key: Path) -> Iterator[tuple[PooledTransport, Connection]]:
-    """Start the lending process; yield a transport connected to it. Raises ConfigurationError if none is installed."""
+    """Start a lender; yield a transport connected to it. Raises ConfigurationError if it is not installed."""
     transport = make(way, "prefill", key)
     command = [sys.executable, __file__, "--lend", way, str(key)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as lender:

@@ -25,7 +25,7 @@ from twofold.hardware.specs import Machine, Model
 from twofold.performance.base import PerformanceModel
 from twofold.performance.coefficients import Calibration, calibrations
 from twofold.performance.cost import DecodeCost, ModelAccuracy
-from twofold.performance.instance import check_tensor_parallel, find_pair, instance_name, memory_share, profile_name
+from twofold.performance.instance import find_pair, instance_name, memory_share, require_pair
 from twofold.performance.power import instance_power
 
 KNEE = 2.5
@@ -80,14 +80,7 @@ def fitted(model: Model, machine: Machine, tensor_parallel: int, *, extra: Seque
 
     Raises ConfigurationError, listing the calibrated pairs, if this one has no calibration.
     """
-    check_tensor_parallel(machine, tensor_parallel)
-    known = calibrations(extra)
-    entry = find_pair(known, model, machine, tensor_parallel)
-    if entry is None:
-        raise ConfigurationError(
-            f"no calibration of {model.name} on {profile_name(machine)} TP{tensor_parallel}, only of "
-            f"{', '.join(one.pair for one in known)}: use `roofline` or `auto` for an estimate"
-        )
+    entry = require_pair(calibrations(extra), model, machine, tensor_parallel, "calibration")
     return FittedModel(entry, model, machine, tensor_parallel)
 
 

@@ -11,7 +11,7 @@ divided in the same way. A token's activations cross a boundary once: each accel
 Across machines a stage has its share of the network bandwidth.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import TypeVar
 
 import msgspec
@@ -48,6 +48,21 @@ def find_pair(known: Iterable[P], model: Model, machine: Machine, tensor_paralle
     """The entry of a model on the accelerators of a machine; None if there is none."""
     wanted = (model.name, profile_name(machine), tensor_parallel)
     return next((one for one in known if (one.model, one.accelerator, one.tensor_parallel) == wanted), None)
+
+
+def require_pair(known: Collection[P], model: Model, machine: Machine, tensor_parallel: int, kind: str) -> P:
+    """The entry of a model on the accelerators of a machine.
+
+    Raises ConfigurationError, listing the known pairs, if there is none; `kind` is what an entry is in the message.
+    """
+    check_tensor_parallel(machine, tensor_parallel)
+    entry = find_pair(known, model, machine, tensor_parallel)
+    if entry is None:
+        raise ConfigurationError(
+            f"no {kind} of {model.name} on {profile_name(machine)} TP{tensor_parallel}, only of "
+            f"{', '.join(one.pair for one in known)}: use `roofline` or `auto` for an estimate"
+        )
+    return entry
 
 
 def instance_name(kind: str, model: Model, machine: Machine, tensor_parallel: int) -> str:

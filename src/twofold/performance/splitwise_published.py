@@ -15,7 +15,7 @@ from twofold.hardware.specs import Machine, Model
 from twofold.performance.base import PerformanceModel
 from twofold.performance.coefficients import Knots, published_knots
 from twofold.performance.cost import DecodeCost, ModelAccuracy
-from twofold.performance.instance import check_tensor_parallel, find_pair, instance_name, memory_share, profile_name
+from twofold.performance.instance import instance_name, memory_share, require_pair
 from twofold.performance.power import instance_power
 
 
@@ -76,12 +76,5 @@ class SplitwisePublishedModel(PerformanceModel):
 
 def splitwise_published(model: Model, machine: Machine, tensor_parallel: int) -> SplitwisePublishedModel:
     """The published model of a pair. Raises ConfigurationError, listing the published pairs, for any other."""
-    check_tensor_parallel(machine, tensor_parallel)
-    known = published_knots().knots
-    knots = find_pair(known, model, machine, tensor_parallel)
-    if knots is None:
-        raise ConfigurationError(
-            f"no published profile of {model.name} on {profile_name(machine)} TP{tensor_parallel}, only of "
-            f"{', '.join(knots.pair for knots in known)}: use `roofline` or `auto` for an estimate"
-        )
+    knots = require_pair(published_knots().knots, model, machine, tensor_parallel, "published profile")
     return SplitwisePublishedModel(knots, model, machine, tensor_parallel)

@@ -23,7 +23,7 @@ _CLEARLY = 1.001  # beyond a bound, more than histogram rounding
 
 
 class SloUnreachable:
-    """Check on the statistics of a run, which tells whether the run of `requests` can no longer meet the SLO."""
+    """Stop condition of a simulation: true once the run of `requests` can no longer meet the SLO."""
 
     def __init__(self, requests: Sequence[Request], slo: Slo | SlowdownSlo, attainment: float) -> None:
         self._requests = len(requests)

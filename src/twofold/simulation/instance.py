@@ -129,7 +129,7 @@ class VirtualInstance(SimulatedInstance):
         self._stages = self.timing.model.stages
         self._first, self._later = self.timing.stages() if self._stages > 1 else (self.timing, self.timing)
         self._idle_mw = self._first.idle_mw
-        self._order = EventOrder.COMPLETION + slot.number
+        self.order = EventOrder.COMPLETION + slot.number  # of the events of its runs
         self._runs: list[_Run] = []  # oldest first; at most one without a pipeline
         self._cut = False  # the run ends at its next iteration
         self._free_at = [0] * self._stages
@@ -146,7 +146,7 @@ class VirtualInstance(SimulatedInstance):
             timing, count = run.timing, run.timing.under_way(self.kernel.now - run.begun)
             if count < run.count:
                 run.void = True
-                shorter = _Run(self, self._order, run.batch, timing, run.begun + timing.end_ps(count), count, run.begun)
+                shorter = _Run(self, run.batch, timing, run.begun + timing.end_ps(count), count, run.begun)
                 self._runs[0] = shorter
                 self.kernel.add(shorter)
 
@@ -189,7 +189,7 @@ class VirtualInstance(SimulatedInstance):
             self._cores.compute(batch, run.at - now, run)
         self.environment.started(self, batch, run.at)
         if stages > 1:
-            kernel.schedule(self._free_at[0], self._order, self._entrance_free, run)
+            kernel.schedule(self._free_at[0], self.order, self._entrance_free, run)
             for sequence in batch.paused:
                 sequence.last_token_at = self._last_token[batch.lane]
 
@@ -227,13 +227,15 @@ class VirtualInstance(SimulatedInstance):
             timing = RunTiming(timing.first_ps + copying, timing.step_ps, timing.milliwatts)
         self._cut = False
         count = min(self._max_run, batch.limit)
-        return _Run(self, self._order, batch, timing, now + timing.end_ps(count), count, now)
+        return _Run(self, batch, timing, now + timing.end_ps(count), count, now)
 
     def _pass_stages(self, batch: RunningBatch) -> "_Run":
         """Start one iteration of a batch on all stages of a pipeline, one after another."""
         first, later = self._first.batch(batch), self._later.batch(batch)
         begins = pass_through(self.kernel.now, first.first_ps, later.first_ps, self._free_at)
-        return _PipelineRun(self, self._order, batch, first, self._free_at[-1], begins, later.first_ps)
+        run = _PipelineRun(self, batch, first, self._free_at[-1], 1, begins[-1])
+        run.begins, run.later_ps = begins, later.first_ps
+        return run
 
     def _entrance_free(self, run: "_Run") -> None:
         """Start the next batch because the first stage has become free, unless the instance has died since."""
@@ -264,17 +266,10 @@ class _Run(Event):
     __slots__ = ("batch", "begun", "count", "instance", "timing", "void")
 
     def __init__(
-        self,
-        instance: VirtualInstance,
-        order: int,
-        batch: RunningBatch,
-        timing: RunTiming,
-        at: int,
-        count: int,
-        begun: int,
+        self, instance: VirtualInstance, batch: RunningBatch, timing: RunTiming, at: int, count: int, begun: int
     ) -> None:
         self.at = at
-        self.order = order
+        self.order = instance.order
         self.instance = instance
         self.batch = batch
         self.timing = timing
@@ -296,19 +291,8 @@ class _PipelineRun(_Run):
 
     __slots__ = ("begins", "later_ps")
 
-    def __init__(
-        self,
-        instance: VirtualInstance,
-        order: int,
-        batch: RunningBatch,
-        timing: RunTiming,
-        at: int,
-        begins: list[int],
-        later_ps: int,
-    ) -> None:
-        super().__init__(instance, order, batch, timing, at, 1, begins[-1])
-        self.begins = begins
-        self.later_ps = later_ps
+    begins: list[int]
+    later_ps: int
 
     def computed(self, now: int) -> int:
         total, duration = 0, self.timing.first_ps

@@ -35,8 +35,7 @@ class PlacedRequest:
     __slots__ = ("id", "mode", "request", "request_id", "route")
 
     def __init__(self, request: Request, route: Route, mode: HandoffMode | None = None) -> None:
-        self.id = request.id
-        self.request_id = request.id
+        self.id = self.request_id = request.id
         self.request = request
         self.route = route
         self.mode = mode

@@ -86,10 +86,11 @@ def test_chunks_pass_every_stage_in_order(cluster, requests):
     passages = defaultdict(list)
 
     class Recorded(instance_module._Run):
-        def __init__(self, *arguments):
-            super().__init__(*arguments)
+        def happen(self):
+            times = self.begins, self.timing.first_ps, self.later_ps
             for part in self.batch.prefills:
-                passages[part.sequence.id].append((part.context_tokens, part.num_tokens, self))
+                passages[part.sequence.id].append((part.context_tokens, part.num_tokens, times))
+            super().happen()
 
     spec, batchers, model, capacity = cluster
     batchers = {role: "prefill-chunks" if role is Role.PREFILL else name for role, name in batchers.items()}
@@ -101,8 +102,9 @@ def test_chunks_pass_every_stage_in_order(cluster, requests):
         assert sum(tokens for _, tokens, _ in parts) == ended[request_id].prompt_tokens
         for (context, tokens, one), (then, _, following) in pairwise(parts):
             assert context + tokens == then
-            for stage, (begins, begins_then) in enumerate(zip(one.begins, following.begins, strict=True)):
-                assert begins + (one.later_ps if stage else one.timing.first_ps) <= begins_then
+            begins, first_ps, later_ps = one
+            for stage, (begin, next_begin) in enumerate(zip(begins, following[0], strict=True)):
+                assert begin + (later_ps if stage else first_ps) <= next_begin
     if spec.rules == "twofold":  # under the other rules requests may wait for each other's output blocks for ever
         assert len(world.cluster.requests) == 0
 

@@ -107,8 +107,9 @@ class SplitwiseSimBatcher(Batcher):
             self._append(task.chained)
 
     def on_finished(self, sequence: ScheduledSequence) -> None:
-        task = self._tasks.pop(sequence.id, None)
+        task = self._tasks.get(sequence.id)
         if task is not None:
+            del self._tasks[sequence.id]
             self._drop(task)
             if task.chained is not None:
                 self._drop(task.chained)

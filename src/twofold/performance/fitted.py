@@ -20,7 +20,6 @@ All coefficients are ≥ 0, so every time grows with each argument.
 from collections.abc import Sequence
 from pathlib import Path
 
-from twofold.errors import ConfigurationError
 from twofold.hardware.specs import Machine, Model
 from twofold.performance.base import PerformanceModel
 from twofold.performance.coefficients import Calibration, calibrations

@@ -13,7 +13,7 @@ from twofold.scheduling.instance.queues import RunningBatch, StepResult
 from twofold.scheduling.instance.scheduler import InstanceScheduler
 from twofold.simulation.handoffs import SimulatedHandoffs
 from twofold.simulation.instance import InstanceEnvironment, SimulatedInstance
-from twofold.simulation.kernel import EventOrder, Kernel
+from twofold.simulation.kernel import Event, EventOrder, Kernel
 from twofold.simulation.observers.base import IterationRun, Observer
 from twofold.simulation.overload import SimulatedOverload
 from twofold.simulation.reuse import PrefixReuse
@@ -21,6 +21,21 @@ from twofold.simulation.statistics import NEVER, RunStatistics, SimulatedRequest
 from twofold.timeline import Moment, Timeline
 
 _LENGTH: Final = FinishReason.LENGTH
+
+
+class _Arrival(Event):
+    """The next arrival of a request; scheduled again for each request."""
+
+    __slots__ = ("cluster", "request")
+
+    def __init__(self, cluster: "VirtualCluster") -> None:
+        self.order = EventOrder.ARRIVAL
+        self.cluster = cluster
+        self.request: Request | None = None
+
+    def happen(self) -> None:
+        if self.request is not None:
+            self.cluster.arrive(self.request)
 
 
 class VirtualCluster(InstanceEnvironment):
@@ -45,6 +60,7 @@ class VirtualCluster(InstanceEnvironment):
         self.events = RequestEvents((scheduler, *observers))
         self._observers = tuple(observers)
         self._arrivals: Iterator[Request] = iter(())
+        self._arrival = _Arrival(self)
         scheduler.on_role_change = self._note_role
 
     # -- from outside -----------------------------------------------------------------------------------------------
@@ -72,19 +88,17 @@ class VirtualCluster(InstanceEnvironment):
         request = next(self._arrivals, None)
         if request is None:
             return
-        arrival_s = request.arrival_s
-        if before is not None and arrival_s < before.arrival_s:
+        at = ps(request.arrival_s)
+        if at < self.kernel.now:  # the arrival of `before`
+            earlier = "the run begins" if before is None else f"{before.id} at {before.arrival_s:g} s: sort it by time"
             raise WorkloadError(
-                "the workload",
-                f"request {request.id} arrives at {arrival_s:g} s, before {before.id}"
-                f" at {before.arrival_s:g} s: sort it by time",
+                "the workload", f"request {request.id} arrives at {request.arrival_s:g} s, before {earlier}"
             )
-        at = ps(arrival_s)
-        if at < self.kernel.now:
-            raise WorkloadError("the workload", f"request {request.id} arrives before the run begins")
-        self.kernel.schedule(at, EventOrder.ARRIVAL, self._arrive, request)
+        self._arrival.at, self._arrival.request = at, request
+        self.kernel.add(self._arrival)
 
-    def _arrive(self, request: Request) -> None:
+    def arrive(self, request: Request) -> None:
+        """Enter a request at its time of arrival, and schedule the next arrival."""
         now, statistics = self.kernel.now, self.statistics
         statistics.arrived += 1
         statistics.last_arrival = now

@@ -9,13 +9,27 @@ from twofold.events import RequestEvents
 from twofold.handoff import HandoffMode
 from twofold.performance.transfer import TransferModel
 from twofold.simulation.instance import SimulatedInstance
-from twofold.simulation.kernel import Call, EventOrder, Kernel, VirtualNetwork
+from twofold.simulation.kernel import Event, EventOrder, Kernel, VirtualNetwork
 from twofold.simulation.observers.base import KvTransfer, Observer
 from twofold.simulation.statistics import NEVER, RunStatistics, SimulatedRequest
 
 _LAYER_WISE: Final = HandoffMode.LAYER_WISE
 _PULL: Final = HandoffMode.PULL
 _SERIALIZED: Final = HandoffMode.SERIALIZED
+
+
+class _Sent(Event):
+    """The end of a KV cache transfer; the network sets its time."""
+
+    __slots__ = ("handoffs", "request")
+
+    def __init__(self, handoffs: "SimulatedHandoffs", request: SimulatedRequest) -> None:
+        self.order = EventOrder.TRANSFER + request.number
+        self.handoffs = handoffs
+        self.request = request
+
+    def happen(self) -> None:
+        self.handoffs.sent(self.request)
 
 
 class SimulatedHandoffs:
@@ -129,14 +143,13 @@ class SimulatedHandoffs:
 
     def _send(self, life: SimulatedRequest, start: int) -> None:
         life.handoff_started = start
-        landed = Call(EventOrder.TRANSFER + life.number, self._sent, life)
-        self._network.send(life.prefill.link, life.decode.link, self._size(life), start, landed)
+        self._network.send(life.prefill.link, life.decode.link, self._size(life), start, _Sent(self, life))
 
     def _size(self, life: SimulatedRequest) -> int:
         """Return the size of the KV cache of a prompt in bytes."""
         return life.prompt_tokens * self._kv_bytes_per_token
 
-    def _sent(self, life: SimulatedRequest) -> None:
+    def sent(self, life: SimulatedRequest) -> None:
         """Continue the hand-off of a request after the last byte of its KV cache was transferred."""
         if life.ended:
             return

@@ -130,38 +130,45 @@ class VirtualInstance(SimulatedInstance):
         self._first, self._later = self.timing.stages() if self._stages > 1 else (self.timing, self.timing)
         self._idle_mw = self._first.idle_mw
         self.order = EventOrder.COMPLETION + slot.number  # of the events of its runs
-        self._runs: list[_Run] = []  # oldest first; at most one without a pipeline
+        self._runs = [_Run(self) for _ in range(self._stages)]  # by lane
+        self._running = 0  # number of active runs
         self._cut = False  # the run ends at its next iteration
         self._free_at = [0] * self._stages
         self._last_token = [0] * self._stages  # by lane: end of its last iteration
 
     def poke(self) -> None:
-        if not self.scheduler.changed:
-            return
-        if self._stages > 1 or not self._runs:
-            self.start()
-        elif not self._cut and self._runs[0].count > 1:  # newly arrived work may join at the next iteration
-            self._cut = True
-            run = self._runs[0]
-            timing, count = run.timing, run.timing.under_way(self.kernel.now - run.begun)
-            if count < run.count:
-                run.void = True
-                shorter = _Run(self, run.batch, timing, run.begun + timing.end_ps(count), count, run.begun)
-                self._runs[0] = shorter
-                self.kernel.add(shorter)
+        if self.scheduler.changed:
+            if not self._running or self._stages > 1:
+                self.start()
+            elif not self._cut and self._runs[0].count > 1:
+                self._cut_short()
+
+    def _cut_short(self) -> None:
+        """End the run at the next iteration, which newly arrived work may join."""
+        self._cut = True
+        run = self._runs[0]
+        timing, count = run.timing, run.timing.under_way(self.kernel.now - run.begun)
+        if count < run.count:
+            self._runs[0] = shorter = _Run(self)
+            shorter.begin(run.batch, timing, run.begun + timing.end_ps(count), count, run.begun)
+            run.active = False
+            self.kernel.add(shorter)
 
     def die(self) -> None:
         now = self.kernel.now
         for run in self._runs:
+            if not run.active:
+                continue
             self.charge(run.computed(now), run.timing.milliwatts - self._idle_mw, run.batch, self._stages)
-            run.void = True
+            run.active = False
             done = 0 if self._stages > 1 else min(run.timing.under_way(now - run.begun), run.count) - 1
             if done:
                 self.iterations += done
                 self.environment.ran(self, run.batch, run.timing, done, run.begun, run.begun)
         if self._cores is not None:
             self._cores.drop()
-        self._runs.clear()
+        self._runs = [_Run(self) for _ in range(self._stages)]
+        self._running = 0
         self._free_at = [now] * self._stages
         self.batch = None
         self.milliwatts = 0
@@ -170,19 +177,24 @@ class VirtualInstance(SimulatedInstance):
         """Start the next batch if the first stage is free and the scheduler has a batch."""
         kernel, stages = self.kernel, self._stages
         now = kernel.now
-        if len(self._runs) == stages or (stages > 1 and now < self._free_at[0]):
+        if self._running == stages or (stages > 1 and now < self._free_at[0]):
             return
         batch = self.scheduler.start(now)
         if batch is None:
             if stages == 1:
                 self.milliwatts = self._idle_mw
-            if not self._runs:
+            if not self._running:
                 self.environment.idle(self)
             return
-        run = self._pass_stages(batch) if stages > 1 else self._repeat(batch)
+        run = self._runs[batch.lane]
+        if stages > 1:
+            self._pass_stages(batch, run)
+            self.milliwatts += run.timing.milliwatts - self._idle_mw
+        else:
+            self._repeat(batch, run)
+            self.milliwatts = run.timing.milliwatts
         self.batch = batch
-        self._runs.append(run)
-        self.milliwatts += run.timing.milliwatts - self._idle_mw
+        self._running += 1
         if self._cores is None:
             kernel.add(run)
         else:
@@ -196,28 +208,32 @@ class VirtualInstance(SimulatedInstance):
     def complete(self, run: "_Run") -> None:
         """Complete the oldest run of iterations."""
         now, batch, timing, count, stages = self.kernel.now, run.batch, run.timing, run.count, self._stages
-        self._runs.pop(0)
-        milliwatts = timing.milliwatts - self._idle_mw
-        self.charge(run.computed(now), milliwatts, batch, stages)
-        self.milliwatts -= milliwatts
-        if not self._runs:
-            self.batch = None
-        since = run.begun
+        begun = since = run.begun
+        run.active = False
+        self._running -= 1
         if stages > 1:
+            milliwatts = timing.milliwatts - self._idle_mw
+            self.charge(run.computed(now), milliwatts, batch, stages)
+            self.milliwatts -= milliwatts
+            if not self._running:
+                self.batch = None
             since, self._last_token[batch.lane] = self._last_token[batch.lane], now
             timing = RunTiming(now - since, 0, timing.milliwatts)
-        elif self._cores is not None:
-            self._cores.ended()
-            timing = RunTiming(now - since, 0, timing.milliwatts)
-        self.environment.ran(self, batch, timing, count, run.begun, since)
+        else:
+            self.charge(now - begun, timing.milliwatts - self._idle_mw, batch)
+            self.batch = None
+            if self._cores is not None:
+                self._cores.ended()
+                timing = RunTiming(now - begun, 0, timing.milliwatts)
+        self.environment.ran(self, batch, timing, count, begun, since)
         results = self.scheduler.advance(count)
         self.iterations += count
         if results:
             self.environment.stepped(self, results)
         self.start()
 
-    def _repeat(self, batch: RunningBatch) -> "_Run":
-        """Start a run of a batch with as many iterations as allowed."""
+    def _repeat(self, batch: RunningBatch, run: "_Run") -> None:
+        """Begin a run of a batch with as many iterations as allowed."""
         now, timing = self.kernel.now, self.timing.batch(batch)
         if batch.prefills:
             timing = self.environment.loading(batch, timing)
@@ -227,19 +243,18 @@ class VirtualInstance(SimulatedInstance):
             timing = RunTiming(timing.first_ps + copying, timing.step_ps, timing.milliwatts)
         self._cut = False
         count = min(self._max_run, batch.limit)
-        return _Run(self, batch, timing, now + timing.end_ps(count), count, now)
+        run.begin(batch, timing, now + timing.end_ps(count), count, now)
 
-    def _pass_stages(self, batch: RunningBatch) -> "_Run":
-        """Start one iteration of a batch on all stages of a pipeline, one after another."""
+    def _pass_stages(self, batch: RunningBatch, run: "_Run") -> None:
+        """Begin one iteration of a batch on all stages of a pipeline, one after another."""
         first, later = self._first.batch(batch), self._later.batch(batch)
         begins = pass_through(self.kernel.now, first.first_ps, later.first_ps, self._free_at)
-        run = _PipelineRun(self, batch, first, self._free_at[-1], 1, begins[-1])
+        run.begin(batch, first, self._free_at[-1], 1, begins[-1])
         run.begins, run.later_ps = begins, later.first_ps
-        return run
 
     def _entrance_free(self, run: "_Run") -> None:
         """Start the next batch because the first stage has become free, unless the instance has died since."""
-        if not run.void:
+        if run is self._runs[run.batch.lane]:
             self.start()
 
 
@@ -259,44 +274,45 @@ def pass_through(now: int, first: int, later: int, free_at: list[int]) -> list[i
     return begins
 
 
-@mypyc_attr(free_list_len=1)
 class _Run(Event):
-    """`count` iterations of a batch, begun at `begun`. `void` is set if the run is cut short or the instance dies."""
+    """The run of a lane: `count` iterations of a batch, begun at `begun`.
 
-    __slots__ = ("batch", "begun", "count", "instance", "timing", "void")
+    A lane uses the same object for each of its runs. If a run is cut short or the instance dies, its event is still
+    scheduled but no longer `active`, and the lane gets a new object. In a pipeline a run is one iteration: `begins`
+    has its start on each stage, and each later stage takes `later_ps`.
+    """
 
-    def __init__(
-        self, instance: VirtualInstance, batch: RunningBatch, timing: RunTiming, at: int, count: int, begun: int
-    ) -> None:
-        self.at = at
+    __slots__ = ("active", "batch", "begins", "begun", "count", "instance", "later_ps", "timing")
+
+    batch: RunningBatch
+    timing: RunTiming
+
+    def __init__(self, instance: VirtualInstance) -> None:
         self.order = instance.order
         self.instance = instance
+        self.count = self.begun = self.later_ps = 0
+        self.begins: list[int] = []
+        self.active = False
+
+    def begin(self, batch: RunningBatch, timing: RunTiming, at: int, count: int, begun: int) -> None:
+        """Begin a run that ends at picosecond `at`."""
+        self.at = at
         self.batch = batch
         self.timing = timing
         self.count = count
         self.begun = begun
-        self.void = False
+        self.active = True
 
     def computed(self, now: int) -> int:
         """Return the picoseconds that all stages together have spent computing until `now`."""
-        return now - self.begun
-
-    def happen(self) -> None:
-        if not self.void:
-            self.instance.complete(self)
-
-
-class _PipelineRun(_Run):
-    """One iteration in a pipeline: `begins` has its start on each stage; each later stage takes `later_ps`."""
-
-    __slots__ = ("begins", "later_ps")
-
-    begins: list[int]
-    later_ps: int
-
-    def computed(self, now: int) -> int:
+        if not self.begins:
+            return now - self.begun
         total, duration = 0, self.timing.first_ps
         for begin in self.begins:
             total += max(0, min(now - begin, duration))
             duration = self.later_ps
         return total
+
+    def happen(self) -> None:
+        if self.active:
+            self.instance.complete(self)

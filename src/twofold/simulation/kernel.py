@@ -88,7 +88,8 @@ class Kernel:
         while low < high:
             middle = (low + high) >> 1
             other = queue[middle]
-            if other.at > at or (other.at == at and other.order > order):
+            other_at = other.at
+            if other_at > at or (other_at == at and other.order > order):
                 low = middle + 1
             else:
                 high = middle

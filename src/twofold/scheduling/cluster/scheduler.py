@@ -265,9 +265,10 @@ class ClusterScheduler(RequestSubscriber):
 
     def withdraw(self, request_id: str) -> None:
         """Subtract the remaining load of a request from its instances."""
-        placed = self._placed.pop(request_id, None)
+        placed = self._placed.get(request_id)
         if placed is None:
             return
+        del self._placed[request_id]
         if not placed.prefilled:
             self._end_prefill(placed, None)
         if not placed.handed_off:

@@ -84,8 +84,9 @@ class InstanceScheduler(KvReceiver):
         for number in range(1, stages):
             prefilling = self.queues.prefilling if self._shares_prefills else None
             self._lanes.append(Lane(number, Queues(self.queues.waiting, prefilling), True))
-        self._idle = list(self._lanes)  # idle longest first
-        self._running: list[Lane] = []  # oldest batch first
+        # The running lanes, oldest batch first, then the idle lanes, idle longest first.
+        self._turns = list(self._lanes)
+        self._running = 0  # number of running lanes
         # Prompts with a prefix being fetched, and every prompt submitted after the first of them.
         self._fetching = SequenceQueue()
         self._handing_off = 0
@@ -144,7 +145,7 @@ class InstanceScheduler(KvReceiver):
         queue = None if sequence is None else sequence.queue
         if sequence is None or queue is None:
             return
-        computing = [lane for lane in self._running if lane.computes(sequence)]
+        computing = [lane for lane in self._turns[: self._running] if lane.computes(sequence)]
         queue.remove(sequence)
         allocation = sequence.allocation
         if allocation is None:  # waiting for a lease, for blocks or to start, or swapped out
@@ -195,29 +196,38 @@ class InstanceScheduler(KvReceiver):
 
     def start(self, now: float) -> RunningBatch | None:
         """Start a batch on an idle lane; None if there is nothing to run or, in a pipeline, no idle lane."""
-        if not self._idle:
-            if self.stages == 1:
+        stages, turns = self.stages, self._turns
+        if self._running == stages:
+            if stages == 1:
                 raise RuntimeError("the running batch has not been completed")
             return None
         self._now = now
         if self.shared is not None:
             self.shared.cache.expire(now)
-        for lane in self._idle:
-            output = None
-            if self.changed or not lane.remaining:
-                self.changed = False
-                lane.remaining = 0
-                if not lane.queues.settled:
-                    output = self._select(lane.queues)
-            batch = lane.start(output)
+        if stages == 1:
+            batch = self._start_lane(turns[0])
             if batch is not None:
-                self._idle.remove(lane)
-                self._running.append(lane)
+                self._running = 1
+            return batch
+        for turn in range(self._running, stages):
+            batch = self._start_lane(turns[turn])
+            if batch is not None:
+                turns.insert(self._running, turns.pop(turn))
+                self._running += 1
                 if self._shares_prefills:
                     for chunk in batch.prefills:
                         chunk.sequence.computed += chunk.num_tokens
                 return batch
         return None
+
+    def _start_lane(self, lane: Lane) -> RunningBatch | None:
+        output = None
+        if self.changed or not lane.remaining:
+            self.changed = False
+            lane.remaining = 0
+            if not lane.queues.settled:
+                output = self._select(lane.queues)
+        return lane.start(output)
 
     def advance(self, iterations: int = 1) -> list[StepResult]:
         """Complete `iterations` iterations of the oldest running batch.
@@ -259,7 +269,7 @@ class InstanceScheduler(KvReceiver):
 
         `stopped` contains the ids of the requests that end with the token just sampled.
         """
-        if not self._running or batch is not self._running[0].message:
+        if not self._running or batch is not self._turns[0].message:
             raise RuntimeError("only the oldest running batch can be completed")
         running = self._finish(1)
         lane = self._lanes[running.lane]
@@ -351,11 +361,13 @@ class InstanceScheduler(KvReceiver):
 
     def _finish(self, iterations: int) -> RunningBatch:
         """Remove and return the oldest running batch after `iterations`; raises RuntimeError if it runs fewer."""
-        batch = self._running[0].batch if self._running else None
+        lane = self._turns[0]
+        batch = lane.batch
         if batch is None or iterations > batch.limit:
             raise RuntimeError("only a batch that was started can be completed")
-        lane = self._running.pop(0)
-        self._idle.append(lane)
+        if self.stages > 1:
+            self._turns.append(self._turns.pop(0))
+        self._running -= 1
         lane.batch = lane.message = None
         lane.remaining -= iterations
         if lane.aborted:
@@ -460,10 +472,11 @@ class InstanceScheduler(KvReceiver):
     @property
     def queued(self) -> int:
         """Number of sequences that are not in a running batch, as reported to routers."""
+        if self.stages == 1:
+            return self.batcher.num_queued(self.queues)
         queued = self.batcher.num_queued(self.queues)
-        if self.stages > 1:
-            for lane in self._lanes[1:]:
-                queued += lane.queues.ready.size + lane.queues.paused.size
+        for lane in self._lanes[1:]:
+            queued += lane.queues.ready.size + lane.queues.paused.size
         return queued
 
     @property

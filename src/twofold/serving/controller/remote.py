@@ -128,7 +128,7 @@ class Hosts(ProcessControl):
     # -- reports of hosts -------------------------------------------------------------------------------------------
 
     def joins(self, message: messages.HostJoins, now: float) -> JoinResult:
-        """Admit or refuse a host that asks to join. A host waits while another one of its name is not presumed dead."""
+        """Process a host's request to join. A second host of the same name waits until the first is presumed dead."""
         known = self.joined.get(message.host)
         try:
             self._check(message)

@@ -64,7 +64,7 @@ class Service:
 
     @property
     def model(self) -> ServedModel:
-        """The served model. Raises RequestError (503) until the model is known."""
+        """The served model. Raises RequestError (503) while the service does not have it yet."""
         if self._model is None:
             raise RequestError("the service is starting", status=503, code="not_ready")
         return self._model

@@ -30,11 +30,11 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Configuration of the engine in each worker.
 
     `engine` is a key of `engine.registry.ENGINES`. For the emulated engine, `model` is a name in the catalog, and
-    `vocab_size` sets the vocabulary. `tokenizer` is the tokenizer's directory, unless it is the model's.
+    `vocab_size` sets the vocabulary. `tokenizer` is the tokenizer's directory, if it is not the model's.
     `kv_cache_bytes` is per worker; None selects a default for the device. With `swap_bytes`, sequences allocate KV
     blocks as they grow, and each decode worker can swap sequences out to this much host memory. With `prefix_caching`,
-    the KV of prompts stays cached until its blocks are needed. Up to `retained_share` of the blocks may be pinned at
-    the request of clients. `eviction` is a policy of `kvcache.eviction`, for engine memory and host stores.
+    the KV of prompts stays cached until its blocks are needed. Requests may pin up to `retained_share` of the blocks.
+    `eviction` is a policy of `kvcache.eviction`, for engine memory and host stores.
     """
 
     model: str
@@ -69,8 +69,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Configuration of one worker: role, batcher and CPU cores (an empty `cores` means all cores).
 
     With `measures_budget`, the worker measures its token budget at start, up to `max_num_batched_tokens`. `split` is
-    the tensor and pipeline parallelism of the worker. Its ranks are numbered from `first_rank`, uniquely in the
-    service.
+    the worker's tensor and pipeline parallelism. Its ranks are numbered from `first_rank`, uniquely in the service.
     """
 
     instance: str
@@ -160,8 +159,8 @@ class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True):
     failing worker restarts grows up to `max_restart_delay_s`. In an emulated service, `cluster` is the emulated
     cluster, and `catalog` lists files that extend the catalog for it. Optional features are None if off: `network`
     names this host in a service over several hosts; `terms` configures workers that join from other hosts; `replan`
-    changes roles when traffic shifts; `overload` rejects requests that would miss the SLO; `inline` bounds iterations
-    with prompts and decodes; `forecast` feeds prediction-based routers; `store` keeps prefixes on this host.
+    changes roles when traffic shifts; `overload` rejects requests that would miss the SLO; `inline` limits the time of
+    iterations with prompts and decodes; `forecast` feeds prediction-based routers; `store` keeps prefixes on this host.
     """
 
     engine: EngineConfig
@@ -191,7 +190,7 @@ class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True):
         return HOME if self.network is None else self.network.host
 
     def measures(self, worker: WorkerConfig) -> bool:
-        """Return whether `worker` measures its prefill speed and links, as all workers do that may hand off real KV."""
+        """Return whether `worker` measures prefill speed and links: it may hand off KV, and its engine runs a model."""
         roles = {each.role for each in self.workers}
         moves = self.router not in FIXED_ROLE_ROUTERS
         # A decoding worker may join later from another host.

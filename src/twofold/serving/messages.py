@@ -105,7 +105,7 @@ class Shutdown(Message, frozen=True, kw_only=True):
 
 
 class HeartbeatAck(Message, frozen=True, kw_only=True):
-    """Acknowledgement of a heartbeat from another host; `said_s` is the send time in the heartbeat."""
+    """Acknowledgement of a heartbeat from another host; `said_s` is the heartbeat's send time on the sender's clock."""
 
     said_s: float
 
@@ -232,7 +232,7 @@ class HandoffEnded(Message, frozen=True, kw_only=True):
 class HandoffOffered(Message, frozen=True, kw_only=True):
     """Message to the target of a pulled hand-off that it may read the KV in `blocks` of `source`.
 
-    `epoch` is the target's epoch in the lease, `source_epoch` the source's.
+    `epoch` is the target's epoch in the lease, and `source_epoch` is the epoch of the source.
     """
 
     request_id: str
@@ -245,7 +245,7 @@ class HandoffOffered(Message, frozen=True, kw_only=True):
 
 
 class HandoffTaken(Message, frozen=True, kw_only=True):
-    """Report of the target of a pulled hand-off to the source that reading has ended.
+    """Report to the source of a pulled hand-off that the target has finished reading.
 
     `epoch` is the source's epoch from the offer. `bytes_moved` is None if the KV was not read completely.
     """
@@ -265,10 +265,9 @@ class Heartbeat(Message, frozen=True, kw_only=True):
 
 
 class HostJoins(Message, frozen=True, kw_only=True):
-    """Request of a host to join the service, with the number of its workers by role. Repeated until it is answered.
+    """Request of a host to join with a number of workers by role. It is repeated until the service answers.
 
-    `life` identifies the host's launcher process, `inbox` is the address of the launcher, and `model` is the
-    fingerprint of its model.
+    `life` identifies the host's launcher process, `inbox` is its address, and `model` is the fingerprint of its model.
     """
 
     host: str
@@ -287,7 +286,7 @@ class HostWelcome(Message, frozen=True, kw_only=True):
 
 
 class HostRefused(Message, frozen=True, kw_only=True):
-    """Message that a host cannot be part of the service because of `reason`, or no longer."""
+    """Message that a host cannot join or remain in the service because of `reason`."""
 
     life: int
     reason: str
@@ -318,7 +317,7 @@ class HostAlive(Message, frozen=True, kw_only=True):
 
 
 class HostFailed(Message, frozen=True, kw_only=True):
-    """Report that a host leaves the service because it cannot run its workers for `reason`."""
+    """Report that a host leaves the service because it cannot run its workers; `reason` states why."""
 
     host: str
     life: int
@@ -349,8 +348,8 @@ class HostFinish(Message, frozen=True, kw_only=True):
 class StoreChanged(Message, frozen=True, kw_only=True):
     """Report of block keys added to (`stored`) and removed from the KV store of `host`.
 
-    `epoch` identifies the store process, which sends a first report at its start. `address`, if set, serves blocks to
-    other hosts.
+    `epoch` identifies the store process, which sends a first report at its start. Other hosts fetch blocks from
+    `address`, if set.
     """
 
     host: str

@@ -25,12 +25,12 @@ from twofold.serving.telemetry.telemetry import Telemetry
 
 
 class Controller(Service):
-    """Service that runs requests on its own workers, processes their messages and checks their health.
+    """Service that runs requests on its own workers. Processes the messages of the workers and checks their health.
 
-    Implements `RoleControl`. With `roles_move`, workers may change roles. Then, and for every pulled hand-off, blocks
-    on the decode instance are reserved only when the prefill starts (docs/decisions/0007). With `recomputes`, the
-    decode instance also receives the prompt. With `prompt_keys`, workers reuse and report cached prefixes, which the
-    router considers if there is a `forecast`.
+    Implements `RoleControl`. With `roles_move`, workers may change roles. In that case, and for pulled hand-offs,
+    blocks on the decode instance are reserved only when the prefill starts (docs/decisions/0007). With `recomputes`,
+    the decode instance also receives the prompt. With `prompt_keys`, workers reuse and report cached prefixes, which
+    the router considers if there is a `forecast`.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class Controller(Service):
         return self._monitor is not None
 
     def _open(self) -> None:
-        """Start health checks once all expected workers have registered; admit requests if both phases have workers."""
+        """If all expected workers have registered, start health checks and, if both phases have workers, admission."""
         if self._registry.complete:
             if self._monitor is None:
                 self._monitor = asyncio.create_task(self._monitor_health())
@@ -117,7 +117,7 @@ class Controller(Service):
         self._remote.exited(instance)
 
     def workers_waiting(self, instances: Collection[str]) -> None:
-        """Adapt the roles of the running workers while the launcher has no resources to start `instances`."""
+        """Adapt the roles of the running workers while the launcher lacks the resources to start `instances`."""
         self._degraded.update(instances)
 
     def shutdown(self) -> None:

@@ -72,7 +72,7 @@ class MeasuredPaths(TransferPaths):
                 await self._news.wait()
 
     def crossover(self, prefill: str) -> int:
-        """Return the prompt length in tokens from which `prefill` hands off layer-wise: the minimum over its links."""
+        """Return the prompt length in tokens from which instance `prefill` hands off layer-wise on one of its links."""
         if prefill not in self.crossovers:
             self.crossovers[prefill] = self._crossover(prefill)
         return self.crossovers[prefill]
@@ -89,7 +89,7 @@ class MeasuredPaths(TransferPaths):
         return known
 
     def into(self, host: str) -> TransferModel | None:
-        """Return the slowest measured path between `host` and other hosts, or 1 Gbit/s; None without workers."""
+        """Return the slowest measured path between `host` and other hosts (default: 1 Gbit/s); None without workers."""
         known = self._into.get(host)
         if known is None and self._layout is not None:
             known = self._into[host] = self._way_into(host, self._layout)
@@ -172,8 +172,7 @@ class LiveForecast:
     """Forecast for the router, updated from the reports of workers and KV stores.
 
     A worker reuses the longer of two cached prefixes: the one in its engine's memory or the one in its host's store.
-    The forecast treats this store as the worker's shared cache, under the name of the host. Other hosts may fetch its
-    blocks.
+    The forecast treats this store as a shared cache, under the name of the host. Other hosts may fetch its blocks.
     """
 
     def __init__(self, config: ForecastConfig, block_tokens: int, paths: MeasuredPaths) -> None:
@@ -209,8 +208,7 @@ class LivePrediction(Prediction):
     """Predicted prefill and fetch times of one worker. Prefill times come from `model` or, if None, from measurements.
 
     Loading blocks from the store on the worker's own host counts as free, because it takes far less time than a
-    prefill. Fetch times from other hosts' stores are predicted from the slowest measured link to or from the worker's
-    host.
+    prefill. Fetches from other hosts' stores are predicted from the slowest measured link to or from this host.
     """
 
     def __init__(

@@ -1,9 +1,10 @@
 """Heartbeats between hosts: watchdogs that end processes without contact, and clock offsets.
 
 The controller cannot kill a process on another host. The process therefore exits when its heartbeats are no longer
-acknowledged: `WATCHDOG_S` after it sent the last acknowledged one. The controller presumes the process dead `WATCHDOG_S
-+ WATCHDOG_MARGIN_S` after it received the last heartbeat. A heartbeat is received after it was sent, so the process
-always exits first, for any message delay or loss. The margin covers different clock rates and the time to exit.
+acknowledged: `WATCHDOG_S` after it sent the last acknowledged one. The controller presumes the process dead only later:
+`WATCHDOG_S` plus `WATCHDOG_MARGIN_S` after it received the last heartbeat. The process always exits first, for any
+message delay or loss, because a heartbeat is received after it was sent. The margin covers different clock rates and
+the time to exit.
 """
 
 import time
@@ -35,7 +36,7 @@ class ParentWatchdog:
 
 
 def presumed_dead(heard_s: float, now: float) -> bool:
-    """Return whether a process must have exited, given that its last heartbeat was received at `heard_s`."""
+    """Return whether a watchdog must have ended a process from which the last heartbeat was received at `heard_s`."""
     return now - heard_s > WATCHDOG_S + WATCHDOG_MARGIN_S
 
 

@@ -69,7 +69,7 @@ class LiveRequest:
         self.attempts = 0
         self.handed_off = False  # the KV of this attempt is on its decode instance
         self.predicted_ttft_s: float | None = None  # overload control's prediction for the first attempt
-        self.failed_in_a_row = 0  # attempts without a token
+        self.failed_in_a_row = 0  # consecutive attempts without a token
         self._tokens: list[int] = []
         self._ordered: deque[TokenOutput] = deque()
         self._early: dict[int, TokenOutput] = {}
@@ -149,7 +149,7 @@ class LiveRequest:
         self._changed.set()
 
     async def next(self) -> TokenOutput:
-        """Wait for the next token in order and return it. Raise the error of a failed request after its last token."""
+        """Wait for the next token in order and return it. If the request failed, raise its error after all tokens."""
         while not self._ordered:
             if self._failure is not None:
                 raise self._failure

@@ -13,7 +13,7 @@ class PromptKeys:
 
     The tenant of a request is the name of its API key; without API keys, all requests have the same tenant. Keys are
     salted by tenant and `secret`, so tenants share no blocks, and a key does not reveal its prompt. A tenant may also
-    separate its own users by cache salts. The default `secret` is random; a store on disk needs the same secret after a
+    separate its own users by cache salts. The default `secret` is random; stores on disk need the same one after a
     restart.
     """
 

@@ -61,7 +61,7 @@ class RegisteredWorker(Worker):
     def __init__(self, instance: str, role: Role, restart_s: float) -> None:
         super().__init__(instance, role, restart_s)
         self.peer: Peer | None = None
-        self.clock: ClockOffset | None = None  # None on this host
+        self.clock: ClockOffset | None = None  # None for workers on this host
         self.heard_s = 0.0
         self.batch_s = 0.0  # how long its current batch has run
         self.lost_message = False

@@ -25,13 +25,13 @@ log = logging.getLogger(__name__)
 
 
 class RemoteWorker:
-    """Desired state of a worker on another host. `life` numbers its starts; `over` is the last start that has ended."""
+    """Desired state of a worker on another host. `life` counts its starts; `over` is the last start that has ended."""
 
     def __init__(self, role: Role) -> None:
         self.role = role
         self.life = 1
         self.over = 0
-        self.unwanted = False  # this life is to be killed
+        self.unwanted = False  # whether the current process is to be killed
 
     def differs(self, found: messages.WorkerLife) -> bool:
         """Return whether the reported state `found` differs from the desired state, so that a command must be sent."""
@@ -49,7 +49,7 @@ class RemoteHost:
         self.rival: tuple[int, float] | None = None  # another launcher of this name, and when it first asked
 
     def check_rival(self, life: int, now: float) -> None:
-        """Raise ConfigurationError if this host sent a heartbeat after another launcher first asked for its name."""
+        """Raise ConfigurationError if this host is still alive after another launcher asked to join under its name."""
         if self.rival is None or self.rival[0] != life:
             self.rival = life, now
         elif self.heard_s > self.rival[1]:
@@ -64,7 +64,7 @@ class JoinResult(msgspec.Struct, frozen=True):
 
 
 class Hosts(ProcessControl):
-    """Process control over all hosts. Passes commands to the `local` launcher or to the joined host of the worker.
+    """Process control for the workers of all hosts. Forwards commands to the `local` launcher or to a joined host.
 
     `config` is the service's configuration with its context length; `model` is the model's fingerprint. For each worker
     in `own`, the local launcher starts a separate host, which joins under the worker's name. If such a host is lost,
@@ -256,8 +256,8 @@ class Hosts(ProcessControl):
     def _command(self, host: RemoteHost, instance: str, found: messages.WorkerLife | None = None) -> None:
         """Send the start or kill command that moves a worker from its reported to its desired state.
 
-        A start command is sent even if the worker is unwanted by now, because the registry waits for the exit of each
-        start.
+        A start is commanded even if the worker is unwanted by now, because the registry waits for the exit of each
+        process.
         """
         worker = host.workers[instance]
         ends, life = (worker.unwanted, worker.life) if found is None else (found.runs, found.life)
@@ -298,10 +298,10 @@ class RemoteWorkers:
                 self._membership.exited(instance)
 
     def exited(self, instance: str) -> None:
-        """Record the launcher's report that a process has exited, which is usually the worker's process.
+        """Record the exit of a worker's process, as reported by the local launcher.
 
-        For a worker with a separate host (see `Hosts`), it is the launcher process of that host. The worker itself may
-        still run, so its exit is not recorded until the host reports it or is presumed dead.
+        For a worker with a separate host (see `Hosts`), the report concerns the launcher process of that host. The
+        worker may still run, so its exit is recorded only when the host reports it or is presumed dead.
         """
         host = self._hosts.host_of(instance)
         if instance not in self._hosts.own or host is None or not host.present:

@@ -79,8 +79,8 @@ class DegradedMode:
 
     def __init__(self, control: RoleControl, *, roles_move: bool) -> None:
         self._control, self._roles_move = control, roles_move
-        self._plan: dict[str, Role] = {}  # the original plan; empty while all have room
-        self._given_up: list[str] = []  # retired to make room
+        self._plan: dict[str, Role] = {}  # the original plan; empty while all workers run
+        self._given_up: list[str] = []  # retired to free their resources
         self._messages: list[str] = []
 
     @property
@@ -252,7 +252,7 @@ class LiveReplanning(RequestSubscriber):
                     self._control.unretire(step.instance, step.role)
                 else:
                     self._control.set_role(step.instance, step.role)
-            except RequestError as error:  # it was lost during the search
+            except RequestError as error:  # the worker was lost during the search
                 log.warning("re-planning: %s keeps its role: %s", step.instance, error)
 
 

@@ -1,7 +1,6 @@
 """Live requests of the controller: admission, placement, worker reports, replay and end.
 
-The gateway reads the tokens of a request from `generate`. Reports of workers on the request's attempts are recorded
-here and produce these tokens.
+The gateway reads the tokens of a request from `generate`. They come from the worker reports, which arrive here too.
 """
 
 import asyncio
@@ -234,12 +233,12 @@ class LiveRequests:
         for ordered in live.push(output):
             self.events.token(attempt_id, now)
             if ordered.finish_reason is not None:
-                # The decode worker still expects a request that ended with its first token.
+                # If the first token ends the request, the decode worker still waits for its KV.
                 unused = splits and live.next_index == live.first_index + 1
                 self.end(live, ordered.finish_reason, abort=unused)
 
     def _rejects_decode(self, live: LiveRequest, placed: PlacedRequest, output: TokenOutput, now: float) -> bool:
-        """Let overload control reject a request after prefill; return True if it did. Requests with output are kept."""
+        """Let overload control reject a request after prefill; return True if it did. Keep requests with output."""
         if self._overload is None:
             return False
         if live.predicted_ttft_s is not None:
@@ -286,7 +285,7 @@ class LiveRequests:
         self._place_on_resumed()
 
     def fail(self, live: LiveRequest, error: TwofoldError) -> None:
-        """End a request and raise `error` to its client."""
+        """End a request and deliver `error` to its client."""
         self.end(live, FinishReason.ERROR)
         live.fail(error)
 

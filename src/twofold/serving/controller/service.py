@@ -1,4 +1,4 @@
-"""Base class of the service behind the gateway, which runs requests on its own workers or on external servers."""
+"""Base class of services, which run the gateway's requests on their own workers or on external servers."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -64,7 +64,7 @@ class Service:
 
     @property
     def model(self) -> ServedModel:
-        """The served model. Raises RequestError (503) while the service does not have it yet."""
+        """The served model. Raises RequestError (503) while the service is starting and does not know the model."""
         if self._model is None:
             raise RequestError("the service is starting", status=503, code="not_ready")
         return self._model

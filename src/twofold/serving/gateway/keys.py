@@ -51,7 +51,7 @@ class KeyRing:
         return {key.name: key.limits for key in self._keys}
 
     def find(self, authorization: str) -> ApiKey | None:
-        """Return the API key in the Authorization header `Bearer KEY`, or None. Always compare all keys."""
+        """Return the API key in the header value `Bearer KEY`, or None. Compare all keys, in constant time."""
         scheme, secret = authorization[: len(_SCHEME)], authorization[len(_SCHEME) :]
         digest = _digest(secret.strip())
         found = None

@@ -129,7 +129,7 @@ class TextTokenizer:
     """Encodes and decodes text with a fast tokenizer of transformers. Thread-safe."""
 
     def __init__(self, tokenizer: "PreTrainedTokenizerFast", *, inline_characters: int = 8192) -> None:
-        """Create a tokenizer. Encode texts of more than `inline_characters` in a thread, so that streams continue."""
+        """Create a tokenizer. Texts of more than `inline_characters` are encoded in a thread, off the event loop."""
         self._tokenizer = tokenizer
         self._inline_characters = inline_characters
         self.backend: tokenizers.Tokenizer = tokenizer.backend_tokenizer

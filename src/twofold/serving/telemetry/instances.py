@@ -176,7 +176,7 @@ class InstanceTelemetry:
         self._statuses.pop(instance, None)
 
     def refresh(self) -> None:
-        """Set the gauges from the last status reports. Call this before each scrape; reports are more frequent."""
+        """Set the gauges from the last status reports. Called at each scrape, as scrapes are rarer than reports."""
         accounts = (self._usage, self._blocks, self._requests, self._running, self._waiting, self._leases)
         for gauge in (*accounts, self._swap):
             gauge.clear()

@@ -1,7 +1,7 @@
 """Decision journals: all inputs of a scheduler with their times, and all its decisions.
 
-Replaying a journal under a virtual clock reproduces the live decisions. Each line is one JSON object: {"at": seconds,
-"call": name, "args": {…}, "result": …}.
+Replaying a journal under a virtual clock reproduces the live decisions. Each line is one JSON object:
+{"at": seconds, "call": name, "args": {…}, "result": …}.
 """
 
 import logging
@@ -79,7 +79,7 @@ T = TypeVar("T")
 
 
 def _journaled(method: Callable[P, T], *names: str, **defaults: object) -> Callable[P, T]:
-    """Wrap a scheduler's method to journal each call with its result and the arguments `names` and `defaults`."""
+    """Wrap a scheduler's method to journal each call with its result and arguments (`names`, then `defaults`)."""
     order = (*names, *defaults)
 
     def call(*args: P.args, **kwargs: P.kwargs) -> T:

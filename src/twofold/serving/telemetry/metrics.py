@@ -1,4 +1,4 @@
-"""Prometheus metrics of a service, with the prefix `twofold:`. Metrics that vLLM has too have the same names there.
+"""Prometheus metrics of a service, with the prefix `twofold:`. Metrics that vLLM also has keep vLLM's names.
 
 Shared with vLLM 0.32: time_to_first_token_seconds, inter_token_latency_seconds, request_time_per_output_token_seconds,
 e2e_request_latency_seconds, request_queue_time_seconds, request_prefill_time_seconds, request_decode_time_seconds,

@@ -47,7 +47,7 @@ class TelemetryConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Telemetry(RequestSubscriber):
-    """Metrics, history, logs and traces of a service. The attribute `instances` records the events of instances."""
+    """Metrics, history, logs and traces of a service. The attribute `instances` contains the telemetry of instances."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class Telemetry(RequestSubscriber):
         for outcome in ReplanOutcome:
             self._replans.labels(outcome.value)
         self.held = registry.gauge("num_requests_held", "Requests that wait for placement.")
-        self._origins: dict[str, tuple[RequestContext, TraceParent]] = {}  # HTTP request, and span id for its client
+        self._origins: dict[str, tuple[RequestContext, TraceParent]] = {}  # context, and the span id sent to the client
 
     def admission(self, admission: Admission) -> None:
         """Register the metrics of waiting and running requests by API key."""

@@ -61,7 +61,7 @@ class _Cards(msgspec.Struct, frozen=True):
 
 
 class _Logprobs(msgspec.Struct, frozen=True):
-    """Log probabilities of an output's tokens. Tokens are named `token_id:N`, by `return_tokens_as_token_ids`."""
+    """Log probabilities of an output's tokens, with token names `token_id:N` (by `return_tokens_as_token_ids`)."""
 
     token_logprobs: list[float | None] = []
     top_logprobs: list[dict[str, float] | None] = []
@@ -216,7 +216,7 @@ class VllmClient:
         """Send a completion request and yield the events of its stream. Raises the same errors as `complete`."""
         done = False
         async with self._answer("POST", "/v1/completions", body) as response:
-            # Read to the end, so that the connection can be reused. An event is a line and an empty one.
+            # Read to the end, so that the connection can be reused. An event is a line followed by an empty line.
             async for line in response.content:
                 data = line.removeprefix(_DATA).strip()
                 done = done or data == _DONE

@@ -181,7 +181,7 @@ class EventFeed:
             self._on_gap()
 
     async def _replayed(self, address: str) -> list[tuple[int, bytes]]:
-        """Request all batches from the next number on from the replay address; return the available ones."""
+        """Request the missed batches from the replay `address`; return the batches that the server still has."""
         found: list[tuple[int, bytes]] = []
         with self._context.socket(zmq.DEALER) as socket:
             socket.setsockopt(zmq.LINGER, 0)

@@ -265,7 +265,7 @@ class Heartbeat(Message, frozen=True, kw_only=True):
 
 
 class HostJoins(Message, frozen=True, kw_only=True):
-    """Request of a host to join with a number of workers by role. It is repeated until the service answers.
+    """Request of a host to join with a number of workers by role. The host repeats the request until it is answered.
 
     `life` identifies the host's launcher process, `inbox` is its address, and `model` is the fingerprint of its model.
     """
@@ -325,14 +325,14 @@ class HostFailed(Message, frozen=True, kw_only=True):
 
 
 class StartWorker(Message, frozen=True, kw_only=True):
-    """Command to start a worker. `life` numbers its starts, so a repeated command has no effect."""
+    """Command to start a worker for the `life`-th time. A repeated command has no effect."""
 
     instance: str
     life: int
 
 
 class KillWorker(Message, frozen=True, kw_only=True):
-    """Command to kill a worker's process with start number `life`. A repeated command has no effect."""
+    """Command to kill a worker that was started for the `life`-th time. A repeated command has no effect."""
 
     instance: str
     life: int

@@ -125,7 +125,7 @@ class Inbox(Generic[M]):
         return message
 
     def _drop(self, frames: list[bytes], error: Exception) -> None:
-        """Count a malformed frame; log the 1st, 2nd, 4th, 8th … of them with size and error type, without content."""
+        """Count a malformed frame. Log size and error type (not the content) of the 1st, 2nd, 4th, 8th … such frame."""
         self.dropped += 1
         if self.dropped & (self.dropped - 1) == 0:
             log.warning(

@@ -112,7 +112,7 @@ class Membership:
                 self._registry.send(instance, Shutdown())
 
     def exited(self, instance: str) -> None:
-        """Record that a worker's process has exited, and notify the other workers that it no longer writes KV."""
+        """Record that a worker's process has exited, and notify the other workers that this one no longer writes KV."""
         if self._registry.exited(instance, time.monotonic()):
             if self._registry.members[instance].retired:
                 log.info("%s has retired", instance)

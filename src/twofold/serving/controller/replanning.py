@@ -85,7 +85,7 @@ class DegradedMode:
 
     @property
     def messages(self) -> list[str]:
-        """Latest changes of the plan, one sentence each, oldest first."""
+        """Latest switches between original and smaller plans, one sentence each, oldest first."""
         return self._messages[-_SHOWN:]
 
     def update(self, waiting: Collection[str]) -> None:

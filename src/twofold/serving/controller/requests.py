@@ -215,7 +215,7 @@ class LiveRequests:
             self.events.prefill_started(attempt_id, at_s)
 
     def token(self, attempt_id: str, output: TokenOutput, instance: str, started_s: float, now: float) -> None:
-        """Process a token of an attempt that `instance` generated in an iteration started at `started_s`."""
+        """Process a token that `instance` generated for an attempt, in an iteration started at `started_s`."""
         live = self._attempts.get(attempt_id)
         if live is None or live.placed is None:
             return

@@ -61,7 +61,7 @@ class Gateway:
         return self.tokenizer
 
     def check_length(self, characters: int, field: str) -> None:
-        """Raise RequestError for a text that exceeds the character limit, or the context length in any tokenization."""
+        """Raise RequestError for a text over the character limit, or too long for the context in any tokenization."""
         most = self.limits.prompt_characters
         if most is not None and characters > most:
             raise invalid(field, f"{characters} characters are more than the limit of {most}", code="prompt_too_long")

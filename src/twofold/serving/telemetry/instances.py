@@ -1,7 +1,7 @@
 """Telemetry of instances: Prometheus metrics, and current state and time series for the dashboard.
 
-No timer is needed. The state changes only with reports, so the samples of the past seconds are added before the next
-report or snapshot.
+The time series need no timer. The state changes only when a report arrives, so samples for the seconds in between are
+added before the next report or snapshot.
 """
 
 from collections import deque

@@ -145,7 +145,7 @@ def completion_body(
     max_tokens: int | None = None,
     kv: KvParams | None = None,
 ) -> bytes:
-    """Return the body of `POST /v1/completions` for `generation`. If set, `max_tokens` replaces its token limit."""
+    """Return the body of `POST /v1/completions` for `generation`. `max_tokens`, if set, replaces the token limit."""
     sampling = generation.sampling
     tokens = sampling.max_tokens if max_tokens is None else max_tokens
     fields: dict[str, object] = {

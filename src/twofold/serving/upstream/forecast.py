@@ -114,7 +114,7 @@ class PrefillSpeeds:
 
 
 class ServerPrediction(Prediction):
-    """Predicted prefill time of one server, proportional to the computed tokens. Servers fetch no prefixes."""
+    """Predicted prefill time of one server, proportional to the computed tokens. Servers cannot fetch prefixes."""
 
     def __init__(self, instance: str, speeds: PrefillSpeeds) -> None:
         self._instance, self._speeds = instance, speeds

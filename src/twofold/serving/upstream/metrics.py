@@ -63,7 +63,7 @@ class ServerMetrics(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def status(self) -> InstanceStatus:
-        """These metrics in the form of an instance's status report."""
+        """Status of the server as an instance, computed from these metrics."""
         return InstanceStatus(
             waiting=self.waiting,
             running=self.running,

@@ -91,7 +91,7 @@ class ServerRegistry(WorkerGroup):
 
     @property
     def card(self) -> ServerModel | None:
-        """Description of the servers' model, from any server; None until a server has responded."""
+        """Description of the model from any server that has responded; None before the first response."""
         return next((server.card for server in self.members.values() if server.card is not None), None)
 
 
@@ -194,7 +194,7 @@ class HealthProbe:
 
 
 def check(instance: str, card: ServerModel, other: ServerModel | None, model: ServedModel | None) -> None:
-    """Raise ConfigurationError if a server has another model than `other`, or a shorter context length than `model`."""
+    """Raise ConfigurationError if a server serves another model than `other`, or has less context than `model`."""
     if other is not None and card.id != other.id:
         raise ConfigurationError(
             f"{instance} serves {card.id!r} and others serve {other.id!r}: start all servers with the same model "

@@ -201,7 +201,7 @@ def _top(named: dict[str, float] | None) -> tuple[tuple[int, float], ...]:
 
 
 class VllmClient:
-    """HTTP client of the vLLM server at `url`. Clients may share a `session`. Only calls with `timeout_s` time out."""
+    """HTTP client of the vLLM server at `url`. Calls without `timeout_s` time out only while they connect."""
 
     def __init__(self, session: aiohttp.ClientSession, url: str) -> None:
         self.url = url

@@ -1,4 +1,4 @@
-"""Configuration of a service, written by the command line and read by every process."""
+"""Configuration of a service, created by the command line and read by every process."""
 
 from typing import Final, Literal
 
@@ -27,14 +27,14 @@ DEFAULT_VOCAB_SIZE = 32_000  # of emulated models
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Configuration of each worker's engine.
+    """Configuration of the engine in each worker.
 
-    `engine` is a key of `engine.registry.ENGINES`. With `emulated`, `model` is a catalog name and `vocab_size` sets the
-    vocabulary. `tokenizer` is the tokenizer's directory, if it differs from the model's. `kv_cache_bytes` is per
-    worker; None selects a default for the device. With `swap_bytes`, decodes allocate KV blocks as they grow, and each
-    decoding worker swaps them out to this much host memory. With `prefix_caching`, the KV of prompts stays cached until
-    its memory is needed. Requests may pin up to `retained_share` of that memory. `eviction` is a policy of
-    `kvcache.eviction`, for engine memory and host stores.
+    `engine` is a key of `engine.registry.ENGINES`. For the emulated engine, `model` is a name in the catalog, and
+    `vocab_size` sets the vocabulary. `tokenizer` is the tokenizer's directory, if it is not the model's.
+    `kv_cache_bytes` is per worker; None selects a default for the device. With `swap_bytes`, sequences allocate KV
+    blocks as they grow, and each decode worker can swap sequences out to this much host memory. With `prefix_caching`,
+    the KV of prompts stays cached until its blocks are needed. Requests may pin up to `retained_share` of the blocks.
+    `eviction` is a policy of `kvcache.eviction`, for engine memory and host stores.
     """
 
     model: str
@@ -57,7 +57,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         return ENGINES[self.engine]
 
     def context(self, model_len: int) -> int:
-        """Return the context length in tokens: `max_model_len` or, if unset, `model_len`. Raises ConfigurationError."""
+        """Return `max_model_len` or, if unset, `model_len`. Raises ConfigurationError if it exceeds `model_len`."""
         if self.max_model_len is None:
             return model_len
         if self.max_model_len > model_len:
@@ -68,8 +68,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
 class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Configuration of one worker: role, batcher and CPU cores (an empty `cores` means all cores).
 
-    With `measures_budget`, the worker measures its token budget, up to `max_num_batched_tokens`. `split` states its
-    tensor and pipeline parallelism. Its ranks are numbered from `first_rank` on, within the whole service.
+    With `measures_budget`, the worker measures its token budget at start, up to `max_num_batched_tokens`. `split` is
+    the worker's tensor and pipeline parallelism. Its ranks are numbered from `first_rank`, uniquely in the service.
     """
 
     instance: str
@@ -84,13 +84,13 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JoinTerms(msgspec.Struct, frozen=True, kw_only=True):
-    """Configuration for workers that join from other hosts: a batcher for each role, and a token budget."""
+    """Configuration for workers that join from other hosts: a batcher for each role, and the token budget per batch."""
 
     batchers: dict[Role, str]
     max_num_batched_tokens: TokenBudget | None = None
 
     def worker(self, instance: str, role: Role) -> WorkerConfig:
-        """Return the configuration of a worker that joins. The worker's host assigns the CPU cores later."""
+        """Return the configuration of a joining worker, without CPU cores, which the worker's host assigns later."""
         batcher, budget = self.batchers[role], self.max_num_batched_tokens
         return WorkerConfig(
             instance=instance,
@@ -102,10 +102,10 @@ class JoinTerms(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReplanConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Configuration of re-planning: the simulated cluster, the SLO and the attainment to reach.
+    """Configuration of re-planning: the cluster to simulate, the SLO and the attainment to reach.
 
-    With `replicas`, workers are also retired and restarted. `catalog` lists files that extend the catalog for
-    `cluster`. A search ends after `search_limit_s`.
+    With `replicas`, re-planning may also retire and restart workers. `catalog` lists files that extend the catalog for
+    `cluster`. A search is stopped after `search_limit_s` seconds.
     """
 
     cluster: ClusterSpec
@@ -118,10 +118,10 @@ class ReplanConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OverloadConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Configuration of overload control: a rule of `scheduling.admission.overload` and the `slo`.
+    """Configuration of overload control, which rejects requests that would miss the `slo`.
 
-    Requests that would miss the SLO are rejected. `cluster` describes the workers' speed, and `catalog` lists files
-    that extend the catalog for it.
+    `rule` is a name in `scheduling.admission.overload`. `cluster` describes the speed of the workers. `catalog` lists
+    files that extend the catalog for `cluster`.
     """
 
     rule: str
@@ -131,21 +131,21 @@ class OverloadConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class InlineConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Latency bound of the batcher `inlined`: an iteration that `times` predicts may last at most `tbt_s` seconds."""
+    """Configuration of the batcher `inlined`: iterations may take at most `tbt_s` seconds, predicted with `times`."""
 
     times: PackedTimes
     tbt_s: float
 
 
 class ForecastConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Source of the prefill times for predictive routers: the models of `cluster`, or without it measurements."""
+    """Source of prefill times for prediction-based routers: performance models of `cluster`, or else measurements."""
 
     cluster: ClusterSpec | None = None
     catalog: tuple[str, ...] = ()
 
 
 class StoreConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Configuration of each host's prefix store: its bytes in memory, and on disk if `disk_dir` is set."""
+    """Configuration of the KV store on each host: bytes in memory, and bytes on disk if `disk_dir` is set."""
 
     memory_bytes: int
     disk_dir: str | None = None
@@ -155,12 +155,12 @@ class StoreConfig(msgspec.Struct, frozen=True, kw_only=True):
 class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Configuration of a complete service.
 
-    `run_dir` holds the service's sockets. `journal_dir`, if set, receives decision journals. Restart delays of failing
-    workers grow up to `max_restart_delay_s`. `cluster` is the cluster that an emulated service emulates, and `catalog`
-    lists files that extend the catalog for it. Optional features: `network` names this host in a service over several
-    hosts, and other hosts join on `terms`; `replan` adapts roles to traffic; `overload` rejects requests that would
-    miss the SLO; `inline` bounds prompts beside decodes; `forecast` feeds predictive routers; `store` keeps prefixes on
-    this host.
+    `run_dir` holds the service's sockets. Decision journals are written to `journal_dir`, if set. The delay before a
+    failing worker restarts grows up to `max_restart_delay_s`. In an emulated service, `cluster` is the emulated
+    cluster, and `catalog` lists files that extend the catalog for it. Optional features are None if off: `network`
+    names this host in a service over several hosts; `terms` configures workers that join from other hosts; `replan`
+    changes roles when traffic shifts; `overload` rejects requests that would miss the SLO; `inline` limits the time of
+    iterations with prompts and decodes; `forecast` feeds prediction-based routers; `store` keeps prefixes on this host.
     """
 
     engine: EngineConfig
@@ -186,11 +186,11 @@ class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def host(self) -> str:
-        """Name of this host; empty for the host on which the service was started."""
+        """Name of this host; empty on the host that started the service."""
         return HOME if self.network is None else self.network.host
 
     def measures(self, worker: WorkerConfig) -> bool:
-        """Return whether `worker` measures its prefill speed and links. Workers that may hand off real KV do."""
+        """Return whether `worker` measures its prefill speed and links: true if it may hand off KV and runs a model."""
         roles = {each.role for each in self.workers}
         moves = self.router not in FIXED_ROLE_ROUTERS
         # A decoding worker may join later from another host.
@@ -198,12 +198,12 @@ class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True):
         return self.engine.traits.runs_model and splits and (moves or worker.role is Role.PREFILL)
 
     def reuses(self, worker: WorkerConfig) -> bool:
-        """Return whether `worker` caches prefixes, which requires a worker that can prefill and a suitable batcher."""
+        """Return whether `worker` caches prefixes: caching is on, it can prefill, and its batcher supports reuse."""
         prefills = worker.role.prefills or self.router not in FIXED_ROLE_ROUTERS
         return self.engine.prefix_caching and prefills and BATCHERS[worker.batcher].reuses_prefix
 
     def measured_pairs(self) -> list[tuple[str, str]]:
-        """Return the (source, target) pairs of workers between which links are measured at the start of the service."""
+        """Return the (source, target) worker pairs between which links are measured when the service starts."""
         return [
             (source.instance, target.instance)
             for source in self.workers
@@ -212,23 +212,23 @@ class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True):
         ]
 
     def inbox(self, name: str) -> str:
-        """Return the address of the inbox of process `name`: a socket in the service's private `run_dir`."""
+        """Return the inbox address of process `name` on this host: a socket in the private directory `run_dir`."""
         return f"ipc://{self.run_dir}/{name}.sock"
 
     def worker_inbox(self, instance: str, pid: int) -> str:
-        """Return the inbox address of the worker process with `pid`. A restarted worker has another address."""
+        """Return the inbox address of the worker process with `pid`. After a restart, the address differs."""
         return self.inbox(f"{instance}-{pid}")
 
     @property
     def controller(self) -> str:
-        """Address at which processes of this host reach the controller's inbox."""
+        """Address of the controller's inbox for processes on this host."""
         network = self.network
         elsewhere = network is not None and network.host != HOME
         return network.controller if network is not None and elsewhere else self.inbox(CONTROLLER)
 
     @property
     def store_inbox(self) -> str:
-        """Inbox address of the KV store of this host. A restart of the store does not change the address."""
+        """Inbox address of this host's KV store, which stays the same when the store restarts."""
         return self.inbox(STORE)
 
 

@@ -1,4 +1,4 @@
-"""Messages between the processes of a service, by sender and receiver."""
+"""Messages between the processes of a service, grouped by sender and receiver."""
 
 import msgspec
 
@@ -13,7 +13,7 @@ from twofold.transport.base import MemoryDescriptor
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Base class of all messages. With `tag`, an encoded message includes its class name."""
+    """Base class of all messages. `tag` adds the class name to the encoded message."""
 
 
 # -- controller to worker -------------------------------------------------------------------------------------
@@ -33,7 +33,7 @@ class Peer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Peers(Message, frozen=True, kw_only=True):
-    """Message that lists the addresses of all registered instances of the service."""
+    """Message with the addresses of all registered instances of the service."""
 
     peers: list[Peer]
 
@@ -41,7 +41,7 @@ class Peers(Message, frozen=True, kw_only=True):
 class StoreFetch(msgspec.Struct, frozen=True, kw_only=True):
     """Instruction to fetch the first `blocks` blocks of a prompt from the KV store of `host` at `address`.
 
-    The worker computes the blocks that have not arrived after `limit_s`.
+    After `limit_s` seconds, the worker computes the blocks that have not arrived.
     """
 
     host: str
@@ -51,10 +51,10 @@ class StoreFetch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Prefill(Message, frozen=True, kw_only=True):
-    """Command to prefill a request, then decode it, or hand it over to `target` if set.
+    """Command to prefill a request, and then to decode it or, if `target` is set, to hand its KV off to `target`.
 
-    With `announce`, the worker reports the start of the prefill, and the controller then requests room on `target`.
-    With `fetch`, the store of the worker's host first fetches a prefix from another host.
+    With `announce`, the worker reports the start of the prefill, and the controller then reserves blocks on `target`.
+    With `fetch`, a prefix is first fetched from another host's KV store.
     """
 
     generation: Generation
@@ -65,9 +65,9 @@ class Prefill(Message, frozen=True, kw_only=True):
 
 
 class Reserve(Message, frozen=True, kw_only=True):
-    """Command to lease blocks for a request to its prefill worker `source` as soon as blocks are free.
+    """Command to reserve blocks for a request, once they are free, and lease them to the prefill worker `source`.
 
-    Engines that may recompute the KV of a decode receive the prompt as well.
+    The prompt is included for engines that may recompute the KV of a decode.
     """
 
     request: Request
@@ -77,25 +77,25 @@ class Reserve(Message, frozen=True, kw_only=True):
 
 
 class Abort(Message, frozen=True, kw_only=True):
-    """Command to drop a request."""
+    """Command to abort a request and release its blocks."""
 
     request_id: str
 
 
 class InstanceFenced(Message, frozen=True, kw_only=True):
-    """Command to stop writing to a fenced instance. This instance may still run and write."""
+    """Command to stop KV transfers to a fenced instance, which is being killed but may still write."""
 
     instance: str
 
 
 class InstanceLost(Message, frozen=True, kw_only=True):
-    """Report that an instance has ended and writes no more."""
+    """Report that the process of an instance has exited, so that it no longer writes KV."""
 
     instance: str
 
 
 class WorkerRefused(Message, frozen=True, kw_only=True):
-    """Report that the receiving worker cannot join the service and must exit."""
+    """Command to a worker to exit, because the service has refused its registration for `reason`."""
 
     reason: str
 
@@ -105,7 +105,7 @@ class Shutdown(Message, frozen=True, kw_only=True):
 
 
 class HeartbeatAck(Message, frozen=True, kw_only=True):
-    """Acknowledgement of the heartbeat that a process on another host sent at `said_s` on that process's clock."""
+    """Acknowledgement of a heartbeat from another host; `said_s` is the heartbeat's send time on the sender's clock."""
 
     said_s: float
 
@@ -116,8 +116,8 @@ class HeartbeatAck(Message, frozen=True, kw_only=True):
 class Registered(Message, frozen=True, kw_only=True):
     """Report that a worker is ready.
 
-    All workers must have the same model fingerprint `model`. `prefill` is the measured prefill speed, if any; `now_s`
-    is the time on the worker's monotonic clock.
+    `model` is the fingerprint of the model, which must be the same for all workers. `prefill` is the measured prefill
+    speed, if any. `now_s` is the send time on the worker's monotonic clock.
     """
 
     peer: Peer
@@ -129,7 +129,7 @@ class Registered(Message, frozen=True, kw_only=True):
 
 
 class LinkMeasured(Message, frozen=True, kw_only=True):
-    """Report of the speed of a link between two workers, measured by the source when it first connects."""
+    """Report of the measured speed of the link from `source` to `target`, sent after `source` first connects."""
 
     source: str
     target: str
@@ -137,9 +137,9 @@ class LinkMeasured(Message, frozen=True, kw_only=True):
 
 
 class Alive(Message, frozen=True, kw_only=True):
-    """Heartbeat of a worker; its current batch has run for `batch_s` seconds.
+    """Heartbeat of a worker. `batch_s` is the time for which its current batch has run.
 
-    `said_s` is the send time on the clock of `ParentWatchdog`, `now_s` on the monotonic clock.
+    `said_s` is the send time on the watchdog clock (`ParentWatchdog`), `now_s` on the worker's monotonic clock.
     """
 
     instance: str
@@ -150,22 +150,22 @@ class Alive(Message, frozen=True, kw_only=True):
 
 
 class PrefillStarted(Message, frozen=True, kw_only=True):
-    """Report that the prefill of an announced request starts. The controller then requests room on its target."""
+    """Report that an announced prefill has started. The controller then reserves blocks on the decode instance."""
 
     request_id: str
 
 
 class LeaseGranted(Message, frozen=True, kw_only=True):
-    """Report that a lease was granted. The controller forwards the lease to its source if the request is live."""
+    """Lease on blocks of a decode worker. The controller forwards it to the prefill worker if the request is live."""
 
     lease: Lease
 
 
 class StepDone(Message, frozen=True, kw_only=True):
-    """Report that an iteration has ended.
+    """Report of a completed iteration.
 
-    `started` lists the requests that began their prefill in this iteration. Times are in monotonic seconds. `number`
-    orders this status report among all reports of the worker, `epoch` identifies the worker process.
+    `started` lists the requests with a prefill that began in this iteration. `started_s` is on the worker's monotonic
+    clock. `number` orders all status reports of the worker; `epoch` identifies the worker process.
     """
 
     instance: str
@@ -178,7 +178,7 @@ class StepDone(Message, frozen=True, kw_only=True):
 
 
 class Status(Message, frozen=True, kw_only=True):
-    """Report of a worker's status that changed outside of a batch; see StepDone for `epoch` and `number`."""
+    """Report of a worker's status that changed outside an iteration. See StepDone for `epoch` and `number`."""
 
     instance: str
     epoch: int
@@ -187,7 +187,7 @@ class Status(Message, frozen=True, kw_only=True):
 
 
 class BlocksChanged(Message, frozen=True, kw_only=True):
-    """Report of the block keys that were added to and removed from an instance's prefix cache."""
+    """Report of block keys added to (`stored`) and removed from the prefix cache of an instance."""
 
     instance: str
     epoch: int
@@ -196,7 +196,7 @@ class BlocksChanged(Message, frozen=True, kw_only=True):
 
 
 class HandoffReport(Message, frozen=True, kw_only=True):
-    """Report of a completed hand-off of `bytes_moved` bytes, with times on the monotonic clock of `instance`."""
+    """Report of `instance` that it has handed off `bytes_moved` bytes of KV; times are on its monotonic clock."""
 
     instance: str
     request_id: str
@@ -217,9 +217,9 @@ class RequestFailed(Message, frozen=True, kw_only=True):
 
 
 class HandoffEnded(Message, frozen=True, kw_only=True):
-    """Report that the source of a hand-off writes to its lease no more.
+    """Message from the source of a hand-off to its target: the source no longer writes to the leased blocks.
 
-    `first_token` is the output of the prefill if the KV cache is complete. It is None after an abort or an `error`.
+    `first_token` is the prefill's output token if the KV is complete. It is None after an abort or an `error`.
     """
 
     request_id: str
@@ -230,7 +230,10 @@ class HandoffEnded(Message, frozen=True, kw_only=True):
 
 
 class HandoffOffered(Message, frozen=True, kw_only=True):
-    """Offer of a pulled hand-off: the target of the lease with this `epoch` may read KV from the source's `blocks`."""
+    """Message to the target of a pulled hand-off that it may read the KV in `blocks` of `source`.
+
+    `epoch` is the target's epoch in the lease, and `source_epoch` is the epoch of the source.
+    """
 
     request_id: str
     epoch: int
@@ -242,9 +245,9 @@ class HandoffOffered(Message, frozen=True, kw_only=True):
 
 
 class HandoffTaken(Message, frozen=True, kw_only=True):
-    """Report that the target of a pulled hand-off has finished reading.
+    """Report to the source of a pulled hand-off that the target has finished reading.
 
-    `epoch` is the source's epoch, in which it made the offer. `bytes_moved` is None if the read is incomplete.
+    `epoch` is the source's epoch from the offer. `bytes_moved` is None if the KV was not read completely.
     """
 
     request_id: str
@@ -253,7 +256,7 @@ class HandoffTaken(Message, frozen=True, kw_only=True):
 
 
 class Heartbeat(Message, frozen=True, kw_only=True):
-    """Heartbeat of the source of hand-offs. It extends the leases of this source."""
+    """Heartbeat from the source of hand-offs to a target, which renews the leases granted to the source."""
 
     source: str
 
@@ -262,10 +265,9 @@ class Heartbeat(Message, frozen=True, kw_only=True):
 
 
 class HostJoins(Message, frozen=True, kw_only=True):
-    """Request of a host to join with a number of workers by role, repeated until the service answers.
+    """Request of a host to join with a number of workers by role. The host repeats the request until it is answered.
 
-    `life` identifies the host's launcher process, `inbox` is the launcher's address, `model` the fingerprint of its
-    model.
+    `life` identifies the host's launcher process, `inbox` is its address, and `model` is the fingerprint of its model.
     """
 
     host: str
@@ -277,34 +279,34 @@ class HostJoins(Message, frozen=True, kw_only=True):
 
 
 class HostWelcome(Message, frozen=True, kw_only=True):
-    """Answer to an admitted host: the configuration with its workers. The host sets the settings of its hardware."""
+    """Answer to an admitted host: the service configuration with its workers. The host adds its hardware settings."""
 
     life: int
     config: ServiceConfig
 
 
 class HostRefused(Message, frozen=True, kw_only=True):
-    """Report that the host cannot join the service because of `reason`."""
+    """Message that a host cannot join or remain in the service because of `reason`."""
 
     life: int
     reason: str
 
 
 class HostUnknown(Message, frozen=True, kw_only=True):
-    """Report that the controller, perhaps restarted, does not know this launcher. Its host must join again."""
+    """Message that the controller does not know a launcher, perhaps after a restart. Its host must join again."""
 
     life: int
 
 
 class WorkerLife(msgspec.Struct, frozen=True, array_like=True):
-    """State of a worker on another host: the number of its starts, and whether its last process runs."""
+    """State of a worker on another host: number of its latest start, and whether this process is running."""
 
     life: int
     runs: bool
 
 
 class HostAlive(Message, frozen=True, kw_only=True):
-    """Heartbeat of a host's launcher, with the state of its workers. With `leaves`, the host starts no more workers."""
+    """Heartbeat of a host's launcher with the state of its workers. With `leaves`, the host leaves the service."""
 
     host: str
     life: int
@@ -315,7 +317,7 @@ class HostAlive(Message, frozen=True, kw_only=True):
 
 
 class HostFailed(Message, frozen=True, kw_only=True):
-    """Report that a host has ended because it cannot run its workers; `reason` states why."""
+    """Report that a host leaves the service because it cannot run its workers; `reason` states why."""
 
     host: str
     life: int
@@ -337,17 +339,17 @@ class KillWorker(Message, frozen=True, kw_only=True):
 
 
 class HostFinish(Message, frozen=True, kw_only=True):
-    """Report that the service has ended. The host exits once its workers have exited."""
+    """Message that the service has ended. The host exits after its workers have exited."""
 
 
 # -- store to controller --------------------------------------------------------------------------------------------
 
 
 class StoreChanged(Message, frozen=True, kw_only=True):
-    """Report of the block keys that were added to and removed from the KV store of `host`.
+    """Report of block keys added to (`stored`) and removed from the KV store of `host`.
 
-    `epoch` identifies the store process; each process begins with such a report. `address` is the store's address for
-    other hosts, if any.
+    `epoch` identifies the store process, which sends a first report at its start. Other hosts fetch blocks from
+    `address`, if set.
     """
 
     host: str
@@ -358,7 +360,7 @@ class StoreChanged(Message, frozen=True, kw_only=True):
 
 
 class StoreTier(msgspec.Struct, frozen=True, kw_only=True):
-    """Counters of one tier (memory or disk) of a store: blocks in use, reused blocks, and removals by reason."""
+    """Counters of one tier (memory, disk) of a KV store: capacity, blocks in use, reused blocks, removals by reason."""
 
     capacity: int
     blocks: int
@@ -367,7 +369,7 @@ class StoreTier(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StoreStatus(Message, frozen=True, kw_only=True):
-    """Report of the counters of a host's KV store since its start. `tiers` lists the fastest tier first."""
+    """Counters of a host's KV store since its start. `tiers` are ordered from the fastest to the slowest."""
 
     host: str
     epoch: int

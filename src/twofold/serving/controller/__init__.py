@@ -1,20 +1,20 @@
-"""The controller places requests on workers, forwards leases and orders tokens.
+"""Controller of a service: places requests on workers, forwards leases, and returns output tokens in order.
 
-It tracks the whole life of a request, and is the only sender of requests, leases and aborts to workers. A worker
-therefore learns of a request before its lease, and the controller returns leases that are granted after their
-request has ended. A request whose worker is lost starts another attempt; a request that no worker can take waits.
+Workers receive requests, leases and aborts from the controller only, so they never receive a lease before its request.
+A lease that is granted after the end of its request is released at once. If a worker is lost, its requests start
+another attempt. Requests wait in the controller while no worker can run them.
 
-    controller.py    the service on its own workers: wiring, messages of workers, health checks
-    requests.py      live requests: admission, placement, reports of workers, replay, end
+    controller.py    the service on its own workers: wiring, worker messages, health checks
+    requests.py      live requests: admission, placement, worker reports, replay, end
     live_request.py  one live request: attempts and token order
-    membership.py    workers of the cluster: registration, status, retirement, loss
-    registry.py      which workers run: heartbeats, failures, restarts
-    remote.py        hosts that join the service, and their workers
-    health.py        circuit breakers and availability
-    replanning.py    role changes on traffic shifts and shortages
+    membership.py    workers in the cluster: registration, status, retirement, loss
+    registry.py      worker processes: heartbeats, failures, restarts
+    remote.py        joined hosts and their workers
+    health.py        circuit breakers and availability of workers
+    replanning.py    role changes after traffic shifts, and while workers are missing
     forecast.py      measured links and cached prefixes for the router
-    prompt_keys.py   block keys of prompts by tenant
+    prompt_keys.py   block keys of prompts, separate for each tenant
     mailbox.py       messages between processes
-    heartbeat.py     parent watchdog and clock offsets
-    service.py       the service behind the gateway, shared with external servers: requests, roles, output
+    heartbeat.py     watchdogs of processes on other hosts, and clock offsets
+    service.py       base class of the service that the gateway calls
 """

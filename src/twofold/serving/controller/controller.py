@@ -1,4 +1,4 @@
-"""The controller: it runs the requests of the gateway on the workers of this service."""
+"""Controller: the service that runs the gateway's requests on its own workers."""
 
 import asyncio
 import time
@@ -25,12 +25,12 @@ from twofold.serving.telemetry.telemetry import Telemetry
 
 
 class Controller(Service):
-    """Service that runs requests on its own workers: it receives messages and checks the workers' health.
+    """Service that runs requests on its own workers. Processes the messages of the workers and checks their health.
 
-    It also implements `RoleControl`. With `roles_move`, or for a pulled hand-off, the controller requests room on the
-    decode instance only when the prefill starts (docs/decisions/0007). With `recomputes`, the decode instance also
-    receives the prompt. With `prompt_keys`, workers reuse cached prefixes and report them. With a `forecast`, the
-    router uses these reports.
+    Implements `RoleControl`. With `roles_move`, workers may change roles. In that case, and for pulled hand-offs,
+    blocks on the decode instance are reserved only when the prefill starts (docs/decisions/0007). With `recomputes`,
+    the decode instance also receives the prompt. With `prompt_keys`, workers reuse and report cached prefixes, which
+    the router considers if there is a `forecast`.
     """
 
     def __init__(
@@ -85,18 +85,18 @@ class Controller(Service):
     # -- lifecycle --------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Start to receive messages. A running event loop is required."""
+        """Start receiving messages. Requires a running event loop."""
         self._open()
         asyncio.get_running_loop().add_reader(self._inbox.fileno(), self._drain_inbox)
         self._drain_inbox()
 
     @property
     def restarts_workers(self) -> bool:
-        """Whether ended workers are restarted. Restarts begin once all expected workers have registered."""
+        """Whether ended workers are restarted. True once all expected workers have registered."""
         return self._monitor is not None
 
     def _open(self) -> None:
-        """Start monitoring once all expected workers are registered; admit requests if both phases have a worker."""
+        """If all expected workers have registered, start health checks; admit requests if both phases have workers."""
         if self._registry.complete:
             if self._monitor is None:
                 self._monitor = asyncio.create_task(self._monitor_health())
@@ -113,11 +113,11 @@ class Controller(Service):
             self._requests.check_waiting()
 
     def exited(self, instance: str) -> None:
-        """Record the exit of the worker process of `instance`. The launcher calls this function."""
+        """Record that the worker process of `instance` has exited. Called by the launcher."""
         self._remote.exited(instance)
 
     def workers_waiting(self, instances: Collection[str]) -> None:
-        """Adapt the roles of the other workers while the launcher has no room for `instances`."""
+        """Adapt the roles of the running workers while the launcher lacks the resources to start `instances`."""
         self._degraded.update(instances)
 
     def shutdown(self) -> None:
@@ -174,7 +174,7 @@ class Controller(Service):
     # -- roles ------------------------------------------------------------------------------------------------------
 
     def replans(self) -> list[str]:
-        """Return sentences that state the latest re-planning decisions and degraded plans."""
+        """Return the latest re-planning decisions and degraded-mode changes, one sentence each."""
         decisions = [] if self._replanning is None else self._replanning.messages(time.monotonic())
         return decisions + self._degraded.messages
 

@@ -1,4 +1,4 @@
-"""Link and prefill speeds measured by workers, cached prefixes, and the router's forecast from both."""
+"""Measured link and prefill speeds, and the router's forecast from these speeds and from cached prefixes."""
 
 import asyncio
 from collections.abc import Collection
@@ -27,9 +27,9 @@ UNKNOWN_BYTES_PER_S = 125e6  # default for unmeasured links between hosts: 1 Gbi
 
 
 class MeasuredPaths(TransferPaths):
-    """Measured link speeds by (source, target) and prefill speeds by instance.
+    """Link speeds by (source, target) and prefill speeds by instance, as measured by the workers.
 
-    The measurements of a lost instance stay valid until the instance registers again.
+    Measurements of a lost instance stay in use until its next process reports new ones.
     """
 
     def __init__(self) -> None:
@@ -44,7 +44,7 @@ class MeasuredPaths(TransferPaths):
         self._news = asyncio.Event()
 
     def registered(self, message: Registered) -> None:
-        """Record the KV layout and prefill speed that a worker reports at its registration."""
+        """Store the KV layout, sharding, host and prefill speed from a worker's registration."""
         memory = message.peer.memory
         self._layout = memory.layout
         self._splits[memory.instance] = memory.sharding
@@ -56,7 +56,7 @@ class MeasuredPaths(TransferPaths):
             self.crossovers.clear()
 
     def measured(self, message: LinkMeasured) -> None:
-        """Record the speed of the link that a worker has measured."""
+        """Store the link speed from a worker's report."""
         pair = message.source, message.target
         self.links[pair] = message.speed
         self._news.set()
@@ -65,14 +65,14 @@ class MeasuredPaths(TransferPaths):
         self._into.clear()
 
     async def known(self, pairs: Collection[tuple[str, str]]) -> None:
-        """Wait until the links of all `pairs`, of (source, target), are measured."""
+        """Wait until the links between all (source, target) `pairs` have been measured."""
         for pair in pairs:
             while pair not in self.links:
                 self._news.clear()
                 await self._news.wait()
 
     def crossover(self, prefill: str) -> int:
-        """Return the prompt length from which `prefill` hands off layer-wise: the smallest crossover over its links."""
+        """Return the prompt length in tokens from which instance `prefill` hands off layer-wise on one of its links."""
         if prefill not in self.crossovers:
             self.crossovers[prefill] = self._crossover(prefill)
         return self.crossovers[prefill]
@@ -89,20 +89,20 @@ class MeasuredPaths(TransferPaths):
         return known
 
     def into(self, host: str) -> TransferModel | None:
-        """Return the slowest measured path between `host` and other hosts; None before a worker has registered."""
+        """Return the slowest measured path between `host` and other hosts (default: 1 Gbit/s); None without workers."""
         known = self._into.get(host)
         if known is None and self._layout is not None:
             known = self._into[host] = self._way_into(host, self._layout)
         return known
 
     def prefill_s(self, prefill: str, tokens: int) -> float:
-        """Return the predicted prefill time; an unmeasured instance is assumed as slow as the slowest measured one."""
+        """Return the predicted prefill time in seconds. For an unmeasured instance, use the slowest measured speed."""
         own = self.prefills.get(prefill)
         speeds = self.prefills.values() if own is None else (own,)
         return max((speed.seconds(tokens) for speed in speeds), default=0.0)
 
     def summary(self) -> str:
-        """Return one line that summarizes the measured speeds, or an empty string before all kinds are measured."""
+        """Return link speed, prefill speed and hand-off mode in one line; empty until both speeds are measured."""
         if not self.links or not self.prefills:
             return ""
         slowest = min(self.links.values(), key=lambda link: link.bytes_per_s)
@@ -135,7 +135,7 @@ class MeasuredPaths(TransferPaths):
 
 
 def _path(link: LinkSpeed, layout: KvLayout, source: Sharding, target: Sharding) -> TransferModel:
-    """Return the transfer model between two instances, given the measured `link` between two of their ranks."""
+    """Return the KV transfer model between two instances from the measured `link` between two of their ranks."""
     layers = layer_traffic(plan_reshard(source, target, layout.kv_heads), len(layout.layers))
     per_head = [layout.head_bytes_per_block(layer) // layout.block_size for layer in range(len(layers))]
     layer_bytes = [way.heads * each for way, each in zip(layers, per_head, strict=True)]
@@ -143,7 +143,7 @@ def _path(link: LinkSpeed, layout: KvLayout, source: Sharding, target: Sharding)
 
 
 class HostStores:
-    """KV store blocks by host, in `index`. A restarted store's first report replaces the store's earlier blocks."""
+    """Index of the blocks in each host's KV store. A restarted store's first report replaces its earlier blocks."""
 
     def __init__(self) -> None:
         self.index = PrefixIndex()
@@ -151,7 +151,7 @@ class HostStores:
         self._addresses: dict[str, str | None] = {}
 
     def changed(self, message: StoreChanged) -> None:
-        """Apply a store's report of stored and removed blocks to the index."""
+        """Add and remove index entries according to a store's report."""
         if self._epochs.get(message.host) != message.epoch:
             self._epochs[message.host] = message.epoch
             self._addresses[message.host] = message.address
@@ -160,19 +160,19 @@ class HostStores:
         self.index.stored(message.host, message.stored)
 
     def lost(self, host: str) -> None:
-        """Forget the blocks in the store of an unreachable host. The store's next report adds blocks again."""
+        """Remove the blocks of an unreachable host's store from the index. Later reports may add blocks again."""
         self.index.lost(host)
 
     def address(self, host: str) -> str | None:
-        """Return the address at which a host's store serves blocks to other hosts; None if it has no address."""
+        """Return the address at which other hosts fetch blocks from a host's store; None if it has no address."""
         return self._addresses.get(host)
 
 
 class LiveForecast:
-    """Forecast of the router, updated by the reports of workers and of the KV `stores`.
+    """Forecast for the router, updated from the reports of workers and KV stores.
 
-    A worker reuses the longer of two cached prefixes: in its engine's memory and in its host's store. Other hosts may
-    fetch blocks from a host's store. The forecast calls this store the shared cache, under the name of the host.
+    A worker reuses the longer of two cached prefixes: the one in its engine's memory or the one in its host's store.
+    The forecast treats this store as a shared cache, under the name of the host. Other hosts may fetch its blocks.
     """
 
     def __init__(self, config: ForecastConfig, block_tokens: int, paths: MeasuredPaths) -> None:
@@ -181,22 +181,22 @@ class LiveForecast:
         self.forecast = ClusterForecast(self.stores.index, block_tokens)
 
     def joined(self, load: InstanceLoad, host: str) -> None:
-        """Add a worker on `host` to the forecast; `load` is the router's record of this worker's load."""
+        """Add a worker on `host` to the forecast. `load` is the router's load record of the worker."""
         load.cache = host
         model = self._models.get(load.id) or next(iter(self._models.values()), None)
         self.forecast.join(load.id, LivePrediction(load.id, host, model, self._paths, self.stores))
 
     def lost(self, instance: str) -> None:
-        """Forget the blocks in a lost worker's engine memory."""
+        """Remove the blocks in a lost worker's engine memory from the forecast."""
         self.forecast.memories.lost(instance)
 
     def blocks_changed(self, message: BlocksChanged) -> None:
-        """Apply a change of the blocks in a worker's engine memory."""
+        """Apply a worker's report of blocks stored in and removed from its engine memory."""
         self.forecast.memories.removed(message.instance, message.removed)
         self.forecast.memories.stored(message.instance, message.stored)
 
     def fetch_of(self, route: Route) -> StoreFetch | None:
-        """Return the blocks that the prefill host must fetch for `route`, or None if no reachable store has them."""
+        """Return the blocks to fetch from another host's store for `route`; None without a fetch or a store address."""
         fetch = route.fetch
         address = None if fetch is None else self.stores.address(fetch.source)
         if fetch is None or address is None:
@@ -205,10 +205,10 @@ class LiveForecast:
 
 
 class LivePrediction(Prediction):
-    """Predicted times of one worker; prefill times come from `model` or, without it, from measurements.
+    """Predicted prefill and fetch times of one worker. Prefill times come from `model` or, if None, from measurements.
 
-    Loading blocks from the worker's own host's store counts as free, because copying within a host takes far less time
-    than a prefill. Fetches from other stores use the slowest measured link between the hosts.
+    Loading blocks from the store on the worker's own host counts as free, because it takes far less time than a
+    prefill. Fetches from other hosts' stores are predicted from the slowest measured link to or from this host.
     """
 
     def __init__(
@@ -228,7 +228,7 @@ class LivePrediction(Prediction):
 
 
 def _models(config: ForecastConfig) -> dict[str, PerformanceModel]:
-    """Return a performance model for each instance of the configured cluster; an empty result means none is set."""
+    """Return the performance model of each instance of the configured cluster, by name; empty without a cluster."""
     if config.cluster is None:
         return {}
     kinds = instance_profiles(config.cluster, load_catalog([Path(file) for file in config.catalog]))

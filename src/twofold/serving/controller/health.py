@@ -1,4 +1,4 @@
-"""Circuit breakers and availability of workers, for requests that run on this service's workers or on other servers."""
+"""Health of workers: circuit breakers and availability, for this service's workers and for external servers."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -22,10 +22,10 @@ class WorkerState(StrEnum):
 
 
 class Worker:
-    """Health of one worker of this service or one upstream server, kept across restarts.
+    """Health of one worker of this service or one external server, kept across restarts.
 
-    `role` is the configured role, or the role that a role change has set since. `start_s` is the earliest time of the
-    next start or probe.
+    `role` is the configured role, or the role set by a later role change. `start_s` is the earliest time of the next
+    restart (worker) or health probe (server).
     """
 
     def __init__(self, instance: str, role: Role, restart_s: float) -> None:
@@ -38,7 +38,7 @@ class Worker:
 
 
 class WorkerGroup(ABC):
-    """Interface to the workers of a service; `members` maps instance names to workers."""
+    """Interface to all workers of a service. `members` maps instance names to workers."""
 
     members: Mapping[str, Worker]
 
@@ -55,10 +55,10 @@ class WorkerGroup(ABC):
 
 
 class WorkerHealth(RequestSubscriber):
-    """Controls which workers receive requests, as circuit breakers and retirements require.
+    """Pauses and resumes the routing of requests to workers, according to circuit breakers and retirement.
 
-    A worker with a half-open breaker receives a single attempt, its trial. It receives no other attempt until the trial
-    has shown that the worker works.
+    A worker with a half-open breaker receives one attempt as a trial. It receives no other attempt until the trial has
+    succeeded or ended.
     """
 
     def __init__(self, cluster: ClusterScheduler, workers: WorkerGroup, telemetry: Telemetry) -> None:
@@ -67,7 +67,7 @@ class WorkerHealth(RequestSubscriber):
         self._resumed = False
 
     def take_resumed(self) -> bool:
-        """Return whether a trial resumed a worker since the last call. Waiting requests can then be placed."""
+        """Return whether a trial has resumed a worker since the last call, so that waiting requests can be placed."""
         resumed, self._resumed = self._resumed, False
         return resumed
 
@@ -98,7 +98,7 @@ class WorkerHealth(RequestSubscriber):
             self._resumed = True
 
     def _end_trial(self, request_id: str) -> None:
-        """End the trial of an attempt. If the attempt made no token, its workers may get another trial."""
+        """End the trial of an attempt. Make workers that generated no token available for another trial."""
         route = self._trials.pop(request_id, None)
         if route is None:
             return
@@ -107,12 +107,12 @@ class WorkerHealth(RequestSubscriber):
                 self._resumed = True
 
     def withdraw(self, instance: str) -> None:
-        """Stop placing requests on a worker that is to retire."""
+        """Stop routing requests to a worker that is about to retire."""
         self._cluster.pause(instance)
         self._telemetry.instances.state(instance, InstanceState.DRAINING)
 
     def resume(self, instance: str) -> bool:
-        """Place requests on a worker again; return False if the worker is retired."""
+        """Route requests to a worker again; return False if the worker is retired."""
         if self._workers.members[instance].retired:
             return False
         self.publish(instance)
@@ -120,6 +120,6 @@ class WorkerHealth(RequestSubscriber):
         return True
 
     def publish(self, instance: str) -> None:
-        """Report the state of a worker's circuit breaker to telemetry."""
+        """Report a worker to telemetry as up, or as half-open if its circuit breaker is half-open."""
         half_open = self._workers.breaker(instance).state is BreakerState.HALF_OPEN
         self._telemetry.instances.state(instance, InstanceState.HALF_OPEN if half_open else InstanceState.UP)

@@ -1,8 +1,8 @@
-"""Live requests in the controller: attempts, token order, and error responses for refused requests.
+"""Live requests of the controller: attempts, token order, and HTTP errors for rejected requests.
 
-A request runs as a sequence of **attempts**: when a worker is lost, the next attempt continues from the prompt and the
-tokens received so far. Workers know attempts only, so late messages of an earlier attempt cannot affect the current
-one.
+A request runs as a sequence of **attempts**. When a worker is lost, the next attempt continues from the prompt and the
+tokens received so far. Messages of workers name the attempt, so late messages of an earlier attempt do not affect the
+current one.
 """
 
 import asyncio
@@ -27,10 +27,10 @@ _REASONS = {
 
 
 def rejection_error(refusal: Refusal) -> RequestError:
-    """Return the HTTP error for a refused request.
+    """Return the HTTP error for a request that admission or overload control has rejected.
 
-    Status 429 comes with the time after which to retry. Status 400 is for a request that would miss the SLO even on an
-    idle service. The error's `code` is the refusal's reason with underscores.
+    The status is 429 with the time after which to retry, or 400 if the request would miss the SLO even on an idle
+    service. `code` is the reason of the rejection with underscores.
     """
     if refusal.reason is RefusalReason.BEYOND_SLO:
         return RequestError("the prompt is too long for this service's SLO: send a shorter one", code="beyond_slo")
@@ -53,10 +53,10 @@ def deadline_error() -> RequestError:
 
 
 class LiveRequest:
-    """A request and its current attempt, with the attempt's tokens in order for the streaming task.
+    """A request and its current attempt. Puts the tokens in order and delivers them to the client's task.
 
-    The first token of an attempt comes from the prefill instance and the others from the decode instance, so the second
-    token may arrive before the first.
+    The prefill instance sends the first token and the decode instance the others, so the second token may arrive before
+    the first.
     """
 
     def __init__(self, generation: Generation) -> None:
@@ -69,7 +69,7 @@ class LiveRequest:
         self.attempts = 0
         self.handed_off = False  # the KV of this attempt is on its decode instance
         self.predicted_ttft_s: float | None = None  # overload control's prediction for the first attempt
-        self.failed_in_a_row = 0  # attempts without a token
+        self.failed_in_a_row = 0  # consecutive attempts without a token
         self._tokens: list[int] = []
         self._ordered: deque[TokenOutput] = deque()
         self._early: dict[int, TokenOutput] = {}
@@ -83,7 +83,7 @@ class LiveRequest:
 
     @property
     def stage(self) -> AttemptStage:
-        """Stage of the current attempt, as far as the controller knows."""
+        """Stage of the current attempt, as far as the controller can tell from worker reports."""
         if self._early:  # only decode tokens arrive early
             return AttemptStage.DECODE
         made = len(self._tokens) - self.first_index
@@ -93,9 +93,9 @@ class LiveRequest:
         return AttemptStage.HANDOFF if waits else AttemptStage.DECODE
 
     def remaining(self) -> Generation:
-        """Return the generation of the next attempt: the received tokens are appended to the prompt.
+        """Return the generation for the next attempt, with the tokens received so far appended to the prompt.
 
-        Sampling is keyed by seed and position, so a new attempt does not change the remaining tokens.
+        Sampling is keyed by seed and position, so a new attempt generates the same remaining tokens.
         """
         made = len(self._tokens)
         generation, request, sampling = self.generation, self.generation.request, self.generation.sampling
@@ -117,20 +117,20 @@ class LiveRequest:
         )
 
     def begin(self, generation: Generation, placed: PlacedRequest) -> None:
-        """Start the next attempt, with the `generation` that its workers run and the instances in `placed`."""
+        """Start the next attempt, which runs `generation` on the instances in `placed`."""
         self.placed, self.current, self.first_index = placed, generation, len(self._tokens)
         self.attempts += 1
         self.handed_off = False
 
     def end_attempt(self) -> None:
-        """End the current attempt and drop its tokens that arrived out of order."""
+        """End the current attempt and discard its tokens that still wait for an earlier token."""
         if self.placed is not None:
             self.failed_in_a_row = self.failed_in_a_row + 1 if self.first_index == len(self._tokens) else 0
         self.placed = None
         self._early.clear()
 
     def push(self, output: TokenOutput) -> list[TokenOutput]:
-        """Add a token of the current attempt and return all tokens that are now in order."""
+        """Add a token of the current attempt; return the tokens that can be delivered in order now."""
         if self.first_index:
             output = msgspec.structs.replace(output, index=output.index + self.first_index)
         self._early[output.index] = output
@@ -144,12 +144,12 @@ class LiveRequest:
         return ordered
 
     def fail(self, error: TwofoldError) -> None:
-        """Fail the request: the client's task receives the tokens so far and then `error`."""
+        """Fail the request: `next` returns the tokens received so far and then raises `error`."""
         self._failure = error
         self._changed.set()
 
     async def next(self) -> TokenOutput:
-        """Wait for the next token in order and return it. Raise the request's error if the request has failed."""
+        """Wait for the next token in order and return it. If the request failed, raise its error after all tokens."""
         while not self._ordered:
             if self._failure is not None:
                 raise self._failure

@@ -1,4 +1,4 @@
-"""Inboxes and outboxes: each process has one inbox, and sends to the inboxes of other processes over ZeroMQ."""
+"""Messages between processes over ZeroMQ. Each process has one inbox, and an outbox to send to other inboxes."""
 
 import logging
 import secrets
@@ -23,17 +23,17 @@ MAX_SOCKETS = 32_768
 
 
 def new_context() -> zmq.Context[zmq.Socket[bytes]]:
-    """Return a context for up to `MAX_SOCKETS` peers; ZeroMQ's default limit is 1,023 sockets."""
+    """Return a ZeroMQ context for up to `MAX_SOCKETS` sockets; ZeroMQ's default limit is 1,023."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     context.set(zmq.MAX_SOCKETS, MAX_SOCKETS)
     return context
 
 
 class Stamp(msgspec.Struct, frozen=True, array_like=True):
-    """Header of a message between hosts: its sender, and its `number` within a `stream`.
+    """Header of a message between hosts, with which the receiver detects lost messages.
 
-    A broken connection loses the messages in flight. The receiver then finds a gap in the numbers. Each new connection
-    of an outbox starts a new stream.
+    The messages of a `stream` are numbered. A gap in the numbers means that a broken connection has lost messages. Each
+    new connection of an outbox starts a new stream.
     """
 
     sender: str
@@ -42,12 +42,12 @@ class Stamp(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Inbox(Generic[M]):
-    """Receiver of the messages of one process: messages of the union `kind`, at `address`, in one thread.
+    """Receiver of the messages of one process, for use in one thread. `kind` is the union of the message types.
 
     Malformed frames are dropped, counted in `dropped` and logged without their content. A frame longer than
-    `max_frame_bytes` closes its connection. With a `guard`, senders need the guard's key, and other hosts may send to
-    `outside`, an address such as tcp://ADDRESS:PORT (`*` selects a free port). Messages then carry a Stamp, and
-    `on_lost(sender)` is called in the receiving thread when messages of a sender are missing.
+    `max_frame_bytes` closes its connection. Other hosts send to the optional address `outside`, such as
+    tcp://ADDRESS:PORT (`*` selects a free port). With a `guard`, senders need the guard's key and put a Stamp before
+    each message, and `on_lost(sender)` is called in the receiving thread when messages of a sender are missing.
     """
 
     def __init__(
@@ -95,14 +95,14 @@ class Inbox(Generic[M]):
             yield message
 
     def fileno(self) -> int:
-        """Return a file descriptor that becomes readable when messages arrive. Each wake-up must call `drain`."""
+        """Return a file descriptor that becomes readable when messages arrive. The caller must then call `drain`."""
         return self._socket.getsockopt(zmq.FD)  # type: ignore[return-value]  # an int for this option
 
     def close(self) -> None:
         self._socket.close(linger=0)
 
     def _bind(self, address: str) -> str:
-        """Bind the socket to an address, and return this address with the actual port."""
+        """Bind the socket to `address`; return the bound address with the actual port."""
         try:
             self._socket.bind(address)
         except zmq.ZMQError as error:
@@ -111,7 +111,7 @@ class Inbox(Generic[M]):
         return self._socket.getsockopt(zmq.LAST_ENDPOINT).rstrip(b"\0").decode()  # type: ignore[union-attr]
 
     def _unstamped(self, frames: list[bytes]) -> bytes:
-        """Return the message frame without its stamp. Raises ValueError for a missing stamp or additional frames."""
+        """Remove a message's stamp and report missing messages. Raises ValueError for a wrong number of frames."""
         if self._stamps is None:
             (message,) = frames
             return message
@@ -125,7 +125,7 @@ class Inbox(Generic[M]):
         return message
 
     def _drop(self, frames: list[bytes], error: Exception) -> None:
-        """Count a malformed frame; log the 1st, 2nd, 4th, 8th … one by error type, without its content."""
+        """Count a malformed frame. Log size and error type (not the content) of the 1st, 2nd, 4th, 8th … such frame."""
         self.dropped += 1
         if self.dropped & (self.dropped - 1) == 0:
             log.warning(
@@ -138,7 +138,7 @@ class Inbox(Generic[M]):
 
 
 class Outbox:
-    """Sender of messages to any inbox, usable from any thread; each inbox receives its messages in order.
+    """Thread-safe sender of messages to any inbox. Each inbox receives the messages in the order of sending.
 
     With a `guard`, the outbox authenticates with the guard's key and stamps its messages with `sender`.
     """
@@ -151,7 +151,7 @@ class Outbox:
         self._lock = threading.Lock()  # a ZeroMQ socket may be used by one thread at a time
 
     def send(self, address: str, message: Message) -> None:
-        """Queue a message for the inbox at `address` without waiting. Raises ValueError for too long a message."""
+        """Queue a message for the inbox at `address` without waiting. Raises ValueError if the message is too long."""
         frame = self._frame_of(message)
         if len(frame) > MAX_FRAME_BYTES:
             raise ValueError(
@@ -166,7 +166,7 @@ class Outbox:
             connection.sent += 1
 
     def _frame_of(self, message: Message) -> bytes:
-        """Return the encoded message. A message that is sent to many receivers in a row is encoded only once."""
+        """Encode a message. The last encoded frame is cached for messages that are sent to several inboxes in a row."""
         last, frame = self._last
         if last is not message:
             frame = msgspec.msgpack.encode(message)
@@ -174,14 +174,14 @@ class Outbox:
         return frame
 
     def forget(self, address: str) -> None:
-        """Close the connection to an inbox that no longer exists, and drop the messages queued for it."""
+        """Close the connection to an inbox that no longer exists, and discard the messages queued for it."""
         with self._lock:
             connection = self._connections.pop(address, None)
             if connection is not None:
                 connection.socket.close(linger=0)
 
     def close(self, linger_s: float = 0.0) -> None:
-        """Close all connections. Wait up to `linger_s` seconds until the queued messages are sent."""
+        """Close all connections. ZeroMQ continues to send queued messages for up to `linger_s` seconds."""
         with self._lock:
             for connection in self._connections.values():
                 connection.socket.close(linger=int(linger_s * 1000))

@@ -1,4 +1,4 @@
-"""Registration, status reports, retirement and loss of the workers in the cluster."""
+"""Workers of the cluster: registration, status reports, retirement and loss."""
 
 import logging
 import time
@@ -17,10 +17,10 @@ log = logging.getLogger(__name__)
 
 
 class Membership:
-    """Adds workers to the cluster and removes them.
+    """Adds workers to the cluster scheduler, updates their status, and removes them.
 
-    The function `on_registered` is called after each registration. The mapping `statuses` receives the last report of
-    each worker. With `roles_move`, the scheduler is informed of waiting requests.
+    `on_registered` is called after each registration. The last status report of each worker is stored in `statuses`.
+    With `roles_move`, the scheduler also receives the number of waiting sequences of each worker.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class Membership:
         self._registered: dict[str, Registered] = {}  # registered, but not in the cluster yet
 
     def register(self, message: Registered) -> None:
-        """Add a worker that is ready. An incompatible worker is refused."""
+        """Register a worker that is ready and place waiting requests. The registry refuses incompatible workers."""
         if not self._registry.register(message, time.monotonic()):
             return
         instance = message.peer.memory.instance
@@ -57,7 +57,7 @@ class Membership:
         self._requests.place_waiting()
 
     def _add_registered(self) -> None:
-        """Add the registered workers in the order of the plan, because routers break ties by this order."""
+        """Add registered workers to the cluster in the configured order, because routers break ties by this order."""
         for instance, member in self._registry.members.items():
             message = self._registered.pop(instance, None)
             if message is None:
@@ -73,7 +73,7 @@ class Membership:
             self._update(instance, message.status)
 
     def status(self, message: Status | StepDone) -> None:
-        """Record a status report, unless a newer report of the same worker has arrived before."""
+        """Record a worker's status report, unless a newer report has already arrived."""
         instance = message.instance
         if self._registry.is_current(instance, message.epoch) and message.number > self._reports[instance]:
             self._reports[instance] = message.number
@@ -86,12 +86,12 @@ class Membership:
             self._cluster.set_queued(instance, status.waiting)
 
     def retire(self, instance: str) -> None:
-        """Stop placing requests on a worker, and shut it down once it is idle."""
+        """Stop routing requests to a worker and mark it as retired. `sweep` shuts it down once it is idle."""
         self._health.withdraw(instance)
         self._registry.retire(instance)
 
     def unretire(self, instance: str, role: Role) -> None:
-        """Keep a retired worker if it still runs, otherwise restart it. The worker's role becomes `role`."""
+        """Return a retired worker to service with role `role`. If its process has ended, the next sweep restarts it."""
         self._registry.unretire(instance, role, time.monotonic())
         if self._cluster.pools.get(instance) is not None:
             self._cluster.set_role(instance, role)
@@ -99,7 +99,7 @@ class Membership:
                 self._requests.place_waiting()
 
     def sweep(self, now: float) -> None:
-        """Fence faulty workers, and shut down retired workers that are idle. Call this every `ALIVE_S` seconds."""
+        """Fence faulty workers, restart ended ones and shut down idle retired ones. Call every `ALIVE_S` seconds."""
         lost, restarted = self._registry.sweep(now)
         for instance in lost:
             self._lose(instance)
@@ -112,7 +112,7 @@ class Membership:
                 self._registry.send(instance, Shutdown())
 
     def exited(self, instance: str) -> None:
-        """Record the exit of a worker's process, and inform the other workers that the exited worker writes no more."""
+        """Record that a worker's process has exited, and notify the other workers that this one no longer writes KV."""
         if self._registry.exited(instance, time.monotonic()):
             if self._registry.members[instance].retired:
                 log.info("%s has retired", instance)
@@ -123,7 +123,7 @@ class Membership:
         self._requests.place_waiting()
 
     def _lose(self, instance: str) -> None:
-        """Remove a worker from the cluster and replay the requests that ran on the worker."""
+        """Remove a lost worker from the cluster and replay its attempts."""
         self._telemetry.instances.remove(instance)
         self._statuses.pop(instance, None)
         self._registered.pop(instance, None)

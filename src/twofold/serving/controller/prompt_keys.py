@@ -1,4 +1,4 @@
-"""Block keys of prompts. Only the requests of one tenant share block keys."""
+"""Block keys of prompts, salted by tenant so that tenants share no cached blocks."""
 
 import secrets
 
@@ -9,12 +9,12 @@ from twofold.request import Generation
 
 
 class PromptKeys:
-    """Assigns block keys to the full blocks, of `block_size` tokens, of prompts.
+    """Computes the block keys of prompts, one for each full block of `block_size` tokens.
 
-    A tenant is the name of an API key; in a service without API keys, all requests belong to one tenant. Block keys are
-    salted by tenant and `secret`, so tenants share no blocks, and a block key does not reveal its prompt. The secret is
-    new at each start, or kept beside the blocks stored on disk. A tenant may separate its users by cache salts of its
-    own.
+    The tenant of a request is the name of its API key; without API keys, all requests have the same tenant. Keys are
+    salted by tenant and `secret`, so tenants share no blocks, and a key does not reveal its prompt. A tenant may also
+    separate its own users by cache salts. The default `secret` is random; stores on disk need the same one after a
+    restart.
     """
 
     def __init__(self, block_size: int, secret: bytes | None = None) -> None:
@@ -23,7 +23,7 @@ class PromptKeys:
         self._salts: dict[str, bytes] = {}
 
     def name(self, generation: Generation) -> Generation:
-        """Return the generation with the block keys of its prompt. The client's cache salt becomes part of the keys."""
+        """Return `generation` with the block keys of its prompt, which are also salted by the client's cache salt."""
         salt = self._salt(generation.key)
         if generation.cache_salt:
             salt = tenant_salt(generation.cache_salt, secret=salt)

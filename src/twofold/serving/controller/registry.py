@@ -3,7 +3,8 @@
     starting ── registered ──▶ up ── silent, hung ──▶ fenced ── exited ──▶ down ── restart due ──▶ starting
                                └────────────────── exited ────────────────▶ ┘
 
-The registry kills a silent worker first, so that this worker can neither answer nor write to its peers afterwards.
+A silent or hung worker is killed, and restarted only after its process has exited. Thus the old process can neither
+answer nor write KV to other workers after the restart.
 """
 
 import logging
@@ -27,26 +28,26 @@ STALL_S = 0.6
 
 
 class ProcessControl(Protocol):
-    """Interface of a launcher to start, kill, release and refuse worker processes."""
+    """Interface of a launcher to start, kill, release and refuse workers."""
 
     def start_worker(self, instance: str) -> None: ...
 
     def kill_worker(self, instance: str) -> None: ...
 
     def release_worker(self, instance: str) -> None:
-        """Release the resources of a retired worker after its process has ended."""
+        """Release the resources of a retired worker after its process has exited."""
         ...
 
     def refuse_worker(self, instance: str, reason: str) -> None:
-        """Report that this worker cannot be part of the service, and why. A restart would not help."""
+        """Report that a worker cannot be part of the service because of `reason`, and that a restart would not help."""
         ...
 
 
 class HealthTimeouts(msgspec.Struct, frozen=True, kw_only=True):
-    """Bounds in seconds: silence of a worker, duration of one batch, and the longest restart delay.
+    """Timeouts in seconds: `silence_s` between heartbeats, `batch_s` for one batch, `restart_s` for restart delays.
 
-    Workers send a heartbeat every `ALIVE_S`. A pause of more than `STALL_S` between two sweeps means that the
-    controller itself stalled. All workers then have the full `silence_s` again.
+    Workers send a heartbeat every `ALIVE_S`. If two sweeps are more than `STALL_S` apart, the controller itself
+    stalled, and `silence_s` starts anew for all workers.
     """
 
     silence_s: float = 1.5
@@ -55,34 +56,34 @@ class HealthTimeouts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RegisteredWorker(Worker):
-    """State of a worker of this service: the addresses, clock and heartbeats of its current process."""
+    """State of one worker of this service: addresses, clock and heartbeats of its current process."""
 
     def __init__(self, instance: str, role: Role, restart_s: float) -> None:
         super().__init__(instance, role, restart_s)
         self.peer: Peer | None = None
-        self.clock: ClockOffset | None = None  # None on this host
+        self.clock: ClockOffset | None = None  # None for workers on this host
         self.heard_s = 0.0
         self.batch_s = 0.0  # how long its current batch has run
         self.lost_message = False
 
     @property
     def inbox(self) -> str | None:
-        """Address at which the controller reaches the worker's inbox; None before the worker has registered."""
+        """Inbox address of the worker for messages from the controller; None before the worker has registered."""
         return None if self.peer is None else self.peer.inbox_from(HOME)
 
 
 class SweepResult(NamedTuple):
-    """Result of `sweep`: the instances that were killed (`lost`) and the instances that were started (`restarted`)."""
+    """Result of a sweep: `lost` instances, which were killed, and `restarted` instances."""
 
     lost: list[str]
     restarted: list[str]
 
 
 class WorkerRegistry(WorkerGroup):
-    """Registry of all workers that should run, and the only sender of messages to workers.
+    """Registry of all workers that should run. All messages of the controller to workers are sent through it.
 
     The workers in `expected` run from the start; other workers join and leave with their hosts. `complete` becomes true
-    once all expected workers have registered.
+    once all `expected` workers have registered.
     """
 
     def __init__(
@@ -100,25 +101,25 @@ class WorkerRegistry(WorkerGroup):
     # -- membership -------------------------------------------------------------------------------------------------
 
     def expect(self, instance: str, role: Role) -> None:
-        """Expect the registration of a worker that starts or restarts on another host."""
+        """Add a worker that another host starts or restarts, and await its registration."""
         joined = RegisteredWorker(instance, role, self._timeouts.restart_s)
         self.members.setdefault(instance, joined).state = WorkerState.STARTING
 
     def remove(self, instance: str) -> None:
-        """Remove a worker that has ended and will not be restarted."""
+        """Remove a worker that has exited and will not be restarted."""
         del self.members[instance]
 
     def retire(self, instance: str) -> None:
-        """Mark a worker as retired. The caller shuts the worker down once it is idle."""
+        """Mark a worker as retired, so that it is not restarted. The caller shuts the worker down once it is idle."""
         self.members[instance].retired = True
 
     def unretire(self, instance: str, role: Role, now: float) -> None:
-        """Keep a retired worker if it still runs, or restart it at the next sweep. The worker's role becomes `role`."""
+        """Unmark a retired worker and set its role. If the worker has ended, the next sweep restarts it."""
         member = self.members[instance]
         member.retired, member.role, member.start_s = False, role, now
 
     def retiring(self) -> list[str]:
-        """Return the retired workers that still run."""
+        """Return the retired workers that are still running."""
         return [member.instance for member in self._up() if member.retired]
 
     def retired(self) -> list[str]:
@@ -131,7 +132,7 @@ class WorkerRegistry(WorkerGroup):
         return member is not None and member.state is WorkerState.UP
 
     def heard_s(self, instance: str) -> float:
-        """Return the time at which the last heartbeat of a worker arrived."""
+        """Return the time at which the last heartbeat of a worker was received."""
         return self.members[instance].heard_s
 
     def to_local_time(self, instance: str, moment_s: float) -> float:
@@ -139,14 +140,14 @@ class WorkerRegistry(WorkerGroup):
         return moment_s if clock is None else clock.to_local(moment_s)
 
     def is_current(self, instance: str, epoch: int) -> bool:
-        """Return whether the running process of `instance` has this epoch."""
+        """Return whether `epoch` is the epoch of the running process of `instance`."""
         peer = self.members[instance].peer if self.up(instance) else None
         return peer is not None and peer.memory.epoch == epoch
 
     # -- messages of workers ----------------------------------------------------------------------------------------
 
     def register(self, message: Registered, now: float) -> bool:
-        """Register a worker that is ready; return False if the worker was refused."""
+        """Register a worker that is ready, or refuse it and return False."""
         instance = message.peer.memory.instance
         try:
             self._check(message)
@@ -168,7 +169,7 @@ class WorkerRegistry(WorkerGroup):
         return True
 
     def _check(self, message: Registered) -> None:
-        """Raise ConfigurationError for an incompatible worker and StaleEpochError for a fenced worker."""
+        """Raise ConfigurationError for an incompatible worker, and StaleEpochError for a fenced or ended worker."""
         instance, model = message.peer.memory.instance, (message.model, message.peer.memory.layout)
         member = self.members.get(instance)
         if member is None:
@@ -182,7 +183,7 @@ class WorkerRegistry(WorkerGroup):
             )
 
     def heartbeat(self, message: Alive, now: float) -> None:
-        """Record a worker's heartbeat. A worker on another host receives an acknowledgement (see `ParentWatchdog`)."""
+        """Record a worker's heartbeat, and acknowledge it if the worker is on another host (see `ParentWatchdog`)."""
         if self.is_current(message.instance, message.epoch):
             member = self.members[message.instance]
             member.heard_s, member.batch_s = now, message.batch_s
@@ -191,14 +192,14 @@ class WorkerRegistry(WorkerGroup):
                 self.send(member.instance, HeartbeatAck(said_s=message.said_s))
 
     def message_lost(self, instance: str) -> None:
-        """Let the next sweep kill a worker of which a message was lost, because the worker's state is unknown."""
+        """Mark a worker to be killed by the next sweep: one of its messages was lost, so its state is unknown."""
         if self.up(instance):
             self.members[instance].lost_message = True
 
     # -- failures and restarts --------------------------------------------------------------------------------------
 
     def sweep(self, now: float) -> SweepResult:
-        """Kill faulty and silent workers; restart ended workers after a delay. Call this every `ALIVE_S` seconds."""
+        """Kill faulty and silent workers, and restart ended ones after their delay. Call every `ALIVE_S` seconds."""
         if self._swept_s is not None and now - self._swept_s > STALL_S:
             for member in self._up():
                 member.heard_s = now
@@ -219,7 +220,7 @@ class WorkerRegistry(WorkerGroup):
         return SweepResult(lost, restarted)
 
     def exited(self, instance: str, now: float) -> bool:
-        """Record the exit of a worker's process; return True if the worker was up until this exit."""
+        """Record that a worker's process has exited; return whether the worker was up until then."""
         member = self.members[instance]
         was_up = member.state is WorkerState.UP
         if was_up or member.state is WorkerState.STARTING:
@@ -242,7 +243,7 @@ class WorkerRegistry(WorkerGroup):
             self.send(member.instance, message)
 
     def close(self) -> None:
-        """Send the queued messages, then close all connections."""
+        """Close all connections; queued messages are still sent."""
         self._outbox.close(linger_s=1.0)
 
     def _fault(self, member: RegisteredWorker, now: float) -> str:

@@ -1,8 +1,8 @@
-"""Hosts of a service: the host of the local launcher, and hosts that join over the network.
+"""Hosts that join the service over the network, and the workers on them.
 
-A host's launcher reports the state of its workers every `ALIVE_S`. The controller repeats each command until a report
-shows its effect, so any command may be lost. The workers of an unreachable host are ended by their watchdogs. The
-controller presumes them dead when the watchdogs must have expired (see `heartbeat`).
+The launcher on a joined host reports the state of its workers every `ALIVE_S`. The controller repeats a command until a
+report shows its effect, so any command may be lost. On an unreachable host, watchdogs end the workers. The controller
+presumes these workers dead when the watchdogs must have expired (see `heartbeat`).
 """
 
 import logging
@@ -25,21 +25,21 @@ log = logging.getLogger(__name__)
 
 
 class RemoteWorker:
-    """Desired state of a worker on another host. `life` counts its starts; `over` is the last life that has ended."""
+    """Desired state of a worker on another host. `life` counts its starts; `over` is the last start that has ended."""
 
     def __init__(self, role: Role) -> None:
         self.role = role
         self.life = 1
         self.over = 0
-        self.unwanted = False  # this life is to be killed
+        self.unwanted = False  # whether the current process is to be killed
 
     def differs(self, found: messages.WorkerLife) -> bool:
-        """Return whether the reported state `found` differs from the desired state, so that a command is needed."""
+        """Return whether the reported state `found` differs from the desired state, so that a command must be sent."""
         return found.life < self.life or (found.runs and self.unwanted)
 
 
 class RemoteHost:
-    """A host that joined. `life` identifies its launcher; `present` is true until its workers are presumed dead."""
+    """A host that has joined. `life` identifies its launcher; `present` is false once its workers are presumed dead."""
 
     def __init__(self, name: str, life: int, inbox: str, workers: dict[str, RemoteWorker], now: float) -> None:
         self.name, self.life, self.inbox, self.workers = name, life, inbox, workers
@@ -49,7 +49,7 @@ class RemoteHost:
         self.rival: tuple[int, float] | None = None  # another launcher of this name, and when it first asked
 
     def check_rival(self, life: int, now: float) -> None:
-        """Refuse another launcher with this host's name if this host is alive; otherwise let that launcher wait."""
+        """Raise ConfigurationError if this host is still alive after another launcher asked to join under its name."""
         if self.rival is None or self.rival[0] != life:
             self.rival = life, now
         elif self.heard_s > self.rival[1]:
@@ -57,18 +57,18 @@ class RemoteHost:
 
 
 class JoinResult(msgspec.Struct, frozen=True):
-    """Changes from a host that joins: the workers to expect, and the earlier workers that the host no longer has."""
+    """Result of a join: `workers` to expect from the host, and its earlier workers that are `gone`."""
 
     workers: Mapping[str, Role] = {}
     gone: Collection[str] = ()
 
 
 class Hosts(ProcessControl):
-    """Forwards process commands to the host of each worker: the `local` launcher, or a host that has joined.
+    """Process control for the workers of all hosts. Forwards commands to the `local` launcher or to a joined host.
 
-    `config` is the service's configuration, with its context length. `model` is the fingerprint of the model. The
-    launcher starts a host of its own for each worker in `own`, and this host joins under the worker's name. When such a
-    host is lost, the launcher starts another host, and the worker stays part of the service meanwhile.
+    `config` is the service's configuration with its context length; `model` is the model's fingerprint. For each worker
+    in `own`, the local launcher starts a separate host, which joins under the worker's name. If such a host is lost,
+    the launcher starts another one; meanwhile, the worker stays in the registry.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class Hosts(ProcessControl):
     # -- commands ---------------------------------------------------------------------------------------------------
 
     def start_worker(self, instance: str) -> None:
-        """Start a worker. If its host is unreachable, the worker starts when the host is back or replaced."""
+        """Start a worker. If its host is unreachable, the worker starts after the host has returned or was replaced."""
         host = self.host_of(instance)
         if host is None or (instance in self.own and not host.present):
             if host is not None:
@@ -109,18 +109,18 @@ class Hosts(ProcessControl):
         self._command(host, instance)
 
     def release_worker(self, instance: str) -> None:
-        """Release the resources of a retired worker in the local launcher. Joined hosts keep their resources."""
+        """Release the resources of a retired worker, unless a joined host owns them."""
         if instance in self.own or self.host_of(instance) is None:
             self._local.release_worker(instance)
 
     def refuse_worker(self, instance: str, reason: str) -> None:
-        """Inform a worker's host that the worker, even if restarted, cannot be part of the service."""
+        """Notify a worker's host that the worker cannot be part of the service, and that a restart would not help."""
         host = self.host_of(instance)
         if host is not None:
             self._outbox.send(host.inbox, messages.HostRefused(life=host.life, reason=reason))
 
     def finish(self) -> None:
-        """Inform all joined hosts that the service ends."""
+        """Notify all joined hosts that the service has ended."""
         for host in self.joined.values():
             if host.present:
                 self._outbox.send(host.inbox, messages.HostFinish())
@@ -128,7 +128,7 @@ class Hosts(ProcessControl):
     # -- reports of hosts -------------------------------------------------------------------------------------------
 
     def joins(self, message: messages.HostJoins, now: float) -> JoinResult:
-        """Admit or refuse a host that asks to join. A second host of a name waits until the first is presumed dead."""
+        """Process a host's request to join. A second host of the same name waits until the first is presumed dead."""
         known = self.joined.get(message.host)
         try:
             self._check(message)
@@ -152,7 +152,7 @@ class Hosts(ProcessControl):
         return JoinResult({name: each.role for name, each in workers.items()}, before.keys() - workers.keys())
 
     def alive(self, message: messages.HostAlive, now: float) -> list[str]:
-        """Record a host's heartbeat and return the host's workers that have ended since the last heartbeat."""
+        """Record a host's heartbeat; return the workers of the host that have exited since its last heartbeat."""
         host = self.joined.get(message.host)
         if host is None or host.life != message.life:
             self._outbox.send(message.inbox, messages.HostUnknown(life=message.life))
@@ -178,7 +178,7 @@ class Hosts(ProcessControl):
         return ended
 
     def leaves(self, name: str, life: int) -> list[str]:
-        """Remove a host and return its workers. If another host replaced it, no workers are returned."""
+        """Remove a host and return its workers. If another host has replaced it, return no workers."""
         host = self.joined.get(name)
         if host is None or host.life != life:
             return []
@@ -188,7 +188,7 @@ class Hosts(ProcessControl):
         return [] if host.replaced else list(host.workers)
 
     def sweep(self, now: float, heard_s: Callable[[str], float]) -> list[str]:
-        """Return the workers of silent hosts, now presumed dead; `heard_s` returns a worker's last heartbeat time."""
+        """Presume workers of silent hosts dead and return them. `heard_s` maps a worker to its last heartbeat time."""
         ended = []
         for host in self.joined.values():
             last_s = max(host.heard_s, *map(heard_s, host.workers))
@@ -203,7 +203,7 @@ class Hosts(ProcessControl):
         return ended
 
     def host_of(self, instance: str) -> RemoteHost | None:
-        """Return the host of a worker; None for the host of the local launcher."""
+        """Return the joined host of a worker; None for a worker of the local launcher."""
         return next((host for host in self.joined.values() if instance in host.workers), None)
 
     # -- inside -----------------------------------------------------------------------------------------------------
@@ -229,7 +229,7 @@ class Hosts(ProcessControl):
             )
 
     def _assign_names(self, message: messages.HostJoins, before: Mapping[str, RemoteWorker]) -> list[tuple[str, Role]]:
-        """Name the workers of a host that joins: the names of its earlier workers are reused first."""
+        """Assign a name and role to each worker of a joining host. Names of its earlier workers are reused first."""
         if message.host in self.own:
             return [(message.host, role) for role in message.workers]
         assigned = []
@@ -254,10 +254,10 @@ class Hosts(ProcessControl):
         self._outbox.send(host.inbox, messages.HostWelcome(life=host.life, config=config))
 
     def _command(self, host: RemoteHost, instance: str, found: messages.WorkerLife | None = None) -> None:
-        """Send the command that brings a worker from its reported state to the desired state.
+        """Send the start or kill command that moves a worker from its reported to its desired state.
 
-        A life is started even if the worker became unwanted before, because the registry waits for the exit of each
-        life.
+        A start is commanded even if the worker is unwanted by now, because the registry waits for the exit of each
+        process.
         """
         worker = host.workers[instance]
         ends, life = (worker.unwanted, worker.life) if found is None else (found.runs, found.life)
@@ -270,7 +270,7 @@ class Hosts(ProcessControl):
 
 
 class RemoteWorkers:
-    """Adds the workers of hosts that join, and removes the workers of hosts that leave or are lost."""
+    """Adds the workers of joining hosts to the service, and removes the workers of hosts that leave or are lost."""
 
     def __init__(
         self, hosts: Hosts, registry: WorkerRegistry, membership: Membership, forecast: LiveForecast | None
@@ -298,18 +298,17 @@ class RemoteWorkers:
                 self._membership.exited(instance)
 
     def exited(self, instance: str) -> None:
-        """Record the exit of a worker that the launcher reports.
+        """Record the exit of a worker's process, as reported by the local launcher.
 
-        If the launcher started a host of its own for the worker, the report concerns the launcher process of that host.
-        The worker may still run while the host is present, so the controller waits for the host's report of the
-        worker's exit.
+        For a worker with a separate host (see `Hosts`), the report concerns the launcher process of that host. The
+        worker may still run, so its exit is recorded only when the host reports it or is presumed dead.
         """
         host = self._hosts.host_of(instance)
         if instance not in self._hosts.own or host is None or not host.present:
             self._membership.exited(instance)
 
     def sweep(self, now: float) -> None:
-        """Record the exit of workers that are presumed dead. Call this function every `ALIVE_S` seconds."""
+        """Record the exit of workers that are presumed dead. Call every `ALIVE_S` seconds."""
         for instance in self._hosts.sweep(now, self._registry.heard_s):
             host = self._hosts.host_of(instance)
             if host is not None:

@@ -1,8 +1,8 @@
-"""Role changes of live workers: re-planning on traffic shifts, and degraded plans while workers have no room.
+"""Role changes of live workers: re-planning when traffic shifts, and a smaller plan while some workers cannot start.
 
-Run as a program, this module is the search process of re-planning: it reads a SearchJob from its standard input and
-writes a SearchResult to its standard output. Searching takes seconds of CPU time, so it runs apart from token
-streams, at the lowest priority.
+Run as a program, this module is the search process of re-planning: it reads a SearchJob from standard input and writes
+a SearchResult to standard output. A search takes seconds of CPU time. It runs in its own process at the lowest
+priority, so that it does not delay token streams.
 """
 
 import asyncio
@@ -45,12 +45,12 @@ _NICE: Final = 19
 
 
 class RoleControl(Protocol):
-    """Operations of the controller that change the roles of workers, or retire and restart workers."""
+    """Interface of the controller to change the roles of workers, and to retire and restart workers."""
 
     def pools(self) -> list[PoolMember]: ...
 
     def set_role(self, instance: str, role: Role) -> None:
-        """Change the role of a worker; raises RequestError if it cannot be changed."""
+        """Change the role of a worker. Raises RequestError if the change is not possible."""
         ...
 
     def retire(self, instance: str) -> None: ...
@@ -62,34 +62,34 @@ class RoleControl(Protocol):
         ...
 
     def replanned(self, decision: ReplanDecision) -> None:
-        """Record a re-planning decision that has been carried out."""
+        """Record a re-planning decision after its steps were applied."""
         ...
 
 
 class DegradedMode:
-    """Keeps prefill and decode running while the launcher has no room for some workers; later restores the plan.
+    """Runs a smaller plan while the launcher has no resources for some workers; later restores the original plan.
 
-    all have room ── some wait ──▶ smaller plan ── more or fewer wait ──▶ another smaller plan
+    all running ──── some wait ──▶ smaller plan ── more or fewer wait ──▶ another smaller plan
           ▲                             │
           └────── original plan ◀── none waits
 
-    With `roles_move`, a worker takes the missing role. With fixed roles, a worker of the other phase retires, so that a
-    waiting one gets its room. Mixed workers need no change.
+    With `roles_move`, a running worker changes to the role that lacks workers. With fixed roles, a worker of the other
+    phase retires, so that a waiting worker can use its resources. Mixed workers need no change.
     """
 
     def __init__(self, control: RoleControl, *, roles_move: bool) -> None:
         self._control, self._roles_move = control, roles_move
-        self._plan: dict[str, Role] = {}  # the original plan; empty while all have room
-        self._given_up: list[str] = []  # retired to make room
+        self._plan: dict[str, Role] = {}  # the original plan; empty while all workers run
+        self._given_up: list[str] = []  # retired to free their resources
         self._messages: list[str] = []
 
     @property
     def messages(self) -> list[str]:
-        """The latest changes of the plan: one sentence for each change, oldest first."""
+        """Latest switches between original and smaller plans, one sentence each, oldest first."""
         return self._messages[-_SHOWN:]
 
     def update(self, waiting: Collection[str]) -> None:
-        """Adapt the plan to the set of workers that wait for room; an empty set restores the original plan."""
+        """Adapt the plan to the workers that wait for resources. If none is `waiting`, restore the original plan."""
         roles = {each.instance: each.home for each in self._control.pools() if each.state != "retired"}
         if not waiting:
             self._log(f"all workers have room: {', '.join(self._restore(roles)) or 'the plan is complete again'}")
@@ -111,7 +111,7 @@ class DegradedMode:
     def _shrink(
         self, target: RoleSplit, running: RoleSplit, left: dict[str, Role], waiting: Collection[str]
     ) -> list[str]:
-        """Change or retire workers to reach the smaller plan `target`; return a description of each step."""
+        """Change roles or retire workers to reach the smaller plan `target`; return a description of each step."""
         many, few = Role.PREFILL, Role.DECODE
         if running.prefill < target.prefill:
             many, few = few, many
@@ -126,7 +126,7 @@ class DegradedMode:
         return [f"{name} retires" for name in retiring]
 
     def _restore(self, roles: Mapping[str, Role]) -> list[str]:
-        """Return to the original plan, and return a description of each step."""
+        """Restore the original plan; return a description of each step."""
         plan, self._plan = self._plan, {}
         moved = [(name, plan[name]) for name, role in roles.items() if plan.get(name, role) is not role]
         steps = [f"{name} changes back to {role.value}" for name, role in moved if self._moved(name, role)]
@@ -155,7 +155,7 @@ def _split(roles: Mapping[str, Role]) -> RoleSplit:
 
 
 class SearchJob(msgspec.Struct, frozen=True, kw_only=True):
-    """Input of the search process: the arguments of `SplitPlanner.search` and the planner's configuration."""
+    """Input of the search process: configuration of the planner, and arguments of `SplitPlanner.search`."""
 
     config: ReplanConfig
     traffic: TrafficSample
@@ -164,7 +164,7 @@ class SearchJob(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def search(job: SearchJob) -> SearchResult:
-    """Run a re-planning search in another process; raises SearchError on failure or timeout. Cancellation kills it."""
+    """Run a re-planning search in a process that cancellation kills. Raises SearchError on failure or timeout."""
     pipe = asyncio.subprocess.PIPE
     command = (sys.executable, "-m", "twofold.serving.controller.replanning")
     try:
@@ -192,7 +192,7 @@ Search = Callable[[SearchJob], Awaitable[SearchResult]]
 
 
 class LiveReplanning(RequestSubscriber):
-    """Watches traffic and changes the workers' roles as a search recommends. Only one search runs at a time."""
+    """Starts a re-planning search when traffic shifts and applies its decision. Only one search runs at a time."""
 
     def __init__(
         self, config: ReplanConfig, pools: Pools, control: RoleControl, recorder: Recorder, run_search: Search = search
@@ -207,7 +207,7 @@ class LiveReplanning(RequestSubscriber):
         return [f"{now - each.at_s:.0f} s ago: {each}" for each in self._replanner.log[-_SHOWN:]]
 
     def arrived(self, request: Request, now: float) -> None:
-        """Record an arrival, and start a search if the traffic has shifted. A running event loop is required."""
+        """Record the arrival of a request, and start a search if traffic has shifted. Requires a running event loop."""
         self._replanner.arrived(request, now)
         traffic = self._replanner.query(self._generated, now)
         if traffic is not None:
@@ -220,7 +220,7 @@ class LiveReplanning(RequestSubscriber):
         self._replanner.ended(timeline)
 
     def close(self) -> None:
-        """Cancel the search that is running, if any."""
+        """Cancel the running search, if any."""
         if self._searching is not None:
             self._searching.cancel()
 
@@ -252,7 +252,7 @@ class LiveReplanning(RequestSubscriber):
                     self._control.unretire(step.instance, step.role)
                 else:
                     self._control.set_role(step.instance, step.role)
-            except RequestError as error:  # it was lost during the search
+            except RequestError as error:  # the worker was lost during the search
                 log.warning("re-planning: %s keeps its role: %s", step.instance, error)
 
 

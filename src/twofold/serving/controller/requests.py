@@ -1,7 +1,6 @@
-"""Live requests of the controller: admission, placement, reports of workers, replay and end.
+"""Live requests of the controller: admission, placement, worker reports, replay and end.
 
-`generate` yields the tokens of a request for its client. The workers' reports on the request's attempts arrive here and
-advance the request.
+The gateway reads the tokens of a request from `generate`. They come from the worker reports, which arrive here too.
 """
 
 import asyncio
@@ -29,12 +28,12 @@ MAX_FAILED_ATTEMPTS = 8  # consecutive attempts without a token: the request its
 
 
 class LiveRequests:
-    """All live requests and their current attempts.
+    """All live requests of a service and their current attempts.
 
-    Requests are admitted from when `opened` is set until `drain` or `fail_all` is called. With `announces`, room on the
-    decode instance is requested only when the prefill starts (docs/decisions/0007). With `recomputes`, the decode
-    instance also receives the prompt. With `reuses`, workers report how many prompt tokens they found in their prefix
-    cache. The function `name_blocks` adds the block keys of the prompt to a generation.
+    Requests are admitted from when `opened` is set until `drain` or `fail_all` is called. With `announces`, blocks on
+    the decode instance are reserved only when the prefill starts (docs/decisions/0007). With `recomputes`, the decode
+    instance also receives the prompt. With `reuses`, prefix cache hits that workers report are recorded. The function
+    `name_blocks` adds the prompt's block keys to a generation.
     """
 
     def __init__(
@@ -67,18 +66,18 @@ class LiveRequests:
         self._idle = asyncio.Event()
 
     def find(self, attempt_id: str) -> LiveRequest | None:
-        """Return the request to which an attempt belongs, or None if the attempt has ended."""
+        """Return the live request with the current attempt `attempt_id`; None if the attempt has ended."""
         return self._attempts.get(attempt_id)
 
     # -- opening and closing ----------------------------------------------------------------------------------------
 
     @property
     def admitting(self) -> bool:
-        """Whether the service is open for new requests."""
+        """Whether the service admits new requests."""
         return self.opened.is_set() and not self._closed
 
     async def drain(self) -> None:
-        """Stop admitting requests, and wait until the live requests have ended."""
+        """Stop admitting requests, and wait until all live requests have ended."""
         self._closed = True
         self._idle.clear()
         if self._live:
@@ -108,7 +107,7 @@ class LiveRequests:
             self.end(live, FinishReason.ABORT)  # no effect after the last token
 
     def _admit(self, generation: Generation) -> LiveRequest:
-        """Admit a request, then place it or let it wait. Raises RequestError for a refused request."""
+        """Admit a request and place it, or queue it if no worker can run it now. Raises RequestError if rejected."""
         if self._name_blocks is not None:
             generation = self._name_blocks(generation)
         request, live, now = generation.request, LiveRequest(generation), time.monotonic()
@@ -125,7 +124,7 @@ class LiveRequests:
         return live
 
     def check_waiting(self) -> None:
-        """Place waiting requests, and fail requests past their deadline. Call this function periodically."""
+        """Place waiting requests, and fail waiting requests past their deadline. Call periodically."""
         self.place_waiting()
         for queued in self._admission.expired(time.monotonic()):
             self._telemetry.deadline_missed()
@@ -133,7 +132,7 @@ class LiveRequests:
         self._telemetry.held.set(self._admission.waiting)
 
     def place_waiting(self) -> None:
-        """Place waiting requests in the order of admission until no worker can take the next one."""
+        """Place waiting requests in the order of admission until the next one cannot be placed."""
         now = time.monotonic()
         while (queued := self._admission.next(now)) is not None:
             if not self._place(self._live[queued.id]):
@@ -141,12 +140,12 @@ class LiveRequests:
                 return
 
     def _place_on_resumed(self) -> None:
-        """Place waiting requests if a trial has resumed a worker since the last call."""
+        """Place waiting requests if a circuit breaker's trial has made a worker available."""
         if self.health.take_resumed():
             self.place_waiting()
 
     def _place(self, live: LiveRequest) -> bool:
-        """Start an attempt of a request; return False if no instance can run it now."""
+        """Place a request on instances and start an attempt; return False if no instance can run it now."""
         generation, now = live.remaining(), time.monotonic()
         placed = self._cluster.place(generation.request, now)
         if placed is None:
@@ -161,7 +160,7 @@ class LiveRequests:
         return True
 
     def _send(self, generation: Generation, placed: PlacedRequest) -> None:
-        """Send an attempt to its prefill worker. Send it to the decode worker too if room is reserved early."""
+        """Send an attempt to its prefill worker and, unless blocks are reserved later, to its decode worker."""
         route, mode = placed.route, placed.mode
         fetch = None if self._forecast is None else self._forecast.fetch_of(route)
         if not route.splits:
@@ -185,20 +184,20 @@ class LiveRequests:
     # -- reports of workers -----------------------------------------------------------------------------------------
 
     def announced(self, attempt_id: str) -> None:
-        """Request room on the decode worker, because the prefill of an announced attempt has started."""
+        """Reserve blocks on the decode worker, after the prefill of an announced attempt has started."""
         live = self._attempts.get(attempt_id)
         if live is not None and live.placed is not None:
             self._reserve(live.current, live.placed)
 
     def leased(self, lease: Lease) -> None:
-        """Forward a lease to the prefill worker of its request. Return the lease at once if the request has ended."""
+        """Forward a lease to the prefill worker of its attempt. If the attempt has ended, release the lease."""
         if lease.request_id in self._attempts:
             self._workers.send(lease.source, LeaseGranted(lease=lease))
         else:
             self._workers.send(lease.instance, HandoffEnded(request_id=lease.request_id, epoch=lease.epoch))
 
     def stepped(self, message: StepDone) -> None:
-        """Record an iteration of a worker: the prefills that started and the new tokens."""
+        """Process a worker's report of one iteration: the prefills that started and the new tokens."""
         now, instance = time.monotonic(), message.instance
         started_s = self._workers.to_local_time(instance, message.started_s)
         self._telemetry.instances.step(instance, len(message.tokens))
@@ -216,7 +215,7 @@ class LiveRequests:
             self.events.prefill_started(attempt_id, at_s)
 
     def token(self, attempt_id: str, output: TokenOutput, instance: str, started_s: float, now: float) -> None:
-        """Record a token of an attempt; `instance` generated it in an iteration that began at `started_s`."""
+        """Process a token that `instance` generated for an attempt, in an iteration started at `started_s`."""
         live = self._attempts.get(attempt_id)
         if live is None or live.placed is None:
             return
@@ -234,12 +233,12 @@ class LiveRequests:
         for ordered in live.push(output):
             self.events.token(attempt_id, now)
             if ordered.finish_reason is not None:
-                # The decode worker still expects a request that ended with its first token.
+                # If the first token ends the request, the decode worker still waits for its KV.
                 unused = splits and live.next_index == live.first_index + 1
                 self.end(live, ordered.finish_reason, abort=unused)
 
     def _rejects_decode(self, live: LiveRequest, placed: PlacedRequest, output: TokenOutput, now: float) -> bool:
-        """Return whether overload control rejects a prefilled request. Requests that have sent tokens are kept."""
+        """Let overload control reject a request after prefill; return True if it did. Keep requests with output."""
         if self._overload is None:
             return False
         if live.predicted_ttft_s is not None:
@@ -253,7 +252,7 @@ class LiveRequests:
         return True
 
     def reported_handoff(self, message: HandoffReport) -> None:
-        """Record a worker's report of a completed hand-off."""
+        """Process a worker's report of a completed hand-off."""
         local, source = self._workers.to_local_time, message.instance
         self._telemetry.handoff(message)
         self.handed_off(message.request_id, local(source, message.started_s), local(source, message.ended_s))
@@ -274,7 +273,7 @@ class LiveRequests:
             self.end(live, FinishReason.STOP)
 
     def end(self, live: LiveRequest, reason: FinishReason, *, abort: bool = True) -> None:
-        """End a request, unless it has ended before. With `abort`, its workers drop the current attempt."""
+        """End a request unless it has ended already. With `abort`, also abort its current attempt on the workers."""
         if self._live.pop(live.id, None) is None:
             return
         self._end_attempt(live, abort=abort, complete=reason.complete)
@@ -286,12 +285,12 @@ class LiveRequests:
         self._place_on_resumed()
 
     def fail(self, live: LiveRequest, error: TwofoldError) -> None:
-        """End a request with an error, which its client receives."""
+        """End a request and deliver `error` to its client."""
         self.end(live, FinishReason.ERROR)
         live.fail(error)
 
     def replay(self, attempt_id: str, instance: str, reason: str) -> None:
-        """End an attempt that was lost on `instance`, and queue its request for another attempt."""
+        """End an attempt lost on `instance`, and requeue its request or fail it after too many such attempts."""
         live = self._attempts.get(attempt_id)
         if live is None:
             return

@@ -1,4 +1,4 @@
-"""The service behind the gateway. It runs requests on workers of its own or on external servers."""
+"""Base class of services, which run the gateway's requests on their own workers or on external servers."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -18,9 +18,9 @@ from twofold.serving.telemetry.telemetry import Telemetry
 
 
 class ServedModel(msgspec.Struct, frozen=True, kw_only=True):
-    """The model of a service: its public name, its path, and its sizes in tokens.
+    """The model that a service serves: public name, path, context length and vocabulary size in tokens.
 
-    `max_model_len` bounds the sum of prompt and output tokens; `created` is in Unix seconds.
+    `max_model_len` limits prompt plus output tokens; `created` is in Unix seconds.
     """
 
     name: str
@@ -31,9 +31,9 @@ class ServedModel(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Service:
-    """Generates tokens for concurrent requests on one event loop.
+    """Generates tokens for concurrent requests on one event loop. Base class of `Controller` and `RouteService`.
 
-    With `roles_move`, the roles of workers can be changed. The mapping `statuses` has the last report of each worker.
+    With `roles_move`, workers may change roles. `statuses` maps each worker to its last reported status.
     """
 
     def __init__(
@@ -57,14 +57,14 @@ class Service:
 
     @property
     def _able(self) -> bool:
-        """Whether prefill and decode each have a worker. If roles can change, any one worker is enough."""
+        """Whether prefill and decode both have a worker. If roles can change, one worker of any role is enough."""
         pools = self._cluster.pools
         prefill, decode, mixed = len(pools.prefill), len(pools.decode), len(pools.mixed)
         return (prefill + decode + mixed if self._roles_move else prefill * decode + mixed) > 0
 
     @property
     def model(self) -> ServedModel:
-        """The served model; raises RequestError (503) while the model is not known yet."""
+        """The served model. Raises RequestError (503) while the service is starting and does not know the model."""
         if self._model is None:
             raise RequestError("the service is starting", status=503, code="not_ready")
         return self._model
@@ -72,18 +72,18 @@ class Service:
     def generate(self, generation: Generation) -> AsyncGenerator[TokenOutput, None]:
         """Yield the output tokens of a request in order; the last token has a finish reason.
 
-        Raises RequestError for a rejected request, and InstanceLostError after repeated failures. If the caller closes
-        the generator, or cancels the task that waits on it, every worker aborts the request at once. Closing the
-        generator after the last token has no effect.
+        Raises RequestError if the request is rejected, and InstanceLostError after repeated failures. Closing the
+        generator, or cancelling the task that awaits it, aborts the request on all workers at once, but has no effect
+        after the last token.
         """
         return self._requests.generate(generation)
 
     def stop(self, request_id: str) -> None:
-        """End a request as complete, for example at a stop string. Closing the generator would abort the request."""
+        """End a request as complete, for example at a stop string. (Closing its generator would count as an abort.)"""
         self._requests.stop(request_id)
 
     def ready(self) -> bool:
-        """Return whether a new request would be placed at once."""
+        """Return whether the service admits requests and both phases have a worker."""
         return self._requests.admitting and self._able
 
     async def wait_ready(self) -> None:
@@ -91,7 +91,7 @@ class Service:
         await self._requests.opened.wait()
 
     async def drain(self, grace_s: float, failure: str) -> None:
-        """Admit no more requests. Wait up to `grace_s` for the live requests, then fail the rest with `failure`."""
+        """Stop admitting requests. Wait up to `grace_s` for live requests, then fail the others with `failure`."""
         try:
             await asyncio.wait_for(self._requests.drain(), grace_s)
         except TimeoutError:
@@ -110,7 +110,7 @@ class Service:
         ]
 
     def set_role(self, instance: str, role: Role) -> None:
-        """Change the role of a worker for new requests; raises RequestError if this change is not possible."""
+        """Change the role of a worker for new requests. Raises RequestError if the change is not possible."""
         load = self._cluster.pools.get(instance)
         if load is None:
             raise RequestError(f"no worker {instance!r} is up", status=404, code="unknown_instance")
@@ -136,7 +136,7 @@ class Service:
         return []
 
     def snapshot(self) -> ServiceSnapshot:
-        """Return the current and recent state of the service for the dashboard."""
+        """Return the current state and recent history of the service for the dashboard."""
         return self._telemetry.snapshot(self._requests.recorder.live)
 
     def metrics(self) -> bytes:

@@ -1,4 +1,4 @@
-"""The web application: all HTTP routes of the gateway, and the dashboard."""
+"""The gateway's web application: its HTTP routes and the dashboard."""
 
 import base64
 import hashlib
@@ -33,7 +33,7 @@ PERIOD_S = 1.0
 
 
 class Dashboard:
-    """Serves the dashboard page and its data. All viewers share one snapshot of the service per second."""
+    """Serves the dashboard page and its data. Takes at most one snapshot of the service per second for all viewers."""
 
     def __init__(self, service: Service, clock: Callable[[], float] = time.monotonic) -> None:
         self._service, self._clock = service, clock
@@ -77,9 +77,9 @@ def _hash(text: str) -> str:
 def create_app(
     service: Service, tokenizer: TextTokenizer | None, *, keys: KeyRing | None, limits: RequestLimits | None = None
 ) -> FastAPI:
-    """Create the gateway of `service`; without a tokenizer, prompts must be token ids.
+    """Create the gateway application for `service`. Without a tokenizer, prompts must be token ids.
 
-    With `keys`, requests for /v1, /pools and the dashboard's data must have an API key.
+    With `keys`, requests for /v1, /pools and the dashboard's data require an API key.
     """
     gateway = Gateway(service=service, tokenizer=tokenizer, limits=limits or RequestLimits())
     app = FastAPI(openapi_url=None, redirect_slashes=False)
@@ -92,7 +92,7 @@ def create_app(
 
 
 def _add_api(app: FastAPI, gateway: Gateway) -> None:
-    """Add the routes of the OpenAI API. Their handlers decode the request bodies themselves; see `schemas.py`."""
+    """Add the routes of the OpenAI API. Their handlers decode request bodies with msgspec (see `schemas.py`)."""
     app.add_route("/v1/completions", partial(complete, gateway), methods=["POST"])
     app.add_route("/v1/chat/completions", partial(chat, gateway), methods=["POST"])
 
@@ -107,7 +107,7 @@ def _add_api(app: FastAPI, gateway: Gateway) -> None:
 
 
 class RoleChange(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Body of `POST /pools`."""
+    """Body of `POST /pools`: an instance and its new role."""
 
     instance: str
     role: Role

@@ -19,7 +19,7 @@ UNSUPPORTED_PARTS = ("tool_calls", "function_call", "audio", "refusal", "tool_ca
 
 
 async def chat(gateway: Gateway, request: Request) -> Response:
-    """Handle a chat completion request; raises RequestError, InstanceLostError and ClientDisconnect."""
+    """Answer `POST /v1/chat/completions`. Raises RequestError, InstanceLostError and ClientDisconnect."""
     fields = await read_struct(request, ChatFields, gateway.limits.body_bytes)
     spec = response_spec(gateway, request, fields, prompts=1)
     if fields.top_logprobs is not None and not fields.logprobs:
@@ -30,7 +30,7 @@ async def chat(gateway: Gateway, request: Request) -> Response:
 
 
 async def encode_messages(gateway: Gateway, fields: ChatFields) -> list[int]:
-    """Return the prompt's token ids. Only the template adds special tokens unless `add_special_tokens` is set."""
+    """Render the messages with the model's chat template and return the prompt's token ids; raises RequestError."""
     tokenizer = gateway.require_tokenizer("messages")
     messages = template_messages(fields.messages)
     gateway.check_length(sum(len(message["content"]) for message in messages), "messages")
@@ -47,7 +47,7 @@ async def encode_messages(gateway: Gateway, fields: ChatFields) -> list[int]:
 
 
 def template_messages(messages: Sequence[InputMessage]) -> list[dict[str, str]]:
-    """Convert messages for the chat template; raises RequestError for unknown roles and content other than text."""
+    """Convert messages to the input of a chat template. Raises RequestError for unknown roles and non-text content."""
     if not messages:
         raise invalid("messages", "the list is empty; send at least one message")
     return [_template_message(message, f"messages[{index}]") for index, message in enumerate(messages)]
@@ -64,7 +64,7 @@ def _template_message(message: InputMessage, place: str) -> dict[str, str]:
 
 
 def _text(content: str | list[ContentPart] | None, place: str) -> str:
-    """Return the text of a message; several parts are joined by newlines, as in vLLM."""
+    """Return the text of a message; parts are joined by newlines, as in vLLM. Raises RequestError for other content."""
     if content is None:
         raise invalid(place, "it is missing; send a string or a list of text parts")
     if isinstance(content, str):

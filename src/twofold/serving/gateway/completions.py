@@ -15,7 +15,7 @@ from twofold.serving.gateway.streaming import event, respond
 
 
 async def complete(gateway: Gateway, request: Request) -> Response:
-    """Handle a text completion request; raises RequestError, InstanceLostError and ClientDisconnect."""
+    """Answer `POST /v1/completions`. Raises RequestError, InstanceLostError and ClientDisconnect."""
     fields = await read_struct(request, CompletionFields, gateway.limits.body_bytes)
     prompts = split_prompts(fields.prompt)
     spec = response_spec(gateway, request, fields, prompts=len(prompts))
@@ -25,7 +25,7 @@ async def complete(gateway: Gateway, request: Request) -> Response:
 
 
 def split_prompts(prompt: Prompt) -> list[str | list[int]]:
-    """Split the field `prompt` into prompts: one text, one list of token ids, or a list of either kind."""
+    """Return the prompts in the field `prompt`: a text, a list of token ids, or a list of texts or token id lists."""
     if isinstance(prompt, str):
         return [prompt]
     if not prompt:
@@ -42,7 +42,7 @@ def split_prompts(prompt: Prompt) -> list[str | list[int]]:
 async def encode_prompts(
     gateway: Gateway, prompts: Sequence[str | list[int]], *, add_special_tokens: bool
 ) -> list[list[int]]:
-    """Return a list of token ids for each prompt; raises RequestError if any prompt is invalid."""
+    """Return the token ids of each prompt. Raises RequestError if any prompt is invalid."""
     texts = [each for each in prompts if isinstance(each, str)]
     if texts:
         encoded = await _encode_texts(gateway, texts, add_special_tokens=add_special_tokens)
@@ -94,7 +94,7 @@ class CompletionWriter:
         return Completion(id=id_, created=created, model=self._fields.model, choices=choices, usage=usage)
 
     def _choice(self, deltas: Sequence[Delta]) -> CompletionChoice:
-        """Format one choice of a response from its deltas, of which at least one is required."""
+        """Format one choice of a response from its deltas, of which there is at least one."""
         wanted = self._fields.logprobs is not None
         return CompletionChoice(
             index=deltas[0].choice,

@@ -1,4 +1,4 @@
-"""State shared by all endpoints (service, tokenizer, limits), and reading of request bodies."""
+"""State shared by all endpoints (service, tokenizer, limits), and decoding of request bodies."""
 
 import re
 from dataclasses import dataclass
@@ -22,9 +22,9 @@ class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Limits on one HTTP request.
 
     `header_bytes` covers the request line and all headers. `prompt_characters` and `prompt_tokens` limit each prompt in
-    addition to the model's context; `choices` limits `n`; `generations` limits `n` times the number of prompts;
-    `stop_characters` limits each stop string. `timeout_s` is the default timeout and `longest_timeout_s` the maximum.
-    Prompts stay cached for at most `longest_retention_s`.
+    addition to the model's context length. `choices` limits `n`, `generations` limits `n` times the number of prompts,
+    and `stop_characters` limits each stop string. `timeout_s` is the default timeout, `longest_timeout_s` the maximum.
+    Clients may keep a prompt in the cache for at most `longest_retention_s`.
     """
 
     header_bytes: int = 64 * 1024
@@ -42,7 +42,7 @@ class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class Gateway:
-    """State of the gateway: the service, the tokenizer of its model (None if it has none), and the limits."""
+    """State shared by all endpoints: the service, the model's tokenizer (None if the model has none) and the limits."""
 
     service: Service
     tokenizer: TextTokenizer | None
@@ -55,13 +55,13 @@ class Gateway:
             raise invalid("model", f"{name!r} is not served here; use {served!r}", status=404, code="model_not_found")
 
     def require_tokenizer(self, field: str) -> TextTokenizer:
-        """Return the tokenizer. Raises RequestError for the request's `field` if the model has no tokenizer."""
+        """Return the tokenizer. If the model has none, raise RequestError, which names `field` as the invalid field."""
         if self.tokenizer is None:
             raise invalid(field, "this model has no tokenizer, so prompts must be token ids")
         return self.tokenizer
 
     def check_length(self, characters: int, field: str) -> None:
-        """Raise RequestError for a text that is too long or cannot fit the context. Tokenization is not needed."""
+        """Raise RequestError for a text over the character limit, or too long for the context in any tokenization."""
         most = self.limits.prompt_characters
         if most is not None and characters > most:
             raise invalid(field, f"{characters} characters are more than the limit of {most}", code="prompt_too_long")
@@ -76,7 +76,7 @@ class Gateway:
             )
 
     def check_tokens(self, tokens: int, field: str) -> None:
-        """Raise RequestError for a prompt with more tokens than the limit."""
+        """Raise RequestError if a prompt has more tokens than `prompt_tokens` allows."""
         most = self.limits.prompt_tokens
         if most is not None and tokens > most:
             raise invalid(field, f"{tokens} tokens are more than the limit of {most}", code="prompt_too_long")
@@ -108,7 +108,7 @@ async def _read_body(request: Request, max_bytes: int) -> bytes:
 
 
 def _type_error(message: str) -> RequestError:
-    """Rewrite a type error of msgspec for users: first the field, then the expected and the actual type."""
+    """Convert the message of a msgspec type error to a RequestError that names the field first."""
     found = _PLACE.search(message)
     place = found["place"] if found else ""
     reason = _PLACE.sub("", message)

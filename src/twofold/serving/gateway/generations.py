@@ -1,4 +1,4 @@
-"""Conversion of an HTTP request's fields to generations, one for each choice."""
+"""Conversion of HTTP requests to generations, one for each choice."""
 
 import math
 import secrets
@@ -26,9 +26,9 @@ _SEED_MASK = (1 << _SEED_BITS) - 1
 
 
 class ResponseSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """Properties of a response: its id, the arrival, and the deadline of its generations on the monotonic clock.
+    """Id, arrival time and deadline (on the monotonic clock) of a response.
 
-    The prompt stays cached for `retain_s` seconds.
+    The blocks of its prompts stay cached for `retain_s` seconds.
     """
 
     id: str
@@ -38,7 +38,7 @@ class ResponseSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PlannedChoice(msgspec.Struct, frozen=True, kw_only=True):
-    """A generation, the processor of its output, and `prompt`: the number of its prompt in the HTTP request."""
+    """One choice of a response: its generation, its output processor, and the index of its prompt in the request."""
 
     generation: Generation
     output: OutputProcessor
@@ -46,7 +46,7 @@ class PlannedChoice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def response_spec(gateway: Gateway, request: HttpRequest, fields: GenerationFields, *, prompts: int) -> ResponseSpec:
-    """Validate the fields that do not depend on the prompts' tokens, and return the response's properties."""
+    """Validate the fields that do not depend on tokenized prompts; return id, deadline and retention of a response."""
     _check_fields(gateway, fields, prompts)
     arrival: Arrival = request.state.arrival
     if arrival.key is not None:
@@ -62,10 +62,9 @@ def response_spec(gateway: Gateway, request: HttpRequest, fields: GenerationFiel
 def plan(
     gateway: Gateway, fields: GenerationFields, spec: ResponseSpec, prompts: list[list[int]]
 ) -> list[PlannedChoice]:
-    """Create `n` generations per prompt, ordered by prompt; raises RequestError.
+    """Create `n` generations for each prompt, in the order of the prompts. Raises RequestError for invalid fields.
 
-    Choice i of every prompt is sampled with seed + i, so a prompt gives the same choices alone and in a list. Seeds
-    are reduced to 63 bits.
+    Choice i of every prompt has the seed `seed` + i (63 bits), so a prompt gives the same choices alone and in a list.
     """
     n = fields.n or 1
     stops = _stop_strings(fields, gateway.limits)
@@ -105,7 +104,7 @@ def _generation(
 
 
 def _sampling(gateway: Gateway, fields: GenerationFields, prompt_tokens: int) -> SamplingParams:
-    """Return the sampling parameters for a prompt; raises RequestError for values that are invalid in combination."""
+    """Return the sampling parameters for a prompt. Raises RequestError if they exceed context length or vocabulary."""
     model, min_tokens = gateway.service.model, fields.min_tokens or 0
     left = model.max_model_len - prompt_tokens
     max_tokens = fields.token_limit or max(1, min(fields.default_max_tokens, left))
@@ -164,14 +163,14 @@ def _stop_strings(fields: GenerationFields, limits: RequestLimits) -> tuple[str,
 
 
 def _check_key(key: ApiKey, generations: int) -> None:
-    """Raise RequestError if a request alone exceeds the limits of its API key."""
+    """Raise RequestError if one HTTP request has more generations than the limits of its API key allow."""
     for most, what in ((key.limits.max_concurrent, "at once"), (key.limits.requests_per_minute, "per minute")):
         if most is not None and generations > most:
             raise invalid("n", f"{generations} generations exceed this API key's limit of {most} {what}")
 
 
 def _timeout_s(limits: RequestLimits, request: HttpRequest, fields: GenerationFields) -> float:
-    """Return the shorter timeout of the body's field and the header, or the default timeout if neither is set."""
+    """Return the shorter timeout of body and header, or the default. Raises RequestError for a too long timeout."""
     wanted = [] if fields.timeout is None else [(fields.timeout, "timeout")]
     header = request.headers.get(TIMEOUT_HEADER)
     if header is not None:
@@ -195,7 +194,7 @@ def _header_seconds(text: str) -> float:
 
 
 def _retention_s(fields: GenerationFields) -> float:
-    """Return the longer of `prompt_cache_retention` and `prompt_cache_options.ttl`; 0 if neither is set."""
+    """Return the longer of `prompt_cache_retention` and `prompt_cache_options.ttl` in seconds; 0 if neither is set."""
     retention, options = fields.prompt_cache_retention, fields.prompt_cache_options
     if retention is not None and retention not in RETENTIONS:
         raise invalid("prompt_cache_retention", f"must be in_memory or 24h, not {retention!r}", code="invalid_value")

@@ -19,7 +19,7 @@ _UNLIMITED = "-"
 
 
 class ApiKey:
-    """An API key: its name, which may be logged, its limits, and the digest of its secret."""
+    """An API key: its name (safe to log), its limits, and the digest of its secret."""
 
     __slots__ = ("_digest", "limits", "name")
 
@@ -32,12 +32,12 @@ class ApiKey:
         return f"ApiKey({self.name!r})"
 
     def matches(self, digest: bytes) -> bool:
-        """Compare `digest` with the digest of this key in constant time."""
+        """Return whether `digest` is the digest of this key, in constant time."""
         return hmac.compare_digest(digest, self._digest)
 
 
 class KeyRing:
-    """The API keys of a service: at least one key, with unique names and secrets."""
+    """All API keys of a service (at least one), with unique names and secrets."""
 
     def __init__(self, keys: Sequence[ApiKey]) -> None:
         self._keys = tuple(keys)
@@ -47,11 +47,11 @@ class KeyRing:
 
     @property
     def limits(self) -> dict[str, KeyLimits]:
-        """Limits of each API key, by the name of the key."""
+        """Limits of each API key, by key name."""
         return {key.name: key.limits for key in self._keys}
 
     def find(self, authorization: str) -> ApiKey | None:
-        """Return the API key of an Authorization header, `Bearer KEY`. It is compared with every key of the service."""
+        """Return the API key in the header value `Bearer KEY`, or None. Compare all keys, in constant time."""
         scheme, secret = authorization[: len(_SCHEME)], authorization[len(_SCHEME) :]
         digest = _digest(secret.strip())
         found = None
@@ -66,9 +66,9 @@ def _digest(secret: str) -> bytes:
 
 
 def read_keys(secrets: Sequence[str], file: Path | None) -> KeyRing | None:
-    """Read API keys from `secrets` (named key-1, key-2 …) and from a file; return None if there is no key.
+    """Read API keys from `secrets` (named key-1, key-2 …) and `file`; return None if there are none.
 
-    Raises ConfigurationError, which never quotes a key.
+    Raises ConfigurationError, without quoting a key.
     """
     keys: list[ApiKey] = []
     taken: set[str] = set()

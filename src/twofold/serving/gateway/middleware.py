@@ -1,7 +1,7 @@
-"""Request ids, arrival times, API key checks and error responses around every request.
+"""Middleware around every request: request id, arrival time, API key check and error responses.
 
-Implemented as pure ASGI: Starlette's BaseHTTPMiddleware puts a queue between stream and client, which costs time per
-token and hides disconnects.
+It is pure ASGI, because Starlette's BaseHTTPMiddleware puts a queue between response and client, which costs time per
+token and hides client disconnects.
 """
 
 import re
@@ -22,10 +22,10 @@ _SAFE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 
 class Arrival(msgspec.Struct, frozen=True, kw_only=True):
-    """Arrival of a request, stored in `request.state.arrival`.
+    """Id, arrival time and API key of an HTTP request, stored in `request.state.arrival`.
 
-    `monotonic_s` is on the monotonic clock, `created` in Unix seconds. `key` is the API key of the request, or None if
-    the request has no valid key.
+    The arrival time is `monotonic_s` on the monotonic clock and `created` in Unix seconds. `key` is None if the request
+    has no valid API key.
     """
 
     request_id: str
@@ -35,7 +35,7 @@ class Arrival(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RequestMiddleware:
-    """ASGI middleware of the gateway. If API keys are configured, /v1 and the paths in `_PROTECTED` require one."""
+    """ASGI middleware of the gateway. With `keys`, /v1 and the other paths in `_PROTECTED` require an API key."""
 
     def __init__(self, app: ASGIApp, keys: KeyRing | None) -> None:
         self._app = app

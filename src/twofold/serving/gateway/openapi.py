@@ -60,7 +60,7 @@ def reference(kind: type) -> Json:
 
 
 def schemas(model: str) -> Json:
-    """Return the schemas of all structs by name, restricted to accepted values; `model` is the served model."""
+    """Return the JSON schemas of all request and response bodies by name. `model` is the only accepted model name."""
     _, made = msgspec.json.schema_components(_STRUCTS, schema_hook=_schema_hook, ref_template=f"{_PREFIX}{{name}}")
     for kind in (ChatFields, CompletionFields):
         fields = made[kind.__name__]["properties"]
@@ -90,7 +90,7 @@ def _schema_hook(kind: type) -> Json:
 
 
 def openapi(model: str, *, keys: bool) -> Json:
-    """Return the API description of a gateway that serves `model`; `keys` adds bearer authorization under /v1."""
+    """Return the API description of a gateway that serves `model`. With `keys`, /v1 requires bearer authorization."""
     components: Json = {"schemas": schemas(model)}
     if keys:
         components["securitySchemes"] = {"bearer": {"type": "http", "scheme": "bearer"}}
@@ -132,7 +132,7 @@ def _operations() -> Json:
 
 
 def _generation_operation(name: str, body: type, whole: type, chunk: type) -> Json:
-    """Describe an operation that returns a complete response, or a stream of chunks as server-sent events."""
+    """Describe an operation that returns one complete response or a stream of chunks as server-sent events."""
     stream: Json = {"type": "string", "description": f"Every event is a {chunk.__name__}; the last is [DONE]."}
     answers: Json = {"application/json": {"schema": reference(whole)}, "text/event-stream": {"schema": stream}}
     operation = _operation(name, f"A {whole.__name__}", answers, errors=(400, 404, 413, 429, 503, 504))
@@ -146,14 +146,14 @@ def _json_operation(name: str, summary: str, answer: type, *, errors: Sequence[i
 
 
 def _health(name: str) -> Json:
-    """Describe a health check. Its responses 200 and 503 have the same body type."""
+    """Describe a health check; its responses 200 and 503 have the same body."""
     operation = _json_operation(name, "200 if ready, else 503", Health)
     operation["responses"]["503"] = operation["responses"]["200"]
     return operation
 
 
 def _operation(name: str, summary: str, answers: Json, *, errors: Sequence[int] = ()) -> Json:
-    """Describe an operation: the request id header, the `errors` of this operation and the common errors."""
+    """Describe an operation with its successful response, its specific `errors` and the errors of all operations."""
     responses: Json = {"200": {"description": "Success.", "headers": {"X-Request-Id": _REQUEST_ID}, "content": answers}}
     for status in (*errors, 431, 500):
         responses[str(status)] = _error(status)

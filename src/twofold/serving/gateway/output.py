@@ -1,4 +1,4 @@
-"""Output processing: conversion of tokens to text, stop strings, finish reasons and log probabilities."""
+"""Output processing: detokenization, stop strings, finish reasons and log probabilities."""
 
 from collections.abc import Sequence
 
@@ -14,29 +14,29 @@ LOWEST = -9999.0
 
 
 class StopText(msgspec.Struct, frozen=True):
-    """Text to emit, and the stop string that ended the text; `stop` is None while no stop string was found."""
+    """Text to emit, and the stop string that ends it; `stop` is None if no stop string was found."""
 
     text: str
     stop: str | None = None
 
 
 class StopStrings:
-    """Searches the text of one output for stop strings; the text may arrive in pieces of any size.
+    """Searches the text of one output for stop strings. The text arrives in pieces of any size.
 
-    The stop string that is completed first ends the text; if several are completed at the same character, the longest
-    ends it. The result depends on the text only, not on its pieces. Each stop string has a Knuth-Morris-Pratt
-    automaton, so the cost per character is constant. Text that may be part of a stop string is not emitted yet.
+    The stop string that is completed first ends the text. If several are completed at the same character, the longest
+    one does. The result does not depend on the pieces. Text that may be the start of a stop string is held back. Each
+    stop string has a Knuth-Morris-Pratt automaton, so the cost per character is constant.
     """
 
     def __init__(self, stops: Sequence[str], *, include: bool = False) -> None:
-        """Search for non-empty strings `stops`. With `include`, emitted text ends with the stop string."""
+        """Search for the non-empty strings `stops`. With `include`, emit the found stop string too."""
         # Longest first, so that the longest of several simultaneous matches wins.
         self._automata = [_Automaton(stop) for stop in sorted(set(stops), key=lambda stop: (-len(stop), stop))]
         self._include = include
         self._held = ""
 
     def push(self, piece: str, *, armed: bool = True) -> StopText:
-        """Add a piece of text, and return the text to emit. Unless `armed`, no stop string may end in this piece."""
+        """Add a piece of text; return the text to emit. Unless `armed`, ignore stop strings that end in this piece."""
         if not self._automata:
             return StopText(piece)
         text = self._held + piece
@@ -51,13 +51,13 @@ class StopStrings:
         return StopText(text[:keep])
 
     def flush(self) -> str:
-        """Return the rest of the text at the end of the output: it could have been the start of a stop string."""
+        """Return the text held back at the end of the output."""
         held, self._held = self._held, ""
         return held
 
 
 class _Automaton:
-    """Knuth-Morris-Pratt automaton: the last `matched` characters of the text are the start of `pattern`."""
+    """Knuth-Morris-Pratt automaton: the text so far ends with the first `matched` characters of `pattern`."""
 
     __slots__ = ("_fallback", "matched", "pattern")
 
@@ -74,7 +74,7 @@ class _Automaton:
             self._fallback[position + 1] = length
 
     def advance(self, char: str) -> bool:
-        """Add one character of the text; return True if this character completes the pattern."""
+        """Process the next character of the text; return whether it completes the pattern."""
         while self.matched and self.pattern[self.matched] != char:
             self.matched = self._fallback[self.matched]
         self.matched += self.pattern[self.matched] == char
@@ -85,10 +85,10 @@ class _Automaton:
 
 
 class Delta(msgspec.Struct, frozen=True, kw_only=True):
-    """The part of choice `choice` that one token adds.
+    """Text and finish reason that one token adds to choice `choice`.
 
-    `text` may be empty (incomplete character, start of a stop string) or longer than the token's text. `offset` is the
-    number of characters decoded from the tokens before this token.
+    `text` may be empty (incomplete character, possible start of a stop string) or longer than the token's own text.
+    `offset` is the number of characters decoded before this token.
     """
 
     choice: int
@@ -99,12 +99,12 @@ class Delta(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OutputProcessor:
-    """Converts the tokens of one generation to deltas: decodes their text and searches it for stop strings."""
+    """Converts the tokens of one generation to deltas: detokenizes them and searches the text for stop strings."""
 
     def __init__(
         self, index: int, tokenizer: TextTokenizer | None, fields: GenerationFields, stops: tuple[str, ...]
     ) -> None:
-        """Process the output of choice `index`. Without a tokenizer, the text of all deltas stays empty."""
+        """Process the output of choice `index`. Without a tokenizer, all deltas have empty text."""
         skip = fields.skip_special_tokens is not False
         self._index = index
         self._detokenizer = Detokenizer(tokenizer, skip_special_tokens=skip) if tokenizer else None
@@ -114,7 +114,7 @@ class OutputProcessor:
         self._tokens = 0
 
     def push(self, token: TokenOutput) -> Delta:
-        """Add a token and return its delta. A delta with a finish reason is the last delta of the generation."""
+        """Add a token and return its delta. A delta with a finish reason is the last one of the generation."""
         self._tokens += 1
         offset = self._detokenizer.characters if self._detokenizer else 0
         found = self._stops.push(self._text_of(token), armed=self._tokens > self._min_tokens)
@@ -135,10 +135,10 @@ class OutputProcessor:
 
 
 class LogprobFormat:
-    """Formats the log probabilities of deltas, with one entry for each token. The stop token has an entry too."""
+    """Formats log probabilities for responses, with one entry for each token, including the stop token."""
 
     def __init__(self, tokenizer: TextTokenizer | None) -> None:
-        """Format tokens by their text. Without a tokenizer, format tokens by their ids."""
+        """Name tokens by their text or, without a tokenizer, by their ids."""
         self._names = None if tokenizer is None else tokenizer.bytes
 
     def completion(self, deltas: Sequence[Delta]) -> CompletionLogprobs:
@@ -153,7 +153,7 @@ class LogprobFormat:
         return ChatLogprobs(content=[self._chat_token(delta, top) for delta in deltas])
 
     def _top(self, delta: Delta) -> dict[str, float]:
-        """Return the log probabilities of the alternatives, best first, and of the chosen token, by token name."""
+        """Return log probabilities by token name: first the alternatives, best first, then the chosen token."""
         top: dict[str, float] = {}
         for token_id, logprob in (*delta.token.top_logprobs, (delta.token.token_id, delta.token.logprob)):
             top.setdefault(self._name(token_id), _finite(logprob))
@@ -180,5 +180,5 @@ class LogprobFormat:
 
 
 def _finite(logprob: float | None) -> float:
-    """Return `logprob`, or LOWEST if the value is missing, NaN or lower."""
+    """Return `logprob`, or `LOWEST` if it is None, NaN or below `LOWEST`."""
     return logprob if logprob is not None and logprob > LOWEST else LOWEST

@@ -1,4 +1,4 @@
-"""Response bodies of the API, and conversion of exceptions to OpenAI's error JSON.
+"""Response bodies of the API, and error responses for exceptions in OpenAI's JSON format.
 
 Fields are null where OpenAI sends null; UNSET fields are omitted.
 """
@@ -24,13 +24,13 @@ MaybeTokenIds = list[int] | UnsetType
 
 
 class PromptTokensDetails(Struct, frozen=True, kw_only=True):
-    """`cached_tokens` of the prompts were found in a cache."""
+    """Number of prompt tokens that were found in a prefix cache."""
 
     cached_tokens: int
 
 
 class Usage(Struct, frozen=True, kw_only=True):
-    """Token counts; each prompt counts once for any number of choices."""
+    """Token counts of a response. Each prompt counts once, even if it has several choices."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -57,7 +57,7 @@ class CompletionChoice(Struct, frozen=True, kw_only=True):
 
 
 class Completion(Struct, frozen=True, kw_only=True):
-    """A whole answer or a chunk of a stream."""
+    """A complete text completion, or one chunk of a streamed one."""
 
     id: str
     object: Literal["text_completion"] = "text_completion"
@@ -151,7 +151,7 @@ class Version(Struct, frozen=True, kw_only=True):
 
 
 class ErrorDetail(Struct, frozen=True, kw_only=True):
-    """Value of `error` in the error JSON."""
+    """Value of the field `error` in an error response."""
 
     message: str
     type: str
@@ -164,7 +164,7 @@ class ErrorBody(Struct, frozen=True, kw_only=True):
 
 
 def error_response_for(error: Exception) -> Response:
-    """Convert an exception to an error response. An unexpected exception is logged and becomes a plain 500."""
+    """Convert an exception to an error response. Unexpected exceptions are logged and become status 500."""
     if isinstance(error, RequestError):
         return error_response(
             error.status, str(error), param=error.param, code=error.code, retry_after_s=error.retry_after_s
@@ -198,12 +198,12 @@ def _type_of(status: int) -> str:
 
 
 async def answer_error(_request: Request, error: Exception) -> Response:
-    """Return the error response for a TwofoldError; registered as exception handler of the application."""
+    """Exception handler for TwofoldError: return the error response."""
     return error_response_for(error)
 
 
 async def answer_http_error(request: Request, error: Exception) -> Response:
-    """Return the error response for an unknown path or wrong method; registered as exception handler."""
+    """Exception handler for unknown paths and wrong methods: return the error response."""
     if not isinstance(error, HTTPException):
         raise TypeError(f"expected an HTTPException, got {type(error).__name__}")
     reason = HTTPStatus(error.status_code).phrase

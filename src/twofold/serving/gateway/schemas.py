@@ -1,6 +1,6 @@
-"""Request bodies of the API with strict types: no numbers in strings, no booleans for numbers, no NaN.
+"""Request bodies of the API with strict types: no numbers as strings, no booleans as numbers, no NaN.
 
-Null means the default in every optional field. Unknown fields are ignored; unsupported fields that would change the
+Null selects the default of an optional field. Unknown fields are ignored. Unsupported fields that would change the
 answer are rejected unless they have a neutral value.
 """
 
@@ -13,7 +13,7 @@ from twofold.errors import RequestError
 
 
 def invalid(field: str, reason: str, *, status: int = 400, code: str | None = None) -> RequestError:
-    """Return the error for a request in which `field` is invalid."""
+    """Return a RequestError that names `field` as invalid because of `reason`."""
     return RequestError(f"{field}: {reason}", param=field, status=status, code=code)
 
 
@@ -64,7 +64,7 @@ else:
 
 
 def refuse_unsupported(fields: "GenerationFields", n: int) -> None:
-    """Raise RequestError on the first unsupported field with a value that is not neutral."""
+    """Raise RequestError if an unsupported field has a value other than null and its neutral values."""
     for name, neutral_values in UNSUPPORTED.items():
         value = getattr(fields, name)
         neutral = (n,) if name == "best_of" else neutral_values
@@ -77,7 +77,7 @@ def refuse_unsupported(fields: "GenerationFields", n: int) -> None:
 
 
 def _same(value: object, allowed: object) -> bool:
-    """Return whether two values are equal in JSON, where false does not equal 0."""
+    """Return whether two JSON values are equal; unlike in Python, false does not equal 0."""
     return isinstance(value, bool) == isinstance(allowed, bool) and value == allowed
 
 
@@ -93,23 +93,23 @@ Prompt = str | list[str | TokenId | list[TokenId]]
 
 
 class StreamOptions(Struct, frozen=True, kw_only=True):
-    """Send usage in a final chunk (`include_usage`) or in every chunk (`continuous_usage_stats`)."""
+    """Options of a stream: usage in a final chunk (`include_usage`) or in every chunk (`continuous_usage_stats`)."""
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
 
 
 class PromptCacheOptions(Struct, frozen=True, kw_only=True):
-    """`mode` selects the cached part of a prompt; `ttl` is the minimum retention, for example 30m."""
+    """Prompt caching options: `mode` selects the cached part of a prompt, `ttl` its minimum retention, such as 30m."""
 
     mode: str | None = None
     ttl: Ttl | None = None
 
 
 class GenerationFields(UnsupportedFields, frozen=True, kw_only=True):
-    """Fields of both endpoints, with the names and meanings of OpenAI and vLLM.
+    """Request fields of both endpoints, with the names and meanings of OpenAI and vLLM.
 
-    Responses have ids with `id_prefix`. Without a limit, outputs have up to `default_max_tokens`.
+    Response ids start with `id_prefix`. `default_max_tokens` limits the output if the request sets no limit.
     """
 
     id_prefix: ClassVar[str]
@@ -141,12 +141,12 @@ class GenerationFields(UnsupportedFields, frozen=True, kw_only=True):
 
     @property
     def token_limit(self) -> int | None:
-        """Limit on the number of output tokens; None if the request sets no limit."""
+        """Maximum number of output tokens; None if the request sets no limit."""
         return self.max_tokens
 
     @property
     def wanted_logprobs(self) -> int | None:
-        """Number of most probable tokens to report for each token; None for no log probabilities."""
+        """Number of most probable tokens to report for each output token; None without log probabilities."""
         raise NotImplementedError
 
 
@@ -169,7 +169,7 @@ class ContentPart(Struct, frozen=True, kw_only=True):
 
 
 class InputMessage(Struct, frozen=True, kw_only=True):
-    """One chat message; clients send the last five fields when they return an assistant's message."""
+    """One chat message of a request. The last five fields occur in assistant messages that clients send back."""
 
     role: str
     content: str | list[ContentPart] | None = None

@@ -1,4 +1,4 @@
-"""The gateway's HTTP server: uvicorn on a bound socket in a running loop, with a header limit."""
+"""HTTP server of the gateway: uvicorn on a bound socket in a running event loop, with a limit on headers."""
 
 import asyncio
 import contextlib
@@ -24,9 +24,9 @@ class _HeadTooLargeError(Exception):
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """HTTP protocol of uvicorn with a limit of `header_bytes` for the request line and headers of a request.
+    """HTTP protocol for uvicorn that limits the request line and headers of a request to `header_bytes`.
 
-    The HTTP parser itself has no limit. Error responses use the API's error JSON. See `bounded_protocol`.
+    The HTTP parser has no such limit. Error responses have the API's JSON format. Created by `bounded_protocol`.
     """
 
     header_bytes: int
@@ -63,7 +63,7 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_headers_complete()
 
     def send_400_response(self, msg: str) -> None:
-        """Send the error response to invalid HTTP (400) or to large headers (431)."""
+        """Reject invalid HTTP with status 400, or too large headers with status 431, and close the connection."""
         if self._too_large:
             most = self.header_bytes
             refused = error_response(431, f"the headers exceed the limit of {most} bytes", code="headers_too_large")
@@ -82,22 +82,22 @@ class BoundedProtocol(HttpToolsProtocol):
 
 
 def bounded_protocol(header_bytes: int) -> type[BoundedProtocol]:
-    """Return a protocol class with this limit. A class is needed because uvicorn itself creates the instances."""
+    """Return a protocol class with the limit `header_bytes`. Uvicorn accepts only a class, which it instantiates."""
     return type("BoundedProtocol", (BoundedProtocol,), {"header_bytes": header_bytes})
 
 
 class HttpServer:
-    """Serves an application until stopped, without changing signal handlers.
+    """Serves an ASGI application until stopped. Does not change signal handlers.
 
     server = HttpServer(app, bound_socket)
     await server.start()          # returns when connections are accepted
-    await server.stop()           # running answers may end within `grace_s`
+    await server.stop()           # lets running responses finish within `grace_s` seconds
     """
 
     def __init__(
         self, app: ASGIApp, sock: socket.socket, *, grace_s: int = 30, limits: RequestLimits | None = None
     ) -> None:
-        """Serve on the bound socket. `grace_s` seconds after `stop`, the responses that still run are cancelled."""
+        """Serve on the bound socket. Responses that still run `grace_s` seconds after `stop` are cancelled."""
         self._socket = sock
         self._task: asyncio.Task[None] | None = None
         self._server = _Server(
@@ -115,7 +115,7 @@ class HttpServer:
         )
 
     async def start(self) -> None:
-        """Start serving; raises ConfigurationError on failure."""
+        """Start serving. Raises ConfigurationError if the server cannot be started."""
         self._task = asyncio.create_task(self._server.serve(sockets=[self._socket]))
         while not self._server.started:
             if self._task.done():
@@ -128,7 +128,7 @@ class HttpServer:
             await asyncio.shield(self._task)
 
     async def stop(self) -> None:
-        """Stop accepting connections, and wait until running responses have ended."""
+        """Stop accepting connections, and wait until all running responses have ended or were cancelled."""
         self._server.should_exit = True
         await self.wait()
         # uvicorn cancels remaining tasks after the grace period but does not wait for them.

@@ -1,4 +1,4 @@
-"""Execution of a request's generations, and responses with their output, complete or as server-sent events."""
+"""Runs the generations of a request and sends their output, as a complete response or as server-sent events."""
 
 import asyncio
 import logging
@@ -33,9 +33,9 @@ T = TypeVar("T")
 
 
 async def unless_disconnected(receive: Receive, work: Coroutine[None, None, T]) -> T:
-    """Await `work`; cancel it and raise ClientDisconnect if the client disconnects first.
+    """Await `work`. If the client disconnects first, cancel `work` and raise ClientDisconnect.
 
-    The request's body must already be read. `work` has ended when this function returns or raises.
+    The request's body must have been read before. `work` has ended when this function returns or raises.
     """
     working = asyncio.create_task(work)
     leaving = asyncio.create_task(_disconnected(receive))
@@ -55,7 +55,7 @@ async def _disconnected(receive: Receive) -> None:
 
 
 async def _cancel(task: "asyncio.Task[T]") -> None:
-    """Cancel a task and wait until the task has ended."""
+    """Cancel a task and wait for its end."""
     if task.done():
         return
     task.cancel()
@@ -65,7 +65,7 @@ async def _cancel(task: "asyncio.Task[T]") -> None:
 
 
 async def interleave(sources: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[T, None]:
-    """Merge generators in order of arrival. The first error, or closing the merged generator, closes all of them."""
+    """Merge generators in order of arrival. Close all after the first error or when the merged generator is closed."""
     if len(sources) == 1:  # fast path without task and queue
         async with aclosing(sources[0]) as source:
             async for item in source:
@@ -90,7 +90,7 @@ async def interleave(sources: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerat
 
 
 async def _pump(source: AsyncGenerator[T, None], queue: "asyncio.Queue[T | Exception | None]") -> None:
-    """Put the items of `source` into the queue, and at the end None or the error that ended the source."""
+    """Put the items of `source` into the queue, then None at its end, or the error if it fails."""
     try:
         async with aclosing(source):
             async for item in source:
@@ -101,10 +101,10 @@ async def _pump(source: AsyncGenerator[T, None], queue: "asyncio.Queue[T | Excep
 
 
 async def until_deadline(deadline_s: float, items: AsyncGenerator[T, None]) -> AsyncGenerator[T, None]:
-    """Yield `items` until `deadline_s` on the monotonic clock; then close `items` and raise RequestError (504).
+    """Yield `items` until `deadline_s` on the monotonic clock, then close `items` and raise RequestError (504).
 
-    The deadline interrupts only the wait for an item, never the caller's work. Items that are available at the deadline
-    are still yielded. One timer serves the whole response. A single task must iterate over the result.
+    The deadline interrupts only the wait for an item, never the caller's work. Items already available at the deadline
+    are still yielded. One timer serves the whole response. Only one task may iterate over the result.
     """
     waiting, due = True, False
     timeout = asyncio.timeout(None)
@@ -137,7 +137,7 @@ async def until_deadline(deadline_s: float, items: AsyncGenerator[T, None]) -> A
 class UsageCounter:
     """Counts the prompt, output and cached tokens of one response.
 
-    Each prompt counts once. The cached tokens of a prompt are the minimum over those of its choices that have started.
+    Each prompt counts once. Its number of cached tokens is the minimum over its choices that have output.
     """
 
     def __init__(self, prompt_tokens: int, planned: Sequence[PlannedChoice]) -> None:
@@ -147,7 +147,7 @@ class UsageCounter:
         self._cached: dict[int, int] = {}  # by prompt
 
     def add(self, delta: Delta) -> None:
-        """Count the output token of a delta, and the cached tokens of its prompt if it is a first token."""
+        """Count the output token of a delta. At a choice's first token, also count the cached tokens of its prompt."""
         self._completion_tokens += 1
         if delta.token.index == 0:
             prompt, cached = self._prompts[delta.choice], delta.token.reused_tokens
@@ -155,7 +155,7 @@ class UsageCounter:
 
     @property
     def usage(self) -> Usage:
-        """Token counts of the response so far."""
+        """Current token counts of the response."""
         return Usage(
             prompt_tokens=self._prompt_tokens,
             completion_tokens=self._completion_tokens,
@@ -170,10 +170,10 @@ def event(body: msgspec.Struct) -> bytes:
 
 
 class EventStream(Response):
-    """HTTP response that sends events as soon as they are available, then `[DONE]`, or an error event on failure.
+    """HTTP response that sends server-sent events as they become available, and finally `[DONE]` or an error event.
 
-    The response starts with the first event, so earlier errors are ordinary HTTP errors. The generator of events is
-    closed at the end of the stream; a client disconnect ends the stream immediately.
+    The response starts with the first event, so an error before it becomes an ordinary HTTP error. The generator of
+    events is closed at the end of the stream. If the client disconnects, the stream ends at once.
     """
 
     def __init__(self, events: AsyncGenerator[bytes, None]) -> None:
@@ -205,18 +205,18 @@ class EventStream(Response):
 
 
 class ResponseWriter(Protocol):
-    """Interface to format the response of one endpoint, complete or as server-sent events."""
+    """Interface to format the response of one endpoint: complete, or as server-sent events."""
 
     def events(self, delta: Delta, usage: MaybeUsage) -> bytes:
-        """Format the server-sent events of one token."""
+        """Encode the server-sent events for one delta."""
         ...
 
     def usage_event(self, usage: Usage) -> bytes:
-        """Format the last event of a stream, which has token counts and no choices."""
+        """Encode the last event of a stream, which contains token counts and no choices."""
         ...
 
     def response(self, choices: Sequence[Sequence[Delta]], usage: Usage) -> msgspec.Struct:
-        """Build a complete response; the deltas of each choice are in token order."""
+        """Build the complete response. `choices` contains the deltas of each choice, in token order."""
         ...
 
 
@@ -228,7 +228,7 @@ async def respond(
     prompts: list[list[int]],
     writer: ResponseWriter,
 ) -> Response:
-    """Generate output for the token ids in `prompts` and return the response; raises errors and ClientDisconnect."""
+    """Run the generations of `prompts` (token ids) and return the response. Raises ClientDisconnect and API errors."""
     planned = plan(gateway, fields, spec, prompts)
     generated = [generate_deltas(gateway.service, each) for each in planned]
     deltas = until_deadline(spec.deadline_s, interleave(generated))
@@ -240,7 +240,7 @@ async def respond(
 
 
 async def generate_deltas(service: Service, planned: PlannedChoice) -> AsyncGenerator[Delta, None]:
-    """Yield the deltas of one choice. The generation is closed before the last delta is yielded."""
+    """Yield the deltas of one choice. The generation is already closed when the last delta is yielded."""
     last = None
     async with aclosing(service.generate(planned.generation)) as tokens:
         async for token in tokens:

@@ -1,4 +1,4 @@
-"""The model's tokenizer: it encodes text and chat messages, and decodes tokens incrementally."""
+"""Tokenizer of the model: encodes text and chat messages, and decodes tokens incrementally."""
 
 import asyncio
 import inspect
@@ -25,7 +25,7 @@ _ANCHOR = "a"
 
 
 class TokenBytes:
-    """Maps token ids to printable names and to bytes. The bytes of a token may be a part of a character."""
+    """Maps token ids to printable names and to bytes. A token may contain only some of the bytes of a character."""
 
     def __init__(self, tokenizer: tokenizers.Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -37,7 +37,7 @@ class TokenBytes:
         self._known: dict[int, bytes | None] = {}
 
     def bytes_of(self, token_id: int) -> bytes | None:
-        """Return the bytes of a token; None for an id without a token (padding of the vocabulary)."""
+        """Return the bytes of a token; None for an id without a token, which only pads the vocabulary."""
         if token_id not in self._known:
             piece = self._tokenizer.id_to_token(token_id)
             self._known[token_id] = None if piece is None else self._decode(piece)
@@ -67,12 +67,12 @@ class TokenBytes:
 
 
 def id_name(token_id: int) -> str:
-    """Return the name of a token that has no known text."""
+    """Return the name `token_id:N` for a token without known text."""
     return f"token_id:{token_id}"
 
 
 def _kinds(decoder: object) -> set[str]:
-    """Return the `type` of a serialized decoder and the types of all decoders nested in it."""
+    """Return the type of a serialized decoder and of all decoders nested in it."""
     if isinstance(decoder, list):
         return set().union(*map(_kinds, decoder))
     if not isinstance(decoder, dict):
@@ -81,7 +81,7 @@ def _kinds(decoder: object) -> set[str]:
 
 
 def _byte_level(piece: str) -> bytes:
-    """Decode a token's text from the byte-level alphabet. Text with other characters is plain text."""
+    """Decode a byte-level BPE token to bytes. A token with characters outside the alphabet is encoded as UTF-8."""
     alphabet = _byte_alphabet()
     if all(char in alphabet for char in piece):
         return bytes(alphabet[char] for char in piece)
@@ -102,7 +102,7 @@ TOKENIZER_FILES = ("tokenizer_config.json", "tokenizer.model", "vocab.json", "vo
 
 
 def load_tokenizer(model_dir: Path) -> "TextTokenizer | None":
-    """Load the tokenizer in a model directory; return None if it has no tokenizer. Raises ModelError on failure."""
+    """Load the tokenizer from a model directory, or return None if there is none. Raises ModelError on failure."""
     fast = (model_dir / "tokenizer.json").is_file()
     if not fast and not any((model_dir / name).is_file() for name in TOKENIZER_FILES):
         return None
@@ -116,7 +116,7 @@ def load_tokenizer(model_dir: Path) -> "TextTokenizer | None":
 
 
 def _converted(model_dir: Path) -> "PreTrainedTokenizerFast":
-    """Load a tokenizer in an older format. Only this function imports AutoTokenizer, which imports torch."""
+    """Load a tokenizer in an older format. AutoTokenizer is imported only here, because it imports torch."""
     from transformers import AutoTokenizer  # noqa: PLC0415
 
     loaded = AutoTokenizer.from_pretrained(model_dir)
@@ -126,10 +126,10 @@ def _converted(model_dir: Path) -> "PreTrainedTokenizerFast":
 
 
 class TextTokenizer:
-    """Encodes and decodes text with the fast tokenizer of the library transformers; thread-safe."""
+    """Encodes and decodes text with a fast tokenizer of transformers. Thread-safe."""
 
     def __init__(self, tokenizer: "PreTrainedTokenizerFast", *, inline_characters: int = 8192) -> None:
-        """Create a tokenizer. A thread encodes texts of more than `inline_characters`, which would delay streams."""
+        """Create a tokenizer. Texts of more than `inline_characters` are encoded in a thread, off the event loop."""
         self._tokenizer = tokenizer
         self._inline_characters = inline_characters
         self.backend: tokenizers.Tokenizer = tokenizer.backend_tokenizer
@@ -155,7 +155,7 @@ class TextTokenizer:
         add_special_tokens: bool,
         template_kwargs: dict[str, object],
     ) -> list[int]:
-        """Render messages with the model's chat template, and encode the text; raises RequestError."""
+        """Render messages with the model's chat template and return the token ids; raises RequestError."""
 
         def work() -> list[int]:
             text = self.render_chat(
@@ -168,7 +168,7 @@ class TextTokenizer:
     def render_chat(
         self, messages: Sequence[dict[str, str]], *, add_generation_prompt: bool, template_kwargs: dict[str, object]
     ) -> str:
-        """Render messages with the model's chat template, and return the text; raises RequestError."""
+        """Render messages with the model's chat template and return the text; raises RequestError."""
         if self._tokenizer.chat_template is None:
             raise RequestError("this model has no chat template; send a prompt to /v1/completions instead")
         reserved = self._template_parameters.intersection(template_kwargs)
@@ -198,11 +198,11 @@ class TextTokenizer:
 
 
 class Detokenizer:
-    """Incremental detokenizer.
+    """Incremental detokenizer of one output.
 
-    All pieces of text together equal the tokenizer's decoding of all tokens. With byte fallback (as in Llama 2) there
-    is one exception. For a run of bytes that is not UTF-8, the library replaces the whole run by U+FFFD. This class
-    keeps the characters before the first invalid byte, because they were already sent.
+    The joined pieces of text equal the tokenizer's decoding of all tokens, with one exception for byte fallback (as in
+    Llama 2): for a run of bytes that is not UTF-8, the tokenizer replaces the whole run by U+FFFD. This class keeps the
+    characters before the first invalid byte, because they were already emitted.
     """
 
     def __init__(self, tokenizer: TextTokenizer, *, skip_special_tokens: bool = True) -> None:
@@ -215,7 +215,7 @@ class Detokenizer:
         self.characters = 0
 
     def push(self, token_id: int) -> str:
-        """Add a token and return the text that the token completes. The text may be empty."""
+        """Add a token and return the text that it completes, which may be empty."""
         self._token_ids.append(token_id)
         try:
             piece = self._stream.step(self._tokenizer.backend, token_id)
@@ -226,7 +226,7 @@ class Detokenizer:
         return self._emit(piece or "")
 
     def flush(self) -> str:
-        """Return the rest of the text. Incomplete characters become U+FFFD."""
+        """Return the remaining text at the end of the output. Incomplete characters become U+FFFD."""
         if self._emitted == len(self._token_ids):
             return ""
         given = "".join(self._pieces)

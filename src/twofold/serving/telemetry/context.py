@@ -1,6 +1,6 @@
-"""Context of an HTTP request for the logs and traces of its generations.
+"""Context of an HTTP request, for the logs and traces of its generations.
 
-The gateway's middleware sets it, and asyncio propagates it to the request's tasks.
+The gateway's middleware sets the context, and asyncio propagates it to the tasks of the request.
 """
 
 import re
@@ -13,7 +13,7 @@ _TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-([0-
 
 
 class TraceParent(msgspec.Struct, frozen=True, kw_only=True):
-    """A W3C trace context: the id of a trace, and the id of a span in this trace."""
+    """W3C trace context: the id of a trace, and the id of one of its spans."""
 
     trace_id: str
     span_id: str
@@ -34,7 +34,7 @@ class TraceParent(msgspec.Struct, frozen=True, kw_only=True):
         return cls(trace_id=_random_id(16), span_id=_random_id(8))
 
     def child(self) -> "TraceParent":
-        """Return a new span of the same trace."""
+        """Return the trace context of a new span in the same trace."""
         return msgspec.structs.replace(self, span_id=_random_id(8))
 
     def __str__(self) -> str:
@@ -44,9 +44,9 @@ class TraceParent(msgspec.Struct, frozen=True, kw_only=True):
 class RequestContext(msgspec.Struct, kw_only=True):
     """Context of an HTTP request.
 
-    `id` is the request id from the client or the gateway. `span` belongs to the gateway. `parent` belongs to the
-    client, if the client sent a span. `operation` is OpenTelemetry's name for the endpoint, `generations` the number of
-    generations started.
+    `id` is the request id that the client sent or the gateway generated. `span` is the gateway's span; `parent` is the
+    client's span, if the client sent one. `operation` is OpenTelemetry's name of the endpoint. `generations` counts the
+    generations started for the request.
     """
 
     id: str
@@ -60,7 +60,7 @@ CURRENT: ContextVar[RequestContext | None] = ContextVar("twofold_request", defau
 
 
 def context_of(request_id: str, path: str, traceparent: str) -> RequestContext:
-    """Return the context of a request to `path`; `traceparent` is its header, or empty without this header."""
+    """Return the context of a request to `path`. `traceparent` is the request's header, or empty if it has none."""
     parent = TraceParent.parse(traceparent) if traceparent else None
     span = TraceParent.new() if parent is None else parent.child()
     operation = "chat" if path.endswith("/chat/completions") else "text_completion"
@@ -68,7 +68,7 @@ def context_of(request_id: str, path: str, traceparent: str) -> RequestContext:
 
 
 def _random_id(size: int) -> str:
-    """Return a random hexadecimal id of `size` bytes that is not all zeros, which would be invalid."""
+    """Return a random hexadecimal id of `size` bytes. It is never all zeros, because traces forbid such ids."""
     while True:
         drawn = secrets.token_hex(size)
         if drawn.strip("0"):

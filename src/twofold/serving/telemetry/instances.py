@@ -1,7 +1,7 @@
-"""Telemetry of instances:
+"""Telemetry of instances: Prometheus metrics, and current state and time series for the dashboard.
 
-Prometheus metrics, and the state and time series for the dashboard. No timer is needed. Reports alone change the state,
-so samples of past seconds are added before the next report or snapshot.
+The time series need no timer. The state changes only when a report arrives, so samples for the seconds in between are
+added before the next report or snapshot.
 """
 
 from collections import deque
@@ -43,7 +43,7 @@ class InstanceHistory:
         self._sequences += sequences
 
     def sample(self, status: InstanceStatus) -> None:
-        """Append one sample, which covers one second, to each time series."""
+        """Append the sample of one second to each time series."""
         if self._iterations:
             self._batches.append(round(self._sequences / self._iterations, 2))
         else:  # an iteration may take longer than a second
@@ -75,7 +75,7 @@ class InstanceHistory:
 
 
 class InstanceTelemetry:
-    """Metrics and history of the loads, caches, roles and states of instances."""
+    """Metrics and history of all instances: load, KV cache, role and availability."""
 
     def __init__(self, registry: MetricRegistry, log: ServiceLog) -> None:
         gauge, counter = registry.gauge, registry.counter
@@ -108,7 +108,7 @@ class InstanceTelemetry:
         self._instances: dict[str, InstanceHistory] = {}  # those with a known role
 
     def role(self, instance: str, role: Role) -> None:
-        """Record the current role of an instance. The first role of an instance is its home role."""
+        """Record the current role of an instance. The first recorded role is the home role of the instance."""
         for each in Role:
             self._role.labels(instance, each.value).set(each is role)
         known = self._find(instance)
@@ -136,7 +136,7 @@ class InstanceTelemetry:
             known.batch = 0
 
     def status(self, instance: str, status: InstanceStatus) -> None:
-        """Record the last status that an instance has reported."""
+        """Record a status report of an instance."""
         self._fill()
         before = self._statuses.get(instance, NO_STATUS)
         self._statuses[instance] = status
@@ -148,13 +148,13 @@ class InstanceTelemetry:
             self._evictions.labels(instance, ENGINE_TIER, RemovalReason.CAPACITY.value).inc(evicted)
 
     def step(self, instance: str, sequences: int) -> None:
-        """Record an iteration of an instance; `sequences` sequences got a token in this iteration."""
+        """Record an iteration of an instance in which `sequences` sequences generated a token."""
         known = self._find(instance)
         if known is not None:
             known.step(sequences)
 
     def prefilled(self, instance: str, prompt_tokens: int, reused_tokens: int) -> None:
-        """Record how many tokens of a prompt came from an instance's prefix cache."""
+        """Record how many of a prompt's tokens were found in an instance's prefix cache."""
         self._queries.labels(instance).inc(prompt_tokens)
         self._hits.labels(instance, ENGINE_TIER).inc(reused_tokens)
         self._log.totals["prefix_queries"] += prompt_tokens
@@ -171,12 +171,12 @@ class InstanceTelemetry:
             known.state = InstanceState.STARTING
 
     def remove(self, instance: str) -> None:
-        """Record the loss of an instance."""
+        """Record that an instance was lost, and discard its status."""
         self.state(instance, InstanceState.LOST)
         self._statuses.pop(instance, None)
 
     def refresh(self) -> None:
-        """Set the gauges from the last status reports. Call this on each scrape, which is rarer than reports."""
+        """Set the gauges from the last status reports. Called at each scrape, as scrapes are rarer than reports."""
         accounts = (self._usage, self._blocks, self._requests, self._running, self._waiting, self._leases)
         for gauge in (*accounts, self._swap):
             gauge.clear()
@@ -193,7 +193,7 @@ class InstanceTelemetry:
             self._leases.labels(instance).set(status.arriving)
 
     def snapshot(self) -> tuple[InstanceSnapshot, ...]:
-        """Return the state and history of each instance with a known role, ordered by name."""
+        """Return the state and history of each instance that has a role, ordered by name."""
         self._fill()
         status_of = self._statuses.get
         return tuple(
@@ -205,7 +205,7 @@ class InstanceTelemetry:
         return self._instances.get(instance)
 
     def _fill(self) -> None:
-        """Add samples for the seconds since the last call, with the state that was valid in these seconds."""
+        """Add the samples of all seconds since the last call. The current state was valid in all of them."""
         passed = int((self._log.clock() - self._log.start_s) / INTERVAL_S) - self._sampled
         if passed <= 0:
             return

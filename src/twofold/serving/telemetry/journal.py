@@ -1,4 +1,4 @@
-"""Decision journals: every input of a scheduler with its time, and every decision.
+"""Decision journals: all inputs of a scheduler with their times, and all its decisions.
 
 Replaying a journal under a virtual clock reproduces the live decisions. Each line is one JSON object:
 {"at": seconds, "call": name, "args": {…}, "result": …}.
@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 
 class JournalEntry(msgspec.Struct, frozen=True):
-    """One entry of a journal: a call of a scheduler with its time, arguments and result."""
+    """One entry of a journal: a call of a scheduler's method with time, arguments and result."""
 
     at: float
     call: str
@@ -33,7 +33,7 @@ class JournalEntry(msgspec.Struct, frozen=True):
 
 
 def _fields(decision: object) -> dict[str, object]:
-    """Return the journaled fields of a decision that is no struct. Fields on reuse appear only if blocks are reused."""
+    """Convert a decision to a dictionary for JSON. The fields on prefix reuse are omitted if no blocks are reused."""
     match decision:
         case PlacedRequest(route=route):
             names = ["prefill", "decode", "moves"]
@@ -50,14 +50,14 @@ ENCODER = msgspec.json.Encoder(enc_hook=_fields)
 
 
 class Journal:
-    """Writer of a decision journal: it appends entries to the file `name` in `directory`."""
+    """Writer of a decision journal. Appends entries to the file `name`.jsonl in `directory`."""
 
     def __init__(self, directory: str, name: str) -> None:
         self._file: BinaryIO = (Path(directory) / f"{name}.jsonl").open("wb", buffering=0)
         self._name = name
 
     def write(self, call: str, args: dict[str, object], result: object = None, at: float | None = None) -> None:
-        """Append an entry. If the disk is full or missing, the journal ends and the service continues."""
+        """Append an entry. After a write error, such as a full disk, stop the journal but not the service."""
         if self._file.closed:
             return
         entry = JournalEntry(time.monotonic() if at is None else at, call, args, result)
@@ -69,7 +69,7 @@ class Journal:
 
 
 def read_journal(path: Path) -> list[JournalEntry]:
-    """Return all entries of a journal in order."""
+    """Read all entries of a journal in order."""
     decoder = msgspec.json.Decoder(JournalEntry)
     return [decoder.decode(line) for line in path.read_bytes().splitlines()]
 
@@ -79,7 +79,7 @@ T = TypeVar("T")
 
 
 def _journaled(method: Callable[P, T], *names: str, **defaults: object) -> Callable[P, T]:
-    """Return a scheduler's method that also journals its result and its arguments, with these names and defaults."""
+    """Wrap a scheduler's method to journal each call with its result and arguments (`names`, then `defaults`)."""
     order = (*names, *defaults)
 
     def call(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -94,7 +94,7 @@ def _journaled(method: Callable[P, T], *names: str, **defaults: object) -> Calla
 
 
 class JournaledInstance(InstanceScheduler):
-    """Instance scheduler that writes its calls and decisions to a journal."""
+    """Instance scheduler that journals its inputs and decisions."""
 
     journal: Journal
     fetched = _journaled(InstanceScheduler.fetched, "request_id", reused_tokens=None)
@@ -133,7 +133,7 @@ class JournaledInstance(InstanceScheduler):
 
 
 class JournaledCluster(ClusterScheduler):
-    """Cluster scheduler that writes its calls and decisions to a journal."""
+    """Cluster scheduler that journals its inputs and decisions."""
 
     journal: Journal
     add_instance = _journaled(ClusterScheduler.add_instance, "instance_id", "role", capacity_tokens=None, cell="")

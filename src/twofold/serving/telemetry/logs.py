@@ -1,6 +1,6 @@
 """Log formats: text lines, or one JSON object per line (`--log-format json`).
 
-Logs never contain prompts, answers or keys: request lines consist of sizes and times.
+Logs contain ids, sizes and times of requests, but never prompts, answers or API keys.
 """
 
 import logging
@@ -48,7 +48,7 @@ def configure_logs(log_format: str) -> None:
 
 
 def log_ended(timeline: Timeline, context: RequestContext | None) -> None:
-    """Log one line for a finished request."""
+    """Log one line for a finished request, with sizes, instances and latencies."""
     if not request_log.isEnabledFor(logging.INFO):
         return
     reason = timeline.finish_reason

@@ -1,4 +1,4 @@
-"""Prometheus metrics of a service. Metrics that vLLM has too share its names, with the prefix `twofold:`.
+"""Prometheus metrics of a service, with the prefix `twofold:`. Metrics that vLLM also has keep vLLM's names.
 
 Shared with vLLM 0.32: time_to_first_token_seconds, inter_token_latency_seconds, request_time_per_output_token_seconds,
 e2e_request_latency_seconds, request_queue_time_seconds, request_prefill_time_seconds, request_decode_time_seconds,
@@ -47,7 +47,7 @@ class MetricRegistry:
 
 
 class AdmissionMetrics(Collector):
-    """Prometheus collector that counts requests by API key name; each scrape reads the admission."""
+    """Prometheus collector of waiting and running requests by API key, read from `admission` at each scrape."""
 
     def __init__(self, admission: Admission) -> None:
         self._admission = admission
@@ -63,7 +63,7 @@ class AdmissionMetrics(Collector):
 
 
 class LinkMetrics:
-    """Metrics of the measured links and prefill speeds, and of the crossover computed from these speeds."""
+    """Metrics of measured link and prefill speeds, and of the hand-off crossover computed from these speeds."""
 
     def __init__(self, registry: MetricRegistry) -> None:
         gauge = registry.gauge
@@ -75,7 +75,7 @@ class LinkMetrics:
         )
 
     def show(self, message: LinkMeasured, paths: MeasuredPaths) -> None:
-        """Record the speed of a measured link. Each scrape computes the crossover of the link's source again."""
+        """Record the speed of a measured link. The crossover of the link's source is computed at each scrape."""
         source = message.source
         self._bytes.labels(source, message.target).set(message.speed.bytes_per_s)
         self._overhead.labels(source, message.target).set(message.speed.overhead_s)
@@ -86,7 +86,7 @@ class LinkMetrics:
 
 
 class OverloadMetrics(Collector):
-    """Metrics of overload control: predicted loads, read from the ledger on each scrape, and prediction errors."""
+    """Metrics of overload control: predicted loads, read from `ledger` at each scrape, and TTFT prediction errors."""
 
     def __init__(self, registry: MetricRegistry, ledger: OverloadLedger) -> None:
         self._ledger = ledger
@@ -102,13 +102,13 @@ class OverloadMetrics(Collector):
         yield load
 
     def predicted(self, predicted_s: float, real_s: float) -> None:
-        """Record the error of a predicted TTFT, given the measured TTFT."""
+        """Record the relative error of a predicted TTFT, given the measured TTFT `real_s`."""
         if real_s > 0.0:
             self._errors.observe(abs(predicted_s - real_s) / real_s)
 
 
 class RouteMetrics(Collector):
-    """Metrics of routing: the expected prefix reuse of placements, and the queues and caches in the forecast."""
+    """Metrics of prediction-based routing: expected prefix reuse, predicted prefill queues, indexed prefix blocks."""
 
     def __init__(self, registry: MetricRegistry, pools: Pools, forecast: ClusterForecast) -> None:
         self._pools, self._forecast = pools, forecast
@@ -130,13 +130,13 @@ class RouteMetrics(Collector):
         yield GaugeMetricFamily("twofold:prefix_index_blocks", blocks, len(self._forecast.memories))
 
     def routed(self, route: Route) -> None:
-        """Record the expected prefix reuse of a placement."""
+        """Count a placement by its expected prefix reuse: from the instance's own cache, fetched, or none."""
         found = OWN if route.reused_tokens else NONE
         self._routes.labels(found if route.fetch is None else FETCHED).inc()
 
 
 class StoreMetrics:
-    """Metrics of host stores: blocks, hits, evictions and transferred bytes."""
+    """Metrics of host KV stores: blocks, hits, removals and transferred bytes."""
 
     def __init__(self, registry: MetricRegistry) -> None:
         gauge, counter = registry.gauge, registry.counter
@@ -155,7 +155,7 @@ class StoreMetrics:
         self._last: dict[str, StoreStatus] = {}
 
     def status(self, status: StoreStatus) -> None:
-        """Record the counters that a store has reported. The counters of a store restart with each epoch."""
+        """Record the counters in a store's report, which start at 0 in each epoch of the store."""
         host, before = status.host or _OWN_HOST, self._last.get(status.host)
         if before is None or before.epoch != status.epoch:
             before = StoreStatus(host=status.host, epoch=status.epoch, tiers={}, bytes_moved={})

@@ -90,7 +90,7 @@ class RequestTelemetry:
                 span.observe(seconds)
 
     def snapshot(self, live: Iterable[Timeline]) -> tuple[RequestSnapshot, ...]:
-        """Return the recently finished requests and the oldest live requests, ordered by arrival."""
+        """Return the recently finished requests and the oldest of the `live` requests, ordered by arrival."""
         alive = sorted(live, key=lambda timeline: timeline.moments[Moment.ARRIVED])[:_MAX_REQUESTS]
         shown = [*self._ended, *map(_snapshot, alive)]
         return tuple(sorted(shown, key=lambda request: request.stages[0].start_s))
@@ -99,7 +99,7 @@ class RequestTelemetry:
 def _histograms(
     registry: MetricRegistry, spans: tuple[tuple[str, str, tuple[float, ...], str], ...]
 ) -> dict[str, Histogram]:
-    """Create a histogram for each of `spans`, and return the histograms by timeline attribute."""
+    """Create a histogram for each row of the table `spans`, and return them by timeline attribute."""
     return {attribute: registry.histogram(f"{name}_seconds", text, buckets) for name, text, buckets, attribute in spans}
 
 
@@ -117,10 +117,10 @@ def _snapshot(timeline: Timeline, ended_s: float | None = None) -> RequestSnapsh
 
 
 def phases(live: Collection[Timeline], waiting: int) -> dict[str, int]:
-    """Count live requests by phase.
+    """Count the live requests by phase.
 
-    A timeline counts a prompt as queued until the end of the iteration that prefills the prompt. If instances report
-    fewer `waiting` prompts, the difference counts as prefilling.
+    A timeline shows a prompt as queued until its prefill iteration has ended. The queued prompts that instances do not
+    report as `waiting` are therefore counted as prefilling.
     """
     counts = dict.fromkeys([HELD, *(name.value for name in StageName)], 0)
     for timeline in live:

@@ -2,8 +2,8 @@
 
     queue ─ prefill ─ hand-off ─ decode queue ─ decode        (see the drawing in `twofold.timeline`)
 
-A layer-wise hand-off overlaps the prefill. A hand-off that waits for room starts with the first token, because nothing
-else delays it then.
+A layer-wise hand-off overlaps the prefill. If a hand-off waits for free blocks, its stage starts at the first token:
+from then on, only this wait delays the request.
 """
 
 import time
@@ -20,7 +20,7 @@ from twofold.timeline import Moment, Timeline
 
 
 class StageName(StrEnum):
-    """Stages of a request, in the order in which a request passes through them."""
+    """Stages of a request, in chronological order."""
 
     QUEUE = "queue"
     PREFILL = "prefill"
@@ -30,7 +30,7 @@ class StageName(StrEnum):
 
 
 class AttemptStage(StrEnum):
-    """Stage at which an attempt was lost. PROMPT covers the queue and the prefill."""
+    """Stage in which an attempt was lost. PROMPT covers the queue and the prefill."""
 
     PROMPT = "prompt"
     HANDOFF = "hand-off"
@@ -38,7 +38,7 @@ class AttemptStage(StrEnum):
 
 
 class Stage(msgspec.Struct, frozen=True, array_like=True):
-    """One stage of a request, with times in monotonic seconds; `end_s` is None for the current stage."""
+    """One stage of a request. Times are in monotonic seconds; `end_s` is None if the stage has not ended."""
 
     name: StageName
     start_s: float
@@ -46,10 +46,10 @@ class Stage(msgspec.Struct, frozen=True, array_like=True):
 
 
 def stages_of(timeline: Timeline, ended_s: float | None = None) -> tuple[Stage, ...]:
-    """Return the stages of a request that have begun; open stages end at `ended_s`, the request's end, if any.
+    """Return the stages of a request that have begun. If the request has ended, stages without an end get `ended_s`.
 
-    Workers report the events of an iteration at its end. Until then, a running prefill counts as queued, and a running
-    KV transfer counts from the first token.
+    Workers report the events of an iteration when it ends. Until then, a running prefill counts as queued, and a
+    running KV transfer counts from the first token.
     """
     at = timeline.moments.get
     first, landed, decoding = at(Moment.FIRST_TOKEN), at(Moment.HANDOFF_ENDED), at(Moment.DECODE_STARTED)
@@ -74,7 +74,7 @@ def stages_of(timeline: Timeline, ended_s: float | None = None) -> tuple[Stage, 
 
 
 def stage_of(timeline: Timeline) -> StageName:
-    """Return the current stage of a request according to its timeline (see `stages_of`)."""
+    """Return the current stage of a live request according to its timeline (see `stages_of`)."""
     moments = timeline.moments
     if Moment.DECODE_STARTED in moments:
         return StageName.DECODE
@@ -85,18 +85,18 @@ def stage_of(timeline: Timeline) -> StageName:
 
 
 def is_split(timeline: Timeline) -> bool:
-    """Return whether the request is prefilled and decoded on different instances."""
+    """Return whether a request is prefilled and decoded on different instances."""
     return timeline.prefill_instance != timeline.decode_instance
 
 
 def _end(start: float, end: float | None, ended_s: float | None) -> float | None:
-    """Return the end of a stage, at least its start: the clocks of two processes may differ slightly."""
+    """Return the end of a stage, but at least its start, because clocks of two processes may differ slightly."""
     end = ended_s if end is None else end
     return None if end is None else max(start, end)
 
 
 class InstanceState(StrEnum):
-    """Availability of an instance. It gets no request in the state OPEN, and one trial request in HALF_OPEN."""
+    """Availability of an instance. It receives no request in the state OPEN, and one trial request in HALF_OPEN."""
 
     STARTING = "starting"
     UP = "up"
@@ -107,10 +107,10 @@ class InstanceState(StrEnum):
 
 
 class PoolMember(msgspec.Struct, frozen=True, kw_only=True):
-    """A worker with its pool and status.
+    """A worker with its roles, health and load.
 
-    `home` is the configured role, or the role that an operator has set. `state` is a WorkerState or `retired`.
-    `circuit_breaker` is closed, open or half-open. Blocks are those of its KV cache.
+    `home` is the configured role, or the role set by an operator. `state` is a WorkerState or `retired`,
+    `circuit_breaker` is closed, open or half-open. `blocks_total` and `blocks_free` count KV blocks.
     """
 
     instance: str
@@ -128,8 +128,8 @@ class PoolMember(msgspec.Struct, frozen=True, kw_only=True):
 class InstanceSeries(msgspec.Struct, frozen=True, kw_only=True):
     """Time series of an instance, with one sample per second, oldest first.
 
-    Instances that started later have fewer samples. `batch` is the mean number of sequences that got a token in an
-    iteration, `waiting` the number of waiting sequences, `kv_used` the share of KV blocks in use.
+    Instances that started later have fewer samples. `batch` is the mean number of sequences that got a token per
+    iteration, `waiting` is the number of waiting sequences, and `kv_used` is the share of KV blocks in use.
     """
 
     batch: list[float]
@@ -138,18 +138,18 @@ class InstanceSeries(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RoleSpan(msgspec.Struct, frozen=True, array_like=True):
-    """The role that an instance has had since `since_s`."""
+    """Role of an instance from `since_s` until the start of its next RoleSpan."""
 
     role: Role
     since_s: float
 
 
 class InstanceSnapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """State and history of one instance:
+    """State and history of one instance.
 
-    `role` is its current role, `home` the configured role. Requests by state: `waiting` prompts, `lease_queue` requests
-    waiting for blocks, `arriving` and `handing_off` requests with KV in transfer. `batch` is the number of sequences
-    that got a token in the last iteration.
+    `role` is the current role, `home` the configured one. The load consists of `waiting` prompts, `running` sequences,
+    `lease_queue` requests that wait for blocks, and `arriving` and `handing_off` requests with KV in transfer. `batch`
+    is the number of sequences that got a token in the last iteration.
     """
 
     instance: str
@@ -171,7 +171,7 @@ class InstanceSnapshot(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RequestSnapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """A live request (without `finish_reason`) or a recently finished one; `max_tokens` bounds its output."""
+    """A live or recently finished request. A live one has no `finish_reason`. `max_tokens` limits the output."""
 
     id: str
     prefill: str | None
@@ -184,7 +184,7 @@ class RequestSnapshot(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LatencySummary(msgspec.Struct, frozen=True, kw_only=True):
-    """Percentiles of `count` latencies in seconds. `within` is the share within the SLO, if the SLO bounds them."""
+    """Percentiles of `count` latencies. `within` is the share that meets the SLO's bound, or None without a bound."""
 
     count: int = 0
     p50_s: float | None = None
@@ -194,7 +194,7 @@ class LatencySummary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LatencySeries(msgspec.Struct, frozen=True, kw_only=True):
-    """Percentiles of a latency in seconds, one value for each bin of time; None for an empty bin."""
+    """Percentiles of a latency, with one value for each time bin; None for an empty bin."""
 
     p50_s: list[float | None]
     p90_s: list[float | None]
@@ -202,9 +202,9 @@ class LatencySeries(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ThroughputSeries(msgspec.Struct, frozen=True, kw_only=True):
-    """Throughput in each bin of `bin_s` seconds; the last bin is still open.
+    """Throughput and latencies in each time bin of `bin_s` seconds. The last bin is incomplete.
 
-    `requests` counts finished requests, `good` finished requests that met the SLO, `tokens` output tokens.
+    `requests` counts finished requests, `good` the finished requests that met the SLO, and `tokens` output tokens.
     """
 
     bin_s: float
@@ -216,7 +216,7 @@ class ThroughputSeries(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RecentSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """Summary of the last `window_s` seconds; `good` is the share of finished requests that met the SLO, if any."""
+    """Summary of the last `window_s` seconds. `good` is the share of finished requests that met the SLO, or None."""
 
     window_s: float
     requests: int
@@ -227,7 +227,7 @@ class RecentSummary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ServiceEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """An event for operators; `at_s` is its time in monotonic seconds."""
+    """Event in the service that operators see on the dashboard; `at_s` is in monotonic seconds."""
 
     at_s: float
     instance: str | None
@@ -235,7 +235,7 @@ class ServiceEvent(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ServiceLog:
-    """Totals since the start of a service, and its last events for operators."""
+    """Totals since the start of a service, and its latest events for operators."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.clock = clock
@@ -249,9 +249,9 @@ class ServiceLog:
 
 
 class ServiceSnapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """State and recent history of the service. Times are monotonic seconds; `now_s` corresponds to Unix time `unix_s`.
+    """State and recent history of a service. Times are in monotonic seconds; `now_s` corresponds to Unix time `unix_s`.
 
-    `phases` counts live requests by phase; `held` requests are not placed yet. `totals` count from the start.
+    `phases` counts live requests by phase; `held` requests are not placed yet. `totals` count from the service's start.
     `requests` are ordered by arrival.
     """
 

@@ -40,14 +40,14 @@ WINDOW_S = 60.0
 
 
 class TelemetryConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Configuration of a service's telemetry: the address of the trace collector, and the SLO."""
+    """Configuration of telemetry: the address of the trace collector, and the SLO to measure requests against."""
 
     otlp_endpoint: str | None = None
     slo: Slo = Slo()
 
 
 class Telemetry(RequestSubscriber):
-    """Metrics, history, logs and traces of a service. Callers use its public parts, such as `instances`."""
+    """Metrics, history, logs and traces of a service. The attribute `instances` contains the telemetry of instances."""
 
     def __init__(
         self,
@@ -77,22 +77,22 @@ class Telemetry(RequestSubscriber):
         for outcome in ReplanOutcome:
             self._replans.labels(outcome.value)
         self.held = registry.gauge("num_requests_held", "Requests that wait for placement.")
-        self._origins: dict[str, tuple[RequestContext, TraceParent]] = {}  # HTTP request, and span id for its client
+        self._origins: dict[str, tuple[RequestContext, TraceParent]] = {}  # context, and the span id sent to the client
 
     def admission(self, admission: Admission) -> None:
-        """Add the metrics of requests by API key."""
+        """Register the metrics of waiting and running requests by API key."""
         self._registry.collectors.register(AdmissionMetrics(admission))
 
     def overload(self, ledger: OverloadLedger) -> None:
-        """Add the metrics of overload control."""
+        """Register the metrics of overload control."""
         self._overload = OverloadMetrics(self._registry, ledger)
 
     def forecast(self, pools: Pools, forecast: ClusterForecast) -> None:
-        """Add the metrics of predictive routers."""
+        """Register the metrics of prediction-based routing."""
         self._routes = RouteMetrics(self._registry, pools, forecast)
 
     def admitted(self, request: Request, now: float) -> None:
-        """Remember the HTTP request to which a generation belongs, for its traces and logs."""
+        """Store the HTTP request context of a generation for the generation's logs and traces."""
         context = CURRENT.get()
         if context is not None:
             span = context.span if not context.generations else context.span.child()
@@ -110,7 +110,7 @@ class Telemetry(RequestSubscriber):
         self.count_rejection(timeline.request, reason)
 
     def count_rejection(self, request: Request, reason: str) -> None:
-        """Count and log a rejection, at arrival or after prefill; `reason` is a `RefusalReason`."""
+        """Count and log a request that was rejected, at arrival or after its prefill; `reason` is a `RefusalReason`."""
         label = reason.replace("-", "_")
         self._rejections.labels(label).inc()
         self._log.totals[f"rejected_{label}"] += 1
@@ -121,12 +121,12 @@ class Telemetry(RequestSubscriber):
             self._routes.routed(placed.route)
 
     def predicted(self, predicted_s: float, real_s: float) -> None:
-        """Record a predicted TTFT together with the measured TTFT."""
+        """Record the error of a predicted TTFT, given the measured TTFT `real_s`."""
         if self._overload is not None:
             self._overload.predicted(predicted_s, real_s)
 
     def replayed(self, request_id: str, instance: str, stage: AttemptStage) -> None:
-        """Record the replay of a request after an attempt was lost on `instance` at `stage`."""
+        """Record the replay of a request after an attempt was lost on `instance` in `stage`."""
         self._replays.labels(stage.value).inc()
         self._log.totals["replays"] += 1
         self._log.event(f"replays {request_id}", instance)
@@ -154,7 +154,7 @@ class Telemetry(RequestSubscriber):
         return generate_latest(self._registry.collectors)
 
     def snapshot(self, live: Collection[Timeline]) -> ServiceSnapshot:
-        """Return the current state and recent history of the service; `live` are its live requests."""
+        """Return the current state and recent history of the service. `live` has the timelines of its live requests."""
         now, latencies, instances = self._log.clock(), self._requests.latencies, self.instances.snapshot()
         for timeline in live:
             latencies.take(timeline)
@@ -177,13 +177,13 @@ class Telemetry(RequestSubscriber):
         )
 
     def close(self) -> None:
-        """Export the remaining traces. The export may take some seconds."""
+        """Export the remaining trace spans, which may take some seconds."""
         if self._tracing is not None:
             self._tracing.close()
 
 
 def make_telemetry(model: str, config: TelemetryConfig) -> Telemetry:
-    """Create a service's telemetry; raises ConfigurationError if tracing is enabled but not installed."""
+    """Create a service's telemetry. Raises ConfigurationError if tracing is enabled without OpenTelemetry installed."""
     tracing = None
     if config.otlp_endpoint is not None:
         try:

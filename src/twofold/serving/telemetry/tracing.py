@@ -1,7 +1,7 @@
-"""Traces: one OpenTelemetry span for each request, with a child span for each stage, created at the request's end.
+"""Traces: one OpenTelemetry span for each finished request, with a child span for each of its stages.
 
-Attributes follow the semantic conventions for generative AI (gen_ai.*, in development as of release 1.41); other
-attributes have names in twofold.*. OpenTelemetry's SDK is imported only when tracing is enabled.
+Attributes follow the semantic conventions for generative AI (gen_ai.*, in development as of release 1.41). Other
+attributes are named twofold.*. OpenTelemetry's SDK is imported only if tracing is enabled.
 """
 
 import os
@@ -28,9 +28,9 @@ Attribute = str | int | float | list[str]
 
 
 def otlp_exporter(endpoint: str) -> SpanExporter:
-    """Return an exporter to the OTLP/HTTP collector at `endpoint`, a base URL or the URL of the traces.
+    """Return an exporter to the OTLP/HTTP collector at `endpoint`, a base URL or a URL that ends in /v1/traces.
 
-    Environment variables (OTEL_EXPORTER_OTLP_*) configure headers, certificates and compression. Raises
+    The environment variables OTEL_EXPORTER_OTLP_* configure headers, certificates and compression. Raises
     ConfigurationError if `endpoint` is not a URL.
     """
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter  # noqa: PLC0415 (slow)
@@ -43,7 +43,7 @@ def otlp_exporter(endpoint: str) -> SpanExporter:
 
 
 class Tracer:
-    """Creates the spans of finished requests. A thread of OpenTelemetry's SDK exports the spans in batches."""
+    """Creates the spans of finished requests, which a thread of OpenTelemetry's SDK exports in batches."""
 
     def __init__(self, model: str, exporter: SpanExporter) -> None:
         self._model = model
@@ -55,7 +55,7 @@ class Tracer:
         self._tracer = self._provider.get_tracer("twofold.serving", twofold.__version__)
 
     def ended(self, timeline: Timeline, context: RequestContext | None, span: TraceParent | None, now: float) -> None:
-        """Create the spans of a request that ended at `now`; `span` is the span id that the client received, if any."""
+        """Create the spans of a request that ended at `now`. `span` holds the span id sent to the client, if any."""
         unix_ns = time.time_ns()
 
         def ns(moment_s: float) -> int:
@@ -83,12 +83,12 @@ class Tracer:
         request.end(ns(end_s))
 
     def close(self) -> None:
-        """Export the remaining spans. The export may take some seconds."""
+        """Export the remaining spans, which may take some seconds."""
         self._provider.shutdown()
 
 
 class _GivenIds(RandomIdGenerator):
-    """Generator of random trace and span ids. If `given` is set, these ids are used, which the client received."""
+    """Generator of trace and span ids: the ids in `given` (already sent to the client) if set, otherwise random ids."""
 
     given: TraceParent | None = None
 
@@ -100,7 +100,7 @@ class _GivenIds(RandomIdGenerator):
 
 
 def _parent(context: RequestContext | None, span: TraceParent | None) -> Context:
-    """Return the OpenTelemetry context of a span's parent, or an empty context for the root of a trace."""
+    """Return the OpenTelemetry context of the parent of a request's span; empty for the root of a trace."""
     above = None if context is None else context.parent
     if context is not None and above is None and span != context.span:
         above = context.span  # further generations are children of the first

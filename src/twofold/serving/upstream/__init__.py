@@ -1,1 +1,1 @@
-"""Service of the command `twofold route`: vLLM servers of other operators are its workers."""
+"""Service of the command `twofold route`, which has external vLLM servers as its workers."""

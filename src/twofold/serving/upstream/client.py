@@ -1,8 +1,8 @@
-"""HTTP client of a vLLM server and its completions API (vLLM 0.32, `entrypoints/openai`).
+"""HTTP client for the completions API of a vLLM server (vLLM 0.32, `entrypoints/openai`).
 
-Prompts and outputs are token ids. Every sampling field is sent explicitly, because servers read default values from
-their model's `generation_config.json`, which may differ between servers. If the client closes a response early, the
-connection is closed, and the server aborts the request.
+Prompts and outputs are token ids. Every sampling field is sent explicitly, because servers read defaults from their
+model's `generation_config.json`, which may differ between servers. To abort a request, the client closes the response
+early; this closes the connection, and the server then aborts the request.
 """
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
@@ -34,11 +34,11 @@ _LINE_BYTES = 1 << 24  # the first event of a stream repeats the prompt
 
 
 class UnavailableError(TwofoldError):
-    """Error: a server is unreachable, has closed the connection, or cannot serve requests."""
+    """Raised if a server is unreachable, closes the connection or cannot serve requests."""
 
 
 class RejectedError(TwofoldError):
-    """Error: a server has rejected a request as invalid."""
+    """Raised if a server rejects a request as invalid."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -46,11 +46,11 @@ class RejectedError(TwofoldError):
 
 
 class ServerError(TwofoldError):
-    """Error that a server reports in the body of a successful HTTP response."""
+    """Raised if the body of a successful HTTP response contains an error or malformed data."""
 
 
 class ServerModel(msgspec.Struct, frozen=True):
-    """A server's description of its model; `id` is the name of the model on this server."""
+    """Description of the model on a server; `id` is the name of the model there."""
 
     id: str
     max_model_len: int
@@ -61,21 +61,21 @@ class _Cards(msgspec.Struct, frozen=True):
 
 
 class _Logprobs(msgspec.Struct, frozen=True):
-    """Log probabilities of each token. Tokens have names `token_id:N` because of `return_tokens_as_token_ids`."""
+    """Log probabilities of an output's tokens, with token names `token_id:N` (by `return_tokens_as_token_ids`)."""
 
     token_logprobs: list[float | None] = []
     top_logprobs: list[dict[str, float] | None] = []
 
 
 class UpstreamChoice(msgspec.Struct, frozen=True):
-    """Tokens of one output: all tokens in a complete response, or the next tokens in an event of a stream."""
+    """Tokens of one output: all tokens in a complete response, or the new tokens in one event of a stream."""
 
     token_ids: list[int] | None = None
     logprobs: _Logprobs | None = None
     finish_reason: str | None = None
 
     def outputs(self, first_index: int) -> list[TokenOutput]:
-        """Return the tokens as outputs, numbered from `first_index`; raises ServerError for unknown finish reasons."""
+        """Convert the tokens to outputs numbered from `first_index`. Raises ServerError for unknown finish reasons."""
         tokens, logprobs = self.token_ids or [], self.logprobs or _Logprobs()
         if self.finish_reason is not None and self.finish_reason not in _FINISH:
             raise ServerError(f"the output ended with {self.finish_reason!r}")
@@ -100,7 +100,7 @@ class _ErrorBody(msgspec.Struct, frozen=True):
 
 
 class UpstreamCompletion(msgspec.Struct, frozen=True):
-    """A completion that a server returns: a complete response, or one event of a stream."""
+    """Completion from a server: a complete response, or one event of a stream."""
 
     choices: list[UpstreamChoice] = []
     error: _ErrorBody | None = None
@@ -108,7 +108,7 @@ class UpstreamCompletion(msgspec.Struct, frozen=True):
 
     @property
     def reused_tokens(self) -> int:
-        """Number of prompt tokens that a remote prefill has found in a cache."""
+        """Number of prompt tokens that the prefill server found in its prefix cache."""
         cached = (self.kv_transfer_params or {}).get("remote_prefill_cached_tokens")
         return cached if isinstance(cached, int) else 0
 
@@ -117,7 +117,7 @@ _decoder = msgspec.json.Decoder(UpstreamCompletion)
 
 
 def read_completion(data: bytes) -> UpstreamCompletion:
-    """Decode a completion; raises ServerError for a reported error and for malformed data."""
+    """Decode a completion. Raises ServerError if it contains an error or malformed data."""
     try:
         answer = _decoder.decode(data)
     except msgspec.DecodeError as error:
@@ -128,7 +128,7 @@ def read_completion(data: bytes) -> UpstreamCompletion:
 
 
 def error_text(body: bytes) -> str:
-    """Return the error message in the body of a response with another status than 200."""
+    """Return the error message in the body of a response with a status other than 200."""
     try:
         error = _decoder.decode(body).error
     except msgspec.DecodeError:
@@ -145,7 +145,7 @@ def completion_body(
     max_tokens: int | None = None,
     kv: KvParams | None = None,
 ) -> bytes:
-    """Return the body of `POST /v1/completions` for `generation`, limited to `max_tokens` tokens if set."""
+    """Return the body of `POST /v1/completions` for `generation`. `max_tokens`, if set, replaces the token limit."""
     sampling = generation.sampling
     tokens = sampling.max_tokens if max_tokens is None else max_tokens
     fields: dict[str, object] = {
@@ -179,10 +179,10 @@ def completion_body(
 
 
 def rejected_decode_body(model: str, kv: KvParams) -> bytes:
-    """Return the body of a decode request that the server rejects: the prefill server then releases its KV.
+    """Return the body of a decode request that a server will reject, so that the prefill server releases its KV.
 
     vLLM notifies the prefill server of every rejected decode (`notify_kv_transfer_request_rejected`). Without this
-    request, the KV stays until its lease ends: 30 s unless `kv_lease_duration` is set.
+    request, the prefill server releases the KV only when its lease ends: after 30 s unless `kv_lease_duration` is set.
     """
     fields = {"model": model, "prompt": [0], "max_tokens": 1 << 30, "kv_transfer_params": kv}
     return msgspec.json.encode(fields)
@@ -193,7 +193,7 @@ def _at(values: Sequence[T | None], place: int) -> T | None:
 
 
 def _top(named: dict[str, float] | None) -> tuple[tuple[int, float], ...]:
-    """Return the alternatives of a token, best first. vLLM also includes the chosen token if it is not among them."""
+    """Return the alternatives of a token as (token id, log probability), best first; may include the chosen token."""
     known = [
         (int(name.removeprefix(_NAMED)), value) for name, value in (named or {}).items() if name.startswith(_NAMED)
     ]
@@ -201,22 +201,22 @@ def _top(named: dict[str, float] | None) -> tuple[tuple[int, float], ...]:
 
 
 class VllmClient:
-    """HTTP client of the vLLM server at `url`. Clients share the `session`; only calls with `timeout_s` time out."""
+    """HTTP client of the vLLM server at `url`. Calls without `timeout_s` time out only while they connect."""
 
     def __init__(self, session: aiohttp.ClientSession, url: str) -> None:
         self.url = url
         self._session = session
 
     async def complete(self, body: bytes) -> UpstreamCompletion:
-        """Request a complete response; raises UnavailableError, RejectedError and ServerError."""
+        """Send a completion request and return the response. Raises UnavailableError, RejectedError and ServerError."""
         async with self._answer("POST", "/v1/completions", body) as response:
             return read_completion(await response.read())
 
     async def stream(self, body: bytes) -> AsyncGenerator[UpstreamCompletion, None]:
-        """Yield the events of a stream; raises the errors of `complete`, and UnavailableError for a broken stream."""
+        """Send a completion request and yield the events of its stream. Raises the same errors as `complete`."""
         done = False
         async with self._answer("POST", "/v1/completions", body) as response:
-            # Read to the end, so that the connection can be reused. An event is a line and an empty one.
+            # Read to the end, so that the connection can be reused. An event is a line followed by an empty line.
             async for line in response.content:
                 data = line.removeprefix(_DATA).strip()
                 done = done or data == _DONE
@@ -226,7 +226,7 @@ class VllmClient:
             raise UnavailableError(f"{self.url} closed the connection during a stream")
 
     async def card(self, timeout_s: float) -> ServerModel:
-        """Query which model the server serves; raises UnavailableError."""
+        """Return the description of the server's model; raises UnavailableError."""
         body = await self._get("/v1/models", timeout_s)
         try:
             return msgspec.json.decode(body, type=_Cards).data[0]
@@ -238,7 +238,7 @@ class VllmClient:
         await self._get("/health", timeout_s)
 
     async def metrics(self, timeout_s: float) -> str:
-        """Query the server's Prometheus metrics; raises UnavailableError."""
+        """Return the server's metrics in the Prometheus text format; raises UnavailableError."""
         return (await self._get("/metrics", timeout_s)).decode(errors="replace")
 
     async def _get(self, path: str, timeout_s: float) -> bytes:
@@ -252,7 +252,7 @@ class VllmClient:
     async def _answer(
         self, method: str, path: str, body: bytes | None = None, timeout_s: float | None = None
     ) -> AsyncGenerator[aiohttp.ClientResponse, None]:
-        """Open a successful response. Its connection is closed unless the response is read to the end."""
+        """Send a request and open its successful response. Reading only a part of it closes the connection."""
         timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=CONNECT_S)
         headers = {} if body is None else {"Content-Type": "application/json"}
         request = partial(

@@ -12,10 +12,9 @@ _EVENTS = ("events", "replay")
 
 
 class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Configuration of a vLLM server: instance name, role, address and optional addresses of its KV events.
+    """Configuration of a vLLM server: instance name, role, URL and optional addresses of its KV events.
 
-    `events` is the address that publishes changes of the prefix cache; `replay` is the address that repeats earlier
-    events.
+    The server publishes changes of its prefix cache at `events`, and repeats earlier events on request at `replay`.
     """
 
     instance: str
@@ -26,11 +25,11 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RouteConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Configuration of a gateway in front of servers.
+    """Configuration of `twofold route`, a gateway in front of vLLM servers.
 
     `model` is the directory of the tokenizer and the model's config. A server that does not respond within
-    `probe_timeout_s` seconds counts as lost. A failing server gets no requests for at most `max_restart_delay_s`.
-    `api_key` is sent to the servers. With `early_ttft_s`, a request is rejected if its predicted TTFT is longer.
+    `probe_timeout_s` counts as lost. It gets no requests for a delay that grows up to `max_restart_delay_s`. `api_key`
+    is sent to the servers. With `early_ttft_s`, requests with a longer predicted TTFT are rejected.
     """
 
     model: str
@@ -45,7 +44,7 @@ class RouteConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def parse_servers(role: Role, texts: Sequence[str]) -> tuple[ServerConfig, ...]:
-    """Parse the servers of one role from `URL[,events=ADDRESS[,replay=ADDRESS]]`; raises ConfigurationError."""
+    """Parse the servers of one role from `URL[,events=ADDRESS[,replay=ADDRESS]]`. Raises ConfigurationError."""
     return tuple(_parse(f"{role.value}-{number}", role, text) for number, text in enumerate(texts))
 
 

@@ -1,4 +1,4 @@
-"""TTFT prediction for vLLM servers, from the prefill speed in their metrics and cached prefixes in their events."""
+"""TTFT prediction for vLLM servers, from prefill speeds in their metrics and cached prefixes in their KV events."""
 
 import secrets
 from math import ceil, inf
@@ -28,9 +28,9 @@ NOMINAL_S = 1e-3  # per prompt token until the first measurement; only ratios ma
 class UpstreamPromptKeys:
     """Computes block keys and cache salts of prompts.
 
-    There are no keys until a server reports its block size. vLLM separates prompts by `cache_salt` only. Each API key
-    therefore gets a salt derived from a secret of this process, so that API keys do not share cached prefixes. Without
-    API keys, the client's salt is used unchanged.
+    Block keys are empty until a server reports its block size. vLLM separates prompts by `cache_salt` only. Each API
+    key therefore gets a salt derived from a secret of this process, so that API keys share no cached prefixes. Without
+    API keys, the client's salt is sent unchanged.
     """
 
     def __init__(self) -> None:
@@ -38,7 +38,7 @@ class UpstreamPromptKeys:
         self._secret = secrets.token_bytes(32)
 
     def name(self, generation: Generation) -> Generation:
-        """Return the generation with the block keys of its prompt, and with the cache salt for the servers."""
+        """Return `generation` with the block keys of its prompt, and with the cache salt to send to servers."""
         salt = self._salt(generation)
         blocks: tuple[bytes, ...] = ()
         if self.block_tokens:
@@ -54,9 +54,9 @@ class UpstreamPromptKeys:
 
 
 class UpstreamForecast:
-    """Forecast for routing to vLLM servers, available once the first server has reported its block size.
+    """Forecast for routing to vLLM servers. Prefixes are matched once the first server has reported its block size.
 
-    Each server finds only blocks of its own cache, because servers do not fetch blocks from each other.
+    Each server reuses only blocks of its own cache, because servers do not fetch prefixes from each other.
     """
 
     def __init__(self, context: "zmq.asyncio.Context", prompt_keys: UpstreamPromptKeys) -> None:
@@ -66,7 +66,7 @@ class UpstreamForecast:
         self._feeds: dict[str, EventFeed] = {}
 
     def joined(self, server: ServerConfig, load: InstanceLoad, metrics: ServerMetrics) -> None:
-        """Add a server to the forecast when it starts or restarts."""
+        """Add a server to the forecast after its start or restart, and subscribe to its KV events."""
         self.forecast.block_tokens = self._prompt_keys.block_tokens = (
             self._prompt_keys.block_tokens or metrics.block_tokens
         )
@@ -86,14 +86,14 @@ class UpstreamForecast:
 
 
 class PrefillSpeeds:
-    """Recent prefill speed of each server: seconds per prompt token, without queueing."""
+    """Recent prefill speed of each server in seconds per computed prompt token, without queueing."""
 
     def __init__(self) -> None:
         self._read: dict[str, PrefillTotals] = {}
         self._counted: dict[str, PrefillTotals] = {}
 
     def read(self, instance: str, totals: PrefillTotals) -> None:
-        """Update the speed of a server from the server's cumulative `totals`."""
+        """Update the speed of a server from its cumulative prefill `totals`."""
         new = totals.since(self._read.get(instance, PrefillTotals()))
         self._read[instance] = totals
         if new.requests <= 0 or new.tokens < MIN_TOKENS * new.requests:
@@ -105,7 +105,7 @@ class PrefillSpeeds:
         )
 
     def of(self, instance: str) -> float:
-        """Return the seconds per token of a server. Before its first prefill, return the mean of the other servers."""
+        """Return a server's seconds per token. Before its first prefill, return the mean of the other servers."""
         counted = self._counted.get(instance)
         if counted is not None:
             return counted.token_s
@@ -114,7 +114,7 @@ class PrefillSpeeds:
 
 
 class ServerPrediction(Prediction):
-    """Predicted times of one server, which needs a constant time per computed token."""
+    """Predicted prefill time of one server, proportional to the computed tokens. Servers cannot fetch prefixes."""
 
     def __init__(self, instance: str, speeds: PrefillSpeeds) -> None:
         self._instance, self._speeds = instance, speeds
@@ -127,10 +127,10 @@ class ServerPrediction(Prediction):
 
 
 class TtftAdmission(Admission):
-    """Admission that rejects a request with a predicted TTFT over `ttft_s` seconds (Mooncake section 7.2).
+    """Admission that rejects requests with a predicted TTFT over `ttft_s` seconds (Mooncake section 7.2).
 
-    This admission needs a router that predicts (`FORECASTING_ROUTERS`). It predicts no decode, because the decode speed
-    of external servers is unknown.
+    The router must be prediction-based (`FORECASTING_ROUTERS`). Decode is not predicted, because the decode speed of
+    external servers is unknown.
     """
 
     def __init__(self, limits: AdmissionLimits, cluster: ClusterScheduler, ttft_s: float) -> None:

@@ -1,7 +1,7 @@
-"""vLLM's KV cache events over ZeroMQ, translated to block keys (vLLM 0.32, `distributed/kv_events.py`).
+"""Translation of vLLM's KV cache events (over ZeroMQ) to block keys; vLLM 0.32, `distributed/kv_events.py`.
 
-vLLM identifies a block by a hash that cannot be recomputed. But an event for stored blocks contains their tokens and
-the hash of the parent block. The block keys follow from these tokens and the parent's block key.
+vLLM identifies a block by a hash that cannot be recomputed here. However, an event for stored blocks contains their
+tokens and the hash of their parent block. Block keys are computed from these tokens and the parent's block key.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ class _Event(msgspec.Struct, frozen=True, tag=True):
 
 
 class BlockStored(_Event, frozen=True):
-    """Event: consecutive blocks were stored, after block `parent_block_hash` or (None) at the start of a prompt."""
+    """Event: consecutive blocks were stored after block `parent_block_hash`; None means at the start of a prompt."""
 
     block_hashes: list[BlockHash]
     parent_block_hash: BlockHash | None
@@ -45,11 +45,11 @@ class BlockStored(_Event, frozen=True):
 
     @property
     def plain(self) -> bool:
-        """Whether the blocks are text for the base model in engine memory (in hybrid models, of the first group)."""
+        """Whether the blocks are in engine memory, without LoRA, and of the first KV cache group in hybrid models."""
         return self.medium in _ENGINE and self.lora_name is None and not self.group_idx
 
     def salt(self) -> str | None:
-        """Return the `cache_salt` of a prompt's first block, or None if its hash covers other extra data."""
+        """Return the `cache_salt` in the hash of a prompt's first block; None if the hash covers other extra data."""
         extra = (self.extra_keys or [None])[0] or []
         if not extra:
             return ""
@@ -67,7 +67,7 @@ class AllBlocksCleared(_Event, frozen=True):
 
 
 class EventBatch(msgspec.Struct, frozen=True, array_like=True):
-    """The KV cache events of one step of a vLLM engine."""
+    """KV cache events of one step of a vLLM engine."""
 
     ts: float
     events: list[BlockStored | BlockRemoved | AllBlocksCleared]
@@ -77,12 +77,12 @@ _decoder = msgspec.msgpack.Decoder(EventBatch)
 
 
 def decode(payload: bytes) -> EventBatch:
-    """Decode a batch of events; raises msgspec.MsgspecError for other data."""
+    """Decode a batch of events. Raises msgspec.MsgspecError for malformed data."""
     return _decoder.decode(payload)
 
 
 class CachedBlocks:
-    """Copies the contents of a server's prefix cache into the index that routers query, from its KV events."""
+    """Mirrors a server's prefix cache in the router's prefix index, from the server's KV events."""
 
     def __init__(self, instance: str, index: PrefixIndex, block_tokens: int) -> None:
         self._instance, self._index, self._block_tokens = instance, index, block_tokens
@@ -101,12 +101,12 @@ class CachedBlocks:
                 self._index.removed(self._instance, [key for key in known if key is not None])
 
     def forget(self) -> None:
-        """Remove all blocks of the server from the index, after a reset of its cache or missed events."""
+        """Remove all blocks of the server from the index, after a cache reset or missed events."""
         self._keys.clear()
         self._index.lost(self._instance)
 
     def _store(self, event: BlockStored) -> list[bytes]:
-        """Return the block keys of stored blocks, or no key if the blocks are unusable or their parent is unknown."""
+        """Return the block keys of newly stored blocks; empty if the blocks are unusable or their parent is unknown."""
         key = self._before(event)
         if key is None or event.block_size != self._block_tokens or not event.plain:
             return []
@@ -124,10 +124,10 @@ class CachedBlocks:
 
 
 class EventFeed:
-    """Receives the KV events of a server between `start` and `stop`.
+    """Receives the KV events of one server between `start` and `stop`.
 
-    The function `on_events` receives each batch of events, and `on_gap` is called when batches were lost. Batches are
-    numbered from 0 since the server's start. Missed batches are requested from the `replay` address, if there is one.
+    Calls `on_events` with each batch of events, and `on_gap` when batches were lost. Batches are numbered from 0 since
+    the server's start. Missed batches are requested from the `replay` address, if it is configured.
     """
 
     def __init__(
@@ -143,7 +143,7 @@ class EventFeed:
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Start to receive events. Call this function inside the running event loop."""
+        """Start receiving events. Requires a running event loop."""
         self._task = asyncio.create_task(self._run())
 
     def stop(self) -> None:
@@ -171,7 +171,7 @@ class EventFeed:
             self._read(number, payload)
 
     async def _catch_up(self, number: int) -> None:
-        """Replay the missed batches before `number`, and report a gap if some of them are unavailable."""
+        """Replay the missed batches before `number`. If some of them are unavailable, call `on_gap`."""
         missed = [] if self._config.replay is None else await self._replayed(self._config.replay)
         for each, payload in missed:
             if self._next == each < number:
@@ -181,7 +181,7 @@ class EventFeed:
             self._on_gap()
 
     async def _replayed(self, address: str) -> list[tuple[int, bytes]]:
-        """Request and return all batches, from the next number on, that the server can still send."""
+        """Request the missed batches from the replay `address`; return the batches that the server still has."""
         found: list[tuple[int, bytes]] = []
         with self._context.socket(zmq.DEALER) as socket:
             socket.setsockopt(zmq.LINGER, 0)

@@ -1,4 +1,4 @@
-"""Metrics of vLLM servers, and the load that clients of other services put on these servers."""
+"""Metrics of vLLM servers, and the load that clients other than this service put on the servers."""
 
 import re
 from collections import defaultdict
@@ -15,7 +15,7 @@ _USAGE, _CONFIG = "kv_cache_usage_perc", "cache_config_info"
 
 
 class PrefillTotals(msgspec.Struct, frozen=True):
-    """Totals of all prefills since the start of a server: seconds, computed tokens and requests."""
+    """Cumulative counters of a server's prefills: seconds, computed tokens and requests."""
 
     seconds: float = 0.0
     tokens: float = 0.0
@@ -27,7 +27,7 @@ class PrefillTotals(msgspec.Struct, frozen=True):
         return self.seconds / self.tokens
 
     def since(self, before: "PrefillTotals") -> "PrefillTotals":
-        """Return the increase since earlier totals. If the server has restarted since then, return these totals."""
+        """Return the increase since the totals `before`. If the server has restarted since, return these totals."""
         if before.requests > self.requests:
             return self
         return PrefillTotals(
@@ -36,11 +36,11 @@ class PrefillTotals(msgspec.Struct, frozen=True):
 
 
 class ServerMetrics(msgspec.Struct, frozen=True, kw_only=True):
-    """Parsed metrics of a server, summed over its data-parallel engines.
+    """Metrics of a server, summed over its data-parallel engines.
 
-    `running` and `waiting` count requests, `blocks` counts KV blocks of `block_tokens` tokens each, and `steps` counts
-    engine steps. `mean_prompt` is the mean over all requests so far, and 0 before the first. Engines update their
-    metrics with each step, so the metrics of an idle engine are stale.
+    `steps` counts engine steps, `running` and `waiting` count requests, and `blocks` counts KV blocks of `block_tokens`
+    tokens. `mean_prompt` is the mean prompt length over all requests so far, and 0 before the first. Engines update
+    their metrics with each step, so the metrics of an idle engine are stale.
     """
 
     steps: int
@@ -63,7 +63,7 @@ class ServerMetrics(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def status(self) -> InstanceStatus:
-        """The metrics as the status of an instance."""
+        """Status of the server as an instance, computed from these metrics."""
         return InstanceStatus(
             waiting=self.waiting,
             running=self.running,
@@ -77,7 +77,7 @@ class ServerMetrics(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_metrics(text: str) -> ServerMetrics:
-    """Parse vLLM's Prometheus metrics; a missing metric counts as 0."""
+    """Parse vLLM's metrics in the Prometheus text format. A missing metric counts as 0."""
     sums: defaultdict[str, float] = defaultdict(float)
     shares: list[float] = []
     blocks, block_tokens = 0, 0
@@ -116,7 +116,7 @@ def _number(text: str | None) -> int:
 
 
 class ExternalLoad(msgspec.Struct, frozen=True):
-    """Load of a server that comes from other clients: waiting and running requests, and their KV tokens."""
+    """Load on a server from clients other than this service: waiting and running requests, and KV tokens."""
 
     waiting: int = 0
     running: int = 0
@@ -133,11 +133,11 @@ class ExternalLoad(msgspec.Struct, frozen=True):
 
 
 class ExternalLoads:
-    """Adds the load that other clients put on servers to the loads that routers compare.
+    """Adds the load on servers from other clients to the loads that routers compare.
 
-    Our own requests appear in a server's metrics a little late, and disappear a little late, so the external load is
-    the minimum of two consecutive readings. An engine that has made no step between two readings has nothing to run,
-    despite its metrics.
+    The requests of this service appear in a server's metrics with a delay, and disappear with a delay. Therefore the
+    external load is the minimum of two consecutive readings. If an engine has made no step between two readings, its
+    external load is 0, because its metrics are stale.
     """
 
     def __init__(self, pools: Pools) -> None:
@@ -147,7 +147,7 @@ class ExternalLoads:
         self._added: dict[str, ExternalLoad] = {}
 
     def update(self, instance: str, metrics: ServerMetrics) -> None:
-        """Update the external load of a server from new metrics."""
+        """Update the external load of a server from new metrics of the server."""
         load = self._pools.get(instance)
         if load is None:
             return
@@ -176,7 +176,7 @@ class ExternalLoads:
 
 
 def _external_load(metrics: ServerMetrics, load: InstanceLoad, added: ExternalLoad) -> ExternalLoad:
-    """Return the load in the metrics beyond our own requests; `added` is the external load contained in `load`."""
+    """Return the load in `metrics` beyond this service's own. `load` includes the earlier external load `added`."""
     own = load.requests - added.requests
     external = max(0, metrics.running + metrics.waiting - own)
     waiting = min(external, metrics.waiting)

@@ -1,10 +1,10 @@
-"""Attempts of requests on vLLM servers: prefill on one server, and decode on the same or another server.
+"""Attempts of requests on vLLM servers: prefill on one server, decode on the same or another server.
 
-The prefill server produces the first token, which the client gets immediately. The decode server fetches the prompt's
-KV and produces the first token again, because it always computes the last position of the prompt. With the same seed it
-samples the same token, which is dropped. If the tokens differ (floating-point sums in another order and nearly equal
-probabilities), the attempt is lost, because its output does not continue what the client has. The next attempt resumes
-after the known token.
+The prefill server generates the first token, which the client receives at once. The decode server fetches the prompt's
+KV and generates the first token again, because it always computes the last position of a prompt. With the same seed,
+both tokens are equal and the second one is dropped. They can differ if probabilities are nearly equal, because
+floating-point sums are computed in another order. Then the attempt is lost, because its output does not continue the
+token that the client has. The next attempt resumes after this token.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ _Answer = TypeVar("_Answer")
 
 
 class AttemptLostError(TwofoldError):
-    """Error: an attempt failed on server `instance` and may be retried. `unavailable` means to avoid this server."""
+    """Raised if an attempt fails on server `instance` and may be retried. If `unavailable`, the server is down."""
 
     def __init__(self, instance: str, reason: str, *, unavailable: bool = False) -> None:
         super().__init__(reason)
@@ -46,7 +46,7 @@ class AttemptLostError(TwofoldError):
 
 
 class AttemptListener(Protocol):
-    """Interface that receives the progress of attempts; the controller's `LiveRequests` implements it."""
+    """Interface to receive the progress of attempts, implemented by `LiveRequests`."""
 
     def prefill_started(self, attempt_id: str, at_s: float) -> None: ...
 
@@ -56,9 +56,9 @@ class AttemptListener(Protocol):
 
 
 class UpstreamRequest:
-    """Runs one attempt of a request; its first token is output token number `first_index` of the request.
+    """Runs one attempt of a request on a prefill server and a decode server.
 
-    The function `later` schedules work for cleanup after the attempt.
+    `first_index` is the number of output tokens before the attempt. `later` schedules cleanup after the attempt.
     """
 
     def __init__(
@@ -78,11 +78,11 @@ class UpstreamRequest:
 
     @property
     def required(self) -> tuple[Server, ...]:
-        """Servers that the attempt still needs."""
+        """Servers that the attempt still needs: both, or only the decode server after the hand-off."""
         return (self.decode,) if self.handed_off else (self.prefill, self.decode)
 
     async def run(self) -> None:
-        """Run the attempt to its last token; raises AttemptLostError and RejectedError."""
+        """Run the attempt until its last token. Raises AttemptLostError and RejectedError."""
         self._listener.prefill_started(self._id, time.monotonic())
         if self.prefill is self.decode or self._generation.sampling.max_tokens == 1:
             await self._stream(self.prefill, None, None)
@@ -110,7 +110,7 @@ class UpstreamRequest:
                 self._later(self._release(kv))
 
     def _first(self, answer: UpstreamCompletion) -> TokenOutput:
-        """Return the first token of a prefill. The prefill's own limit of one token is no finish reason."""
+        """Return the first token from a prefill response. Drop a finish reason due to the limit of one token."""
         outputs = self._outputs(self.prefill, answer, 0)
         if len(outputs) != 1:
             raise AttemptLostError(self.prefill.instance, f"{self.prefill.instance} returned no token")
@@ -120,7 +120,7 @@ class UpstreamRequest:
         return output
 
     async def _stream(self, server: Server, kv: KvParams | None, first: TokenOutput | None) -> None:
-        """Stream the output from one server. Skip the `first` token if it is known from the prefill server."""
+        """Stream the output from a server. If the prefill server already generated the `first` token, skip it here."""
         body = completion_body(self._generation, server.model, self._seed, stream=True, kv=kv)
         requested_s, index, ended = time.monotonic(), 0, False
         events = server.client.stream(body)
@@ -142,7 +142,7 @@ class UpstreamRequest:
             raise AttemptLostError(server.instance, f"{server.instance} ended the stream before the last token")
 
     def _fetched(self, first: TokenOutput, again: TokenOutput, requested_s: float, now: float) -> None:
-        """Report the hand-off. Raises AttemptLostError if the decode server's first token is not the known token."""
+        """Report the hand-off. Raises AttemptLostError if the two servers generated different first tokens."""
         self.handed_off = True
         self._listener.handed_off(self._id, requested_s, now)
         if (again.token_id, again.finish_reason) != (first.token_id, None):
@@ -155,7 +155,7 @@ class UpstreamRequest:
         self._listener.token(self._id, output, server.instance, started_s, time.monotonic())
 
     async def _release(self, kv: KvParams) -> None:
-        """Make the prefill server release KV that no decode server will fetch."""
+        """Make the prefill server release KV that no decode server fetches."""
         try:
             await self.decode.client.complete(rejected_decode_body(self.decode.model, kv))
         except TwofoldError:
@@ -177,10 +177,10 @@ class UpstreamRequest:
 
 
 def seed_of(seed: int, first_index: int) -> int:
-    """Return the sampling seed of an attempt that starts at output token number `first_index`.
+    """Return the sampling seed of an attempt that starts after `first_index` output tokens.
 
-    vLLM samples all tokens of a request with one random generator, so a resumed attempt cannot continue the random
-    sequence. It must not repeat this sequence either, so each start position has its own seed.
+    vLLM samples all tokens of a request with one random generator, so a resumed attempt cannot continue the earlier
+    random sequence. It must not repeat this sequence either, so each start position has its own seed.
     """
     if not first_index:
         return seed
@@ -189,7 +189,7 @@ def seed_of(seed: int, first_index: int) -> int:
 
 
 class UpstreamRequests:
-    """Runs attempts in tasks; implements `AttemptRunner`. Calls `on_unavailable` with a failed server and reason."""
+    """Runs attempts in tasks (an `AttemptRunner`). Calls `on_unavailable(instance, reason)` for a failed server."""
 
     def __init__(
         self, servers: ServerRegistry, requests: LiveRequests, on_unavailable: Callable[[str, str], object]
@@ -200,7 +200,7 @@ class UpstreamRequests:
         self._later: set[asyncio.Task[None]] = set()
 
     def begin(self, message: Prefill, prefill: str) -> None:
-        """Start an attempt. Its prefill runs on server `prefill`."""
+        """Start an attempt with its prefill on server `prefill`."""
         attempt_id, members = message.generation.request.id, self._servers.members
         live = self._requests.find(attempt_id)
         if live is None:
@@ -217,13 +217,13 @@ class UpstreamRequests:
         self._running[attempt_id] = (request, task)
 
     def abort(self, attempt_id: str) -> None:
-        """Abort an attempt by closing its connections to servers. Finished attempts are ignored."""
+        """Abort an attempt by closing its connections to servers. No effect if the attempt has ended."""
         _, task = self._running.pop(attempt_id, (None, None))
         if task is not None:
             task.cancel()
 
     def lost(self, instance: str, reason: str) -> None:
-        """Replay every attempt that needs the lost server `instance`."""
+        """Replay all attempts that still need the lost server `instance`."""
         for attempt_id, (request, _) in list(self._running.items()):
             if any(server.instance == instance for server in request.required):
                 self._requests.replay(attempt_id, instance, reason)
@@ -256,7 +256,7 @@ class UpstreamRequests:
             self._remove(attempt_id)
 
     def _remove(self, attempt_id: str) -> bool:
-        """Remove a finished attempt; return False if the attempt was removed before."""
+        """Remove an attempt; return False if it was already removed."""
         return self._running.pop(attempt_id, None) is not None
 
     def _schedule(self, work: Coroutine[None, None, None]) -> None:

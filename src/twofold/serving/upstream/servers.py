@@ -1,4 +1,4 @@
-"""The configured servers, their states, and the health probes that change them.
+"""Configured vLLM servers, their states, and the health probes that update the states.
 
 starting ── healthy ──▶ up ── failure ──▶ down ── healthy after a delay ──▶ up, circuit breaker half-open
 """
@@ -26,7 +26,7 @@ PERIOD_S = 1.0
 
 
 class AttemptRunner(Protocol):
-    """Interface to start and abort attempts on servers."""
+    """Interface to start and abort attempts on external servers."""
 
     def begin(self, message: Prefill, prefill: str) -> None: ...
 
@@ -36,7 +36,7 @@ class AttemptRunner(Protocol):
 class Server(Worker):
     """One external server, which the controller treats as a worker.
 
-    This service never starts or retires the server. `restarts` counts the server's recoveries.
+    This service does not start or retire the server. `restarts` counts the server's recoveries.
     """
 
     def __init__(self, config: ServerConfig, client: VllmClient, longest_s: float) -> None:
@@ -55,7 +55,7 @@ class Server(Worker):
 
 
 class ServerRegistry(WorkerGroup):
-    """Registry of all servers; `runner` receives their messages. Times need no conversion between clocks."""
+    """Registry of all external servers. Starts and aborts attempts through `runner`. Times are on the local clock."""
 
     def __init__(self, servers: Sequence[Server]) -> None:
         self.members: dict[str, Server] = {server.instance: server for server in servers}
@@ -71,7 +71,7 @@ class ServerRegistry(WorkerGroup):
             self.runner.abort(message.request_id)
 
     def mark_up(self, instance: str, card: ServerModel) -> bool:
-        """Mark a healthy server as up; return False if the server has recovered and needs a trial first."""
+        """Mark a healthy server as up; return False if it was up before, so that it needs a trial first."""
         server = self.members[instance]
         first = server.card is None
         server.card, server.state = card, WorkerState.UP
@@ -91,16 +91,15 @@ class ServerRegistry(WorkerGroup):
 
     @property
     def card(self) -> ServerModel | None:
-        """Model description of any server; None until a server has responded."""
+        """Description of the model from any server that has responded; None before the first response."""
         return next((server.card for server in self.members.values() if server.card is not None), None)
 
 
 class HealthProbe:
-    """Health probes: one task for each server, from `start` to `stop`; they record each status in `statuses`.
+    """Probes the health of all servers from `start` to `stop`, with one task each; stores their metrics in `statuses`.
 
-    The function `on_up` is called when a server becomes usable, `on_metrics` with the metrics of each probe, and
-    `on_lost` with the reason when a server fails a probe. Once `model` is set, servers that cannot serve this model are
-    skipped.
+    Calls `on_up` when a server becomes usable, `on_metrics` with the metrics of each probe, and `on_lost` with the
+    reason when a probe fails. Once `model` is set, servers that cannot serve this model are not used.
     """
 
     def __init__(
@@ -126,7 +125,7 @@ class HealthProbe:
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
-        """Start the probe tasks. Call this function inside the running event loop."""
+        """Start the probe tasks. Requires a running event loop."""
         self._tasks = [asyncio.create_task(self._watch(each)) for each in self._servers.members.values()]
 
     def stop(self) -> None:
@@ -139,7 +138,7 @@ class HealthProbe:
         return not self._unprobed
 
     def mark_down(self, instance: str, reason: str) -> bool:
-        """Mark a failing server as down for a while; return False if the server was not up."""
+        """Mark a failed server as down and stop routing to it; return False if it was not up."""
         if not self._servers.mark_down(instance, reason):
             return False
         self._external.forget(instance)
@@ -195,7 +194,7 @@ class HealthProbe:
 
 
 def check(instance: str, card: ServerModel, other: ServerModel | None, model: ServedModel | None) -> None:
-    """Raise ConfigurationError if a server has another model than `other`, or too short a context length."""
+    """Raise ConfigurationError if a server serves another model than `other`, or has less context than `model`."""
     if other is not None and card.id != other.id:
         raise ConfigurationError(
             f"{instance} serves {card.id!r} and others serve {other.id!r}: start all servers with the same model "

@@ -31,7 +31,7 @@ TICK_S = 0.2
 
 
 class RouteService(Service):
-    """Service with external servers as workers. Its context length is the minimum over the servers."""
+    """Service with external vLLM servers as workers. Its context length is the shortest of the servers."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class RouteService(Service):
         self._ticking: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Start to probe the servers. Call this function inside the running event loop."""
+        """Start probing the servers. Requires a running event loop."""
         self._probe.start()
         self._ticking = asyncio.create_task(self._tick())
 
@@ -131,7 +131,7 @@ class RouteService(Service):
 
 
 class RoutedGateway:
-    """Runs the service of `twofold route` with its gateway until stopped. `on_progress` receives start-up messages."""
+    """Service of `twofold route` with its HTTP gateway. Reports start-up messages to `on_progress`."""
 
     def __init__(
         self,
@@ -146,11 +146,11 @@ class RoutedGateway:
         self._stop = asyncio.Event()
 
     def stop(self) -> None:
-        """Stop the service. A signal handler of the event loop may call this function."""
+        """Make `run` stop. May be called from a signal handler of the event loop."""
         self._stop.set()
 
     async def run(self) -> None:
-        """Serve requests until `stop` is called; raises UserError if the start fails."""
+        """Serve requests until `stop` is called. Raises UserError if the service cannot start."""
         tokenizer = await asyncio.to_thread(load_tokenizer, Path(self._config.model))
         key = self._config.api_key
         headers = {} if key is None else {"Authorization": f"Bearer {key}"}

@@ -158,7 +158,7 @@ class LocalService:
         await server.stop()
 
     async def _wait_measured(self) -> None:
-        """Wait until all links are measured, at most `MEASURE_S` because workers may be lost before."""
+        """Wait until workers have measured all links, at most `MEASURE_S`, because a worker may be lost first."""
         with suppress(TimeoutError):
             await asyncio.wait_for(self._paths.known(self._config.measured_pairs()), MEASURE_S)
 
@@ -227,7 +227,7 @@ class LocalService:
         return overload_control(config.rule, config.cluster, profiles, config.slo, cluster.pools)
 
     def _transfer_paths(self) -> TransferPaths:
-        """Return the paths measured by workers or, for an emulated cluster, the paths of the cluster spec."""
+        """Return the link speeds that predict transfers: measured by workers or, if emulated, from the cluster spec."""
         spec = self._config.cluster
         if self._config.engine.engine != "emulated" or spec is None:
             return self._paths
@@ -291,7 +291,7 @@ async def unless_set(stop: asyncio.Event, event: asyncio.Future[T]) -> bool:
 
 
 def _load_tokenizer(engine: EngineConfig) -> TextTokenizer | None:
-    """Load the configured tokenizer or, without one, the model's own. Emulated models have no tokenizer."""
+    """Load the configured tokenizer or, by default, the model's own. Return None for emulated models."""
     if engine.tokenizer is not None:
         return load_tokenizer(Path(engine.tokenizer))
     return None if engine.engine == "emulated" else load_tokenizer(Path(engine.model))

@@ -1,4 +1,4 @@
-"""The driver of all engines but vLLM: it runs a worker's engine with an `InstanceScheduler`."""
+"""Scheduler and batch loop of a worker, for all engines but vLLM."""
 
 import os
 from collections.abc import Callable
@@ -29,9 +29,9 @@ def batch_driver(
 ) -> WorkerDriver:
     """Create the scheduler of a worker, and the loop that runs its batches.
 
-    `changes` receives the cache events of prompt blocks. With a KV store on the host, prompt prefixes are loaded from
-    the store, and computed prefixes are stored there. Swap preemption excludes the store, because decodes then need the
-    free blocks that loads would use.
+    `changes` receives the cache events of prompt blocks. If the host has a KV store, prompt prefixes are loaded from
+    the store, and computed prefixes are stored there. Workers with swap preemption do not use the store, because its
+    loads would take the free blocks that paused decodes need.
     """
     scheduler = _scheduler(config, spec, parts, epoch, changes)
 

@@ -1,8 +1,8 @@
 """Exchange of blocks with the stores of other hosts, expressed as requests to the store's manager.
 
-For the manager, another store is a client like any other. Sending blocks is a Load, which pins the blocks until they
-are sent. Fetching blocks is a Put, so two fetches of one block lease a single slot, and the block becomes readable when
-it is complete.
+To the manager, another store is a client like any other. Sending blocks is a Load, which pins the blocks until they are
+sent. Fetching blocks is a Put: two fetches of one block lease a single slot, and the block becomes readable when it is
+complete.
 """
 
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ _SENDS, _FETCHES = "sends to peers", "fetches from peers"
 
 @dataclass(slots=True, eq=False)
 class _Fetch:
-    """State of a fetch from another store. `requester` is the client's request, or None after the client died."""
+    """State of a fetch from another store for the client request `requester` (None after the client's death)."""
 
     requester: Requester | None
     keys: Sequence[bytes]
@@ -44,8 +44,8 @@ class Peering:
     """Sends blocks to other stores and fetches blocks from them.
 
     Methods never block; call them from the manager's thread. A fetch requests `at_once` blocks at a time. It ends at
-    its deadline, or when the store has all its blocks. The fetch waits for blocks that another fetch is already
-    receiving.
+    its deadline, or when the store has all its blocks. It waits for blocks that another fetch is already receiving,
+    instead of requesting them again.
     """
 
     def __init__(self, manager: StoreManager, server: BlockServer, fetcher: BlockFetcher, at_once: int) -> None:
@@ -68,7 +68,7 @@ class Peering:
         return max(0.0, min((each.until_s for each in self._fetches.values() if not each.ended), default=inf) - now)
 
     def fetch(self, requester: Requester, what: FetchBlocks, now: float) -> None:
-        """Start to fetch missing blocks for a request, at most as many as the memory can contain."""
+        """Start a fetch of missing blocks for a request. It covers at most as many blocks as fit into memory."""
         keys = what.keys[: self._manager.tiers.tiers[MEMORY].capacity]
         self._number += 1
         self._fetches[self._number] = _Fetch(requester, keys, what.address, now + what.limit_s)
@@ -81,7 +81,7 @@ class Peering:
                 fetch.requester = None
 
     def turn(self, now: float) -> None:
-        """Process the events of the sending and the fetching thread, and end fetches after their deadline."""
+        """Process requests of other stores, sent replies and fetched blocks, and end fetches at their deadline."""
         for event in self._server.take():
             if isinstance(event, PeerRequest):
                 self._number += 1
@@ -96,7 +96,7 @@ class Peering:
                 self._stop(number, fetch)
 
     def granted(self, granted: StoreGrant) -> bool:
-        """Process a grant of the manager; return False if the grant belongs to a client."""
+        """Send the blocks, or fetch into the slots, of a grant; return False if the grant belongs to a client."""
         who, number = granted.requester
         if who == _SENDS:
             self._server.put(PeerReply(number, self._callers[number], granted.blocks, granted.last))
@@ -105,7 +105,7 @@ class Peering:
         return who in {_SENDS, _FETCHES}
 
     def take_done(self) -> list[tuple[Requester, int]]:
-        """Return the requests that have finished fetching since the last call, with their numbers of leading blocks."""
+        """Return the requests with fetches that ended since the last call, with their numbers of leading blocks."""
         done = []
         for number, fetch in list(self._fetches.items()):
             if not self._running(fetch):

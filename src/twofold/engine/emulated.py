@@ -14,9 +14,9 @@ from twofold.scheduling.instance.swap_preemption import BlockCopy
 log = logging.getLogger(__name__)
 
 _MASK = 2**64 - 1
-_MAX_DELAY_PS = PS // 20  # of the end of a batch, without a warning
+_MAX_DELAY_PS = PS // 20  # maximum delay of the end of a batch without a warning
 _WARNING_INTERVAL_PS = 10 * PS
-_MAX_LAG_PS = PS  # work that a process makes up for after it was stopped
+_MAX_LAG_PS = PS  # maximum lag that the engine makes up for, for example after the process was stopped
 _MAX_GROUP = 8  # layers
 
 

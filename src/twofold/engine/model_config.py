@@ -17,7 +17,7 @@ def eos_token_ids(*given: object) -> tuple[int, ...]:
     return ()
 
 
-# Names of the context length in configurations that do not map theirs to `max_position_embeddings`.
+# Names of the context length; some configurations do not map theirs to `max_position_embeddings`.
 _NAMES = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length", "seq_length", "n_ctx")
 
 

@@ -149,8 +149,8 @@ def _draw_model(spec: ModelSpec, bos: int, eos: int, pad: int) -> LlamaForCausal
         num_attention_heads=spec.heads,
         num_key_value_heads=spec.kv_heads,
         max_position_embeddings=spec.max_model_len,
-        # Layers that keep the scale of their input: larger weights amplify rounding, and much smaller ones make a
-        # model that repeats a few tokens for any input.
+        # With this scale, layers keep the scale of their input. Larger weights amplify rounding; with much smaller
+        # weights, the model repeats a few tokens for any input.
         initializer_range=1.0 / math.sqrt(spec.hidden_size),
         tie_word_embeddings=False,
         bos_token_id=bos,

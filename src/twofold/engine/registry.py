@@ -21,7 +21,7 @@ class EngineTraits:
     package: str | None = None
     extra: str | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
-    runs_model: bool = True  # False: takes the time of a model and computes nothing
+    runs_model: bool = True  # False: only takes the time that a model would take
     parallelism: bool = True  # over tensor and pipeline ranks
     chunked_pipeline: bool = True
     swap_space: bool = True

@@ -16,7 +16,7 @@ ENCRYPTION_BYTES = 256  # overhead of CURVE per frame
 _ZAP = "inproc://zeromq.zap.01"  # ZeroMQ's authentication endpoint (RFC 27)
 _DOMAIN = b"twofold"
 _LOOK_MS = 200
-# A silent connection is dropped and reopened after this time; heartbeats go out at half of it.
+# A connection silent for this time is dropped and reopened; heartbeats are sent at half this interval.
 _DEAD_MS = 6000
 _CALL_MS = 2000
 # Handshakes that failed before authentication: no key, or no ZeroMQ peer.

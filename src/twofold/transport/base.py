@@ -12,7 +12,7 @@ from twofold.handoff import Lease
 from twofold.kvcache.sharding import UNSHARDED, Sharding
 from twofold.security.network import HostNetwork
 
-# Memory of every instance that peers may write at any time, to measure the link.
+# Size of the scratch memory of an instance, which peers may write at any time to measure the link.
 SCRATCH_BYTES = 4 << 20
 
 

@@ -42,7 +42,7 @@ class EmulatedConnection:
     def __init__(self, link: "EmulatedTransport", peer: EmulatedPort) -> None:
         self._link, self._layout = link, link.descriptor.layout
         self._rate = link.port.rate_to(peer)
-        self._layer_wise: set[int] = set()  # running hand-offs by their last block
+        self._layer_wise: set[int] = set()  # last blocks of running layer-wise hand-offs
 
     def write(self, layers: range, source_blocks: Sequence[int], target_blocks: Sequence[int]) -> int:
         """Sleep until the layers would have arrived at the peer."""

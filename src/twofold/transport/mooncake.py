@@ -24,12 +24,12 @@ from twofold.transport.base import Connection, KvCacheSpec, MemoryDescriptor, Tr
 from twofold.transport.one_sided import LIFE_BYTES, CacheMemory, OneSidedConnection, Operation, Pieces, pause
 from twofold.transport.shared_memory import SharedMemoryTransport
 
-# Pieces in flight; the engine refuses more than its queue takes (1,024 per peer).
+# Maximum number of pieces in flight; the engine's queue holds 1,024 per peer and refuses more.
 MAX_UNDER_WAY = 256
 _DONE, _FAILED = 1, -1  # status of a piece; anything else is in flight
 
-# Read once at start. After a timeout the engine would report a failed write although its bytes may still arrive; the
-# controller reports dead peers instead. Version 1 of its protocol reports a write as done once it left the sender.
+# The engine reads them at start. After a timeout it would report a failed write although bytes may still arrive, so
+# timeouts are off; the controller reports dead peers. TCP protocol 1 reports a write as done once it left the sender.
 _NEVER_S = str(365 * 24 * 3600)
 _SETTINGS = {"MC_TCP_PROTO": "2", "MC_TCP_PROGRESS_TIMEOUT_SEC": _NEVER_S, "MC_TCP_STATUS_TIMEOUT_SEC": _NEVER_S}
 
@@ -71,7 +71,7 @@ class MooncakeEngine:
             if len(under_way) == MAX_UNDER_WAY:
                 whole = _moved(engine, under_way.popleft(), cancelled)
             number = submit(peer, [here], [there], [nbytes]) if whole and not cancelled() else 0
-            if number == 0:  # also if the peer does not describe its memory
+            if number == 0:  # also if the engine cannot read the memory description of the peer
                 whole = False
                 break
             under_way.append(number)

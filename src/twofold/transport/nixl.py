@@ -183,7 +183,7 @@ class NixlTransport(PooledTransport):
         where = torch.device(spec.device)
         on_cpu = where.type == "cpu"
         if on_cpu:
-            self._shared = SharedMemory.create(spec.instance, nbytes)  # reserved at start
+            self._shared = SharedMemory.create(spec.instance, nbytes)  # allocated at start
             memory = as_tensor(self._shared)
         else:
             memory = torch.zeros(nbytes, dtype=torch.uint8, device=where)

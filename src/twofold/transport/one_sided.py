@@ -15,7 +15,7 @@ from twofold.engine.torch.pool import block_runs
 from twofold.errors import InstanceLostError, StaleEpochError, TwofoldError
 from twofold.transport.base import moved_bytes
 
-LIFE_BYTES = 64  # the epoch as 8 bytes, and a buffer for a peer's
+LIFE_BYTES = 64  # 8 bytes for the epoch, and 8 bytes for reading a peer's epoch
 CONNECT_S = 10.0
 
 Operation = Literal["WRITE", "READ"]

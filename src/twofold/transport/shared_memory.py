@@ -16,7 +16,7 @@ from twofold.transport.base import SCRATCH_BYTES, Connection, KvCacheSpec, Memor
 from twofold.transport.memory import SharedMemory
 from twofold.transport.pooled import PooledTransport, as_tensor
 
-# Scratch memory in blocks, so that probes and writes copy in the same way.
+# Layout of scratch memory as blocks, so that probes copy in the same way as writes.
 _SCRATCH_LAYOUT = KvLayout((LayerShape(1, 8 << 10, 8 << 10),), block_size=1, dtype="uint8", itemsize=1)
 
 
@@ -71,7 +71,7 @@ class ReshardConnection:
         self._member, self._theirs = member, dict[int, MappedPool]()
         self._engine_pool, self._landing_pool = ours
         layout, sharding = peer.layout, peer.sharding
-        # The plan serves both directions: what we send to a rank is what it sends to us.
+        # One plan serves both directions: a pair of ranks exchanges the same heads and layers either way.
         self._pieces = [
             (piece, RankShard(sharding, piece.target, layout))
             for piece in plan_reshard(member.sharding, sharding, layout.kv_heads)

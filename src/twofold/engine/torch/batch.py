@@ -227,7 +227,7 @@ def paged_attention(
     scaling: float | None = None,
     softcap: float | None = None,
     s_aux: Tensor | None = None,
-    **_ignored: object,  # the probe refuses models whose other arguments matter
+    **_ignored: object,  # the probe refuses models with other arguments that change attention
 ) -> tuple[Tensor, None]:
     """Write the new keys and values to the pool, then compute the attention of each token.
 

@@ -26,7 +26,7 @@ class TorchEngine:
             raise ValueError("the layout of the pool is that of another model")
         self._loaded, self._model, self._pool = model, model.model, pool
         self.layout, self.num_blocks = pool.layout, pool.num_blocks
-        self.samples = model.samples  # on this rank; the results of other ranks are all None
+        self.samples = model.samples  # False: this rank does not sample, and its results are all None
         self._scratch = Scratch()
         self._announcer = LayerNotifier(pool.device)
         self._keeps_rows = "logits_to_keep" in inspect.signature(self._model.forward).parameters

@@ -8,7 +8,7 @@ from torch.nn import functional
 
 from twofold.engine.torch.pool import KvPool
 
-# Rows of scores computed at once without the fused kernel: bounds the memory of a long prompt.
+# Query rows computed at once without the fused kernel; bounds the memory for scores of long prompts.
 _ROWS_AT_ONCE = 256
 
 

@@ -44,7 +44,7 @@ class LoadedModel:
     dtype_name: str
     itemsize: int
     windows: tuple[int | None, ...]  # sliding window of each layer; None: full attention
-    # On one of several ranks: its first layer, and whether it samples.
+    # If this is the part of one of several ranks: its first layer, and whether the rank samples.
     first_layer: int = 0
     samples: bool = True
 

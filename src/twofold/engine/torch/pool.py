@@ -220,7 +220,7 @@ class PinnedMemory:
         with torch.cuda.device(self._device):
             if int(_runtime().cudaHostRegister(self._address, nbytes, 0)) == 0:
                 return True
-            # Clear the error, which the next call to the device would raise.
+            # Clear the error, because otherwise the next call to the device would raise it.
             with suppress(RuntimeError):
                 torch.zeros(1, device=self._device)
             return False

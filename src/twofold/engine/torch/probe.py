@@ -46,7 +46,7 @@ def _row(visible: MaskRule, query: int, keys: int) -> Tensor:
 
 _PROBE = "twofold_probe"
 _TOKENS = 8
-# Arguments that the attention function supports, that masks replace, or that have no effect here.
+# Attention arguments that are supported, replaced by masks, or without effect on paged attention.
 _KNOWN = frozenset({"scaling", "softcap", "s_aux", "sliding_window", "position_ids", "use_cache"})
 
 

@@ -52,7 +52,7 @@ class LayerProgress:
 
 
 RANK_HEARTBEAT_S = 0.2
-RANK_TIMEOUT_S = 2.0  # without a heartbeat: the rank hangs
+RANK_TIMEOUT_S = 2.0  # a rank without a heartbeat for this long hangs
 
 
 class RankIteration(msgspec.Struct, frozen=True):

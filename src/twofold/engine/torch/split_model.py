@@ -129,7 +129,7 @@ try:
 except ImportError:  # earlier releases have another function
     apply_tensor_parallelism = None
 
-# Plans for models without one in transformers: by rule, relative to a layer.
+# Tensor-parallel plans for models without a plan in transformers, by name pattern relative to a layer.
 _OPT_LAYER = {
     "self_attn.q_proj": "colwise",
     "self_attn.k_proj": "colwise",
@@ -159,13 +159,13 @@ def tensor_plan(model: PreTrainedModel) -> dict[str, str]:
 def keep_shard(model: PreTrainedModel, shards: DeviceMesh) -> None:
     """Reduce the weights of `model` to this rank's shard, in place."""
     head = model.get_output_embeddings()
-    if isinstance(head, nn.Linear):  # it may share its weight with the embedding, which stays whole
+    if isinstance(head, nn.Linear):  # its weight may be shared with the embedding, which must stay whole
         head.weight = nn.Parameter(head.weight.detach(), requires_grad=False)
     apply_tensor_parallelism(model, shards, _by_name(model, tensor_plan(model)))
     for module in model.modules():
         _take_local(module)
         if model.config.model_type == "opt" and hasattr(module, "num_heads"):
-            module.num_heads //= shards.size()  # other models derive it from their projections
+            module.num_heads //= shards.size()  # other models derive the number from their projections
 
 
 def _by_name(model: PreTrainedModel, plan: dict[str, str]) -> dict[str, str]:

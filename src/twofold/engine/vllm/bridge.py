@@ -57,4 +57,4 @@ class ConnectorBridge(Protocol):
         """Return the transfers that have ended since the last call."""
 
 
-BRIDGES: dict[str, ConnectorBridge] = {}  # of this process, by the name that connectors are configured with
+BRIDGES: dict[str, ConnectorBridge] = {}  # bridges of this process, by the name in the configuration of connectors

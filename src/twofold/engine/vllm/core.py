@@ -33,8 +33,8 @@ class CachedPromptBlocks(EventPublisher):
     def __init__(self) -> None:
         super().__init__()
         self._expected: dict[str, list[ExternalHash]] = {}
-        self._names: dict[ExternalHash, BlockKey] = {}  # of blocks that are cached, or may be later
-        self._wanted: Counter[ExternalHash] = Counter()  # requests and cached blocks per name
+        self._names: dict[ExternalHash, BlockKey] = {}  # service's keys of blocks that are cached or may be later
+        self._wanted: Counter[ExternalHash] = Counter()  # number of requests and cached blocks with this hash
         self._cached: Counter[ExternalHash] = Counter()
         self._changes: list[tuple[BlockKey, bool]] = []
 
@@ -112,12 +112,12 @@ class VllmCore:
             skip_tokenizer_init=True,
             disable_log_stats=True,
             use_tqdm_on_load=False,
-            async_scheduling=False,  # a first token from a peer must be known before the next iteration
+            async_scheduling=False,  # the next iteration needs a peer's first token
             enable_prefix_caching=prefix_caching,
             **options,
         )
         self._core = EngineCore(args.create_engine_config(), UniProcExecutor, log_stats=False)
-        self._scheduler: Any = self._core.scheduler  # its interface has neither queues nor blocks
+        self._scheduler: Any = self._core.scheduler  # typed as Any: its interface has neither queues nor blocks
         self.prompt_blocks = CachedPromptBlocks()
         if prefix_caching:
             self._scheduler.kv_event_publisher = self.prompt_blocks

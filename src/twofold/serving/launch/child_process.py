@@ -22,7 +22,7 @@ _PR_SET_PDEATHSIG = 1
 def die_with_parent(with_signal: signal.Signals, parent: int) -> None:
     """Deliver `with_signal` to this process when its parent process (with the id `parent`) dies."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, with_signal)
-    if os.getppid() != parent:  # it died before the call
+    if os.getppid() != parent:  # the parent died before the call
         os._exit(1)
 
 
@@ -106,7 +106,7 @@ class WorkerStarter(ABC):
         """Execute commands until SIGTERM, end of input, or the last exit after `finish`; then kill all workers."""
         wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(wake_write)
-        signal.signal(signal.SIGTERM, self._end)  # connecting to Ray replaces the handler
+        signal.signal(signal.SIGTERM, self._end)  # set now, because connecting to Ray has replaced the handler
         with selectors.DefaultSelector() as selector:
             for fd in (wake_read, sys.stdin.fileno()):
                 selector.register(fd, selectors.EVENT_READ)

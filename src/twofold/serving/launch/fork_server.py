@@ -50,7 +50,7 @@ def main() -> None:
         report(Report(failure=str(error)))
         sys.exit(2)
     server.watch()
-    # Its creator may have been killed.
+    # The process that created the directory may have been killed.
     shutil.rmtree(config.run_dir, ignore_errors=True)
     sys.stderr.flush()
     # A regular exit takes seconds with torch loaded, and the parent waits for this process.
@@ -117,7 +117,7 @@ class ForkServer(WorkerStarter):
         self._due_s = dict.fromkeys(daemons, 0.0)  # start times of daemons that do not run
         self._inbox_of = inbox_of
         self._pids: dict[int, str] = {}
-        self._codes: dict[str, int] = {}  # of ending workers: exit code of the first process
+        self._codes: dict[str, int] = {}  # exit code of the first process that ended, by worker
         self._pid = os.getpid()
         signal.signal(signal.SIGCHLD, lambda _signal, _frame: None)  # interrupts the wait for commands
 

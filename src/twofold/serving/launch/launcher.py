@@ -79,11 +79,11 @@ class Launcher(ProcessControl):
         try:
             await asyncio.wait_for(self._process.wait(), grace_s)
         except TimeoutError:
-            self._process.terminate()  # it then kills its workers and exits
+            self._process.terminate()  # the process kills its workers and exits
             try:
                 await asyncio.wait_for(self._process.wait(), TERMINATE_S)
             except TimeoutError:
-                self._process.kill()  # its workers die with it
+                self._process.kill()  # the workers die with the process
                 await self._process.wait()
 
 

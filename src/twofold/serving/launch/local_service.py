@@ -180,7 +180,7 @@ class LocalService:
         joined_config = msgspec.structs.replace(config, engine=engine)
         own = list(workers) if launcher.joins else []
         hosts = Hosts(joined_config, facts.fingerprint, __version__, launcher, outbox, own)
-        # Workers that join from hosts of their own register one by one, and the first makes the service ready.
+        # Workers on hosts that join register one by one, and the first one makes the service ready.
         timeouts = HealthTimeouts(restart_s=config.max_restart_delay_s)
         registry = self._registry = WorkerRegistry({} if own else workers, outbox, hosts, timeouts)
         for instance in own:
@@ -263,7 +263,7 @@ class LocalService:
     def _worker_exited(self, instance: str, code: int | None, why: str | None) -> None:
         if self._stop.is_set():
             return
-        # A launched host that reports a configuration error would fail again, unless other hosts were able to serve.
+        # A launched host that failed with a configuration error would fail again, unless the service was ready before.
         hopeless = self._launcher.joins and code == USER_ERROR and not self._was_ready
         if self._controller is not None and self._controller.restarts_workers and not hopeless:
             self._controller.exited(instance)

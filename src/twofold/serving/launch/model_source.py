@@ -70,7 +70,7 @@ def model_facts(engine: EngineConfig) -> ModelFacts:
     directory = Path(engine.model)
     try:
         config = AutoConfig.from_pretrained(directory).get_text_config(decoder=True)
-        # vLLM serves all positions, the torch engine those without rescaling.
+        # The torch engine limits LongRoPE models to their original context length, vLLM does not.
         torch = engine.engine == "torch"
         longest = context_length(config, str(directory)) if torch else int(config.max_position_embeddings)
         vocab_size = int(config.vocab_size)

@@ -321,7 +321,7 @@ class StoreClient:
         try:
             session = StoreSession(welcome, self._send, self._timeout_s)
         except (ConfigurationError, OSError):
-            return  # that epoch is over
+            return  # the epoch has ended
         with self._lock:
             self._session = session
         self._connected.set()

@@ -17,7 +17,7 @@ from twofold.serving.store.messages import Block, DiskForget, DiskOperation, Dis
 
 MEMORY, DISK = 0, 1
 TIERS = ("memory", "disk")
-# Counted moves of blocks: to clients, from clients, from disk, to disk, from other hosts, to other hosts.
+# Counters of moved blocks: to clients, from clients, from disk, to disk, from other hosts, to other hosts.
 COUNTERS = ("loaded", "stored", "disk_read", "disk_written", "peer_read", "peer_sent")
 
 # A client and the number of its request.
@@ -79,11 +79,11 @@ class StoreManager:
         self._blocks: dict[bytes, Block] = {}  # blocks in memory
         self._leaving: dict[bytes, Block] = {}  # blocks just evicted from memory
         self._incoming: set[bytes] = set()  # blocks with leased slots
-        self._reading: dict[bytes, set[_LoadRequest]] = {}  # pending disk reads and their loads
+        self._reading: dict[bytes, set[_LoadRequest]] = {}  # pending disk reads, and the Loads that wait for them
         self._uncopied: deque[bytes] = deque(maxlen=slots)  # new blocks without a copy on disk
         self._writing = [0, 0]  # queued writes of evicted blocks, and of copies
         self._requests: dict[Requester, _LoadRequest | _PutRequest] = {}
-        self._waiting: deque[bytes | _PutRequest] = deque()  # for free slots: disk reads and puts
+        self._waiting: deque[bytes | _PutRequest] = deque()  # disk reads and Puts that wait for free slots
         self._moves: list[DiskOperation] = []
         self._grants: list[StoreGrant] = []
         self.moved = dict.fromkeys(COUNTERS, 0)
@@ -237,7 +237,7 @@ class StoreManager:
             if isinstance(first, _PutRequest):
                 self._lease(first)
             elif not self._reading[first]:
-                del self._reading[first]  # its loads have ended
+                del self._reading[first]  # the Loads that wanted the block have ended
             else:
                 self._moves.append(DiskRead(first, self.slots.lease(_DISK)))
 
@@ -332,7 +332,7 @@ class StoreManager:
         """After insertions, free the slots of evicted blocks, and write these blocks to disk unless it is too slow."""
         for key in added:
             if key in self._blocks and key not in self.tiers.tiers[MEMORY]:
-                self._leaving[key] = self._blocks.pop(key)  # found no room in memory
+                self._leaving[key] = self._blocks.pop(key)  # memory had no room for the block
         leaving, self._leaving = self._leaving, {}
         disk = self.tiers.tiers[DISK] if len(self.tiers.tiers) > 1 else None
         for left, block in leaving.items():

@@ -22,7 +22,7 @@ from twofold.serving.store.peers import (
     PeerRequest,
 )
 
-# Requesters of the manager, in place of a client's inbox.
+# Names of these requesters to the manager, in place of a client's inbox.
 _SENDS, _FETCHES = "sends to peers", "fetches from peers"
 
 
@@ -130,7 +130,7 @@ class Peering:
     def _order(self, number: int, granted: StoreGrant) -> None:
         fetch = self._fetches.get(number)
         if fetch is None or fetch.ended:
-            return  # its slots were returned
+            return  # the slots have been released
         fetch.puts = not granted.last
         if granted.blocks:
             keys = [fetch.keys[index] for index in granted.blocks]

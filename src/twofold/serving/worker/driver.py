@@ -21,7 +21,7 @@ from twofold.serving.worker.engines import WorkerDriver, WorkerParts
 from twofold.serving.worker.prefix_store import StoredPrefixes
 from twofold.serving.worker.state import CacheChanges, SharedWorkerState
 
-STORE_TIMEOUT_S = 2.0  # the store of the host starts at the same time
+STORE_TIMEOUT_S = 2.0  # the host's store starts at the same time as the workers
 
 
 def batch_driver(
@@ -74,7 +74,7 @@ def _scheduler(
     swap_blocks = 0 if parts.swap_space is None else parts.swap_space.num_blocks
     swap = SwapPreemption(blocks, PagedBlockAllocator(swap_blocks, block_size)) if swap_blocks else None
     most = config.engine.max_num_seqs
-    # Stages of a live worker run concurrently for the chunks of prompts only.
+    # In a live worker, several stages run at the same time only for chunks of prompts.
     stages = spec.split.pipeline if batcher.chunked else 1
     if config.journal_dir is None:
         return InstanceScheduler(batcher, blocks, leases, most, swap=swap, stages=stages)

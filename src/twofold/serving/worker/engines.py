@@ -132,8 +132,8 @@ def prepare_engine(config: ServiceConfig, report: ReportStage) -> EngineFactory:
         os.environ.setdefault(name, value)
     if engine.package is not None:
         report(f"importing {engine.package}")
-    # Imported objects live forever. Collecting garbage among them would take a quarter of the import time, and
-    # a collection in a worker would unshare their memory.
+    # Imported objects are never freed. Garbage collection during the import would take a quarter of its time, and a
+    # collection in a worker would unshare the memory of these objects.
     gc.disable()
     try:
         module = import_module(f"twofold.serving.worker.{engine.module}")

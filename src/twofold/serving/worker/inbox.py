@@ -242,7 +242,7 @@ class InboxLoop:
                 state.fail(lease.request_id, f"{lease.source} went silent during the hand-off")
             state.report_changes()
             batch_s = now - state.batches_started_s[0] if state.batches_started_s else 0.0
-        # Reported only after taking the lock, with all ranks alive: otherwise the worker hangs.
+        # A worker counts as alive only if this thread gets the lock and all ranks respond.
         if now - self._alive_s >= ALIVE_S and state.ranks_alive():
             self._alive_s = now
             said_s = watchdog_clock()

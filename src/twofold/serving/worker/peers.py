@@ -29,8 +29,8 @@ class PeerDirectory:
         self._peers: dict[str, Peer] = {}
         self._connections: dict[str, Connection] = {}
         self._fenced: dict[str, int] = {}  # last fenced epoch by instance
-        self._known = threading.Lock()  # guards all three
-        self._connecting = threading.Lock()  # taken first
+        self._known = threading.Lock()  # guards the three dicts above
+        self._connecting = threading.Lock()  # acquired before `_known`
         self.on_update: Callable[[], None] | None = None
 
     def update(self, peers: list[Peer]) -> None:
@@ -162,7 +162,7 @@ class LinkProber:
             with self._peers.connected(instance, epoch) as connection:
                 speed = link_speed(connection)
         except TwofoldError:
-            return  # hand-offs report peers that cannot be reached
+            return  # a hand-off reports an unreachable peer
         self._report(instance, speed)
 
 

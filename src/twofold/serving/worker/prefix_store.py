@@ -28,9 +28,9 @@ from twofold.serving.worker.prefixes import LayerSync, PrefixSource, Queue, Read
 from twofold.serving.worker.state import SharedWorkerState
 
 _OWNER = "the host's store"
-_MAX_FETCHES = 4  # at a time; the deadlines of waiting ones go on
-# Blocks are not reused until they are put. If the store is slow and they exceed this share of the engine's memory,
-# blocks of the next iteration are not put.
+_MAX_FETCHES = 4  # concurrent fetches; the deadlines of queued fetches keep running
+# Blocks queued for the store are not freed. If the store is slow and they exceed this share of the engine's pool,
+# the blocks of the next iteration are not queued.
 _MAX_HELD_SHARE = 1 / 4
 
 
@@ -68,9 +68,9 @@ class StoredPrefixes(PrefixSource):
         self._client, self._copier = client, copier
         self._wanted: SimpleQueue[tuple[str, Sequence[bytes], Queue]] = SimpleQueue()
         self._fetches: SimpleQueue[_Fetch] = SimpleQueue()
-        self._puts: SimpleQueue[tuple[Sequence[_Held], ReadyLayers]] = SimpleQueue()  # with the computed layers
+        self._puts: SimpleQueue[tuple[Sequence[_Held], ReadyLayers]] = SimpleQueue()  # with their computed layers
         self._loads: list[tuple[frozenset[int], ReadyLayers]] = []  # blocks that are being loaded
-        self._held_blocks = 0  # waiting to be put
+        self._held_blocks = 0  # queued for the store
 
     def start(self) -> None:
         fetches = [(self._fetch_all, "store-fetch")] * _MAX_FETCHES

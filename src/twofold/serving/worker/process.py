@@ -41,7 +41,7 @@ from twofold.serving.worker.state import CacheChanges, ControllerDeadline, Share
 
 log = logging.getLogger(__name__)
 
-# Prompt lengths that measure the prefill speed; a prefill of `LONG_PREFILL_S` is long enough.
+# Prompt lengths in measurements of prefill speed; no longer prompt is needed once a prefill takes `LONG_PREFILL_S`.
 SHORT_PROMPT, LONG_PROMPT = 32, 512
 LONG_PREFILL_S = 0.25
 
@@ -124,7 +124,7 @@ def run_worker(
     inbox_thread.join()
     state.sender.close()
     state.receiver.close()
-    state.outbox.close()  # drops unsent messages: the peers end as well, or have ended
+    state.outbox.close()  # drops unsent messages, because the peers are ending as well
 
 
 def _register(

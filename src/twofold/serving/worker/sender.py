@@ -13,7 +13,7 @@ from twofold.serving.controller.mailbox import Outbox
 from twofold.serving.messages import HandoffOffered
 from twofold.serving.worker.peers import PeerDirectory
 
-BYTES_PER_WRITE = 1 << 20  # ready layers are batched up to this size, because each transfer has a fixed cost
+BYTES_PER_WRITE = 1 << 20  # maximum size of a transfer of several layers; each transfer has a fixed cost
 
 
 def layers_per_transfer(layout: KvLayout) -> Callable[[int], int]:
@@ -202,10 +202,10 @@ class HandoffSender:
                 outgoing = self._ready.popleft()
                 outgoing.queued = False
                 action = outgoing.next_action(self._num_layers)
-                # A few layers at a time: hand-offs share the link, and a cancelled one stops soon.
+                # Few layers at a time, so that hand-offs share the link and a cancelled hand-off stops soon.
                 sent, most = outgoing.layers_sent, self._layers_at_once(len(outgoing.blocks))
                 layers = range(sent, min(outgoing.sendable, sent + most))
-                if action is SenderAction.END:  # now no other thread can queue it again
+                if action is SenderAction.END:  # from now on, no other thread can queue it
                     del self._outgoing[outgoing.request_id]
                 elif action is not SenderAction.WAIT and outgoing.started_s is None:
                     outgoing.started_s = self._clock()

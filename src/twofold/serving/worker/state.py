@@ -117,7 +117,7 @@ class CacheChanges(CacheObserver):
         return stored, [key for key, there in changes.items() if not there]
 
     def _add(self, key: BlockKey, *, stored: bool) -> None:
-        # Events of one block alternate, so a second one cancels the first.
+        # A block is cached and evicted alternately, so a second change cancels the first.
         if self._changes.pop(key, None) is None:
             self._changes[key] = stored
 
@@ -166,7 +166,7 @@ class SharedWorkerState:
     changed: threading.Condition = field(default_factory=threading.Condition)
     deadline: ControllerDeadline | None = None
     ranks_alive: Callable[[], bool] = lambda: True
-    announced: set[str] = field(default_factory=set)  # requests whose prefill start the controller waits for
+    announced: set[str] = field(default_factory=set)  # requests with a prefill start to report to the controller
     batches_started_s: deque[float] = field(default_factory=deque)  # start times of running batches, oldest first
     closing: bool = False
     _reported: InstanceStatus | None = None

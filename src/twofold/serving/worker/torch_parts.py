@@ -131,7 +131,7 @@ class TorchFactory(EngineFactory):
     def run_rank(self, spec: WorkerConfig, rank: int, pipes: RankPipes) -> None:
         pipe = pipes.of(rank)
         model = self._shard(spec, rank, pipes)
-        own = self._cache(spec, rank, epoch=0)  # peers check the epoch with rank 0
+        own = self._cache(spec, rank, epoch=0)  # peers check only the epoch of rank 0
         follower = RankFollower(pipe.steps)
         memory = RankServer(own, pipe.memory)
         arguments = (follower.heartbeat, RANK_HEARTBEAT_S)

@@ -68,7 +68,7 @@ log = logging.getLogger("twofold.serving.launch.ray.driver")  # __main__ in the 
 
 POLL_S = 0.25
 ROOM_S = 5.0  # a placement group that is pending for longer is requested on another node
-DOUBT_S = 30.0  # how long a node is avoided after a worker on it was lost: Ray may notice its end later
+DOUBT_S = 30.0  # how long to avoid a node after the loss of a worker: Ray may notice the end of a node late
 
 
 def main() -> None:
@@ -86,7 +86,7 @@ def main() -> None:
     for host in job.hosts:
         driver.start(host.worker)
     driver.watch()
-    # A regular shutdown of Ray takes seconds, and Ray removes what belongs to this driver.
+    # A regular shutdown of Ray takes seconds. Ray removes this driver's actors and placement groups.
     os._exit(0)
 
 
@@ -156,7 +156,7 @@ class RayDriver(WorkerStarter):
             for name, placed in self._placed.items()
             if placed.node is not None
         ]
-        # A doubtful node with room is better than none.
+        # An avoided node with room is better than no node.
         node = choose_node(host.role, job.bundle, preferred, others, job.link_label) or choose_node(
             host.role, job.bundle, nodes, others, job.link_label
         )

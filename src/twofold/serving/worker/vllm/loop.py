@@ -57,7 +57,7 @@ class WorkerBridge:
             state, instance = self._bound
             with state.changed:
                 instance.allocated(request_id, blocks)
-                state.grant()  # now, because the next iteration may be long
+                state.grant()  # without waiting for the end of the next iteration
 
     def prefills_start(self, request_ids: Sequence[str]) -> None:
         self.started = []
@@ -120,7 +120,7 @@ class VllmLoop:
     ) -> None:
         self._state, self._instance, self._core, self._bridge = state, instance, core, bridge
         self._eos = eos_token_ids
-        self._idle = True  # the last iteration changed nothing, and neither would the next
+        self._idle = True  # the last iteration changed nothing, so another one would not either
         bridge.bind(state, instance)
 
     def run(self) -> None:

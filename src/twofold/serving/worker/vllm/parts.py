@@ -119,8 +119,8 @@ def _options(config: EngineConfig) -> dict[str, object]:
 def _token_budget(config: EngineConfig, spec: WorkerConfig, max_model_len: int) -> int:
     """Return vLLM's maximum number of tokens per iteration. vLLM splits longer prompts into chunks."""
     batcher = BATCHERS[spec.batcher]
-    # A decode worker computes prompts only after a preemption. Others compute whole prompts, unless their batcher
-    # splits them, so that layers are complete, and sent, as early as possible.
+    # Decode workers compute prompts only after a preemption. Other workers compute whole prompts unless their batcher
+    # splits prompts, so that layers are complete and can be sent as early as possible.
     cuts = batcher.cuts_prompts or not batcher.prefills
     budget = spec.max_num_batched_tokens if cuts else max(spec.max_num_batched_tokens, max_model_len)
     return max(budget, config.max_num_seqs)

@@ -48,9 +48,9 @@ class LeasedVllmBlocks(BlockAllocator):
 class VllmRequestState(Enum):
     """State of a request on a vLLM worker."""
 
-    WAITING = auto()  # for its prefill to start
-    LEASE_QUEUE = auto()  # for blocks for KV of a peer
-    ARRIVING = auto()  # for its KV
+    WAITING = auto()  # waits for the start of its prefill
+    LEASE_QUEUE = auto()  # waits for blocks for a peer's KV
+    ARRIVING = auto()  # waits for its KV
     RUNNING = auto()
 
 
@@ -99,7 +99,7 @@ class VllmScheduler:
         self._reads: dict[str, BlockAllocation] = {}
         self._granted: list[Lease] = []
         self._handing_off: set[str] = set()
-        self._sending: set[str] = set()  # finished in vLLM, while their blocks are sent
+        self._sending: set[str] = set()  # requests that vLLM has finished and that still send blocks
         self._sent: set[str] = set()
         self._received: set[str] = set()
 

@@ -99,7 +99,7 @@ class RandomTokens:
         self.size = vocab_size - self.low
 
     def sample(self, sampling: SamplingParams, position: int, output_index: int) -> Sampled:
-        """Return the token at `position`, a hash of seed and position (of the position only for greedy requests)."""
+        """Return the token at `position`: a hash of the seed and the position, or of the position alone if greedy."""
         place = _mix(0 if sampling.greedy else sampling.seed, position) % self.size
         ruled_out = frozenset(sampling.stop_token_ids if output_index < sampling.min_tokens else ())
         places = (place + step for step in range(len(ruled_out) + 1))

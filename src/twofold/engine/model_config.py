@@ -8,7 +8,7 @@ from twofold.errors import ModelError
 
 
 def eos_token_ids(*given: object) -> tuple[int, ...]:
-    """Return the first EOS ids in the arguments: of generation_config.json, then config.json, as in transformers."""
+    """Return the EOS ids of generation_config.json or, if it has none, of config.json, as transformers does."""
     for each in given:
         if isinstance(each, int):
             return (each,)

@@ -47,7 +47,7 @@ class Guard:
     def listen(self, socket: Socket, address: str, *, bulk: bool = False) -> None:
         """Require the cluster key from clients of `socket`. Call this before binding `socket` to `address`.
 
-        Idle connections are dropped unless `bulk` is set, because large messages delay heartbeats.
+        Connections without heartbeats are dropped unless `bulk` is set, because large messages delay heartbeats.
         """
         socket.curve_secretkey = self._server_secret
         socket.curve_server = True

@@ -93,9 +93,9 @@ class Transport:
         """Make blocks that the engine has computed readable for peers."""
 
     def add_checksums(self, layers: range, blocks: Sequence[int], sums: list[int], *, landed: bool) -> None:
-        """Extend the checksums `sums` of the blocks by these layers. `sums` has one entry per block, initially 0.
+        """Update the checksum in `sums` (initially 0) of each block with the contents of these layers.
 
-        With `landed` the checksums cover the contents that peers wrote, otherwise the contents that the engine
+        With `landed`, the checksums cover the contents that peers wrote, otherwise the contents that the engine
         computed.
         """
 

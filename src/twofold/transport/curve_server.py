@@ -82,7 +82,7 @@ def scatter(pool: KvPool, layers: range, blocks: Sequence[int], frames: Sequence
 class LeaseGate:
     """Blocks that remote peers may currently write, by lease.
 
-    A write locks the gate, and `close` waits for it. After `close` returns, no peer writes under that lease.
+    Each write locks the gate, and `close` waits for the lock, so no peer writes under a lease after its `close`.
     """
 
     def __init__(self) -> None:

@@ -16,8 +16,8 @@ from twofold.transport.base import Connection, KvCacheSpec, MemoryDescriptor, Tr
 class EmulatedPort(msgspec.Struct, frozen=True, kw_only=True):
     """Network position of an instance: its machine, bandwidth and latencies.
 
-    `local_bytes_per_s` applies to peers on the same machine. `latency_s` and `sync_s` are those of
-    `performance.transfer.TransferModel`.
+    `local_bytes_per_s` applies to peers on the same machine. `performance.transfer.TransferModel` defines `latency_s`
+    and `sync_s`.
     """
 
     machine: str

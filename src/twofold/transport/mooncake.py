@@ -37,8 +37,7 @@ _SETTINGS = {"MC_TCP_PROTO": "2", "MC_TCP_PROGRESS_TIMEOUT_SEC": _NEVER_S, "MC_T
 class MooncakeEngine:
     """`TransferEngine` over Mooncake: registers memory and moves pieces to and from peers, addressed by `session`.
 
-    Thread-safe: each transfer waits in the calling thread. Pieces of a cancelled transfer that are in flight may still
-    arrive.
+    Thread-safe: each transfer waits in the calling thread. Pieces in flight of a cancelled transfer may still arrive.
     """
 
     def __init__(self, address: str) -> None:
@@ -81,7 +80,7 @@ class MooncakeEngine:
             raise InstanceLostError(f"Mooncake cannot reach {peer}")
 
     def close(self) -> None:
-        """Make the memory unreachable for peers."""
+        """Stop the engine, so that peers can no longer access the memory."""
         del self._engine
 
 

@@ -117,7 +117,7 @@ class NixlAgent:
         return status
 
     def _release(self, handle: int) -> None:
-        """Release a transfer, and earlier transfers that could not be released before."""
+        """Release a transfer, and retry earlier releases that have failed."""
         waiting, self._unreleased = [*self._unreleased, handle], []
         for each in waiting:
             try:

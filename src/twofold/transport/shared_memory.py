@@ -55,7 +55,7 @@ class RankShard:
         self._first_heads = [sharding.heads(rank, count).start for count in layout.kv_heads]
 
     def heads(self, pool: KvPool, layer: int, heads: range, blocks: Sequence[int]) -> PoolHeads:
-        """Return these heads of a model layer under their numbers in `pool`, which is this rank's."""
+        """Return heads of a model layer as `PoolHeads`, with the layer and head numbers of this rank's `pool`."""
         first = self._first_heads[layer]
         return PoolHeads(pool, layer - self._first_layer, range(heads.start - first, heads.stop - first), blocks)
 

@@ -81,7 +81,7 @@ class AttentionPlanner:
         return kernels.PromptChunk(rows, self._pool, self._context(span), self._mask(step, span))
 
     def _mask(self, step: SequenceStep, span: _Span) -> Tensor:
-        """Return the mask [1, 1, tokens, positions of the span], −inf where attention is masked."""
+        """Return the attention mask of a prompt chunk, [1, 1, tokens, positions], −inf where attention is masked."""
         queries = torch.arange(step.start, span.end, device=self._pool.device).unsqueeze(1)
         keys = torch.arange(span.first, span.end, device=self._pool.device)
         hidden = keys > queries

@@ -173,7 +173,7 @@ class DecodeGroup:
     mask: Tensor | None
 
     def attend(self, call: AttentionInputs) -> Tensor:
-        """Return [tokens of this part, heads, value_dim]. The pool must already contain the new keys and values."""
+        """Return the output [tokens of this part, heads, value_dim]. The new keys and values must be in the pool."""
         keys = self.context.read(self.pool.keys(call.layer), "keys")
         values = self.context.read(self.pool.values(call.layer), "values")
         tokens = call.query[0, :, self.rows].transpose(0, 1).unsqueeze(2)

@@ -67,10 +67,7 @@ class KvPool:
         self._stream.synchronize()
 
     def block_rows(self, layer: int) -> list[Tensor]:
-        """Return the keys and the values of a layer as uint8 tensors [num_blocks, bytes per block], for transports.
-
-        The list has one tensor if the layer has only keys.
-        """
+        """Return the keys and the values (if any) of a layer as uint8 tensors [num_blocks, bytes per block]."""
         return [_as_bytes(part) for part in self._parts[layer] if part.numel()]
 
 
@@ -105,7 +102,7 @@ def copy_all_layers(source: KvPool, target: KvPool, ids: Sequence[int]) -> None:
 
 
 class PoolHeads(NamedTuple):
-    """A range of heads in one layer of some blocks. Layer, heads and blocks have the numbers of `pool`."""
+    """A range of heads in one layer of some blocks, numbered as in `pool`."""
 
     pool: KvPool
     layer: int
@@ -119,7 +116,7 @@ class PoolHeads(NamedTuple):
 
 
 def copy_heads(source: PoolHeads, target: PoolHeads) -> int:
-    """Copy heads of blocks pairwise; return the number of bytes. Source and target may have different numbers."""
+    """Copy heads pairwise; return the number of bytes. The pools may number layers, heads and blocks differently."""
     if not source.blocks:
         return 0
     runs = block_runs(source.blocks, target.blocks)

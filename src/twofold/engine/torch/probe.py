@@ -230,7 +230,7 @@ def _compare_with_eager(
 
 
 def _mask(tokens: int, window: int | None) -> Tensor:
-    """Return the mask [1, 1, tokens, tokens], −inf where attention is masked."""
+    """Return the attention mask [1, 1, tokens, tokens], −inf where attention is masked."""
     positions = torch.arange(tokens)
     hidden = positions > positions[:, None]
     if window is not None:

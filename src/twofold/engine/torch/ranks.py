@@ -41,7 +41,7 @@ class LayerProgress:
                 self._announce()
 
     def finish(self) -> None:
-        """Complete all remaining layers at the end of the iteration, before the messages of all ranks have arrived."""
+        """Complete all remaining layers: the iteration has ended, but messages of some ranks have not arrived."""
         with self._lock:
             while self._complete < len(self._computed):
                 self._announce()
@@ -165,7 +165,7 @@ class SplitEngine:
 
 
 class RankFollower:
-    """Runs the iterations of rank 0 on another rank, in its process. `send` and `heartbeat` are thread-safe."""
+    """Receives iterations from rank 0 and runs them on another rank. `send` and `heartbeat` are thread-safe."""
 
     def __init__(self, first: Connection) -> None:
         self._first = TypedPipe[RankIteration](first, RankIteration)

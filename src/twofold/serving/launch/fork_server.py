@@ -70,7 +70,7 @@ def _start_workers(config: ServiceConfig, report: SendReport) -> "ForkServer":
 
 
 def _daemons(config: ServiceConfig, prepared: EngineFactory) -> dict[str, Callable[[], None]]:
-    """Return the main functions of processes beside the workers, by name: the KV store, if the host has one."""
+    """Return the main functions, by name, of processes other than workers: the KV store, if the host has one."""
     layout = prepared.kv_layout
     if config.store is None or layout is None:
         return {}

@@ -63,7 +63,7 @@ def plan_memory(
 
 
 def available_memory() -> int:
-    """Return the free memory in bytes: the host's MemAvailable, or the rest of the container's limit if less."""
+    """Return the available memory in bytes: the host's MemAvailable, limited by the container's cgroup."""
     return min(_host_memory(), _group_memory(Path("/sys/fs/cgroup")))
 
 

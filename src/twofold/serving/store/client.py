@@ -76,7 +76,7 @@ class PendingRequest:
 
 
 class StoreSession:
-    """Connection to one epoch of a store: mapped memory and pending requests. `fileno` is readable after its end."""
+    """Connection to one epoch of a store: mapped memory, pending requests. `fileno` is readable after it ends."""
 
     def __init__(self, welcome: messages.Welcome, send: SendOperation, timeout_s: float) -> None:
         """Map the store's memory. Raises ConfigurationError or OSError if the epoch has ended."""

@@ -75,7 +75,7 @@ class Peering:
         self._manager.put((_FETCHES, self._number), keys, 0, counter="peer_read", limit=self._at_once)
 
     def lose(self, client: str) -> None:
-        """Forget a dead client. Its fetches continue, because other clients may need the blocks."""
+        """Remove a dead client. Its fetches continue, because other clients may need the blocks."""
         for fetch in self._fetches.values():
             if fetch.requester is not None and fetch.requester[0] == client:
                 fetch.requester = None
@@ -96,7 +96,7 @@ class Peering:
                 self._stop(number, fetch)
 
     def granted(self, granted: StoreGrant) -> bool:
-        """Send the blocks, or fetch into the slots, of a grant; return False if the grant belongs to a client."""
+        """Pass the blocks or slots of a grant to the sending or fetching thread; return False for a client's grant."""
         who, number = granted.requester
         if who == _SENDS:
             self._server.put(PeerReply(number, self._callers[number], granted.blocks, granted.last))

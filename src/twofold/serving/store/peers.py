@@ -61,7 +61,7 @@ class BlockServer(StoreThread[PeerReply, PeerRequest | PeerReply]):
         guard.listen(self._socket, host_address, bulk=True)
         self._socket.setsockopt(zmq.MAXMSGSIZE, MOST_QUESTION_BYTES + ENCRYPTION_BYTES)
         self._socket.setsockopt(zmq.TCP_MAXRT, GONE_MS)
-        self._socket.setsockopt(zmq.SNDHWM, MOST_KEYS)  # one request has fewer replies, so none is dropped
+        self._socket.setsockopt(zmq.SNDHWM, MOST_KEYS)  # no request has more replies than this, so none is dropped
         self._socket.bind(f"tcp://{host_address}:*")
         self.address = self._socket.getsockopt(zmq.LAST_ENDPOINT).rstrip(b"\0").decode()  # type: ignore[union-attr]
         self.dropped = 0  # number of malformed requests

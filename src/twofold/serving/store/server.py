@@ -68,7 +68,7 @@ class StoreServer:
             self._selector.register(fileno, selectors.EVENT_READ)
 
     def run(self) -> None:
-        """Serve until the process is terminated."""
+        """Serve clients and other stores until the process is terminated."""
         while True:
             self.turn(_LOOK_S)
 
@@ -109,7 +109,7 @@ class StoreServer:
         return StoreStatus(host=self._host, epoch=self._welcome.epoch, tiers=tiers, bytes_moved=moved)
 
     def _report_changes(self) -> None:
-        """Report added and removed blocks. The first report, even if empty, ends an earlier epoch at receivers."""
+        """Report changed blocks. Send the first report even if empty: receivers then drop an earlier epoch's blocks."""
         stored, removed = self._manager.take_changes()
         if stored or removed or not self._introduced:
             self._introduced = True

@@ -114,7 +114,7 @@ class EngineFactory:
 
     @abstractmethod
     def parts(self, spec: WorkerConfig, epoch: int, pipes: RankPipes | None = None) -> WorkerParts:
-        """Create a worker's engine, transport and other parts in this process. `pipes` connect it to other ranks."""
+        """Create a worker's engine, transport and other parts in this process. `pipes` lead to the other ranks."""
 
     def run_rank(self, spec: WorkerConfig, rank: int, pipes: RankPipes) -> None:
         """Run rank `rank` of a worker (not rank 0) in this process until rank 0 exits."""

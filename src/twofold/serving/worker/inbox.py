@@ -25,7 +25,7 @@ class HandoffEvents:
     # -- with the lock held -------------------------------------------------------------------------------------
 
     def offered(self, message: messages.HandoffOffered) -> None:
-        """Queue the read of KV that a peer offers. The read, not the lease, now keeps the blocks allocated."""
+        """Queue the read of KV that a peer offers. From then on, the read keeps the blocks allocated, not the lease."""
         state, request_id = self._state, message.request_id
         incoming = IncomingHandoff(
             request_id=request_id,

@@ -114,7 +114,7 @@ class StoredPrefixes(PrefixSource):
         return computed
 
     def _full(self, item: BatchItem) -> list[bytes]:
-        """Return the keys of the blocks of a prompt that are full after this batch item."""
+        """Return the keys of a prompt's blocks that are full once this batch item is computed."""
         keys = self._state.sequences[item.request_id].prefix_blocks
         return _live(keys[: (item.context_tokens + item.num_tokens) // self._shared.block_size])
 

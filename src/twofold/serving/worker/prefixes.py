@@ -71,7 +71,7 @@ Queue = Callable[[], None]  # queues a prompt
 
 
 class PrefixSource:
-    """Prefix source without prefixes, and base class of others. Call `bring` and `begin` with the worker's lock."""
+    """Base class of prefix sources; it has no prefixes itself. Call `bring` and `begin` with the worker's lock."""
 
     def start(self) -> None:
         """Start the threads of the source. Call this before the first prompt arrives."""

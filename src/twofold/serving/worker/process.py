@@ -47,7 +47,7 @@ LONG_PREFILL_S = 0.25
 
 
 class WorkerProcesses(NamedTuple):
-    """The main functions of a worker's processes, rank 0 first. Call `forked` after all processes were forked."""
+    """Main functions of a worker's processes, rank 0 first. Call `forked` in the parent process after all forks."""
 
     runs: Sequence[Callable[[], None]]
     forked: Callable[[], None]

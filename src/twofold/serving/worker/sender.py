@@ -60,7 +60,7 @@ class OutgoingHandoff:
 
     @property
     def sendable(self) -> int:
-        """Number of leading layers that may be in the leased blocks now: computed, leased and allowed by the mode."""
+        """Number of computed layers that may be written to the leased blocks now, depending on lease and mode."""
         if self.lease is None or self.mode is HandoffMode.PULL:
             return 0
         if self.mode is HandoffMode.SERIALIZED and self.first_token is None:

@@ -51,7 +51,7 @@ class WorkerScheduler(Protocol):
 
 
 class KvLanding:
-    """Copies blocks that peers wrote to the engine's pool. The base class does nothing: peers write to that pool."""
+    """Copies received KV blocks into the engine's pool. The base class does nothing: peers write directly into it."""
 
     def received(self, request_id: str, blocks: Sequence[int]) -> None:
         """Register complete blocks of a request, to be copied before the next batch."""
@@ -254,7 +254,7 @@ class SharedWorkerState:
         )
 
     def prefill_ended(self, request_id: str, first_token: int | None) -> None:
-        """Start the hand-off of a request after its first token, or cancel it if `first_token` is None."""
+        """Pass the end of a prefill and its first token to the hand-off sender; None cancels the hand-off."""
         sender = self.sender
         if not (sender.cancel(request_id) if first_token is None else sender.prefilled(request_id, first_token)):
             with self.changed:

@@ -30,7 +30,7 @@ from twofold.transport.shared_memory import SharedMemoryTransport
 
 
 class StagedLanding(KvLanding):
-    """Copies blocks that peers wrote to a pool in host memory to the engine's pool on an accelerator."""
+    """Copies received blocks from a pool in host memory to the engine's pool on an accelerator."""
 
     def __init__(self, landing_pool: KvPool, engine_pool: KvPool, ranks: OtherRanks | None = None) -> None:
         """Copy between rank 0's pools. The other ranks, if any, copy their shards of the same blocks."""

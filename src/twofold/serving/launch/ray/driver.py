@@ -60,7 +60,7 @@ def choose_node(
 
 
 def _room(node: RayNode, bundle: Bundle) -> int:
-    """Return how many more times a node has room for `bundle`."""
+    """Return how many bundles like `bundle` fit into the free resources of a node."""
     return int(min((node.free.get(name, 0.0) / amount for name, amount in bundle.items()), default=0.0))
 
 
@@ -91,7 +91,7 @@ def main() -> None:
 
 
 class PlacedWorker:
-    """Placement group and actor of a worker; `end` is Ray's future of the result of the worker's host.
+    """Placement group and actor of a worker; `end` is the Ray reference to the result of the worker's host.
 
     `node` is the actual or intended node. It is None while no node has room; Ray then selects the first node that has
     room.

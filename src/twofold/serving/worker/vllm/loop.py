@@ -197,9 +197,9 @@ class VllmLoop:
         tokens: list[tuple[str, TokenOutput]],
         ended: list[tuple[str, int | None]],
     ) -> None:
-        """Add the new tokens of one request to `tokens`, and its failure or end to the state, with the worker's lock.
+        """Append one request's new tokens to `tokens`, and record its end or failure, with the worker's lock.
 
-        If the request has a hand-off, add its first token to `ended`, or None if that token ended the output.
+        If the request has a hand-off, append its first token to `ended`, or None if that token ended the output.
         """
         request_id, state = held.request.id, self._state
         if output.finish_reason in {VllmReason.ABORT, VllmReason.ERROR}:

@@ -130,7 +130,7 @@ class EmulatedEngine:
     """Implementation of `twofold.engine.base.Engine` that sleeps for the durations that `timing` predicts.
 
     The simulator uses the same durations. An iteration starts at the modelled end of the previous iteration, unless the
-    worker has paused in between. Late wake-ups and the work between iterations therefore do not accumulate.
+    worker has paused in between. Delays by late wake-ups and by work between iterations therefore do not accumulate.
     """
 
     def __init__(
@@ -197,7 +197,7 @@ class EmulatedEngine:
         return now if after is None or now - after > _MAX_LAG_PS else after
 
     def _duration(self, prompts: Iterable[SequenceStep], decodes: Sequence[SequenceStep]) -> int:
-        """Return the picoseconds of an iteration. As in the simulator, the context of a decode excludes its token."""
+        """Return the picoseconds of an iteration. As in the simulator, a decode's new token is not in its context."""
         context = sum(step.start for step in decodes)
         tokens = squares = 0
         for step in prompts:

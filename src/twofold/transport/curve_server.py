@@ -82,7 +82,7 @@ def scatter(pool: KvPool, layers: range, blocks: Sequence[int], frames: Sequence
 class LeaseGate:
     """Blocks that remote peers may currently write, by lease.
 
-    Each write locks the gate, and `close` waits for the lock, so no peer writes under a lease after its `close`.
+    Each write locks the gate, and `close` waits for the lock, so no peer writes under a lease after `close` returns.
     """
 
     def __init__(self) -> None:

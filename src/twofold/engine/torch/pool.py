@@ -160,7 +160,7 @@ def _as_words(part: Tensor) -> Tensor:
 
 
 class LayerNotifier:
-    """Runs callbacks in order, each once the device has completed all work that was queued before.
+    """Runs callbacks in order, each once the device has completed all work queued before it.
 
     On an accelerator, a separate thread runs the callbacks. On a CPU, `after` runs them immediately.
     """

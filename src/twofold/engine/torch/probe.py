@@ -212,7 +212,7 @@ def _compare_with_eager(
     arguments: dict[str, object],
     window: int | None,
 ) -> Tensor:
-    """Return the engine's attention for these states, [1, tokens, heads, value_dim].
+    """Return the engine's attention for these queries, keys and values: [1, tokens, heads, value_dim].
 
     Raises ModelError if the model's eager attention differs. By convention of transformers, the eager implementation is
     a function in the module of the layer's class.

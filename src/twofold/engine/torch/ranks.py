@@ -85,7 +85,7 @@ RankMessage = LayerDone | SampledTokens | RankHeartbeat
 
 
 class _RunningIteration(NamedTuple):
-    """An iteration that has not passed all stages. `progress` is set if the worker waits for its layers."""
+    """An iteration that has not passed all stages. `progress` is None if the worker needs no layer callbacks."""
 
     progress: LayerProgress | None
     ended: IterationDone

@@ -56,7 +56,7 @@ def pick(logits: Tensor, rows: Sequence[SamplingRow], eos_token_ids: Sequence[in
 
 
 def _ruled_out(row: SamplingRow, eos_token_ids: Sequence[int]) -> list[int]:
-    """Return the stop ids to mask, because the output has fewer than `min_tokens` tokens."""
+    """Return the stop ids to mask while the output has fewer than `min_tokens` tokens."""
     sampling = row.sampling
     if row.output_index >= sampling.min_tokens:
         return []

@@ -63,7 +63,7 @@ class CachedPromptBlocks(EventPublisher):
         """Do nothing, because this publisher has no resources."""
 
     def report(self, watcher: CacheObserver) -> None:
-        """Report the blocks cached and evicted since the last call to `watcher`."""
+        """Report to `watcher` the blocks cached and evicted since the last report."""
         changes, self._changes = self._changes, []
         for key, there in changes:
             if there:

@@ -31,7 +31,7 @@ def plan_memory(
     swap_bytes: int | None = None,
     swapping: int = 0,
 ) -> MemoryPlan:
-    """Return the KV and swap blocks of each worker; raises ConfigurationError if memory or a KV cache is too small.
+    """Return the numbers of KV and swap blocks of each worker; raises ConfigurationError if memory is too small.
 
     Each KV cache and swap space must hold a request of `max_model_len` tokens. The caches of all `workers`, and the
     swap space of `swapping` workers with `swap_bytes` each, must fit into `available_bytes`.

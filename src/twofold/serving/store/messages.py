@@ -96,7 +96,7 @@ class Commit(msgspec.Struct, frozen=True, tag=True):
 
 
 class Release(msgspec.Struct, frozen=True, tag=True):
-    """Request to release these slots of a Load or, with None, to end the whole Load or Put with pending grants."""
+    """Request to release these slots of a Load or, with None, to end the whole Load or Put and its pending grants."""
 
     slots: list[int] | None = None
 

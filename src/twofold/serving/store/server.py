@@ -228,7 +228,7 @@ def check_store(config: StoreConfig, layout: KvLayout, available_bytes: int) -> 
 
 
 def contents_of(model: str, layout: KvLayout) -> str:
-    """Return a text that identifies a model and KV layout. Stores exchange only blocks with equal texts."""
+    """Return a text that identifies a model and KV layout. Stores use only blocks with the same text."""
     return f"{model} {msgspec.json.encode(layout).decode()}"
 
 

@@ -71,7 +71,7 @@ class _PausingCondition(threading.Condition):
 
 
 def prepare(config: ServiceConfig, report: ReportStage) -> EmulatedFactory:
-    """Return the factory of emulated workers; raises ConfigurationError if a KV cache is below the context length."""
+    """Return the factory of emulated workers; raises ConfigurationError if a KV cache is too small for one request."""
     report("reading the catalog")
     spec = config.cluster
     assert spec is not None  # noqa: S101  (for the type checker: the command line requires --cluster)

@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 
 class HandoffEvents:
-    """Updates the worker's state on hand-off events: messages of peers, and completed transfers of its own threads."""
+    """Updates the worker's state on hand-off events: messages of peers, and ends of its own transfers."""
 
     def __init__(self, state: SharedWorkerState) -> None:
         self._state = state
@@ -47,7 +47,7 @@ class HandoffEvents:
             self._reply(incoming, None)
 
     def ended(self, message: messages.HandoffEnded) -> None:
-        """Apply the message of a source that its writes have ended. With a first token, the KV is complete."""
+        """Process the end of a source's writes. The KV is complete if the message contains the first token."""
         state, request_id = self._state, message.request_id
         if message.epoch != state.epoch:
             log.warning("%s ignores KV for %s with epoch %d", state.instance, request_id, message.epoch)

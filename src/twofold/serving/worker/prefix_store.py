@@ -167,7 +167,7 @@ class StoredPrefixes(PrefixSource):
     def _load(self, keys: Sequence[bytes], when_sure: Queue) -> bool:
         """Load blocks from the store into the engine's pool; return False if the pool has too few free blocks.
 
-        `when_sure` is called with the lock once the keys of the blocks are published in the engine's cache.
+        `when_sure` is called with the worker's lock held, once the keys of the blocks are in the engine's cache.
         """
         state, shared = self._state, self._shared
         with state.changed:

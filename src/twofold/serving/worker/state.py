@@ -32,7 +32,7 @@ from twofold.serving.worker.sender import HandoffSender
 
 
 class WorkerScheduler(Protocol):
-    """Interface of a worker's scheduler. The caller of each method must have the worker's lock."""
+    """Interface of a worker's scheduler. Callers of its methods must hold the worker's lock."""
 
     @property
     def leases(self) -> LeaseTable: ...
@@ -206,7 +206,7 @@ class SharedWorkerState:
         self.tell(RequestFailed(instance=self.instance, request_id=request_id, reason=reason))
 
     def next_report(self) -> Status:
-        """Return a report of the current status to send; its number exceeds the previous report's."""
+        """Return a report of the current status, with a number above the previous report's."""
         self._reported = self.scheduler.status()
         self._reports += 1
         return Status(instance=self.instance, epoch=self.epoch, status=self._reported, number=self._reports)

@@ -39,8 +39,8 @@ def choose_node(
 
     Workers exchange KV, so all of them are placed in one link domain: the nodes with the same value of `link_label`.
     The first worker selects the domain with the most room. Within a domain, the workers of each role are spread over
-    nodes, so that the loss of a node does not end a phase. Ties are broken in favour of nodes with fewer workers, then
-    more room.
+    nodes, so that the loss of one node does not stop a phase. Ties are broken in favour of nodes with fewer workers,
+    then more room.
     """
     placed = list(others)
     on_node = Counter(each.node for each in placed)

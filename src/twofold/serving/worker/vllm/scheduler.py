@@ -55,7 +55,7 @@ class VllmRequestState(Enum):
 
 
 class VllmOrder(Enum):
-    """Change of vLLM's requests that another thread has ordered, to be applied before the next iteration."""
+    """Order of another thread to add, resume or abort a request of vLLM before the next iteration."""
 
     ADD = auto()
     RESUME = auto()  # its KV and first token have been received
@@ -187,7 +187,7 @@ class VllmScheduler:
 
     @property
     def unsettled(self) -> bool:
-        """Whether transfers have ended that vLLM has not been notified of."""
+        """Whether some ended transfers have not been reported to vLLM yet."""
         return bool(self._sent or self._received)
 
     def settle(self) -> SettledTransfers:

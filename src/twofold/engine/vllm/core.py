@@ -166,7 +166,7 @@ class VllmCore:
         return True
 
     def abort(self, request_id: str) -> None:
-        """Abort a request if vLLM knows it."""
+        """Abort a request; do nothing for unknown requests."""
         self._core.abort_requests([request_id])
         self.prompt_blocks.forget(request_id)
 

@@ -278,7 +278,7 @@ class StoreClient:
                 self._timed_out.put(session)
 
     def _intact(self, memory: SlotMemory, blocks: Mapping[int, messages.Block]) -> dict[int, int]:
-        """Return the slots of the blocks by block index, without blocks with wrong checksums if `verify` is set."""
+        """Return the slots of the blocks, by block index. With `verify`, omit blocks with wrong checksums."""
         intact = {index: block.slot for index, block in blocks.items()}
         if self._verify:
             for index, block in blocks.items():

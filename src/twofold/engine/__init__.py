@@ -1,1 +1,1 @@
-"""The engines of workers. An engine runs the batches of its worker."""
+"""Engines of workers, which run the batches that the scheduler selects."""

@@ -87,7 +87,7 @@ class SequenceStep:
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """A sampled token, with log probabilities (natural, before temperature) if requested."""
+    """A sampled token, with natural log probabilities (before temperature) if the request asks for them."""
 
     token_id: int
     logprob: float | None = None

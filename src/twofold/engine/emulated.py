@@ -14,9 +14,9 @@ from twofold.scheduling.instance.swap_preemption import BlockCopy
 log = logging.getLogger(__name__)
 
 _MASK = 2**64 - 1
-_MAX_DELAY_PS = PS // 20  # of the end of a batch, without a warning
+_MAX_DELAY_PS = PS // 20  # maximum delay of the end of a batch without a warning
 _WARNING_INTERVAL_PS = 10 * PS
-_MAX_LAG_PS = PS  # work that a process makes up for after it was stopped
+_MAX_LAG_PS = PS  # maximum lag that the engine makes up for, for example after the process was stopped
 _MAX_GROUP = 8  # layers
 
 
@@ -32,7 +32,7 @@ class MonotonicClock:
 
 
 class LayerGroups:
-    """Groups of layers that the emulated engine completes together, to save a wake-up of two threads per layer.
+    """Groups of layers that the emulated engine completes together, because each completion wakes two threads.
 
     Group k ends with layer `ends[k]` − 1. The first and the last groups have one layer each. Their sizes affect
     latency: the first group starts a layer-wise hand-off, and the last group is sent after the prefill. Groups in the
@@ -53,20 +53,20 @@ class LayerGroups:
         return len(self.ends)
 
     def ready(self, group: int, begin: int, end: int) -> int:
-        """Return the time at which a prefill from `begin` to `end` completes a group. All layers take equally long."""
+        """Return the time at which a prefill from `begin` to `end` completes a group. All layers take the same time."""
         return begin + (end - begin) * self.ends[group] // self.layers
 
     def layout(self, kv_bytes_per_token: int, block_size: int) -> KvLayout:
-        """Return the layout of a KV cache that has one layer for each group."""
+        """Return the layout of the emulated KV cache, which has one layer for each group."""
         bounds = [kv_bytes_per_token * end // self.layers for end in (0, *self.ends)]
         shapes = [LayerShape(1, high - low, 0) for low, high in pairwise(bounds)]
         return KvLayout(tuple(shapes), block_size, dtype="emulated", itemsize=1)
 
 
 class PrefillTimes:
-    """Start and end times of an instance's prefills. The emulated link sends layers by these times.
+    """Start and end times of an instance's prefills. The emulated link derives from them when a layer can be sent.
 
-    The last block of a prompt identifies the prompt: no other prompt has this block until the hand-off has ended.
+    The last block of a prompt identifies its prefill: no other prompt has this block until the hand-off has ended.
     Blocks shared with other prompts always come before the last block.
     """
 
@@ -75,23 +75,23 @@ class PrefillTimes:
         self._spans: dict[int, tuple[int, int]] = {}
 
     def note(self, block_tables: Iterable[Sequence[int]], begin: int, end: int) -> None:
-        """Record `begin` and `end`, in picoseconds, as the times of the prefills whose blocks are `block_tables`."""
+        """Record the start and end times, in picoseconds, of the prefills of the prompts with these `block_tables`."""
         for blocks in block_tables:
             self._spans[blocks[-1]] = begin, end
 
     def ready(self, blocks: Sequence[int], group: int) -> int:
-        """Return the time at which the prefill of the prompt in `blocks` completes a group of layers."""
+        """Return the time at which the prefill of the prompt with these blocks completes a group of layers."""
         return self.groups.ready(group, *self._spans[blocks[-1]])
 
     def end(self, blocks: Sequence[int]) -> int:
-        """Return the time at which the prefill of the prompt in `blocks` ends."""
+        """Return the time at which the prefill of the prompt with these blocks ends."""
         return self._spans[blocks[-1]][1]
 
 
 class RandomTokens:
-    """Generator of uniformly distributed token ids from `low` to `vocab_size` − 1, which never generates EOS.
+    """Generator of uniformly distributed token ids from `low` to `vocab_size` − 1.
 
-    Most vocabularies have their special tokens below `low`.
+    Most vocabularies have EOS and their other special tokens below `low`.
     """
 
     def __init__(self, vocab_size: int) -> None:
@@ -99,7 +99,7 @@ class RandomTokens:
         self.size = vocab_size - self.low
 
     def sample(self, sampling: SamplingParams, position: int, output_index: int) -> Sampled:
-        """Sample the token at `position` from the seed and the position, or from the position only if greedy."""
+        """Return the token at `position`: a hash of the seed and the position, or of the position alone if greedy."""
         place = _mix(0 if sampling.greedy else sampling.seed, position) % self.size
         ruled_out = frozenset(sampling.stop_token_ids if output_index < sampling.min_tokens else ())
         places = (place + step for step in range(len(ruled_out) + 1))
@@ -110,7 +110,7 @@ class RandomTokens:
         return Sampled(token, -math.log(self.size), self._alternatives(token, sampling.logprobs))
 
     def _alternatives(self, token: int, count: int) -> tuple[tuple[int, float], ...]:
-        """Return `token` and the next token ids, `count` in all. All tokens have the same probability."""
+        """Return `count` token ids from `token` on, each with the same log probability."""
         ids = (self.low + (token - self.low + step) % self.size for step in range(min(count, self.size)))
         return tuple((each, -math.log(self.size)) for each in ids)
 
@@ -130,7 +130,7 @@ class EmulatedEngine:
     """Implementation of `twofold.engine.base.Engine` that sleeps for the durations that `timing` predicts.
 
     The simulator uses the same durations. An iteration starts at the modelled end of the previous iteration, unless the
-    worker has paused in between. Late wake-ups and the work between iterations therefore do not add up.
+    worker has paused in between. Delays by late wake-ups and by work between iterations therefore do not accumulate.
     """
 
     def __init__(
@@ -183,7 +183,7 @@ class EmulatedEngine:
         return sampled
 
     def _check_delay(self, due: int) -> None:
-        """Log a warning, at most every ten seconds, if a batch due at the picosecond `due` ends late."""
+        """Log a warning, at most every ten seconds, if a batch ends more than 50 ms after `due` (picoseconds)."""
         now = self._clock.now()
         if now - due > _MAX_DELAY_PS and (self._warned is None or now - self._warned > _WARNING_INTERVAL_PS):
             self._warned = now
@@ -197,7 +197,7 @@ class EmulatedEngine:
         return now if after is None or now - after > _MAX_LAG_PS else after
 
     def _duration(self, prompts: Iterable[SequenceStep], decodes: Sequence[SequenceStep]) -> int:
-        """Return the picoseconds of an iteration. As in the simulator, a decode reads only the KV before its token."""
+        """Return the picoseconds of an iteration. As in the simulator, a decode's new token is not in its context."""
         context = sum(step.start for step in decodes)
         tokens = squares = 0
         for step in prompts:

@@ -8,7 +8,7 @@ from twofold.errors import ModelError
 
 
 def eos_token_ids(*given: object) -> tuple[int, ...]:
-    """Return the EOS ids of generation_config.json, or else of config.json, as transformers does."""
+    """Return the EOS ids of generation_config.json or, if it has none, of config.json, as transformers does."""
     for each in given:
         if isinstance(each, int):
             return (each,)
@@ -17,14 +17,14 @@ def eos_token_ids(*given: object) -> tuple[int, ...]:
     return ()
 
 
-# Names of the context length in configurations that do not map theirs to `max_position_embeddings`.
+# Names of the context length; some configurations do not map theirs to `max_position_embeddings`.
 _NAMES = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length", "seq_length", "n_ctx")
 
 
 def context_length(config: PreTrainedConfig, name: str) -> int:
     """Return the context length in tokens. Raises ModelError if the configuration has none.
 
-    A LongRoPE model has its original context length. Beyond that length, the rotations of all positions in a batch
+    For a LongRoPE model this is the original context length. Beyond it, the rotations of all positions in a batch
     change, so cached KV and other sequences of the batch would be wrong.
     """
     lengths = [int(value) for key in _NAMES if (value := getattr(config, key, None))]

@@ -62,7 +62,7 @@ def train_tokenizer(vocab_size: int, max_length: int, corpus_bytes: int = _CORPU
 
 
 def _corpus(limit: int) -> Iterator[str]:
-    """Yield the Python language reference, then the source of the standard library, in a fixed order."""
+    """Yield `limit` characters: the Python language reference, then the source of the standard library, both sorted."""
     left, stdlib = limit, Path(sysconfig.get_paths()["stdlib"])
     library = (path.read_text(encoding="utf-8", errors="ignore") for path in sorted(stdlib.glob("*.py")))
     for text in itertools.chain((topics[name] for name in sorted(topics)), library):
@@ -80,7 +80,7 @@ _LOGIT_SPREAD = 3.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSpec:
-    """Sizes of a model of the Llama architecture, which has 31 million parameters by default."""
+    """Sizes of a model of the Llama architecture. The default is a model with 31 million parameters."""
 
     hidden_size: int = 512
     layers: int = 8
@@ -92,7 +92,7 @@ class ModelSpec:
     dtype: str = "float32"
 
     def check(self) -> None:
-        """Raise ConfigurationError if no model can have this combination of sizes."""
+        """Raise ConfigurationError if no model can have these sizes."""
         if self.hidden_size % (2 * self.heads):
             raise ConfigurationError(
                 f"--hidden-size {self.hidden_size} must be a multiple of twice --heads {self.heads}"
@@ -149,8 +149,8 @@ def _draw_model(spec: ModelSpec, bos: int, eos: int, pad: int) -> LlamaForCausal
         num_attention_heads=spec.heads,
         num_key_value_heads=spec.kv_heads,
         max_position_embeddings=spec.max_model_len,
-        # Layers that keep the scale of their input: larger weights amplify rounding, and much smaller ones make a
-        # model that repeats a few tokens for any input.
+        # With this scale, layers keep the scale of their input. Larger weights amplify rounding; with much smaller
+        # weights, the model repeats a few tokens for any input.
         initializer_range=1.0 / math.sqrt(spec.hidden_size),
         tie_word_embeddings=False,
         bos_token_id=bos,

@@ -1,4 +1,4 @@
-"""Registry of engines and their traits. To add an engine, write its worker in `serving/worker` and an entry here."""
+"""Registry of engines and their properties. A new engine needs a module in `serving/worker` and an entry here."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,7 +9,7 @@ from twofold.errors import ConfigurationError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineTraits:
-    """Properties of an engine for other modules. Boolean fields state whether the engine supports a feature.
+    """Properties of an engine that other modules query. Boolean fields state whether it supports a feature.
 
     `module` is a module of `twofold.serving.worker` that has a function `prepare(config, report)` and imports
     `package`. The extra `extra` of this distribution installs `package`. `environment` has defaults for variables that
@@ -21,7 +21,7 @@ class EngineTraits:
     package: str | None = None
     extra: str | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
-    runs_model: bool = True  # False: takes the time of a model and computes nothing
+    runs_model: bool = True  # False: only takes the time that a model would take
     parallelism: bool = True  # over tensor and pipeline ranks
     chunked_pipeline: bool = True
     swap_space: bool = True
@@ -33,7 +33,7 @@ class EngineTraits:
     cpu_block_size: int = 16
 
     def check_installed(self) -> None:
-        """Raise ConfigurationError if the engine's package is not installed. Do not import the package."""
+        """Raise ConfigurationError if the engine's package is not installed, without importing the package."""
         if self.extra is not None and find_spec(str(self.package)) is None:
             raise ConfigurationError(
                 f"--engine {self.extra} needs a package that is not installed: pip install 'twofold[{self.extra}]'"

@@ -64,7 +64,7 @@ _PROBE_S: Final = 5.0
 
 
 def connect(address: str, what: str) -> Any:  # noqa: ANN401  (the module, which has no types)
-    """Connect this process to the Ray cluster at `address`, unless it is connected; return the `ray` module.
+    """Connect this process to the Ray cluster at `address`, unless already connected; return the `ray` module.
 
     `address` is HOST:PORT, `auto`, `local`, or ray://HOST:PORT for Ray's client. Raises ConfigurationError if Ray is
     not installed (the error names the feature `what`) or if there is no cluster.

@@ -16,7 +16,7 @@ ENCRYPTION_BYTES = 256  # overhead of CURVE per frame
 _ZAP = "inproc://zeromq.zap.01"  # ZeroMQ's authentication endpoint (RFC 27)
 _DOMAIN = b"twofold"
 _LOOK_MS = 200
-# A silent connection is dropped and reopened after this time; heartbeats go out at half of it.
+# A connection silent for this time is dropped and reopened; heartbeats are sent at half this interval.
 _DEAD_MS = 6000
 _CALL_MS = 2000
 # Handshakes that failed before authentication: no key, or no ZeroMQ peer.
@@ -27,7 +27,7 @@ Context = zmq.Context[Socket]
 
 
 class Guard:
-    """Guard of a ZeroMQ context: converts its sockets to CURVE and authenticates peers by the cluster key.
+    """Protection of the sockets of a ZeroMQ context: CURVE encryption, and authentication by the cluster key.
 
     `refused` counts the refused connections. A refusal is logged when the count is a power of two.
     """
@@ -47,7 +47,7 @@ class Guard:
     def listen(self, socket: Socket, address: str, *, bulk: bool = False) -> None:
         """Require the cluster key from clients of `socket`. Call this before binding `socket` to `address`.
 
-        Idle connections are dropped unless `bulk` is set, because large messages delay heartbeats.
+        Connections without heartbeats are dropped unless `bulk` is set, because large messages delay heartbeats.
         """
         socket.curve_secretkey = self._server_secret
         socket.curve_server = True
@@ -66,7 +66,7 @@ class Guard:
         socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
 
     def close(self) -> None:
-        """Stop admitting connections. Call this before the ZeroMQ context ends."""
+        """Stop accepting connections. Call this before the ZeroMQ context ends."""
         self._closing.set()
         self._thread.join()
         for socket in (self._zap, *self._monitors):
@@ -82,7 +82,7 @@ class Guard:
                     self._refuse(f"to {endpoint.decode()}", "missing or wrong cluster key")
 
     def _answer(self, request: list[bytes]) -> None:
-        """Handle a ZAP request: version, number, domain, address, identity, mechanism, the client's public key."""
+        """Accept or refuse the client of a ZAP request, by comparing its public key with the cluster key's."""
         version, number, domain, address, _, mechanism, *credentials = request
         known = [domain, mechanism] == [_DOMAIN, b"CURVE"] and len(credentials) == 1
         admitted = known and hmac.compare_digest(z85.encode(credentials[0]), self._client_public)

@@ -17,7 +17,7 @@ _NOTE = "# Twofold cluster key. Its holders can join the service and read and wr
 class ClusterKey:
     """Curve25519 secret keys (32 bytes each) of servers and clients, derived from one secret.
 
-    Two keys prevent messages of one side from being replayed as those of the other. `repr` contains no secrets.
+    With separate keys, a message of one side cannot be replayed as a message of the other. `repr` shows no secrets.
     """
 
     def __init__(self, secret: bytes) -> None:
@@ -31,7 +31,7 @@ class ClusterKey:
 
 
 def write_key(path: Path) -> None:
-    """Write a new key to a file for its owner only. Raises ConfigurationError if the file exists or on failure."""
+    """Write a new key to a file that only its owner can read. Raises ConfigurationError if the file already exists."""
     try:
         fd = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
         with os.fdopen(fd, "w", encoding="ascii") as file:

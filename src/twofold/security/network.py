@@ -14,7 +14,7 @@ _ADDRESS = re.compile(r"tcp://(?P<host>\[[0-9A-Fa-f:.%\w]+\]|[^\s:/\[\]]+):(?P<p
 class HostNetwork(msgspec.Struct, frozen=True, kw_only=True):
     """Network settings of one host in a service of several hosts.
 
-    The fields are its name, its address for other hosts, its key file and the controller's inbox.
+    The fields are the host's name, its address for other hosts, its key file and the controller's inbox.
     """
 
     host: str
@@ -53,9 +53,9 @@ class TcpEndpoint(msgspec.Struct, frozen=True):
 
 
 def own_host(host: str, flag: str) -> str:
-    """Numeric address of this host, for binding sockets.
+    """Return the numeric address of this host, for binding sockets.
 
-    Raises ConfigurationError for an unknown name and for wildcard addresses, which others cannot connect to.
+    Raises ConfigurationError for an unknown name and for wildcard addresses, to which other hosts cannot connect.
     """
     if host in {"*", "0.0.0.0", "[::]"}:  # noqa: S104  (refused here)
         raise ConfigurationError(f"{flag} {host} is a wildcard: use the address at which other hosts reach this one")

@@ -12,7 +12,7 @@ from twofold.handoff import Lease
 from twofold.kvcache.sharding import UNSHARDED, Sharding
 from twofold.security.network import HostNetwork
 
-# Memory of every instance that peers may write at any time, to measure the link.
+# Size of the scratch memory of an instance, which peers may write at any time to measure the link.
 SCRATCH_BYTES = 4 << 20
 
 
@@ -37,7 +37,7 @@ class MemoryDescriptor(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class KvCacheSpec(NamedTuple):
-    """Description of the KV cache that a transport creates for one epoch of an instance and its engine on `device`."""
+    """Properties of the KV cache that a transport creates for one epoch of an instance, with its engine on `device`."""
 
     instance: str
     epoch: int
@@ -78,7 +78,7 @@ class Connection(Protocol):
 class Transport:
     """Interface of a transport: gives peers access to the local cache and connects to the caches of peers.
 
-    `writes_outlive_lease` is true if data that a remote peer sent may still arrive after its lease ended, because the
+    `writes_outlive_lease` is true if data of a remote peer may still arrive after its lease has ended, because the
     network writes into memory without asking this process.
     """
 
@@ -93,14 +93,14 @@ class Transport:
         """Make blocks that the engine has computed readable for peers."""
 
     def add_checksums(self, layers: range, blocks: Sequence[int], sums: list[int], *, landed: bool) -> None:
-        """Extend the checksums `sums` of the blocks by these layers. `sums` has one entry per block, initially 0.
+        """Update the checksum in `sums` (initially 0) of each block with the contents of these layers.
 
-        With `landed` the checksums cover the contents that peers wrote, otherwise the contents that the engine
+        With `landed`, the checksums cover the contents that peers wrote, otherwise the contents that the engine
         computed.
         """
 
     def granted(self, lease: Lease) -> None:
-        """Record a lease, under which a peer may write the blocks of the lease from now on."""
+        """Permit a peer to write the blocks of a lease, until `ended` is called."""
 
     def ended(self, lease: Lease) -> None:
         """End a lease. Unless `writes_outlive_lease` is set, no peer writes under the lease after this call returns."""
@@ -118,7 +118,7 @@ def check_layout(ours: MemoryDescriptor, peer: MemoryDescriptor) -> None:
 
 
 def moved_bytes(layout: KvLayout, layers: range, blocks: int) -> int:
-    """Return the bytes of `blocks` blocks in these layers."""
+    """Return the size in bytes of these layers of `blocks` blocks."""
     return blocks * sum(layout.layer_bytes_per_block(layer) for layer in layers)
 
 

@@ -32,10 +32,9 @@ _LOOK_MS = 50  # between checks for a closed or broken connection
 
 
 class CurveConnection:
-    """Client of a peer's `CurveServer`. Any thread may use it, but it sends one request at a time.
+    """Connection to a peer's `CurveServer`. Thread-safe; it sends one request at a time.
 
-    The client repeats a request after a reconnect, because the request or its reply may be lost. All requests are
-    idempotent.
+    It repeats a request after a reconnect, because the request or its reply may be lost. All requests are idempotent.
     """
 
     def __init__(self, socket: zmq.Socket[bytes], address: str, ours: PooledTransport, peer: MemoryDescriptor) -> None:
@@ -67,7 +66,7 @@ class CurveConnection:
         self._ask(curve_server.Probe(self._peer.epoch), [bytes(nbytes)])
 
     def close(self) -> None:
-        """Wake the caller that waits for a reply. That caller then closes the sockets."""
+        """Close the sockets, or make the thread that waits for a reply close them."""
         self._closed = True
         if self._lock.acquire(blocking=False):
             try:
@@ -79,7 +78,7 @@ class CurveConnection:
                 self._lock.release()
 
     def _ask(self, question: curve_server.CurveRequest, data: Sequence[curve_server.Bytes] = ()) -> list[zmq.Frame]:
-        """Return the data of the reply to a request.
+        """Send a request and return the data frames of its reply.
 
         Raises InstanceLostError if the connection is closed first, and StaleEpochError if the peer denies the request.
         """
@@ -97,7 +96,7 @@ class CurveConnection:
         return found
 
     def _answer(self, frames: list[curve_server.Bytes]) -> list[zmq.Frame]:
-        """Send the request until its reply arrives, once more after every reconnect."""
+        """Send a request, and send it again after every reconnect, until its reply arrives; return the reply."""
         asked = False
         while not self._closed:
             if not asked:
@@ -124,7 +123,7 @@ class CurveAddress(TransportAddress, frozen=True, tag=True):
 
 
 class CurveTransport(SharedMemoryTransport):
-    """A local cache that peers on this host map into their memory. Remote peers access it through a server thread."""
+    """Transport with a local cache that peers on this host map. Other peers access it through a server thread."""
 
     def __init__(self, spec: KvCacheSpec) -> None:
         network = spec.network

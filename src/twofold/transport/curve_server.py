@@ -31,7 +31,7 @@ class WriteBlocks(msgspec.Struct, frozen=True, tag=True):
 
 
 class ReadBlocks(msgspec.Struct, frozen=True, tag=True):
-    """Request for the data of these layers of these blocks."""
+    """Request to read these layers of these blocks."""
 
     epoch: int
     layers: tuple[int, int]
@@ -39,7 +39,7 @@ class ReadBlocks(msgspec.Struct, frozen=True, tag=True):
 
 
 class Probe(msgspec.Struct, frozen=True, tag=True):
-    """Request that measures the connection. The server ignores the attached bytes and only replies."""
+    """Request to measure the connection. The server ignores the attached bytes and only replies."""
 
     epoch: int
 
@@ -59,7 +59,7 @@ CurveReply = Done | Denied
 
 
 def gather(pool: KvPool, layers: range, blocks: Sequence[int]) -> list[Bytes]:
-    """Copy the bytes of these layers and blocks into one buffer per part."""
+    """Copy these layers of blocks into buffers: for each layer, one buffer for the keys and one for the values."""
     take = torch.tensor(blocks, device=pool.device)
     return [
         part.index_select(0, take).cpu().numpy().reshape(-1).data for layer in layers for part in pool.block_rows(layer)
@@ -80,10 +80,9 @@ def scatter(pool: KvPool, layers: range, blocks: Sequence[int], frames: Sequence
 
 
 class LeaseGate:
-    """The blocks that remote peers may currently write, grouped by lease.
+    """Blocks that remote peers may currently write, by lease.
 
-    A writer locks the gate while it writes, and `close` waits for the writer. After `close` returns, nobody writes
-    under that lease.
+    Each write locks the gate, and `close` waits for the lock, so no peer writes under a lease after `close` returns.
     """
 
     def __init__(self) -> None:
@@ -100,7 +99,7 @@ class LeaseGate:
 
     @contextmanager
     def passing(self, source: str, blocks: Sequence[int]) -> Iterator[bool]:
-        """Yield whether one lease of `source` covers all these blocks, and lock the gate while the context lasts."""
+        """Yield whether one lease of `source` covers all these blocks. The gate is locked until the context exits."""
         with self._lock:
             yield any(holder == source and leased.issuperset(blocks) for (holder, _), leased in self._leases.items())
 
@@ -111,7 +110,7 @@ _LOOK_MS = 200
 
 
 class CurveServer:
-    """Server at `address` that executes requests on a pool in host memory, one request at a time."""
+    """Thread that executes requests of remote peers at `address`, one at a time, on a pool in host memory."""
 
     def __init__(
         self, context: Context, guard: Guard, host_address: str, epoch: int, pool: KvPool, gate: LeaseGate

@@ -16,8 +16,8 @@ from twofold.transport.base import Connection, KvCacheSpec, MemoryDescriptor, Tr
 class EmulatedPort(msgspec.Struct, frozen=True, kw_only=True):
     """Network position of an instance: its machine, bandwidth and latencies.
 
-    `local_bytes_per_s` applies to peers on the same machine. `latency_s` and `sync_s` are those of
-    `performance.transfer.TransferModel`.
+    `local_bytes_per_s` applies to peers on the same machine. `performance.transfer.TransferModel` defines `latency_s`
+    and `sync_s`.
     """
 
     machine: str
@@ -36,20 +36,20 @@ class EmulatedPort(msgspec.Struct, frozen=True, kw_only=True):
 class EmulatedConnection:
     """Emulated link to one peer.
 
-    A hand-off that begins during the prefill of its prompt is layer-wise and adds synchronization time.
+    A hand-off that starts during the prefill of its prompt is layer-wise, and takes the additional time `sync_s`.
     """
 
     def __init__(self, link: "EmulatedTransport", peer: EmulatedPort) -> None:
         self._link, self._layout = link, link.descriptor.layout
         self._rate = link.port.rate_to(peer)
-        self._layer_wise: set[int] = set()  # running hand-offs by their last block
+        self._layer_wise: set[int] = set()  # last blocks of running layer-wise hand-offs
 
     def write(self, layers: range, source_blocks: Sequence[int], target_blocks: Sequence[int]) -> int:
-        """Sleep until the bytes would have arrived at the peer."""
+        """Sleep until the layers would have arrived at the peer."""
         return sum(self._write(layer, source_blocks) for layer in layers)
 
     def read(self, layers: range, source_blocks: Sequence[int], target_blocks: Sequence[int]) -> int:
-        """Sleep until the bytes would have arrived here. They use the outgoing link of the reader."""
+        """Sleep until the layers would have arrived here. The read occupies the reader's own outgoing link."""
         link, size = self._link, moved_bytes(self._layout, layers, len(source_blocks))
         latency = ps(link.port.latency_s) if layers.start == 0 else 0
         link.free_at = max(link.clock.now() + latency, link.free_at) + ps(size / self._rate)
@@ -87,7 +87,7 @@ class EmulatedConnection:
 
 
 class EmulatedTransport(Transport):
-    """Transport with the descriptor of an emulated cache and a link to peers, which is busy until `free_at`."""
+    """Transport of an emulated instance without memory. Its link to peers is busy until `free_at` (picoseconds)."""
 
     def __init__(self, spec: KvCacheSpec, port: EmulatedPort, prefills: PrefillTimes, clock: MonotonicClock) -> None:
         self.port, self.prefills, self.clock = port, prefills, clock

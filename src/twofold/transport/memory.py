@@ -17,7 +17,7 @@ class SharedMemory:
     """`nbytes` of shared memory in an anonymous file (memfd).
 
     The memory has no name in the file system. Peers open /proc/PID/fd/FD, and no file remains however the processes
-    end. A restarted process has new memory, so late writes of a peer go to the old one.
+    end. A restarted process has new memory, so late writes of a peer go to the old memory.
     """
 
     def __init__(self, fd: int, nbytes: int, address: str) -> None:
@@ -28,7 +28,7 @@ class SharedMemory:
 
     @classmethod
     def create(cls, name: str, nbytes: int, flag: str = "--kv-cache-memory-bytes") -> "SharedMemory":
-        """Reserve `nbytes`. Raises ConfigurationError, naming `flag`, if the machine has too little memory."""
+        """Allocate shared memory. Raises ConfigurationError, naming `flag`, if the machine has too little memory."""
         fd = os.memfd_create(f"twofold-{name}")
         try:
             os.posix_fallocate(fd, 0, nbytes)
@@ -41,7 +41,7 @@ class SharedMemory:
 
     @classmethod
     def open(cls, address: str, nbytes: int) -> "SharedMemory":
-        """Map memory of another process. Raises ConfigurationError if it is missing or has another size."""
+        """Map the memory of another process. Raises ConfigurationError if it is missing or has another size."""
         try:
             fd = os.open(address, os.O_RDWR)
         except OSError as error:
@@ -53,11 +53,11 @@ class SharedMemory:
         return cls(fd, nbytes, address)
 
     def view(self) -> memoryview:
-        """All bytes, writable."""
+        """Return a writable view of all bytes."""
         return memoryview(self._map)
 
     def map_again(self, address: int) -> int:
-        """Map the memory once more until the process exits, at this address if free; returns the address.
+        """Map the memory a second time until the process exits, at `address` if free; return the actual address.
 
         Raises ConfigurationError if the process has too little address space.
         """

@@ -1,11 +1,11 @@
 """Transport `mooncake`: shared memory within a host, Mooncake's transfer engine between hosts.
 
-The engine would use TCP within a host too. Data in the sockets of a killed sender, some MiB by measurement, would then
-arrive after its death; shared memory leaves no such data.
+Within a host, the engine would use TCP, and data in the sockets of a killed sender (some MiB by measurement) would
+arrive after its death. Shared memory leaves no such data.
 
-The engine has calls that move many pieces and wait for all of them. They return as soon as one piece fails, while
-others are still in flight, and an engine cannot be stopped. Here, each piece is submitted separately and every one is
-waited for, so that no memory is written after its lease.
+The engine's calls for many pieces return as soon as one piece fails, while other pieces are still in flight, and an
+engine cannot be stopped. This transport therefore submits each piece separately and waits for all of them, so that no
+memory is written after its lease.
 """
 
 import os
@@ -24,24 +24,24 @@ from twofold.transport.base import Connection, KvCacheSpec, MemoryDescriptor, Tr
 from twofold.transport.one_sided import LIFE_BYTES, CacheMemory, OneSidedConnection, Operation, Pieces, pause
 from twofold.transport.shared_memory import SharedMemoryTransport
 
-# Pieces in flight; the engine refuses more than its queue takes (1,024 per peer).
+# Maximum number of pieces in flight; the engine's queue holds 1,024 per peer and refuses more.
 MAX_UNDER_WAY = 256
 _DONE, _FAILED = 1, -1  # status of a piece; anything else is in flight
 
-# Read once at start. After a timeout the engine would report a failed write although its bytes may still arrive; the
-# controller reports dead peers instead. Version 1 of its protocol reports a write as done once it left the sender.
+# The engine reads them at start. After a timeout it would report a failed write although bytes may still arrive, so
+# timeouts are off; the controller reports dead peers. TCP protocol 1 reports a write as done once it left the sender.
 _NEVER_S = str(365 * 24 * 3600)
 _SETTINGS = {"MC_TCP_PROTO": "2", "MC_TCP_PROGRESS_TIMEOUT_SEC": _NEVER_S, "MC_TCP_STATUS_TIMEOUT_SEC": _NEVER_S}
 
 
 class MooncakeEngine:
-    """Registers memory and moves pieces to and from peers, addressed by `session`.
+    """`TransferEngine` over Mooncake: registers memory and moves pieces to and from peers, addressed by `session`.
 
-    Thread-safe: each transfer waits in the calling thread. The engine ends the rest of a cancelled transfer on its own.
+    Thread-safe: each transfer waits in the calling thread. Pieces in flight of a cancelled transfer may still arrive.
     """
 
     def __init__(self, address: str) -> None:
-        """Start an engine at this host's `address` (IPv6 in brackets). Raises ConfigurationError."""
+        """Start an engine at this host's `address` (IPv6 in brackets). Raises ConfigurationError on failure."""
         os.environ.update(_SETTINGS)
         os.environ.setdefault("MC_LOG_LEVEL", "ERROR")
         if address.startswith("["):
@@ -53,24 +53,24 @@ class MooncakeEngine:
         self.session = f"{address}:{self._engine.get_rpc_port()}"
 
     def register(self, address: int, nbytes: int) -> None:
-        """Let peers write and read this host memory. Raises ConfigurationError."""
+        """Let peers write and read this host memory. Raises ConfigurationError on failure."""
         if self._engine.register_memory(address, nbytes):
             raise ConfigurationError(f"Mooncake cannot register {nbytes / 2**20:,.0f} MiB of memory")
 
     def forget(self, peer: str) -> None:
-        """Do nothing: sockets end with the peer."""
+        """Do nothing: the connection ends with the peer."""
 
     def move(
         self, operation: Operation, local: Pieces, remote: Pieces, peer: str, cancelled: Callable[[], bool]
     ) -> None:
-        """Implements `TransferEngine.move`."""
+        """Copy pieces pairwise (see `TransferEngine.move`)."""
         engine, under_way, whole = self._engine, deque[int](), True
         submit = engine.batch_transfer_async_write if operation == "WRITE" else engine.batch_transfer_async_read
         for (here, nbytes), (there, _) in zip(local.rows.tolist(), remote.rows.tolist(), strict=True):
             if len(under_way) == MAX_UNDER_WAY:
                 whole = _moved(engine, under_way.popleft(), cancelled)
             number = submit(peer, [here], [there], [nbytes]) if whole and not cancelled() else 0
-            if number == 0:  # also if the peer does not describe its memory
+            if number == 0:  # also if the engine cannot read the memory description of the peer
                 whole = False
                 break
             under_way.append(number)
@@ -80,12 +80,12 @@ class MooncakeEngine:
             raise InstanceLostError(f"Mooncake cannot reach {peer}")
 
     def close(self) -> None:
-        """Make the memory unreachable for peers."""
+        """Stop the engine, so that peers can no longer access the memory."""
         del self._engine
 
 
 def _moved(engine: Any, number: int, cancelled: Callable[[], bool]) -> bool:  # noqa: ANN401
-    """Wait for the end of a piece, or for `cancelled`; returns whether it was moved."""
+    """Wait until a piece is moved, has failed or is cancelled; return whether it was moved."""
     began, checks = time.perf_counter(), 0
     while (status := engine.transfer_check_status(number)) not in {_DONE, _FAILED}:
         if cancelled():
@@ -111,9 +111,9 @@ _HUGE_PAGE = 2 << 20
 
 
 class MooncakeAddress(TransportAddress, frozen=True, tag=True):
-    """The memory for peers on this host.
+    """Address of a cache: `memory` for peers on this host, the engine's `session` for peers on other hosts.
 
-    For others the engine's `session`, the pool at `base` and the epoch word at `life`.
+    `base` and `life` are the addresses of the pool and of the epoch word in the memory of the owner's process.
     """
 
     transport = "mooncake"
@@ -126,9 +126,9 @@ class MooncakeAddress(TransportAddress, frozen=True, tag=True):
 
 
 class MooncakeTransport(SharedMemoryTransport):
-    """A local cache that peers on this host map, registered with the engine for other hosts.
+    """Transport with a local cache that peers on this host map. Other peers access it through Mooncake's engine.
 
-    An engine reconnects on its own, to any process at its peer's port. Each epoch therefore has its memory at separate
+    The engine reconnects automatically, to any process at the peer's port. The memory of each epoch therefore has other
     addresses: data for another epoch lies outside the registered memory and is refused. A connection reads the peer's
     epoch word first.
     """
@@ -173,12 +173,12 @@ class MooncakeTransport(SharedMemoryTransport):
 
 
 def own_address(epoch: int, nbytes: int) -> int:
-    """Address of an epoch's memory; two epochs collide once in thousands of cases."""
+    """Return the address for an epoch's memory. Two epochs have the same address once in thousands of cases."""
     place = -(-nbytes // _HUGE_PAGE) * _HUGE_PAGE
     return _FIRST + epoch % ((_LAST - _FIRST) // place) * place
 
 
 def _cache_memory(layout: KvLayout, num_blocks: int, address: MooncakeAddress) -> CacheMemory:
-    """The pool, followed by scratch memory as in SharedMemoryTransport, with a separate epoch word."""
+    """Return the address map of a cache: the pool, then scratch memory, and a separate epoch word."""
     scratch = address.base + layout.pool_bytes(num_blocks)
     return CacheMemory(layout, num_blocks, base=address.base, life=address.life, scratch=scratch)

@@ -1,8 +1,8 @@
 """Transport `nixl`: one-sided writes and reads over NIXL's UCX backend (RDMA, TCP, GPU to GPU, shared memory).
 
-`NixlAgent` uses the bindings below the nixl package's own agent class, which fixes the delay of the progress thread
-at 0. With that delay the thread polls without a pause and occupies a core. A progress thread is needed, because over
-TCP the target writes incoming data into place. With a delay it sleeps until the network wakes it.
+`NixlAgent` uses nixl's low-level bindings, because nixl's own agent class fixes the delay of the progress thread at 0.
+With that delay, the thread polls without a pause and occupies a core; with a longer delay, it sleeps until the network
+wakes it. The thread is necessary, because over TCP the target process writes incoming data into its memory.
 """
 
 import os
@@ -38,7 +38,7 @@ BACKEND = "UCX"
 
 
 class NixlAgent:
-    """Registers memory, loads peers' metadata, and moves pieces to and from peers.
+    """`TransferEngine` over NIXL: registers memory, loads peers' metadata, and moves pieces to and from peers.
 
     Thread-safe: each transfer waits in the calling thread.
     """
@@ -58,7 +58,7 @@ class NixlAgent:
         self._unreleased: list[int] = []
 
     def register(self, address: int, nbytes: int, device: int | None) -> None:
-        """Make memory of a GPU, or of the host if `device` is None, reachable. Raises ConfigurationError."""
+        """Let peers access memory of GPU `device` (None: of the host). Raises ConfigurationError on failure."""
         pieces = self._bindings.nixlRegDList(self._kind(device), [(address, nbytes, device or 0, "")])
         try:
             self._agent.registerMem(pieces, [])
@@ -66,11 +66,11 @@ class NixlAgent:
             raise ConfigurationError(f"NIXL cannot register {nbytes / 2**20:,.0f} MiB of memory: {error}") from error
 
     def metadata(self) -> bytes:
-        """Metadata of this agent and its memory, for peers."""
+        """Return the metadata of this agent and its memory, which peers load."""
         return bytes(self._agent.getLocalMD())
 
     def meet(self, metadata: bytes) -> str:
-        """Load a peer's metadata; returns the name of its agent. Raises ConfigurationError for invalid metadata."""
+        """Load a peer's metadata; return its agent's name. Raises ConfigurationError for invalid metadata."""
         try:
             return bytes(self._agent.loadRemoteMD(metadata)).decode()
         except Exception as error:  # as above
@@ -87,7 +87,7 @@ class NixlAgent:
     def move(
         self, operation: Operation, local: Pieces, remote: Pieces, peer: str, cancelled: Callable[[], bool]
     ) -> None:
-        """Implements `TransferEngine.move`."""
+        """Copy pieces pairwise (see `TransferEngine.move`)."""
         bindings, agent, handle = self._bindings, self._agent, None
         try:
             handle = agent.createXferReq(
@@ -108,7 +108,7 @@ class NixlAgent:
             raise InstanceLostError(f"NIXL cannot reach {peer}: {status}")
 
     def _wait(self, handle: int, status: object, cancelled: Callable[[], bool]) -> object:
-        """Wait for the end of a transfer, or for `cancelled`; returns its status."""
+        """Wait until a transfer ends or is cancelled; return its status."""
         began, checks = time.perf_counter(), 0
         while status == self._bindings.NIXL_IN_PROG and not cancelled():
             pause(checks, time.perf_counter() - began)
@@ -117,7 +117,7 @@ class NixlAgent:
         return status
 
     def _release(self, handle: int) -> None:
-        """Release a transfer, and earlier ones that could not be cancelled at the time."""
+        """Release a transfer, and retry earlier releases that have failed."""
         waiting, self._unreleased = [*self._unreleased, handle], []
         for each in waiting:
             try:
@@ -130,7 +130,7 @@ class NixlAgent:
 
 
 def _with_device(pieces: Pieces) -> npt.NDArray[np.uint64]:
-    """Rows of (address, bytes, device) for the bindings."""
+    """Return the pieces as rows of (address, bytes, device) for the bindings."""
     devices = np.full(len(pieces.rows), pieces.device or 0, dtype=np.uint64)
     return np.column_stack((pieces.rows, devices))
 
@@ -145,7 +145,7 @@ ALIGNMENT = 64
 
 
 class NixlAddress(TransportAddress, frozen=True, tag=True):
-    """The agent's metadata and the start of its memory, on GPU `device` or on the host if None."""
+    """Address of a cache: its agent's metadata, and the start of its memory on GPU `device` (None: on the host)."""
 
     transport = "nixl"
 
@@ -155,22 +155,22 @@ class NixlAddress(TransportAddress, frozen=True, tag=True):
 
 
 def life_offset(layout: KvLayout, num_blocks: int) -> int:
-    """Offset of the epoch word: the first aligned position after the pool."""
+    """Return the offset of the epoch word: the first aligned position after the pool."""
     return -(-layout.pool_bytes(num_blocks) // ALIGNMENT) * ALIGNMENT
 
 
 def cache_memory(layout: KvLayout, num_blocks: int, base: int, device: int | None) -> CacheMemory:
-    """The pool, the epoch word and the scratch memory, one after the other."""
+    """Return the address map of a cache: the pool, the epoch word and the scratch memory, one after the other."""
     life = base + life_offset(layout, num_blocks)
     return CacheMemory(layout, num_blocks, base=base, life=life, scratch=life + LIFE_BYTES, device=device)
 
 
 class NixlTransport(PooledTransport):
-    """A local cache in the engine's own memory, registered with NIXL as a whole, so nothing is staged.
+    """Transport with a local cache in the engine's own memory. NIXL registers all of it, so blocks are not staged.
 
-    The agent is named after the instance and its epoch, and so are its metadata and connections. A write under an
-    earlier epoch fails at the connection, because its process is gone, or at the epoch word of the process that
-    replaced it.
+    The agent's name contains the instance and its epoch, so its metadata and connections are valid only for that epoch.
+    Writes to an ended epoch fail: its process is gone, or the epoch word of the process that replaced it does not
+    match.
     """
 
     writes_outlive_lease = True  # data of an ended process may still be in the network
@@ -183,7 +183,7 @@ class NixlTransport(PooledTransport):
         where = torch.device(spec.device)
         on_cpu = where.type == "cpu"
         if on_cpu:
-            self._shared = SharedMemory.create(spec.instance, nbytes)  # reserved at start
+            self._shared = SharedMemory.create(spec.instance, nbytes)  # allocated at start
             memory = as_tensor(self._shared)
         else:
             memory = torch.zeros(nbytes, dtype=torch.uint8, device=where)

@@ -15,38 +15,38 @@ from twofold.engine.torch.pool import block_runs
 from twofold.errors import InstanceLostError, StaleEpochError, TwofoldError
 from twofold.transport.base import moved_bytes
 
-LIFE_BYTES = 64  # the epoch as 8 bytes, and a buffer for a peer's
+LIFE_BYTES = 64  # 8 bytes for the epoch, and 8 bytes for reading a peer's epoch
 CONNECT_S = 10.0
 
 Operation = Literal["WRITE", "READ"]
 
 
 class Pieces(NamedTuple):
-    """Memory ranges of one side: rows of (address, bytes), all on GPU `device` or on the host if None."""
+    """Memory ranges of one process: rows of (address, bytes), all on GPU `device` (None: on the host)."""
 
     rows: npt.NDArray[np.uint64]
     device: int | None
 
 
 class TransferEngine(Protocol):
-    """A library that moves memory between registered addresses of processes. Methods are thread-safe."""
+    """Interface of a library that copies between registered memory of two processes. Methods are thread-safe."""
 
     def move(
         self, operation: Operation, local: Pieces, remote: Pieces, peer: str, cancelled: Callable[[], bool]
     ) -> None:
-        """`WRITE` local pieces over remote ones, or `READ` them from there, pairwise; returns when done.
+        """Copy pieces pairwise, from local to remote memory (`WRITE`) or back (`READ`); return when all are copied.
 
-        Raises InstanceLostError if the peer is unreachable, or if `cancelled()` before the end.
+        Raises InstanceLostError if the peer is unreachable, or if `cancelled()` is true before the end.
         """
 
     def forget(self, peer: str) -> None:
-        """Drop all state of a peer, which may have ended already."""
+        """Drop all connection state of a peer, which may have exited already."""
 
 
 class CacheMemory:
     """Address map of a cache: each layer's keys and values from `base` on, the epoch word and the scratch memory.
 
-    `life` is the address of the epoch word (LIFE_BYTES), `scratch` that of SCRATCH_BYTES.
+    `life` is the address of the epoch word (LIFE_BYTES bytes), `scratch` that of the scratch memory (SCRATCH_BYTES).
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class CacheMemory:
             self._parts.append(parts)
 
     def pieces(self, layers: range, starts: Sequence[int], counts: Sequence[int]) -> Pieces:
-        """One row for the keys and one for the values of each run of blocks in each layer."""
+        """Return the memory of runs of blocks: one piece for the keys and one for the values per layer and run."""
         parts = np.array(list(chain.from_iterable(self._parts[layers.start : layers.stop])), dtype=np.uint64)
         rows = np.empty((len(parts), len(starts), 2), dtype=np.uint64)
         rows[:, :, 0] = parts[:, :1] + parts[:, 1:] * np.array(starts, dtype=np.uint64)
@@ -78,9 +78,9 @@ class CacheMemory:
 
 
 class OneSidedConnection:
-    """Connection to one epoch of a peer. Its end, or `close`, stops unfinished moves.
+    """Connection to one epoch of a peer. Running transfers fail when the epoch ends or `close` is called.
 
-    `ready(layers, blocks)` runs before local blocks are sent, to stage them in registered memory.
+    `ready(layers, blocks)` is called before local blocks are sent, to stage them in registered memory.
     """
 
     def __init__(
@@ -117,9 +117,10 @@ class OneSidedConnection:
         self._move("WRITE", local.piece(local.scratch, nbytes), remote.piece(remote.scratch, nbytes))
 
     def greet(self, epoch: int, life_word: torch.Tensor) -> None:
-        """Read the peer's epoch word into ours, [2] of int64, and close unless it matches.
+        """Check that the peer's epoch is `epoch`; otherwise close the connection.
 
-        Raises StaleEpochError for another epoch, InstanceLostError if the peer does not respond.
+        The peer's epoch word is read into `life_word[1]` (int64), in local registered memory. Raises StaleEpochError
+        for another epoch, InstanceLostError if the peer does not respond.
         """
         local, remote = self._local, self._remote
         deadline = time.monotonic() + CONNECT_S

@@ -1,4 +1,4 @@
-"""Base of transports between caches that are torch tensors."""
+"""Base of transports for KV caches in torch tensors."""
 
 import zlib
 from collections.abc import Callable, Sequence
@@ -13,15 +13,15 @@ from twofold.transport.registry import TRANSPORTS, check_transport
 
 
 def as_tensor(memory: SharedMemory) -> torch.Tensor:
-    """A writable tensor of bytes [nbytes] over shared memory."""
+    """Return a writable uint8 tensor [nbytes] over shared memory."""
     return torch.frombuffer(memory.view(), dtype=torch.uint8)
 
 
 class PooledTransport(Transport):
-    """A transport that owns the local cache.
+    """Transport that allocates the local KV cache.
 
-    The engine computes in `engine_pool`; blocks from peers land in `landing_pool`, from which peers also read. They
-    are the same pool if the transport reaches the engine's memory.
+    The engine computes in `engine_pool`. Peers write to and read from `landing_pool`. Both are the same pool if peers
+    can access the engine's memory.
     """
 
     engine_pool: KvPool
@@ -41,7 +41,7 @@ MakeTransport = Callable[[KvCacheSpec], PooledTransport]
 
 
 def load_transport(name: str) -> MakeTransport:
-    """The constructor of a transport. Raises ConfigurationError if it is unknown or not installed."""
+    """Return the constructor of a transport. Raises ConfigurationError if it is unknown or not installed."""
     check_transport(name)
     transport: MakeTransport = getattr(import_module(f"twofold.transport.{name}"), TRANSPORTS[name].name)
     return transport

@@ -7,7 +7,7 @@ from twofold.errors import ConfigurationError
 
 
 class TransportEntry(NamedTuple):
-    """Class name of a transport, its help text, and optional packages, one of which is needed."""
+    """Class name of a transport, its help text, and its packages, of which one must be installed."""
 
     name: str
     help: str

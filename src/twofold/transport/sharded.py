@@ -1,4 +1,4 @@
-"""Transport of a worker with several ranks: each moves its own part of the cache when the first rank asks.
+"""Transport of a worker with several ranks: each rank moves its own part of the cache on request of the first rank.
 
 first rank                                      another rank
 ShardedConnection.write(layers, …) ─ MoveBlocks ▶ RankServer: its own connection.write(layers, …)
@@ -21,14 +21,14 @@ from twofold.transport.shared_memory import SharedMemoryTransport
 
 
 class Connect(msgspec.Struct, frozen=True, tag=True):
-    """Connect to a peer; later messages refer to the connection by `key`."""
+    """Request to connect to a peer; later requests refer to the connection by `key`."""
 
     key: int
     peer: MemoryDescriptor
 
 
 class MoveBlocks(msgspec.Struct, frozen=True, tag=True):
-    """Move this rank's part of layers `first` … `end` − 1, into the peer's cache if `writes`, else from it."""
+    """Request to move a rank's part of layers `first` … `end` − 1: to the peer's cache if `writes`, else from it."""
 
     key: int
     writes: bool
@@ -43,19 +43,19 @@ class MoveBlocks(msgspec.Struct, frozen=True, tag=True):
 
 
 class Close(msgspec.Struct, frozen=True, tag=True):
-    """Close a connection, if open."""
+    """Request to close a connection, if it is open."""
 
     key: int
 
 
 class Publish(msgspec.Struct, frozen=True, tag=True):
-    """Make these blocks readable for peers."""
+    """Request to make these blocks readable for peers."""
 
     blocks: Sequence[int]
 
 
 class CopyToEngine(msgspec.Struct, frozen=True, tag=True):
-    """Copy received blocks from the landing pool to the engine pool."""
+    """Request to copy received blocks from the landing pool to the engine pool."""
 
     block_lists: Sequence[Sequence[int]]
 
@@ -64,19 +64,19 @@ RankRequest = Connect | MoveBlocks | Close | Publish | CopyToEngine
 
 
 class RankAddress(msgspec.Struct, frozen=True, tag=True):
-    """First message of a rank: the address of its memory."""
+    """First message of a rank to the first rank: the address of its memory."""
 
     address: str
 
 
 class BytesMoved(msgspec.Struct, frozen=True, tag=True):
-    """Reply of a rank that succeeded, with the bytes it moved; 0 if there was nothing to move."""
+    """Reply of a rank that executed a request: the number of bytes it moved, or 0 if the request moves none."""
 
     nbytes: int
 
 
 class RankError(msgspec.Struct, frozen=True, tag=True):
-    """Reply of a rank that failed, with the class name and the message of the error."""
+    """Reply of a rank that failed to execute a request: class name and message of the error."""
 
     error: str
     reason: str
@@ -87,7 +87,7 @@ _ERRORS: Final = {error.__name__: error for error in (ConfigurationError, Instan
 
 
 class OtherRanks:
-    """All ranks of this worker except the first. Methods are thread-safe."""
+    """Pipes from the first rank of a worker to all other ranks. Methods are thread-safe."""
 
     def __init__(self, pipes: Sequence[Pipe]) -> None:
         self._others = [TypedPipe[RankReply](pipe, RankReply) for pipe in pipes]
@@ -96,7 +96,7 @@ class OtherRanks:
         self.addresses = tuple(message.address for message in first if isinstance(message, RankAddress))
 
     def ask(self, request: RankRequest, meanwhile: Callable[[], int] = lambda: 0) -> int:
-        """Send a request to all ranks and run `meanwhile`; returns the sum of all moved bytes.
+        """Send a request to all other ranks, and run `meanwhile`; return the sum of the moved bytes.
 
         Raises the first error of any rank, after all ranks have replied.
         """
@@ -116,7 +116,7 @@ class OtherRanks:
 
 
 class ShardedConnection:
-    """A connection of all ranks together; `own` is that of the first."""
+    """Connection of all ranks of a worker to a peer; `own` is the first rank's connection."""
 
     def __init__(self, ranks: OtherRanks, key: int, own: Connection) -> None:
         self._ranks, self._key, self._own = ranks, key, own
@@ -141,7 +141,7 @@ class ShardedConnection:
 
 
 class ShardedTransport(Transport):
-    """The transport of a sharded worker, on its first rank; `own` covers that rank's part of the cache."""
+    """Transport of a sharded worker, on its first rank; `own` is the transport of that rank's part of the cache."""
 
     def __init__(self, own: SharedMemoryTransport, ranks: OtherRanks) -> None:
         self.descriptor = msgspec.structs.replace(own.descriptor, others=ranks.addresses)
@@ -165,7 +165,7 @@ class ShardedTransport(Transport):
 
 
 class RankServer:
-    """Executes the first rank's requests on another rank's part of the cache."""
+    """Executes requests of the first rank on the cache of another rank, in that rank's process."""
 
     def __init__(self, own: SharedMemoryTransport, first: Pipe) -> None:
         self._own, self._first = own, TypedPipe[RankRequest](first, RankRequest)
@@ -173,7 +173,7 @@ class RankServer:
         self._first.send(RankAddress(own.descriptor.address))
 
     def serve(self, beat: Callable[[], None], beat_s: float) -> None:
-        """Serve until the first rank exits, and call `beat` at least every `beat_s` seconds between requests."""
+        """Serve until the first rank exits; between requests, call `beat` at least every `beat_s` seconds."""
         while True:
             try:
                 if self._first.connection.poll(beat_s):

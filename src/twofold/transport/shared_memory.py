@@ -1,7 +1,7 @@
 """Transport `shared_memory`: between processes of one host, by copies into mapped memory.
 
-If sender and receiver shard the cache differently, each rank copies its heads and layers to or from the ranks of the
-peer that need or have them.
+If sender and receiver shard the cache differently, each rank exchanges its heads and layers with the ranks of the peer
+that have the same heads and layers.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,7 +16,7 @@ from twofold.transport.base import SCRATCH_BYTES, Connection, KvCacheSpec, Memor
 from twofold.transport.memory import SharedMemory
 from twofold.transport.pooled import PooledTransport, as_tensor
 
-# Scratch memory in blocks, so that probes and writes copy in the same way.
+# Layout of scratch memory as blocks, so that probes copy in the same way as writes.
 _SCRATCH_LAYOUT = KvLayout((LayerShape(1, 8 << 10, 8 << 10),), block_size=1, dtype="uint8", itemsize=1)
 
 
@@ -24,7 +24,7 @@ class MappedPool:
     """A peer's KV pool mapped into this process. The mapping remains valid after the peer exits."""
 
     def __init__(self, address: str, layout: KvLayout, num_blocks: int, device: torch.device) -> None:
-        """Map a pool for copies from `device`. Raises ConfigurationError if the memory is missing."""
+        """Map a pool for copies to and from `device`. Raises ConfigurationError if the memory is missing."""
         nbytes = layout.pool_bytes(num_blocks)
         self._memory = SharedMemory.open(address, nbytes + SCRATCH_BYTES)
         self.pool = KvPool(layout, num_blocks, as_tensor(self._memory))
@@ -55,23 +55,23 @@ class RankShard:
         self._first_heads = [sharding.heads(rank, count).start for count in layout.kv_heads]
 
     def heads(self, pool: KvPool, layer: int, heads: range, blocks: Sequence[int]) -> PoolHeads:
-        """Heads of a model layer in this rank's pool."""
+        """Return heads of a model layer as `PoolHeads`, with the layer and head numbers of this rank's `pool`."""
         first = self._first_heads[layer]
         return PoolHeads(pool, layer - self._first_layer, range(heads.start - first, heads.stop - first), blocks)
 
 
 class ReshardConnection:
-    """Connection of one rank, which moves its part of the requested layers.
+    """Connection of one rank of an instance to a peer, if either is sharded. It moves this rank's heads and layers.
 
-    `ours` are the pools of the engine and of received blocks.
+    `ours` are the engine pool and the landing pool of this rank.
     """
 
     def __init__(self, member: RankShard, ours: tuple[KvPool, KvPool], peer: MemoryDescriptor) -> None:
-        """Map the memory of the peer's ranks. Raises ConfigurationError if one is missing."""
+        """Map the memory of the ranks that this rank exchanges KV with. Raises ConfigurationError if one is missing."""
         self._member, self._theirs = member, dict[int, MappedPool]()
         self._engine_pool, self._landing_pool = ours
         layout, sharding = peer.layout, peer.sharding
-        # The plan serves both directions: what we send to a rank is what it sends to us.
+        # One plan serves both directions: a pair of ranks exchanges the same heads and layers either way.
         self._pieces = [
             (piece, RankShard(sharding, piece.target, layout))
             for piece in plan_reshard(member.sharding, sharding, layout.kv_heads)
@@ -114,7 +114,7 @@ class ReshardConnection:
 
 
 class SharedMemoryConnection(MappedPool):
-    """A peer's memory mapped into this process, with the same layout."""
+    """Connection between unsharded instances, through the peer's memory, which is mapped into this process."""
 
     def __init__(self, engine_pool: KvPool, landing_pool: KvPool, peer: MemoryDescriptor) -> None:
         super().__init__(peer.address, peer.layout, peer.num_blocks, engine_pool.device)
@@ -129,11 +129,11 @@ class SharedMemoryConnection(MappedPool):
 
 
 class SharedMemoryTransport(PooledTransport):
-    """A local cache in memory that peers on this host map.
+    """Transport with a local cache in memory that peers on this host map.
 
-    On a CPU the engine computes in that memory. On an accelerator the engine has its own pool, and shared memory
-    holds the blocks that peers write or read. In a sharded instance this is the cache of one `rank`, while `layout`
-    is that of the whole instance.
+    On a CPU the engine computes in that memory. On an accelerator the engine has its own pool, and shared memory holds
+    the blocks that peers write or read. In a sharded instance this is the cache of one `rank`, while the layout in the
+    descriptor describes the whole instance.
     """
 
     def __init__(self, spec: KvCacheSpec, sharding: Sharding = UNSHARDED, rank: int = 0) -> None:
@@ -156,7 +156,7 @@ class SharedMemoryTransport(PooledTransport):
         self.stage(range(len(self.engine_pool.layout.layers)), blocks)
 
     def stage(self, layers: range, blocks: Sequence[int]) -> None:
-        """On an accelerator, copy computed blocks to the memory that peers or their transfers access."""
+        """On an accelerator, copy computed blocks to the memory that peers access. On a CPU, do nothing."""
         if self.engine_pool is not self.landing_pool:
             with self.engine_pool.copying():
                 _copy(self.engine_pool, self.landing_pool, layers, blocks, blocks)

@@ -1,4 +1,4 @@
-"""An iteration as packed tensors, the attention calls it takes, and the attention function that models call."""
+"""An iteration as packed tensors, the plan of its attention calls, and the attention function that models call."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ _DEVICE_GROUP_BYTES = 2**29
 
 @dataclass(frozen=True, slots=True)
 class _Span:
-    """The context of one step: positions `first` … `end` − 1, in blocks `blocks`."""
+    """The positions that the tokens of one step attend to, `first` … `end` − 1, and the blocks that contain them."""
 
     first: int
     end: int
@@ -39,12 +39,12 @@ class _Span:
 
 
 def is_decode(step: SequenceStep) -> bool:
-    """Whether the step is one token after earlier ones: a decode, or a one-token end of a prompt."""
+    """Return whether the step computes one token after earlier tokens: a decode, or a prompt chunk of one token."""
     return step.start > 0 and len(step.token_ids) == 1
 
 
 class AttentionPlanner:
-    """Plans attention calls. A token attends to itself and `window` − 1 positions before it (None: to all)."""
+    """Plans the attention calls of layers with a sliding window of `window` tokens (None: full attention)."""
 
     def __init__(self, window: int | None, pool: KvPool, scratch: kernels.Scratch) -> None:
         self._window, self._pool, self._scratch = window, pool, scratch
@@ -54,7 +54,7 @@ class AttentionPlanner:
         self._group_bytes = _CPU_GROUP_BYTES * torch.get_num_threads() if on_cpu else _DEVICE_GROUP_BYTES
 
     def plan(self, steps: Sequence[SequenceStep]) -> list[kernels.BatchPart]:
-        """Return the attention calls of packed `steps`, decodes first."""
+        """Return the attention calls for these steps, in the same order. The steps must be packed: decodes first."""
         decodes = [self._span(step) for step in steps if is_decode(step)]
         parts: list[kernels.BatchPart] = list(self._decode_groups(decodes))
         row = len(decodes)
@@ -81,7 +81,7 @@ class AttentionPlanner:
         return kernels.PromptChunk(rows, self._pool, self._context(span), self._mask(step, span))
 
     def _mask(self, step: SequenceStep, span: _Span) -> Tensor:
-        """Return the mask [1, 1, tokens, positions of the span], −inf where attention is masked."""
+        """Return the attention mask of a prompt chunk, [1, 1, tokens, positions], −inf where attention is masked."""
         queries = torch.arange(step.start, span.end, device=self._pool.device).unsqueeze(1)
         keys = torch.arange(span.first, span.end, device=self._pool.device)
         hidden = keys > queries
@@ -108,7 +108,7 @@ class AttentionPlanner:
             start = end
 
     def _group_end(self, spans: Sequence[_Span], start: int) -> int:
-        """Return the end of a group of decodes: when a buffer is full, or most of a row would be padding."""
+        """Return the end of the decode group from `start`: the buffer is full, or a row would be mostly padding."""
         longest, end = len(spans[start].blocks), start + 1
         while end < len(spans):
             blocks = len(spans[end].blocks)
@@ -120,7 +120,7 @@ class AttentionPlanner:
         return end
 
     def _group(self, rows: slice, spans: Sequence[_Span]) -> kernels.DecodeGroup:
-        """Group several sequences, each padded to the longest with repetitions of its own last block."""
+        """Return one attention call for several decodes. Shorter block lists are padded with their own last block."""
         width = max(len(span.blocks) for span in spans)
         table = [block for s in spans for block in (*s.blocks, *([s.blocks[-1]] * (width - len(s.blocks))))]
         column = torch.arange(width * self._block_size, device=self._pool.device)
@@ -147,7 +147,7 @@ class LayerHooks:
     wait_for: OnLayer | None = None
 
     def written(self, layer: int) -> None:
-        """Run the callbacks of a layer whose KV was written to the pool or whose write is queued on the device."""
+        """Run the callbacks of a layer, after the write of its KV to the pool has ended or is queued on the device."""
         if self.wait_for is not None:
             self.wait_for(layer)
         if self.on_layer is not None:
@@ -157,8 +157,8 @@ class LayerHooks:
 class PackedBatch:
     """The steps of an iteration as packed tensors: decodes first, by descending context, then prompts.
 
-    `order[i]` is the index of the i-th packed step. `token_ids` and `positions` are [tokens]. Layers count from
-    `first_layer`, the first one in the pool.
+    `order[i]` is the index of the i-th packed step. `token_ids` and `positions` are [tokens]. `first_layer` is the
+    number of the pool's first layer in the whole model.
     """
 
     def __init__(
@@ -181,7 +181,7 @@ class PackedBatch:
         self._slots = self._pool.index([slot for step in self._steps for slot in self._slots_of(step)])
 
     def sampled(self) -> tuple[list[int], Tensor]:
-        """Return the indices of the steps that sample, and the packed index of the last token of each."""
+        """Return the indices of the steps that sample a token, and the packed index of each step's last token."""
         steps, rows, end = [], [], 0
         for original, step in zip(self.order, self._steps, strict=True):
             end += len(step.token_ids)
@@ -196,7 +196,7 @@ class PackedBatch:
             part.view(-1, part.shape[2], part.shape[3]).index_copy_(0, self._slots, new)
 
     def parts(self, layer: int) -> list[kernels.BatchPart]:
-        """Return the attention calls of a layer in packed order. Layers with the same window share them."""
+        """Return the attention calls of a layer in packed order. Layers with the same window have the same calls."""
         window = self._windows[layer]
         if window not in self._parts:
             self._parts[window] = AttentionPlanner(window, self._pool, self._scratch).plan(self._steps)
@@ -227,7 +227,7 @@ def paged_attention(
     scaling: float | None = None,
     softcap: float | None = None,
     s_aux: Tensor | None = None,
-    **_ignored: object,  # the probe refuses models whose other arguments matter
+    **_ignored: object,  # the probe refuses models with other arguments that change attention
 ) -> tuple[Tensor, None]:
     """Write the new keys and values to the pool, then compute the attention of each token.
 

@@ -16,9 +16,9 @@ from twofold.engine.torch.sampler import SamplingRow, sample
 class TorchEngine:
     """Implements `twofold.engine.base.Engine` with `model` and the KV cache in `pool`, both on one device.
 
-    Output does not depend on batching or chunking, up to rounding: greedy output is identical in float32, while
-    in bfloat16 near-ties may differ. On an accelerator, a layer is reported from another thread when the device
-    has computed it, and `run` returns when the device is idle.
+    Output does not depend on batching or chunking, up to rounding: greedy output is identical in float32, while in
+    bfloat16 near-ties may differ. On an accelerator, `on_layer` is called from another thread once the device has
+    computed the layer, and `run` returns when the device is idle.
     """
 
     def __init__(self, model: LoadedModel, pool: KvPool) -> None:
@@ -26,7 +26,7 @@ class TorchEngine:
             raise ValueError("the layout of the pool is that of another model")
         self._loaded, self._model, self._pool = model, model.model, pool
         self.layout, self.num_blocks = pool.layout, pool.num_blocks
-        self.samples = model.samples  # on this rank; the results of other ranks are all None
+        self.samples = model.samples  # False: this rank does not sample, and its results are all None
         self._scratch = Scratch()
         self._announcer = LayerNotifier(pool.device)
         self._keeps_rows = "logits_to_keep" in inspect.signature(self._model.forward).parameters
@@ -58,7 +58,7 @@ class TorchEngine:
         self._announcer.finish()
 
     def _copy(self, steps: Sequence[SequenceStep]) -> None:
-        """Copy shared blocks that a sequence is about to write to."""
+        """Copy shared blocks to own blocks of the sequences that will write to them (copy on write)."""
         copies = [copy for step in steps for copy in step.copies]
         if copies:
             sources, targets = [source for source, _ in copies], [target for _, target in copies]

@@ -1,4 +1,4 @@
-"""Attention over paged KV: reading the context of sequences from the pool, and computing scores and outputs."""
+"""Attention over paged KV: read the context of sequences from the pool, and compute scores and outputs."""
 
 from dataclasses import dataclass
 
@@ -8,13 +8,13 @@ from torch.nn import functional
 
 from twofold.engine.torch.pool import KvPool
 
-# Rows of scores computed at once without the fused kernel: bounds the memory of a long prompt.
+# Query rows computed at once without the fused kernel; bounds the memory for scores of long prompts.
 _ROWS_AT_ONCE = 256
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionScoring:
-    """Scoring of keys by a layer, beyond the dot product.
+    """Parameters of the attention scores of a layer.
 
     `scaling` multiplies the dot products (None: 1/√dim). `softcap` bounds scores to ±softcap by tanh (Gemma 2). `sinks`
     [heads] is an additional score per head, which takes part in the softmax and has no value (gpt-oss).
@@ -28,7 +28,7 @@ class AttentionScoring:
 def attend(
     query: Tensor, key: Tensor, value: Tensor, scoring: AttentionScoring, mask: Tensor | None, *, causal: bool = False
 ) -> Tensor:
-    """query [b, heads, n, d], key [b, kv_heads, c, d], value [b, kv_heads, c, v] → [b, heads, n, v].
+    """Return attention: query [b, heads, n, d], key [b, kv_heads, c, d], value [b, kv_heads, c, v] → [b, heads, n, v].
 
     `mask` is added to the scores and broadcasts to [b, 1, n, c]. `causal` requires n = c and no mask.
     """
@@ -55,7 +55,7 @@ def _causal_mask(query: Tensor) -> Tensor:
 
 
 def _unfused(query: Tensor, key: Tensor, value: Tensor, scoring: AttentionScoring, mask: Tensor | None) -> Tensor:
-    """Compute attention without the fused kernel, a bounded number of query rows at a time."""
+    """Compute attention with softcap or sinks, without the fused kernel, for `_ROWS_AT_ONCE` query rows at a time."""
     rows = query.shape[2]
     pieces = []
     for start in range(0, rows, _ROWS_AT_ONCE):
@@ -92,14 +92,14 @@ def _softmax(scores: Tensor, sinks: Tensor | None) -> Tensor:
 class Scratch:
     """Buffers for gathered keys and values, reused for all layers and batches.
 
-    The page faults of new memory would cost more than the copy.
+    With new buffers, page faults would take longer than the copies.
     """
 
     def __init__(self) -> None:
         self._buffers: dict[str, Tensor] = {}
 
     def take(self, name: str, like: Tensor, rows: int, columns: int) -> Tensor:
-        """Return a buffer [rows, columns] like `like`. The next take of `name` overwrites it."""
+        """Return a buffer [rows, columns] with the dtype of `like`, valid until the next call with this `name`."""
         count = rows * columns
         buffer = self._buffers.get(name)
         if buffer is None or buffer.numel() < count or buffer.dtype != like.dtype:
@@ -109,15 +109,15 @@ class Scratch:
 
 @dataclass(frozen=True, slots=True)
 class ContiguousKv:
-    """The context of one sequence in contiguous blocks, which is read without a copy."""
+    """KV context of one sequence in contiguous blocks, which is read without a copy."""
 
     first_slot: int
     length: int
 
     def read(self, part: Tensor, name: str) -> Tensor:
-        """Read `part` [num_blocks, block_size, kv_heads, dim] of a layer → [sequences, kv_heads, positions, dim].
+        """Read the context from `part` [num_blocks, block_size, kv_heads, dim] → [sequences, kv_heads, positions, dim].
 
-        The result is valid until the next read of the same `name`.
+        `part` has the keys or values of a layer. The result is valid until the next read with this `name`.
         """
         slots = part.view(-1, part.shape[2], part.shape[3])
         return slots[self.first_slot : self.first_slot + self.length].transpose(0, 1).unsqueeze(0)
@@ -125,10 +125,10 @@ class ContiguousKv:
 
 @dataclass(frozen=True, slots=True)
 class GatheredKv:
-    """The context of sequences in any blocks, padded to the same number of blocks.
+    """KV context of sequences in scattered blocks, gathered into a buffer and padded to the same number of blocks.
 
-    `blocks` is [sequences · blocks each]; `length` positions from `first` are read. `padding` has the padded
-    positions over all sequences, which are set to 0, because unused memory may contain NaN.
+    `blocks` lists the block ids of each sequence in turn; `length` positions from `first` on are read. `padding` has
+    the padded positions of the buffer, which are set to 0, because unused memory may contain NaN.
     """
 
     blocks: Tensor
@@ -165,7 +165,7 @@ class AttentionInputs:
 
 @dataclass(frozen=True, slots=True)
 class DecodeGroup:
-    """Attention call for decoding sequences with one new token each."""
+    """Attention call for several decoding sequences with one new token each."""
 
     rows: slice
     pool: KvPool
@@ -173,7 +173,7 @@ class DecodeGroup:
     mask: Tensor | None
 
     def attend(self, call: AttentionInputs) -> Tensor:
-        """Return [tokens of this part, heads, value_dim]. The keys and values of `call` are in the pool already."""
+        """Return the output [tokens of this part, heads, value_dim]. The new keys and values must be in the pool."""
         keys = self.context.read(self.pool.keys(call.layer), "keys")
         values = self.context.read(self.pool.values(call.layer), "values")
         tokens = call.query[0, :, self.rows].transpose(0, 1).unsqueeze(2)
@@ -182,7 +182,7 @@ class DecodeGroup:
 
 @dataclass(frozen=True, slots=True)
 class PromptStart:
-    """Attention call for the start of a prompt, which attends only to itself and does not read the pool."""
+    """Attention call for the first tokens of a prompt, which attend only to each other. It does not read the pool."""
 
     rows: slice
     mask: Tensor | None

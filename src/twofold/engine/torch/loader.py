@@ -19,7 +19,7 @@ from twofold.errors import ModelError
 
 @contextmanager
 def no_progress_bars() -> Iterator[None]:
-    """Disable transformers' progress bars, which would leave a thread behind."""
+    """Disable transformers' progress bars in this context, because they would leave a thread behind."""
     shown = is_progress_bar_enabled()
     disable_progress_bar()
     try:
@@ -44,12 +44,12 @@ class LoadedModel:
     dtype_name: str
     itemsize: int
     windows: tuple[int | None, ...]  # sliding window of each layer; None: full attention
-    # On one of several ranks: its first layer, and whether it samples.
+    # If this is the part of one of several ranks: its first layer, and whether the rank samples.
     first_layer: int = 0
     samples: bool = True
 
     def layout(self, block_size: int) -> KvLayout:
-        """Return the layout of its KV cache for blocks of `block_size` tokens."""
+        """Return the layout of the model's KV cache for blocks of `block_size` tokens."""
         return KvLayout(layers=self.layers, block_size=block_size, dtype=self.dtype_name, itemsize=self.itemsize)
 
     def to(self, device: torch.device | str) -> "LoadedModel":
@@ -105,7 +105,7 @@ def _read_config(name: str) -> PreTrainedConfig:
 
 
 def _read_weights(name: str, config: PreTrainedConfig, dtype: torch.dtype | None) -> PreTrainedModel:
-    """Load the weights. Raises ModelError for missing ones, which transformers would draw at random."""
+    """Load the weights. Raises ModelError if any are missing, which transformers would initialize at random."""
     path = Path(name).expanduser()
     with _model_errors(f"{name}: its weights cannot be loaded"), no_progress_bars():
         model, info = AutoModelForCausalLM.from_pretrained(
@@ -124,7 +124,7 @@ def _read_weights(name: str, config: PreTrainedConfig, dtype: torch.dtype | None
 
 
 def _draw_weights(name: str, config: PreTrainedConfig, dtype: torch.dtype | None, seed: int) -> PreTrainedModel:
-    """Draw random weights. Keeps torch's global random state."""
+    """Create the model with random weights, without changing torch's global random state."""
     with _model_errors(f"{name}: no such model can be made"), torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return AutoModelForCausalLM.from_config(
@@ -134,7 +134,7 @@ def _draw_weights(name: str, config: PreTrainedConfig, dtype: torch.dtype | None
 
 @contextmanager
 def _model_errors(what: str) -> Iterator[None]:
-    """Turn any exception of the libraries about a model's files into a ModelError of one sentence."""
+    """Convert any exception of the libraries about a model's files to a ModelError with one sentence."""
     try:
         yield
     except Exception as error:

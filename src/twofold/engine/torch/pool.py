@@ -1,4 +1,4 @@
-"""The paged KV cache of one instance, copies between caches, and their order on an accelerator."""
+"""The paged KV cache of one instance, copies between caches, and synchronization with an accelerator."""
 
 import queue
 import threading
@@ -42,22 +42,22 @@ class KvPool:
         self._stream = torch.cuda.Stream(self.device) if cuda else None  # type: ignore[no-untyped-call]
 
     def keys(self, layer: int) -> Tensor:
-        """Keys of a layer: [num_blocks, block_size, kv_heads, key_dim], in the dtype of the layout."""
+        """Return the keys of a layer: [num_blocks, block_size, kv_heads, key_dim], in the dtype of the layout."""
         return self._parts[layer][0]
 
     def values(self, layer: int) -> Tensor:
-        """Values of a layer: [num_blocks, block_size, kv_heads, value_dim], in the dtype of the layout."""
+        """Return the values of a layer: [num_blocks, block_size, kv_heads, value_dim], in the dtype of the layout."""
         return self._parts[layer][1]
 
     def index(self, numbers: Sequence[int]) -> Tensor:
-        """Return int64 numbers on the pool's device; the copy to an accelerator is asynchronous."""
+        """Return the numbers as an int64 tensor on the pool's device; the copy to an accelerator is asynchronous."""
         return torch.tensor(numbers, dtype=torch.long).to(self.device, non_blocking=True)
 
     @contextmanager
     def copying(self) -> Iterator[None]:
-        """Use a separate stream for copies of computed KV by other threads than the engine's, complete on exit.
+        """Run copies of computed KV on a separate CUDA stream, and wait for their end when the context exits.
 
-        On the engine's stream, copies and iterations would wait for each other.
+        Threads other than the engine's use it: on the engine's stream, copies and iterations would wait for each other.
         """
         if self._stream is None:
             yield
@@ -67,10 +67,7 @@ class KvPool:
         self._stream.synchronize()
 
     def block_rows(self, layer: int) -> list[Tensor]:
-        """Keys and values of a layer as uint8 [num_blocks, bytes per block], for transports.
-
-        One tensor if the layer has only keys.
-        """
+        """Return the keys and the values (if any) of a layer as uint8 tensors [num_blocks, bytes per block]."""
         return [_as_bytes(part) for part in self._parts[layer] if part.numel()]
 
 
@@ -99,13 +96,13 @@ def copy_blocks(
 
 
 def copy_all_layers(source: KvPool, target: KvPool, ids: Sequence[int]) -> None:
-    """Copy all layers of these blocks to the same blocks of `target`, which has the same layout."""
+    """Copy all layers of the blocks `ids` to the same blocks of `target`, which has the same layout."""
     for layer in range(len(source.layout.layers)):
         copy_blocks(source, layer, ids, target, ids)
 
 
 class PoolHeads(NamedTuple):
-    """Some heads of one layer of some blocks, numbered as in their pool."""
+    """A range of heads in one layer of some blocks, numbered as in `pool`."""
 
     pool: KvPool
     layer: int
@@ -113,13 +110,13 @@ class PoolHeads(NamedTuple):
     blocks: Sequence[int]
 
     def parts(self) -> list[Tensor]:
-        """Keys and values of these heads: [num_blocks, block_size, heads, dim] of the whole pool."""
+        """Return the keys and values of these heads in all blocks of the pool: [num_blocks, block_size, heads, dim]."""
         both = (self.pool.keys(self.layer), self.pool.values(self.layer))
         return [part[:, :, self.heads.start : self.heads.stop] for part in both]
 
 
 def copy_heads(source: PoolHeads, target: PoolHeads) -> int:
-    """Copy blocks pairwise; returns the bytes. The pools may number layers, heads and blocks differently."""
+    """Copy heads pairwise; return the number of bytes. The pools may number layers, heads and blocks differently."""
     if not source.blocks:
         return 0
     runs = block_runs(source.blocks, target.blocks)
@@ -138,7 +135,7 @@ def block_runs(source_ids: Sequence[int], target_ids: Sequence[int]) -> list[tup
 
 
 def _split(layout: KvLayout, num_blocks: int, memory: Tensor) -> list[tuple[Tensor, Tensor]]:
-    """Return views of the keys and values of each layer."""
+    """Divide the memory of a pool into the keys and values of each layer."""
     dtype: torch.dtype = getattr(torch, layout.dtype)
     numbers = memory[: layout.pool_bytes(num_blocks)].view(dtype)
     parts, offset = [], 0
@@ -158,14 +155,14 @@ def _as_bytes(part: Tensor) -> Tensor:
 
 
 def _as_words(part: Tensor) -> Tensor:
-    """View rows of bytes as rows of int64 if they divide, because torch indexes elements, not bytes."""
+    """View rows of bytes as rows of int64, if their size permits, so that torch indexes fewer elements."""
     return part if part.shape[1] % torch.int64.itemsize else part.view(torch.int64)
 
 
 class LayerNotifier:
-    """Calls back when the device has completed all work queued before, in order and from its own thread.
+    """Runs callbacks in order, each once the device has completed all work queued before it.
 
-    On a CPU it calls at once.
+    On an accelerator, a separate thread runs the callbacks. On a CPU, `after` runs them immediately.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -176,7 +173,7 @@ class LayerNotifier:
             threading.Thread(target=self._run, name="announcer", daemon=True).start()
 
     def after(self, call: Callable[[], None]) -> None:
-        """Call `call` after the work that this thread has queued so far."""
+        """Run `call` once the device has completed the work that this thread has queued so far."""
         if self._device.type != "cuda":
             call()
             return
@@ -185,7 +182,7 @@ class LayerNotifier:
         self._waiting.put((event, call))
 
     def finish(self) -> None:
-        """Wait for the work queued by this thread and for all calls. Raises the exception of a failed call."""
+        """Wait for the device work of this thread and for all callbacks. Raises the exception of a failed callback."""
         if self._device.type != "cuda":
             return
         torch.cuda.current_stream(self._device).synchronize()
@@ -207,7 +204,7 @@ class LayerNotifier:
 
 
 class PinnedMemory:
-    """Host memory registered for DMA by `device`, which makes copies several times faster, until `close`.
+    """Host memory registered for DMA by `device` until `close`, which makes copies several times faster.
 
     On a CPU, or if the system refuses the registration, copies work without it.
     """
@@ -220,7 +217,7 @@ class PinnedMemory:
         with torch.cuda.device(self._device):
             if int(_runtime().cudaHostRegister(self._address, nbytes, 0)) == 0:
                 return True
-            # Clear the error, which the next call to the device would raise.
+            # Clear the error, because otherwise the next call to the device would raise it.
             with suppress(RuntimeError):
                 torch.zeros(1, device=self._device)
             return False

@@ -21,9 +21,9 @@ MaskRule = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
 def read_window(visible: MaskRule, max_model_len: int, refuse: Callable[[str], ModelError]) -> int | None:
-    """Return the sliding window of a mask rule in tokens, or None if it is `max_model_len`.
+    """Return the sliding window of a mask rule in tokens, or None for full causal attention.
 
-    Raises the error that `refuse` makes of a reason if the rule is neither causal nor a sliding window.
+    Raises `refuse(reason)` if the rule is neither causal nor a sliding window.
     """
     last = max_model_len - 1
     try:
@@ -46,7 +46,7 @@ def _row(visible: MaskRule, query: int, keys: int) -> Tensor:
 
 _PROBE = "twofold_probe"
 _TOKENS = 8
-# Arguments that the attention function supports, that masks replace, or that have no effect here.
+# Attention arguments that are supported, replaced by masks, or without effect on paged attention.
 _KNOWN = frozenset({"scaling", "softcap", "s_aux", "sliding_window", "position_ids", "use_cache"})
 
 
@@ -82,14 +82,14 @@ class _Probe:
 
 
 class _NotHandedDownError(Exception):
-    """An argument of the model's forward did not reach its attention."""
+    """Raised if a model does not pass the arguments of its forward to its attention."""
 
 
 def probe_layers(model: PreTrainedModel, name: str) -> ProbedModel:
-    """Return the attention layers of `model`, and set it to paged attention.
+    """Return the attention layers of `model`, and switch the model to paged attention.
 
-    Raises ModelError if the model does not call transformers' attention interface exactly once a layer, keeps
-    other state between tokens, or has attention that paged attention does not compute.
+    Raises ModelError if the model does not call transformers' attention interface exactly once per layer, keeps other
+    state between tokens, or has a kind of attention that paged attention does not support.
     """
     _check_kind(model, name)
     text = model.config.get_text_config(decoder=True)
@@ -103,7 +103,7 @@ def probe_layers(model: PreTrainedModel, name: str) -> ProbedModel:
 
 
 def _check_kind(model: PreTrainedModel, name: str) -> None:
-    """Check the properties that need no forward pass."""
+    """Raise ModelError for a model with state other than a KV cache, or without `position_ids` in its forward."""
     if model._is_stateful:  # noqa: SLF001  (transformers has no public name for it)
         raise _refusal(name, "some of its layers keep state other than a KV cache (state space, linear attention)")
     if "position_ids" not in inspect.signature(model.forward).parameters:
@@ -131,7 +131,7 @@ def _run(model: PreTrainedModel, probe: _Probe) -> None:
 
 @contextmanager
 def _without_cuda_graphs() -> Iterator[None]:
-    """Disable torch's check for CUDA graph capture, which initializes CUDA: a process that forks must not."""
+    """Disable torch's check for CUDA graph capture. It initializes CUDA, after which the process must not fork."""
     asked = torch.cuda.is_current_stream_capturing
     torch.cuda.is_current_stream_capturing = lambda: False
     try:
@@ -153,7 +153,7 @@ def _all_layers(probe: _Probe, expected: int) -> ProbedModel:
 def _probe_mask(
     q_length: int, kv_length: int, mask_function: MaskRule, device: torch.device, **_rest: object
 ) -> Tensor:
-    """Return a mask that carries the rule it was made from as an attribute."""
+    """Return a placeholder mask with the model's mask rule in its attribute `twofold_visible`."""
     carrier = torch.ones(1, 1, q_length, kv_length, dtype=torch.bool, device=device)
     carrier.twofold_visible = mask_function  # type: ignore[attr-defined]
     return carrier
@@ -196,7 +196,7 @@ def _check_arguments(probe: _Probe, module: nn.Module, arguments: dict[str, obje
 
 
 def _window(probe: _Probe, mask: Tensor | None) -> int | None:
-    """Read the window from the model's own mask; other arguments about windows are for other implementations."""
+    """Return the sliding window of the model's own mask. The window arguments of its attention calls are ignored."""
     if mask is None:
         return None
     visible = getattr(mask, "twofold_visible", None)
@@ -212,10 +212,10 @@ def _compare_with_eager(
     arguments: dict[str, object],
     window: int | None,
 ) -> Tensor:
-    """Return paged attention of these states, [1, tokens, heads, value_dim].
+    """Return the engine's attention for these queries, keys and values: [1, tokens, heads, value_dim].
 
-    Refuses the model if its own attention differs. By convention of transformers, the eager implementation is a
-    function in the module of the layer's class.
+    Raises ModelError if the model's eager attention differs. By convention of transformers, the eager implementation is
+    a function in the module of the layer's class.
     """
     query, key, value = (state.float() for state in states)
     scoring = AttentionScoring(arguments.get("scaling"), arguments.get("softcap"), arguments.get("s_aux"))  # type: ignore[arg-type]
@@ -230,7 +230,7 @@ def _compare_with_eager(
 
 
 def _mask(tokens: int, window: int | None) -> Tensor:
-    """Return the mask [1, 1, tokens, tokens], −inf where attention is masked."""
+    """Return the attention mask [1, 1, tokens, tokens], −inf where attention is masked."""
     positions = torch.arange(tokens)
     hidden = positions > positions[:, None]
     if window is not None:

@@ -1,4 +1,4 @@
-"""An engine on several ranks: rank 0 sends each iteration to the others, which compute their parts.
+"""An engine on several ranks: rank 0 sends each iteration to the other ranks, and every rank computes its part.
 
 rank 0                                          another rank
 SplitEngine.begin(…) ─── RankIteration ──────▶ RankFollower.follow(…)
@@ -24,7 +24,7 @@ from twofold.kvcache.sharding import Sharding
 
 
 class LayerProgress:
-    """Calls `on_layer` in order for each layer of which all `shards` have computed their parts. Thread-safe."""
+    """Calls `on_layer` for each layer in order, once all tensor shards have computed the layer. Thread-safe."""
 
     def __init__(self, num_layers: int, shards: int, on_layer: OnLayer) -> None:
         self._shards = shards
@@ -41,7 +41,7 @@ class LayerProgress:
                 self._announce()
 
     def finish(self) -> None:
-        """End the iteration: complete the layers whose messages are still to be received."""
+        """Complete all remaining layers: the iteration has ended, but messages of some ranks have not arrived."""
         with self._lock:
             while self._complete < len(self._computed):
                 self._announce()
@@ -52,11 +52,11 @@ class LayerProgress:
 
 
 RANK_HEARTBEAT_S = 0.2
-RANK_TIMEOUT_S = 2.0  # without a heartbeat: the rank hangs
+RANK_TIMEOUT_S = 2.0  # a rank without a heartbeat for this long hangs
 
 
 class RankIteration(msgspec.Struct, frozen=True):
-    """Steps of an iteration, sent by rank 0; other ranks reply with `LayerDone` for each layer if `reports_layers`."""
+    """Message of rank 0 to run these steps, and to send `LayerDone` for each layer if `reports_layers` is set."""
 
     number: int
     steps: Sequence[SequenceStep]
@@ -64,14 +64,14 @@ class RankIteration(msgspec.Struct, frozen=True):
 
 
 class LayerDone(msgspec.Struct, frozen=True, tag=True):
-    """A rank's part of a layer's KV is in its pool; sent to rank 0."""
+    """Message to rank 0 that a rank has written its part of a layer's KV to its pool."""
 
     number: int
     layer: int
 
 
 class SampledTokens(msgspec.Struct, frozen=True, tag=True):
-    """Tokens of an iteration, sent by the sampling rank to rank 0."""
+    """Message to rank 0 with the tokens of an iteration, from the rank that samples."""
 
     number: int
     sampled: list[Sampled | None]
@@ -85,18 +85,18 @@ RankMessage = LayerDone | SampledTokens | RankHeartbeat
 
 
 class _RunningIteration(NamedTuple):
-    """An iteration that has not passed all stages. `progress` is set if its layers are reported."""
+    """An iteration that has not passed all stages. `progress` is None if the worker needs no layer callbacks."""
 
     progress: LayerProgress | None
     ended: IterationDone
 
 
 class SplitEngine:
-    """Implements `twofold.engine.base.PipelineEngine` on rank 0.
+    """Engine of a worker with several ranks, on rank 0. Implements `twofold.engine.base.PipelineEngine`.
 
-    `own` is the engine of its own part, `layout` that of all ranks together, and `others` are the connections
-    to ranks 1, 2, …. A failed iteration leaves ranks waiting for each other, so it ends the process, and with
-    it the worker.
+    `own` is the engine of rank 0's part, `layout` the KV layout of all ranks together, and `others` are the connections
+    to ranks 1, 2, …. A failed iteration leaves ranks waiting for each other, so it ends the process and thereby the
+    worker.
     """
 
     def __init__(self, own: TorchEngine, layout: KvLayout, split: Sharding, others: Sequence[Connection]) -> None:
@@ -109,7 +109,7 @@ class SplitEngine:
         threading.Thread(target=self._listen, name="ranks", daemon=True).start()
 
     def ranks_alive(self) -> bool:
-        """Whether all other ranks have sent a heartbeat within `RANK_TIMEOUT_S`."""
+        """Return whether all other ranks have sent a heartbeat within `RANK_TIMEOUT_S`."""
         return time.monotonic() - min(self._heard_s.values()) < RANK_TIMEOUT_S
 
     def run(
@@ -124,7 +124,7 @@ class SplitEngine:
         return ended.get()
 
     def begin(self, steps: Sequence[SequenceStep], on_layer: OnLayer | None, ended: IterationDone) -> None:
-        """Start one iteration on all ranks (see `PipelineEngine.begin`). With one stage it ends at once."""
+        """Start one iteration on all ranks (see `PipelineEngine.begin`). With one stage, it has ended on return."""
         try:
             self._begin(steps, on_layer, ended)
         except Exception as error:
@@ -144,7 +144,7 @@ class SplitEngine:
             self._end(self._number, sampled)
 
     def _end(self, number: int, sampled: list[Sampled | None]) -> None:
-        """Finish the iteration that the last stage has computed."""
+        """Complete an iteration with the tokens from the last stage."""
         iteration = self._running.pop(number)
         if iteration.progress is not None:
             iteration.progress.finish()
@@ -165,7 +165,7 @@ class SplitEngine:
 
 
 class RankFollower:
-    """Runs the iterations that rank 0 sends on another rank. `send` and `heartbeat` are thread-safe."""
+    """Receives iterations from rank 0 and runs them on another rank. `send` and `heartbeat` are thread-safe."""
 
     def __init__(self, first: Connection) -> None:
         self._first = TypedPipe[RankIteration](first, RankIteration)

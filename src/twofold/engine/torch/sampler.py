@@ -1,4 +1,4 @@
-"""Samples tokens from logits. A request gets the same tokens in any batch and any process."""
+"""Sampling of tokens from logits. A request gets the same tokens in any batch and any process."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ class SamplingRow:
 def sample(logits: Tensor, rows: Sequence[SamplingRow], eos_token_ids: Sequence[int]) -> list[Sampled]:
     """Sample a token for each row of `logits` [rows, vocabulary].
 
-    Log probabilities are those of the model's logits, before temperature and before `min_tokens` masks ids.
+    Log probabilities are computed from the model's logits, before temperature and before `min_tokens` masks stop ids.
     """
     picked = pick(logits, rows, eos_token_ids)
     wanted = [i for i, row in enumerate(rows) if row.sampling.logprobs is not None]
@@ -42,7 +42,7 @@ def sample(logits: Tensor, rows: Sequence[SamplingRow], eos_token_ids: Sequence[
 
 
 def pick(logits: Tensor, rows: Sequence[SamplingRow], eos_token_ids: Sequence[int]) -> list[int]:
-    """Sample token ids without log probabilities."""
+    """Sample a token id for each row of `logits`, without log probabilities."""
     ruled_out = {i: ids for i, row in enumerate(rows) if (ids := _ruled_out(row, eos_token_ids))}
     if ruled_out:
         logits = logits.clone()
@@ -56,7 +56,7 @@ def pick(logits: Tensor, rows: Sequence[SamplingRow], eos_token_ids: Sequence[in
 
 
 def _ruled_out(row: SamplingRow, eos_token_ids: Sequence[int]) -> list[int]:
-    """Stop ids that are masked until the output has `min_tokens` tokens."""
+    """Return the stop ids to mask while the output has fewer than `min_tokens` tokens."""
     sampling = row.sampling
     if row.output_index >= sampling.min_tokens:
         return []
@@ -64,10 +64,10 @@ def _ruled_out(row: SamplingRow, eos_token_ids: Sequence[int]) -> list[int]:
 
 
 def _draw(logits: Tensor, row: SamplingRow) -> int:
-    """Apply temperature, top_k and top_p, then the Gumbel-max trick: argmax of log probability plus noise.
+    """Sample a token by temperature, top_k, top_p and the Gumbel-max trick: argmax of log probability plus noise.
 
-    Rounding differs slightly between batch shapes. It changes an argmax only for near-ties, while inverse-CDF
-    sampling would be affected everywhere.
+    Rounding differs slightly between batch shapes. It changes an argmax only for near-ties, while inverse-CDF sampling
+    would be affected everywhere.
     """
     sampling = row.sampling
     numbers = logits.float()
@@ -80,7 +80,7 @@ def _draw(logits: Tensor, row: SamplingRow) -> int:
 
 
 def _kept(scores: Tensor, sampling: SamplingParams) -> Tensor:
-    """Ids of the tokens that top_k and top_p keep, best first."""
+    """Return the ids of the tokens that top_k and top_p keep, in order of descending score."""
     vocabulary = len(scores)
     if sampling.top_k > 0:
         best, ids = scores.topk(min(sampling.top_k, vocabulary))
@@ -95,7 +95,7 @@ def _kept(scores: Tensor, sampling: SamplingParams) -> Tensor:
 
 
 def _nucleus(best: Tensor, total: Tensor, top_p: float) -> int:
-    """Number of sorted scores whose probabilities reach `top_p`, at least one."""
+    """Return the number of highest scores that together reach the probability `top_p`, at least one."""
     if top_p >= 1.0:
         return len(best)
     reached = torch.exp(best - total).cumsum(0)
@@ -103,10 +103,10 @@ def _nucleus(best: Tensor, total: Tensor, top_p: float) -> int:
 
 
 def _gumbel(seed: int, position: int, count: int) -> Tensor:
-    """Standard Gumbel noise [count], a function of (seed, position, index) alone.
+    """Return standard Gumbel noise [count], a function only of the seed, the position and the index in the vocabulary.
 
-    It uses the raw bits of Philox, a counter-based generator that is the same everywhere. numpy may change its
-    distribution functions.
+    It uses the raw bits of Philox, a counter-based generator with the same output on every platform. numpy may change
+    its distribution functions.
     """
     bits = np.random.Philox(key=seed % 2**64, counter=position << 128).random_raw(count)
     uniform = ((bits >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
@@ -116,7 +116,7 @@ def _gumbel(seed: int, position: int, count: int) -> Tensor:
 def _logprobs(
     logits: Tensor, picked: Sequence[int], rows: Sequence[SamplingRow], wanted: Sequence[int]
 ) -> list[Sampled]:
-    """Return the rows `wanted` with their log probabilities (natural, in float32) and best alternatives."""
+    """Return the tokens of the rows `wanted`, with log probabilities (natural, float32) and the best alternatives."""
     logprobs = torch.log_softmax(logits[list(wanted)].float(), dim=-1)
     tokens = [picked[i] for i in wanted]
     chosen: list[float] = logprobs.gather(1, torch.tensor(tokens, device=logits.device)[:, None])[:, 0].tolist()

@@ -22,7 +22,7 @@ from twofold.kvcache.sharding import UNSHARDED, Sharding, check_sharding
 
 
 class RankGroup:
-    """The group of a worker's ranks, as seen by this process: gloo between CPUs, NCCL between GPUs.
+    """Process group of a worker's ranks: gloo between CPUs, NCCL between GPUs.
 
     All ranks create it at the same time. They meet at the file `store`, which is new for each worker process and
     accessible only to its user, and communicate over the loopback interface or between GPUs of one host.
@@ -51,14 +51,14 @@ class RankGroup:
         dist.send(hidden.contiguous(), self.rank + self.split.tensor)
 
     def receive(self, like: torch.Tensor) -> torch.Tensor:
-        """Receive hidden states of this shape and dtype from the same shard of the previous stage."""
+        """Receive hidden states from the same shard of the previous stage, with the shape and dtype of `like`."""
         hidden = torch.empty(like.shape, dtype=like.dtype, device=like.device)
         dist.recv(hidden, self.rank - self.split.tensor)
         return hidden
 
 
 class MissingLayer(nn.Module):
-    """Placeholder for a module of another stage: returns its input."""
+    """Placeholder for a module of another stage; returns its first argument."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
@@ -70,7 +70,7 @@ class MissingLayer(nn.Module):
 
 
 class _Shape(nn.Module):
-    """Placeholder for the embedding on later stages: zeros in the shape of the hidden states."""
+    """Placeholder for the embedding on later stages; returns zeros in the shape of the hidden states."""
 
     def __init__(self, embedding: nn.Module) -> None:
         super().__init__()
@@ -84,9 +84,9 @@ class _Shape(nn.Module):
 
 
 def stage_layers(model: PreTrainedModel) -> nn.ModuleList | None:
-    """Return the layers that can be divided into stages, or None if the model has no such list.
+    """Return the decoder layers to divide into stages, or None if the model does not support pipeline parallelism.
 
-    transformers marks these models with a pipeline plan. OPT has none, but the same structure.
+    transformers marks supported models with a pipeline plan. OPT has no plan, but the same structure.
     """
     layers = getattr(model.get_decoder(), "layers", None)
     expected = model.config.get_text_config(decoder=True).num_hidden_layers
@@ -95,7 +95,7 @@ def stage_layers(model: PreTrainedModel) -> nn.ModuleList | None:
 
 
 def keep_stage(model: PreTrainedModel, group: RankGroup) -> range:
-    """Replace all modules of other stages in `model`, in place. Returns the layers that remain."""
+    """Replace the modules of other stages in `model` with placeholders, in place. Returns the layers that remain."""
     layers = stage_layers(model)
     assert layers is not None  # noqa: S101  (for the type checker: checked at startup)
     kept = group.split.layers(group.rank, len(layers))
@@ -117,7 +117,7 @@ def keep_stage(model: PreTrainedModel, group: RankGroup) -> range:
 def _replace_first(
     group: RankGroup, arguments: tuple[Any, ...], named: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Replace the first argument of a layer, positional or named, with received hidden states."""
+    """Replace a layer's first argument, positional or named, with hidden states from the previous stage."""
     if arguments:
         return (group.receive(arguments[0]), *arguments[1:]), named
     name, placeholder = next(iter(named.items()))
@@ -129,7 +129,7 @@ try:
 except ImportError:  # earlier releases have another function
     apply_tensor_parallelism = None
 
-# Plans for models without one in transformers: by rule, relative to a layer.
+# Tensor-parallel plans for models without a plan in transformers, by name pattern relative to a layer.
 _OPT_LAYER = {
     "self_attn.q_proj": "colwise",
     "self_attn.k_proj": "colwise",
@@ -142,9 +142,10 @@ _OWN_PLANS = {"opt": {f"model.decoder.layers.*.{name}": style for name, style in
 
 
 def tensor_plan(model: PreTrainedModel) -> dict[str, str]:
-    """Return the parallel style by rule, such as model.layers.*.mlp.up_proj: colwise.
+    """Return the tensor-parallel style by name pattern of modules, such as model.layers.*.mlp.up_proj: colwise.
 
-    Empty if no plan divides the heads. Embeddings stay whole: a lookup is cheap, and a sum over ranks is not.
+    The plan is empty if it does not divide the heads. Embeddings stay whole: a lookup is cheap, and a sum over ranks is
+    not.
     """
     if apply_tensor_parallelism is None:
         return {}
@@ -158,17 +159,17 @@ def tensor_plan(model: PreTrainedModel) -> dict[str, str]:
 def keep_shard(model: PreTrainedModel, shards: DeviceMesh) -> None:
     """Reduce the weights of `model` to this rank's shard, in place."""
     head = model.get_output_embeddings()
-    if isinstance(head, nn.Linear):  # it may share its weight with the embedding, which stays whole
+    if isinstance(head, nn.Linear):  # its weight may be shared with the embedding, which must stay whole
         head.weight = nn.Parameter(head.weight.detach(), requires_grad=False)
     apply_tensor_parallelism(model, shards, _by_name(model, tensor_plan(model)))
     for module in model.modules():
         _take_local(module)
         if model.config.model_type == "opt" and hasattr(module, "num_heads"):
-            module.num_heads //= shards.size()  # other models derive it from their projections
+            module.num_heads //= shards.size()  # other models derive the number from their projections
 
 
 def _by_name(model: PreTrainedModel, plan: dict[str, str]) -> dict[str, str]:
-    """The style of each parameter and each module, by full name."""
+    """Return the parallel style of each parameter and each module in the plan, by full name."""
     named = {}
     for module_name, module in model.named_modules():
         if isinstance(module, MissingLayer):
@@ -188,7 +189,7 @@ def _rule(name: str) -> str:
 
 
 def _take_local(module: nn.Module) -> None:
-    """Replace distributed tensors with their local ones, whose dispatch is faster than that of DTensor."""
+    """Replace DTensor parameters with their local tensors, because operations on DTensor have a slower dispatch."""
     for name, parameter in module.named_parameters(recurse=False):
         if isinstance(parameter, DTensor):
             local: torch.Tensor = parameter.to_local()
@@ -214,7 +215,7 @@ def check_split_model(loaded: LoadedModel, split: Sharding, name: str) -> None:
 
 
 def split_model(loaded: LoadedModel, group: RankGroup) -> LoadedModel:
-    """Return this rank's part of the model, which is reduced in place on the CPU."""
+    """Return this rank's part of the model. The model is reduced to this part in place, on the CPU."""
     split, rank = group.split, group.rank
     held = range(len(loaded.layers))
     if split.pipeline > 1:
@@ -232,5 +233,5 @@ def split_model(loaded: LoadedModel, group: RankGroup) -> LoadedModel:
 
 
 def first_of_last_stage(split: Sharding) -> int:
-    """Return the rank that samples; every shard of the last stage has the complete logits."""
+    """Return the rank that samples: the first of the last stage. All ranks of that stage have the complete logits."""
     return split.ranks - split.tensor

@@ -1,1 +1,1 @@
-"""vLLM as an engine: its scheduler and block pool, and a KV connector between its instances."""
+"""vLLM as an engine: its scheduler, its block pool, and the KV connector for hand-offs."""

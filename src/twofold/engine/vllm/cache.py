@@ -11,9 +11,9 @@ from twofold.errors import ModelError
 def read_layout(caches: Mapping[str, torch.Tensor], kv_heads: int) -> tuple[KvLayout, int]:
     """Return the layout of vLLM's KV cache, and its number of blocks.
 
-    `caches` has a tensor [blocks, heads, block size, key and value numbers] per layer, in the order of layers.
-    Keys and values of a block are contiguous, and `KvLayout` counts all of it as keys. Raises ModelError for
-    any other layout.
+    `caches` has a tensor [blocks, heads, block size, key and value numbers] per layer, in the order of layers. Keys and
+    values of a block are contiguous, so `KvLayout` describes both together as keys. Raises ModelError for any other
+    layout.
     """
     shapes = {name: _shape(name, cache, kv_heads) for name, cache in caches.items()}
     num_blocks, _, size, _ = next(iter(shapes.values()))
@@ -39,9 +39,9 @@ def _shape(name: str, cache: torch.Tensor, kv_heads: int) -> tuple[int, int, int
 def move_caches(
     memory: torch.Tensor, layout: KvLayout, num_blocks: int, views: Sequence[Sequence[torch.Tensor]]
 ) -> None:
-    """Move all views of each layer's cache into `memory` [bytes] of uint8. Their contents are lost.
+    """Move all views of each layer's cache into `memory`, uint8 [bytes]. The contents are lost.
 
-    The tensor objects stay the same, so their holders need no change.
+    The tensor objects stay the same, so vLLM's references to them stay valid.
     """
     numbers = memory[: layout.pool_bytes(num_blocks)].view(getattr(torch, layout.dtype))
     storage, offset = numbers.untyped_storage(), numbers.storage_offset()

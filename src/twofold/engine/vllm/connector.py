@@ -1,8 +1,8 @@
 """A KV connector for vLLM, which loads it by `kv_connector_module_path`.
 
-vLLM's scheduler reports allocated blocks and its model runner computed layers. Both are passed to the worker's
-`ConnectorBridge`, whose threads move the KV. Nothing here waits for a transfer, so no forward pass stalls. vLLM
-keeps the blocks of a transfer until `get_finished` names its request.
+The connector forwards allocated blocks (from vLLM's scheduler) and computed layers (from its model runner) to the
+worker's `ConnectorBridge`. The worker's threads transfer the KV. No method waits for a transfer, so no forward pass
+stalls. vLLM keeps the blocks of a request allocated until `get_finished` returns the request.
 """
 
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ BRIDGE = "twofold_bridge"  # key in kv_connector_extra_config for the bridge's n
 
 
 class CompletingPrefills(KVConnectorMetadata):
-    """The requests whose prompt an iteration completes and whose KV is sent as it is computed."""
+    """Connector metadata of an iteration: the requests with a hand-off and a prompt that the iteration completes."""
 
     def __init__(self, request_ids: Sequence[str]) -> None:
         self.request_ids = request_ids
@@ -74,7 +74,7 @@ class TwofoldConnector(KVConnectorBase_V1, SupportsHMA):
             self._bridge.layer_computed(metadata.request_ids, self._layers[layer_name])
 
     def wait_for_save(self) -> None:
-        """Do nothing: transfers hold their blocks, so an iteration does not wait for them."""
+        """Do nothing: blocks stay allocated during their transfer, so an iteration need not wait for it."""
 
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
         settled = self._bridge.settle()
@@ -105,7 +105,7 @@ class TwofoldConnector(KVConnectorBase_V1, SupportsHMA):
         return CompletingPrefills([rid for rid, done in before.items() if self._follows(rid, done + scheduled[rid])])
 
     def _follows(self, request_id: str, computed: int) -> bool:
-        """Whether an iteration completes the prompt of a request that is handed off."""
+        """Return whether an iteration with KV for `computed` tokens completes a prompt with a hand-off."""
         manager = self._kv_cache_manager
         assert manager is not None  # noqa: S101  (vLLM binds it before scheduling)
         blocks = manager.get_block_ids(request_id)[0]
@@ -121,5 +121,5 @@ class TwofoldConnector(KVConnectorBase_V1, SupportsHMA):
 
     @classmethod
     def requires_piecewise_for_cudagraph(cls, extra_config: dict[str, Any]) -> bool:
-        """Return True, because a CUDA graph of the whole model would skip the calls for each layer."""
+        """Return True, because a CUDA graph of the whole model would skip the connector's calls for each layer."""
         return True

@@ -1,4 +1,4 @@
-"""vLLM's engine core in the worker's process, on one thread, and the service's keys of its cached prompt blocks."""
+"""vLLM's engine core on one thread of the worker's process, and reports of its cached prompt blocks."""
 
 import os
 import time
@@ -26,27 +26,27 @@ ExternalHash = int | bytes
 class CachedPromptBlocks(EventPublisher):
     """Receives vLLM's KV cache events, and reports them under the service's block keys.
 
-    vLLM identifies a block by its own hash over the same tokens, so the blocks of an added prompt have two names.
-    Blocks of outputs and of remote prompts have no key of the service, and are not reported.
+    vLLM identifies a block by its own hash of the same tokens, so this class maps vLLM's hashes to the service's keys.
+    Blocks of outputs and of remote prompts have no key in the service, and are not reported.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self._expected: dict[str, list[ExternalHash]] = {}
-        self._names: dict[ExternalHash, BlockKey] = {}  # of blocks that are cached, or may be later
-        self._wanted: Counter[ExternalHash] = Counter()  # requests and cached blocks per name
+        self._names: dict[ExternalHash, BlockKey] = {}  # service's keys of blocks that are cached or may be later
+        self._wanted: Counter[ExternalHash] = Counter()  # number of requests and cached blocks with this hash
         self._cached: Counter[ExternalHash] = Counter()
         self._changes: list[tuple[BlockKey, bool]] = []
 
     def expect(self, request_id: str, hashes: Sequence[BlockHash], keys: Sequence[BlockKey]) -> None:
-        """Record the keys of a prompt's full blocks, in vLLM and in the service."""
+        """Map vLLM's hashes of a prompt's full blocks to the service's keys."""
         named = [maybe_convert_block_hash(each) for each in hashes[: len(keys)]]
         self._expected[request_id] = named
         self._names.update(zip(named, keys, strict=False))
         self._wanted.update(named)
 
     def forget(self, request_id: str) -> None:
-        """Remove a finished request. Its cached blocks keep their keys."""
+        """Remove a finished request. The keys of its cached blocks stay until vLLM evicts the blocks."""
         for each in self._expected.pop(request_id, ()):
             self._release(each)
 
@@ -60,10 +60,10 @@ class CachedPromptBlocks(EventPublisher):
                     self._removed(each)
 
     def shutdown(self) -> None:
-        """Do nothing: there is nothing to stop."""
+        """Do nothing, because this publisher has no resources."""
 
     def report(self, watcher: CacheObserver) -> None:
-        """Report the changes since the last call."""
+        """Report to `watcher` the blocks cached and evicted since the last report."""
         changes, self._changes = self._changes, []
         for key, there in changes:
             if there:
@@ -96,7 +96,7 @@ class VllmCore:
     """Runs vLLM one iteration at a time. Not thread-safe, except `blocks`."""
 
     def __init__(self, name: str, bridge: ConnectorBridge, *, prefix_caching: bool, **options: Any) -> None:  # noqa: ANN401  (vLLM checks them)
-        """`options` are vLLM engine arguments."""
+        """Start vLLM with the engine arguments `options`. Its KV connectors find `bridge` by `name`."""
         BRIDGES[name] = bridge
         os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
         transfer = KVTransferConfig(
@@ -112,12 +112,12 @@ class VllmCore:
             skip_tokenizer_init=True,
             disable_log_stats=True,
             use_tqdm_on_load=False,
-            async_scheduling=False,  # a first token from a peer must be known before the next iteration
+            async_scheduling=False,  # the next iteration needs a peer's first token
             enable_prefix_caching=prefix_caching,
             **options,
         )
         self._core = EngineCore(args.create_engine_config(), UniProcExecutor, log_stats=False)
-        self._scheduler: Any = self._core.scheduler  # its interface has neither queues nor blocks
+        self._scheduler: Any = self._core.scheduler  # typed as Any: its interface has neither queues nor blocks
         self.prompt_blocks = CachedPromptBlocks()
         if prefix_caching:
             self._scheduler.kv_event_publisher = self.prompt_blocks
@@ -132,7 +132,7 @@ class VllmCore:
     ) -> None:
         """Queue a request. Only requests with the same `cache_salt` share blocks.
 
-        `keys` are the service's block keys of the prompt's full blocks, which cache reports contain.
+        `keys` are the service's keys of the prompt's full blocks, under which cache changes are reported.
         """
         request = EngineCoreRequest(
             request_id=request_id,
@@ -153,7 +153,7 @@ class VllmCore:
     def append_first_token(self, request_id: str, token_id: int) -> bool:
         """Append the first output token of a remote prompt before vLLM runs it. Returns False for unknown requests.
 
-        vLLM runs a request with received KV from the last token it knows. Its model runner has not seen the
+        After a KV transfer, vLLM continues a request from its last known token. Its model runner has not seen the
         request yet, so only the scheduler's record changes.
         """
         request = self._scheduler.requests.get(request_id)
@@ -166,12 +166,12 @@ class VllmCore:
         return True
 
     def abort(self, request_id: str) -> None:
-        """Abort a request, unless it is unknown."""
+        """Abort a request; do nothing for unknown requests."""
         self._core.abort_requests([request_id])
         self.prompt_blocks.forget(request_id)
 
     def step(self) -> tuple[list[EngineCoreOutput], bool]:
-        """Run one iteration. Returns its outputs, and whether anything was computed."""
+        """Run one iteration. Returns its outputs, and whether it computed anything."""
         outputs, ran = self._core.step()
         self._core.post_step(ran)
         made = [output for engine in outputs.values() for output in engine.outputs]
@@ -182,7 +182,7 @@ class VllmCore:
 
     @property
     def busy(self) -> bool:
-        """Whether vLLM has unfinished requests."""
+        """Whether vLLM has unfinished requests, or finished requests to clean up."""
         return bool(self._scheduler.has_requests())
 
     @property

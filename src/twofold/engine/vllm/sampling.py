@@ -1,6 +1,6 @@
 """Sampling keyed by seed and position, as in the torch engine, so that a replayed request gets the same tokens.
 
-vLLM's random generator has a state that depends on how often it was used. So vLLM always decodes greedily, and this
+The state of vLLM's random generator depends on how often it was used. vLLM therefore always decodes greedily, and this
 logits processor masks all tokens but the sampled one.
 """
 
@@ -19,7 +19,7 @@ SAMPLING = "twofold_sampling"  # key in a request's extra_args
 
 
 class SampledRequest:
-    """A request with sampling. `output` is vLLM's own list, which grows with each token."""
+    """A request that needs sampling or `min_tokens`. `output` is vLLM's own list, which grows with each token."""
 
     def __init__(self, extra: dict[str, Any], prompt: list[int], output: list[int]) -> None:
         self._sampling: SamplingParams = extra["sampling"]
@@ -33,7 +33,7 @@ class SampledRequest:
 
 
 class KeyedSampling(LogitsProcessor):
-    """Samples the rows of requests whose extra_args have `SAMPLING`; others stay greedy."""
+    """Logits processor that samples for requests with `SAMPLING` in their extra_args. Other requests stay greedy."""
 
     def __init__(self, vllm_config: VllmConfig, device: torch.device, is_pin_memory: bool) -> None:
         self._rows: dict[int, SampledRequest] = {}
@@ -70,7 +70,7 @@ class KeyedSampling(LogitsProcessor):
 def vllm_sampling(
     sampling: SamplingParams, prompt_tokens: int, max_tokens: int, eos_token_ids: frozenset[int]
 ) -> VllmSampling:
-    """Return greedy parameters for vLLM, with the request's sampling in `extra_args` if it has any.
+    """Return greedy parameters for vLLM, with the request's own in `extra_args` if it samples or has `min_tokens`.
 
     `prompt_tokens` is the request's own prompt length; vLLM's prompt may contain output from another worker as well.
     """

@@ -1,6 +1,6 @@
-"""Processes that start workers for a launcher: commands on standard input, reports on standard output.
+"""Base of the child processes that start workers for a launcher: the fork server and the Ray driver.
 
-Commands and reports are JSON, one object per line.
+They read commands from standard input and write reports to standard output, as JSON, one object per line.
 """
 
 import ctypes
@@ -22,15 +22,15 @@ _PR_SET_PDEATHSIG = 1
 def die_with_parent(with_signal: signal.Signals, parent: int) -> None:
     """Deliver `with_signal` to this process when its parent process (with the id `parent`) dies."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, with_signal)
-    if os.getppid() != parent:  # it died before the call
+    if os.getppid() != parent:  # the parent died before the call
         os._exit(1)
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Report of the process that starts workers, with one event.
+    """Report of one event from the process that starts workers.
 
     The event is a `stage` of start-up, the `facts` of the model, a `failure` that ends the process, a worker that
-    `exited` with a `code` and sometimes a reason `why`, or the workers `waiting` for room.
+    `exited` with a `code` and sometimes a reason `why`, or the workers `waiting` for a node with room.
     """
 
     stage: str | None = None
@@ -43,7 +43,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class WorkerCommand(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Command of a launcher: start, kill or free the named worker, or `finish` after the end of all workers."""
+    """Command of a launcher: start or kill a worker, free its resources, or `finish` once all workers have ended."""
 
     start: str | None = None
     kill: str | None = None
@@ -57,7 +57,7 @@ _decoder = msgspec.json.Decoder(WorkerCommand)
 
 
 def take_stdout() -> Callable[[bytes], None]:
-    """Return a function that writes lines to standard output. Redirect all other output to standard error."""
+    """Redirect standard output to standard error; return a function that writes lines to the original output."""
     pipe = os.fdopen(os.dup(sys.stdout.fileno()), "wb", buffering=0)
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
 
@@ -68,9 +68,9 @@ def take_stdout() -> Callable[[bytes], None]:
 
 
 def begin(job: type[Job]) -> tuple[Job, SendReport]:
-    """Read the job from the first line of standard input; return the job and the function that sends reports.
+    """Read the job from the first line of standard input; return the job and a function that sends reports.
 
-    From now on, this process ends when its parent process ends.
+    After this call, the process ends when its parent process ends.
     """
     die_with_parent(signal.SIGTERM, os.getppid())
     say = take_stdout()
@@ -93,7 +93,7 @@ class WorkerStarter(ABC):
 
     @abstractmethod
     def execute(self, command: WorkerCommand) -> None:
-        """Start a worker, end it, or free its resources, as the command states."""
+        """Execute a command: start a worker, kill it, or free its resources."""
 
     @abstractmethod
     def poll(self) -> bool:
@@ -103,10 +103,10 @@ class WorkerStarter(ABC):
     def kill_all(self) -> None: ...
 
     def watch(self) -> None:
-        """Execute commands and report exits until this process must end; then kill the remaining workers."""
+        """Execute commands until SIGTERM, end of input, or the last exit after `finish`; then kill all workers."""
         wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(wake_write)
-        signal.signal(signal.SIGTERM, self._end)  # connecting to Ray replaces the handler
+        signal.signal(signal.SIGTERM, self._end)  # set now, because connecting to Ray has replaced the handler
         with selectors.DefaultSelector() as selector:
             for fd in (wake_read, sys.stdin.fileno()):
                 selector.register(fd, selectors.EVENT_READ)

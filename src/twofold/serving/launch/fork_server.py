@@ -1,10 +1,11 @@
 """The fork server: a process that prepares the engine once and forks every worker.
 
 It reads a ServiceConfig and then WorkerCommands from standard input, and writes Reports to standard output, one JSON
-object per line. It exits with all workers on SIGTERM, at the end of its input, and when its parent process dies.
+object per line. On SIGTERM, at the end of its input, or after the death of its parent process, it kills all workers and
+exits.
 
-Preparing imports torch and loads the model, once for all workers. No other thread and no CUDA context may exist before
-a fork.
+The preparation imports torch and loads the model. The process must have no other thread and no CUDA context when it
+forks.
 """
 
 import ctypes
@@ -49,7 +50,7 @@ def main() -> None:
         report(Report(failure=str(error)))
         sys.exit(2)
     server.watch()
-    # Its creator may have been killed.
+    # The process that created the directory may have been killed.
     shutil.rmtree(config.run_dir, ignore_errors=True)
     sys.stderr.flush()
     # A regular exit takes seconds with torch loaded, and the parent waits for this process.
@@ -69,7 +70,7 @@ def _start_workers(config: ServiceConfig, report: SendReport) -> "ForkServer":
 
 
 def _daemons(config: ServiceConfig, prepared: EngineFactory) -> dict[str, Callable[[], None]]:
-    """Return the functions of processes that run beside the workers, by name: the KV store of this host."""
+    """Return the main functions, by name, of processes other than workers: the KV store, if the host has one."""
     layout = prepared.kv_layout
     if config.store is None or layout is None:
         return {}
@@ -77,7 +78,7 @@ def _daemons(config: ServiceConfig, prepared: EngineFactory) -> dict[str, Callab
 
 
 def _become_worker(instance: str, server: int, run: Callable[[], None]) -> NoReturn:
-    """Run the function `run` in a forked child process, then exit; this call never returns."""
+    """Run a worker's main function in the forked child process, then exit the process."""
     code = 1
     try:
         die_with_parent(signal.SIGKILL, server)
@@ -96,9 +97,9 @@ def _become_worker(instance: str, server: int, run: Callable[[], None]) -> NoRet
 class ForkServer(WorkerStarter):
     """Forks workers and kills them on command.
 
-    The functions in `runs` create a worker's processes; `inbox_of` returns the socket of a process. When one process of
+    The functions in `runs` create a worker's processes. `inbox_of` returns the socket of a process. When one process of
     a worker exits, the worker's other processes are killed, and the worker's exit is reported after the last one.
-    `daemons` are started and restarted without commands or reports.
+    `daemons` are processes that are started at once and restarted whenever they end; their exits are not reported.
     """
 
     poll_s = DAEMON_RESTART_S
@@ -116,7 +117,7 @@ class ForkServer(WorkerStarter):
         self._due_s = dict.fromkeys(daemons, 0.0)  # start times of daemons that do not run
         self._inbox_of = inbox_of
         self._pids: dict[int, str] = {}
-        self._codes: dict[str, int] = {}  # of ending workers: exit code of the first process
+        self._codes: dict[str, int] = {}  # exit code of the first process that ended, by worker
         self._pid = os.getpid()
         signal.signal(signal.SIGCHLD, lambda _signal, _frame: None)  # interrupts the wait for commands
 
@@ -134,7 +135,7 @@ class ForkServer(WorkerStarter):
         processes.forked()
 
     def kill(self, instance: str) -> None:
-        """Kill the processes of a worker, including stopped processes. The worker's exit is reported later."""
+        """Send SIGKILL to all processes of a worker. `poll` reports its exit later."""
         for pid, name in self._pids.items():
             if name == instance:
                 os.kill(pid, signal.SIGKILL)

@@ -33,7 +33,7 @@ Adapt = Callable[[ServiceConfig], ServiceConfig]
 
 
 class HostOffer(msgspec.Struct, frozen=True, kw_only=True):
-    """Offer of a host that asks to join: how many workers of each role, and its model's fingerprint."""
+    """Workers that a host offers when it asks to join: their number by role, and its model's fingerprint."""
 
     model: str
     workers: dict[Role, int]
@@ -42,8 +42,8 @@ class HostOffer(msgspec.Struct, frozen=True, kw_only=True):
 class JoinedHost:
     """Runs the workers of this host until the service ends or `stop` is called.
 
-    The function `adapt` adapts the service's configuration to this host: model directory, device, cores. When the
-    connection to the service is lost, the workers end, and the host asks to join again.
+    `adapt` adapts the service's configuration to this host: model directory, device, cores. If the service no longer
+    knows this host, the workers end and the host asks to join again.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class JoinedHost:
         self.stopped.set()
 
     async def run(self, run_dir: str) -> None:
-        """Join and run workers. Raises ConfigurationError if the service refuses this host or its workers fail."""
+        """Join the service and run workers. Raises ConfigurationError if it refuses this host or the workers fail."""
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         guard = Guard(context, read_key(Path(self.network.key_file)))
         inbox: Inbox[messages.ToHost] = Inbox(
@@ -96,7 +96,10 @@ class JoinSession:
         self._was_heard = False
 
     async def run(self, run_dir: Path) -> bool:
-        """Return whether to join again because the service was lost. Raises ConfigurationError after a refusal."""
+        """Join and run workers until the session ends; return True to join again, if the service forgot this host.
+
+        Raises ConfigurationError if the service refuses this host or its workers fail.
+        """
         loop = asyncio.get_running_loop()
         loop.add_reader(self._inbox.fileno(), self._drain)
         self._drain()
@@ -140,7 +143,7 @@ class JoinSession:
         return self._stop.is_set() or self._over.is_set()
 
     async def _wait(self, event: asyncio.Future[ServiceConfig] | asyncio.Task[None], seconds: float) -> None:
-        """Wait for `event`, for the end of the session, or for the given number of seconds."""
+        """Wait for `event`, for the end of the session, or for `seconds`, whichever comes first."""
         ends = [asyncio.create_task(each.wait()) for each in (self._stop, self._over)]
         await asyncio.wait((event, *ends), timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
         for end in ends:

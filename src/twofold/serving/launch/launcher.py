@@ -1,4 +1,4 @@
-"""Launchers: they start the process that starts workers, send commands to it and read its reports."""
+"""Launchers: start the process that starts workers, send it commands and read its reports."""
 
 import asyncio
 import signal
@@ -15,10 +15,10 @@ TERMINATE_S = 5.0  # from SIGTERM to SIGKILL
 
 
 class Launcher(ProcessControl):
-    """Runs `module` as a process in a session of its own, so that Ctrl-C does not reach the process.
+    """Runs the Python module `module`, which starts workers, as a child process.
 
-    `job` is the first line of its standard input. `joins` is true if the workers' hosts join the service over the
-    network.
+    The process has its own session, so that Ctrl-C does not reach it. `job` is the first line of its standard input.
+    `joins` is true if each worker has its own host, which joins the service over the network.
     """
 
     joins = False
@@ -28,7 +28,7 @@ class Launcher(ProcessControl):
         self._process: asyncio.subprocess.Process | None = None
 
     async def start(self) -> None:
-        """Start the process. From now on, `reports` yields its reports."""
+        """Start the process and send it the job. `reports` yields its reports."""
         self._process = await asyncio.create_subprocess_exec(
             sys.executable,
             *("-m", self._module),
@@ -44,14 +44,14 @@ class Launcher(ProcessControl):
         self._send(WorkerCommand(start=instance))
 
     def kill_worker(self, instance: str) -> None:
-        """Kill a worker. The exit of the worker is reported later."""
+        """Order the process to kill a worker. A report announces its exit later."""
         self._send(WorkerCommand(kill=instance))
 
     def release_worker(self, instance: str) -> None:
         self._send(WorkerCommand(free=instance))
 
     def refuse_worker(self, instance: str, reason: str) -> None:
-        """Do nothing, because a refused local worker exits on its own, and its exit is reported."""
+        """Do nothing, because a local worker exits after its refusal, and its exit is reported."""
 
     def _send(self, command: WorkerCommand) -> None:
         process = self._process
@@ -59,7 +59,7 @@ class Launcher(ProcessControl):
             process.stdin.write(msgspec.json.encode(command) + b"\n")
 
     async def reports(self) -> AsyncIterator[Report]:
-        """Yield reports until the process ends. An unexpected exit without a failure report becomes such a report."""
+        """Yield reports until the process ends, and a failure report if it ends unexpectedly without one."""
         assert self._process is not None  # noqa: S101  (called after start)
         assert self._process.stdout is not None  # noqa: S101  (a pipe)
         explained = False
@@ -79,16 +79,16 @@ class Launcher(ProcessControl):
         try:
             await asyncio.wait_for(self._process.wait(), grace_s)
         except TimeoutError:
-            self._process.terminate()  # it then kills its workers and exits
+            self._process.terminate()  # the process kills its workers and exits
             try:
                 await asyncio.wait_for(self._process.wait(), TERMINATE_S)
             except TimeoutError:
-                self._process.kill()  # its workers die with it
+                self._process.kill()  # the workers die with the process
                 await self._process.wait()
 
 
 class LocalLauncher(Launcher):
-    """Launcher of worker processes on this host, which a fork server forks."""
+    """Launcher of workers on this host. A fork server forks them."""
 
     def __init__(self, config: ServiceConfig) -> None:
         super().__init__("twofold.serving.launch.fork_server", config)

@@ -158,7 +158,7 @@ class LocalService:
         await server.stop()
 
     async def _wait_measured(self) -> None:
-        """Wait until all links are measured, at most `MEASURE_S` because workers may be lost before."""
+        """Wait until workers have measured all links, at most `MEASURE_S`, because a worker may be lost first."""
         with suppress(TimeoutError):
             await asyncio.wait_for(self._paths.known(self._config.measured_pairs()), MEASURE_S)
 
@@ -180,7 +180,7 @@ class LocalService:
         joined_config = msgspec.structs.replace(config, engine=engine)
         own = list(workers) if launcher.joins else []
         hosts = Hosts(joined_config, facts.fingerprint, __version__, launcher, outbox, own)
-        # Workers that join from hosts of their own register one by one, and the first makes the service ready.
+        # Workers on hosts that join register one by one, and the first one makes the service ready.
         timeouts = HealthTimeouts(restart_s=config.max_restart_delay_s)
         registry = self._registry = WorkerRegistry({} if own else workers, outbox, hosts, timeouts)
         for instance in own:
@@ -227,7 +227,7 @@ class LocalService:
         return overload_control(config.rule, config.cluster, profiles, config.slo, cluster.pools)
 
     def _transfer_paths(self) -> TransferPaths:
-        """Return the paths measured by workers or, for an emulated cluster, the paths of the cluster spec."""
+        """Return the link speeds that predict transfers: measured by workers or, if emulated, from the cluster spec."""
         spec = self._config.cluster
         if self._config.engine.engine != "emulated" or spec is None:
             return self._paths
@@ -263,7 +263,7 @@ class LocalService:
     def _worker_exited(self, instance: str, code: int | None, why: str | None) -> None:
         if self._stop.is_set():
             return
-        # A launched host that reports a configuration error would fail again, unless other hosts were able to serve.
+        # A launched host that failed with a configuration error would fail again, unless the service was ready before.
         hopeless = self._launcher.joins and code == USER_ERROR and not self._was_ready
         if self._controller is not None and self._controller.restarts_workers and not hopeless:
             self._controller.exited(instance)
@@ -291,7 +291,7 @@ async def unless_set(stop: asyncio.Event, event: asyncio.Future[T]) -> bool:
 
 
 def _load_tokenizer(engine: EngineConfig) -> TextTokenizer | None:
-    """Load the configured tokenizer or, without one, the model's own. Emulated models have no tokenizer."""
+    """Load the configured tokenizer or, by default, the model's own. Return None for emulated models."""
     if engine.tokenizer is not None:
         return load_tokenizer(Path(engine.tokenizer))
     return None if engine.engine == "emulated" else load_tokenizer(Path(engine.model))

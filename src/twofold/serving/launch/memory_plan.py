@@ -13,7 +13,7 @@ DEFAULT_KV_CACHE_BYTES = 1024 * MIB
 
 
 class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """Plan of KV memory: blocks of each worker, swap blocks of each decoding worker, and the context length."""
+    """Plan of KV memory: blocks of each worker, swap blocks of each worker that swaps, and the context length."""
 
     layout: KvLayout
     num_blocks: int
@@ -31,10 +31,10 @@ def plan_memory(
     swap_bytes: int | None = None,
     swapping: int = 0,
 ) -> MemoryPlan:
-    """Divide memory into KV blocks; raises ConfigurationError if one request or all workers do not fit.
+    """Return the numbers of KV and swap blocks of each worker; raises ConfigurationError if memory is too small.
 
-    `available_bytes` is the machine's free memory for all `workers`. `swapping` is the number of workers that have
-    `swap_bytes` of swap space each.
+    Each KV cache and swap space must hold a request of `max_model_len` tokens. The caches of all `workers`, and the
+    swap space of `swapping` workers with `swap_bytes` each, must fit into `available_bytes`.
     """
     wanted = kv_cache_bytes if kv_cache_bytes is not None else DEFAULT_KV_CACHE_BYTES
     num_blocks = wanted // layout.bytes_per_block
@@ -63,7 +63,7 @@ def plan_memory(
 
 
 def available_memory() -> int:
-    """Return the free memory in bytes: the host's MemAvailable, or less if the control group's limit is lower."""
+    """Return the available memory in bytes: the host's MemAvailable, limited by the container's cgroup."""
     return min(_host_memory(), _group_memory(Path("/sys/fs/cgroup")))
 
 
@@ -75,7 +75,7 @@ def _host_memory() -> int:
 
 
 def _group_memory(group: Path) -> int:
-    """Return the bytes that a container may still use below its cgroup v2 limit; sys.maxsize without a limit."""
+    """Return the bytes left below this cgroup v2's memory limit, or sys.maxsize if it has none."""
     try:
         limit, used = ((group / name).read_text().strip() for name in ("memory.max", "memory.current"))
     except OSError:

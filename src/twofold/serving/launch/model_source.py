@@ -1,4 +1,4 @@
-"""Model sources: find or download a model, compute its fingerprint, and read its sizes without loading it."""
+"""Find or download a model, compute its fingerprint, and read its sizes without loading it."""
 
 import hashlib
 import os
@@ -15,8 +15,8 @@ _SAMPLES, _SAMPLE_BYTES = 64, 4096
 def model_fingerprint(directory: Path) -> str:
     """Return a hash that identifies a model independently of its directory.
 
-    The hash covers config.json and, of each weights file, the size, the first MiB (with the tensor index) and samples.
-    Reading whole files would dominate the start-up time.
+    The hash covers config.json and, for each weights file, its name, size, first MiB (with the tensor index) and 64
+    samples. Reading whole files would dominate the start-up time.
     """
     found = hashlib.blake2b((directory / "config.json").read_bytes(), digest_size=16)
     for path in sorted(path for path in directory.iterdir() if path.suffix in _WEIGHTS):
@@ -61,7 +61,7 @@ class ModelFacts(NamedTuple):
 
 
 def model_facts(engine: EngineConfig) -> ModelFacts:
-    """Read the properties of the model in `engine.model`; raises ModelError or ConfigurationError."""
+    """Read the properties of `engine.model`; raises ModelError, or ConfigurationError if `max_model_len` is too big."""
     os.environ.setdefault("HF_HUB_OFFLINE", "1")  # the model is local
     from transformers import AutoConfig  # noqa: PLC0415  (slow)
 
@@ -70,7 +70,7 @@ def model_facts(engine: EngineConfig) -> ModelFacts:
     directory = Path(engine.model)
     try:
         config = AutoConfig.from_pretrained(directory).get_text_config(decoder=True)
-        # vLLM serves all positions, the torch engine those without rescaling.
+        # The torch engine limits LongRoPE models to their original context length, vLLM does not.
         torch = engine.engine == "torch"
         longest = context_length(config, str(directory)) if torch else int(config.max_position_embeddings)
         vocab_size = int(config.vocab_size)

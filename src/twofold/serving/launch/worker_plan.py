@@ -1,4 +1,4 @@
-"""Plans of a service's workers, from flags or from a cluster spec: roles, batchers, ranks and cores."""
+"""Plan a service's workers from flags or from a cluster spec: roles, batchers, ranks and cores."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -21,8 +21,8 @@ from twofold.transport.registry import DEFAULT_TRANSPORT
 class BatchPolicies(msgspec.Struct, frozen=True, kw_only=True):
     """Settings that determine the batcher of each worker.
 
-    With `inlines`, whole prompts join decodes within a latency bound. With `roles_move`, every worker can run both
-    phases with Splitwise's batcher. `batchers` replaces the batchers of the given roles.
+    With `inlines`, a colocated worker adds whole prompts to decode batches within a latency bound. With `roles_move`,
+    every worker has Splitwise's batcher, which runs both phases. `batchers` replaces the batchers of the given roles.
     """
 
     chunked_prefill: bool = True
@@ -32,7 +32,7 @@ class BatchPolicies(msgspec.Struct, frozen=True, kw_only=True):
     batchers: Mapping[Role, str] = {}
 
     def terms(self, *, colocated: bool) -> JoinTerms:
-        """Return the batcher of each role; raises ConfigurationError if the token budget does not suit the batchers."""
+        """Return the batcher of each role; raises ConfigurationError if no batcher suits the token budget `auto`."""
         chosen = {Role.PREFILL: "prefill", Role.DECODE: "decode"}
         if colocated:
             whole = INLINED if self.inlines else "mixed"
@@ -53,7 +53,7 @@ def plan_workers(
 ) -> tuple[WorkerConfig, ...]:
     """Return the service's workers with roles, batchers and cores; raises ConfigurationError for invalid counts.
 
-    With `others_join`, a phase may have no worker here, because other hosts can join.
+    With `others_join`, a phase may have no worker on this host, because workers on other hosts can join.
     """
     split = prefill and decode
     require(
@@ -71,7 +71,7 @@ def plan_workers(
 
 
 def with_cores(workers: Sequence[WorkerConfig], *, pin_cores: bool) -> tuple[WorkerConfig, ...]:
-    """Return the workers of one host, each with an equal share of the host's available cores."""
+    """Return the workers with equal shares of this host's available cores, pinned to them if `pin_cores` is set."""
     if not workers:
         return ()
     return tuple(
@@ -86,7 +86,7 @@ def available_cores() -> list[int]:
 
 
 def plan_cluster(spec: ClusterSpec, catalog: Catalog, *, pin_cores: bool) -> tuple[WorkerConfig, ...]:
-    """Return a worker for each instance of a cluster spec; raises ConfigurationError for an unsuitable cluster."""
+    """Return a worker for each instance of a cluster spec; raises ConfigurationError if it can only be simulated."""
     check_servable(spec)
     workers = [
         WorkerConfig(
@@ -123,7 +123,7 @@ def check_servable(spec: ClusterSpec) -> None:
 
 
 def with_splits(workers: Sequence[WorkerConfig], splits: Mapping[Role, Sharding]) -> tuple[WorkerConfig, ...]:
-    """Return the workers, sharded as `splits` states for their roles. Ranks are numbered over all workers."""
+    """Return the workers, sharded by `splits` of their roles. Ranks are numbered consecutively over all workers."""
     if all(split == UNSHARDED for split in splits.values()):
         return tuple(workers)
     divided, ranks = [], 0
@@ -135,7 +135,7 @@ def with_splits(workers: Sequence[WorkerConfig], splits: Mapping[Role, Sharding]
 
 
 def with_chunks(workers: Sequence[WorkerConfig], chunk: int | None) -> tuple[WorkerConfig, ...]:
-    """Let workers that prefill on several pipeline stages compute prompts in chunks of up to `chunk` tokens.
+    """Set a chunk size of `chunk` tokens for workers that prefill on several pipeline stages.
 
     Raises ConfigurationError if there is no such worker.
     """
@@ -158,7 +158,7 @@ def with_chunks(workers: Sequence[WorkerConfig], chunk: int | None) -> tuple[Wor
 def check_splits(config: ServiceConfig) -> None:
     """Raise ConfigurationError for sharded workers that cannot run or cannot hand over requests.
 
-    Whether the model can be sharded is checked when it is loaded.
+    `check_split_model` checks later, with the loaded model, whether the model can be sharded.
     """
     divided = [worker for worker in config.workers if worker.split != UNSHARDED]
     if not divided:
@@ -184,7 +184,7 @@ def check_splits(config: ServiceConfig) -> None:
 
 
 def _pair(config: ServiceConfig, divided: WorkerConfig) -> str:
-    """Return a text that names the first pair of workers affected by the sharding of `divided`."""
+    """Return the words of an error message that name a prefill-decode pair with the sharded worker `divided`."""
     for source in config.workers:
         for target in config.workers:
             if source.role is Role.PREFILL and target.role is Role.DECODE and divided in {source, target}:

@@ -1,1 +1,1 @@
-"""The store of a host: KV blocks in its memory and on its disk, shared by its workers."""
+"""KV store of a host: blocks in host memory and on disk, shared by the workers of the host."""

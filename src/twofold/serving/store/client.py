@@ -1,7 +1,7 @@
-"""Client of a host's KV store, for workers: sessions, one for each epoch of the store, and requests.
+"""Client of a host's KV store, used by workers.
 
-The store only saves time. If the store fails, requests end with fewer blocks or none, and the caller computes the rest.
-No method raises an error because of the store.
+A failure of the store costs only time: requests then return fewer blocks or none, and the worker computes the rest. No
+method raises an error because the store has failed.
 """
 
 import logging
@@ -32,30 +32,30 @@ SendOperation = Callable[[int, int, messages.StoreOperation], None]  # (epoch, n
 
 
 class BlockCopier(Protocol):
-    """Interface to copy one layer of KV blocks between an engine's memory and the slots of a KV store."""
+    """Interface that copies one layer of KV blocks between an engine's pool and the slots of a KV store."""
 
     @property
     def layers(self) -> int: ...
 
     def span(self, layer: int) -> slice:
-        """Return the byte range of a slot that belongs to a layer. All layers together cover the slot in order."""
+        """Return the byte range of a layer within a slot. The ranges of all layers cover the slot in order."""
 
     def read(self, memory: SlotMemory, layer: int, slots: Sequence[int], blocks: Sequence[int]) -> None:
-        """Copy one layer from each of the store's slots to the engine's block at the same position of `blocks`."""
+        """Copy one layer from each slot of the store to the engine's block at the same index of `blocks`."""
 
     def write(self, memory: SlotMemory, layer: int, slots: Sequence[int], blocks: Sequence[int]) -> None:
-        """Copy one layer from each of the engine's blocks to the store's slot at the same position of `slots`."""
+        """Copy one layer from each block of the engine to the store's slot at the same index of `slots`."""
 
 
 class StoreMatch(NamedTuple):
-    """Leading blocks of a prompt in a store: their number, and how many leading blocks are in its memory."""
+    """Number of leading blocks of a prompt in a store (`blocks`), and in the store's memory (`in_memory`)."""
 
     blocks: int
     in_memory: int
 
 
 class PendingRequest:
-    """A request to a KV store and its replies. The request and `memory` belong to one epoch of the store."""
+    """A request to one epoch of a KV store, the queue of its replies, and the store's `memory`."""
 
     def __init__(
         self, number: int, memory: SlotMemory, send: Callable[[messages.StoreOperation], None], timeout_s: float
@@ -76,10 +76,10 @@ class PendingRequest:
 
 
 class StoreSession:
-    """Connection to one epoch of a store: memory and pending requests. `fileno` is readable after the epoch's end."""
+    """Connection to one epoch of a store: mapped memory, pending requests. `fileno` is readable after it ends."""
 
     def __init__(self, welcome: messages.Welcome, send: SendOperation, timeout_s: float) -> None:
-        """Open the store's memory. Raises ConfigurationError or OSError if the epoch has ended."""
+        """Map the store's memory. Raises ConfigurationError or OSError if the epoch has ended."""
         self.epoch = welcome.epoch
         self._send, self._timeout_s = send, timeout_s
         self._pending: dict[int, PendingRequest] = {}
@@ -127,8 +127,8 @@ class StoreClient:
     """Client of the KV store with the inbox `store`; the store may stop and restart at any time.
 
     Replies arrive in `inbox`. With `verify`, loaded blocks are compared with the checksums of their writers, and
-    mismatches are counted in `damaged`. A store that does not reply for `timeout_s` is not used until its next message.
-    All methods are thread-safe.
+    mismatches are counted in `damaged`. If the store does not reply for `timeout_s`, the client disconnects and
+    registers again. All methods are thread-safe.
     """
 
     def __init__(
@@ -164,7 +164,7 @@ class StoreClient:
         return self._connected.wait(timeout_s)
 
     def lookup(self, keys: Sequence[bytes]) -> StoreMatch:
-        """Return how many leading blocks of `keys` are in the store, and how many are in its memory."""
+        """Return the number of leading blocks of `keys` in the store, and in its memory."""
         with self._request(messages.Lookup(list(keys))) as request:
             found = None if request is None else request.wait(messages.LookupResult)
         return StoreMatch(0, 0) if found is None else StoreMatch(found.blocks, found.in_memory)
@@ -172,7 +172,7 @@ class StoreClient:
     def fetch(self, keys: Sequence[bytes], address: str, limit_s: float) -> int:
         """Let the store fetch missing blocks from another host's store at `address`.
 
-        Return the number of leading blocks in the store afterwards. The call takes at most about `limit_s`.
+        Return the number of leading blocks in the store afterwards. The call takes about `limit_s` at most.
         """
         with self._request(messages.FetchBlocks(list(keys), address, limit_s)) as request:
             fetched = None if request is None else request.wait(messages.FetchResult, limit_s)
@@ -188,9 +188,9 @@ class StoreClient:
     ) -> int:
         """Copy the leading blocks that are in the store into the engine's `blocks`; return their number.
 
-        The function `on_count` receives this number as soon as it is certain, because all blocks are pinned or copied.
-        Then `on_layer` is called for each layer once all blocks contain the layer. If the store dies earlier, the
-        number covers the blocks copied until then.
+        `on_count(number)` is called when all these blocks are pinned or copied, so that the number is final. Then
+        `on_layer(k)` is called for each layer k, once all blocks contain the layer. If the store dies before the call
+        of `on_count`, the number counts the blocks copied until then.
         """
         with self._request(messages.Load(list(keys))) as request:
             if request is not None:
@@ -206,10 +206,10 @@ class StoreClient:
         start: int = 0,
         computed: Callable[[int], bool] = lambda _layer: True,
     ) -> int:
-        """Store the missing blocks of a prompt from index `start` on; return how many blocks were stored.
+        """Store the missing blocks of a prompt from index `start` on; return the number of stored blocks.
 
-        `blocks` are the engine's blocks for all `keys` and must not change meanwhile. The function `computed` waits for
-        a layer. It returns False if the layer will never be computed; then nothing more is stored.
+        `blocks` are the engine's blocks for all `keys` and must not change during the call. `computed(layer)` waits for
+        a layer. It returns False if the layer will never be computed, which ends the call.
         """
         stored = written = 0
         with self._request(messages.Put(list(keys), start)) as request:
@@ -240,7 +240,7 @@ class StoreClient:
         on_count: Callable[[int], None],
         on_layer: OnLayer,
     ) -> int:
-        """Load blocks. Blocks from disk arrive in parts; each part but the last is copied and released at once."""
+        """Copy blocks that the store pins in parts, as it reads them from disk; release each part but the last."""
         memory, whole = request.memory, set[int]()
         while (held := request.wait(messages.HeldBlocks)) is not None and not held.last:
             intact = self._intact(memory, held.blocks)
@@ -259,7 +259,7 @@ class StoreClient:
 
     @contextmanager
     def _request(self, what: messages.StoreOperation) -> Iterator[PendingRequest | None]:
-        """Send a request to the store, and release it at the end of the context. Yield None if there is no store."""
+        """Send a request to the store, and end it when the context exits. Yield None if no store is connected."""
         with self._lock:
             session = self._session
             self._number += 1
@@ -278,7 +278,7 @@ class StoreClient:
                 self._timed_out.put(session)
 
     def _intact(self, memory: SlotMemory, blocks: Mapping[int, messages.Block]) -> dict[int, int]:
-        """Return the slots of the blocks that have correct checksums, by block index."""
+        """Return the slots of the blocks, by block index. With `verify`, omit blocks with wrong checksums."""
         intact = {index: block.slot for index, block in blocks.items()}
         if self._verify:
             for index, block in blocks.items():
@@ -297,7 +297,7 @@ class StoreClient:
             self._end(self._session)
 
     def _poll(self) -> None:
-        """Process messages for up to `_HELLO_S`. Only this function begins and ends sessions."""
+        """Wait up to `_HELLO_S` for messages, and process them. Only this method starts and ends sessions."""
         poll, session = select.poll(), self._session
         poll.register(self._inbox.fileno(), select.POLLIN)
         if session is None:
@@ -321,7 +321,7 @@ class StoreClient:
         try:
             session = StoreSession(welcome, self._send, self._timeout_s)
         except (ConfigurationError, OSError):
-            return  # that epoch is over
+            return  # the epoch has ended
         with self._lock:
             self._session = session
         self._connected.set()
@@ -350,7 +350,7 @@ def _fill(
     blocks: Sequence[int],
     computed: Callable[[int], bool],
 ) -> list[messages.Block] | None:
-    """Write blocks into slots as their layers are computed; return None if a layer is never computed."""
+    """Copy each layer of blocks into slots once it is computed; return None if a layer is never computed."""
     checksums = [0] * len(slots)
     for layer in range(copier.layers):
         if not computed(layer):
@@ -364,7 +364,7 @@ def _fill(
 
 
 def _leading(indices: set[int]) -> int:
-    """Return the length of the sequence 0, 1, 2 … that is contained in `indices`."""
+    """Return the number of leading blocks: the largest n for which `indices` contains 0 … n − 1."""
     count = 0
     while count in indices:
         count += 1

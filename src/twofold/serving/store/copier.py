@@ -10,7 +10,7 @@ from twofold.serving.store.memory import SlotMemory
 
 
 class PoolCopier:
-    """`BlockCopier` for a `KvPool`. A slot contains the layers of a block in order, keys before values."""
+    """`BlockCopier` of a `KvPool`. A slot contains the layers of a block in order, keys before values."""
 
     def __init__(self, pool: KvPool) -> None:
         self._pool = pool

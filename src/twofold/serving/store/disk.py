@@ -2,7 +2,7 @@
 
 SQLite keeps the index consistent through crashes (WAL, one transaction per change). A block is written before it is
 indexed, and its slot is reused only after it was removed from the index, so a killed process leaves only complete
-blocks. Checksums detect incomplete blocks after a power failure, and corruption by the disk, on every read.
+blocks. A checksum, verified on every read, detects damage by a power failure or by the disk.
 """
 
 import fcntl
@@ -67,7 +67,7 @@ def check_directory(directory: Path, capacity_bytes: int) -> None:
 
 
 def blocks_on_disk(capacity_bytes: int, block_bytes: int) -> int:
-    """Return the number of blocks that fit into `capacity_bytes`. Raises ConfigurationError if not one fits."""
+    """Return the number of blocks that fit into `capacity_bytes`. Raises ConfigurationError if no block fits."""
     blocks = max(0, capacity_bytes - _INDEX_BYTES) // (block_bytes + _BYTES_PER_ROW)
     least = -(-(_INDEX_BYTES + block_bytes + _BYTES_PER_ROW) // 2**20)
     require(
@@ -79,7 +79,7 @@ def blocks_on_disk(capacity_bytes: int, block_bytes: int) -> int:
 
 
 class DiskBlocks:
-    """KV blocks of `block_bytes` bytes in a private directory of at most `capacity_bytes`.
+    """KV blocks of `block_bytes` bytes in a directory of at most `capacity_bytes`, which this process locks.
 
     `contents` identifies the model and KV layout; blocks with other contents are deleted. Only one thread may call the
     methods. Raises ConfigurationError if the directory is unavailable or too small.
@@ -102,11 +102,11 @@ class DiskBlocks:
             os.ftruncate(self._file, self.capacity * block_bytes)
 
     def recovered(self) -> list[Stored]:
-        """Return the blocks that an earlier process has written, in the order of their writing."""
+        """Return the blocks that earlier processes have written, oldest first."""
         return self._recovered
 
     def write(self, key: bytes, position: int, block: memoryview, checksum: int) -> bool:
-        """Write a block to disk with the CRC-32 that its writer computed; return False if this fails."""
+        """Write a block with its CRC-32 `checksum` to disk; return False if the disk is full or the write fails."""
         self._spare.pop(key, None)
         if key in self._blocks:
             return True
@@ -128,7 +128,7 @@ class DiskBlocks:
         return True
 
     def read(self, key: bytes, into: memoryview) -> int | None:
-        """Read a block into `into`; return its checksum. For a missing or damaged block, return None."""
+        """Read a block into `into` and return its checksum, or None if the block is missing or damaged."""
         row = self._blocks.get(key)
         if row is None:
             return None
@@ -169,7 +169,7 @@ class DiskBlocks:
         os.close(self._lock)
 
     def _open(self, contents: str) -> sqlite3.Connection:
-        """Open the index. Recreate an index that is unreadable or has other contents."""
+        """Open the index. If it is unreadable or has other contents, delete all blocks and create a new index."""
         index = self._opened(contents)
         if index is not None:
             return index
@@ -181,7 +181,7 @@ class DiskBlocks:
         return index
 
     def _opened(self, contents: str) -> sqlite3.Connection | None:
-        """Open an index and load its blocks; log a reason and return None if the index must be recreated."""
+        """Open an index and load its blocks; log the reason and return None if the index must be recreated."""
         index = sqlite3.connect(self._directory / _INDEX, isolation_level=None, check_same_thread=False)
         try:
             for statement in _SCHEMA:
@@ -197,7 +197,7 @@ class DiskBlocks:
         return None
 
     def _recover(self, index: sqlite3.Connection) -> None:
-        """Load the index. Delete blocks beyond the capacity, because an earlier capacity may have been larger."""
+        """Load the blocks of the index. Delete blocks beyond the capacity, which may have been larger before."""
         if index.execute("DELETE FROM blocks WHERE slot >= ?", (self.capacity,)).rowcount:
             index.execute("VACUUM")
             index.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
@@ -230,7 +230,7 @@ def _lock(directory: Path) -> int:
 
 
 class DiskResult(NamedTuple):
-    """Result of a disk operation: the operation, and the checksum of its block or None after a failure."""
+    """Result of a disk read or write: the operation, and the checksum of its block (None after a failure)."""
 
     move: DiskWrite | DiskRead
     checksum: int | None
@@ -264,7 +264,7 @@ _BYTES = 32
 
 
 def load_or_create_secret(directory: Path) -> bytes:
-    """Return the 32-byte secret of block keys in `directory`, created if missing; raises ConfigurationError."""
+    """Return the 32-byte salt of block keys, from `directory` or newly created there; raises ConfigurationError."""
     path = directory / "secret"
     try:
         if path.exists() and len(secret := path.read_bytes()) == _BYTES:

@@ -14,7 +14,7 @@ Result = TypeVar("Result")
 
 
 class EventQueue(Generic[T]):
-    """Queue from any thread to one consumer; the descriptor `fileno` is readable while items are queued."""
+    """Queue from any threads to one consumer. The file descriptor `fileno` is readable while items are queued."""
 
     def __init__(self) -> None:
         self._items: SimpleQueue[T] = SimpleQueue()
@@ -54,7 +54,7 @@ class StoreThread(ABC, Generic[Work, Result]):
 
     @abstractmethod
     def _run(self) -> None:
-        """Execute queued work until the item None."""
+        """Execute queued work until the item is None."""
 
     def fileno(self) -> int:
         return self._results.fileno()

@@ -1,7 +1,7 @@
-"""Decisions of a host's KV store: access to slots, placement of blocks in memory and on disk, and moves of blocks.
+"""Manager of a host's KV store: decides which blocks are in memory and on disk, and which request gets which slots.
 
-The manager itself moves no data. It queues operations for the disk (`take_moves`) and is notified of their results.
-Grants for requests (`take_grants`) are made first come, first served, as slots become free.
+The manager moves no data. It queues disk operations (`take_moves`) and is notified of their results. It grants slots
+and blocks to requests (`take_grants`) first come, first served, as slots become free.
 """
 
 from collections import deque
@@ -17,7 +17,7 @@ from twofold.serving.store.messages import Block, DiskForget, DiskOperation, Dis
 
 MEMORY, DISK = 0, 1
 TIERS = ("memory", "disk")
-# Counted moves of blocks: to clients, from clients, from disk, to disk, from other hosts, to other hosts.
+# Counters of moved blocks: to clients, from clients, from disk, to disk, from other hosts, to other hosts.
 COUNTERS = ("loaded", "stored", "disk_read", "disk_written", "peer_read", "peer_sent")
 
 # A client and the number of its request.
@@ -27,7 +27,7 @@ _DISK: Requester = ("", 0)
 
 @dataclass(frozen=True, slots=True)
 class StoreGrant:
-    """Slots or blocks that the store grants to a request, by block index; `last` marks the request's last grant."""
+    """Grant to a request, by block index: slots to fill (Put) or pinned blocks (Load). `last` marks the final grant."""
 
     requester: Requester
     puts: bool
@@ -37,7 +37,7 @@ class StoreGrant:
 
 @dataclass(slots=True, eq=False)
 class _LoadRequest:
-    """State of a Load: `waits` has the index of each block that must come from disk; `counter` counts its blocks."""
+    """State of a Load. `waits` maps the keys of blocks to be read from disk to their indices in the prompt."""
 
     requester: Requester
     length: int
@@ -47,10 +47,10 @@ class _LoadRequest:
 
 @dataclass(slots=True, eq=False)
 class _PutRequest:
-    """State of a Put:
+    """State of a Put.
 
-    `next_index` is the next block without a slot; `leased` maps each slot to its block index. At most `limit` slots are
-    leased at a time. `counter` names the counter of its blocks.
+    `next_index` is the index of the next block without a slot. `leased` maps each leased slot to its block index; at
+    most `limit` slots are leased at a time. `counter` is the name of the counter of stored blocks.
     """
 
     requester: Requester
@@ -64,7 +64,8 @@ class _PutRequest:
 class StoreManager:
     """Manager of a KV store with `slots` slots in memory and `disk_blocks` blocks on disk (0 means no disk).
 
-    An eighth of the slots is spare, to be filled or copied to disk while all other slots are in use.
+    Blocks in memory occupy at most seven eighths of the slots. The other slots are for blocks that are being filled or
+    written to disk.
     """
 
     def __init__(self, slots: int, disk_blocks: int, eviction: str) -> None:
@@ -78,11 +79,11 @@ class StoreManager:
         self._blocks: dict[bytes, Block] = {}  # blocks in memory
         self._leaving: dict[bytes, Block] = {}  # blocks just evicted from memory
         self._incoming: set[bytes] = set()  # blocks with leased slots
-        self._reading: dict[bytes, set[_LoadRequest]] = {}  # pending disk reads and their loads
+        self._reading: dict[bytes, set[_LoadRequest]] = {}  # pending disk reads, and the Loads that wait for them
         self._uncopied: deque[bytes] = deque(maxlen=slots)  # new blocks without a copy on disk
         self._writing = [0, 0]  # queued writes of evicted blocks, and of copies
         self._requests: dict[Requester, _LoadRequest | _PutRequest] = {}
-        self._waiting: deque[bytes | _PutRequest] = deque()  # for free slots: disk reads and puts
+        self._waiting: deque[bytes | _PutRequest] = deque()  # disk reads and Puts that wait for free slots
         self._moves: list[DiskOperation] = []
         self._grants: list[StoreGrant] = []
         self.moved = dict.fromkeys(COUNTERS, 0)
@@ -97,15 +98,15 @@ class StoreManager:
             disk.put(key, position)
 
     def lookup(self, keys: Sequence[bytes]) -> tuple[int, int]:
-        """Return the number of leading blocks in the store, and the number of leading blocks in its memory."""
+        """Return the number of leading blocks in the store, and in its memory."""
         return sum(self.tiers.match(keys)), self.tiers.tiers[MEMORY].match(keys)
 
     def incoming(self, key: bytes) -> bool:
-        """Return whether a slot is leased for the block `key`, which the store does not contain yet."""
+        """Return whether a Put has leased a slot for the block `key` and has not completed the block."""
         return key in self._incoming
 
     def load(self, requester: Requester, keys: Sequence[bytes], counter: str = "loaded") -> None:
-        """Start a Load: pin the leading blocks that the store has, as they become available in memory."""
+        """Start a Load: pin the leading blocks in the store, as soon as they are in memory."""
         loading = _LoadRequest(requester, sum(self.tiers.match(keys)), counter)
         self._requests[requester] = loading
         ready: dict[int, Block] = {}
@@ -151,7 +152,7 @@ class StoreManager:
             self._advance()
 
     def end(self, requester: Requester) -> None:
-        """End a request: release its slots and stop waiting for more of them."""
+        """End a request: release its slots, and cancel its waits for slots and disk reads."""
         request = self._requests.pop(requester, None)
         if isinstance(request, _LoadRequest):
             for key in request.waits:
@@ -171,7 +172,7 @@ class StoreManager:
     # -- results of disk operations -------------------------------------------------------------------------
 
     def written(self, move: DiskWrite, *, done: bool) -> None:
-        """Process the result of a disk write; `done` states whether the write has succeeded."""
+        """Process the result of a disk write; `done` is false if the write has failed."""
         self._writing[move.spare] -= 1
         self.moved["disk_written"] += done
         self.slots.release(move.slot, _DISK)
@@ -181,7 +182,7 @@ class StoreManager:
         self._advance()
 
     def was_read(self, move: DiskRead, checksum: int | None) -> None:
-        """Process the result of a disk read; `checksum` is None for a damaged block."""
+        """Process the result of a disk read; `checksum` is None if the block was damaged."""
         waiting = self._reading.pop(move.key)
         if checksum is None:
             self.slots.give_up(move.slot, _DISK)
@@ -215,14 +216,14 @@ class StoreManager:
         return granted
 
     def take_changes(self) -> tuple[list[bytes], list[bytes]]:
-        """Return the blocks that were added to the store since the last call, and the blocks that were removed."""
+        """Return the keys of blocks added to the store since the last call, and of blocks removed from it."""
         changes, self._changes = self._changes, {}
         return [key for key, by in changes.items() if by > 0], [key for key, by in changes.items() if by < 0]
 
     # -- slots ----------------------------------------------------------------------------------------------
 
     def _want(self, key: bytes, index: int, loading: _LoadRequest) -> None:
-        """Let a Load wait until a block is read from disk."""
+        """Make a Load wait for a block on disk, and queue the disk read unless it is queued already."""
         loading.waits[key] = index
         if key not in self._reading:
             self._reading[key] = set()
@@ -236,7 +237,7 @@ class StoreManager:
             if isinstance(first, _PutRequest):
                 self._lease(first)
             elif not self._reading[first]:
-                del self._reading[first]  # its loads have ended
+                del self._reading[first]  # the Loads that wanted the block have ended
             else:
                 self._moves.append(DiskRead(first, self.slots.lease(_DISK)))
 
@@ -266,7 +267,7 @@ class StoreManager:
         putting.leased.clear()
 
     def _keep(self, putting: _PutRequest, whole: dict[int, Block]) -> None:
-        """Store the completed blocks of a Put; `whole` maps block indices to blocks."""
+        """Add the completed blocks of a Put to the store; `whole` maps block indices to blocks."""
         keys = putting.keys
         for index, block in whole.items():
             self._incoming.remove(keys[index])
@@ -281,7 +282,7 @@ class StoreManager:
             self._copy_behind()
 
     def _copy_behind(self) -> None:
-        """Copy new blocks to disk in the background. They then survive this process and are evicted without a write."""
+        """Queue copies of new blocks to disk, so that they survive a restart and their eviction needs no write."""
         memory = self.tiers.tiers[MEMORY]
         while self._uncopied:
             key = self._uncopied[0]
@@ -301,7 +302,7 @@ class StoreManager:
             self._grants.append(StoreGrant(loading.requester, False, ready, last))
 
     def _cut(self, loading: _LoadRequest, key: bytes) -> None:
-        """End a Load before a block that is unavailable, because the blocks after this block are useless."""
+        """Shorten a Load to the blocks before an unavailable block, because later blocks are useless without it."""
         loading.length = loading.waits[key]
         for other in [other for other, index in loading.waits.items() if index >= loading.length]:
             del loading.waits[other]
@@ -328,10 +329,10 @@ class StoreManager:
             self._moves.append((DiskSpare if reason is RemovalReason.MOVED else DiskForget)(key))
 
     def _settle(self, added: Sequence[bytes]) -> None:
-        """After insertions, write evicted blocks to disk unless the disk is too slow, and free their slots."""
+        """After insertions, free the slots of evicted blocks, and write these blocks to disk unless it is too slow."""
         for key in added:
             if key in self._blocks and key not in self.tiers.tiers[MEMORY]:
-                self._leaving[key] = self._blocks.pop(key)  # found no room in memory
+                self._leaving[key] = self._blocks.pop(key)  # memory had no room for the block
         leaving, self._leaving = self._leaving, {}
         disk = self.tiers.tiers[DISK] if len(self.tiers.tiers) > 1 else None
         for left, block in leaving.items():
@@ -367,7 +368,7 @@ class _Watcher(CacheObserver):
 
 
 def _runs(indices: Sequence[int]) -> list[tuple[int, int]]:
-    """Return the sequences of consecutive numbers in `indices` as (first, last + 1)."""
+    """Return the runs of consecutive numbers in `indices` as (first, last + 1)."""
     among = set(indices)
     starts = [index for index in indices if index - 1 not in among]
     ends = [index + 1 for index in indices if index + 1 not in among]

@@ -1,4 +1,4 @@
-"""The memory of a KV store. The store's clients map this memory and access its slots."""
+"""Memory of a KV store, which the clients of the store map to read and write slots."""
 
 from twofold.transport.memory import SharedMemory
 

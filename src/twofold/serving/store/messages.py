@@ -23,7 +23,7 @@ from twofold.serving.messages import Message
 
 
 class Block(NamedTuple):
-    """A slot, and the CRC-32 of the block in this slot (meaningless before the block is written)."""
+    """A slot of the store's memory, and the CRC-32 of its block (meaningless until the block is written)."""
 
     slot: int
     checksum: int
@@ -33,7 +33,7 @@ class Block(NamedTuple):
 
 
 class DiskWrite(NamedTuple):
-    """Disk operation: write a slot to disk as block `position` of its prompt, unless the disk has this block.
+    """Disk operation: write a slot to disk as block `position` of its prompt, unless this block is already there.
 
     With `spare`, also mark the block as replaceable, as `DiskSpare` does.
     """
@@ -46,7 +46,7 @@ class DiskWrite(NamedTuple):
 
 
 class DiskRead(NamedTuple):
-    """Disk operation: read a block into a slot."""
+    """Disk operation: read a block from disk into a slot."""
 
     key: bytes
     slot: int
@@ -59,7 +59,7 @@ class DiskSpare(NamedTuple):
 
 
 class DiskForget(NamedTuple):
-    """Disk operation: delete a block."""
+    """Disk operation: delete a block from disk."""
 
     key: bytes
 
@@ -90,13 +90,13 @@ class Put(msgspec.Struct, frozen=True, tag=True):
 
 
 class Commit(msgspec.Struct, frozen=True, tag=True):
-    """Report that the client has written these blocks of a Put. The store frees its other slots and leases more."""
+    """Message that these blocks of a Put are written. The store frees the Put's other slots and leases new ones."""
 
     blocks: list[Block]
 
 
 class Release(msgspec.Struct, frozen=True, tag=True):
-    """Release of these slots of a Load. With None, the whole Load or Put ends, even if grants are pending."""
+    """Request to release these slots of a Load or, with None, to end the whole Load or Put and its pending grants."""
 
     slots: list[int] | None = None
 
@@ -116,28 +116,28 @@ StoreOperation = Lookup | Load | Put | Commit | Release | FetchBlocks
 
 
 class LookupResult(msgspec.Struct, frozen=True, tag=True):
-    """Reply to a Lookup: the number of leading blocks. The first `in_memory` blocks are in memory."""
+    """Reply to a Lookup: the number of leading blocks in the store (`blocks`), and in its memory (`in_memory`)."""
 
     blocks: int
     in_memory: int
 
 
 class HeldBlocks(msgspec.Struct, frozen=True, tag=True):
-    """Reply to a Load: more pinned blocks by their index in the prompt. `last` marks the end of the Load."""
+    """Reply to a Load: further pinned blocks, by their index in the prompt. `last` marks the final reply."""
 
     blocks: dict[int, Block]
     last: bool
 
 
 class LeasedSlots(msgspec.Struct, frozen=True, tag=True):
-    """Reply to a Put: slots to fill, by block index. More slots follow a Commit; the `last` reply has no slots."""
+    """Reply to a Put: slots to fill, by block index. A Commit requests more slots; the `last` reply has none."""
 
     slots: dict[int, int]
     last: bool
 
 
 class FetchResult(msgspec.Struct, frozen=True, tag=True):
-    """Reply to FetchBlocks: the fetch has ended, and the store now has this number of leading blocks."""
+    """Reply to FetchBlocks after the end of the fetch: the number of leading blocks now in the store."""
 
     blocks: int
 
@@ -210,9 +210,9 @@ class GetBlocks(msgspec.Struct, frozen=True, tag=True):
 
 
 class BlocksFollow(msgspec.Struct, frozen=True, tag=True):
-    """Reply with more blocks for request `number`: the CRC-32 of each block by its index.
+    """Reply to GetBlocks `number` with further blocks: the CRC-32 of each block, by its index in the request.
 
-    The attached frames have the blocks in the same order. `last` marks the end of the reply.
+    The attached frames contain the blocks in the same order. `last` marks the final reply.
     """
 
     number: int

@@ -1,8 +1,8 @@
 """Exchange of blocks with the stores of other hosts, expressed as requests to the store's manager.
 
-For the manager, another store is a client like any other. Sending blocks is a Load, which pins the blocks until they
-are sent. Fetching blocks is a Put, so two fetches of one block lease a single slot, and the block becomes readable when
-it is complete.
+To the manager, another store is a client like any other. Sending blocks is a Load, which pins the blocks until they are
+sent. Fetching blocks is a Put: two fetches of one block lease a single slot, and the block becomes readable when it is
+complete.
 """
 
 from collections.abc import Sequence
@@ -22,13 +22,13 @@ from twofold.serving.store.peers import (
     PeerRequest,
 )
 
-# Requesters of the manager, in place of a client's inbox.
+# Names of these requesters to the manager, in place of a client's inbox.
 _SENDS, _FETCHES = "sends to peers", "fetches from peers"
 
 
 @dataclass(slots=True, eq=False)
 class _Fetch:
-    """State of a fetch from another store. `requester` is the client's request, or None after the client died."""
+    """State of a fetch from another store for the client request `requester` (None after the client's death)."""
 
     requester: Requester | None
     keys: Sequence[bytes]
@@ -44,8 +44,8 @@ class Peering:
     """Sends blocks to other stores and fetches blocks from them.
 
     Methods never block; call them from the manager's thread. A fetch requests `at_once` blocks at a time. It ends at
-    its deadline, or when the store has all its blocks. The fetch waits for blocks that another fetch is already
-    receiving.
+    its deadline, or when the store has all its blocks. It waits for blocks that another fetch is already receiving,
+    instead of requesting them again.
     """
 
     def __init__(self, manager: StoreManager, server: BlockServer, fetcher: BlockFetcher, at_once: int) -> None:
@@ -68,20 +68,20 @@ class Peering:
         return max(0.0, min((each.until_s for each in self._fetches.values() if not each.ended), default=inf) - now)
 
     def fetch(self, requester: Requester, what: FetchBlocks, now: float) -> None:
-        """Start to fetch missing blocks for a request, at most as many as the memory can contain."""
+        """Start a fetch of missing blocks for a request. It covers at most as many blocks as fit into memory."""
         keys = what.keys[: self._manager.tiers.tiers[MEMORY].capacity]
         self._number += 1
         self._fetches[self._number] = _Fetch(requester, keys, what.address, now + what.limit_s)
         self._manager.put((_FETCHES, self._number), keys, 0, counter="peer_read", limit=self._at_once)
 
     def lose(self, client: str) -> None:
-        """Forget a dead client. Its fetches continue, because other clients may need the blocks."""
+        """Remove a dead client. Its fetches continue, because other clients may need the blocks."""
         for fetch in self._fetches.values():
             if fetch.requester is not None and fetch.requester[0] == client:
                 fetch.requester = None
 
     def turn(self, now: float) -> None:
-        """Process the events of the sending and the fetching thread, and end fetches after their deadline."""
+        """Process requests of other stores, sent replies and fetched blocks, and end fetches at their deadline."""
         for event in self._server.take():
             if isinstance(event, PeerRequest):
                 self._number += 1
@@ -96,7 +96,7 @@ class Peering:
                 self._stop(number, fetch)
 
     def granted(self, granted: StoreGrant) -> bool:
-        """Process a grant of the manager; return False if the grant belongs to a client."""
+        """Pass the blocks or slots of a grant to the sending or fetching thread; return False for a client's grant."""
         who, number = granted.requester
         if who == _SENDS:
             self._server.put(PeerReply(number, self._callers[number], granted.blocks, granted.last))
@@ -105,7 +105,7 @@ class Peering:
         return who in {_SENDS, _FETCHES}
 
     def take_done(self) -> list[tuple[Requester, int]]:
-        """Return the requests that have finished fetching since the last call, with their numbers of leading blocks."""
+        """Return the requests with fetches that ended since the last call, with their numbers of leading blocks."""
         done = []
         for number, fetch in list(self._fetches.items()):
             if not self._running(fetch):
@@ -130,7 +130,7 @@ class Peering:
     def _order(self, number: int, granted: StoreGrant) -> None:
         fetch = self._fetches.get(number)
         if fetch is None or fetch.ended:
-            return  # its slots were returned
+            return  # the slots have been released
         fetch.puts = not granted.last
         if granted.blocks:
             keys = [fetch.keys[index] for index in granted.blocks]

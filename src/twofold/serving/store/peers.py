@@ -33,7 +33,7 @@ class PeerRequest(NamedTuple):
 
 
 class PeerReply(NamedTuple):
-    """Blocks to send for a request, by index; `load` is the manager's request that pins the blocks until then."""
+    """Blocks to send to a caller, by index in its request. The manager's Load `load` pins them until they are sent."""
 
     load: int
     caller: PeerCaller
@@ -44,8 +44,8 @@ class PeerReply(NamedTuple):
 class BlockServer(StoreThread[PeerReply, PeerRequest | PeerReply]):
     """Thread that receives requests of other stores at `address`, and sends them blocks from `memory`.
 
-    Blocks are copied when they are sent, so slow or dead stores keep nothing pinned; undelivered data is dropped. Other
-    stores need the cluster key. `take` returns received requests and sent replies.
+    Other stores need the cluster key. Sending copies the blocks, so slow or dead stores keep nothing pinned, and
+    undelivered data is dropped. `take` yields received requests and sent replies.
     """
 
     def __init__(
@@ -61,10 +61,10 @@ class BlockServer(StoreThread[PeerReply, PeerRequest | PeerReply]):
         guard.listen(self._socket, host_address, bulk=True)
         self._socket.setsockopt(zmq.MAXMSGSIZE, MOST_QUESTION_BYTES + ENCRYPTION_BYTES)
         self._socket.setsockopt(zmq.TCP_MAXRT, GONE_MS)
-        self._socket.setsockopt(zmq.SNDHWM, MOST_KEYS)  # no request has more replies, so none is dropped
+        self._socket.setsockopt(zmq.SNDHWM, MOST_KEYS)  # no request has more replies than this, so none is dropped
         self._socket.bind(f"tcp://{host_address}:*")
         self.address = self._socket.getsockopt(zmq.LAST_ENDPOINT).rstrip(b"\0").decode()  # type: ignore[union-attr]
-        self.dropped = 0  # malformed requests
+        self.dropped = 0  # number of malformed requests
         self._decoder = msgspec.msgpack.Decoder(GetBlocks)
         super().__init__("store-server")
 
@@ -121,13 +121,13 @@ class FetchOrder(NamedTuple):
 
 
 class FetchEnd(NamedTuple):
-    """Instruction to end a fetch. The result of a running FetchOrder then has the blocks received so far."""
+    """Instruction to end a fetch. A running FetchOrder then returns the blocks received so far."""
 
     fetch: int
 
 
 class FetchedSlots(NamedTuple):
-    """Result of a FetchOrder: the slots that were filled. `whole` is true if all slots of the order were filled."""
+    """Result of a FetchOrder: the filled slots. `whole` is true if all slots of the order were filled."""
 
     fetch: int
     blocks: list[Block]
@@ -135,10 +135,10 @@ class FetchedSlots(NamedTuple):
 
 
 class BlockFetcher(StoreThread[FetchOrder | FetchEnd, FetchedSlots]):
-    """Thread that fetches blocks.
+    """Thread that fetches blocks from the stores of other hosts.
 
-    Each fetch has one connection, with at most one FetchOrder at a time. A block with a wrong checksum is not written.
-    It ends the fetch, as does any invalid message.
+    Each fetch has one connection, with at most one FetchOrder at a time. A block with a wrong checksum is not written
+    and ends the fetch, as does any invalid message.
     """
 
     def __init__(

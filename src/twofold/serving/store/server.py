@@ -39,7 +39,7 @@ SendReport = Callable[[StoreChanged | StoreStatus], None]
 class StoreServer:
     """Server for one epoch of the KV store of `host`.
 
-    The message `welcome` answers clients that register. The function `report` sends to the controller. `peers`, if set,
+    It answers clients that register with `welcome`, and sends reports to the controller with `report`. `peers`, if set,
     exchanges blocks with other hosts.
     """
 
@@ -68,12 +68,12 @@ class StoreServer:
             self._selector.register(fileno, selectors.EVENT_READ)
 
     def run(self) -> None:
-        """Serve until the process is terminated."""
+        """Serve clients and other stores until the process is terminated."""
         while True:
             self.turn(_LOOK_S)
 
     def turn(self, timeout_s: float) -> None:
-        """Wait for events, or for the deadline of a fetch, and process all events."""
+        """Wait for events, at most `timeout_s` or until the deadline of a fetch, and process them."""
         wait_s = inf if self._peers is None else self._peers.wait_s(time.monotonic())
         for key, _ in self._selector.select(min(timeout_s, wait_s)):
             if key.data is not None:
@@ -94,7 +94,7 @@ class StoreServer:
         self._report_status()
 
     def status(self) -> StoreStatus:
-        """Return the current counters of all tiers."""
+        """Return the sizes and counters of all tiers, and the bytes moved."""
         tiers = {
             name: StoreTier(
                 capacity=tier.capacity,
@@ -109,7 +109,7 @@ class StoreServer:
         return StoreStatus(host=self._host, epoch=self._welcome.epoch, tiers=tiers, bytes_moved=moved)
 
     def _report_changes(self) -> None:
-        """Report changed blocks. The first report may be empty: it lets receivers forget an earlier epoch's blocks."""
+        """Report changed blocks. Send the first report even if empty: receivers then drop an earlier epoch's blocks."""
         stored, removed = self._manager.take_changes()
         if stored or removed or not self._introduced:
             self._introduced = True
@@ -165,7 +165,7 @@ class StoreServer:
             self._peers.fetch(requester, what, time.monotonic())
 
     def _register(self, message: messages.Hello) -> None:
-        """Register a client, and monitor the client's process for its end."""
+        """Register a client, and watch its process, so that its requests end when it exits."""
         if message.client not in self._clients:
             try:
                 pidfd = os.pidfd_open(message.pid)
@@ -211,7 +211,7 @@ LEAST_SLOTS = 8
 
 
 def check_store(config: StoreConfig, layout: KvLayout, available_bytes: int) -> None:
-    """Raise ConfigurationError if the memory for the store is unavailable or too small for a few blocks."""
+    """Raise ConfigurationError if the memory or disk space for the store is too small, or not available."""
     require(
         config.memory_bytes <= available_bytes,
         f"--kv-store-dram of {config.memory_bytes / 2**20:,.0f} MiB exceeds the "
@@ -228,12 +228,12 @@ def check_store(config: StoreConfig, layout: KvLayout, available_bytes: int) -> 
 
 
 def contents_of(model: str, layout: KvLayout) -> str:
-    """Return a text that identifies a model and KV layout. A store can only use blocks with the same text."""
+    """Return a text that identifies a model and KV layout. Stores use only blocks with the same text."""
     return f"{model} {msgspec.json.encode(layout).decode()}"
 
 
 def run_store(config: ServiceConfig, model: str, layout: KvLayout) -> None:
-    """Run the store of this host until the process is terminated; `model` identifies the model of the KV."""
+    """Run the store of this host until the process is terminated; `model` is the fingerprint of the model."""
     store = config.store
     assert store is not None  # noqa: S101  (narrows the type)
     threading.excepthook = _end_process
@@ -266,7 +266,7 @@ def run_store(config: ServiceConfig, model: str, layout: KvLayout) -> None:
 
 
 def peering(network: HostNetwork, manager: StoreManager, memory: SlotMemory, contents: str) -> Peering:
-    """Connect a store to the stores of the other hosts of `network`; see `contents_of` for `contents`.
+    """Create the exchange of blocks with the stores of the other hosts of `network`; see `contents_of` for `contents`.
 
     A separate ZeroMQ context keeps encryption off the threads that serve local clients.
     """
@@ -279,7 +279,7 @@ def peering(network: HostNetwork, manager: StoreManager, memory: SlotMemory, con
 
 
 def _end_process(failed: threading.ExceptHookArgs) -> None:
-    """Terminate the process when a thread fails. Requests would otherwise wait forever; a restart recovers."""
+    """Exit the process after a thread has failed, because requests would wait forever. The fork server restarts it."""
     thread = failed.thread.name if failed.thread is not None else "a thread"
     trace = (failed.exc_type, failed.exc_value or failed.exc_type(), failed.exc_traceback)
     log.critical("%s failed", thread, exc_info=trace)

@@ -1,1 +1,1 @@
-"""The worker: one process for each rank of an instance."""
+"""Worker processes of a live service: one process for each rank of an instance."""

@@ -1,4 +1,4 @@
-"""The main thread of a worker, which runs one batch after the other."""
+"""Main loops of a worker: run the batches of its scheduler on its engine, one at a time or pipelined."""
 
 import logging
 import time
@@ -21,11 +21,11 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class PreparedBatch:
-    """A batch that is about to run, with all data that the engine needs, read under the worker's lock.
+    """A batch that is ready to run, with the data that the engine needs. The data is read under the worker's lock.
 
-    `reused` counts the cached tokens of each prompt. `handing_off` lists the requests with a prompt that this batch
-    completes and a hand-off that follows. `layers` synchronizes layers with the KV store. `received` and `copies` are
-    the blocks to copy before the batch.
+    `reused` maps the request id of each prompt to its number of cached tokens. `handing_off` lists the requests with a
+    hand-off and a prompt that this batch completes. `layers` synchronizes the engine with the KV store. Before the
+    batch, blocks `received` from peers are copied to the engine's pool, and `copies` swap blocks.
     """
 
     batch: Batch
@@ -87,7 +87,7 @@ class BatchLoop:
         return both
 
     def _next_batch(self) -> PreparedBatch | None:
-        """Wait for the next batch and prepare its data; return None on shutdown."""
+        """Wait for the scheduler's next batch and prepare its data; return None on shutdown."""
         state = self._state
         with state.changed:
             while not state.closing:
@@ -110,7 +110,7 @@ class BatchLoop:
             return None
 
     def _swapped(self) -> list[BlockCopy]:
-        """Return the swap copies for this batch. Grant leases first, because they wait while decodes are paused."""
+        """Grant the leases that waited for paused decodes to resume, then return the swap copies of this batch."""
         swap = self._scheduler.swap
         if swap is None:
             return []
@@ -131,7 +131,7 @@ class BatchLoop:
         )
 
     def _begin_handoffs(self, batch: Batch) -> list[str]:
-        """Begin the hand-offs of the prompts that this batch completes; return their request ids."""
+        """Pass the blocks of prompts that this batch completes to the sender; return the requests with a hand-off."""
         completed = [i.request_id for i in batch.items if i.phase is Phase.PREFILL and i.samples]
         blocks_of = self._scheduler.blocks_of
         return [rid for rid in completed if self._state.sender.begin(rid, blocks_of(rid))]
@@ -155,7 +155,7 @@ class BatchLoop:
                 state.prefill_ended(outcome.request_id, None)
 
     def _fail(self, started: PreparedBatch, reason: str) -> None:
-        """Fail the requests of a batch that the engine could not run, for example because memory was exhausted."""
+        """Fail all requests of a batch after the engine has raised an error, for example out of memory."""
         if started.layers is not None:
             started.layers.give_up()
         batch = started.batch
@@ -190,9 +190,9 @@ class BatchLoop:
 
 
 class PipelinedBatchLoop(BatchLoop):
-    """Main loop for pipeline parallelism: a batch starts when the first stage has computed the previous batch.
+    """Main loop for pipeline parallelism: starts a batch once the first stage has computed the previous batch.
 
-    The main thread computes the first stage; a thread of the engine completes a batch that has passed all stages.
+    The main thread computes the first stage. A thread of the engine completes each batch that has passed all stages.
     """
 
     _engine: PipelineEngine

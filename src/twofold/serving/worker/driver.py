@@ -1,4 +1,4 @@
-"""The driver of all engines but vLLM: it runs a worker's engine with an `InstanceScheduler`."""
+"""Scheduler and batch loop of a worker, for all engines but vLLM."""
 
 import os
 from collections.abc import Callable
@@ -21,7 +21,7 @@ from twofold.serving.worker.engines import WorkerDriver, WorkerParts
 from twofold.serving.worker.prefix_store import StoredPrefixes
 from twofold.serving.worker.state import CacheChanges, SharedWorkerState
 
-STORE_TIMEOUT_S = 2.0  # the store of the host starts at the same time
+STORE_TIMEOUT_S = 2.0  # the host's store starts at the same time as the workers
 
 
 def batch_driver(
@@ -29,9 +29,9 @@ def batch_driver(
 ) -> WorkerDriver:
     """Create the scheduler of a worker, and the loop that runs its batches.
 
-    `changes` receives the cache events of prompt blocks. With a KV store on the host, prompt prefixes are loaded from
-    the store, and computed prefixes are stored there. Swap preemption excludes the store, because decodes then need the
-    free blocks that loads would use.
+    `changes` receives the cache events of prompt blocks. If the host has a KV store, prompt prefixes are loaded from
+    the store, and computed prefixes are stored there. Workers with swap preemption do not use the store, because its
+    loads would take the free blocks that paused decodes need.
     """
     scheduler = _scheduler(config, spec, parts, epoch, changes)
 
@@ -74,7 +74,7 @@ def _scheduler(
     swap_blocks = 0 if parts.swap_space is None else parts.swap_space.num_blocks
     swap = SwapPreemption(blocks, PagedBlockAllocator(swap_blocks, block_size)) if swap_blocks else None
     most = config.engine.max_num_seqs
-    # Stages of a live worker run concurrently for the chunks of prompts only.
+    # In a live worker, several stages run at the same time only for chunks of prompts.
     stages = spec.split.pipeline if batcher.chunked else 1
     if config.journal_dir is None:
         return InstanceScheduler(batcher, blocks, leases, most, swap=swap, stages=stages)

@@ -1,4 +1,4 @@
-"""Emulated workers: the machines of a cluster spec, timed by their performance models."""
+"""Emulated workers: instances of a cluster spec that run at the speed of their performance models."""
 
 import threading
 from collections.abc import Callable
@@ -18,7 +18,7 @@ from twofold.transport.emulated import EmulatedPort, EmulatedTransport
 
 
 class EmulatedFactory(EngineFactory):
-    """Creates emulated workers from the machines of a cluster: performance models, memory and network."""
+    """Creates the emulated workers of a cluster spec, with the performance models, memory and links of its machines."""
 
     def __init__(
         self, spec: ClusterSpec, model: Model, profiles: list[InstanceProfile], max_model_len: int, vocab_size: int
@@ -59,7 +59,7 @@ class EmulatedFactory(EngineFactory):
 
 
 class _PausingCondition(threading.Condition):
-    """The lock of an emulated worker. It notifies the engine when the main thread waits for work."""
+    """Lock of an emulated worker. It marks the engine as idle whenever the main thread waits for work."""
 
     def __init__(self, pause: Callable[[], None]) -> None:
         super().__init__()
@@ -71,7 +71,7 @@ class _PausingCondition(threading.Condition):
 
 
 def prepare(config: ServiceConfig, report: ReportStage) -> EmulatedFactory:
-    """Prepare the emulated engine; raises ConfigurationError if a machine lacks memory for the context length."""
+    """Return the factory of emulated workers; raises ConfigurationError if a KV cache is too small for one request."""
     report("reading the catalog")
     spec = config.cluster
     assert spec is not None  # noqa: S101  (for the type checker: the command line requires --cluster)
@@ -82,10 +82,10 @@ def prepare(config: ServiceConfig, report: ReportStage) -> EmulatedFactory:
 
 
 def _context_length(wanted: int | None, model: Model, profiles: list[InstanceProfile], block_size: int) -> int:
-    """Return the context length:
+    """Return the context length: `wanted` or, by default, the model's, limited by the smallest KV cache.
 
-    `wanted`, or the model's length if the smallest KV cache is large enough. `wanted` may exceed the model's own
-    length, because nothing is computed.
+    Raises ConfigurationError if `wanted` exceeds that KV cache. `wanted` may exceed the model's context length, because
+    nothing is computed.
     """
     smallest = min(profiles, key=lambda profile: profile.longest(block_size))
     available = smallest.longest(block_size)

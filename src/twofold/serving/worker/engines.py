@@ -1,4 +1,4 @@
-"""The interface between a worker and its engine: what an engine provides, and how the fork server prepares it."""
+"""Interface between a worker and its engine, and preparation of the engine in the fork server."""
 
 import gc
 import os
@@ -23,17 +23,17 @@ from twofold.transport.base import Transport
 
 
 class RankPipe(NamedTuple):
-    """One end of the two pipes between rank 0 and another rank: for iterations, and for KV memory."""
+    """One end of the two pipes between rank 0 and another rank: one for iterations, one for moves of KV."""
 
     steps: Connection
     memory: Connection
 
 
 class RankPipes:
-    """The pipes between rank 0 and all other ranks of a worker, created before its processes are forked.
+    """The pipes between rank 0 and all other ranks of a worker, created before the ranks are forked.
 
-    `store` is the file for the rendezvous of the ranks' process group. Each process closes the pipe ends of other
-    processes, so that it reads EOF when its peer exits.
+    The ranks' process group meets at the file `store`. Each process closes the pipe ends of all other processes, so
+    that it reads EOF when the process at the other end exits.
     """
 
     def __init__(self, ranks: int, store: str) -> None:
@@ -53,7 +53,7 @@ class RankPipes:
         return self._others[rank - 1]
 
     def close(self) -> None:
-        """Close all pipe ends, in a process that is not one of the ranks."""
+        """Close all pipe ends in a process that is not a rank, such as the fork server."""
         _close([*self._first, *self._others])
 
 
@@ -65,8 +65,8 @@ def _close(pipes: Sequence[RankPipe]) -> None:
 class HostSwapSpace(NamedTuple):
     """Host memory for `num_blocks` blocks of swapped-out sequences.
 
-    The function `copy` copies all layers of blocks in order. The engine's thread calls it before the batch that needs
-    the blocks.
+    `copy` executes block copies in order, for all layers. The main thread calls it before the batch that needs the
+    blocks.
     """
 
     num_blocks: int
@@ -74,7 +74,7 @@ class HostSwapSpace(NamedTuple):
 
 
 class WorkerDriver(NamedTuple):
-    """The scheduler of a worker. `loop` returns the worker's main loop, which runs requests until shutdown."""
+    """The scheduler of a worker. `loop(state)` returns the worker's main loop, which runs batches until shutdown."""
 
     scheduler: WorkerScheduler
     loop: Callable[[SharedWorkerState], Callable[[], None]]
@@ -84,9 +84,9 @@ class WorkerDriver(NamedTuple):
 class WorkerParts:
     """The engine of one worker process, and all objects that depend on the engine.
 
-    `driver` replaces `batch_driver` for an engine with a scheduler of its own. `swap_space` enables swap preemption.
-    `copier` copies KV blocks to and from the host's store. `changed` becomes the lock of the worker's state, and
-    `ranks_alive` returns whether the worker's other ranks run.
+    `driver` replaces `batch_driver` for an engine with its own scheduler. `swap_space` enables swap preemption.
+    `copier` copies KV blocks to and from the host's store. `changed` becomes the lock of the worker's state.
+    `ranks_alive` returns whether all other ranks of the worker respond.
     """
 
     engine: Engine
@@ -101,9 +101,10 @@ class WorkerParts:
 
 
 class EngineFactory:
-    """A prepared engine: loaded once in the fork server, and inherited by every forked worker.
+    """Factory of worker parts. The fork server prepares it once, and every forked worker inherits it.
 
-    `model` is the fingerprint of the model. `kv_layout` is None if a KV store cannot contain the blocks.
+    `model` is the fingerprint of the model. `kv_layout` is None if the host's KV store cannot contain this engine's
+    blocks.
     """
 
     max_model_len: int
@@ -113,10 +114,10 @@ class EngineFactory:
 
     @abstractmethod
     def parts(self, spec: WorkerConfig, epoch: int, pipes: RankPipes | None = None) -> WorkerParts:
-        """Create the parts of a worker in the worker's process. `pipes` connect this process to its other ranks."""
+        """Create a worker's engine, transport and other parts in this process. `pipes` lead to the other ranks."""
 
     def run_rank(self, spec: WorkerConfig, rank: int, pipes: RankPipes) -> None:
-        """Run rank `rank` of a worker (not rank 0) in its own process, until rank 0 has exited."""
+        """Run rank `rank` of a worker (not rank 0) in this process until rank 0 exits."""
         raise NotImplementedError
 
 
@@ -131,8 +132,8 @@ def prepare_engine(config: ServiceConfig, report: ReportStage) -> EngineFactory:
         os.environ.setdefault(name, value)
     if engine.package is not None:
         report(f"importing {engine.package}")
-    # Imported objects live forever. Collecting garbage among them would take a quarter of the import time, and
-    # a collection in a worker would unshare their memory.
+    # Imported objects are never freed. Garbage collection during the import would take a quarter of its time, and a
+    # collection in a worker would unshare the memory of these objects.
     gc.disable()
     try:
         module = import_module(f"twofold.serving.worker.{engine.module}")

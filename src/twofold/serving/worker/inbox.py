@@ -1,4 +1,4 @@
-"""The thread of a worker that receives messages. It applies each message at once, also while a batch runs."""
+"""The inbox thread of a worker: receives messages and applies them immediately, even while a batch runs."""
 
 import logging
 import os
@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 
 class HandoffEvents:
-    """Applies the events of hand-offs: messages of peers, and completions of the sender and receiver threads."""
+    """Updates the worker's state on hand-off events: messages of peers, and ends of its own transfers."""
 
     def __init__(self, state: SharedWorkerState) -> None:
         self._state = state
@@ -25,7 +25,7 @@ class HandoffEvents:
     # -- with the lock held -------------------------------------------------------------------------------------
 
     def offered(self, message: messages.HandoffOffered) -> None:
-        """Process an offer of KV for reading. From now on, the read (not the lease) keeps the blocks allocated."""
+        """Queue the read of KV that a peer offers. From then on, the read keeps the blocks allocated, not the lease."""
         state, request_id = self._state, message.request_id
         incoming = IncomingHandoff(
             request_id=request_id,
@@ -47,7 +47,7 @@ class HandoffEvents:
             self._reply(incoming, None)
 
     def ended(self, message: messages.HandoffEnded) -> None:
-        """Process the message that a source has stopped writing. The KV is complete if there is a first token."""
+        """Process the end of a source's writes. The KV is complete if the message contains the first token."""
         state, request_id = self._state, message.request_id
         if message.epoch != state.epoch:
             log.warning("%s ignores KV for %s with epoch %d", state.instance, request_id, message.epoch)
@@ -83,7 +83,7 @@ class HandoffEvents:
     # -- without the lock, on the receiver and sender threads ---------------------------------------------------------
 
     def received(self, incoming: IncomingHandoff) -> None:
-        """Process the end of an incoming hand-off, complete or not. The receiver thread calls this function."""
+        """Record the KV of an incoming hand-off, or fail its request after an error. Called on the receiver thread."""
         state, request_id = self._state, incoming.request_id
         with state.changed:
             if incoming.pulled:
@@ -101,7 +101,7 @@ class HandoffEvents:
             self._reply(incoming, incoming.bytes_moved if incoming.complete else None)
 
     def sent(self, outgoing: OutgoingHandoff) -> None:
-        """Process the end of an outgoing hand-off, after the last access to its blocks (on the sender thread)."""
+        """Report an outgoing hand-off if complete, end its lease, release its blocks. Called on the sender thread."""
         state, complete = self._state, not outgoing.cancelled
         if complete and outgoing.started_s is not None:
             report = messages.HandoffReport(
@@ -128,7 +128,7 @@ class HandoffEvents:
 
 
 class InboxLoop:
-    """Applies messages of the controller and of peers, sends heartbeats, and fails requests of silent peers."""
+    """Applies messages of the controller and of peers, sends heartbeats, and fails requests with expired leases."""
 
     def __init__(
         self, state: SharedWorkerState, events: HandoffEvents, inbox: Inbox[messages.ToWorker], lease_s: float
@@ -138,7 +138,7 @@ class InboxLoop:
         self._alive_s = 0.0
 
     def run(self) -> None:
-        """Receive messages until shutdown."""
+        """Receive and apply messages until shutdown."""
         state = self._state
         patience_s = min(ALIVE_S / 2, self._lease_s / 8)
         looked_s = time.monotonic()
@@ -213,7 +213,7 @@ class InboxLoop:
         self._state.scheduler.reserve(request, message.source)
 
     def _lose(self, instance: str) -> None:
-        """Fail the transfers from a dead peer, and cancel the transfers to this peer."""
+        """Fail hand-offs from a dead peer, and cancel hand-offs to it. Exit if its writes may still arrive here."""
         state = self._state
         inbox, elsewhere = state.peers.inbox(instance), state.peers.elsewhere(instance)
         receives = bool(state.scheduler.leases.held_by(instance)) or state.receiver.reads_from(instance)
@@ -229,7 +229,7 @@ class InboxLoop:
             state.outbox.forget(inbox)
 
     def _keep_leases(self, looked_s: float) -> float:
-        """Send heartbeats, and fail requests with a silent source. Return the time of this check."""
+        """Send heartbeats, and fail requests with expired leases. Return the time of this check."""
         state, now = self._state, time.monotonic()
         if now - self._heartbeat_s > self._lease_s / 4:
             self._heartbeat_s = now
@@ -242,7 +242,7 @@ class InboxLoop:
                 state.fail(lease.request_id, f"{lease.source} went silent during the hand-off")
             state.report_changes()
             batch_s = now - state.batches_started_s[0] if state.batches_started_s else 0.0
-        # Reported only after taking the lock, with all ranks alive: otherwise the worker hangs.
+        # A worker counts as alive only if this thread gets the lock and all ranks respond.
         if now - self._alive_s >= ALIVE_S and state.ranks_alive():
             self._alive_s = now
             said_s = watchdog_clock()

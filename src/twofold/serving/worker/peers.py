@@ -1,4 +1,4 @@
-"""The peers of a worker: inboxes, connections to KV caches, and the measured speed of the links to the peers."""
+"""Peers of a worker: addresses of their inboxes, connections to their KV caches, and measured link speeds."""
 
 import statistics
 import threading
@@ -18,10 +18,10 @@ PROBE_S = 0.025  # long enough to measure bandwidth
 
 
 class PeerDirectory:
-    """Directory of a worker's peers by instance.
+    """Inboxes of a worker's peers and connections to their KV caches, by instance.
 
-    A connection to a peer is opened on first use and closed when the peer's epoch ends. Connecting may be slow, and a
-    peer may be lost meanwhile: `update` and `remove` never wait for a connection.
+    A connection is opened on first use and closed when the peer's epoch ends. Opening may be slow, so `update` and
+    `remove` never wait for it.
     """
 
     def __init__(self, transport: Transport, host: str = HOME) -> None:
@@ -29,8 +29,8 @@ class PeerDirectory:
         self._peers: dict[str, Peer] = {}
         self._connections: dict[str, Connection] = {}
         self._fenced: dict[str, int] = {}  # last fenced epoch by instance
-        self._known = threading.Lock()  # guards all three
-        self._connecting = threading.Lock()  # taken first
+        self._known = threading.Lock()  # guards the three dicts above
+        self._connecting = threading.Lock()  # acquired before `_known`
         self.on_update: Callable[[], None] | None = None
 
     def update(self, peers: list[Peer]) -> None:
@@ -51,7 +51,7 @@ class PeerDirectory:
     def fence(self, instance: str) -> None:
         """Disconnect a peer that is about to be killed, and refuse new connections to its epoch.
 
-        With a transport whose writes outlive the lease, open connections stay until the peer is dead.
+        If the transport's writes may outlive the lease, an open connection stays open until the peer is dead.
         """
         with self._known:
             peer = self._peers.get(instance)
@@ -61,7 +61,7 @@ class PeerDirectory:
             self._disconnect(instance)
 
     def remove(self, instance: str) -> None:
-        """Remove a dead peer. Transfers in progress with this peer fail."""
+        """Remove a dead peer. Running transfers from and to it fail."""
         with self._known:
             self._peers.pop(instance, None)
         self._disconnect(instance)
@@ -86,10 +86,9 @@ class PeerDirectory:
 
     @contextmanager
     def connected(self, instance: str, epoch: int) -> Iterator[Connection]:
-        """Yield a connection to a peer's KV cache.
+        """Yield a connection to a peer's KV cache; an error in the context closes the connection.
 
-        After an error, the connection is closed. Raises InstanceLostError or StaleEpochError if the peer's `epoch` has
-        ended.
+        Raises InstanceLostError or StaleEpochError if the peer's `epoch` has ended.
         """
         connection = self._connection(instance, epoch)
         try:
@@ -138,7 +137,7 @@ class PeerDirectory:
 
 
 class LinkProber:
-    """Thread that measures the link to each new peer once. The connections to the peers stay open."""
+    """Thread that measures the link to each new peer once. It leaves the connections open for hand-offs."""
 
     def __init__(self, peers: PeerDirectory, report: Callable[[str, LinkSpeed], None]) -> None:
         self._peers, self._report = peers, report
@@ -163,7 +162,7 @@ class LinkProber:
             with self._peers.connected(instance, epoch) as connection:
                 speed = link_speed(connection)
         except TwofoldError:
-            return  # hand-offs report peers that cannot be reached
+            return  # a hand-off reports an unreachable peer
         self._report(instance, speed)
 
 

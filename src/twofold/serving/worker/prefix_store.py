@@ -1,14 +1,13 @@
 """Exchange of prompt prefixes with the host's KV store: cached blocks are loaded, computed blocks are stored.
 
-    prompt arrives ─▶ (the store fetches more of it from another host)
-                  ├─▶ the store has more than the engine ─▶ it pins those blocks ─▶ prompt is queued ─▶ it runs
-                  │                                          └▶ their layers are loaded one by one ─────▲
-                  └─▶ otherwise ────────────────────────────────────────────────▶ it is queued ─▶ it runs
-                                     its layers are put into the store one by one as they are computed ◀┘
+1. A prompt arrives. If another host has a longer prefix, the host's store first fetches the blocks that it lacks.
+2. If the store then has more leading blocks than the engine, it pins them for a load.
+3. The prompt is queued once the blocks are pinned, or immediately if the store cannot contribute blocks.
+4. A thread loads the blocks layer by layer. Iterations that read these blocks wait for each layer (`begin`).
+5. As an iteration computes the full blocks of prompts, another thread stores them layer by layer.
 
-Pinned blocks are loaded even if the store ends, so their keys are published in the engine's cache before the load.
-Iterations that read these blocks wait for the load layer by layer (`begin`). If an earlier step fails, the prompt is
-queued, and the worker computes the KV that is missing.
+Pinned blocks can be loaded even if the store ends, so their keys are published in the engine's cache before the load.
+If an earlier step fails, the prompt is queued, and the worker computes the missing KV.
 """
 
 import threading
@@ -29,14 +28,14 @@ from twofold.serving.worker.prefixes import LayerSync, PrefixSource, Queue, Read
 from twofold.serving.worker.state import SharedWorkerState
 
 _OWNER = "the host's store"
-_MAX_FETCHES = 4  # at a time; the deadlines of waiting ones go on
-# Blocks are not reused until they are put. If the store is slow and they exceed this share of the engine's memory,
-# blocks of the next iteration are not put.
+_MAX_FETCHES = 4  # concurrent fetches; the deadlines of queued fetches keep running
+# Blocks queued for the store are not freed. If the store is slow and they exceed this share of the engine's pool,
+# the blocks of the next iteration are not queued.
 _MAX_HELD_SHARE = 1 / 4
 
 
 class _Held(NamedTuple):
-    """The first blocks of a prompt, kept until they are stored; blocks before index `start` were stored earlier."""
+    """Leading blocks of a prompt, not freed until they are stored. Blocks before index `start` were stored earlier."""
 
     keys: Sequence[bytes]
     blocks: Sequence[int]
@@ -45,7 +44,7 @@ class _Held(NamedTuple):
 
 
 class _Fetch(NamedTuple):
-    """A fetch of a prompt's blocks from another host. After the fetch, or at `until_s`, the prompt is queued."""
+    """A prompt that waits for the store to fetch its blocks from another host, until `until_s` at most."""
 
     what: StoreFetch
     until_s: float
@@ -55,23 +54,23 @@ class _Fetch(NamedTuple):
 
 
 class StoredPrefixes(PrefixSource):
-    """The host's KV store as a source of prefixes: one thread loads blocks, and one thread stores computed blocks.
+    """Prefix source that loads blocks from the host's KV store and stores computed blocks in it.
 
-    Further threads wait for the store to fetch blocks from other hosts.
+    One thread loads, one thread stores, and further threads wait while the store fetches blocks from other hosts.
     """
 
     def __init__(
         self, state: SharedWorkerState, scheduler: InstanceScheduler, client: StoreClient, copier: BlockCopier
     ) -> None:
-        """Use `scheduler`, the scheduler in `state`, which must have a `PrefixBlockAllocator`."""
+        """`scheduler` is the scheduler of `state` and must have a `PrefixBlockAllocator`."""
         assert scheduler.shared is not None  # noqa: S101  (for the type checker)
         self._state, self._scheduler, self._shared = state, scheduler, scheduler.shared
         self._client, self._copier = client, copier
         self._wanted: SimpleQueue[tuple[str, Sequence[bytes], Queue]] = SimpleQueue()
         self._fetches: SimpleQueue[_Fetch] = SimpleQueue()
-        self._puts: SimpleQueue[tuple[Sequence[_Held], ReadyLayers]] = SimpleQueue()  # with the computed layers
+        self._puts: SimpleQueue[tuple[Sequence[_Held], ReadyLayers]] = SimpleQueue()  # with their computed layers
         self._loads: list[tuple[frozenset[int], ReadyLayers]] = []  # blocks that are being loaded
-        self._held_blocks = 0  # waiting to be put
+        self._held_blocks = 0  # queued for the store
 
     def start(self) -> None:
         fetches = [(self._fetch_all, "store-fetch")] * _MAX_FETCHES
@@ -97,14 +96,14 @@ class StoredPrefixes(PrefixSource):
         return LayerSync(self._copier.layers, loads, computed) if loads or computed is not None else None
 
     def _loads_for(self, prompts: Sequence[BatchItem]) -> list[ReadyLayers]:
-        """Return the loads into blocks of these prompts, or into blocks that are copied for these prompts."""
+        """Return the running loads into blocks that these prompts read, including blocks to be copied for them."""
         scheduler, reads = self._scheduler, set[int]()
         for item in prompts:
             reads.update(scheduler.blocks_of(item.request_id), scheduler.copy_of(item.request_id) or ())
         return [layers for blocks, layers in self._loads if not blocks.isdisjoint(reads)]
 
     def _put(self, prompts: Sequence[BatchItem]) -> ReadyLayers | None:
-        """Queue the full blocks of these prompts: they are stored layer by layer as the iteration computes them."""
+        """Queue the full blocks of these prompts for the store, which copies each layer once it is computed."""
         if not self._puts.empty() and self._held_blocks > _MAX_HELD_SHARE * self._shared.num_blocks:
             return None
         held = [self._hold(item, keys) for item in prompts if (keys := self._full(item))]
@@ -115,7 +114,7 @@ class StoredPrefixes(PrefixSource):
         return computed
 
     def _full(self, item: BatchItem) -> list[bytes]:
-        """Return the keys of a prompt's blocks that are full once `item` has been computed."""
+        """Return the keys of a prompt's blocks that are full once this batch item is computed."""
         keys = self._state.sequences[item.request_id].prefix_blocks
         return _live(keys[: (item.context_tokens + item.num_tokens) // self._shared.block_size])
 
@@ -134,7 +133,7 @@ class StoredPrefixes(PrefixSource):
         self._tell()
 
     def _tell(self) -> None:
-        """Grant leases and wake the main thread, because blocks may have become free and prompts ready."""
+        """Grant waiting leases and wake the main thread, because blocks may be free and prompts ready."""
         self._scheduler.changed = True
         self._state.grant()
         self._state.changed.notify()
@@ -142,7 +141,7 @@ class StoredPrefixes(PrefixSource):
     # -- without the lock -------------------------------------------------------------------------------------------
 
     def _fetch_all(self) -> None:
-        """Let the host's store fetch blocks from other hosts, then pass each prompt on to `_bring_all`."""
+        """Loop of a fetch thread: let the store fetch blocks from another host, then queue them for `_bring_all`."""
         while True:
             what, until_s, request_id, keys, queue = self._fetches.get()
             with self._state.changed:
@@ -166,10 +165,9 @@ class StoredPrefixes(PrefixSource):
                 when_sure()
 
     def _load(self, keys: Sequence[bytes], when_sure: Queue) -> bool:
-        """Load blocks into the engine's memory; return False if no blocks are free there.
+        """Load blocks from the store into the engine's pool; return False if the pool has too few free blocks.
 
-        The function `when_sure` is called, under the lock, when the keys of the blocks are published in the engine's
-        cache.
+        `when_sure` is called with the worker's lock held, once the keys of the blocks are in the engine's cache.
         """
         state, shared = self._state, self._shared
         with state.changed:

@@ -1,4 +1,4 @@
-"""Sources of cached prompt prefixes beside the engine's memory, synchronized by layer (Mooncake, section 5.2).
+"""Sources of cached prompt prefixes outside the engine's memory, synchronized by layer (Mooncake, section 5.2).
 
 load      layer 0   layer 1   layer 2  …
 compute             layer 0   layer 1   layer 2  …
@@ -14,7 +14,7 @@ from twofold.serving.messages import StoreFetch
 
 
 class ReadyLayers:
-    """Counts the complete layers of a load or of an iteration. Other threads can wait for a layer."""
+    """Counter of the complete layers of a load or of an iteration. Other threads can wait for a layer."""
 
     def __init__(self) -> None:
         self._count = 0
@@ -41,7 +41,7 @@ class ReadyLayers:
 
 
 class LayerSync:
-    """Lets an iteration wait for the `loads` of its blocks, and a KV store for the iteration's `computed` layers."""
+    """Layer synchronization: an iteration waits for the `loads` of its blocks, the KV store for `computed` layers."""
 
     def __init__(self, num_layers: int, loads: Sequence[ReadyLayers], computed: ReadyLayers | None) -> None:
         self._num_layers, self._loads, self._computed = num_layers, loads, computed
@@ -71,15 +71,15 @@ Queue = Callable[[], None]  # queues a prompt
 
 
 class PrefixSource:
-    """Base class of prefix sources; it has no source. The caller of all methods but `start` has the worker's lock."""
+    """Base class of prefix sources; it has no prefixes itself. Call `bring` and `begin` with the worker's lock."""
 
     def start(self) -> None:
         """Start the threads of the source. Call this before the first prompt arrives."""
 
     def bring(self, request_id: str, keys: Sequence[BlockKey], queue: Queue, fetch: StoreFetch | None = None) -> None:
-        """Call `queue` to queue a prompt, once the cached prefix of its full blocks `keys` is available.
+        """Make the cached prefix of a prompt available, then call `queue` to queue the prompt.
 
-        `fetch` names another host that has cached a longer prefix of the prompt.
+        `keys` are the keys of the prompt's full blocks. `fetch` names another host that has cached a longer prefix.
         """
         queue()
 

@@ -1,11 +1,11 @@
-"""A worker process: drives one instance scheduler with a real clock, an engine, a transport and messages.
+"""A worker process: runs the scheduler and the engine of one instance, and exchanges KV and messages with peers.
 
 Four threads share its state (see `SharedWorkerState`):
 
     main      BatchLoop         next_batch → engine.run → complete → tokens to the controller
-    inbox     InboxLoop         applies messages at once; heartbeats and leases
+    inbox     InboxLoop         applies messages; sends heartbeats; checks leases
     sender    HandoffSender     writes computed layers into leased blocks of peers, or offers them for reading
-    receiver  HandoffReceiver   reads offered KV, and verifies checksums
+    receiver  HandoffReceiver   reads KV that peers offer; verifies checksums
 """
 
 import logging
@@ -41,20 +41,20 @@ from twofold.serving.worker.state import CacheChanges, ControllerDeadline, Share
 
 log = logging.getLogger(__name__)
 
-# Prompt lengths that measure the prefill speed; a prefill of `LONG_PREFILL_S` is long enough.
+# Prompt lengths in measurements of prefill speed; no longer prompt is needed once a prefill takes `LONG_PREFILL_S`.
 SHORT_PROMPT, LONG_PROMPT = 32, 512
 LONG_PREFILL_S = 0.25
 
 
 class WorkerProcesses(NamedTuple):
-    """The main functions of a worker's processes, rank 0 first. Call `forked` after all processes were forked."""
+    """Main functions of a worker's processes, rank 0 first. Call `forked` in the parent process after all forks."""
 
     runs: Sequence[Callable[[], None]]
     forked: Callable[[], None]
 
 
 def worker_processes(config: ServiceConfig, spec: WorkerConfig, factory: EngineFactory) -> WorkerProcesses:
-    """Return the main functions of a worker's processes, one for each rank. All ranks end when rank 0 ends."""
+    """Return the main functions of all ranks of a worker, one process each. All ranks end when rank 0 ends."""
     ranks = spec.split.ranks
     if ranks == 1:
         return WorkerProcesses([partial(run_worker, config, spec, factory)], lambda: None)
@@ -124,7 +124,7 @@ def run_worker(
     inbox_thread.join()
     state.sender.close()
     state.receiver.close()
-    state.outbox.close()  # drops unsent messages: the peers end as well, or have ended
+    state.outbox.close()  # drops unsent messages, because the peers are ending as well
 
 
 def _register(
@@ -139,7 +139,7 @@ def _register(
 
 
 def prefill_speed(engine: Engine, max_tokens: int, clock: Callable[[], float] = time.perf_counter) -> PrefillSpeed:
-    """Measure the prefill speed with a short and a longer prompt, before any block is allocated, after a warm-up."""
+    """Measure prefill speed with a short and a longer prompt. Overwrites KV blocks, so call it before allocations."""
 
     def prefill_s(tokens: int) -> float:
         blocks = tuple(range(-(-tokens // engine.layout.block_size)))
@@ -175,7 +175,7 @@ def _set_up_process(spec: WorkerConfig) -> None:
 
 
 def _exit_after_thread(failed: threading.ExceptHookArgs) -> None:
-    """End the process when one of its threads fails. Peers and the controller notice the end of the process."""
+    """Exit the process after one of its threads has failed, so that peers and the controller notice."""
     thread = failed.thread.name if failed.thread is not None else "a thread"
     trace = (failed.exc_type, failed.exc_value or failed.exc_type(), failed.exc_traceback)
     log.critical("%s failed", thread, exc_info=trace)
@@ -183,6 +183,6 @@ def _exit_after_thread(failed: threading.ExceptHookArgs) -> None:
 
 
 def _exit_after_lost_message(sender: str) -> None:
-    """End the process after a message was lost: the worker's state may be wrong, and a new process starts empty."""
+    """Exit after a lost message, because the worker's state may be wrong. The restarted worker has no requests."""
     log.critical("a message from %s was lost", sender)
     os._exit(1)

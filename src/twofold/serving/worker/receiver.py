@@ -1,4 +1,4 @@
-"""Incoming KV hand-offs: a thread reads offered KV, and verifies the checksums of KV that sources have written."""
+"""Incoming KV hand-offs: a thread reads KV that peers offer, and verifies the checksums of KV that peers wrote."""
 
 import threading
 from collections import deque
@@ -11,10 +11,10 @@ from twofold.serving.worker.peers import PeerDirectory
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class IncomingHandoff:
-    """The receiving side of one hand-off, after the source has computed all of its KV.
+    """Receiving side of one hand-off, after the source has computed all KV.
 
-    For a pull, `source_blocks` of one epoch of the source are read into the local `blocks`. Otherwise the source has
-    written the blocks, and only their checksums are verified.
+    In pull mode, `source_blocks` of the source's epoch `source_epoch` are read into the local `blocks`. In the other
+    modes the source has already written the blocks, and only the checksums are verified.
     """
 
     request_id: str
@@ -42,7 +42,7 @@ OnIncoming = Callable[[IncomingHandoff], None]
 
 
 class HandoffReceiver:
-    """Receives hand-offs, one after the other, first come, first served. All methods are thread-safe."""
+    """Queue of incoming hand-offs, and the thread that receives them in order of arrival. Thread-safe."""
 
     def __init__(self) -> None:
         self._waiting: deque[IncomingHandoff] = deque()
@@ -52,10 +52,10 @@ class HandoffReceiver:
         self._thread: threading.Thread | None = None
 
     def start(self, receive: OnIncoming, ended: OnIncoming) -> None:
-        """Start the receiver thread, which calls the two functions.
+        """Start the receiver thread.
 
-        `receive(incoming)` reads and verifies a hand-off, and records errors. `ended(incoming)` is called once for each
-        hand-off, after the last read.
+        It calls `receive(incoming)` to read and verify a hand-off, unless it is cancelled. It calls `ended(incoming)`
+        once for each hand-off, after the last read.
         """
         arguments = (receive, ended)
         self._thread = threading.Thread(target=self._run, args=arguments, name="handoff-receiver", daemon=True)
@@ -74,7 +74,7 @@ class HandoffReceiver:
             self._changed.notify()
 
     def cancel(self, request_id: str) -> None:
-        """Stop reading the KV of an aborted request. The function `ended` is still called for its hand-off."""
+        """Cancel the reads of an aborted request. `ended` is still called for its hand-off."""
         for incoming in self._select(lambda each: each.request_id == request_id):
             incoming.cancelled = True
 
@@ -107,7 +107,7 @@ class HandoffReceiver:
 
 
 class HandoffReader:
-    """Reads offered KV and verifies checksums. The receiver thread calls it."""
+    """Reads KV that peers offer and verifies checksums, on the receiver thread."""
 
     def __init__(self, peers: PeerDirectory, layers_at_once: Callable[[int], int]) -> None:
         self._peers = peers
@@ -115,7 +115,7 @@ class HandoffReader:
         self._layers = range(len(peers.own_memory.layout.layers))
 
     def receive(self, incoming: IncomingHandoff) -> None:
-        """Read and verify one hand-off. A failed read or a wrong checksum is recorded in its `error`."""
+        """Read and verify one hand-off; record a failed read or a wrong checksum in `incoming.error`."""
         try:
             if incoming.source_blocks is not None:
                 self._read(incoming, incoming.source_blocks)

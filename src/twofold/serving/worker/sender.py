@@ -1,4 +1,4 @@
-"""Outgoing KV hand-offs: a thread writes computed layers into leased blocks while later layers are computed."""
+"""Outgoing KV hand-offs: a thread writes computed layers into leased blocks while the engine computes later layers."""
 
 import threading
 from collections import deque
@@ -13,17 +13,17 @@ from twofold.serving.controller.mailbox import Outbox
 from twofold.serving.messages import HandoffOffered
 from twofold.serving.worker.peers import PeerDirectory
 
-BYTES_PER_WRITE = 1 << 20  # ready layers are batched up to this size, because each transfer has a fixed cost
+BYTES_PER_WRITE = 1 << 20  # maximum size of a transfer of several layers; each transfer has a fixed cost
 
 
 def layers_per_transfer(layout: KvLayout) -> Callable[[int], int]:
-    """Return a function that maps a number of blocks to the number of layers to transfer at once (at least 1)."""
+    """Return a function that maps a number of blocks to layers per transfer: up to 1 MiB, but at least one layer."""
     per_block = max(layout.layer_bytes_per_block(layer) for layer in range(len(layout.layers)))
     return lambda blocks: max(1, BYTES_PER_WRITE // (per_block * max(1, blocks)))
 
 
 class SenderAction(Enum):
-    """The action that the sender thread takes next for an outgoing hand-off."""
+    """Next action of the sender thread for an outgoing hand-off."""
 
     WAIT = auto()
     WRITE = auto()
@@ -33,11 +33,12 @@ class SenderAction(Enum):
 
 @dataclass(slots=True, eq=False)
 class OutgoingHandoff:
-    """The sending side of one hand-off.
+    """Sending side of one hand-off.
 
-    `layers_computed` layers are complete in the local `blocks`, and `layers_sent` of these layers in the leased blocks.
-    `first_token` is set when the prefill has ended. With pull, the hand-off is `offered` to the target, and its blocks
-    stay allocated until the target has `taken` them, or has stopped reading. `checksums` has one entry for each block.
+    `layers_computed` counts the layers complete in the local `blocks`, `layers_sent` the layers written to the leased
+    blocks. `first_token` is set when the prefill has ended. In pull mode, the hand-off is `offered` to the target, and
+    its blocks stay allocated until it is `taken`: the target has stopped reading. `checksums` has one entry for each
+    block.
     """
 
     request_id: str
@@ -59,7 +60,7 @@ class OutgoingHandoff:
 
     @property
     def sendable(self) -> int:
-        """Number of layers, from the first layer on, that may be written to the leased blocks now."""
+        """Number of computed layers that may be written to the leased blocks now, depending on lease and mode."""
         if self.lease is None or self.mode is HandoffMode.PULL:
             return 0
         if self.mode is HandoffMode.SERIALIZED and self.first_token is None:
@@ -85,12 +86,12 @@ OnHandoff = Callable[[OutgoingHandoff], None]
 
 
 class HandoffSender:
-    """Sends the KV of hand-offs layer by layer, in the order in which layers are computed. Thread-safe."""
+    """Queue of outgoing hand-offs, and the thread that sends their KV as layers are computed. Thread-safe."""
 
     def __init__(
         self, num_layers: int, clock: Callable[[], float], layers_at_once: Callable[[int], int] = lambda _blocks: 1
     ) -> None:
-        """Send at most `layers_at_once(blocks)` layers in one write; `blocks` is the number of blocks."""
+        """Send at most `layers_at_once(n)` layers in one write of n blocks."""
         self._num_layers = num_layers
         self._clock = clock
         self._layers_at_once = layers_at_once
@@ -101,11 +102,11 @@ class HandoffSender:
         self._thread: threading.Thread | None = None
 
     def start(self, write_layers: WriteLayers, offer: OnHandoff, ended: OnHandoff) -> None:
-        """Start the sender thread, which calls the three functions.
+        """Start the sender thread.
 
-        `write_layers(outgoing, layers)` writes layers and returns the number of bytes. `offer(outgoing)` informs the
-        target that it may read. `ended(outgoing)` is called once for each hand-off, completed or cancelled, after the
-        last access to its blocks.
+        It calls `write_layers(outgoing, layers)` to write layers, which returns the number of bytes, and
+        `offer(outgoing)` to offer the blocks to the target for reading. It calls `ended(outgoing)` once for each
+        hand-off, completed or cancelled, after the last access to its blocks.
         """
         arguments = (write_layers, offer, ended)
         self._thread = threading.Thread(target=self._run, args=arguments, name="handoff-sender", daemon=True)
@@ -124,7 +125,7 @@ class HandoffSender:
             self._outgoing[request_id] = OutgoingHandoff(request_id, target, mode)
 
     def begin(self, request_id: str, blocks: Sequence[int]) -> bool:
-        """Set the local blocks of a prompt that a batch completes; return False if the request has no hand-off."""
+        """Set the local blocks of a prompt before its last prefill batch; return False if it has no hand-off."""
         with self._changed:
             outgoing = self._outgoing.get(request_id)
             if outgoing is not None:
@@ -132,7 +133,7 @@ class HandoffSender:
             return outgoing is not None
 
     def layer_computed(self, request_ids: Iterable[str], layer: int) -> None:
-        """Record that `layer` has been computed for these requests."""
+        """Record that `layer` and all earlier layers of these requests have been computed."""
         with self._changed:
             for request_id in request_ids:
                 outgoing = self._outgoing.get(request_id)
@@ -141,7 +142,7 @@ class HandoffSender:
                     self._queue(outgoing)
 
     def prefilled(self, request_id: str, first_token: int) -> bool:
-        """Record the end of a prefill and its first token; return False if the hand-off has ended before."""
+        """Record the first token of a completed prefill; return False if its hand-off has already ended."""
         with self._changed:
             outgoing = self._outgoing.get(request_id)
             if outgoing is not None:
@@ -160,7 +161,7 @@ class HandoffSender:
             return True
 
     def taken(self, request_id: str, bytes_moved: int | None) -> None:
-        """Record that the target has stopped reading an offered hand-off. None means that the read is incomplete."""
+        """Record that the target has stopped reading an offered hand-off; `bytes_moved` is None if the read failed."""
         with self._changed:
             outgoing = self._outgoing.get(request_id)
             if outgoing is not None and outgoing.offered:
@@ -170,7 +171,7 @@ class HandoffSender:
                 self._queue(outgoing)
 
     def cancel(self, request_id: str) -> bool:
-        """Cancel a hand-off; return False if it is unknown. `ended` is called later, after reads of the target."""
+        """Cancel a hand-off; return False if it is unknown. An offered hand-off ends when the target stops reading."""
         with self._changed:
             outgoing = self._outgoing.get(request_id)
             if outgoing is not None:
@@ -179,7 +180,7 @@ class HandoffSender:
             return outgoing is not None
 
     def cancel_to(self, target: str) -> None:
-        """Cancel every hand-off to a dead instance, including hand-offs that this instance was reading."""
+        """Cancel every hand-off to a dead instance, including hand-offs offered to it for reading."""
         with self._changed:
             for outgoing in self._outgoing.values():
                 if outgoing.target == target:
@@ -201,10 +202,10 @@ class HandoffSender:
                 outgoing = self._ready.popleft()
                 outgoing.queued = False
                 action = outgoing.next_action(self._num_layers)
-                # A few layers at a time: hand-offs share the link, and a cancelled one stops soon.
+                # Few layers at a time, so that hand-offs share the link and a cancelled hand-off stops soon.
                 sent, most = outgoing.layers_sent, self._layers_at_once(len(outgoing.blocks))
                 layers = range(sent, min(outgoing.sendable, sent + most))
-                if action is SenderAction.END:  # now no other thread can queue it again
+                if action is SenderAction.END:  # from now on, no other thread can queue it
                     del self._outgoing[outgoing.request_id]
                 elif action is not SenderAction.WAIT and outgoing.started_s is None:
                     outgoing.started_s = self._clock()
@@ -222,14 +223,14 @@ class HandoffSender:
 
 
 class HandoffWriter:
-    """Writes layers into the blocks of peers, or offers blocks for reading. The sender thread calls it."""
+    """Writes layers into the blocks of peers, or offers blocks for reading, on the sender thread."""
 
     def __init__(self, sender: HandoffSender, peers: PeerDirectory, outbox: Outbox, *, checksums: bool) -> None:
         self._sender, self._peers, self._outbox = sender, peers, outbox
         self._checksums = checksums
 
     def write_layers(self, outgoing: OutgoingHandoff, layers: range) -> int:
-        """Write layers and return the number of bytes. A failed write cancels the hand-off with an error."""
+        """Write layers into the leased blocks; return the number of bytes. An error cancels the hand-off."""
         lease, blocks = outgoing.lease, outgoing.blocks
         assert lease is not None  # noqa: S101  (for the type checker: the sender writes only under a lease)
         try:
@@ -242,7 +243,7 @@ class HandoffWriter:
         return moved
 
     def offer(self, outgoing: OutgoingHandoff) -> None:
-        """Inform the target, which has granted a lease, that all layers are computed and may be read."""
+        """Publish the blocks of a completed prefill, and send the target the message that it may read them."""
         lease, own = outgoing.lease, self._peers.own_memory
         assert lease is not None  # noqa: S101  (as above)
         assert outgoing.first_token is not None  # noqa: S101

@@ -1,4 +1,4 @@
-"""State that the threads of a worker share: its scheduler, sequences, peers and unfinished hand-offs."""
+"""State shared by the threads of a worker: scheduler, sequences, peers and unfinished hand-offs."""
 
 import signal
 import threading
@@ -32,7 +32,7 @@ from twofold.serving.worker.sender import HandoffSender
 
 
 class WorkerScheduler(Protocol):
-    """Interface of the scheduler that every worker needs. Callers of its methods have the worker's lock."""
+    """Interface of a worker's scheduler. Callers of its methods must hold the worker's lock."""
 
     @property
     def leases(self) -> LeaseTable: ...
@@ -51,29 +51,29 @@ class WorkerScheduler(Protocol):
 
 
 class KvLanding:
-    """Handles blocks received from peers. This base class copies nothing: peers write into the engine's pool."""
+    """Copies received KV blocks into the engine's pool. The base class does nothing: peers write directly into it."""
 
     def received(self, request_id: str, blocks: Sequence[int]) -> None:
-        """Record blocks that are complete and must be copied before the next batch."""
+        """Register complete blocks of a request, to be copied before the next batch."""
 
     def take(self) -> list[Sequence[int]]:
-        """Return the blocks to copy now. As for `received` and `drop`, the caller has the worker's lock."""
+        """Remove and return the registered blocks. Call `received`, `take` and `drop` with the worker's lock."""
         return []
 
     def drop(self, request_id: str) -> None:
-        """Forget the blocks of an aborted request, which need not be copied anymore."""
+        """Unregister the blocks of an aborted request."""
 
     def copy(self, block_lists: Sequence[Sequence[int]]) -> None:
-        """Copy all layers of these blocks into the engine's pool. The engine's thread calls this function."""
+        """Copy all layers of these blocks to the engine's pool. Called on the main thread without the lock."""
 
 
 @dataclass(slots=True, eq=False)
 class TokenSequence:
-    """The known tokens of a request, from position `offset` on, and its sampling parameters.
+    """Tokens of a request that this worker knows, from position `offset` on, and its sampling parameters.
 
-    A decode worker does not receive the prompt of a request that another worker prefills: there, `offset` is the length
-    of the prompt. `generated` counts the output tokens known here. `prefix_blocks` are the keys of the prompt's full
-    blocks; only requests with the same `cache_salt` share these keys.
+    `offset` is the prompt's length on a decode worker that did not receive the prompt, and 0 otherwise. `generated`
+    counts the output tokens in `token_ids`. `prefix_blocks` are the keys of the prompt's full blocks; only requests
+    with the same `cache_salt` share these keys.
     """
 
     sampling: SamplingParams
@@ -84,7 +84,7 @@ class TokenSequence:
     cache_salt: str = ""
 
     def append(self, token_id: int) -> None:
-        """Append an output token to the known tokens."""
+        """Append an output token."""
         self.token_ids.append(token_id)
         self.generated += 1
 
@@ -93,13 +93,13 @@ class TokenSequence:
         return self.token_ids[start - self.offset : start - self.offset + count]
 
     def ends_with(self, token_id: int, eos_token_ids: frozenset[int]) -> bool:
-        """Return whether this sampled token is a stop token of the request."""
+        """Return whether a sampled token ends the output: it is EOS or a stop token of the request."""
         is_eos = token_id in eos_token_ids and not self.sampling.ignore_eos
         return is_eos or token_id in self.sampling.stop_token_ids
 
 
 class CacheChanges(CacheObserver):
-    """Keys of prompt blocks that were cached or evicted since the last report. The worker's lock guards this object."""
+    """Keys of prompt blocks that were cached or evicted since the last report, guarded by the worker's lock."""
 
     def __init__(self) -> None:
         self._changes: dict[BlockKey, bool] = {}  # True: cached, False: evicted
@@ -117,13 +117,13 @@ class CacheChanges(CacheObserver):
         return stored, [key for key, there in changes.items() if not there]
 
     def _add(self, key: BlockKey, *, stored: bool) -> None:
-        # Events of one block alternate, so a second one cancels the first.
+        # A block is cached and evicted alternately, so a second change cancels the first.
         if self._changes.pop(key, None) is None:
             self._changes[key] = stored
 
 
 class ControllerDeadline:
-    """Ends a worker on another host after it has lost contact with the controller.
+    """Watchdog that ends a worker on a joined host once the controller has not answered for too long.
 
     It uses SIGALRM, so it also ends a process in which all threads hang. See `serving/controller/heartbeat.py`.
     """
@@ -135,7 +135,7 @@ class ControllerDeadline:
         self._set_timer()
 
     def heard(self, said_s: float) -> None:
-        """Extend the deadline, because the controller has acknowledged the heartbeat sent at `said_s`."""
+        """Extend the deadline after the controller has acknowledged the heartbeat sent at `said_s`."""
         self._watchdog.acknowledged(said_s)
         self._set_timer()
 
@@ -146,10 +146,10 @@ class ControllerDeadline:
 
 @dataclass(eq=False, kw_only=True)
 class SharedWorkerState:
-    """State that a worker's threads share.
+    """State shared by the threads of a worker.
 
-    `changed` is the worker's lock: it guards the scheduler and `sequences`, and wakes the main thread. No thread has
-    this lock while a batch runs or a block is copied. A thread that also needs the sender's lock acquires it second.
+    `changed` is the worker's lock: it guards the scheduler and `sequences`, and wakes the main thread. No thread holds
+    it while a batch runs or a block is copied. A thread that also needs the sender's lock acquires `changed` first.
     """
 
     instance: str
@@ -166,7 +166,7 @@ class SharedWorkerState:
     changed: threading.Condition = field(default_factory=threading.Condition)
     deadline: ControllerDeadline | None = None
     ranks_alive: Callable[[], bool] = lambda: True
-    announced: set[str] = field(default_factory=set)  # requests whose prefill start the controller waits for
+    announced: set[str] = field(default_factory=set)  # requests with a prefill start to report to the controller
     batches_started_s: deque[float] = field(default_factory=deque)  # start times of running batches, oldest first
     closing: bool = False
     _reported: InstanceStatus | None = None
@@ -174,13 +174,13 @@ class SharedWorkerState:
 
     @property
     def epoch(self) -> int:
-        """Number that identifies this process. A restarted worker has another epoch."""
+        """Epoch of this worker process. A restarted worker has another epoch."""
         return self.scheduler.leases.epoch
 
     # -- with the lock held -------------------------------------------------------------------------------------
 
     def grant(self) -> None:
-        """Grant the leases for which blocks are free now. Call this function when blocks may have been freed."""
+        """Grant queued leases while blocks are free and report them to the controller. Call it after freeing blocks."""
         for lease in self.scheduler.grant(time.monotonic()):
             self.tell(LeaseGranted(lease=lease))
 
@@ -206,13 +206,13 @@ class SharedWorkerState:
         self.tell(RequestFailed(instance=self.instance, request_id=request_id, reason=reason))
 
     def next_report(self) -> Status:
-        """Return a report of the current status, with the next report number."""
+        """Return a report of the current status, with a number above the previous report's."""
         self._reported = self.scheduler.status()
         self._reports += 1
         return Status(instance=self.instance, epoch=self.epoch, status=self._reported, number=self._reports)
 
     def report_changes(self) -> None:
-        """Report the status if it has changed, and report changes of the prefix cache."""
+        """Report the status and the cached prompt blocks to the controller if they have changed."""
         before = self._reported
         report = self.next_report()
         if report.status != before:
@@ -220,7 +220,7 @@ class SharedWorkerState:
         self.report_blocks()
 
     def report_blocks(self) -> None:
-        """Report cached and evicted prompt blocks. The lock keeps the reports of different threads in order."""
+        """Report newly cached and evicted prompt blocks. The lock keeps reports of several threads in order."""
         stored, removed = self.blocks.take()
         if stored or removed:
             self.tell(BlocksChanged(instance=self.instance, epoch=self.epoch, stored=stored, removed=removed))
@@ -240,7 +240,7 @@ class SharedWorkerState:
     def tell_step(
         self, report: Status, started_s: float, started: list[str], tokens: list[tuple[str, TokenOutput]]
     ) -> None:
-        """Report an iteration that has ended, with the status in `report`."""
+        """Report a completed iteration: its tokens, the prompts that it `started`, and the status in `report`."""
         self.tell(
             StepDone(
                 instance=self.instance,
@@ -254,7 +254,7 @@ class SharedWorkerState:
         )
 
     def prefill_ended(self, request_id: str, first_token: int | None) -> None:
-        """Pass the first token of a prompt to the sender of its hand-off; None cancels the hand-off."""
+        """Pass the end of a prefill and its first token to the hand-off sender; None cancels the hand-off."""
         sender = self.sender
         if not (sender.cancel(request_id) if first_token is None else sender.prefilled(request_id, first_token)):
             with self.changed:
@@ -263,7 +263,7 @@ class SharedWorkerState:
     def end_lease(
         self, lease: Lease, first_token: int | None = None, error: str | None = None, checksums: list[int] | None = None
     ) -> None:
-        """Inform the instance that has granted a lease that no more writes follow."""
+        """Notify the granting instance that no more writes follow under a lease."""
         ended = HandoffEnded(
             request_id=lease.request_id, epoch=lease.epoch, first_token=first_token, error=error, checksums=checksums
         )

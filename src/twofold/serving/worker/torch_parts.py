@@ -1,4 +1,4 @@
-"""Workers that run a model with torch: engine, transport, landing of received KV, swap space and ranks."""
+"""Workers that run a model with torch: engine, transport, staging of received KV, swap space and ranks."""
 
 import os
 import threading
@@ -30,10 +30,10 @@ from twofold.transport.shared_memory import SharedMemoryTransport
 
 
 class StagedLanding(KvLanding):
-    """Copies received blocks from a host pool, into which peers write, to the engine's pool on an accelerator."""
+    """Copies received blocks from a pool in host memory to the engine's pool on an accelerator."""
 
     def __init__(self, landing_pool: KvPool, engine_pool: KvPool, ranks: OtherRanks | None = None) -> None:
-        """Copy between the pools of rank 0; at the same time, the other `ranks` copy their shards of the blocks."""
+        """Copy between rank 0's pools. The other ranks, if any, copy their shards of the same blocks."""
         self._landing_pool, self._engine_pool, self._ranks = landing_pool, engine_pool, ranks
         self._waiting: list[tuple[str, Sequence[int]]] = []
 
@@ -55,7 +55,7 @@ class StagedLanding(KvLanding):
 
 
 class PoolSwapSpace:
-    """Swap space: a KV pool in host memory, which allocates pages when they are first used."""
+    """Swap space: a KV pool in host memory. The kernel allocates its pages on first use."""
 
     def __init__(self, engine_pool: KvPool, num_blocks: int) -> None:
         self._engine_pool = engine_pool
@@ -72,7 +72,7 @@ class PoolSwapSpace:
 
 
 class TorchFactory(EngineFactory):
-    """Creates workers with torch: all of them share the weights of one loaded model."""
+    """Creates torch workers from one model, which the fork server has loaded for all of them."""
 
     def __init__(
         self,
@@ -112,7 +112,7 @@ class TorchFactory(EngineFactory):
         )
 
     def _sharded_parts(self, spec: WorkerConfig, epoch: int, pipes: RankPipes) -> WorkerParts:
-        """Return the parts of a worker with several ranks, after all ranks have joined the process group."""
+        """Create the parts of a worker with several ranks, once all ranks have joined the process group."""
         others = pipes.of_first()
         model, own = self._shard(spec, 0, pipes), self._cache(spec, 0, epoch)
         ranks = OtherRanks([pipe.memory for pipe in others])
@@ -131,7 +131,7 @@ class TorchFactory(EngineFactory):
     def run_rank(self, spec: WorkerConfig, rank: int, pipes: RankPipes) -> None:
         pipe = pipes.of(rank)
         model = self._shard(spec, rank, pipes)
-        own = self._cache(spec, rank, epoch=0)  # peers check the epoch with rank 0
+        own = self._cache(spec, rank, epoch=0)  # peers check only the epoch of rank 0
         follower = RankFollower(pipe.steps)
         memory = RankServer(own, pipe.memory)
         arguments = (follower.heartbeat, RANK_HEARTBEAT_S)
@@ -149,7 +149,7 @@ class TorchFactory(EngineFactory):
         return SharedMemoryTransport(cache, spec.split, rank)
 
     def _device_of(self, spec: WorkerConfig, rank: int = 0) -> str:
-        """Return the device of a rank. With CUDA, each rank of the service has a GPU of its own."""
+        """Return the device of a rank. With CUDA, each rank in the service has its own GPU."""
         return f"cuda:{spec.first_rank + rank}" if self._device == "cuda" else self._device
 
 

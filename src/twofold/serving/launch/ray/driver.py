@@ -26,7 +26,7 @@ from twofold.serving.telemetry.logs import configure_logs
 
 
 class PlacedNeighbour(msgspec.Struct, frozen=True):
-    """Another worker of the same service, with its role and the node where it is placed."""
+    """Role and node of another worker of the same service."""
 
     role: Role
     node: str
@@ -37,10 +37,10 @@ def choose_node(
 ) -> RayNode | None:
     """Return the node for a new worker, or None if no node has room for `bundle`.
 
-    KV is transferred between workers, so all of them are placed in one link domain: nodes with equal values of
-    `link_label`. The first worker selects the domain with the most room. Within a domain, the workers of each phase are
-    spread over nodes, so that a lost node does not end a phase. Among equal nodes, the nodes with the fewest workers
-    and then with the most room are preferred.
+    Workers exchange KV, so all of them are placed in one link domain: the nodes with the same value of `link_label`.
+    The first worker selects the domain with the most room. Within a domain, the workers of each role are spread over
+    nodes, so that the loss of one node does not stop a phase. Ties are broken in favour of nodes with fewer workers,
+    then more room.
     """
     placed = list(others)
     on_node = Counter(each.node for each in placed)
@@ -60,7 +60,7 @@ def choose_node(
 
 
 def _room(node: RayNode, bundle: Bundle) -> int:
-    """Return how many bundles of resources still fit on a node."""
+    """Return how many bundles like `bundle` fit into the free resources of a node."""
     return int(min((node.free.get(name, 0.0) / amount for name, amount in bundle.items()), default=0.0))
 
 
@@ -68,7 +68,7 @@ log = logging.getLogger("twofold.serving.launch.ray.driver")  # __main__ in the 
 
 POLL_S = 0.25
 ROOM_S = 5.0  # a placement group that is pending for longer is requested on another node
-DOUBT_S = 30.0  # how long a node is avoided after a worker on it was lost: Ray may notice its end later
+DOUBT_S = 30.0  # how long to avoid a node after the loss of a worker: Ray may notice the end of a node late
 
 
 def main() -> None:
@@ -86,12 +86,12 @@ def main() -> None:
     for host in job.hosts:
         driver.start(host.worker)
     driver.watch()
-    # A regular shutdown of Ray takes seconds, and Ray removes what belongs to this driver.
+    # A regular shutdown of Ray takes seconds. Ray removes this driver's actors and placement groups.
     os._exit(0)
 
 
 class PlacedWorker:
-    """Placement group and actor of a worker; `end` resolves when the actor's host has ended.
+    """Placement group and actor of a worker; `end` is the Ray reference to the result of the worker's host.
 
     `node` is the actual or intended node. It is None while no node has room; Ray then selects the first node that has
     room.
@@ -104,7 +104,7 @@ class PlacedWorker:
 
 
 class RayDriver(WorkerStarter):
-    """Creates and removes the Ray actors of workers on command, and reports the actors that ended."""
+    """Creates and removes the Ray actors of workers on command, and reports workers that have ended."""
 
     poll_s = POLL_S
 
@@ -119,7 +119,7 @@ class RayDriver(WorkerStarter):
     # -- commands ----------------------------------------------------------------------------------------------------
 
     def start(self, worker: str) -> None:
-        """Create the actor of a worker, and remove the worker's earlier actor, which has ended."""
+        """Create the actor of a worker, after removing its earlier actor, which has ended."""
         now = time.monotonic()
         before = self._placed.get(worker)
         if before is not None:
@@ -156,7 +156,7 @@ class RayDriver(WorkerStarter):
             for name, placed in self._placed.items()
             if placed.node is not None
         ]
-        # A doubtful node with room is better than none.
+        # An avoided node with room is better than no node.
         node = choose_node(host.role, job.bundle, preferred, others, job.link_label) or choose_node(
             host.role, job.bundle, nodes, others, job.link_label
         )
@@ -203,7 +203,7 @@ class RayDriver(WorkerStarter):
         return bool(self._placed)
 
     def _check_placement(self, worker: str, placed: PlacedWorker, now: float) -> None:
-        """Check whether a pending placement group was created, and where; after `ROOM_S`, request another node."""
+        """Record the node of a created placement group. If it is pending after `ROOM_S`, request another node."""
         from ray.util.placement_group import placement_group_table  # noqa: PLC0415  (an extra)
 
         found = placement_group_table(placed.group)
@@ -216,7 +216,7 @@ class RayDriver(WorkerStarter):
             self._place(self._hosts[worker], now)
 
     def _collect(self) -> None:
-        """Report the workers that have lost their host, actor or node."""
+        """Remove and report workers after the end of their host, actor or node."""
         ends = {placed.end: worker for worker, placed in self._placed.items()}
         if not ends:
             return
@@ -230,7 +230,7 @@ class RayDriver(WorkerStarter):
             self._report(Report(exited=worker, code=code, why=why))
 
     def _outcome(self, end: Any) -> tuple[int, str]:  # noqa: ANN401  (Ray's)
-        """Return the exit status of a worker's host, and a sentence that explains the end."""
+        """Return the exit status of a worker's host and the reason for its end."""
         try:
             code, reason = self._ray.get(end)
         except self._ray.exceptions.RayError as error:

@@ -1,4 +1,4 @@
-"""The launcher `ray`: jobs of the processes it starts, the actor on each node, and the launcher itself."""
+"""Launcher `ray`: inputs of the processes that it starts, the actor class, and the launcher itself."""
 
 import subprocess
 import sys
@@ -11,7 +11,7 @@ from twofold.serving.launch.launcher import Launcher
 
 
 class HostJob(msgspec.Struct, frozen=True, kw_only=True):
-    """Input of the host of one worker: the controller's address, and the worker with which the host joins.
+    """Input of a worker's host process: the controller's address, and the worker that joins from this host.
 
     `key` is the text of the cluster key file, `model` a directory or hub id, `threads` the number of compute threads.
     """
@@ -39,14 +39,13 @@ class RayJob(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WorkerHost:
-    """Ray actor that runs the host of one worker in a child process.
+    """Ray actor that runs the host process of one worker.
 
-    A process with Ray's threads must not fork, so the child is a new interpreter. The child process ends with the
-    actor.
+    The host process is a new interpreter, because a process with Ray's threads must not fork. It ends with the actor.
     """
 
     def run(self, job: bytes) -> tuple[int, str]:
-        """Run the host that a HostJob (as JSON) describes; return its exit status and last message."""
+        """Run the host process of a HostJob (as JSON) until its end; return its exit status and last message."""
         command = [sys.executable, "-m", "twofold.serving.launch.ray.host"]
         pipe = subprocess.PIPE
         # Popen forks and executes in C, which is safe beside other threads.
@@ -56,7 +55,7 @@ class WorkerHost:
 
 
 class RayLauncher(Launcher):
-    """Launcher of workers on the nodes of a Ray cluster. Each worker has a host of its own, which joins the service."""
+    """Launcher of workers on a Ray cluster. Each worker runs in its own host process, which joins the service."""
 
     joins = True
 

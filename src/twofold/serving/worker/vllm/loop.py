@@ -1,4 +1,4 @@
-"""The main thread of a vLLM worker: apply queued orders, run one iteration, send tokens to the controller."""
+"""Main thread of a vLLM worker: applies queued orders, runs one iteration, sends its tokens to the controller."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -23,7 +23,7 @@ NOTHING = SettledTransfers(set(), set())
 
 
 class WorkerBridge:
-    """Connects vLLM's KV connector to the worker (`ConnectorBridge`). vLLM places its cache before `bind`."""
+    """`ConnectorBridge` that passes calls of vLLM's KV connector to the worker. `place_cache` runs before `bind`."""
 
     def __init__(self, make: MakePool) -> None:
         self._make = make
@@ -57,7 +57,7 @@ class WorkerBridge:
             state, instance = self._bound
             with state.changed:
                 instance.allocated(request_id, blocks)
-                state.grant()  # now, because the next iteration may be long
+                state.grant()  # without waiting for the end of the next iteration
 
     def prefills_start(self, request_ids: Sequence[str]) -> None:
         self.started = []
@@ -120,7 +120,7 @@ class VllmLoop:
     ) -> None:
         self._state, self._instance, self._core, self._bridge = state, instance, core, bridge
         self._eos = eos_token_ids
-        self._idle = True  # the last iteration changed nothing, and neither would the next
+        self._idle = True  # the last iteration changed nothing, so another one would not either
         bridge.bind(state, instance)
 
     def run(self) -> None:
@@ -130,7 +130,7 @@ class VllmLoop:
             self._account(outputs, began)
 
     def _begin(self) -> float | None:
-        """Wait for work and apply queued orders; return the start time of the iteration, or None on shutdown."""
+        """Wait for work and apply queued orders; return the start time of the next iteration, or None on shutdown."""
         state, instance = self._state, self._instance
         with state.changed:
             while not state.closing:
@@ -160,8 +160,8 @@ class VllmLoop:
     def _add(self, held: VllmRequest) -> None:
         """Queue a request in vLLM.
 
-        A prompt that a peer computes has a unique cache salt, because the peer writes into its blocks and they must not
-        be shared.
+        If a peer computes the prompt, the request has a unique cache salt: the peer writes into its blocks, so no other
+        request may share them.
         """
         request, sequence = held.request, self._state.sequences[held.request.id]
         output = request.output_tokens if held.decodes_here else 1
@@ -197,9 +197,9 @@ class VllmLoop:
         tokens: list[tuple[str, TokenOutput]],
         ended: list[tuple[str, int | None]],
     ) -> None:
-        """Apply vLLM's output of one request; the caller has the worker's lock.
+        """Append one request's new tokens to `tokens`, and record its end or failure, with the worker's lock.
 
-        If the request is handed off, `ended` receives the prompt's first token, or None if this token ended the output.
+        If the request has a hand-off, append its first token to `ended`, or None if that token ended the output.
         """
         request_id, state = held.request.id, self._state
         if output.finish_reason in {VllmReason.ABORT, VllmReason.ERROR}:
@@ -222,13 +222,13 @@ class VllmLoop:
 
 
 def _hands_off(held: VllmRequest, output: EngineCoreOutput) -> bool:
-    """Return whether the request ends on this worker only because its hand-off follows the first token."""
+    """Return whether vLLM ended the request after its first token only because a peer decodes the rest."""
     here_only = not held.decodes_here and output.finish_reason is VllmReason.LENGTH
     return here_only and held.request.output_tokens > 1
 
 
 def _token(output: EngineCoreOutput, place: int, index: int, reason: FinishReason | None) -> TokenOutput:
-    """Convert the new token at `place` in vLLM's output to a TokenOutput with number `index`."""
+    """Convert the new token at index `place` of vLLM's output to a TokenOutput; `index` is its index in the output."""
     logprob, top = None, tuple[tuple[int, float], ...]()
     if output.new_logprobs is not None:
         ids = output.new_logprobs.logprob_token_ids[place].tolist()

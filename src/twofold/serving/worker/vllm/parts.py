@@ -28,7 +28,7 @@ from twofold.transport.pooled import load_transport
 
 
 class VllmEngine:
-    """Runs the prefills that measure speed before the worker receives requests, which vLLM's scheduler runs."""
+    """Engine that only runs the prefills of speed measurements at start-up. Requests run in vLLM's own scheduler."""
 
     def __init__(self, core: VllmCore, layout: KvLayout, num_blocks: int) -> None:
         self._core = core
@@ -38,7 +38,7 @@ class VllmEngine:
     def run(
         self, steps: Sequence[SequenceStep], on_layer: OnLayer | None = None, wait_for: OnLayer | None = None
     ) -> list[Sampled | None]:
-        """Compute whole prompts (`start` must be 0). vLLM chooses the blocks and the iterations."""
+        """Compute whole prompts (`start` must be 0). vLLM chooses the blocks and iterations; no tokens are returned."""
         for step in steps:
             self._runs += 1
             sampling = vllm_sampling(SamplingParams(max_tokens=1, temperature=0.0), 0, 1, frozenset())
@@ -50,7 +50,7 @@ class VllmEngine:
 
 
 class VllmFactory(EngineFactory):
-    """Creates workers with vLLM. Each worker loads the model again; only the model's configuration is shared."""
+    """Creates vLLM workers. Each worker loads the model separately; they share only the model's configuration."""
 
     def __init__(self, service: ServiceConfig) -> None:
         config = service.engine
@@ -102,7 +102,7 @@ class VllmFactory(EngineFactory):
 
 
 def prepare(service: ServiceConfig, report: ReportStage) -> VllmFactory:
-    """Read the model's configuration; raises ModelError if vLLM cannot serve the model."""
+    """Read the model's configuration and return the factory; raises ModelError if vLLM cannot serve the model."""
     logging.getLogger("vllm").setLevel(os.environ["VLLM_LOGGING_LEVEL"])
     report("reading the model's configuration")
     return VllmFactory(service)
@@ -117,10 +117,10 @@ def _options(config: EngineConfig) -> dict[str, object]:
 
 
 def _token_budget(config: EngineConfig, spec: WorkerConfig, max_model_len: int) -> int:
-    """Return the number of tokens in an iteration of vLLM. vLLM splits prompts that are longer."""
+    """Return vLLM's maximum number of tokens per iteration. vLLM splits longer prompts into chunks."""
     batcher = BATCHERS[spec.batcher]
-    # A decode worker computes prompts only after a preemption. Others compute whole prompts, unless their batcher
-    # splits them, so that layers are complete, and sent, as early as possible.
+    # Decode workers compute prompts only after a preemption. Other workers compute whole prompts unless their batcher
+    # splits prompts, so that layers are complete and can be sent as early as possible.
     cuts = batcher.cuts_prompts or not batcher.prefills
     budget = spec.max_num_batched_tokens if cuts else max(spec.max_num_batched_tokens, max_model_len)
     return max(budget, config.max_num_seqs)
@@ -128,7 +128,7 @@ def _token_budget(config: EngineConfig, spec: WorkerConfig, max_model_len: int) 
 
 @contextmanager
 def _model_errors(model: str) -> Iterator[None]:
-    """Convert vLLM's errors about a model or its options to a ModelError of one sentence."""
+    """Convert vLLM's errors about a model or its options to a ModelError with one sentence."""
     try:
         yield
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""vLLM's scheduler as a `WorkerScheduler`. Requests of other threads are queued for the thread that runs vLLM.
+"""vLLM's scheduler as a `WorkerScheduler`. Other threads queue orders, which the thread that runs vLLM applies.
 
         submit                     starts                completes its prompt
 prefill ──────▶ WAITING ─────────▶ RUNNING ──┬── decodes here to the end
@@ -21,10 +21,10 @@ from twofold.scheduling.instance.status import InstanceStatus
 
 
 class LeasedVllmBlocks(BlockAllocator):
-    """Blocks that vLLM has allocated to requests for KV that a peer sends, until the KV is complete or cancelled.
+    """Blocks that vLLM has allocated for KV from peers, until this KV is complete or cancelled.
 
-    Until then vLLM keeps the blocks allocated, even if it aborts the request. The function `returned(request_id)` is
-    called when the request has released the blocks and the last transfer has ended.
+    vLLM keeps the blocks of a request allocated until `returned(request_id)` is called, even if it aborts the request.
+    The call follows when the request has released the blocks and the last transfer to them has ended.
     """
 
     def __init__(self, num_blocks: int, block_size: int, returned: Callable[[str], None]) -> None:
@@ -48,14 +48,14 @@ class LeasedVllmBlocks(BlockAllocator):
 class VllmRequestState(Enum):
     """State of a request on a vLLM worker."""
 
-    WAITING = auto()  # for its prefill to start
-    LEASE_QUEUE = auto()  # for blocks for KV of a peer
-    ARRIVING = auto()  # for its KV
+    WAITING = auto()  # waits for the start of its prefill
+    LEASE_QUEUE = auto()  # waits for blocks for a peer's KV
+    ARRIVING = auto()  # waits for its KV
     RUNNING = auto()
 
 
 class VllmOrder(Enum):
-    """An order of another thread to change vLLM's requests before the next iteration."""
+    """Order of another thread to add, resume or abort a request of vLLM before the next iteration."""
 
     ADD = auto()
     RESUME = auto()  # its KV and first token have been received
@@ -64,7 +64,7 @@ class VllmOrder(Enum):
 
 @dataclass(slots=True, eq=False)
 class VllmRequest:
-    """A request on this worker. If a peer prefills the request, `source` is this peer and `grant` has the blocks."""
+    """A request on this worker. If a peer prefills it, `source` is the peer and `grant` the blocks leased to it."""
 
     request: Request
     decodes_here: bool
@@ -75,9 +75,9 @@ class VllmRequest:
 
 
 class VllmScheduler:
-    """A `WorkerScheduler` that passes requests to vLLM's scheduler.
+    """A `WorkerScheduler` that forwards requests to vLLM's scheduler.
 
-    `count_blocks` reads vLLM's block pool. The worker's lock guards all data but the block pool.
+    `count_blocks` reads vLLM's block pool. The worker's lock guards all data except this pool.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class VllmScheduler:
         self._reads: dict[str, BlockAllocation] = {}
         self._granted: list[Lease] = []
         self._handing_off: set[str] = set()
-        self._sending: set[str] = set()  # finished in vLLM, while their blocks are sent
+        self._sending: set[str] = set()  # requests that vLLM has finished and that still send blocks
         self._sent: set[str] = set()
         self._received: set[str] = set()
 
@@ -187,7 +187,7 @@ class VllmScheduler:
 
     @property
     def unsettled(self) -> bool:
-        """Whether transfers have ended that have not been reported to vLLM yet."""
+        """Whether some ended transfers have not been reported to vLLM yet."""
         return bool(self._sent or self._received)
 
     def settle(self) -> SettledTransfers:
@@ -200,12 +200,12 @@ class VllmScheduler:
         return self._here.get(request_id)
 
     def is_remote(self, request_id: str) -> bool:
-        """Return whether a peer computes this prompt. After a preemption, vLLM recomputes the prompt on this worker."""
+        """Return whether vLLM must allocate blocks for a peer's KV. False after preemption: vLLM recomputes the KV."""
         held = self._here.get(request_id)
         return held is not None and held.stage is VllmRequestState.LEASE_QUEUE
 
     def allocated(self, request_id: str, blocks: Sequence[int]) -> None:
-        """Lease the blocks that vLLM has allocated for KV of a peer to this peer."""
+        """Lease the blocks that vLLM has allocated for a request to the peer that prefills the request."""
         held = self._here.get(request_id)
         if held is None:  # aborted since vLLM called `is_remote`
             self._received.add(request_id)
@@ -218,7 +218,7 @@ class VllmScheduler:
         self._move(held, VllmRequestState.RUNNING)
 
     def resume(self, held: VllmRequest) -> None:
-        """Release a request's blocks to vLLM: its KV and first token have arrived, so vLLM may run the request."""
+        """Let vLLM run a request, because its KV and first token have arrived: release the request's leased blocks."""
         if held.grant is not None:
             held.received = True
             self._lent.release(held.grant)

@@ -99,7 +99,7 @@ def bloom(config: ConfigJson) -> Architecture:
 
 
 def opt(config: ConfigJson) -> Architecture:
-    """Return the sizes of an OPT model: two extra positions; opt-350m projects a smaller embedding and norms last."""
+    """Return the sizes of an OPT model: two extra positions; opt-350m has a projected embedding and post-norm."""
     hidden = config.number("hidden_size")
     width = config.number("word_embed_proj_dim", default=hidden)
     positions = config.number("max_position_embeddings")

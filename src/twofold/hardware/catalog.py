@@ -37,7 +37,7 @@ class CatalogEntry(msgspec.Struct, frozen=True):
     fields: dict[str, object]
 
     def overridden_by(self, later: "CatalogEntry") -> "CatalogEntry":
-        """Return this entry with the fields of a later one. Unless set there, `source` names both files."""
+        """Return this entry with the fields of a later one. If that sets no `source`, the new source names both."""
         source = f"{later.where}; the rest: {self.fields.get('source')}"
         return CatalogEntry(later.where, {**self.fields, "source": source, **later.fields})
 

@@ -1,4 +1,4 @@
-"""`twofold join` and `twofold keygen`: workers on this host for a service on another."""
+"""`twofold join` and `twofold keygen`: run workers on this host for a service on another host."""
 
 import asyncio
 import os
@@ -79,7 +79,7 @@ def keygen(file: Annotated[Path, typer.Argument(metavar="FILE", help="File to wr
 
 
 def host_network(settings: JoinSettings) -> HostNetwork:
-    """The addresses of this host and of the service; raises ConfigurationError."""
+    """Return the network addresses of this host and of the service. Raises ConfigurationError for invalid flags."""
     endpoint = TcpEndpoint.parse(settings.controller, "tcp://ADDRESS:PORT")
     name, address = settings.name or socket.gethostname(), settings.address
     if not _NAME.fullmatch(name):
@@ -95,7 +95,7 @@ def host_network(settings: JoinSettings) -> HostNetwork:
 
 
 def host_config(config: ServiceConfig, settings: JoinSettings, network: HostNetwork, model: Path) -> ServiceConfig:
-    """The configuration of the service, adapted to this host."""
+    """Return the configuration sent by the service, with the model, devices, cores and store of this host."""
     engine = msgspec.structs.replace(
         config.engine,
         model=str(model),

@@ -44,10 +44,7 @@ class LoadSettings(ShapeSettings):
     duration: float | None = DURATION.field(unset="no limit")
 
     def requests(self, context: int | None) -> list[Request]:
-        """Return the requests, clipped to `context` (the endpoint's context length) unless --max-model-len is given.
-
-        Raises ConfigurationError if no request is within the limits.
-        """
+        """Return the requests, clipped to --max-model-len or `context`. Raises ConfigurationError if there are none."""
         shape = self.shape() | {"max_model_len": self.max_model_len or context}
         few = self.num_requests is None and self.duration is None
         requests = workload(

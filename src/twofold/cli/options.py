@@ -51,10 +51,7 @@ def parse_budget(text: str, flag: str) -> int | Literal["auto"]:
 
 
 def parse_batchers(text: str, flag: str) -> dict[Role, str]:
-    """Parse a batcher for all roles (`mixed`) or one per role (`prefill=prefill-balanced,decode=decode`).
-
-    Raises ConfigurationError for an unknown batcher or role.
-    """
+    """Parse a batcher for all roles, or `prefill=prefill-balanced,decode=decode`. Raises ConfigurationError."""
     found: dict[Role, str] = {}
     for part in text.split(","):
         role, equals, name = part.strip().rpartition("=")
@@ -74,10 +71,7 @@ def parse_disk(text: str, flag: str) -> tuple[Path, int]:
 
 
 def check_outputs(written: Mapping[str, Path], read: Iterable[str | Path]) -> None:
-    """Raise ConfigurationError if two flags write to the same file, or a flag writes to an input file.
-
-    `written` maps field names to paths.
-    """
+    """Raise ConfigurationError if two flags write to one file, or one to an input. `written` maps fields to paths."""
     inputs = {Path(path).resolve() for path in read}
     flags: dict[Path, str] = {}
     for name, path in written.items():
@@ -171,10 +165,7 @@ class StoreSettings(Settings, panel="Prefix cache"):
     kv_eviction: str | None = flag("Prefix-cache eviction policy.", choices=EVICTIONS)
 
     def store_config(self) -> "StoreConfig | None":
-        """Return the configuration of the KV store; None without --kv-store-dram.
-
-        Raises ConfigurationError for a disk without DRAM or an unusable directory.
-        """
+        """Return the KV store, if any. Raises ConfigurationError for a disk without DRAM or an unusable directory."""
         from twofold.serving.config import StoreConfig  # noqa: PLC0415  (slow to import)
         from twofold.serving.store.disk import check_directory  # noqa: PLC0415
 

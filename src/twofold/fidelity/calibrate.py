@@ -22,10 +22,7 @@ _SHARING, _BESIDE_THEM = ("prefill-1", "decode-0"), "prefill-0"  # as `share_cor
 def calibrate(
     measured: Measurements, model: Model, *, cores: int, threads: int, kv_capacity_tokens: int, source: str, date: str
 ) -> HostProfile:
-    """Fit a host profile to the measurements of a live service.
-
-    Raises ConfigurationError if there are too few measurements for the fit.
-    """
+    """Fit a host profile to measurements of a live service. Raises ConfigurationError if there are too few."""
     split = (measured.prefill, measured.decode), (measured.decode, measured.prefill)
     by_itself = [one for log, other in split for one in log.ran if _busy(one, [other]) < _ALONE]
     prompts = [one for one in by_itself if one.iteration.tokens]

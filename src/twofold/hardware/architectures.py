@@ -167,10 +167,7 @@ def _gated(
 
 
 def _multi_head(config: ConfigJson, hidden: int, inner: int, outside: int, max_context: int | None) -> Architecture:
-    """Return the sizes of a model with multi-head attention, biases, two feed-forward matrices and two norms per layer.
-
-    `outside` counts the parameters outside the layers.
-    """
+    """Return the sizes of a model with multi-head attention and biases. `outside` counts parameters not in layers."""
     layers = config.number("num_hidden_layers", "n_layer")
     heads = config.number("num_attention_heads", "n_head")
     layer = 4 * hidden * hidden + 4 * hidden + 2 * hidden * inner + inner + hidden + 4 * hidden

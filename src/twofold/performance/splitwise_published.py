@@ -75,9 +75,6 @@ class SplitwisePublishedModel(PerformanceModel):
 
 
 def splitwise_published(model: Model, machine: Machine, tensor_parallel: int) -> SplitwisePublishedModel:
-    """Times of SplitwiseSim, for the pairs published with it; only to reproduce its figures.
-
-    Raises ConfigurationError, listing the published pairs, for any other pair.
-    """
+    """Times of SplitwiseSim, to reproduce its figures. Raises ConfigurationError for pairs that it does not cover."""
     knots = require_pair(published_knots().knots, model, machine, tensor_parallel, "published profile")
     return SplitwisePublishedModel(knots, model, machine, tensor_parallel)

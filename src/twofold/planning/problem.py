@@ -200,10 +200,7 @@ def parse_families(
 
 
 def fitting(problem: Problem, families: Iterable[Family]) -> tuple[tuple[Family, ...], tuple[str, ...]]:
-    """Return (families of machines that can hold the model, reasons why the other machines cannot).
-
-    Raises ConfigurationError if no family is left.
-    """
+    """Return (families that can hold the model, reasons why machines cannot). Raises ConfigurationError if none can."""
     reasons: dict[str, str] = {}
     fit = []
     for family in families:

@@ -41,10 +41,7 @@ def find_format(name: str) -> TraceFormat:
 
 
 def detect_format(path: str | Path) -> TraceFormat:
-    """Detect the trace format of a file from its header or the keys of its first JSON object.
-
-    Raises WorkloadError if no format matches.
-    """
+    """Detect the format of a trace from its header or the keys of its first JSON object. Raises WorkloadError."""
     with open_lines(Path(path)) as lines:
         line = next(iter(lines), None)
         if line is None:

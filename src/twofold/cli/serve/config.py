@@ -150,10 +150,7 @@ def _config(
 
 
 def _model_engine(settings: ServeSettings, block_size: int, max_num_seqs: int, swap_bytes: int | None) -> EngineConfig:
-    """Return the configuration of a torch or vLLM engine with MODEL.
-
-    Raises ConfigurationError for invalid flags, and ModelError if the model does not exist.
-    """
+    """Return the configuration of a torch or vLLM engine. Raises ConfigurationError, or ModelError without model."""
     if settings.model is None:
         raise ConfigurationError("give MODEL: a model directory or a hub id, or use --engine emulated")
     return EngineConfig(
@@ -216,10 +213,7 @@ def _tokenizer(directory: Path | None) -> tuple[str | None, int | None]:
 
 
 def _shardings(settings: ServeSettings) -> dict[Role, Sharding]:
-    """Return the tensor and pipeline parallelism of each role.
-
-    Raises ConfigurationError for flags of a single phase in a colocated service.
-    """
+    """Return each role's tensor and pipeline parallelism. Raises ConfigurationError for phase flags if colocated."""
     if settings.colocated:
         refuse(settings, PHASE_SIZES, "is for a service with separate phases: with --colocated use --tp and --pp")
     tensor, pipeline = settings.tp or 1, settings.pp or 1

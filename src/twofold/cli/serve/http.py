@@ -135,10 +135,7 @@ def hide_variable(environment: bytes) -> bytes:
 
 
 def listen(settings: HttpSettings, keys: KeyRing | None) -> socket.socket:
-    """Bind the port and return the listening socket.
-
-    Raises ConfigurationError if the port is in use, or if other machines could connect without a key.
-    """
+    """Bind the port. Raises ConfigurationError if it is in use, or if other machines could connect without a key."""
     host, port = settings.host, settings.port
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]

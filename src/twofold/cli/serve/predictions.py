@@ -70,10 +70,7 @@ def replan_config(config: ServiceConfig, settings: ServeSettings) -> ReplanConfi
 
 
 def forecast_config(config: ServiceConfig, profile: Path | None) -> ForecastConfig | None:
-    """Return the forecast configuration of a prediction-based router; None for other routers.
-
-    Raises ConfigurationError if nothing predicts the times of this service.
-    """
+    """Return the forecast of a prediction-based router. Raises ConfigurationError if nothing predicts times."""
     if config.router not in FORECASTING_ROUTERS:
         return None
     flag = f"--router {config.router}"
@@ -92,10 +89,7 @@ def forecast_config(config: ServiceConfig, profile: Path | None) -> ForecastConf
 
 
 def inline_config(config: ServiceConfig, settings: ServeSettings) -> InlineConfig | None:
-    """Return the configuration of --inline-tbt, or None. Iteration times are those with all workers busy.
-
-    Raises ConfigurationError without a host profile.
-    """
+    """Return the iteration times for --inline-tbt, with all workers busy. Raises ConfigurationError without profile."""
     if settings.inline_tbt is None:
         return None
     require(config.network is None, "--inline-tbt predicts workers of one host: leave out --listen-workers")

@@ -29,10 +29,7 @@ def ray_network(settings: ServeSettings) -> HostNetwork:
 
 
 def launcher_of(settings: ServeSettings, config: ServiceConfig) -> tuple[ServiceConfig, Launcher]:
-    """Return the service configuration and the launcher of its workers: local processes or Ray actors.
-
-    For Ray, a cluster key and a port are added to the configuration.
-    """
+    """Return the configuration and the launcher of the workers: local or Ray, which adds a cluster key and a port."""
     if settings.launcher != "ray":
         return config, LocalLauncher(config)
     config = _with_endpoint(config)

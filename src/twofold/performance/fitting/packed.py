@@ -42,10 +42,7 @@ class MeasuredIteration(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def fit_packed(iterations: Iterable[MeasuredIteration]) -> PackedTimes:
-    """Fit `PackedTimes` to the medians of similar iterations, minimizing relative errors.
-
-    Raises ConfigurationError if there are too few distinct iterations.
-    """
+    """Fit `PackedTimes` to medians of similar iterations, by relative error. Raises ConfigurationError for too few."""
     cells = median_iterations(iterations)
     if len(cells) < _FEWEST:
         raise ConfigurationError(f"a fit needs {_FEWEST} distinct iterations, but only {len(cells)} were measured")

@@ -30,7 +30,7 @@ class TraceReuse(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def trace_reuse(requests: Iterable[Request], capacities: Sequence[int], evictions: Sequence[str]) -> TraceReuse:
-    """Replay a trace through prefix caches of all `capacities` (in blocks), each with all `evictions`.
+    """Replay a trace through a prefix cache for each pair of capacity (in blocks) and eviction policy.
 
     Raises ConfigurationError for an unknown eviction policy.
     """

@@ -106,10 +106,7 @@ def links_of(problem: Problem, kinds: list[MachineKind]) -> NodeLinks:
 
 
 def shares_nodes(design: Design, node: int) -> bool:
-    """Return whether each prefill stage fits on a node of `node` accelerators together with the same stage of decode.
-
-    This always holds for a design that fits on one node.
-    """
+    """Return whether the design fits on one node, or each prefill stage on a node with the same stage of decode."""
     if design.accelerators <= node:
         return True
     stages = {kind.pipeline_parallel for kind in design.family.kinds}

@@ -68,7 +68,7 @@ def metrics(url: str) -> str:
 
 
 def wait_ready(process: "subprocess.Popen[str] | subprocess.Popen[bytes]", url: str) -> bool:
-    """Wait until the service is healthy, and return True. Return False if its process ends first."""
+    """Wait until the service is healthy; False if its process ends. Raises ConfigurationError after ten minutes."""
     deadline = time.monotonic() + START_S
     while time.monotonic() < deadline:
         if process.poll() is not None:

@@ -127,7 +127,7 @@ def compare(
     replays: int,
     on_load: Callable[[str], None],
 ) -> list[Comparison]:
-    """Serve a design, replay each load `replays` times on it, and simulate each replay with its twin.
+    """Serve a design, replay each load `replays` times on it, and simulate each replay with `twin`.
 
     `loads` maps a rate (requests/s) to its requests.
     """

@@ -125,7 +125,7 @@ def llama(config: ConfigJson) -> Architecture:
 
 
 def deepseek(config: ConfigJson) -> Architecture:
-    """Return the sizes of DeepSeek V2 or V3: latent attention (arXiv 2405.04434, section 2.1), routed experts."""
+    """Return the sizes of DeepSeek V2 or V3: latent attention (arXiv 2405.04434, 2.1), shared and routed experts."""
     hidden, heads = config.number("hidden_size"), config.number("num_attention_heads")
     latent, rope = config.number("kv_lora_rank"), config.number("qk_rope_head_dim")
     plain, value = config.number("qk_nope_head_dim"), config.number("v_head_dim")

@@ -81,7 +81,7 @@ class PerformanceModel(ABC):
 
     @abstractmethod
     def mixed_s(self, tokens: int, squares: int, sequences: int, context: int) -> float:
-        """Return the iteration's seconds: `tokens` prompt tokens, `sequences` decodes that read `context` KV tokens."""
+        """Return the seconds of an iteration: `tokens` prompt tokens and `sequences` decodes (`context` KV tokens)."""
 
     def uncontended(self, prompt_tokens: int, output_tokens: int) -> tuple[float, float]:
         """Return (TTFT, TPOT) in seconds of a request that runs alone on the instance.

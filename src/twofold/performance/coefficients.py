@@ -26,7 +26,7 @@ ENVIRONMENT = "TWOFOLD_CALIBRATION"
 
 
 class MeasuredPair(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Base of measured data: the model, accelerator and tensor parallelism that were measured."""
+    """Base class of measured data: names the model, the accelerator and the tensor parallelism."""
 
     model: str
     accelerator: str
@@ -147,7 +147,7 @@ def power_law() -> PowerLaw:
 
 
 class Knots(MeasuredPair, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Interpolation points of SplitwiseSim for one pair: median prompt and token seconds by number of batch tokens."""
+    """Interpolation points of SplitwiseSim for one model and machine: prompt and token seconds by batch tokens."""
 
     tokens: list[int]
     prompt_s: list[float]

@@ -11,7 +11,7 @@ time. Decode has one set of coefficients below 95 sequences and another from 95 
 94. Σcontext excludes the new tokens; it is the number of KV tokens in `DecodeCost`.
 
 DistServe's simulator has no mixed iterations. Here a mixed iteration takes the time of its prefill plus that of its
-decodes without a and the constant overhead.
+decodes, which is computed without the coefficient a and the constant overhead.
 """
 
 from functools import cache
@@ -114,7 +114,7 @@ class DistservePublishedModel(PerformanceModel):
 def distserve_published(
     model: Model, machine: Machine, tensor_parallel: int, *, engine: str = "distserve"
 ) -> DistservePublishedModel:
-    """Latencies of DistServe's simulator, for the models published with it on A100-80GB.
+    """Performance model of DistServe's simulator, for the models published with it on A100-80GB.
 
     Returns the model of an instance without pipeline. Raises ConfigurationError, listing the published models, for an
     unknown model, accelerator, tensor parallelism or engine.

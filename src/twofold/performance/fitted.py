@@ -76,10 +76,10 @@ def long_share(tokens: float) -> float:
 
 
 def fitted(model: Model, machine: Machine, tensor_parallel: int, *, extra: Sequence[Path] = ()) -> FittedModel:
-    """Times fitted to measurements of the same model, accelerator and tensor parallelism.
+    """Performance model fitted to measurements of the same model, accelerator and tensor parallelism.
 
-    Calibrations in `extra` files take precedence. Raises ConfigurationError, listing the calibrated pairs, if none
-    matches.
+    Calibrations in `extra` files take precedence. Raises ConfigurationError, listing the calibrated models, if none
+    fits.
     """
     entry = require_pair(calibrations(extra), model, machine, tensor_parallel, "calibration")
     return FittedModel(entry, model, machine, tensor_parallel)

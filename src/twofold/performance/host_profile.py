@@ -51,7 +51,7 @@ class PackedTimes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     iterations: int = 0
 
     def seconds(self, tokens: int, squares: int, sequences: int, context: int) -> float:
-        """Return the iteration's seconds: `tokens` prompt tokens, `sequences` decodes that read `context` KV tokens."""
+        """Return the seconds of an iteration: `tokens` prompt tokens and `sequences` decodes (`context` KV tokens)."""
         packed = spread(tokens + sequences)
         linear_s = sum(slope * part for slope, part in zip(self.token_s, packed, strict=True))
         attention_s = self.square_s * squares + self.context_s * context
@@ -59,7 +59,7 @@ class PackedTimes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         return seconds if tokens else seconds * self.decode_factor
 
     def slower(self, factor: float, decodes: float | None = None) -> "PackedTimes":
-        """Multiply all times by `factor`, except that `decodes`, if set, multiplies iterations without prompts."""
+        """Return a copy with times multiplied by `factor`, or by `decodes` (if set) in iterations without prompts."""
         return msgspec.structs.replace(
             self,
             base_s=self.base_s * factor,
@@ -133,7 +133,7 @@ class ContentionFactors(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     """Factors by which other workers of the host slow down an iteration.
 
     `crowded` applies while all other cores are busy, because cores share memory bandwidth and caches. `shared` applies
-    while an iteration of the other phase runs on the same core, in addition to the halved share of the core.
+    while an iteration of the other phase runs on the same core, in addition to the time lost by taking turns.
     """
 
     crowded: float = 1.0

@@ -53,7 +53,7 @@ def find_pair(known: Iterable[P], model: Model, machine: Machine, tensor_paralle
 def require_pair(known: Collection[P], model: Model, machine: Machine, tensor_parallel: int, kind: str) -> P:
     """Return the entry measured for the model on the machine's accelerators.
 
-    Raises ConfigurationError, listing the known pairs, if there is none. The message calls an entry `kind`.
+    Raises ConfigurationError, listing the known entries, if there is none. The message calls an entry `kind`.
     """
     check_tensor_parallel(machine, tensor_parallel)
     entry = find_pair(known, model, machine, tensor_parallel)
@@ -71,7 +71,7 @@ def instance_name(kind: str, model: Model, machine: Machine, tensor_parallel: in
 
 
 def memory_share(model: Model, machine: Machine, tensor_parallel: int, decode_s: float) -> float:
-    """Return the share of memory bandwidth that reading the active weights once takes in an iteration of `decode_s`."""
+    """Return the share of memory bandwidth needed to read the active weights once in `decode_s` seconds."""
     bytes_read = model.weight_bytes * model.active_parameters / model.parameters
     return bytes_read / (decode_s * tensor_parallel * machine.accelerator.memory_bytes_per_s)
 

@@ -39,10 +39,11 @@ def mean_ttft_s(rate: float, latency_s: float, stage_s: float) -> float:
 
 
 def crossing_rate(quick: tuple[float, float], other: tuple[float, float]) -> float | None:
-    """Return the rate above which `other` has a lower mean TTFT than `quick`: (all stages, slowest stage) in seconds.
+    """Return the rate (per second) above which `other` has a lower mean TTFT than `quick`.
 
-    Return 0 if `other` is better at every rate. Return None if it is better at no rate, because its slowest stage is no
-    shorter. With t₁, s₁ the times of `quick` and t₂, s₂ those of `other`, the mean TTFTs are equal where
+    Each is a pair (seconds in all stages, seconds in the slowest stage). Return 0 if `other` is better at every rate,
+    and None if it is better at none because its slowest stage is no shorter. With t₁, s₁ the times of `quick` and t₂,
+    s₂ those of `other`, the mean TTFTs are equal where
 
         (1 − R·s₁)·(1 − R·s₂) = (s₁ − s₂) / (2·(t₂ − t₁) + s₁ − s₂)
 

@@ -16,7 +16,7 @@ Factory = Callable[[Model, Machine, int], PerformanceModel]
 
 
 def auto(model: Model, machine: Machine, tensor_parallel: int) -> PerformanceModel:
-    """Fitted if the model was measured on these accelerators, else the roofline estimate."""
+    """Fitted performance model if the model was measured on these accelerators, else a roofline estimate."""
     measured = is_fitted(model, machine, tensor_parallel)
     return (fitted if measured else roofline)(model, machine, tensor_parallel)
 

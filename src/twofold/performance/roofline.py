@@ -1,4 +1,4 @@
-"""Roofline estimate for pairs without measurements, from the model's work and the machine's peak rates.
+"""Roofline estimate for unmeasured pairs of model and machine, from the model's work and the machine's peak rates.
 
 With n prompt tokens per batch, S their squares (see `PerformanceModel.prefill_s`) and b decodes that read C KV tokens:
 
@@ -60,7 +60,7 @@ class RooflineConstants(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 
 
 class LeftOut(MeasuredPair, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Errors of the roofline on one measured pair if its constants are fitted to all other pairs."""
+    """Errors of the roofline on one measured pair of model and machine if constants are fitted to all other pairs."""
 
     prefill_error: float
     decode_error: float
@@ -134,7 +134,7 @@ class RooflineTerms(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, model: Model, machine: Machine, tensor_parallel: int) -> "RooflineTerms":
-        """Compute the seconds per token, per unit of squares, per KV token and per read of all weights."""
+        """Compute the seconds per token, per squared prompt token, per KV token, and to read all weights."""
         accelerator = machine.accelerator
         flops_per_s = tensor_parallel * accelerator.flops_per_s
         bytes_per_s = tensor_parallel * accelerator.memory_bytes_per_s
@@ -167,10 +167,9 @@ def roofline_with(
 
 
 def roofline(model: Model, machine: Machine, tensor_parallel: int) -> RooflineModel:
-    """An estimate from FLOPs and bandwidths, for any model on any machine.
+    """Performance model estimated from FLOPs and bandwidths, for any model on any machine.
 
-    Its accuracy is the error on this pair when left out of the fit; for an unmeasured pair, the mean error over all
-    pairs.
+    Its error is measured with this pair of model and machine left out of the fit, or else is the mean over all pairs.
     """
     data = _data()
     known = find_pair(data.left_out, model, machine, tensor_parallel)

@@ -41,7 +41,7 @@ _MIXED = 1.1
 
 
 class SplitwisePublishedModel(PerformanceModel):
-    """Performance model with SplitwiseSim's prompt and token curves of one measured pair."""
+    """Performance model with SplitwiseSim's prompt and token curves of one model on one machine."""
 
     def __init__(self, knots: Knots, model: Model, machine: Machine, tensor_parallel: int) -> None:
         self.name = instance_name("splitwise-published", model, machine, tensor_parallel)
@@ -75,6 +75,6 @@ class SplitwisePublishedModel(PerformanceModel):
 
 
 def splitwise_published(model: Model, machine: Machine, tensor_parallel: int) -> SplitwisePublishedModel:
-    """Times of SplitwiseSim, to reproduce its figures. Raises ConfigurationError for pairs that it does not cover."""
+    """Performance model of SplitwiseSim, to reproduce its figures. Raises ConfigurationError for unpublished models."""
     knots = require_pair(published_knots().knots, model, machine, tensor_parallel, "published profile")
     return SplitwisePublishedModel(knots, model, machine, tensor_parallel)

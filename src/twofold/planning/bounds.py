@@ -90,7 +90,7 @@ def _per(count: int, seconds: float) -> float:
 
 
 def _step_s(model: PerformanceModel, context: float, most: int, bound_s: float) -> float:
-    """Return decode seconds per token in the most efficient batch within `bound_s` per iteration, or of any batch."""
+    """Return the decode seconds per token of the most efficient batch with iterations up to `bound_s`, else of any."""
     costs = [(sequences, model.decode_cost(sequences)) for sequences in _batches(most)]
     steps = [(cost.base_s + cost.context_s * context * sequences, sequences) for sequences, cost in costs]
     within = [step_s / sequences for step_s, sequences in steps if step_s <= bound_s]

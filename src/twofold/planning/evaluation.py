@@ -61,7 +61,7 @@ class SimulatedTrial(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Evaluate(Protocol):
-    """Interface for evaluating trials. Searches assume that more machines or a lower rate never make the SLO fail."""
+    """Interface for evaluating trials. Searches assume that more machines or a lower rate never worsen the result."""
 
     async def __call__(self, trial: Trial) -> Evaluation: ...
 
@@ -78,5 +78,5 @@ class UpperBound(Protocol):
         ...
 
     def suggest(self, family: Family, rate: float) -> tuple[int, ...]:
-        """Return approximate counts of each kind that suffice for `rate`, at least one each."""
+        """Return approximate counts of the family's machine kinds that suffice for `rate`, at least one of each."""
         ...

@@ -46,12 +46,12 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
         return COLOCATED if batcher is None else ((batcher, None),)
 
     def kind(self, machine: str) -> MachineKind:
-        """Return the unit of a whole machine with this name. Raises ConfigurationError if the name is unknown."""
+        """Return the machine kind of whole machines with this name. Raises ConfigurationError for an unknown name."""
         found = self.catalog.machine(machine)
         return MachineKind(name=found.name, price_per_h=found.price_per_h, tdp_w=found.tdp_w, accelerators=found.count)
 
     def instance(self, machine: str, tensor_parallel: int, pipeline_parallel: int = 1) -> MachineKind:
-        """Return the unit of an instance on part of a machine, with a proportional share of its price and power."""
+        """Return the machine kind of an instance on part of a machine, with a proportional share of price and power."""
         whole = self.kind(machine)
         accelerators = tensor_parallel * pipeline_parallel
         share = accelerators / whole.accelerators
@@ -200,7 +200,7 @@ def parse_families(
 
 
 def fitting(problem: Problem, families: Iterable[Family]) -> tuple[tuple[Family, ...], tuple[str, ...]]:
-    """Return (families that can hold the model, reasons why machines cannot). Raises ConfigurationError if none can."""
+    """Return (families that can hold the model, why other machines cannot). Raises ConfigurationError if none can."""
     reasons: dict[str, str] = {}
     fit = []
     for family in families:

@@ -64,7 +64,7 @@ def _beyond(histogram: Histogram, bounds: dict[int, float], total: int) -> bool:
 
 
 def try_trial(problem: Problem, trial: Trial, abandoned: Callable[[], bool] = lambda: False) -> SimulatedTrial | str:
-    """Simulate and judge a trial. Return the message of a UserError, which cannot be raised across processes."""
+    """Simulate and judge a trial. Return the message of a UserError, so that it crosses process boundaries."""
     try:
         return simulate_trial(problem, trial, abandoned)
     except UserError as error:

@@ -1,4 +1,4 @@
-"""Workload of a plan's trials: the same requests at any rate, and the mean request."""
+"""Workload of a plan's trials at any rate, and its mean request."""
 
 import hashlib
 from functools import lru_cache
@@ -38,13 +38,11 @@ class WorkloadArguments(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def random(self) -> bool:
-        """Whether draws differ. All draws of a trace that is replayed at its own times are equal."""
+        """Whether draws of the workload differ. They are all equal for a trace that is replayed at its own times."""
         return is_named(self.workload) or self.arrival not in (None, REPLAY)
 
     def requests(self, rate: float) -> list[Request]:
-        """Generate the requests at `rate` per second; raises as `workload` does, and ConfigurationError without
-        requests.
-        """
+        """Generate the requests at `rate` per second. Raises as `workload` does, and ConfigurationError without any."""
         duration_s = max(self.duration_s, self.min_requests / rate)
         found = self._requests(rate, duration_s=duration_s)
         require(bool(found), f"workload {self.workload} gives no request in {duration_s:g} s at {rate:g} requests/s")

@@ -71,7 +71,7 @@ def grid(rows: int, columns: int, axes: Sequence[tuple[Layout, Layout]], **more:
 
 
 def on(plot: int) -> dict[str, object]:
-    """Return the trace attributes that place a trace on a plot, counted from 0."""
+    """Return the attributes that assign a plotly trace to a plot; plots count from 0."""
     return {"xaxis": f"x{suffix(plot)}", "yaxis": f"y{suffix(plot)}"}
 
 

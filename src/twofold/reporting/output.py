@@ -24,6 +24,6 @@ class JsonReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def same_fields(kind: type[msgspec.Struct], source: object, *, without: Container[str] = ()) -> dict[str, Any]:
-    """Return the values in `source` of all fields of `kind` that it also has, by name."""
+    """Return the values of all fields that the struct type `kind` and `source` have in common, by name."""
     names = (name for name in kind.__struct_fields__ if name not in without)
     return {name: getattr(source, name) for name in names if hasattr(source, name)}

@@ -81,7 +81,7 @@ def take(requests: Iterable[Request], count: int | None) -> Iterator[Request]:
 
 
 def scale_lengths(requests: Iterable[Request], factor: float) -> Iterator[Request]:
-    """Multiply every prompt and output length by `factor`, rounded to at least 1 token."""
+    """Multiply every prompt and output length by `factor`, rounded, at least 1 token."""
     require_positive("length scale", factor)
     return (
         resize(request, max(1, round(request.prompt_tokens * factor)), max(1, round(request.output_tokens * factor)))

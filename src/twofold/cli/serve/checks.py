@@ -1,4 +1,4 @@
-"""Validation of the flags of `twofold serve`: no effect, contradiction to each other or to the cluster file."""
+"""Validation of the flags of `twofold serve`: flags without effect, and contradictions between flags or to the file."""
 
 from pathlib import Path
 from typing import Final

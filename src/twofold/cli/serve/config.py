@@ -134,7 +134,7 @@ def _config(
     workers: Sequence[WorkerConfig],
     **more: Any,  # noqa: ANN401  (fields of ServiceConfig)
 ) -> ServiceConfig:
-    """Create the service configuration. Fills in the fields that do not depend on whether a cluster file is used."""
+    """Create the service configuration, with the fields that do not depend on whether a cluster file is given."""
     return ServiceConfig(
         engine=engine,
         workers=with_chunks(with_splits(workers, _shardings(settings)), settings.pipeline_chunk),
@@ -150,7 +150,7 @@ def _config(
 
 
 def _model_engine(settings: ServeSettings, block_size: int, max_num_seqs: int, swap_bytes: int | None) -> EngineConfig:
-    """Return the configuration of a torch or vLLM engine. Raises ConfigurationError, or ModelError without model."""
+    """Return a torch or vLLM engine's configuration. Raises ConfigurationError, or ModelError for a missing model."""
     if settings.model is None:
         raise ConfigurationError("give MODEL: a model directory or a hub id, or use --engine emulated")
     return EngineConfig(

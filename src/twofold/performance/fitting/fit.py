@@ -1,7 +1,7 @@
 """Fit the coefficients of `twofold.performance.fitted` to a profile and estimate the prediction error.
 
-The fit minimizes relative errors on the medians of each configuration (prompt size and batch size), with coefficients ≥
-0. The prediction error is measured by k-fold cross-validation over configurations.
+The fit minimizes relative errors on the medians of each configuration (prompt size and batch size). Coefficients are
+non-negative. The prediction error is measured by k-fold cross-validation over configurations.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -96,7 +96,7 @@ class ProfiledBatch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def group_batches(rows: Iterable[ProfileRow]) -> list[ProfiledBatch]:
-    """Group the rows of one pair by prompt size and batch size, and compute the medians of each group."""
+    """Group the rows of one model and machine by prompt size and batch size, and compute the medians of each group."""
     groups: dict[tuple[int, int], list[ProfileRow]] = defaultdict(list)
     for row in rows:
         groups[row.prompt_size, row.batch_size].append(row)
@@ -122,7 +122,7 @@ class Dropped(msgspec.Struct, frozen=True):
 
 
 def consistent_batches(rows: Sequence[ProfileRow]) -> tuple[list[ProfiledBatch], list[Dropped]]:
-    """Return the consistent configurations of one pair, and the dropped rows with reasons.
+    """Return the consistent configurations (prompt and batch sizes) of one model and machine, and the dropped rows.
 
     Two configurations contradict each other if the one with more prompt tokens prefills in clearly less time. Those
     with the most contradictions are dropped: their batch was probably too large and ran in parts.

@@ -89,10 +89,11 @@ def balanced(
     *,
     node: int | None = None,
 ) -> list[Candidate]:
-    """Combine all pairs of kinds, with counts that balance the phases. Highest predicted goodput per accelerator first.
+    """Return candidates for all pairs of prefill and decode kinds, with counts that balance the phases.
 
-    If `node` (accelerators per node) is set, each prefill stage must fit on a node with the same stage of decode. Among
-    equals, larger designs come first, since they absorb bursts better.
+    Candidates with the highest predicted goodput per accelerator come first; among equals, larger ones, since they
+    absorb bursts better. If `node` (accelerators per node) is set, each prefill stage must fit on a node with the same
+    stage of decode.
     """
     found = {
         candidate.design: candidate
@@ -114,7 +115,7 @@ def replicated(
     *,
     shared: bool = False,
 ) -> list[Candidate]:
-    """Combine all pairs of kinds, with ⌈rate / goodput⌉ instances per phase. Fewest accelerators first."""
+    """Return candidates of all kind pairs, with ⌈rate / goodput⌉ instances per phase; fewest accelerators first."""
     found = []
     for prefill in prefills:
         for decode in decodes:
@@ -161,7 +162,7 @@ class StockDivision(msgspec.Struct, frozen=True, kw_only=True):
         return sum(kind.accelerators * count for kind, count in (*self.prefills, *self.decodes))
 
     def beside(self, other: "StockDivision") -> "StockDivision":
-        """Return a division with the instances of this one and the other."""
+        """Return the combination of this division and another: all instances, and the sums of the goodputs."""
         return StockDivision(
             prefill=self.prefill + other.prefill,
             decode=self.decode + other.decode,

@@ -37,8 +37,8 @@ DRAWS = 6
 class Confidence(msgspec.Struct, frozen=True, kw_only=True):
     """Goodputs of a design in independent draws of the workload, sorted.
 
-    For any distribution, the median of all possible draws lies between the lowest and highest of n with probability 1 −
-    2^(1−n).
+    With probability 1 − 2^(1−n), the median of all possible draws lies between the lowest and highest of n, whatever
+    their distribution.
     """
 
     rates: tuple[float, ...]

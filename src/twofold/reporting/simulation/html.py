@@ -129,7 +129,7 @@ def html_page(title: str, style: str, body: Sequence[str]) -> str:
 def pictures(
     results: Mapping[str, SimulationResult], slo: Slo | SlowdownSlo | None, runs: Mapping[str, GanttRuns]
 ) -> Iterator[ReportChart]:
-    """Yield the charts of the page in order, without those that lack data."""
+    """Yield the charts of the page in order, leaving out charts without data."""
     drawn = (
         *(latencies(results, slo), slowdowns(results, slo), load(results), overload(results)),
         *(membership(results), power(results), utilization(results)),

@@ -13,9 +13,9 @@ from twofold.performance.fitting.fit import Floats, non_negative_least_squares
 from twofold.performance.fitting.packed import MeasuredIteration, fit_packed
 from twofold.performance.host_profile import ContentionFactors, GatewayTimes, HostLink, HostProfile, PackedTimes
 
-_ALONE, _BESIDE = 0.05, 0.95  # overlap with another worker: at most, at least, as a fraction of the iteration
+_ALONE, _BESIDE = 0.05, 0.95  # maximum and minimum overlap with another worker, as a fraction of the iteration
 _ENOUGH = 5
-_WARM = 3  # at least one prompt in three
+_WARM = 3  # a cold cost is fitted if at least one prompt in three met a warm worker
 _SHARING, _BESIDE_THEM = ("prefill-1", "decode-0"), "prefill-0"  # as `share_cores` places 2P+1D
 
 
@@ -26,7 +26,7 @@ def calibrate(
     split = (measured.prefill, measured.decode), (measured.decode, measured.prefill)
     by_itself = [one for log, other in split for one in log.ran if _busy(one, [other]) < _ALONE]
     prompts = [one for one in by_itself if one.iteration.tokens]
-    # With slow clients most prompts meet a cold worker: too few warm prompts remain to separate that cost.
+    # With slow clients, most prompts reach an idle, cold worker. Too few warm prompts are left to separate the cold cost.
     told_apart = sum(not one.cold for one in prompts) * _WARM >= len(prompts)
     alone = [one.iteration for one in by_itself if not (one.cold and told_apart)]
     times = fit_packed(alone)

@@ -123,7 +123,7 @@ class Design(msgspec.Struct, frozen=True, kw_only=True):
 
 Allows = Callable[[Design], bool]
 _SLACK = 1.0 + 1e-9  # for rounding errors in sums of prices
-# More is a typing error, or an endless search.
+# A larger number is probably a typing error, and would make the search endless.
 MAX_MACHINES = 100_000
 
 

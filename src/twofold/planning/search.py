@@ -158,7 +158,7 @@ async def most_throughput(search: RateSearch, designs: Sequence[Design]) -> MaxR
     """
     best = await search.highest(designs[_best_estimate(search, designs, range(len(designs)))])
     while True:
-        # If the first guess never meets the SLO, another split may at the lowest step of any.
+        # If the first guess never meets the SLO, another design may, at the lowest step of all designs.
         to_beat = min(map(search.lowest, designs)) if best.step is None else best.step + 1
         better = await find_passing(search, designs, search.grid.rate(to_beat), designs.index(best.design))
         if better is None:

@@ -21,8 +21,8 @@ from twofold.simulation.simulate import simulate
 from twofold.slo import Slo
 from twofold.workload.distributions import RandomStream, gamma, generator
 
-_SIMULATED_S = 60.0  # long enough to show growing queues,
-_FEWEST, _MOST = 400, 3000  # within these numbers of requests
+_SIMULATED_S = 60.0  # seconds of arrivals, long enough to show growing queues
+_FEWEST, _MOST = 400, 3000  # limits of the number of requests
 _ALL = 8  # up to this many splits are all tried; more are searched by bisection
 # Extra attainment required of fewer instances: about twice the standard error of a forecast of 90%.
 _HEADROOM = 0.03

@@ -10,7 +10,7 @@ from twofold.instance import Role
 from twofold.scheduling.routers import ROUTERS
 from twofold.slo import SPLITWISE, Slo, SlowdownSlo
 
-# Goodput compares single instances, whose rates are low, so a simulation needs more requests.
+# Goodput is measured on single instances at low rates, so a simulation needs more requests.
 _MIN_REQUESTS, _MIN_REQUESTS_FOR_GOODPUT = 500, 2000
 OBJECTIVES: Final = {
     "throughput": "Most requests/s within a budget.",

@@ -16,7 +16,7 @@ import msgspec
 
 from twofold.errors import ConfigurationError
 
-_NOISE = 0.8  # ratio of repeated measurements
+_NOISE = 0.8  # a time below this share of another is clearly less, beyond noise
 
 
 class ProfileRow(msgspec.Struct, frozen=True, kw_only=True):

@@ -16,7 +16,7 @@ from twofold.planning.placement.instances import shares_nodes
 from twofold.planning.rates import RateSearch
 from twofold.request import Phase
 
-_FED = 1.5  # times what a decode instance could take at best is what others prefill for it
+_FED = 1.5  # prefill capacity in front of a decode instance, as a multiple of the instance's analytic bound
 
 
 class PhaseGoodput(msgspec.Struct, frozen=True, kw_only=True):

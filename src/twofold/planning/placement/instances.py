@@ -49,7 +49,7 @@ def _degrees(problem: Problem, machine: str, most: int, most_stages: int | None)
     yield from sorted(pairs, key=lambda pair: (pair[0] * pair[1], pair[1]))
 
 
-_SATURATED, _LONG = 4096, 1024  # tokens that keep a prefill busy, in prompts of so many
+_SATURATED, _LONG = 4096, 1024  # tokens of a batch that saturates prefill, and of each of its prompts
 
 
 class Affinity(StrEnum):

@@ -137,7 +137,7 @@ class Reply:
 
     @property
     def finish(self) -> FinishReason:
-        """Finish reason of the reply: LENGTH, or STOP for every other reason of the server."""
+        """Finish reason of the reply: LENGTH, or STOP for any other reason that the server sends."""
         return FinishReason.LENGTH if self.finish_reason == "length" else FinishReason.STOP
 
     def token_times_s(self) -> list[float]:

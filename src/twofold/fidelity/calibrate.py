@@ -26,7 +26,7 @@ def calibrate(
     split = (measured.prefill, measured.decode), (measured.decode, measured.prefill)
     by_itself = [one for log, other in split for one in log.ran if _busy(one, [other]) < _ALONE]
     prompts = [one for one in by_itself if one.iteration.tokens]
-    # With slow clients, most prompts reach an idle, cold worker. Too few warm prompts are left to separate the cold cost.
+    # With slow clients, most prompts reach an idle, cold worker; too few warm prompts remain to separate the cold cost.
     told_apart = sum(not one.cold for one in prompts) * _WARM >= len(prompts)
     alone = [one.iteration for one in by_itself if not (one.cold and told_apart)]
     times = fit_packed(alone)
@@ -111,7 +111,7 @@ def _as_if_alone(logs: Sequence[WorkerLog], crowded: Sequence[float], taken: flo
 
 
 def _link(measured: Measurements, model: Model, times: PackedTimes) -> HostLink:
-    """Return the link speed that the service measured; `sync_s` is the median excess of hand-offs over the ideal."""
+    """Return the measured link speed. `sync_s` is the median hand-off time beyond a perfect layer-wise transfer."""
     path = measured.link.transfer(model.kv_bytes_per_token, model.layers)
     tails = []
     for one in measured.prefill.ran:

@@ -147,7 +147,7 @@ def power_law() -> PowerLaw:
 
 
 class Knots(MeasuredPair, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Interpolation points of SplitwiseSim for one model and machine: prompt and token seconds by batch tokens."""
+    """Interpolation points of SplitwiseSim for one model and machine: prompt and token seconds by tokens per batch."""
 
     tokens: list[int]
     prompt_s: list[float]

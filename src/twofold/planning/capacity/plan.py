@@ -119,7 +119,7 @@ def _whole_s(query: CapacityQuery, request: Request) -> float:
 
 
 class _Trace:
-    """Requests of a trace grouped by cache (one for all nodes, or one per node), with `least_capacities` of each."""
+    """Requests of a trace grouped by cache (one for all nodes, or one per node), with its `least_capacities`."""
 
     def __init__(
         self, requests: Sequence[Request], query: CapacityQuery, nodes: int, blocks: int, duration_s: float

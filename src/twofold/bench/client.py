@@ -1,6 +1,6 @@
 """Streaming client for OpenAI endpoints that records token times.
 
-The client shares its cores with the measured server, so only the fields below are decoded.
+The client shares CPU cores with the measured server, so it decodes only the fields below.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ DONE = b"[DONE]"
 
 
 class StreamDelta(msgspec.Struct, frozen=True):
-    """New part of a chat message."""
+    """Part of a chat message in one chunk of a stream."""
 
     role: str | None = None
     content: str | None = None
@@ -35,7 +35,7 @@ class StreamDelta(msgspec.Struct, frozen=True):
 
 
 class StreamChoice(msgspec.Struct, frozen=True):
-    """New part of a completion; `text` for /v1/completions, `delta` for /v1/chat/completions."""
+    """Part of a completion in one chunk: `text` from /v1/completions, `delta` from /v1/chat/completions."""
 
     text: str | None = None
     delta: StreamDelta | None = None
@@ -43,7 +43,7 @@ class StreamChoice(msgspec.Struct, frozen=True):
 
     @property
     def opens_chat(self) -> bool:
-        """Whether this chunk only sets the role."""
+        """Whether the chunk only sets the role of a chat message, without text."""
         return self.delta is not None and self.delta.role is not None and not self.delta.has_text
 
     @property
@@ -56,7 +56,7 @@ class StreamPromptDetails(msgspec.Struct, frozen=True):
 
 
 class StreamUsage(msgspec.Struct, frozen=True):
-    """Token counts reported by the server."""
+    """Token counts of a request as the server reports them."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -64,19 +64,19 @@ class StreamUsage(msgspec.Struct, frozen=True):
 
     @property
     def cached_tokens(self) -> int:
-        """Prompt tokens found in a cache; 0 if the server does not report them."""
+        """Prompt tokens that the server found in its prefix cache; 0 if it does not report them."""
         details = self.prompt_tokens_details
         return 0 if details is None else details.cached_tokens or 0
 
 
 class StreamErrorBody(msgspec.Struct, frozen=True):
-    """OpenAI's error object."""
+    """Error object of OpenAI's API."""
 
     message: str | None = None
 
 
 class StreamEvent(msgspec.Struct, frozen=True):
-    """One event of a stream, or the body of an error response."""
+    """One server-sent event of a stream, or the body of an error response."""
 
     choices: list[StreamChoice] | None = None
     usage: StreamUsage | None = None
@@ -85,7 +85,7 @@ class StreamEvent(msgspec.Struct, frozen=True):
 
     @property
     def error_message(self) -> str | None:
-        """Error message of this event, if it is an error."""
+        """Error message of the event; None if it is not an error."""
         if self.error is None:
             return self.message
         return self.error if isinstance(self.error, str) else self.error.message or "no message"
@@ -95,25 +95,25 @@ decode_event = msgspec.json.Decoder(StreamEvent).decode
 
 
 class EventSplitter:
-    """Splits a byte stream into event data, for any fragmentation of the stream."""
+    """Splits a byte stream into server-sent events, no matter how the bytes are fragmented."""
 
     def __init__(self) -> None:
         self._rest = b""
 
     def feed(self, received: bytes) -> list[bytes]:
-        """Return the data of every completed line. (A JSON event is always one `data:` line.)"""
+        """Return the data of each `data:` line completed by `received`. (A JSON event is always one line.)"""
         lines = (self._rest + received).split(b"\n")
         self._rest = lines.pop()
         return [line[5:].strip() for line in lines if line.startswith(b"data:")]
 
     def close(self) -> list[bytes]:
-        """Return the remaining data if the stream ends without a newline."""
+        """Return the data of an unfinished last line, after the stream has ended."""
         return self.feed(b"\n")
 
 
 @dataclass(slots=True)
 class Reply:
-    """Chunks of a streamed completion with their times in seconds, and the server's usage."""
+    """Chunks of a streamed completion with their arrival times in seconds, and the usage that the server reports."""
 
     chunk_times_s: list[float] = field(default_factory=list)
     chunk_has_text: list[bool] = field(default_factory=list)
@@ -123,7 +123,7 @@ class Reply:
     done: bool = False
 
     def add(self, choice: StreamChoice, now: float) -> None:
-        """Record a chunk; a role-only chunk of a chat is not a token, but a chunk with empty text may be one."""
+        """Record a chunk. A chunk that only sets a chat role is no token; a chunk with empty text may be one."""
         has_text = choice.has_text
         if not choice.opens_chat or choice.finish_reason is not None:
             self.chunk_times_s.append(now)
@@ -137,15 +137,15 @@ class Reply:
 
     @property
     def finish(self) -> FinishReason:
-        """The server's finish reason; every reason but length maps to STOP."""
+        """Finish reason of the reply: LENGTH, or STOP for any other reason that the server sends."""
         return FinishReason.LENGTH if self.finish_reason == "length" else FinishReason.STOP
 
     def token_times_s(self) -> list[float]:
-        """Times of the output tokens, as many as `usage` counts, if the server sends it.
+        """Return the times of the output tokens: as many as the server's usage counts, else one per chunk.
 
-        A chunk counts as one token, except a last one that has only a finish reason. If usage counts fewer tokens,
-        chunks without text are dropped. If it counts more, some chunks held several tokens. Tokens of one chunk share
-        its time, so the times of chunks stay as observed, whichever chunk is assumed to hold more.
+        A last chunk that has only a finish reason is no token. If usage counts fewer tokens than chunks, chunks without
+        text are dropped. If it counts more, some chunks held several tokens, which are assigned to chunks evenly.
+        Tokens of a chunk share its time, so the observed times of chunks are kept.
         """
         times = self.chunk_times_s
         without_notice = times[:-1] if self.ends_with_notice else times
@@ -165,7 +165,7 @@ _NO_TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=None)  # `timeout_s
 
 
 class RequestFailedError(TwofoldError):
-    """A failed request; `reason` is the failure category, `detail` describes this failure."""
+    """A failed request. `reason` is the category of the failure, `detail` describes this one."""
 
     def __init__(self, reason: str, detail: str) -> None:
         super().__init__(f"{reason}: {detail}")
@@ -173,7 +173,7 @@ class RequestFailedError(TwofoldError):
 
 
 class RequestOutcome(msgspec.Struct, frozen=True, kw_only=True):
-    """Outcome of a request, besides its timeline. `chunks` counts the events with output."""
+    """Outcome of a request, in addition to its timeline. `chunks` counts the stream events with output."""
 
     request_id: str
     chunks: int
@@ -182,7 +182,7 @@ class RequestOutcome(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ClientConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Options of every request. `timeout_s` bounds a request from sending to its last byte."""
+    """Options of all requests. `timeout_s` limits the time from sending a request to its last byte."""
 
     timeout_s: float = 600.0
     temperature: float = 0.0
@@ -191,7 +191,7 @@ class ClientConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Client:
-    """Streams completions from one endpoint; an asynchronous context manager that owns the connections."""
+    """Asynchronous context manager that streams completions from one endpoint and owns the connections."""
 
     def __init__(
         self, endpoint: Endpoint, recorder: Recorder, config: ClientConfig, api_key: str | None = None
@@ -209,7 +209,7 @@ class Client:
         await self._session.close()
 
     def body(self, request: Request, prompt: list[int] | str) -> bytes:
-        """Encode the JSON body; separate from `send` so that a load generator can do it ahead of time."""
+        """Encode the JSON body of a request. A load generator can call this ahead of the time of `send`."""
         fields: dict[str, object] = {
             "model": self._endpoint.model,
             "max_tokens": request.output_tokens,
@@ -228,8 +228,8 @@ class Client:
     async def send(self, request: Request, body: bytes, reply: Reply | None = None) -> RequestOutcome:
         """Send a request, stream its reply and record its timeline.
 
-        Pass a `reply` to watch the stream while it runs. Endpoint and network failures never raise; they end the
-        request with an error. Cancellation raises and ends the request as aborted.
+        Pass a `reply` to follow the stream while it runs. Failures of the endpoint or network are not raised; the
+        outcome reports them. On cancellation, the request is recorded as aborted and CancelledError is raised.
         """
         reply = reply or Reply()
         reason, failure = FinishReason.ABORT, None
@@ -302,7 +302,7 @@ def _handle_event(data: bytes, now: float, reply: Reply) -> None:
 
 
 def _error_text(body: bytes) -> str:
-    """Message of an error response in any of the usual forms."""
+    """Return the message in the body of an error response, in any of the usual formats."""
     with suppress(msgspec.DecodeError):
         event: StreamEvent = decode_event(body)
         if event.error_message is not None:

@@ -28,7 +28,7 @@ class _Cards(msgspec.Struct, frozen=True):
 
 
 def root_url(url: str) -> str:
-    """`url` without a trailing slash or `/v1`; raises ConfigurationError if it is not an HTTP address."""
+    """Return `url` without a trailing slash or `/v1`. Raises ConfigurationError if it is not an HTTP address."""
     root = url.strip().rstrip("/").removesuffix("/v1").rstrip("/")
     if not root.startswith(("http://", "https://")) or root.endswith("/"):
         raise ConfigurationError(f"--base-url {url!r} is not an HTTP address such as http://127.0.0.1:8000")
@@ -40,7 +40,7 @@ def authorization(api_key: str | None) -> dict[str, str]:
 
 
 async def discover(base_url: str, model: str | None = None, api_key: str | None = None) -> Endpoint:
-    """Query the models of `base_url`; selects the first unless `model` names one.
+    """Query the models that the server at `base_url` lists. Select `model`, or the first by default.
 
     Raises ConfigurationError if the server is unreachable, rejects the key or does not serve the model. For a server
     without a model list, `model` is required and not checked.

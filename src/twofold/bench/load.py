@@ -1,4 +1,4 @@
-"""Open-loop load: requests leave when they are due, independent of earlier replies."""
+"""Open-loop load: requests are sent when they are due, independent of earlier replies."""
 
 import asyncio
 import time
@@ -21,8 +21,9 @@ from twofold.timeline import Moment, Timeline
 class LoadConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Options of a load.
 
-    `max_concurrency` caps the requests in flight; at the cap the loop is closed. `warmup` requests of the first one's
-    size are sent and answered before the measurement. Callers that serialize this struct must exclude `api_key`.
+    `max_concurrency` limits the requests in flight; at the limit, the load is closed-loop. Before the measurement,
+    `warmup` requests of the first request's size are sent and answered. Callers that serialize this struct must exclude
+    `api_key`.
     """
 
     endpoint: Endpoint
@@ -35,7 +36,7 @@ class LoadConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(slots=True)
 class LoadCounts:
-    """Progress of a load."""
+    """Numbers of requests sent, done and failed so far."""
 
     sent: int = 0
     done: int = 0
@@ -44,11 +45,11 @@ class LoadCounts:
 
 @dataclass(slots=True)
 class LoadResult:
-    """Timelines and outcomes in the order in which the requests ended.
+    """Timelines and outcomes of a load, in the order in which the requests ended.
 
-    An aborted request has a timeline and no outcome. `send_lags_s` is the delay of each request after its due time,
-    caused by a slow client or a full `max_concurrency`; timelines do not contain it, because they start when requests
-    leave. Times are seconds of time.monotonic().
+    An aborted request has a timeline but no outcome. `send_lags_s` is the delay of each request after its due time,
+    caused by a slow client or a full `max_concurrency`. Timelines start when a request is sent, so they exclude this
+    delay. Times are seconds of time.monotonic().
     """
 
     timelines: list[Timeline] = field(default_factory=list)
@@ -64,12 +65,12 @@ class LoadResult:
 
     @property
     def errors(self) -> dict[str, str]:
-        """The failure reason of each failed request, by request id."""
+        """Failure reasons of the failed requests, by request id."""
         return {outcome.request_id: outcome.error for outcome in self.outcomes if outcome.error is not None}
 
     @property
     def packed_tokens(self) -> int:
-        """Output tokens that shared a chunk with an earlier one, so that the gap between them is zero."""
+        """Number of output tokens that shared a chunk with an earlier token and so have a recorded gap of zero."""
         chunks = {outcome.request_id: outcome.chunks for outcome in self.outcomes if outcome.error is None}
         return sum(
             max(0, timeline.output_tokens - chunks.get(timeline.request.id, timeline.output_tokens))
@@ -90,8 +91,8 @@ async def run_load(
     """Send `requests` at their arrival times, relative to the first one's, and wait for all replies.
 
     Setting `stop` ends the load early: requests in flight are aborted and the result is `interrupted`. `on_change` is
-    called whenever a request has left or ended. Raises ConfigurationError if every warm-up request fails; later
-    failures are part of the result.
+    called whenever a request is sent or ends. Raises ConfigurationError if every warm-up request fails; later failures
+    are part of the result.
     """
     result = LoadResult()
     recorder = Recorder([result.timelines.append])
@@ -116,7 +117,7 @@ async def _until_done(sending: asyncio.Task[None], stop: asyncio.Event | None, r
 
 
 class _Load:
-    """One run of a load: the sender and its tasks."""
+    """State of a running load: warms up, sends each request when it is due, and collects outcomes."""
 
     def __init__(self, config: LoadConfig, client: Client, result: LoadResult, on_change: OnChange | None) -> None:
         self._config, self._client, self._result = config, client, result
@@ -171,7 +172,7 @@ class _Load:
 
 
 class RequestRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """One request in the JSON report.
+    """Record of one request in the JSON report.
 
     Times are in seconds; `sent_s` counts from the start of the run, token times from `sent_s`.
     """
@@ -191,7 +192,7 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def records(result: LoadResult) -> list[RequestRecord]:
-    """One record per request, in the order of sending."""
+    """Return a record per request, in the order of sending."""
     outcomes = {outcome.request_id: outcome for outcome in result.outcomes}
     made = []
     for timeline in result.timelines:

@@ -1,7 +1,7 @@
-"""Prompts of a given length as token ids or as words.
+"""Generation of prompts with a given length, as token ids or as words.
 
-Two prompts share a prefix only if their requests name the same `prefix_blocks`: a block id always gives the same
-tokens, so the prefix reuse of a trace holds for its prompts.
+Two prompts share a prefix only if their requests name the same `prefix_blocks`. A block id always yields the same
+tokens, so the prompts have the prefix reuse of the trace.
 """
 
 from enum import StrEnum
@@ -28,17 +28,17 @@ WORDS = tuple(_TEXT.split())
 
 
 class PromptForm(StrEnum):
-    """Form of a prompt in a request."""
+    """Form of the prompts that are sent: token ids or text."""
 
     TOKENS = "tokens"  # a list of token ids with the exact length
     TEXT = "text"  # words; about one token each, depending on the endpoint's tokenizer
 
 
 class PromptMaker(msgspec.Struct, frozen=True, kw_only=True):
-    """Generates prompts; the same seed and request give the same prompt.
+    """Generates random prompts. The same seed and request yield the same prompt.
 
-    Token ids are drawn from [`lowest`, `vocabulary`): the default range holds plain tokens in every large vocabulary
-    and avoids special tokens at either end. A prefix block has `block_tokens` tokens.
+    Token ids are drawn from [`lowest`, `vocabulary`). The default range exists in every large vocabulary and contains
+    no special tokens. A prefix block has `block_tokens` tokens.
     """
 
     form: PromptForm = PromptForm.TOKENS
@@ -48,7 +48,7 @@ class PromptMaker(msgspec.Struct, frozen=True, kw_only=True):
     block_tokens: int = BLOCK_TOKENS
 
     def prompt(self, request: Request) -> list[int] | str:
-        """The prompt of `request`: exactly `prompt_tokens` ids, or that many words."""
+        """Return the prompt of `request`: `prompt_tokens` token ids, or that many words."""
         if self.form is PromptForm.TOKENS:
             return self.token_ids(request)
         return " ".join(WORDS[number] for number in self._draw(request, 0, len(WORDS)).tolist())
@@ -76,7 +76,7 @@ def _name(block: BlockKey) -> int | str:
 
 
 def token_range(vocabulary: int | None) -> tuple[int, int]:
-    """Range of safe ids in a vocabulary of this size; the defaults if unknown."""
+    """Return the range (lowest, end) of prompt token ids for a vocabulary of this size; None gives the default."""
     if vocabulary is None:
         return 256, 1024
     return min(256, vocabulary // 2), vocabulary

@@ -1,4 +1,4 @@
-"""Locate public traces, profiles and reference results, which are not in the repository (see `make data`)."""
+"""Location of public traces, profiles and reference results, which are not in the repository (see `make data`)."""
 
 import os
 from pathlib import Path
@@ -7,7 +7,7 @@ _CHECKOUT = Path(__file__).parents[3]
 
 
 def data_folder() -> Path:
-    """TWOFOLD_DATA if set; else `data` in the checkout if it exists, else `shared/data` beside the checkout."""
+    """Return TWOFOLD_DATA if set, else `data` in the checkout if it exists, else `shared/data` beside the checkout."""
     configured = os.environ.get("TWOFOLD_DATA")
     if configured:
         return Path(configured)
@@ -16,6 +16,6 @@ def data_folder() -> Path:
 
 
 def find_data(relative: str) -> Path | None:
-    """Path of a data file, or None if it is absent."""
+    """Return the path of a file in the data folder, or None if it does not exist."""
     path = data_folder() / relative
     return path if path.is_file() else None

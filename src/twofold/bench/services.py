@@ -21,7 +21,7 @@ STOP_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class ServedProcess:
-    """A ready service: its base URL and the pid of its gateway and controller."""
+    """A running, ready service: its base URL and the pid of the process with gateway and controller."""
 
     url: str
     pid: int
@@ -29,16 +29,16 @@ class ServedProcess:
 
 @contextmanager
 def served(model: Path | None, flags: Sequence[str]) -> Iterator[str]:
-    """Like `served_process`, but yields the URL only."""
+    """Run a service as `served_process` does, and yield its URL."""
     with served_process(model, flags) as process:
         yield process.url
 
 
 @contextmanager
 def served_process(model: Path | None, flags: Sequence[str]) -> Iterator[ServedProcess]:
-    """Run `twofold serve MODEL FLAGS…` on a free port for the duration of the context.
+    """Run `twofold serve MODEL FLAGS…` on a free port while the context is open.
 
-    An emulated service has no MODEL. Raises ConfigurationError with the service's log if it ends during startup.
+    `model` is None for an emulated service. Raises ConfigurationError with the service's log if it ends during startup.
     """
     port = free_port()
     what = [] if model is None else [str(model)]
@@ -56,19 +56,19 @@ def served_process(model: Path | None, flags: Sequence[str]) -> Iterator[ServedP
 
 
 def free_port() -> int:
-    """A currently unused TCP port."""
+    """Return a TCP port that is currently unused."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         return int(listener.getsockname()[1])
 
 
 def metrics(url: str) -> str:
-    """The service's Prometheus metrics as text."""
+    """Fetch the Prometheus metrics of the service at `url`, as text."""
     with urllib.request.urlopen(f"{url}/metrics", timeout=30) as response:  # noqa: S310 (our own http URL)
         return str(response.read().decode())
 
 
 def wait_ready(process: "subprocess.Popen[str] | subprocess.Popen[bytes]", url: str) -> bool:
-    """Wait until the service is healthy; False if its process ends first."""
+    """Wait until the service is healthy; False if its process ends. Raises ConfigurationError after ten minutes."""
     deadline = time.monotonic() + START_S
     while time.monotonic() < deadline:
         if process.poll() is not None:
@@ -88,7 +88,7 @@ def _healthy(url: str) -> bool:
 
 
 def stop(process: "subprocess.Popen[str] | subprocess.Popen[bytes]") -> None:
-    """Send SIGINT, and kill the process if it does not end in time."""
+    """Send SIGINT to the process, and kill it if it does not end in time."""
     if process.poll() is None:
         process.send_signal(signal.SIGINT)
     try:

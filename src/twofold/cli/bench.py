@@ -36,7 +36,7 @@ PROMPT_FORMS: Final = {
 
 
 class LoadSettings(ShapeSettings):
-    """The requests to send."""
+    """Flags that select the requests to send."""
 
     workload: str = flag("Named workload, such as azure-conv, or path of a trace.", "azure-conv")
     rate: float | None = RATE.field(unset=f"that of the trace; {DEFAULT_RATE:g} for a named workload")
@@ -44,10 +44,7 @@ class LoadSettings(ShapeSettings):
     duration: float | None = DURATION.field(unset="no limit")
 
     def requests(self, context: int | None) -> list[Request]:
-        """The requests, clipped to the endpoint's context unless a flag says otherwise.
-
-        Raises ConfigurationError if the limits leave none.
-        """
+        """Return the requests, clipped to --max-model-len or `context`. Raises ConfigurationError if there are none."""
         shape = self.shape() | {"max_model_len": self.max_model_len or context}
         few = self.num_requests is None and self.duration is None
         requests = workload(
@@ -61,7 +58,7 @@ class LoadSettings(ShapeSettings):
 
 
 class ClientSettings(Settings, panel="Client"):
-    """The endpoint and the sending of requests."""
+    """Flags that describe the endpoint and how requests are sent."""
 
     base_url: str = flag("URL of the endpoint.", "http://127.0.0.1:8000", metavar="URL")
     model: str | None = flag("Served model.", unset="the first one of the endpoint")
@@ -79,7 +76,7 @@ class ClientSettings(Settings, panel="Client"):
 
 
 class ReportSettings(Settings, panel="Output"):
-    """Contents of the report."""
+    """Flags that set the contents and form of the report."""
 
     slo: Slo | None = SLO_BOUNDS.field()
     json: bool = JSON.field(False)
@@ -92,7 +89,7 @@ class BenchSettings(ReportSettings, ClientSettings, LoadSettings):
 
 
 class BenchReport(JsonReport, frozen=True, kw_only=True):
-    """The JSON report. It never contains the API key; `requests` is None without --per-request."""
+    """JSON report of `twofold bench`. It never contains the API key; `requests` is None without --per-request."""
 
     twofold_version: str
     workload: str
@@ -120,7 +117,7 @@ class BenchReport(JsonReport, frozen=True, kw_only=True):
         )
 
     def show(self) -> None:
-        """Print the table."""
+        """Print the report as a terminal table."""
         notes = {"Send lag P99": seconds(self.send_lag_s.p99 if self.send_lag_s else None)}
         if self.packed_tokens:
             notes["Tokens sharing a chunk"] = f"{self.packed_tokens:,}"
@@ -153,7 +150,7 @@ def bench(settings: BenchSettings) -> None:
 
 
 def load_config(endpoint: Endpoint, settings: BenchSettings) -> LoadConfig:
-    """Return the load; chat endpoints accept no token ids, so their prompts are text."""
+    """Return the load configuration. With --chat, prompts are text, as chat endpoints accept no token ids."""
     form = PromptForm.TEXT if settings.chat else PromptForm(settings.prompt_form)
     lowest, vocabulary = token_range(settings.vocab_size or endpoint.vocab_size)
     return LoadConfig(
@@ -172,7 +169,7 @@ def load_config(endpoint: Endpoint, settings: BenchSettings) -> LoadConfig:
 
 
 def run_to_end(config: LoadConfig, requests: Sequence[Request]) -> LoadResult:
-    """Run a load until its end or the first Ctrl-C; a second one ends the process."""
+    """Run a load until it ends. A first Ctrl-C ends it early with a result; a second one ends the process."""
     with load_progress(len(requests)) as on_change:
         return asyncio.run(_run(config, requests, on_change))
 
@@ -192,13 +189,13 @@ async def _run(config: LoadConfig, requests: Sequence[Request], on_change: OnCha
 
 
 def _check_output(path: Path | None) -> None:
-    """Raise ConfigurationError before the load if the report cannot be written."""
+    """Raise ConfigurationError if the report cannot be written, so that the load is not run in vain."""
     if path is not None and not path.absolute().parent.is_dir():
         raise ConfigurationError(f"--output {path}: there is no directory {path.absolute().parent}")
 
 
 def _show_errors(result: LoadResult) -> None:
-    """Print an example of each kind of error to stderr."""
+    """Print an example of each category of error to stderr."""
     examples = {outcome.error: outcome.detail for outcome in result.outcomes if outcome.error is not None}
     for reason, detail in examples.items():
         typer.echo(f"failed, for example: {reason}: {detail}", err=True)

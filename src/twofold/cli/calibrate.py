@@ -69,8 +69,8 @@ configurations."""
 def fit(settings: FitSettings) -> None:
     """Fit prefill and decode times to a measured profile, and print the error on held-out configurations.
 
-    Simulations use the file before the calibrations of the package if the environment variable TWOFOLD_CALIBRATION
-    names it.
+    Simulations prefer the fitted times to those of the package if the environment variable TWOFOLD_CALIBRATION names
+    the file.
     """
     profile, output = settings.profile, settings.output
     rows = read_profile(profile)
@@ -92,7 +92,7 @@ def fit(settings: FitSettings) -> None:
 
 
 def fit_table(title: str, fits: Sequence[Calibration]) -> Table:
-    """A row for each pair of model and hardware: errors, and the range of its measurements."""
+    """Return a table with the held-out errors and the measured range of each pair of model and hardware."""
     errors = table(title, ("pair", "prefill", "decode", "tokens to", "batch to"), range(1, 5))
     for entry in fits:
         errors.add_row(
@@ -142,7 +142,7 @@ def live(settings: LiveSettings) -> None:
 
 
 def calibrate_host(settings: LiveSettings) -> None:
-    """Measure the host, print the result and write the profile."""
+    """Run `twofold calibrate live`: measure the host, write the profile and print it."""
     known, output = read_model(settings.model), settings.output
     kv_cache_bytes, max_num_seqs = settings.kv_cache_memory_bytes, settings.max_num_seqs
     _require_writable(output)
@@ -165,7 +165,7 @@ def calibrate_host(settings: LiveSettings) -> None:
 
 
 def profile_table(profile: HostProfile) -> Table:
-    """The profile as times of typical iterations and transfers."""
+    """Return a table of a host profile, as times of typical iterations and transfers."""
     engine, front, prefill, decode = profile.engine, profile.front, profile.prefill, profile.decode
     mixed_s = engine.seconds(512, 512 * 512, 8, 4096)
     request_s = front.request_s + 1024 * front.prompt_token_s + front.request_delay_s
@@ -189,7 +189,7 @@ def profile_table(profile: HostProfile) -> Table:
 
 @contextmanager
 def _progress() -> Iterator[OnGroup]:
-    """Show a progress bar if stderr is a terminal."""
+    """Yield a callback that reports progress of the measurement as a bar, if stderr is a terminal."""
     if not sys.stderr.isatty():
         yield lambda _design, _done, _total: None
         return
@@ -200,7 +200,7 @@ def _progress() -> Iterator[OnGroup]:
 
 
 def _require_writable(out: Path) -> None:
-    """Raise ConfigurationError before the measurement if the profile cannot be written."""
+    """Raise ConfigurationError if the profile cannot be written, so that the host is not measured in vain."""
     if out.is_dir() or not out.parent.is_dir() or not os.access(out if out.exists() else out.parent, os.W_OK):
         raise ConfigurationError(f"cannot write {out}: name a file in a directory that you may write to")
 

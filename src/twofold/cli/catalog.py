@@ -1,4 +1,4 @@
-"""`twofold catalog`: accelerators, machines, models, links and storage tiers, with the source of each figure."""
+"""`twofold catalog`: accelerators, machines, models, links and storage tiers, with the source of each value."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -25,7 +25,7 @@ Item = Accelerator | Machine | Model | Link | StorageTier
 
 
 class CatalogSettings(Settings):
-    """The entries to show; also TWOFOLD_CATALOG names catalog files."""
+    """Flags that select catalog entries. TWOFOLD_CATALOG names more catalog files."""
 
     name: tuple[str, ...] = flag("Entries to show; all if none.", (), positional=True, metavar="NAME")
     catalog: tuple[Path, ...] = flag(
@@ -35,7 +35,7 @@ class CatalogSettings(Settings):
 
 
 class EntrySettings(CatalogSettings):
-    """All flags of the commands that show entries."""
+    """All flags of the `twofold catalog` commands that show entries."""
 
     sources: bool = flag("Show the source of each figure.", False, names=("--sources",))
 
@@ -52,7 +52,7 @@ class PrefixCostSettings(CatalogSettings):
 def _shows(
     summary: str, find: Callable[[Catalog, str], Item], every: Callable[[Catalog], Mapping[str, Item]]
 ) -> Callable[..., None]:
-    """A command that shows entries of one kind as a table, or as a JSON object by name; `summary` is its help."""
+    """Create a command that shows the entries of one kind as a table or as JSON. `summary` is its help text."""
 
     def show(settings: EntrySettings) -> None:
         catalog = load_catalog(settings.catalog)
@@ -89,7 +89,7 @@ def _print_json(facts: Mapping[str, object]) -> None:
 
 
 def _facts(item: Item) -> dict[str, object]:
-    """Return all fields of an entry, and the sizes derived from them."""
+    """Return all fields of an entry and the sizes derived from them, for JSON."""
     facts: dict[str, object] = msgspec.to_builtins(item)
     if isinstance(item, Model):
         facts["kv_bytes_per_token"] = item.kv_bytes_per_token
@@ -99,7 +99,7 @@ def _facts(item: Item) -> dict[str, object]:
 
 
 def _figures(items: Sequence[Item]) -> Table:
-    """A row for each item, in practical units."""
+    """Return a table with a row for each entry, in practical units."""
     rows = [_row(item) for item in items]
     headings = ["", *rows[0]] if rows else ["no entries"]
     found = table(None, headings, range(1, len(headings)))
@@ -162,11 +162,11 @@ _PREFIX: Final = 8192
 
 
 class Loading(msgspec.Struct, frozen=True, kw_only=True):
-    """Bandwidths (bytes/s) above which loading a prefix beats computing it on one instance of a machine.
+    """Bandwidths (bytes/s) above which loading a prefix is faster than computing it on one instance of a machine.
 
-    `peak` counts FLOPs at the accelerators' peak, as Mooncake does; `predicted` uses a performance model, whose
-    relative error of prefill is `error`. `shortest` is the shortest prefix, in tokens, worth loading over each link,
-    network or tier (None: no prefix is); `shortest_at_peak` is the same by peak FLOPs.
+    `peak` assumes the accelerators' peak FLOP/s, as Mooncake does. `predicted` uses a performance model with the
+    relative prefill error `error`. `shortest` maps each link, network and storage tier to the shortest prefix, in
+    tokens, worth loading over it (None: no prefix is). `shortest_at_peak` does the same for peak FLOP/s.
     """
 
     accelerators: int

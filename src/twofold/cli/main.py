@@ -1,4 +1,4 @@
-"""`twofold`: one module for each command, imported when the command is used."""
+"""Entry point of `twofold`. Each command has a module, which is imported when the command is used."""
 
 import sys
 from importlib import import_module
@@ -12,7 +12,7 @@ from twofold.errors import UserError
 
 
 class Entry(NamedTuple):
-    """A command: its module, the name of its function or group, and its help in the list of commands."""
+    """A command of `twofold`: its module, the name of its function or group, and its help in the list of commands."""
 
     module: str
     name: str
@@ -38,7 +38,7 @@ COMMANDS: Final = {
 
 
 class LazyGroup(Group):
-    """A command group that imports each command on first use; until then it has only the command's help text."""
+    """Command group that imports each command on first use. Until then it knows only the command's help text."""
 
     def resolve_command(self, ctx: typer.Context, args: list[str]) -> Any:  # type: ignore[override]  # noqa: ANN401
         if args and args[0] in COMMANDS:
@@ -47,7 +47,7 @@ class LazyGroup(Group):
 
 
 def load(name: str) -> Any:  # noqa: ANN401  (Typer's commands have no public type)
-    """Import a command or group of commands."""
+    """Import a command or group of commands by name."""
     entry = COMMANDS[name]
     found = getattr(import_module(entry.module), entry.name)
     if not isinstance(found, typer.Typer):
@@ -87,11 +87,11 @@ def _root(
         False, "--version", callback=_print_version, is_eager=True, metavar="", help="Show the version and exit."
     ),
 ) -> None:
-    """Options of `twofold` itself."""
+    """Callback for the options of `twofold` without a command."""
 
 
 def main() -> None:
-    """Run a command; print user errors as one line."""
+    """Run the command line. User errors are printed as one line."""
     try:
         code = app(standalone_mode=False)
     except UserError as error:

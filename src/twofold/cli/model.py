@@ -1,4 +1,4 @@
-"""`twofold model create`: a small model with random weights, to try everything with."""
+"""`twofold model create`: create a small model with random weights, for trying Twofold."""
 
 from dataclasses import fields
 from pathlib import Path

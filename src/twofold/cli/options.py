@@ -1,4 +1,4 @@
-"""Options that several commands share: one name, one help text and one parser for each."""
+"""Options shared by several commands, each with one name, help text and parser."""
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -29,7 +29,7 @@ _UNITS: Final = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "KI": 2**10, "MI": 2
 
 
 def parse_size(text: str, flag: str = "--kv-cache-memory-bytes") -> int:
-    """Read bytes from `1073741824`, `500M` or `2GiB`; raises ConfigurationError."""
+    """Parse a size in bytes, such as `1073741824`, `500M` or `2GiB`. Raises ConfigurationError."""
     cleaned = text.strip().upper().removesuffix("B")
     digits = cleaned.rstrip("KMGI")
     unit = cleaned[len(digits) :]
@@ -42,7 +42,7 @@ def parse_size(text: str, flag: str = "--kv-cache-memory-bytes") -> int:
 
 
 def parse_budget(text: str, flag: str) -> int | Literal["auto"]:
-    """Read a number of tokens, or `auto`; raises ConfigurationError."""
+    """Parse a token budget: a number of tokens, or `auto`. Raises ConfigurationError."""
     if text == AUTO:
         return "auto"
     if not (text.isascii() and text.isdigit() and len(text) < 10 and int(text)):
@@ -51,7 +51,7 @@ def parse_budget(text: str, flag: str) -> int | Literal["auto"]:
 
 
 def parse_batchers(text: str, flag: str) -> dict[Role, str]:
-    """Read `mixed`, a batcher for all roles, or `prefill=prefill-balanced,decode=decode`; raises ConfigurationError."""
+    """Parse a batcher for all roles, or `prefill=prefill-balanced,decode=decode`. Raises ConfigurationError."""
     found: dict[Role, str] = {}
     for part in text.split(","):
         role, equals, name = part.strip().rpartition("=")
@@ -63,7 +63,7 @@ def parse_batchers(text: str, flag: str) -> dict[Role, str]:
 
 
 def parse_disk(text: str, flag: str) -> tuple[Path, int]:
-    """Read a directory and a size in bytes from `/var/kv:100GiB`; raises ConfigurationError."""
+    """Parse a directory and a size such as `/var/kv:100GiB` into (path, bytes). Raises ConfigurationError."""
     directory, separator, size = text.rpartition(":")
     if not (separator and directory):
         raise ConfigurationError(f"{flag} {text!r} is not a directory and a size: write them as in /var/kv:100GiB")
@@ -71,7 +71,7 @@ def parse_disk(text: str, flag: str) -> tuple[Path, int]:
 
 
 def check_outputs(written: Mapping[str, Path], read: Iterable[str | Path]) -> None:
-    """Raise ConfigurationError if two flags write one file, or one writes a file that is read; keys are field names."""
+    """Raise ConfigurationError if two flags write to one file, or one to an input. `written` maps fields to paths."""
     inputs = {Path(path).resolve() for path in read}
     flags: dict[Path, str] = {}
     for name, path in written.items():
@@ -150,7 +150,7 @@ HTML: Final = Flag("Write an HTML report to this file.", metavar="FILE")
 
 
 class StoreSettings(Settings, panel="Prefix cache"):
-    """The KV store of a host, which its workers share."""
+    """Flags of a host's KV store, which its workers share, and of the prefix cache."""
 
     kv_store_dram: int | None = flag(
         "Host memory for the KV of prompts, shared by all workers of the host, as in 4GiB.",
@@ -165,7 +165,7 @@ class StoreSettings(Settings, panel="Prefix cache"):
     kv_eviction: str | None = flag("Prefix-cache eviction policy.", choices=EVICTIONS)
 
     def store_config(self) -> "StoreConfig | None":
-        """The store, if any; raises ConfigurationError for a disk without memory or a directory that cannot be used."""
+        """Return the KV store, if any. Raises ConfigurationError for a disk without DRAM or an unusable directory."""
         from twofold.serving.config import StoreConfig  # noqa: PLC0415  (slow to import)
         from twofold.serving.store.disk import check_directory  # noqa: PLC0415
 
@@ -180,7 +180,7 @@ class StoreSettings(Settings, panel="Prefix cache"):
 
 
 class HttpSettings(Settings, panel="HTTP"):
-    """The address, the model's name and the API keys of a service."""
+    """Flags for the address, the model name and the API keys of a service."""
 
     host: str = flag("Address to listen on.", "127.0.0.1")
     port: int = flag("Port to listen on; 0 picks a free port.", 8000, ge=0, le=65535)
@@ -197,7 +197,7 @@ class HttpSettings(Settings, panel="HTTP"):
 
 
 class LimitSettings(Settings, panel="Limits"):
-    """Limits of the gateway."""
+    """Flags that set limits of the gateway."""
 
     max_running: int = flag("Maximum number of running requests.", 1024, ge=1)
     max_waiting: int = flag("Maximum number of queued requests.", 1024, ge=0)
@@ -209,7 +209,7 @@ class LimitSettings(Settings, panel="Limits"):
 
 
 class TelemetrySettings(Settings, panel="Telemetry"):
-    """Metrics, logs and traces of a service."""
+    """Flags for metrics, logs and traces of a service."""
 
     slo: Slo | None = SLO_BOUNDS.field()
     log_format: str = flag("Log format.", "text", choices=LOG_FORMATS)

@@ -32,7 +32,7 @@ class SetSettings(PoolsSettings):
 
 
 class PoolsResponse(msgspec.Struct, frozen=True):
-    """Every worker, and the latest decisions of re-planning."""
+    """Response of the service's /pools: its workers, and the latest re-planning decisions."""
 
     pools: tuple[PoolMember, ...]
     replans: tuple[str, ...] = ()
@@ -51,7 +51,7 @@ def set_role(settings: SetSettings) -> None:
 
 
 def ask(url: str, api_key: str | None, *, instance: str | None = None, role: Role | None = None) -> PoolsResponse:
-    """Query the pools of the service at `url`; first give `instance` the `role`, if there is one."""
+    """Query the pools of the service at `url`. With `instance`, first change its role to `role`."""
     if not url.startswith(("http://", "https://")):
         raise ConfigurationError(f"--base-url {url!r} is not a URL: write it as in http://127.0.0.1:8000")
     body = None if instance is None else msgspec.json.encode({"instance": instance, "role": role})
@@ -70,7 +70,7 @@ def ask(url: str, api_key: str | None, *, instance: str | None = None, role: Rol
 
 
 def _reason(body: bytes) -> str:
-    """The message of an error response; empty for the response of another server."""
+    """Return the message in an error response of Twofold; empty for another server's response."""
     try:
         return str(msgspec.json.decode(body)["error"]["message"])
     except (msgspec.MsgspecError, KeyError, TypeError):
@@ -78,7 +78,7 @@ def _reason(body: bytes) -> str:
 
 
 def show_pools(response: PoolsResponse) -> None:
-    """Print a row for each worker, and a line for each decision of re-planning."""
+    """Print a row for each worker, and a line for each re-planning decision."""
     table = Table(box=None, header_style="bold", pad_edge=False)
     for column in ("worker", "role", "home", "state", "circuit breaker", "restarts", "waiting", "running", "KV"):
         table.add_column(column, no_wrap=True, justify="right" if column in _NUMBERS else "left")

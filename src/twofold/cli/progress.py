@@ -38,7 +38,7 @@ def _bar(*columns: ProgressColumn) -> Progress:
 
 @contextmanager
 def load_progress(total: int) -> Iterator["OnChange"]:
-    """Show how many requests of a load are sent, done and failed."""
+    """Show the numbers of requests of a load that are sent, done and failed. Yields the callback that updates them."""
     if not sys.stderr.isatty():
         yield lambda _: None
         return
@@ -54,7 +54,7 @@ def load_progress(total: int) -> Iterator["OnChange"]:
 
 @contextmanager
 def simulation_progress(total: int | None) -> Iterator[SimulationTick | None]:
-    """Show finished requests, simulated time and speed; yields None without a terminal."""
+    """Show finished requests, simulated time and speed. Yields a callback to update, or None without a terminal."""
     if not sys.stderr.isatty():
         yield None
         return
@@ -86,7 +86,7 @@ def _simulation_tick(bar: Progress, total: int | None) -> SimulationTick:
 
 
 def trace_progress(requests: Iterable[Request]) -> Iterator[Request]:
-    """Yield the requests; a count of them appears once reading takes longer than a second."""
+    """Yield the requests. Once reading has taken more than a second, show their number so far."""
     if not sys.stderr.isatty():
         yield from requests
         return
@@ -103,7 +103,7 @@ def trace_progress(requests: Iterable[Request]) -> Iterator[Request]:
 
 
 class PlanProgress:
-    """Show the simulations of a plan and its best design so far."""
+    """Progress display of a plan: number of simulations, and best design so far."""
 
     def __init__(self, objective: "Objective", bar: Progress) -> None:
         self._objective, self._bar = objective, bar
@@ -111,12 +111,12 @@ class PlanProgress:
         self._task = bar.add_task("", total=None, reused=0, speed=0.0, best="")
 
     def evaluated(self, effort: "Effort", trial: "Trial", evaluation: "Evaluation") -> None:
-        """Update the counts after a trial."""
+        """Update the number of simulations after a trial."""
         speed = effort.requests_per_cpu_s or 0.0
         self._bar.update(self._task, completed=effort.simulations, reused=effort.reused, speed=speed)
 
     def found(self, choice: "DesignChoice") -> None:
-        """Update the best design after the search of a family."""
+        """Update the best design after a family has been searched."""
         if self._best is None or self._cost(choice) < self._cost(self._best):
             self._best = choice
         design, rate = self._best.design, self._best.highest_rate
@@ -131,7 +131,7 @@ class PlanProgress:
 
 @contextmanager
 def plan_progress(objective: "Objective") -> Iterator[PlanProgress]:
-    """Follow a plan; draws nothing without a terminal."""
+    """Show the progress of a plan while the context is open; hidden without a terminal."""
     columns = (SpinnerColumn(), TextColumn(_PLAN), TextColumn(_PLAN_SPEED), TimeElapsedColumn(), TextColumn(_PLAN_BEST))
     with _bar(*columns) as bar:
         yield PlanProgress(objective, bar)

@@ -1,6 +1,6 @@
-"""Commands from settings: one dataclass gives a command its options, help, validation and `--config` file.
+"""Framework for commands: a settings dataclass defines a command's options, help, validation and `--config` file.
 
-A field is an option of the same name: `max_num_seqs: int = flag("…", 64, ge=1)` becomes `--max-num-seqs`.
+Each field becomes an option: `max_num_seqs: int = flag("…", 64, ge=1)` becomes `--max-num-seqs`.
 """
 
 import ast
@@ -28,11 +28,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """Command-line form of a field.
+    """Command-line option of a settings field.
 
-    `names` replace the name of the field. `ge`, `gt` and `le` bound a number. `parse` reads the value from
-    (text, flag name). `choices` is a registry: its keys are the valid values, and the help shows the first sentence of
-    each entry's docstring. All values are valid without one.
+    `names` replace the name derived from the field. `ge`, `gt` and `le` limit a number. `parse` converts (text, flag
+    name) to the value. `choices` is a registry with the valid values as keys; the help shows the first sentence of each
+    entry's docstring. Without `choices`, all values are valid.
     """
 
     help: str
@@ -47,24 +47,24 @@ class Flag:
     positional: bool = False
 
     def field(self, default: object = None, unset: str | None = None) -> Any:  # noqa: ANN401  (as the class declares)
-        """A field of settings with this flag; it must be given if the default is `...`.
+        """Return a dataclass field with this flag. The flag is required if the default is `...`.
 
-        `unset` describes the default in the help if its value does not.
+        `unset` describes the default in the help, in place of the default's value.
         """
         return field(default=MISSING if default is ... else default, metadata={"flag": self, "unset": unset})
 
 
 def flag(help: str, default: object = None, unset: str | None = None, **how: Any) -> Any:  # noqa: A002, ANN401
-    """A field of settings with a flag of its own; see `Flag` and `Flag.field`."""
+    """Return a dataclass field with a new flag. See `Flag` and `Flag.field`."""
     return Flag(help, **how).field(default, unset)
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """Base of the settings of a command; every subclass is such a dataclass too.
+    """Base class for the settings of a command. Subclasses become frozen dataclasses.
 
-    The help shows the fields that a class declares in a panel of the title `panel`.
+    The help shows the fields that a class declares in a panel with the title `panel`.
     """
 
     PANEL: ClassVar[str] = "Options"
@@ -76,7 +76,7 @@ class Settings:
 
 
 class _UntypedHelp:
-    """Shows `--help` without a type, like other switches."""
+    """Mixin for commands that shows `--help` without a type, like other switches."""
 
     def get_help_option(self, ctx: typer.Context) -> TyperOption | None:
         option: TyperOption | None = super().get_help_option(ctx)  # type: ignore[misc]
@@ -86,15 +86,15 @@ class _UntypedHelp:
 
 
 class Command(_UntypedHelp, TyperCommand):  # type: ignore[misc]
-    """A command."""
+    """A Typer command that shows `--help` like other switches."""
 
 
 class Group(_UntypedHelp, TyperGroup):  # type: ignore[misc]
-    """A group of commands."""
+    """A Typer command group that shows `--help` like other switches."""
 
 
 def group(text: str, commands: Mapping[str, Callable[..., object]]) -> typer.Typer:
-    """A group of commands by name, with `text` as its help."""
+    """Create a Typer application from commands by name, with `text` as its help."""
     app = typer.Typer(cls=Group, help=text, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
     app.callback()(lambda: None)  # keeps a group of one command a group
     for name, run in commands.items():
@@ -103,7 +103,7 @@ def group(text: str, commands: Mapping[str, Callable[..., object]]) -> typer.Typ
 
 
 def command(run: Callable[[S], T]) -> Callable[..., T]:
-    """Turn a function of one settings object into a Typer command with an option for each field, and `--config`."""
+    """Turn a function with one settings parameter into a Typer command with an option per field, and `--config`."""
     hints = get_type_hints(run)
     (parameter,) = hints.keys() - {"return"}
     kind: type[S] = hints[parameter]
@@ -122,22 +122,22 @@ def command(run: Callable[[S], T]) -> Callable[..., T]:
 
 
 def flags_of(kind: type[Settings]) -> dict[str, Flag]:
-    """The flag of each field of a settings class."""
+    """Return the flags of a settings class by field name."""
     return {each.name: each.metadata["flag"] for each in fields(kind)}
 
 
 def flag_name(field: str) -> str:
-    """Return the flag of a field: `--max-num-seqs` for `max_num_seqs`."""
+    """Return the option of a field, such as `--max-num-seqs` for `max_num_seqs`."""
     return f"--{field.replace('_', '-')}"
 
 
 def shown_name(name: str, flag: Flag) -> str:
-    """The name of a field in messages: `--max-num-seqs`, or `MODEL` for an argument."""
+    """Return the name of a field in error messages: `--max-num-seqs`, or `MODEL` for a positional argument."""
     return flag.metavar if flag.positional and flag.metavar else flag_name(name)
 
 
 def refuse(settings: Settings, names: str, why: str) -> None:
-    """Raise ConfigurationError for the first of these fields, separated by spaces, that is given."""
+    """Raise ConfigurationError if a field in `names` (separated by spaces) is set. `why` ends the message."""
     flags = flags_of(type(settings))
     for name in names.split():
         value = getattr(settings, name)
@@ -145,12 +145,12 @@ def refuse(settings: Settings, names: str, why: str) -> None:
 
 
 def owner_of(kind: type[Settings], field: str) -> type[Settings]:
-    """The class that declares the field."""
+    """Return the settings class in the inheritance chain that declares the field."""
     return next(each for each in kind.__mro__ if field in inspect.get_annotations(each))
 
 
 def help_text(kind: type[Settings], name: str) -> str:
-    """The help of a field without its choices."""
+    """Return the help of a field with its default, without its choices."""
     (field,) = (each for each in fields(kind) if each.name == name)
     flag, default = field.metadata["flag"], field.metadata["unset"]
     if default is None and field.default not in (MISSING, None, False, "", ()):
@@ -159,14 +159,14 @@ def help_text(kind: type[Settings], name: str) -> str:
 
 
 def full_help(kind: type[Settings], name: str) -> str:
-    """The help of a field, with a line for each choice."""
+    """Return the help of a field with its default and a line for each choice."""
     choices = [f"{choice}: {summary(entry)}" for choice, entry in flags_of(kind)[name].choices.items()]
     text = help_text(kind, name)
     return "\n".join([text, "\n\b", *choices]) if choices else text  # Typer keeps the lines of a paragraph after \b
 
 
 def summary(entry: object) -> str:
-    """One sentence about a registry's entry: its text, its `help`, or the first sentence of its docstring."""
+    """Return one sentence on a registry entry: its text, its `help`, or the first sentence of its docstring."""
     text = entry if isinstance(entry, str) else getattr(entry, "help", None)
     if isinstance(text, str):
         return text
@@ -215,7 +215,7 @@ def _parameter(kind: type[Settings], field: "Field[Any]", flag: Flag) -> inspect
 
 
 def _checked(name: str, flag: Flag, value: Any) -> Any:  # noqa: ANN401  (of the field's type)
-    """Convert a flag's value to the type of its field; raises ConfigurationError if it is invalid."""
+    """Convert a value from Typer to the type of its field. Raises ConfigurationError if it is invalid."""
     shown = shown_name(name, flag)
     if value is None:
         return None
@@ -240,7 +240,7 @@ def _check_range(name: str, flag: Flag, value: float) -> None:
 
 
 def _read_config(ctx: typer.Context, path: Path | None) -> Path | None:
-    """Take the flags of a file as defaults, so that flags of the command line override them."""
+    """Load a `--config` file as defaults, which flags on the command line override."""
     if path is None:
         return None
     names = {each.name: each for each in ctx.command.params if each.name != "config"}
@@ -259,7 +259,7 @@ def _read_config(ctx: typer.Context, path: Path | None) -> Path | None:
 
 
 def _as_typed(value: object) -> object:
-    """Format a YAML value as command-line text; booleans stay booleans."""
+    """Convert a YAML value to command-line text, or a list of texts. Booleans stay booleans."""
     if isinstance(value, list):
         return [str(each) for each in value]
     return value if isinstance(value, bool) else str(value)

@@ -33,13 +33,13 @@ TARGET_FORMAT: Final = Flag(f"Format to write: {_FORMATS}; twofold loses nothing
 
 
 class TraceSettings(Settings):
-    """The trace to read."""
+    """Flags for the trace to read."""
 
     trace: Path = flag("Trace: csv or jsonl, plain or gzip.", ..., positional=True, metavar="TRACE")
     format: str | None = flag(f"Format of the trace: {_FORMATS}.", unset="detected")
 
     def open(self) -> tuple[str, Iterator[Request], ReadNotes]:
-        """Open the trace; returns its format, its requests, and notes on how they were read."""
+        """Open the trace. Return its format, its requests, and notes on corrections made while reading."""
         name, notes = self.format or detect_format(self.trace).name, ReadNotes()
         return name, trace_progress(open_trace(self.trace, name, notes)), notes
 
@@ -130,8 +130,8 @@ def _print_json(path: Path, name: str, found: TraceSummary | TraceReuse) -> None
 def convert(settings: ConvertSettings) -> None:
     """Convert a trace to another format; take a part of it, or rescale it.
 
-    Times are scaled first, then lengths, and requests longer than the context are clipped. The rate is that of the
-    part. Outputs of length 0 are read as 1; prefix blocks that change with the lengths are dropped.
+    Times are scaled first, then lengths, and requests longer than the context are clipped. `--rate` is the mean rate of
+    the part. Outputs of length 0 are read as 1; prefix blocks that change with the lengths are dropped.
     """
     path, out = settings.trace, settings.out
     require_file(path)
@@ -166,7 +166,7 @@ def generate_trace(settings: GenerateSettings) -> None:
 
 
 def _save(requests: Iterable[Request], out: Path, to: str | None) -> None:
-    """Write requests, and note on stderr which fields the format cannot hold."""
+    """Write requests to a file, and list on stderr the fields that the format cannot store."""
     target = _target(out, to)
     some = nonempty(requests, "no request arrives in this part of the trace, so nothing is written")
     written = write_trace(some, out, target)
@@ -183,7 +183,7 @@ def _same(one: Path, other: Path) -> bool:
 
 
 def _target(out: Path, to: str | None) -> TraceFormat:
-    """Return the format to write, jsonl by default; a name that ends in .csv needs an explicit format."""
+    """Return the trace format to write, by default `twofold`. A file name with .csv needs an explicit format."""
     if to is None and ".csv" in out.suffixes:
         names = [known.name for known in FORMATS.values() if known.suffix == ".csv"]
         raise ConfigurationError(f"{out}: give the format of the csv, --to {' or --to '.join(names)}")
@@ -196,7 +196,7 @@ def _mention(notes: ReadNotes) -> None:
 
 
 def _trace_tables(title: str, summary: TraceSummary) -> Group:
-    """Counts and times of a trace, and its lengths."""
+    """Return tables of a trace's counts and arrivals, and of its lengths."""
     facts = Table(title=title, title_justify="left", show_header=False)
     for label, value in _facts(summary).items():
         facts.add_row(label, value)
@@ -207,7 +207,7 @@ def _trace_tables(title: str, summary: TraceSummary) -> Group:
 
 
 def _reuse_table(found: TraceReuse) -> Table:
-    """Hit rates, with a row for each capacity and a column for each eviction policy."""
+    """Return a table of hit rates, with a row for each capacity and a column for each eviction policy."""
     rates = {(cache.capacity, cache.eviction): cache.rate for cache in found.caches}
     evictions = dict.fromkeys(cache.eviction for cache in found.caches)
     reuse = table(None, ("Blocks", *evictions), range(len(evictions) + 1))
@@ -229,7 +229,7 @@ def _facts(summary: TraceSummary) -> dict[str, str]:
 
 
 def _spread(cv: float) -> str:
-    """Format the coefficient of variation, and the burstiness of gamma arrivals that have it (Poisson: 1)."""
+    """Format a coefficient of variation of gaps, with the burstiness of gamma arrivals that has the same one."""
     return f"{cv:.3f} (gamma arrivals of burstiness {cv**-2:.3g})" if cv > 0.001 else f"{cv:.3f} (constant)"
 
 

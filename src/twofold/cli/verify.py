@@ -26,7 +26,7 @@ _TPOT: Final = 5.0
 
 
 def parse_loads(text: str, flag: str = "--loads") -> tuple[float, ...]:
-    """Read `0.5,0.9,2`; raises ConfigurationError."""
+    """Parse loads such as `0.5,0.9,2`, multiples of a rate. Raises ConfigurationError."""
     try:
         loads = tuple(float(part) for part in text.split(","))
     except ValueError:
@@ -68,7 +68,7 @@ class VerifySettings(Settings):
 
     @property
     def design(self) -> ServiceDesign:
-        """The service to verify; raises ConfigurationError."""
+        """Workers of the service to verify. Raises ConfigurationError for an invalid combination."""
         if not (self.prefill or self.decode or self.colocated):
             return ServiceDesign(prefill=1, decode=1)
         design = ServiceDesign(prefill=self.prefill, decode=self.decode, colocated=self.colocated)
@@ -76,7 +76,7 @@ class VerifySettings(Settings):
         return design
 
     def requests(self, rate: float) -> list[Request]:
-        """The workload at this many requests per second."""
+        """Return the workload's requests at `rate` per second."""
         return list(
             workload(
                 self.workload,
@@ -106,7 +106,7 @@ def verify(settings: VerifySettings) -> None:
 
 
 def compare_all(settings: VerifySettings, design: ServiceDesign) -> list[Comparison]:
-    """Compare every load; raises ConfigurationError if the profile is of another model."""
+    """Compare live and simulated latencies at each load. Raises ConfigurationError for another model's profile."""
     profile = read_host_profile(settings.profile)
     model = read_model(settings.model)
     if model.name != profile.model.name or model.parameters != profile.model.parameters:
@@ -137,7 +137,7 @@ def compare_all(settings: VerifySettings, design: ServiceDesign) -> list[Compari
 
 
 def _slo(settings: VerifySettings, profile: HostProfile) -> Slo:
-    """The SLO of the flags, or multiples of the latencies of an average request alone."""
+    """Return the SLO of --slo. The default is multiples of the latencies of an average request that runs alone."""
     if settings.slo is not None:
         return settings.slo
     sample = settings.requests(1.0)

@@ -1,4 +1,4 @@
-"""The workload of a command: a named workload or a trace, with its rate, arrivals and lengths."""
+"""Flags that select a workload: a named workload or a trace, with its rate, arrivals and lengths."""
 
 import math
 from collections.abc import Iterable, Iterator
@@ -17,7 +17,7 @@ _MAX_LENGTH_SCALE: Final = 1e6
 
 
 class ShapeSettings(Settings, panel="Workload"):
-    """The arrivals and lengths of a workload."""
+    """Flags for the arrivals and lengths of a workload."""
 
     start: float = options.START.field(0.0)
     arrival: str | None = options.ARRIVAL.field(unset="poisson; that of the trace")
@@ -27,7 +27,7 @@ class ShapeSettings(Settings, panel="Workload"):
     seed: int = options.SEED.field(0)
 
     def shape(self) -> dict[str, Any]:
-        """The arguments of `twofold.workload.source.workload` for arrivals and lengths."""
+        """Return the arguments of `twofold.workload.source.workload` that these flags set."""
         return {
             "start_s": self.start,
             "arrival": self.arrival,
@@ -39,7 +39,7 @@ class ShapeSettings(Settings, panel="Workload"):
 
 
 class WorkloadSettings(ShapeSettings):
-    """The requests of a simulation."""
+    """Flags for the requests of a simulation."""
 
     workload: str = options.WORKLOAD.field(...)
     rate: float | None = options.RATE.field(unset="that of the trace")
@@ -49,7 +49,7 @@ class WorkloadSettings(ShapeSettings):
     )
 
     def requests(self) -> Iterator[Request]:
-        """Stream the requests; raises ConfigurationError for limits that are too large or leave no request."""
+        """Stream the requests. Raises ConfigurationError for limits that are too large or leave no request."""
         from twofold.workload.source import workload  # noqa: PLC0415  (imports numpy)
 
         check_limits(
@@ -62,7 +62,7 @@ class WorkloadSettings(ShapeSettings):
 
     @property
     def duration_s(self) -> float | None:
-        """Seconds of requests; a named workload is endless, so it has a default."""
+        """Duration of the workload in seconds, or None for a whole trace. Endless named workloads have a default."""
         from twofold.workload.source import is_named  # noqa: PLC0415  (imports numpy)
 
         endless = is_named(self.workload) and self.num_requests is None and self.duration is None
@@ -73,7 +73,7 @@ class WorkloadSettings(ShapeSettings):
         return self.workload if self.rate is None else f"{self.workload} at {self.rate:g} requests/s"
 
     def facts(self) -> dict[str, str | int | float | None]:
-        """The workload in a JSON report."""
+        """Return the workload flags for the JSON report."""
         shape = self.shape()
         del shape["seed"]
         return {
@@ -86,7 +86,7 @@ class WorkloadSettings(ShapeSettings):
 
 
 def nonempty(requests: Iterable[Request], otherwise: str) -> Iterator[Request]:
-    """Yield the requests; raises ConfigurationError with the message `otherwise` at the end if there are none."""
+    """Yield the requests. If there are none, raise ConfigurationError with the message `otherwise`."""
     empty = True
     for request in requests:
         empty = False
@@ -95,7 +95,7 @@ def nonempty(requests: Iterable[Request], otherwise: str) -> Iterator[Request]:
 
 
 def check_limits(*, rate: float | None, duration_s: float | None, burstiness: float, length_scale: float) -> None:
-    """Raise ConfigurationError for a workload too large to finish; the workload itself rejects NaN and infinity."""
+    """Raise ConfigurationError for a workload too large to simulate. `workload` itself rejects NaN and infinity."""
     for flag, value, most, unit in (
         ("--rate", rate, MAX_REQUESTS, "requests per second"),
         ("--duration", duration_s, MAX_SECONDS, "seconds"),

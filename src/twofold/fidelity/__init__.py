@@ -1,1 +1,1 @@
-"""Calibrate the simulator on a live service and compare live and simulated latencies."""
+"""Fidelity of the simulator: calibration on a live service, and comparison of live and simulated latencies."""

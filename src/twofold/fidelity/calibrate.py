@@ -13,23 +13,20 @@ from twofold.performance.fitting.fit import Floats, non_negative_least_squares
 from twofold.performance.fitting.packed import MeasuredIteration, fit_packed
 from twofold.performance.host_profile import ContentionFactors, GatewayTimes, HostLink, HostProfile, PackedTimes
 
-_ALONE, _BESIDE = 0.05, 0.95  # overlap with another worker: at most, at least, as a fraction of the iteration
+_ALONE, _BESIDE = 0.05, 0.95  # maximum and minimum overlap with another worker, as a fraction of the iteration
 _ENOUGH = 5
-_WARM = 3  # at least one prompt in three
+_WARM = 3  # a cold cost is fitted if at least one prompt in three met a warm worker
 _SHARING, _BESIDE_THEM = ("prefill-1", "decode-0"), "prefill-0"  # as `share_cores` places 2P+1D
 
 
 def calibrate(
     measured: Measurements, model: Model, *, cores: int, threads: int, kv_capacity_tokens: int, source: str, date: str
 ) -> HostProfile:
-    """Fit a host profile to `measured`.
-
-    Raises ConfigurationError if there are too few measurements for the fit.
-    """
+    """Fit a host profile to measurements of a live service. Raises ConfigurationError if there are too few."""
     split = (measured.prefill, measured.decode), (measured.decode, measured.prefill)
     by_itself = [one for log, other in split for one in log.ran if _busy(one, [other]) < _ALONE]
     prompts = [one for one in by_itself if one.iteration.tokens]
-    # With slow clients most prompts meet a cold worker: too few warm prompts remain to separate that cost.
+    # With slow clients, most prompts reach an idle, cold worker; too few warm prompts remain to separate the cold cost.
     told_apart = sum(not one.cold for one in prompts) * _WARM >= len(prompts)
     alone = [one.iteration for one in by_itself if not (one.cold and told_apart)]
     times = fit_packed(alone)
@@ -67,17 +64,17 @@ def calibrate(
 
 
 def _busy(one: TimedIteration, others: Sequence[WorkerLog]) -> float:
-    """Fraction of an iteration during which other workers ran, averaged over `others`."""
+    """Return the fraction of an iteration during which other workers ran iterations, averaged over `others`."""
     return sum(other.busy_share(one.start_s, one.end_s) for other in others) / max(1, len(others))
 
 
 def _slower(times: PackedTimes, log: WorkerLog, other: WorkerLog) -> float:
-    """Slowdown of iterations that overlap with the other worker; 1 if too few do."""
+    """Return the slowdown of a worker's iterations that overlap with those of another worker; 1 if too few do."""
     return _typical(times, [one for one in log.ran if _busy(one, [other]) > _BESIDE and not one.cold])
 
 
 def _shared(times: PackedTimes, logs: dict[str, WorkerLog], name: str, crowded: float) -> float:
-    """Slowdown of iterations that time-share a core, beyond the factor of two for two workers."""
+    """Return the slowdown of iterations of two workers on one core, beyond the factor of 2 for taking turns."""
     if not logs:
         return 1.0
     (other,) = (log for worker, log in logs.items() if worker in _SHARING and worker != name)
@@ -87,23 +84,23 @@ def _shared(times: PackedTimes, logs: dict[str, WorkerLog], name: str, crowded: 
 
 
 def _typical(times: PackedTimes, ran: Sequence[TimedIteration]) -> float:
-    """Ratio of measured to predicted time of `ran`, at least 1; 1 for fewer than `_ENOUGH` iterations."""
+    """Return the ratio of measured to predicted time of iterations, at least 1; 1 if there are too few."""
     return max(1.0, _slowness(times, [one.iteration for one in ran])) if len(ran) >= _ENOUGH else 1.0
 
 
 def _slowness(times: PackedTimes, iterations: Sequence[MeasuredIteration]) -> float:
-    """Ratio of total measured to total predicted seconds."""
+    """Return the ratio of the total measured time of iterations to their total predicted time."""
     return sum(one.seconds for one in iterations) / sum(one.predicted_s(times) for one in iterations)
 
 
 def _front_share(observed: Sequence[GroupResult]) -> float:
-    """CPU cores that gateway and clients used on average during the groups."""
+    """Return the mean number of CPU cores that gateway and clients used while these groups ran."""
     loaded_s = sum(LoadSpan.of(one.timelines).seconds for one in observed)
     return sum(one.front_cpu_s for one in observed) / loaded_s if loaded_s else 0.0
 
 
 def _as_if_alone(logs: Sequence[WorkerLog], crowded: Sequence[float], taken: float) -> Iterator[MeasuredIteration]:
-    """Iterations of colocated workers, corrected for contention with the other worker and with the gateway."""
+    """Yield the iterations of colocated workers with contention by the other worker and the gateway removed."""
     prefill, decode = crowded
     for log in logs:
         others = [other for other in logs if other is not log]
@@ -114,7 +111,7 @@ def _as_if_alone(logs: Sequence[WorkerLog], crowded: Sequence[float], taken: flo
 
 
 def _link(measured: Measurements, model: Model, times: PackedTimes) -> HostLink:
-    """Link speed as the service measured it; `sync_s` is the median hand-off time beyond the ideal transfer."""
+    """Return the measured link speed. `sync_s` is the median hand-off time beyond a perfect layer-wise transfer."""
     path = measured.link.transfer(model.kv_bytes_per_token, model.layers)
     tails = []
     for one in measured.prefill.ran:
@@ -130,7 +127,7 @@ def _link(measured: Measurements, model: Model, times: PackedTimes) -> HostLink:
 
 
 def _front(measured: Measurements) -> GatewayTimes:
-    """Gateway CPU times, and delays: the latency of lone requests beyond that CPU time."""
+    """Return the gateway's CPU times, and its delays: the latency of lone requests beyond CPU and iteration times."""
     request_s, step_s, token_s = _cpu_of_each(measured)
     pairs = list(_lone_prompts(measured))
     sizes = np.array([one.iteration.tokens for _, one in pairs], dtype=np.float64)
@@ -148,9 +145,9 @@ def _front(measured: Measurements) -> GatewayTimes:
 
 
 def _cpu_of_each(measured: Measurements) -> tuple[float, float, float]:
-    """CPU seconds per request, per iteration and per token, by non-negative least squares over the groups.
+    """Return the CPU seconds per request, per iteration and per token, by non-negative least squares over the groups.
 
-    Each group also has a fixed cost (event loop, connections) and a cost per second.
+    The fit also has a fixed cost per group (event loop, connections) and a cost per second, which are not returned.
     """
     rows, spent = [], []
     for one in measured.observed:
@@ -167,13 +164,13 @@ def _cpu_of_each(measured: Measurements) -> tuple[float, float, float]:
 
 
 def _medians(xs: Floats, ys: Floats) -> tuple[Floats, Floats]:
-    """Median of `ys` at each distinct x, so that an outlier does not tilt the fitted line."""
+    """Return the distinct xs and the median y at each, so that an outlier does not tilt a line fitted to them."""
     points = np.unique(xs)
     return points, np.array([np.median(ys[xs == point]) for point in points])
 
 
 def _lone_prompts(measured: Measurements) -> Iterator[tuple[tuple[float, float], TimedIteration]]:
-    """(sent, first token received) of each lone request, with the iteration that computed its prompt."""
+    """Yield (time sent, time of first token) of each request sent alone, with the iteration of its prefill."""
     timelines = [one.timelines[0] for one in measured.of(Purpose.ALONE)]
     for timeline in sorted(timelines, key=lambda timeline: min(timeline.moments.values())):
         sent = min(timeline.moments.values())

@@ -30,10 +30,10 @@ _WARMUP = 3
 
 
 class Figure(msgspec.Struct, frozen=True, kw_only=True):
-    """One metric, live and simulated.
+    """One metric of a comparison, live and simulated.
 
-    `live` has one value per replay. `calibrated` is simulated with the host profile as calibrated; `simulated` is
-    the mean over the replays, each simulated at the host speed during that replay. `limit` is the accepted error:
+    `live` has the value of each replay. `calibrated` is simulated with the host profile as calibrated. `simulated` is
+    the mean of one simulation per replay, each at the host speed during that replay. `limit` is the accepted error:
     absolute for SLO attainment, relative for latencies.
     """
 
@@ -45,23 +45,23 @@ class Figure(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def spread(self) -> float:
-        """Mean absolute difference between two live replays, over all pairs."""
+        """Mean absolute difference between live replays, over all pairs, in the unit of the error."""
         gaps = [abs(one - other) for one, other in combinations(self.live, 2)]
         return fmean(gaps) / self._unit if gaps else 0.0
 
     @property
     def error(self) -> float:
-        """Error against the mean of the replays; positive if the simulation is too high."""
+        """Error of the simulation against the mean of the live replays; positive if the simulated value is too high."""
         return self._error(self.simulated)
 
     @property
     def calibrated_error(self) -> float:
-        """Error of the simulation without correction for the current host speed."""
+        """Error of the simulation at the calibrated host speed, without correction for the speed during the replays."""
         return self._error(self.calibrated)
 
     @property
     def holds(self) -> bool:
-        """Whether the error is at most the limit plus the spread."""
+        """Whether the error is at most the accepted error plus the spread of the live replays."""
         return abs(self.error) <= self.limit + self.spread
 
     @property
@@ -80,11 +80,10 @@ ATTAINMENT = "SLO attainment"
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
-    """One load on one design, live and simulated.
+    """Live and simulated results of one load on one service design.
 
-    `slowness` is the slowdown of iterations against the calibration for each replay (see
-    `twofold.fidelity.worker_log`). `simulated` applies it replay by replay, because a service near its limits slows
-    down far more than its host.
+    `slowness` is the host's slowdown since calibration during each replay (see `twofold.fidelity.worker_log`). Each
+    replay has its own simulation at that speed, because near its limits a service slows down far more than its host.
     """
 
     design: str
@@ -97,7 +96,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     live: tuple[Summary, ...]
 
     def figures(self) -> Iterator[Figure]:
-        """SLO attainment, and P50 and P90 of TTFT, TPOT and E2E."""
+        """Yield SLO attainment, and P50 and P90 of TTFT, TPOT and E2E."""
         yield self._figure(ATTAINMENT, _attained, ATTAINMENT_POINTS)
         for metric in _METRICS:
             for percentile, limit in (("p50", MEDIAN), ("p90", TAIL)):
@@ -128,7 +127,7 @@ def compare(
     replays: int,
     on_load: Callable[[str], None],
 ) -> list[Comparison]:
-    """Serve the twin's design once, replay each load `replays` times, and simulate each replay.
+    """Serve a design, replay each load `replays` times on it, and simulate each replay with `twin`.
 
     `loads` maps a rate (requests/s) to its requests.
     """
@@ -152,7 +151,7 @@ def compare_replays(
     logs: Mapping[str, WorkerLog],
     slo: Slo,
 ) -> Comparison:
-    """Simulate the replays of one load and compare them; `logs` are the journals of the workers."""
+    """Simulate the live replays of one load and compare the results. `logs` are the journals of the workers by name."""
     workers = twin.design.workers()
     slow = tuple(slowness(twin.profile, workers, logs, LoadSpan.of(timelines)) for timelines in live)
     return Comparison(
@@ -168,9 +167,9 @@ def compare_replays(
 
 
 def knee(twin: SimulatedService, make: Callable[[float], list[Request]], slo: Slo, attainment: float = 0.9) -> float:
-    """Highest simulated rate (requests/s, within 2%) with at least `attainment` SLO attainment.
+    """Return the highest simulated rate (requests/s, within 2%) with an SLO attainment of at least `attainment`.
 
-    This is DistServe's goodput (section 4.1) of the whole service. Raises ConfigurationError if no rate reaches it.
+    This is DistServe's goodput (section 4.1), for the whole service. Raises ConfigurationError if no rate reaches it.
     """
 
     def kept(rate: float) -> bool:
@@ -203,7 +202,7 @@ def _value(summary: Summary, metric: str, percentile: str) -> float:
 
 
 def fidelity_table(comparisons: Sequence[Comparison]) -> Table:
-    """One row per metric and load: simulated values, live replays, spread, error and verdict."""
+    """Return a table with a row per load and metric: simulated values, live replays, spread, error and verdict."""
     replays = max(len(comparison.live) for comparison in comparisons)
     first = comparisons[0]
     slo = ", ".join(f"{name} {bound}" for name, bound in bounds(first.slo))
@@ -220,7 +219,7 @@ def fidelity_table(comparisons: Sequence[Comparison]) -> Table:
 
 
 def speed_text(comparison: Comparison) -> str:
-    """Mean slowdown of prompts and of decodes over the replays, as in `x1.04, x1.12`."""
+    """Format the host's mean slowdown over the replays, for prompts and for decodes: `x1.04, x1.12`."""
     prompts, decodes = (fmean(each) for each in zip(*comparison.slowness, strict=True))
     return f"x{prompts:.2f}, x{decodes:.2f}"
 

@@ -1,4 +1,4 @@
-"""Measure a live service: send groups of requests in turn, and collect worker journals and client timelines."""
+"""Measurement of a live service: send groups of requests one after the other; collect worker journals and timelines."""
 
 import asyncio
 import os
@@ -37,7 +37,7 @@ _CALIBRATION = " of the calibration"
 
 
 class Purpose(StrEnum):
-    """The quantity that a group of requests measures."""
+    """Effect that a group of requests measures."""
 
     ALONE = "prompts alone"
     TOGETHER = "prompts together"
@@ -48,14 +48,14 @@ class Purpose(StrEnum):
 
 
 class RequestGroup(msgspec.Struct, frozen=True, kw_only=True):
-    """Requests with arrival times relative to the first; the group ends with the last response."""
+    """Requests that are sent together to measure one effect. Arrival times are relative to the first request."""
 
     purpose: Purpose
     requests: tuple[Request, ...]
 
 
 def split_groups(max_model_len: int, max_num_seqs: int) -> Iterator[RequestGroup]:
-    """Groups that measure prefill and decode in isolation on separate workers, then their contention."""
+    """Yield the groups for a split service: prefill alone, decode alone, then contention between the two workers."""
     longest = max_model_len - _DECODES
     prompts = [size for size in _PROMPTS if size < longest]
     for repeat in range(_REPEATS):
@@ -73,21 +73,21 @@ def split_groups(max_model_len: int, max_num_seqs: int) -> Iterator[RequestGroup
 
 
 def shared_groups(max_model_len: int) -> Iterator[RequestGroup]:
-    """Groups that measure workers time-sharing a core."""
+    """Yield the groups that measure two workers on one core."""
     prompts = [size for size in _PROMPTS if size < max_model_len // 2]
     for number in range(2):  # in pairs: the first goes to the worker with a core of its own
         yield _beside(Purpose.SHARED, f"shared-{number}", prompts, output=max_model_len // 16, together=2)
 
 
 def mixed_groups(max_model_len: int) -> Iterator[RequestGroup]:
-    """Groups that measure iterations with both prompts (or chunks) and decodes."""
+    """Yield the groups that measure iterations with both prompts (or chunks) and decodes."""
     prompts = [size for size in _PROMPTS if size < max_model_len // 2]
     for number in range(2):
         yield _beside(Purpose.MIXED, f"mixed-{number}", prompts, output=max_model_len // 8)
 
 
 def _unlike(mean: int, count: int) -> list[int]:
-    """`count` different prompt lengths with this mean, because an engine may be faster on contexts of equal length.
+    """Return `count` different prompt lengths with this mean, as engines may be faster on contexts of equal length.
 
     The lengths are a geometric series; the last is 16 times the first.
     """
@@ -110,7 +110,7 @@ def _together(purpose: Purpose, name: str, prompts: Sequence[int], output: int) 
 
 
 def _beside(purpose: Purpose, name: str, prompts: list[int], output: int, together: int = 1) -> RequestGroup:
-    """A few decode streams of `output` tokens, joined by prompts of all sizes, `together` at a time."""
+    """Return a group with a few long decodes of `output` tokens, during which prompts arrive, `together` at a time."""
     streams = _group(purpose, f"{name}-stream", _STREAMS, 64, output).requests
     short = [size for size in prompts if size <= prompts[-1] // 2] * _REPEATS
     comers = tuple(
@@ -128,7 +128,7 @@ OnGroup = Callable[[str, int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class GroupResult:
-    """Client timelines of a group, and CPU seconds of clients and gateway."""
+    """Client timelines of one group of requests, and the CPU seconds of clients and gateway meanwhile."""
 
     group: RequestGroup
     timelines: list[Timeline]
@@ -137,10 +137,11 @@ class GroupResult:
 
 @dataclass(frozen=True, slots=True)
 class Measurements:
-    """Input of a calibration.
+    """Measurements of a live service for a calibration.
 
-    `prefill` and `decode` are workers on separate cores, `mixed` colocated workers. `shared` maps names to two
-    prefill workers and a decode worker; it is empty if there are enough cores for all three.
+    `prefill` and `decode` are the logs of two workers on separate cores, `mixed` those of colocated workers. `shared`
+    has the logs of two prefill workers and a decode worker by name; it is empty if the host has enough cores for all
+    three.
     """
 
     observed: list[GroupResult]
@@ -155,7 +156,7 @@ class Measurements:
 
 
 def measure(model: Path, flags: Sequence[str], max_num_seqs: int, on_group: OnGroup) -> Measurements:
-    """Serve `model` split, then colocated, and measure each; `flags` are further flags of `twofold serve`.
+    """Serve `model` split and then colocated, and measure both. `flags` are additional flags of `twofold serve`.
 
     `on_group(service, done, total)` reports progress. Raises ConfigurationError if a service does not start or a
     request fails.
@@ -186,7 +187,7 @@ def measure(model: Path, flags: Sequence[str], max_num_seqs: int, on_group: OnGr
 
 
 def _designs() -> list[ServiceDesign]:
-    """Split and colocated; also 2P+1D if its workers would have to share a core on this machine."""
+    """Return the services to measure: split, colocated, and 2P+1D if its workers must share a core on this machine."""
     sharing = ServiceDesign(prefill=2, decode=1)
     workers = sharing.workers()
     shares = {core for worker in workers for core in worker.cores}
@@ -217,14 +218,14 @@ def _run(
 
 
 def load_config(endpoint: Endpoint) -> LoadConfig:
-    """Random prompts, with responses of the full length."""
+    """Return the configuration of a load with random prompts and responses that never end early."""
     lowest, vocabulary = token_range(endpoint.vocab_size)
     prompts = PromptMaker(lowest=lowest, vocabulary=vocabulary)
     return LoadConfig(endpoint=endpoint, prompts=prompts, client=ClientConfig(ignore_eos=True))
 
 
 def send(config: LoadConfig, requests: Sequence[Request], of: str = "") -> list[Timeline]:
-    """Send requests and return their timelines; raises ConfigurationError if one fails (`of` completes the message)."""
+    """Send requests and return their timelines. Raises ConfigurationError, with `of` in its message, if one fails."""
     result = asyncio.run(run_load(config, requests))
     for request_id, reason in result.errors.items():
         raise ConfigurationError(f"request {request_id}{of} failed: {reason}")
@@ -232,7 +233,7 @@ def send(config: LoadConfig, requests: Sequence[Request], of: str = "") -> list[
 
 
 def cpu_s(pid: int) -> float:
-    """CPU seconds of a process over all threads, in nanosecond resolution if the kernel has schedstat."""
+    """Return the CPU seconds of a process over all threads, in nanosecond resolution if the kernel has schedstat."""
     process = Path(f"/proc/{pid}")
     if (process / "schedstat").exists():
         threads = process.glob("task/*/schedstat")
@@ -242,7 +243,7 @@ def cpu_s(pid: int) -> float:
 
 
 def _link(url: str) -> LinkSpeed:
-    """Link speed that the service measured at startup."""
+    """Return the speed of KV transfers that the service measured at startup."""
     found = {
         sample.name.rpartition(":")[2]: sample.value
         for family in text_string_to_metric_families(metrics(url))

@@ -1,4 +1,4 @@
-"""A service on this host: flags for the live one, a cluster spec for the simulated one."""
+"""Description of a service on this host, live (flags of `twofold serve`) and simulated (a cluster spec)."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -23,7 +23,7 @@ from twofold.timeline import Timeline
 
 @dataclass(frozen=True, slots=True)
 class ServiceDesign:
-    """Number of workers of each role, with `max_num_batched_tokens` (None: the default)."""
+    """Number of workers of each role, and `max_num_batched_tokens` (None: the default)."""
 
     prefill: int = 0
     decode: int = 0
@@ -32,12 +32,12 @@ class ServiceDesign:
 
     @property
     def name(self) -> str:
-        """Display name: `colocated 2`, `2P+1D`."""
+        """Display name, such as `colocated 2` or `2P+1D`."""
         return f"colocated {self.colocated}" if self.colocated else f"{self.prefill}P+{self.decode}D"
 
     @property
     def flags(self) -> list[str]:
-        """Flags of `twofold serve`, without prefix caching, because the simulation computes every prompt in full."""
+        """Flags of `twofold serve`. Prefix caching is off, because the simulation computes every prompt in full."""
         flags = ["--prefill", str(self.prefill), "--decode", str(self.decode)]
         if self.colocated:
             flags = ["--colocated", str(self.colocated)]
@@ -46,7 +46,7 @@ class ServiceDesign:
         return [*flags, "--no-enable-prefix-caching"]
 
     def workers(self) -> tuple[WorkerConfig, ...]:
-        """Worker configurations as `twofold serve` plans them."""
+        """Return the configurations of the workers that `twofold serve` would start."""
         policies = BatchPolicies(max_num_batched_tokens=self.max_num_batched_tokens)
         return plan_workers(
             policies, prefill=self.prefill, decode=self.decode, colocated=self.colocated, pin_cores=True
@@ -55,7 +55,7 @@ class ServiceDesign:
 
 @contextmanager
 def clients_beside(design: ServiceDesign) -> Iterator[None]:
-    """Pin this process, which runs the clients, to the gateway's cores."""
+    """Pin this process, which runs the clients, to the cores of the gateway while the context is open."""
     before = os.sched_getaffinity(0)
     workers = ((worker.role, worker.cores) for worker in design.workers())
     os.sched_setaffinity(0, gateway_cores(available_cores(), workers))
@@ -67,9 +67,9 @@ def clients_beside(design: ServiceDesign) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class SimulatedService:
-    """Simulated twin of a service design on a calibrated host.
+    """Simulated twin of a service on a calibrated host.
 
-    Writes the host profile for each host speed to `directory`. Raises ConfigurationError as `cluster_of` does.
+    Writes a host profile for each simulated host speed to `directory`. Raises ConfigurationError as `cluster_of` does.
     """
 
     design: ServiceDesign
@@ -80,7 +80,7 @@ class SimulatedService:
     catalog: Catalog
 
     def timelines(self, requests: Sequence[Request], slowness: Slowness = AS_CALIBRATED) -> list[Timeline]:
-        """Simulate `requests` on a host slowed down by `slowness`."""
+        """Simulate `requests` on the host slowed down by `slowness`, and return their timelines."""
         path = self.directory / f"{slowness.prompts:.6f}-{slowness.decodes:.6f}.yaml"
         if not path.exists():
             path.write_text(dump_host_profile(self.profile.slower(*slowness)), encoding="utf-8")
@@ -108,7 +108,7 @@ class _Ends(Observer):
 def cluster_of(
     design: ServiceDesign, profile: HostProfile, path: Path, *, kv_capacity_tokens: int, max_num_seqs: int
 ) -> ClusterSpec:
-    """Cluster spec of the simulated twin.
+    """Return the cluster spec that simulates a service design. `path` is the host profile that it refers to.
 
     Raises ConfigurationError if the profile was measured with another number of cores or threads.
     """

@@ -1,9 +1,9 @@
-"""Iterations and KV arrivals of workers from their decision journals, and the host speed derived from them.
+"""Iterations and KV arrivals of workers, read from their journals, and the host speed derived from them.
 
-The speed of a shared host changes from minute to minute, while a profile holds for the minutes of its measurement.
-Prefill is bound by compute and decode by memory bandwidth, so other tenants slow them down differently. The speed is
-therefore one factor per phase and time span: measured over predicted time of iterations. The prediction includes
-contention; scheduling, queueing and batching remain the simulation's task.
+The speed of a shared host changes from minute to minute, but a profile is valid only for the minutes of its
+measurement. Prefill is bound by compute and decode by memory bandwidth, so other tenants slow them down differently.
+The slowdown is therefore one factor per phase and time span: the measured time of iterations divided by the predicted
+time. The prediction includes contention. Scheduling, queueing and batching are left to the simulation.
 """
 
 import math
@@ -31,9 +31,9 @@ _SOON_S = 0.005  # iterations with a shorter gap are consecutive
 
 
 class TimedIteration(msgspec.Struct, frozen=True):
-    """An iteration from `start_s` to `end_s` (monotonic seconds); `idle_s` is the worker's idle time before it.
+    """An iteration from `start_s` to `end_s` (monotonic seconds), after the worker was idle for `idle_s`.
 
-    `requests` lists the attempts with a completed prompt.
+    `requests` lists the attempts with a prompt that this iteration completed.
     """
 
     start_s: float
@@ -48,7 +48,7 @@ class TimedIteration(msgspec.Struct, frozen=True):
 
 
 class WorkerLog:
-    """Iterations of one worker in order, and arrival times of KV by attempt."""
+    """Iterations of one worker in order (`ran`), and the arrival time of each attempt's KV (`landed`)."""
 
     def __init__(self, entries: Sequence[JournalEntry]) -> None:
         self.ran = list(_iterations(entries))
@@ -56,7 +56,7 @@ class WorkerLog:
         self._starts = [one.start_s for one in self.ran]
 
     def busy_share(self, start_s: float, end_s: float) -> float:
-        """Fraction of the time span during which an iteration ran."""
+        """Return the fraction of the time span during which the worker ran iterations."""
         first = max(bisect_right(self._starts, start_s) - 1, 0)
         busy = 0.0
         for one in self.ran[first : bisect_right(self._starts, end_s)]:
@@ -64,17 +64,17 @@ class WorkerLog:
         return busy / (end_s - start_s)
 
     def between(self, start_s: float, end_s: float) -> Sequence[TimedIteration]:
-        """Iterations that started within the time span."""
+        """Return the iterations that started within the time span."""
         return self.ran[bisect_right(self._starts, start_s) : bisect_right(self._starts, end_s)]
 
 
 def read_workers(directory: Path) -> dict[str, WorkerLog]:
-    """Read the journals in a service's `--journal` directory, by worker name."""
+    """Read the worker journals in a service's `--journal` directory, keyed by worker name."""
     return {path.stem: WorkerLog(read_journal(path)) for path in sorted(directory.glob("*-*.jsonl"))}
 
 
 def _iterations(entries: Iterable[JournalEntry]) -> Iterator[TimedIteration]:
-    """Iterations, each extended to the start of the next at most: work between two counts to the earlier one."""
+    """Yield a journal's iterations. Durations include the median gap between consecutive iterations, as overhead."""
     spans = list(_spans(entries))
     pauses = [after - end for (_, end, _), (after, _, _) in pairwise(spans) if after - end < _SOON_S]
     pause = median(pauses) if pauses else 0.0
@@ -95,7 +95,7 @@ def _iterations(entries: Iterable[JournalEntry]) -> Iterator[TimedIteration]:
 
 
 def _spans(entries: Iterable[JournalEntry]) -> Iterator[tuple[float, float, Batch]]:
-    """(start, end, batch) of every completed batch."""
+    """Yield (start, end, batch) of every completed batch in a journal."""
     start, batch = 0.0, None
     for entry in entries:
         if entry.call == "next_batch":
@@ -107,7 +107,7 @@ def _spans(entries: Iterable[JournalEntry]) -> Iterator[tuple[float, float, Batc
 
 @dataclass(frozen=True, slots=True)
 class LoadSpan:
-    """Time span of a load, from first arrival to last token (monotonic seconds), with its size."""
+    """Time span of a load, from first arrival to last token (monotonic seconds), with its requests and tokens."""
 
     start_s: float
     end_s: float
@@ -120,7 +120,7 @@ class LoadSpan:
 
     @classmethod
     def of(cls, timelines: Sequence[Timeline]) -> "LoadSpan":
-        """Span of completed requests."""
+        """Return the time span of a load of completed requests."""
         return cls(
             start_s=min(timeline.moments[Moment.ARRIVED] for timeline in timelines),
             end_s=max(timeline.moments[Moment.LAST_TOKEN] for timeline in timelines),
@@ -130,7 +130,7 @@ class LoadSpan:
 
 
 class Slowness(NamedTuple):
-    """Measured over predicted time of iterations with prompts, and of iterations with decodes only."""
+    """Slowdown of a host since calibration, of iterations with `prompts` and of iterations with only `decodes`."""
 
     prompts: float
     decodes: float
@@ -142,9 +142,9 @@ AS_CALIBRATED = Slowness(1.0, 1.0)
 def slowness(
     profile: HostProfile, workers: Sequence[WorkerConfig], logs: Mapping[str, WorkerLog], span: LoadSpan
 ) -> Slowness:
-    """Slowness of a host during `span`.
+    """Return the slowdown of a host during `span`.
 
-    A phase without iterations gets the slowness of the other phase; without any iteration both are 1.
+    A phase without iterations has the slowdown of the other phase. Without any iterations, both are 1.
     """
     cores = available_cores()
     shared = gateway_cores(cores, ((worker.role, worker.cores) for worker in workers))
@@ -178,10 +178,10 @@ def _slowdowns(profile: HostProfile, one: TimedIteration) -> ContentionFactors:
 
 
 def _pace(profile: HostProfile, one: TimedIteration, turns: Sequence[tuple[float, bool]]) -> float:
-    """Speed of an iteration relative to a core of its own.
+    """Return the speed of an iteration relative to its speed on a core of its own.
 
-    `turns` has one pair per worker on the same core: the fraction of the iteration during which it was busy, and
-    whether it runs the other phase.
+    `turns` has a pair for each other worker on the core: the fraction of the iteration during which that worker ran,
+    and whether it runs the other phase.
     """
     if not turns:
         return 1.0
@@ -201,7 +201,7 @@ def _meet(one: WorkerConfig, other: WorkerConfig) -> bool:
 
 
 def _front_share(front: GatewayTimes, logs: Mapping[str, WorkerLog], span: LoadSpan) -> float:
-    """CPU cores that gateway and clients used on average, predicted by the profile."""
+    """Return the mean number of CPU cores that gateway and clients used, as the profile predicts."""
     steps = sum(len(log.between(span.start_s, span.end_s)) for log in logs.values())
     spent = front.request_s * span.requests + front.step_s * steps + front.token_s * span.tokens
     return spent / span.seconds

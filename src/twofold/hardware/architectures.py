@@ -1,4 +1,4 @@
-"""Parameter counts from a Hugging Face config.json: one function per family of architectures.
+"""Sizes and parameter counts of models from a Hugging Face config.json, with a function per family of architectures.
 
 Each count equals that of the model which Transformers builds from the same file.
 """
@@ -12,10 +12,10 @@ from twofold.errors import ModelError
 
 
 class ConfigJson:
-    """A parsed config.json. Lookups take several names, because field names differ between model families."""
+    """A parsed config.json. Lookups take several field names, because names differ between model families."""
 
     def __init__(self, directory: Path) -> None:
-        """Raises ModelError if config.json is missing or not an object."""
+        """Read the file. Raises ModelError if it is missing or not a JSON object."""
         self.path = directory / "config.json"
         try:
             self._raw = msgspec.json.decode(self.path.read_bytes(), type=dict[str, object])
@@ -30,14 +30,14 @@ class ConfigJson:
         return ModelError(f"{self.path}: {reason}")
 
     def number(self, *names: str, default: int | None = None) -> int:
-        """The first of `names` as an integer of at least 1; missing fields give `default` or raise ModelError."""
+        """Return the first field of `names` that is set, an integer ≥ 1; else `default`, or raise ModelError."""
         value = self.optional_number(*names)
         if value is None and default is None:
             raise self.error(f"field {names[0]} is missing")
         return value if value is not None else default or 0
 
     def optional_number(self, *names: str) -> int | None:
-        """Return the first of the fields `names` as an integer of at least 1, or None if none is set."""
+        """Return the first field of `names` that is set, or None. Raises ModelError unless it is an integer ≥ 1."""
         for name in names:
             value = self._raw.get(name)
             if value is None:
@@ -59,7 +59,7 @@ class ConfigJson:
         return default
 
     def numbers(self, name: str) -> list[int]:
-        """Return a field as a list of integers; the list is empty if the field is missing."""
+        """Return a field as a list of integers; empty if the field is missing."""
         value = self._raw.get(name)
         return [each for each in value if isinstance(each, int)] if isinstance(value, list) else []
 
@@ -69,7 +69,7 @@ class ConfigJson:
 
 
 class Architecture(msgspec.Struct, frozen=True, kw_only=True):
-    """Sizes of a model, named as the fields of the catalog."""
+    """Sizes of a model, with the field names of catalog models."""
 
     layers: int
     hidden_size: int
@@ -83,7 +83,7 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def gpt2(config: ConfigJson) -> Architecture:
-    """GPT-2: learned positions, biases everywhere, output tied to the embedding."""
+    """Return the sizes of a GPT-2 model: learned positions, biases everywhere, output tied to the embedding."""
     hidden = config.number("n_embd", "hidden_size")
     positions = config.number("n_positions", "max_position_embeddings", default=1024)
     inner = config.number("n_inner", default=4 * hidden)
@@ -92,14 +92,14 @@ def gpt2(config: ConfigJson) -> Architecture:
 
 
 def bloom(config: ConfigJson) -> Architecture:
-    """BLOOM: no positions (ALiBi), a norm after the embedding, output tied to it."""
+    """Return the sizes of a BLOOM model: no position embedding (ALiBi), a norm after the embedding, tied output."""
     hidden = config.number("hidden_size", "n_embed")
     outside = config.number("vocab_size") * hidden + 4 * hidden
     return _multi_head(config, hidden, 4 * hidden, outside, config.optional_number("seq_length"))
 
 
 def opt(config: ConfigJson) -> Architecture:
-    """OPT: two more positions than tokens; the 350m projects a smaller embedding and norms after each block."""
+    """Return the sizes of an OPT model: two extra positions; opt-350m has a projected embedding and post-norm."""
     hidden = config.number("hidden_size")
     width = config.number("word_embed_proj_dim", default=hidden)
     positions = config.number("max_position_embeddings")
@@ -110,7 +110,7 @@ def opt(config: ConfigJson) -> Architecture:
 
 
 def llama(config: ConfigJson) -> Architecture:
-    """Llama-like models: grouped-query attention and a gated feed-forward layer or experts."""
+    """Return the sizes of a Llama-like model: grouped-query attention and a gated feed-forward layer or experts."""
     hidden, heads = config.number("hidden_size"), config.number("num_attention_heads")
     kv_heads = config.number("num_key_value_heads", default=heads)
     kind = config.text("model_type", default="")
@@ -125,7 +125,7 @@ def llama(config: ConfigJson) -> Architecture:
 
 
 def deepseek(config: ConfigJson) -> Architecture:
-    """DeepSeek V2 and V3: latent attention (arXiv 2405.04434, section 2.1), shared and routed experts."""
+    """Return the sizes of DeepSeek V2 or V3: latent attention (arXiv 2405.04434, 2.1), shared and routed experts."""
     hidden, heads = config.number("hidden_size"), config.number("num_attention_heads")
     latent, rope = config.number("kv_lora_rank"), config.number("qk_rope_head_dim")
     plain, value = config.number("qk_nope_head_dim"), config.number("v_head_dim")
@@ -148,7 +148,7 @@ def _gated(
     tied: bool = False,
     latent_dims: int | None = None,
 ) -> Architecture:
-    """Add gated feed-forward matrices or experts, and embeddings, to `layer` parameters of each layer's other parts."""
+    """Return the sizes of a model with gated feed-forward layers or experts. `layer` counts the rest of a layer."""
     hidden, layers = config.number("hidden_size"), config.number("num_hidden_layers")
     embeddings = 1 if config.flag("tie_word_embeddings", default=tied) else 2
     rest = layers * layer + config.number("vocab_size") * hidden * embeddings + hidden
@@ -167,7 +167,7 @@ def _gated(
 
 
 def _multi_head(config: ConfigJson, hidden: int, inner: int, outside: int, max_context: int | None) -> Architecture:
-    """Multi-head attention and two feed-forward matrices with biases, two norms per layer; `outside` is the rest."""
+    """Return the sizes of a model with multi-head attention and biases. `outside` counts parameters not in layers."""
     layers = config.number("num_hidden_layers", "n_layer")
     heads = config.number("num_attention_heads", "n_head")
     layer = 4 * hidden * hidden + 4 * hidden + 2 * hidden * inner + inner + hidden + 4 * hidden
@@ -184,7 +184,7 @@ def _multi_head(config: ConfigJson, hidden: int, inner: int, outside: int, max_c
 
 
 def _feed_forward(config: ConfigJson, hidden: int, layers: int) -> tuple[int, int]:
-    """(parameters, active parameters) of the gated feed-forward matrices of all layers."""
+    """Return (parameters, active parameters) of the gated feed-forward layers or experts of all layers."""
     inner = config.number("intermediate_size")
     gated = 3 * hidden * inner
     if config.flag("mlp_bias", default=False):

@@ -1,6 +1,6 @@
-"""The catalog of accelerators, machines, links, tiers and models, read from TOML files with sources.
+"""Catalog of accelerators, machines, links, storage tiers and models, read from TOML files that name their sources.
 
-Entries stay raw until all files are merged, because a later file may override single fields.
+Entries are converted to their types only after all files are merged, because a later file may override single fields.
 """
 
 import datetime as dt
@@ -31,13 +31,13 @@ SECTION_TYPES: dict[str, type[msgspec.Struct]] = {
 
 
 class CatalogEntry(msgspec.Struct, frozen=True):
-    """The fields of one table and its location for error messages."""
+    """Fields of one TOML table, not yet converted, and their location for error messages."""
 
     where: str
     fields: dict[str, object]
 
     def overridden_by(self, later: "CatalogEntry") -> "CatalogEntry":
-        """Override fields; the source then names the later file unless it states one."""
+        """Return this entry with fields overridden by a later one. Unless it sets `source`, the new one names both."""
         source = f"{later.where}; the rest: {self.fields.get('source')}"
         return CatalogEntry(later.where, {**self.fields, "source": source, **later.fields})
 
@@ -49,7 +49,7 @@ Sections = Mapping[str, Mapping[str, CatalogEntry]]
 
 
 def parse_entries(text: str, name: str) -> Sections:
-    """Parse the entries of a file; `name` identifies it in errors."""
+    """Parse the entries of a catalog file. `name` identifies the file in errors."""
     raw = parse_toml("catalog", text, name)
     for section in raw:
         if section not in SECTION_TYPES:
@@ -58,7 +58,7 @@ def parse_entries(text: str, name: str) -> Sections:
 
 
 def merge_sections(earlier: Sections, later: Sections) -> Sections:
-    """Merge entries; fields of the later file override those of an earlier entry with the same name."""
+    """Merge the entries of two files. Fields of the later file override those of an entry with the same name."""
     return {
         section: {
             **earlier[section],
@@ -72,7 +72,7 @@ def merge_sections(earlier: Sections, later: Sections) -> Sections:
 
 
 def build_entry(name: str, entry: CatalogEntry, kind: type[T]) -> T:
-    """Convert an entry to its type; raises ConfigurationError with file, entry and field."""
+    """Convert an entry to its type. Raises ConfigurationError with the file, entry and field of an invalid value."""
     known = [field for field in kind.__struct_fields__ if field != "name"]
     for field in entry.fields:
         if field not in known:
@@ -87,7 +87,7 @@ def build_entry(name: str, entry: CatalogEntry, kind: type[T]) -> T:
 
 
 def _entries(section: str, tables: object, name: str) -> dict[str, CatalogEntry]:
-    """Read the tables of one section."""
+    """Return the entries in one section of a parsed catalog file."""
     place = f"catalog {name}"
     if not isinstance(tables, dict):
         raise ConfigurationError(f"{place}: {section} must hold a table for each name, as in [{section}.mine]")
@@ -103,7 +103,7 @@ def _entries(section: str, tables: object, name: str) -> dict[str, CatalogEntry]
 
 
 def _normalized(entry: CatalogEntry, field: str, value: object) -> object:
-    """Normalize a TOML value: 80e9 becomes an integer, and an unquoted date becomes text."""
+    """Normalize a TOML value: a whole float such as 80e9 becomes an integer, and a date becomes text."""
     if isinstance(value, float):
         if not math.isfinite(value):
             raise entry.error(field, f"must be finite, not {value}")
@@ -116,7 +116,7 @@ _FAMILY: Final = "dgx-"
 
 
 class Catalog(msgspec.Struct, frozen=True, kw_only=True):
-    """All entries by name. Lookups of unknown names raise ConfigurationError with a suggestion and the known names."""
+    """All catalog entries by name. Lookups of unknown names raise ConfigurationError that lists the known names."""
 
     accelerators: dict[str, Accelerator]
     machines: dict[str, Machine]
@@ -128,7 +128,7 @@ class Catalog(msgspec.Struct, frozen=True, kw_only=True):
         return _find("accelerator", name, self.accelerators)
 
     def machine(self, name: str) -> Machine:
-        """Look up a machine by its name; `x` also finds `dgx-x`."""
+        """Look up a machine by name. The prefix `dgx-` may be omitted."""
         for full in (name, f"{_FAMILY}{name}"):
             if full in self.machines:
                 return self.machines[full]
@@ -142,7 +142,7 @@ class Catalog(msgspec.Struct, frozen=True, kw_only=True):
         return _find("tier", name, self.tiers)
 
     def model(self, name: str) -> Model:
-        """Look up a model by its name, or read a directory with a Hugging Face config.json.
+        """Look up a model by name, or read it from a directory with a Hugging Face config.json.
 
         Raises ModelError for an unsupported directory.
         """
@@ -166,10 +166,10 @@ def _find(kind: str, name: str, known: Mapping[str, T]) -> T:
 
 
 def load_catalog(extra: Sequence[Path] = ()) -> Catalog:
-    """Load the package's catalog, extended by the files of TWOFOLD_CATALOG and then of `extra`, in order.
+    """Load the package's catalog, extended by the files in TWOFOLD_CATALOG and then by `extra`, in order.
 
-    A table of a later file may contain only the fields that it overrides. Raises ConfigurationError with file, entry
-    and field for invalid files.
+    A table in a later file may contain only the fields that it overrides. Raises ConfigurationError with file, entry
+    and field for an invalid file.
     """
     sections = _package_sections()
     installed = (Path(part) for part in os.environ.get(ENVIRONMENT, "").split(os.pathsep) if part)
@@ -200,7 +200,7 @@ def _package_sections() -> Sections:
 
 
 def _with_accelerator(entry: CatalogEntry, accelerators: Mapping[str, CatalogEntry]) -> CatalogEntry:
-    """Return a machine's entry with the accelerator's name replaced by that accelerator's fields."""
+    """Return a machine's entry with the name of its accelerator replaced by the accelerator's fields."""
     name = entry.fields.get("accelerator")
     if name is None:
         return entry
@@ -212,7 +212,7 @@ def _with_accelerator(entry: CatalogEntry, accelerators: Mapping[str, CatalogEnt
 
 
 def _validated(model: Model, entry: CatalogEntry) -> Model:
-    """Validate the consistency of a model's figures."""
+    """Return the model. Raises ConfigurationError if its head or parameter counts contradict each other."""
     if model.heads % model.kv_heads:
         raise entry.error("kv_heads", f"{model.heads} heads cannot share {model.kv_heads} KV heads evenly")
     if model.active_parameters > model.parameters:

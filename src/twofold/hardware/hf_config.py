@@ -1,4 +1,4 @@
-"""Catalog models from Hugging Face model directories, without loading weights."""
+"""Conversion of Hugging Face model directories to catalog models, without loading weights."""
 
 import datetime as dt
 from pathlib import Path
@@ -22,10 +22,10 @@ class _Index(msgspec.Struct):
 
 
 def read_model(directory: Path) -> Model:
-    """Read the model of a directory with a config.json; its name is the directory's.
+    """Read the model in a directory with a config.json. The model is named after the directory.
 
-    Weights count at config.json's dtype; quantized weights at their size on disk, or by their bits if they are not
-    there. Raises ModelError for a missing, broken or unsupported file.
+    The size of weights follows from the dtype in config.json. For quantized weights it is their size on disk or,
+    without weight files, follows from the number of bits. Raises ModelError for a missing, broken or unsupported file.
     """
     config = ConfigJson(directory)
     kind = config.text("model_type", default="")
@@ -50,7 +50,7 @@ def read_model(directory: Path) -> Model:
 
 
 def _value_bytes(config: ConfigJson) -> int:
-    """Return the bytes of one KV cache value and of one unquantized weight."""
+    """Return the bytes per value of the model's dtype, for the KV cache and unquantized weights."""
     name = config.text("dtype", "torch_dtype", default="")
     if name and name not in _DTYPE_BYTES:
         raise config.error(str(unknown_name("dtype", name, _DTYPE_BYTES)))
@@ -58,7 +58,7 @@ def _value_bytes(config: ConfigJson) -> int:
 
 
 def _quantized_bytes(config: ConfigJson, directory: Path, parameters: int) -> int | None:
-    """Return the bytes of quantized weights, or None for unquantized weights."""
+    """Return the total bytes of quantized weights, or None if the weights are not quantized."""
     quantization = config.table("quantization_config")
     if quantization is None:
         return None
@@ -72,7 +72,7 @@ def _quantized_bytes(config: ConfigJson, directory: Path, parameters: int) -> in
 
 
 def _stored_bytes(directory: Path) -> int:
-    """Return the bytes of the weights on disk, from their index or the file sizes; 0 without weights."""
+    """Return the total bytes of the weight files, from their index or the file sizes; 0 without weight files."""
     index = directory / "model.safetensors.index.json"
     try:
         return round(msgspec.json.decode(index.read_bytes(), type=_Index).metadata.total_size)

@@ -1,4 +1,4 @@
-"""Accelerators, machines, links, storage tiers and models: capacity, speed, price and power."""
+"""Types of catalog entries: accelerators, machines, links, storage tiers and models."""
 
 from typing import Annotated
 
@@ -12,10 +12,10 @@ Text = Annotated[str, msgspec.Meta(min_length=1)]
 
 
 class Accelerator(msgspec.Struct, frozen=True, kw_only=True):
-    """One GPU. FLOP/s are dense bf16 peaks; bandwidths are bytes per second; power is in watts.
+    """A GPU type. FLOP/s are dense bf16 peaks, bandwidths are in bytes per second, power is in watts.
 
-    `interconnect_bytes_per_s` is the bandwidth to its neighbours in the machine in one direction: half of the data
-    sheet's value, which adds both directions.
+    `interconnect_bytes_per_s` is the bandwidth in one direction to the other accelerators of the machine: half of the
+    data sheet's value, which adds both directions.
     """
 
     name: Text
@@ -32,8 +32,9 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     """A server with `count` identical accelerators.
 
     `network_bytes_per_s` is the bandwidth of all NICs together, in each direction. `price_per_h` is in US dollars.
-    `tdp_w` is the provisioned power and `idle_w` the draw without load. `power_cap` caps accelerators to this share of
-    their TDP (1.0: uncapped). `power_units` is the machine's power in the units of SplitwiseSim's notebooks, if known.
+    `tdp_w` is the provisioned power and `idle_w` the draw without load. `power_cap` limits the accelerators to this
+    share of their TDP (1.0: uncapped). `power_units` is the machine's power in the units of SplitwiseSim's notebooks,
+    if known.
     """
 
     name: Text
@@ -54,7 +55,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Link(msgspec.Struct, frozen=True, kw_only=True):
-    """A link type, in one direction. `latency_s` is the fixed cost of starting a transfer."""
+    """A type of network link. Bandwidth is in one direction; `latency_s` is the fixed cost of a transfer."""
 
     name: Text
     bytes_per_s: Positive
@@ -64,7 +65,7 @@ class Link(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StorageTier(msgspec.Struct, frozen=True, kw_only=True):
-    """Storage for KV caches outside accelerators. A GB is 10^9 bytes, prices are in US dollars.
+    """A storage tier for KV caches outside accelerators. A GB is 10^9 bytes; prices are in US dollars.
 
     `bytes_per_s` is the read bandwidth of one machine, summed over its accelerators.
     """
@@ -77,11 +78,11 @@ class StorageTier(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Model(msgspec.Struct, frozen=True, kw_only=True):
-    """The architecture of a decoder-only transformer.
+    """Sizes of a decoder-only transformer.
 
-    `weight_bytes` is the resident size; `active_parameters` are those that a token passes through (fewer than
-    `parameters` for a mixture of experts). `kv_latent_dims` is set for latent attention (DeepSeek): the compressed
-    vector and its rotary key that are cached per layer instead of keys and values per head.
+    `weight_bytes` is the memory that weights occupy. `active_parameters` counts the parameters that compute each token
+    (fewer than `parameters` for a mixture of experts). `kv_latent_dims` is set for latent attention (DeepSeek): the
+    size of the compressed vector and rotary key that are cached per layer instead of keys and values per head.
     """
 
     name: Text

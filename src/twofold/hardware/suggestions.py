@@ -1,4 +1,4 @@
-"""User-facing errors for unknown names, invalid values and unreadable files."""
+"""Error messages for users: unknown names, invalid values and unreadable files."""
 
 import difflib
 import re
@@ -22,14 +22,14 @@ def suggestion(name: str, known: Iterable[str]) -> str:
 
 
 def unknown_name(kind: str, name: str, known: Iterable[str], *, also: Iterable[str] = ()) -> ConfigurationError:
-    """Create the error for a name that is not in `known`; `also` are accepted aliases that the error does not list."""
+    """Create the error for a name that is not in `known`. It may suggest names in `also`, but does not list them."""
     names = sorted(known)
     hint = suggestion(name, (*names, *also))
     return ConfigurationError(f"unknown {kind} {name!r}{hint}; choose from {', '.join(names)}")
 
 
 def explain_validation(error: msgspec.ValidationError) -> tuple[str, str]:
-    """Split a validation error into (place, reason); place is empty for the whole value."""
+    """Split a msgspec error into (place, reason) for users. The place is empty if the whole value is invalid."""
     found = _PLACE.fullmatch(str(error))
     place, what = (found["place"] or "", found["what"]) if found else ("", str(error))
     what = what.replace("`", "").replace("Object ", "").replace("object", "table")
@@ -37,7 +37,7 @@ def explain_validation(error: msgspec.ValidationError) -> tuple[str, str]:
 
 
 def read_text(kind: str, path: Path) -> str:
-    """Read a text file. Raises ConfigurationError that starts with `kind` and the path."""
+    """Read a text file. Raises ConfigurationError; the message starts with `kind` and the path."""
     try:
         return path.read_bytes().decode()
     except OSError as error:
@@ -47,7 +47,7 @@ def read_text(kind: str, path: Path) -> str:
 
 
 def read_yaml(kind: str, path: Path) -> Any:  # noqa: ANN401
-    """Read a YAML file; raises ConfigurationError as `read_text` does."""
+    """Read a YAML file. Raises ConfigurationError as `read_text` does."""
     text = read_text(kind, path)
     try:
         return msgspec.yaml.decode(text)
@@ -56,7 +56,7 @@ def read_yaml(kind: str, path: Path) -> Any:  # noqa: ANN401
 
 
 def parse_toml(kind: str, text: str, name: str) -> dict[str, Any]:
-    """Parse the text of the file `name`; raises ConfigurationError as `read_text` does."""
+    """Parse the TOML text of the file `name`. Raises ConfigurationError that starts with `kind` and the name."""
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:

@@ -1,1 +1,1 @@
-"""Deployment on Kubernetes: convert plans to Helm values and values to Kubernetes objects."""
+"""Deployment on Kubernetes: convert plans to Helm values, and values to Kubernetes objects."""

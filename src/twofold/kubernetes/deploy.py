@@ -92,7 +92,7 @@ def _write(text: str, output: str, name: str) -> None:
 
 
 def values_from(spec: ClusterSpec, catalog: Catalog, text: str, *, emulated: bool) -> Json:
-    """Helm values of a plan; `text` is the content of its file.
+    """Return the Helm values that serve a plan. `text` is the content of the plan's file.
 
     Each instance of the plan becomes a pod with one worker on one accelerator, on a node labelled with its machine.
     Raises ConfigurationError for pools that pods cannot serve.
@@ -110,7 +110,7 @@ def values_from(spec: ClusterSpec, catalog: Catalog, text: str, *, emulated: boo
 
 
 def _mistake(profile: InstanceProfile, before: Sequence[InstanceProfile]) -> str | None:
-    """Explain why pods cannot serve a pool, given the pools before it; None if they can."""
+    """Return the reason why pods cannot serve a pool, or None. `before` are the pools before it."""
     accelerators = profile.tensor_parallel * profile.pool.pipeline_parallel
     if accelerators > 1:
         return (
@@ -151,7 +151,7 @@ def _workers(profile: InstanceProfile, kv_bytes_per_token: int) -> Json:
 
 
 def merged(below: Json, above: Json) -> Json:
-    """Merge values as helm does: mappings key by key, other values replaced by those `above`."""
+    """Merge Helm values as helm does: merge mappings key by key, and replace other values by those in `above`."""
     made = dict(below)
     for key, value in above.items():
         under = made.get(key)
@@ -160,7 +160,7 @@ def merged(below: Json, above: Json) -> Json:
 
 
 def read_values(path: Path) -> Json:
-    """Read a YAML values file; raises ConfigurationError."""
+    """Read a YAML file of Helm values. Raises ConfigurationError if it is unreadable or not a mapping."""
     found = read_yaml("--values", path)
     if not isinstance(found, dict):
         raise ConfigurationError(f"--values {path} is not a mapping: write values as in `serve: {{slo: …}}`")
@@ -168,7 +168,7 @@ def read_values(path: Path) -> Json:
 
 
 def values_of(given: Json) -> Values:
-    """Add the defaults to `given`; raises ConfigurationError with the path of an invalid value."""
+    """Validate Helm values and add the defaults. Raises ConfigurationError with the path of an invalid value."""
     try:
         return msgspec.convert(merged(msgspec.to_builtins(Values()), given), Values)
     except msgspec.ValidationError as error:
@@ -177,17 +177,17 @@ def values_of(given: Json) -> Values:
 
 
 def documents(objects: Iterable[Json]) -> str:
-    """Format objects as YAML documents for `kubectl apply -f`."""
+    """Format Kubernetes objects as YAML documents for `kubectl apply -f`."""
     return "".join(f"---\n{as_yaml(each)}" for each in objects)
 
 
 def as_yaml(value: Json) -> str:
-    """Format as YAML, with multi-line texts as blocks."""
+    """Format a value as YAML, with multi-line texts as block scalars."""
     return str(yaml.dump(msgspec.to_builtins(value), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=_WIDTH))
 
 
 class _Dumper(yaml.SafeDumper):  # type: ignore[misc]  # PyYAML has no types
-    """Writes multi-line texts as blocks, and repeated values without anchors."""
+    """YAML dumper that writes multi-line texts as block scalars and repeats values instead of using anchors."""
 
     def ignore_aliases(self, _: object) -> bool:
         return True

@@ -1,4 +1,4 @@
-"""Kubernetes objects of a deployment, equal to those that the Helm chart renders."""
+"""Kubernetes objects of a deployment. The Helm chart renders the same objects."""
 
 from collections.abc import Iterator
 from importlib.resources import files
@@ -11,7 +11,7 @@ from twofold.scheduling.routers import FIXED_ROLE_ROUTERS, LIVE_ROUTERS
 
 
 def check(values: Values) -> None:
-    """Raise ConfigurationError for values that cannot serve."""
+    """Raise ConfigurationError if a deployment with these values could not serve requests."""
     if values.engine == "emulated":
         require(bool(values.plan), "engine emulated needs plan, with the machines to emulate")
         return
@@ -24,7 +24,7 @@ def check(values: Values) -> None:
 
 
 def objects_of(name: str, values: Values) -> list[Json]:
-    """All objects of the release `name`; raises ConfigurationError if they cannot serve."""
+    """Return all Kubernetes objects of the release `name`. Raises ConfigurationError as `check` does."""
     check(values)
     return list(_objects(name, values))
 
@@ -57,7 +57,7 @@ def _objects(name: str, values: Values) -> Iterator[Json]:
 
 
 def _gateway(name: str, values: Values) -> Json:
-    """Return a StatefulSet: it never runs two pods at once, and there can be only one controller."""
+    """Return the gateway's StatefulSet. It never runs two pods at once, because there can be only one controller."""
     spec: Json = {
         "serviceName": name,
         "replicas": 1,
@@ -115,7 +115,7 @@ def _policy(name: str, part: str, pods: dict[str, str], ingress: Json) -> Json:
 def _object(
     version: str, kind: str, name: str, part: str | None, more: dict[str, str] | None = None, **fields: object
 ) -> Json:
-    """Create an object of a release, with its labels and the labels `more`."""
+    """Return a Kubernetes object with the labels of the release and the additional labels `more`."""
     metadata = {"name": name if part is None else f"{name}-{part}", "labels": {**labels(name), **(more or {})}}
     return {"apiVersion": version, "kind": kind, "metadata": metadata, **fields}
 

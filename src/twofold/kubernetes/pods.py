@@ -1,4 +1,4 @@
-"""Pods: commands, containers, volumes, probes and users."""
+"""Pod templates of gateway and workers: commands, containers, volumes, probes and users."""
 
 import re
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ _TMP: Final = "/tmp"  # noqa: S108  (a volume of the pod, and its only writable 
 
 
 def workers_of(values: Values) -> dict[Role, WorkerValues]:
-    """Return the workers of each role that has pods."""
+    """Return the values of the workers of each role that has replicas; none for an emulated service."""
     if values.engine == "emulated":
         return {}
     workers = values.workers
@@ -30,7 +30,7 @@ def workers_of(values: Values) -> dict[Role, WorkerValues]:
 
 
 def serve_args(values: Values) -> list[str]:
-    """Arguments of `twofold serve` without local workers, unless they are emulated; Kubernetes expands `$(POD_IP)`."""
+    """Return the arguments of `twofold serve` in the gateway's pod. Kubernetes expands `$(POD_IP)`."""
     args = ["serve"]
     if values.engine == "emulated":
         args += ["--engine=emulated", f"--cluster={PLAN_DIR}/plan.yaml"]
@@ -46,7 +46,7 @@ def serve_args(values: Values) -> list[str]:
 
 
 def _flags(group: ServeValues) -> Iterator[str]:
-    """Flags in alphabetical order, as in the chart, then the extra arguments."""
+    """Yield the flags of a group of values in alphabetical order, as the chart does, then the extra arguments."""
     values = msgspec.to_builtins(group)
     for key, value in sorted(values.items()):
         flag = re.sub(r"(?=[A-Z])", "-", key).lower()
@@ -58,7 +58,7 @@ def _flags(group: ServeValues) -> Iterator[str]:
 
 
 def join_args(name: str, values: Values, role: Role, workers: WorkerValues) -> list[str]:
-    """Arguments of `twofold join` for the workers of a role, which reach the gateway through its Service."""
+    """Return the arguments of `twofold join` for the workers of a role, which connect to the gateway's Service."""
     args = ["join", f"tcp://{name}-bus:{values.gateway.bus_port}", f"--cluster-key={KEY_FILE}"]
     args += [f"--model={values.model.path}", f"{_JOIN_FLAGS[role]}={workers.workers_per_pod}"]
     args += ["--name=$(POD_NAME)", "--address=$(POD_IP)", f"--device={workers.device}"]
@@ -72,13 +72,13 @@ def join_args(name: str, values: Values, role: Role, workers: WorkerValues) -> l
 
 
 def labels(name: str, component: str | None = None) -> dict[str, str]:
-    """Return the labels of everything in a release, or of the pods of a component."""
+    """Return the labels of all objects of a release, or those of the pods of one component."""
     found = {"app.kubernetes.io/name": "twofold", "app.kubernetes.io/instance": name}
     return found if component is None else {**found, "app.kubernetes.io/component": component}
 
 
 def gateway_pod(name: str, values: Values) -> Json:
-    """Return the template of the gateway's pod."""
+    """Return the pod template of the gateway."""
     gateway, emulated = values.gateway, values.engine == "emulated"
     ports: list[Json] = [{"name": "http", "containerPort": gateway.port}]
     if not emulated:
@@ -106,7 +106,7 @@ def gateway_pod(name: str, values: Values) -> Json:
 
 
 def worker_pod(name: str, values: Values, role: Role, workers: WorkerValues) -> Json:
-    """The template of the pods of a role; without probes, as the gateway stops workers that hang."""
+    """Return the pod template of the workers of a role. It has no probes, as the gateway stops workers that hang."""
     container: Json = {"args": join_args(name, values, role, workers)}
     mounts: list[Json] = []
     volumes: list[Json] = []
@@ -183,7 +183,7 @@ def _pod(
 
 
 def _key_copier(values: Values) -> Json:
-    """Copy the cluster key: a mounted Secret is readable by the group, and Twofold rejects such a key."""
+    """Return an init container that copies the cluster key, as Twofold rejects the group-readable file of a Secret."""
     return {
         "name": "cluster-key",
         **_image(values),

@@ -1,7 +1,7 @@
-"""Types, defaults and descriptions of a deployment's values, for the Helm chart and for `twofold deploy`.
+"""Helm values of a deployment: types, defaults and descriptions, for the Helm chart and for `twofold deploy`.
 
-Values for flags of `twofold serve` and `twofold join` derive from the settings of these commands. `make chart` writes
-the chart's `values.yaml`, `values.schema.json` and the table in its README from this module.
+Values for flags of `twofold serve` and `twofold join` are derived from the settings of these commands. `make chart`
+generates the chart's `values.yaml`, `values.schema.json` and the table in its README from this module.
 """
 
 from dataclasses import fields
@@ -30,16 +30,16 @@ _SET_BY_PODS: Final = {
 
 
 class _Values(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
-    """Base class of a group of values."""
+    """Base class of groups of Helm values."""
 
 
 def _flag(settings: type[Settings], name: str) -> Meta:
-    """Description of a flag, from its help text."""
+    """Return the description of a value that sets a flag, from the flag's help text."""
     return Meta(description=f"`{flag_name(name)}`: {help_text(settings, name)}")
 
 
 def _serve_fields() -> list[tuple[str, Any, Any]]:
-    """Fields for the flags of `twofold serve` that the pods do not set; null omits a flag."""
+    """Return struct fields for the flags of `twofold serve` that pods do not set themselves. null omits the flag."""
     hints, flags = get_type_hints(ServeSettings), flags_of(ServeSettings)
     made: list[tuple[str, Any, Any]] = []
     for field in fields(ServeSettings):
@@ -95,7 +95,7 @@ class SecretText(_Values, frozen=True):
 if TYPE_CHECKING:
 
     class ServeValues(_Values, frozen=True):
-        """Fields declared for type checking; the others are generated."""
+        """Helm values for `twofold serve`. The type checker sees only fields used in code; at run time all exist."""
 
         router: str | None = None
 
@@ -113,7 +113,7 @@ else:
 
 
 class PodValues(_Values, frozen=True):
-    """Values of the pods of gateway and workers."""
+    """Values that the pods of gateway and workers have in common."""
 
     resources: Annotated[
         Json,
@@ -207,7 +207,7 @@ class NetworkPolicy(_Values, frozen=True):
 
 
 class Values(_Values, frozen=True):
-    """Root of the values."""
+    """All Helm values of a deployment."""
 
     image: Annotated[Image, Meta(description="Container image of gateway and workers.")] = Image()
     engine: Annotated[

@@ -1,7 +1,7 @@
-"""The interface of performance models: seconds and watts of an iteration of one instance.
+"""Interface of performance models, which predict the seconds and watts of an instance's iterations.
 
-For a given number of sequences, a decode iteration is linear in the KV tokens it reads. Every model states it as two
-coefficients, so that a simulator can sum a run of iterations in closed form.
+For a fixed number of sequences, the time of a decode iteration is linear in the KV tokens read. Every model returns it
+as two coefficients, so that a simulator can sum many iterations in closed form.
 """
 
 from abc import ABC, abstractmethod
@@ -14,7 +14,7 @@ from twofold.performance.cost import DecodeCost, ModelAccuracy
 
 @dataclass(kw_only=True)
 class InstancePower:
-    """Watts of one instance. Shares refer to the accelerators' TDP; `twofold.performance.power` has the assumptions."""
+    """Power model of an instance, in watts. Shares are fractions of TDP; see `twofold.performance.power`."""
 
     idle_w: float
     overhead_w: float
@@ -25,12 +25,12 @@ class InstancePower:
     saturation_tokens: int
 
     def prefill_w(self, tokens: int) -> float:
-        """Watts while prompts with `tokens` tokens in all run, alone or beside decodes."""
+        """Return the watts of an iteration with `tokens` prompt tokens in total, with or without decodes."""
         full = min(tokens / self.saturation_tokens, 1.0)
         return self._watts(self.decode_share + (1.0 - self.decode_share) * full)
 
     def decode_w(self, sequences: int) -> float:
-        """Watts while a decode iteration of `sequences` sequences runs."""
+        """Return the watts of an iteration that decodes `sequences` sequences and no prompts."""
         return self._watts(self.decode_share + self.sequence_share * max(sequences - 1, 0))
 
     def _watts(self, share: float) -> float:
@@ -44,11 +44,11 @@ NO_POWER = InstancePower(
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class PerformanceModel(ABC):
-    """Times and power of one instance: a model on machines at one tensor and pipeline parallelism.
+    """Predicts times and power of one instance: a model on one machine type with fixed tensor and pipeline parallelism.
 
-    `name` is for display, such as `fitted bloom-176b on dgx-h100 TP8`. In a pipeline, an iteration passes all `stages`
-    one after the other, and the times are those of the whole iteration. `power` computes the watts: an `InstancePower`,
-    or another model with the same power.
+    `name` is for display, such as `fitted bloom-176b on dgx-h100 TP8`. In a pipeline, an iteration runs in one stage
+    after the other, and its time is the sum over all `stages`. `power` predicts the watts: an `InstancePower`, or
+    another performance model with the same power.
     """
 
     name: str
@@ -58,36 +58,37 @@ class PerformanceModel(ABC):
 
     @property
     def first_stage(self) -> "PerformanceModel":
-        """Times and power of the first stage alone."""
+        """Performance model of the first pipeline stage alone."""
         return self
 
     @property
     def later_stage(self) -> "PerformanceModel":
-        """Times and power of each later stage alone, including the transfer of activations to it."""
+        """Performance model of any other pipeline stage alone, including the transfer of activations to it."""
         return self
 
     @abstractmethod
     def prefill_s(self, tokens: int, squares: int) -> float:
-        """Seconds of an iteration of prompts only.
+        """Return the seconds of an iteration that contains only prompts.
 
-        `tokens` is the number of computed tokens. `squares` is Σ((context + tokens)² − context²) over the sequences:
-        Σ tokens² for whole prompts, and the same sum for a prompt cut into chunks.
+        `tokens` is the number of prompt tokens computed. `squares` is Σ((context + tokens)² − context²) over the
+        sequences, for the cost of attention. It is Σ tokens² for whole prompts; the chunks of a prompt add up to the
+        same value.
         """
 
     @abstractmethod
     def decode_cost(self, sequences: int) -> DecodeCost:
-        """Cost of an iteration in which `sequences` sequences decode one token each."""
+        """Return the cost coefficients of an iteration in which `sequences` sequences decode one token each."""
 
     @abstractmethod
     def mixed_s(self, tokens: int, squares: int, sequences: int, context: int) -> float:
-        """Seconds of an iteration of `tokens` prompt tokens and `sequences` decodes with `context` KV tokens in all."""
+        """Return the seconds of an iteration: `tokens` prompt tokens and `sequences` decodes (`context` KV tokens)."""
 
     def uncontended(self, prompt_tokens: int, output_tokens: int) -> tuple[float, float]:
-        """(TTFT, TPOT) in seconds of a request that runs alone: one prefill, then decodes of one sequence.
+        """Return (TTFT, TPOT) in seconds of a request that runs alone on the instance.
 
         Prefill produces the first token. The decode of token i + 1 reads the prompt and the i tokens before it, so over
-        i = 1 … n − 1 the mean context is prompt + n/2. With one output token, TPOT is the time of the first decode that
-        would follow.
+        i = 1 … n − 1 the mean context is prompt + n/2. For a request with one output token, TPOT is the predicted time
+        of a second token.
         """
         cost = self.decode_cost(1)
         context = prompt_tokens + max(output_tokens, 2) / 2
@@ -96,13 +97,13 @@ class PerformanceModel(ABC):
 
     @property
     def idle_w(self) -> float:
-        """Watts of the instance's share of its machine between batches."""
+        """Watts that the instance's share of its machine draws between iterations."""
         return self.power.idle_w
 
     def prefill_w(self, tokens: int) -> float:
-        """Watts while prompts run, alone or beside decodes."""
+        """Return the watts of an iteration with `tokens` prompt tokens in total, with or without decodes."""
         return self.power.prefill_w(tokens)
 
     def decode_w(self, sequences: int) -> float:
-        """Watts while a decode iteration runs."""
+        """Return the watts of an iteration that decodes `sequences` sequences and no prompts."""
         return self.power.decode_w(sequences)

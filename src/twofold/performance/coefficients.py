@@ -1,8 +1,8 @@
-"""Coefficients of performance models, and the TOML files that contain them.
+"""Coefficients of performance models, and the TOML files that store them.
 
-A calibration file has one `[[calibration]]` per model, accelerator and tensor parallelism; `twofold calibrate fit`
-writes it. TWOFOLD_CALIBRATION names additional files, separated as in PATH, which take precedence over the package's.
-These structs are not compiled: mypyc does not support msgspec.
+A calibration file, written by `twofold calibrate fit`, has one `[[calibration]]` per model, accelerator and tensor
+parallelism. TWOFOLD_CALIBRATION names additional files, separated as in PATH; they take precedence over the package's
+calibrations. mypyc does not compile this module, because it does not support msgspec.
 """
 
 import os
@@ -18,7 +18,7 @@ from twofold.errors import ConfigurationError
 
 @cache
 def data_bytes(name: str) -> bytes:
-    """The content of performance/data/NAME."""
+    """Read the package's data file performance/data/NAME."""
     return files("twofold.performance").joinpath("data", name).read_bytes()
 
 
@@ -26,7 +26,7 @@ ENVIRONMENT = "TWOFOLD_CALIBRATION"
 
 
 class MeasuredPair(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A model and the accelerators on which it was measured."""
+    """Base class of measured data: names the model, the accelerator and the tensor parallelism."""
 
     model: str
     accelerator: str
@@ -39,7 +39,7 @@ class MeasuredPair(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class PrefillCoefficients(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Milliseconds, for the formula in `twofold.performance.fitted`."""
+    """Coefficients of the prefill formula in `twofold.performance.fitted`, in milliseconds."""
 
     floor_ms: float
     token_ms: float
@@ -48,7 +48,7 @@ class PrefillCoefficients(msgspec.Struct, frozen=True, forbid_unknown_fields=Tru
 
 
 class DecodeCoefficients(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Milliseconds, for the formula in `twofold.performance.fitted`."""
+    """Coefficients of the decode formula in `twofold.performance.fitted`, in milliseconds."""
 
     base_ms: float
     sequence_ms: float
@@ -57,10 +57,11 @@ class DecodeCoefficients(msgspec.Struct, frozen=True, forbid_unknown_fields=True
 
 
 class Calibration(MeasuredPair, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Result of one fit. Errors are mean absolute relative errors on held-out configurations.
+    """Fitted coefficients of one model on one accelerator, with their errors and origin.
 
-    The formula extrapolates beyond the measured `max_` values. `decode_power` is the measured share of TDP that
-    decode of one sequence draws. `dropped` lists the rows left out of the fit, with reasons.
+    Errors are mean absolute relative errors on held-out configurations. Predictions beyond the `max_` values
+    extrapolate the measurements. `decode_power` is the measured share of TDP that decode of one sequence draws.
+    `dropped` lists the measurements left out of the fit, with reasons.
     """
 
     prefill: PrefillCoefficients
@@ -95,7 +96,7 @@ def read_calibrations(path: Path) -> list[Calibration]:
 
 
 def calibrations(extra: Sequence[Path] = ()) -> list[Calibration]:
-    """All calibrations: from `extra` files, then the environment, then the package."""
+    """Return all calibrations in order of precedence: `extra` files, TWOFOLD_CALIBRATION, then the package."""
     installed = (Path(name) for name in os.environ.get(ENVIRONMENT, "").split(os.pathsep) if name)
     return [*(entry for path in (*extra, *installed) for entry in read_calibrations(path)), *packaged()]
 
@@ -106,7 +107,7 @@ def packaged() -> list[Calibration]:
 
 
 def to_toml(fits: Sequence[Calibration], heading: str) -> str:
-    """Text of a calibration file with `heading` as its first comment."""
+    """Format calibrations as the text of a calibration file that starts with `heading` as a comment."""
     lines = [f"# {line}" for line in heading.splitlines()]
     for fit in fits:
         lines += ["", "[[calibration]]", *_table(msgspec.to_builtins(fit))]
@@ -116,17 +117,17 @@ def to_toml(fits: Sequence[Calibration], heading: str) -> str:
 
 
 def _table(values: dict[str, object]) -> Iterator[str]:
-    """Encode TOML lines. Strings, numbers and lists of strings match JSON, except whole floats."""
+    """Yield a TOML line per plain value. JSON formats strings, integers and lists as TOML does; floats need repr."""
     for key, value in values.items():
         if value is not None and not isinstance(value, dict):
             yield f"{key} = {value!r}" if isinstance(value, float) else f"{key} = {msgspec.json.encode(value).decode()}"
 
 
 class PowerLaw(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Shares of an accelerator's TDP, fitted by bench/splitwise/fit_power.py.
+    """Power draw as shares of an accelerator's TDP, fitted by bench/splitwise/fit_power.py.
 
-    Decode of one sequence draws `decode + memory · (share of memory bandwidth in use)`, and each further sequence
-    `sequence` more. Prefill draws TDP from `saturation_tokens` on.
+    Decode of one sequence draws `decode + memory · (share of memory bandwidth in use)`; each further sequence adds
+    `sequence`. Prefill of `saturation_tokens` or more prompt tokens draws the full TDP.
     """
 
     decode: float
@@ -141,12 +142,12 @@ class PowerLaw(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 @cache
 def power_law() -> PowerLaw:
-    """The packaged power law."""
+    """Load the power law from the package's data."""
     return msgspec.toml.decode(data_bytes("power.toml"), type=PowerLaw)
 
 
 class Knots(MeasuredPair, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Medians of one profiled pair: seconds of prompt and token time at each number of batched tokens."""
+    """Interpolation points of SplitwiseSim for one model and machine: prompt and token seconds by tokens per batch."""
 
     tokens: list[int]
     prompt_s: list[float]
@@ -154,7 +155,7 @@ class Knots(MeasuredPair, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 
 class KnotsFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Output of bench/splitwise/derive_knots.py."""
+    """Contents of splitwise-published.toml, written by bench/splitwise/derive_knots.py."""
 
     source: str
     date: str
@@ -163,5 +164,5 @@ class KnotsFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 @cache
 def published_knots() -> KnotsFile:
-    """The packaged knots."""
+    """Load splitwise-published.toml from the package's data."""
     return msgspec.toml.decode(data_bytes("splitwise-published.toml"), type=KnotsFile)

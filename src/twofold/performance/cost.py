@@ -1,13 +1,13 @@
-"""Values that performance models return. These structs are not compiled: mypyc does not support msgspec."""
+"""Results of performance models. mypyc does not compile this module, because it does not support msgspec."""
 
 import msgspec
 
 
 class ModelAccuracy(msgspec.Struct, frozen=True, kw_only=True):
-    """Mean absolute relative errors of a model against held-out measurements; None if unknown.
+    """Mean absolute relative errors of a performance model on held-out measurements; None if unknown.
 
-    `estimated` marks a pair of model and machine without measurements: the errors then come from the same method on
-    measured pairs. `basis` is a short description of the underlying data.
+    `estimated` is set if the model was not fitted to this pair of model and machine; the errors are then those of the
+    same method on measured pairs. `basis` briefly describes the underlying data.
     """
 
     prefill: float | None

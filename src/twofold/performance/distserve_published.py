@@ -1,17 +1,17 @@
-"""The latency model of DistServe's simulator, to reproduce its figures.
+"""Latency model of DistServe's simulator, for reproducing the paper's figures.
 
-Milliseconds on A100-80GB, where l is the length of each prompt of a batch and PP the pipeline parallelism:
+Milliseconds of one pipeline stage on A100-80GB, with l the length of each prompt in the batch and PP the number of
+stages:
 
     prefill = (a + b·Σl + c·Σl²) / PP + PP            + 2 + 1e-4·Σl
     decode  = (a + b·Σ(context + 1) + c·batch) / PP   + 2 + 1e-4·Σcontext
 
-These are the times of one of PP stages. The second part is the overhead of the first stage; later stages take only the
-first part and no time for activations. Decode uses one set of coefficients below 95 sequences and another from 95 on,
-so 95 sequences can be faster than 94.
+The last terms, after the gap, are an overhead of the first stage only. Sending activations to a later stage takes no
+time. Decode has one set of coefficients below 95 sequences and another from 95 on, so 95 sequences can be faster than
+94. Σcontext excludes the new tokens; it is the number of KV tokens in `DecodeCost`.
 
-The original takes the context of a decode before the new token and adds 1. Here the KV tokens of `DecodeCost` stand
-for that context. The original has no mixed iterations. We assume that decodes add to a prefill their cost beyond a and
-the per-iteration overhead.
+DistServe's simulator has no mixed iterations. Here a mixed iteration takes the time of its prefill plus that of its
+decodes, which is computed without the coefficient a and the constant overhead.
 """
 
 from functools import cache
@@ -39,7 +39,7 @@ _OVERHEAD_MS, _OVERHEAD_TOKEN_MS = 2.0, 1e-4
 
 
 class LatencyCoefficients(msgspec.Struct, frozen=True, array_like=True):
-    """Coefficients a, b and c of one formula, in milliseconds."""
+    """Coefficients a, b and c of the prefill or decode formula, in milliseconds."""
 
     a: float
     b: float
@@ -47,7 +47,7 @@ class LatencyCoefficients(msgspec.Struct, frozen=True, array_like=True):
 
 
 class PublishedLatency(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One line of the table: a model at one tensor parallelism on one engine."""
+    """Published coefficients of one model at one tensor parallelism on one engine."""
 
     engine: str
     model: str
@@ -58,7 +58,7 @@ class PublishedLatency(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 
 
 class PublishedLatencies(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Contents of performance/data/distserve-published.toml."""
+    """Contents of performance/data/distserve-published.toml: coefficients and KV capacities."""
 
     accelerator: str
     source: str
@@ -68,7 +68,7 @@ class PublishedLatencies(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
 
 
 class DistservePublishedModel(PerformanceModel):
-    """One of `stages` pipeline stages, with the coefficients of one line of the table."""
+    """Performance model of one of `stages` pipeline stages, with DistServe's published coefficients."""
 
     def __init__(
         self,
@@ -114,9 +114,10 @@ class DistservePublishedModel(PerformanceModel):
 def distserve_published(
     model: Model, machine: Machine, tensor_parallel: int, *, engine: str = "distserve"
 ) -> DistservePublishedModel:
-    """The published model of an instance.
+    """Performance model of DistServe's simulator, for the models published with it on A100-80GB.
 
-    Raises ConfigurationError, listing the table, for an unknown pair or engine.
+    Returns the model of an instance without pipeline. Raises ConfigurationError, listing the published models, for an
+    unknown model, accelerator, tensor parallelism or engine.
     """
     line = _line(model, machine, tensor_parallel, engine)
     return DistservePublishedModel(line, model, machine, tensor_parallel)
@@ -125,7 +126,7 @@ def distserve_published(
 def distserve_pipeline(
     model: Model, machine: Machine, tensor_parallel: int, pipeline_parallel: int, *, engine: str = "distserve"
 ) -> Pipeline:
-    """The published model of a pipeline. Raises ConfigurationError also for more stages than layers."""
+    """Return DistServe's published model of a pipeline. Also raises ConfigurationError for more stages than layers."""
     stage_layers(model, pipeline_parallel)
     line = _line(model, machine, tensor_parallel, engine)
     first, later = (
@@ -136,7 +137,7 @@ def distserve_pipeline(
 
 
 def published_capacity(model: str, tensor_parallel: int, pipeline_parallel: int) -> int | None:
-    """KV capacity in tokens as the authors measured it; None if their table lacks the configuration."""
+    """Return the KV capacity in tokens that DistServe's authors measured; None for an unpublished configuration."""
     for *degrees, tokens in _latencies().capacity.get(model, ()):
         if degrees == [tensor_parallel, pipeline_parallel]:
             return tokens

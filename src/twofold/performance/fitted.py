@@ -1,16 +1,16 @@
-"""Times fitted to a measured profile of the same model and accelerator.
+"""Performance model fitted to a measured profile of the same model and accelerator.
 
-With n batched prompt tokens, S their squares (see `PerformanceModel.prefill_s`), b decodes that read C KV tokens:
+With n prompt tokens per batch, S their squares (see `PerformanceModel.prefill_s`) and b decodes that read C KV tokens:
 
     prefill(n, S) = (floor^p + (a·n)^p)^(1/p) + e·n·w(n) + q·S         p = 2.5
     decode(b, C)  = t0 + k·b + k2·max(b − 32, 0) + c·C
     mixed         = max(prefill(n, S), t0) + decode(b, C) − t0
 
-- Below a few hundred tokens, prefill is bound by weight reads and kernel launches (the floor), then by compute (a); p
-  rounds the corner. Attention grows with the square of a prompt (q).
-- Throughput falls beyond 2,048 batched tokens (Splitwise, figure 6): e is the extra cost of a token from 4,096 on. The
-  profile has no sizes between the two, so w rises linearly from 0 to 1 there and no longer batch is faster.
-- Beyond 32 sequences, each further decode costs k2 more. Every KV token read costs c.
+- Below a few hundred tokens, prefill is bound by weight reads and kernel launches (floor), beyond by compute (a); p
+  smooths the transition. Attention costs q for each square.
+- Throughput falls beyond 2,048 batched tokens (Splitwise, figure 6). The extra cost per token is e from 4,096 tokens
+  on. The profile has no sizes between the two, so the weight w rises linearly from 0 to 1 there.
+- Each decode costs k, each beyond 32 costs k2 more, and each KV token read costs c.
 - A mixed iteration reads the weights once, so decodes add only their cost beyond t0. This is an assumption, because
   the profile has no mixed iterations.
 
@@ -33,7 +33,7 @@ LARGE_BATCH = 32
 
 
 class FittedModel(PerformanceModel):
-    """The formula of this module with the coefficients of one calibration."""
+    """Performance model with the formula of this module and the coefficients of one calibration."""
 
     def __init__(self, calibration: Calibration, model: Model, machine: Machine, tensor_parallel: int) -> None:
         self.name = instance_name("fitted", model, machine, tensor_parallel)
@@ -70,19 +70,20 @@ class FittedModel(PerformanceModel):
 
 
 def long_share(tokens: float) -> float:
-    """Share of the extra cost of long batches: 0 up to 2,048 tokens, 1 from 4,096 on."""
+    """Return the weight w of the extra cost per token in long batches: 0 up to 2,048 tokens, 1 from 4,096 on."""
     return min(max((tokens - LONG_TOKENS) / (FULL_LONG_TOKENS - LONG_TOKENS), 0.0), 1.0)
 
 
 def fitted(model: Model, machine: Machine, tensor_parallel: int, *, extra: Sequence[Path] = ()) -> FittedModel:
-    """The calibrated model of a pair, from `extra` files first.
+    """Performance model fitted to measurements of the same model, accelerator and tensor parallelism.
 
-    Raises ConfigurationError, listing the calibrated pairs, if this one has no calibration.
+    Calibrations in `extra` files take precedence. Raises ConfigurationError, listing the calibrated models, if none
+    fits.
     """
     entry = require_pair(calibrations(extra), model, machine, tensor_parallel, "calibration")
     return FittedModel(entry, model, machine, tensor_parallel)
 
 
 def is_fitted(model: Model, machine: Machine, tensor_parallel: int) -> bool:
-    """Whether the pair has a calibration."""
+    """Return whether a calibration exists for the model on the machine's accelerators."""
     return find_pair(calibrations(), model, machine, tensor_parallel) is not None

@@ -1,4 +1,4 @@
-"""Profile of a live service on one host, from which a simulation can run the same service.
+"""Host profile: measured performance of a live service on one host, for simulations of services on that host.
 
 `twofold calibrate live` writes the profile as YAML; `twofold simulate --profile` and `twofold verify` read it. Times
 are in seconds. The engine packs all tokens of an iteration into one matrix. With n prompt tokens and b decodes in an
@@ -13,7 +13,7 @@ iteration, S the squares of its prompts (see `PerformanceModel.prefill_s`) and C
 - The same formula covers prefill, decode and mixed iterations, because the same code runs them.
 - Compute and memory reads slow down differently on a shared host: `decode_factor` multiplies the time of iterations
   without prompts.
-- After a pause, the next iteration of a worker takes `cold_s` longer: its core slept, and others filled the caches.
+- The first iteration after an idle period takes `cold_s` longer: the core slept, and other processes used the caches.
 """
 
 from itertools import pairwise
@@ -33,9 +33,9 @@ BENDS: Final = (0, 3, 4, 8, 32, 128, 512)
 
 
 class PackedTimes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Coefficients in seconds; see the module for the formula. `token_s` has the slope of f after each bend.
+    """Coefficients of the iteration time, in seconds, for the formula of this module.
 
-    Errors are mean absolute relative errors on held-out iterations, by kind.
+    `token_s` has the slope of f after each bend. Errors are mean absolute relative errors on held-out iterations.
     """
 
     base_s: float
@@ -51,7 +51,7 @@ class PackedTimes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     iterations: int = 0
 
     def seconds(self, tokens: int, squares: int, sequences: int, context: int) -> float:
-        """Seconds of an iteration of `tokens` prompt tokens and `sequences` decodes that read `context` KV tokens."""
+        """Return the seconds of an iteration: `tokens` prompt tokens and `sequences` decodes (`context` KV tokens)."""
         packed = spread(tokens + sequences)
         linear_s = sum(slope * part for slope, part in zip(self.token_s, packed, strict=True))
         attention_s = self.square_s * squares + self.context_s * context
@@ -59,7 +59,7 @@ class PackedTimes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         return seconds if tokens else seconds * self.decode_factor
 
     def slower(self, factor: float, decodes: float | None = None) -> "PackedTimes":
-        """Scale all times by `factor`, or those of iterations without prompts by `decodes`."""
+        """Return a copy with times multiplied by `factor`, or by `decodes` (if set) in iterations without prompts."""
         return msgspec.structs.replace(
             self,
             base_s=self.base_s * factor,
@@ -73,13 +73,13 @@ class PackedTimes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 def spread(tokens: float) -> list[float]:
-    """Split `tokens` into the parts between successive bends."""
+    """Split a number of tokens into the part in each linear segment of f, that is, between successive bends."""
     ends = (*BENDS, float("inf"))
     return [min(max(tokens - low, 0), high - low) for low, high in pairwise(ends)]
 
 
 class PackedModel(PerformanceModel):
-    """Performance model of one worker of a profiled host. Power was not measured and counts as 0."""
+    """Performance model of one worker on a profiled host. Power is 0, because it was not measured."""
 
     def __init__(self, name: str, times: PackedTimes) -> None:
         self.name, self.power = name, NO_POWER
@@ -105,7 +105,7 @@ HOST = "host"  # machine name in cluster specs: one worker on one share of the c
 
 
 class GatewayTimes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """CPU times and delays between clients and workers on the same host.
+    """CPU seconds of the gateway, and delays between clients and workers on the same host.
 
     A request costs `request_s` plus `prompt_token_s` per prompt token, and reaches a worker `request_delay_s` later.
     The output of an iteration costs `step_s` plus `token_s` per token, and reaches the clients `step_delay_s` later.
@@ -120,8 +120,8 @@ class GatewayTimes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class HostLink(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """KV transfer between two workers: bandwidth, fixed cost of a transfer, and the synchronization that a layer-wise
-    hand-off adds after the first token.
+    """Speed of KV transfers between two workers of the host. `latency_s` is the fixed cost of a transfer; `sync_s` is
+    the synchronization that a layer-wise hand-off adds after the first token.
     """
 
     bytes_per_s: float
@@ -130,10 +130,10 @@ class HostLink(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class ContentionFactors(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Slowdown of an iteration by other workers.
+    """Factors by which other workers of the host slow down an iteration.
 
-    `crowded` applies while all other cores are busy and share memory and caches. `shared` applies, beyond taking turns,
-    while an iteration of the other phase runs on the same core.
+    `crowded` applies while all other cores are busy, because cores share memory bandwidth and caches. `shared` applies
+    while an iteration of the other phase runs on the same core, in addition to the time lost by taking turns.
     """
 
     crowded: float = 1.0
@@ -141,10 +141,10 @@ class ContentionFactors(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 
 
 class HostProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A host, its engine with one model, and the service around it.
+    """Measured performance of a host that serves one model: engine, KV transfers, gateway and contention.
 
-    The service may use `cores` cores; each worker computes with `threads` threads. `kv_capacity_tokens` is the
-    default KV capacity of a worker.
+    The service may use `cores` cores; each worker computes with `threads` threads. `kv_capacity_tokens` is the default
+    KV capacity of a worker.
     """
 
     model: Model
@@ -160,16 +160,17 @@ class HostProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     date: str
 
     def slower(self, prompts: float, decodes: float) -> "HostProfile":
-        """The same host with slower iterations.
+        """Return this profile with slower iterations.
 
-        `prompts` scales iterations with prompts and the gateway; `decodes` scales decode-only iterations.
+        `prompts` multiplies the times of the gateway and of iterations with prompts, `decodes` those of other
+        iterations.
         """
         front = {name: getattr(self.front, name) * prompts for name in self.front.__struct_fields__}
         engine = self.engine.slower(prompts, decodes)
         return msgspec.structs.replace(self, engine=engine, front=GatewayTimes(**front))
 
     def extend(self, catalog: Catalog) -> Catalog:
-        """A catalog that also contains this host and its model."""
+        """Return the catalog with this host (as a machine) and its model added."""
         return msgspec.structs.replace(
             catalog,
             machines={**catalog.machines, HOST: self.machine},
@@ -178,7 +179,7 @@ class HostProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     @property
     def machine(self) -> Machine:
-        """One worker's share of the host as a machine. Price and power were not measured and count as 0."""
+        """One worker's share of the host as a catalog machine. Unmeasured price and power are 0."""
         accelerator = Accelerator(
             name=HOST,
             memory_bytes=self.model.weight_bytes + self.kv_capacity_tokens * self.model.kv_bytes_per_token,
@@ -203,7 +204,7 @@ class HostProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 def read_host_profile(path: Path | str) -> HostProfile:
-    """Read a profile. Raises ConfigurationError if the file is missing or malformed."""
+    """Read a host profile. Raises ConfigurationError if the file is missing or malformed."""
     try:
         return msgspec.yaml.decode(Path(path).read_bytes(), type=HostProfile)
     except OSError as error:
@@ -214,6 +215,6 @@ def read_host_profile(path: Path | str) -> HostProfile:
 
 
 def dump_host_profile(profile: HostProfile) -> str:
-    """Text of a profile file."""
+    """Format a host profile as the text of its YAML file."""
     heading = "# Measured by `twofold calibrate live`. Times in seconds; see twofold.performance.host_profile.\n"
     return heading + msgspec.yaml.encode(profile).decode()

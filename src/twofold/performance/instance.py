@@ -1,14 +1,14 @@
-"""An instance: a model on part of a machine, its pipeline stages and its KV capacity.
+"""Pipeline stages and KV capacity of an instance, which is a model on part of a machine.
 
-With L layers, S stages and the times t of an instance that contains all layers at the same tensor parallelism:
+With L layers, S stages and t the time of an instance without pipeline at the same tensor parallelism:
 
     first stage   ⌈L / S⌉ / L · t
     later stage   ⌈L / S⌉ / L · t + tokens · hidden size · bytes / bandwidth, to receive activations
     iteration     the first stage, then S − 1 later ones
 
-Every stage is timed as the largest, and costs independent of layers (embeddings, sampling, engine overhead) are
-divided in the same way. A token's activations cross a boundary once: each accelerator of a stage sends its part.
-Across machines a stage has its share of the network bandwidth.
+All stages are assumed as slow as the largest. Costs independent of layers (embeddings, sampling, engine overhead) are
+divided in the same way. The activations of a token are sent once between stages: each accelerator sends its part.
+Between machines, a stage has its share of the network bandwidth.
 """
 
 from collections.abc import Collection, Iterable
@@ -28,7 +28,7 @@ _CAPPED, _CAP = "-pcap", 0.5  # the only power cap in Splitwise's profile, as a 
 
 
 def check_tensor_parallel(machine: Machine, tensor_parallel: int) -> None:
-    """Raise ConfigurationError if the machine has too few accelerators."""
+    """Raise ConfigurationError if the machine has fewer than `tensor_parallel` accelerators."""
     if not 1 <= tensor_parallel <= machine.count:
         raise ConfigurationError(
             f"{machine.name} has {machine.count} accelerators, so tensor parallelism is 1 to {machine.count}, "
@@ -37,7 +37,7 @@ def check_tensor_parallel(machine: Machine, tensor_parallel: int) -> None:
 
 
 def profile_name(machine: Machine) -> str:
-    """Name of a machine's accelerators in profiles, which measure power-capped ones separately."""
+    """Return the name of a machine's accelerators in profiles, where power-capped accelerators have their own name."""
     name = machine.accelerator.name
     if machine.power_cap == 1.0 or name.endswith(_CAPPED):
         return name
@@ -45,15 +45,15 @@ def profile_name(machine: Machine) -> str:
 
 
 def find_pair(known: Iterable[P], model: Model, machine: Machine, tensor_parallel: int) -> P | None:
-    """The entry of a model on the accelerators of a machine; None if there is none."""
+    """Return the entry measured for the model on the machine's accelerators; None if there is none."""
     wanted = (model.name, profile_name(machine), tensor_parallel)
     return next((one for one in known if (one.model, one.accelerator, one.tensor_parallel) == wanted), None)
 
 
 def require_pair(known: Collection[P], model: Model, machine: Machine, tensor_parallel: int, kind: str) -> P:
-    """The entry of a model on the accelerators of a machine.
+    """Return the entry measured for the model on the machine's accelerators.
 
-    Raises ConfigurationError, listing the known pairs, if there is none; `kind` is what an entry is in the message.
+    Raises ConfigurationError, listing the known entries, if there is none. The message calls an entry `kind`.
     """
     check_tensor_parallel(machine, tensor_parallel)
     entry = find_pair(known, model, machine, tensor_parallel)
@@ -66,28 +66,28 @@ def require_pair(known: Collection[P], model: Model, machine: Machine, tensor_pa
 
 
 def instance_name(kind: str, model: Model, machine: Machine, tensor_parallel: int) -> str:
-    """Display name, such as `fitted bloom-176b on dgx-h100 TP8`."""
+    """Return the display name of an instance, such as `fitted bloom-176b on dgx-h100 TP8`."""
     return f"{kind} {model.name} on {machine.name} TP{tensor_parallel}"
 
 
 def memory_share(model: Model, machine: Machine, tensor_parallel: int, decode_s: float) -> float:
-    """Share of memory bandwidth that decode of one sequence uses to read the active weights once."""
+    """Return the share of memory bandwidth needed to read the active weights once in `decode_s` seconds."""
     bytes_read = model.weight_bytes * model.active_parameters / model.parameters
     return bytes_read / (decode_s * tensor_parallel * machine.accelerator.memory_bytes_per_s)
 
 
 def resident_kv_bytes_per_token(model: Model, tensor_parallel: int) -> int:
-    """Bytes of KV cache of one token over all accelerators of an instance.
+    """Return the bytes of KV cache per token, summed over all accelerators of an instance.
 
-    Keys and values are sharded by KV head. With more accelerators than KV heads, each head is replicated; the
-    compressed vector of latent attention cannot be sharded, so each accelerator has all of it.
+    Keys and values are sharded by KV head. With more accelerators than KV heads, heads are replicated. The compressed
+    vector of latent attention cannot be sharded, so each accelerator stores all of it.
     """
     shards = model.kv_heads if model.kv_latent_dims is None else 1
     return -(-model.kv_bytes_per_token * max(tensor_parallel, shards) // shards)
 
 
 class Pipeline(PerformanceModel):
-    """Times of a whole iteration through all stages, and watts while one stage computes."""
+    """Performance model of a pipeline. One stage at a time computes an iteration, while the others idle."""
 
     def __init__(
         self, name: str, error: ModelAccuracy, first: PerformanceModel, later: PerformanceModel, stages: int
@@ -128,7 +128,7 @@ class Pipeline(PerformanceModel):
 
 
 class LayersStage(PerformanceModel):
-    """A stage with `share` of the layers of `whole`. Receiving a token's activations takes `token_s` seconds."""
+    """Model of a stage with `share` of the layers of `whole`; receiving the activations of a token takes `token_s`."""
 
     def __init__(self, whole: PerformanceModel, share: float, token_s: float) -> None:
         self.name, self.error, self.power = whole.name, whole.error, whole
@@ -155,11 +155,11 @@ def by_layers(
     pipeline_parallel: int,
     boundary_bytes_per_s: float | None = None,
 ) -> Pipeline:
-    """A pipeline of stages that divide the layers of `whole`.
+    """Return the model of a pipeline that divides the layers of `whole` among its stages.
 
-    `boundary_bytes_per_s` is the bandwidth for activations between stages. By default it is the accelerators'
-    interconnect if all stages fit on one machine, else the stage's share of the machine's network at every boundary.
-    Raises ConfigurationError for more stages than layers.
+    `boundary_bytes_per_s` is the bandwidth for activations between stages. By default it is that of the accelerators'
+    interconnect if all stages fit on one machine, else each stage's share of the machine's network. Raises
+    ConfigurationError for more stages than layers.
     """
     share = stage_layers(model, pipeline_parallel) / model.layers
     if boundary_bytes_per_s is None:
@@ -175,14 +175,14 @@ def by_layers(
 
 
 def boundary_bandwidth(machine: Machine, tensor_parallel: int, *, across: bool) -> float:
-    """Bytes per second from one stage to the next, within a machine or `across` machines."""
+    """Return the bytes per second from one stage to the next, within a machine or `across` machines."""
     if across:
         return machine.network_bytes_per_s * tensor_parallel / machine.count
     return machine.accelerator.interconnect_bytes_per_s * tensor_parallel
 
 
 def stage_layers(model: Model, pipeline_parallel: int) -> int:
-    """Layers of the largest stage. Raises ConfigurationError if a stage would have none."""
+    """Return the number of layers in the largest stage. Raises ConfigurationError if a stage would have no layers."""
     if not 1 <= pipeline_parallel <= model.layers:
         raise ConfigurationError(
             f"{model.name} has {model.layers} layers, so pipeline parallelism is 1 to {model.layers}, "
@@ -199,11 +199,11 @@ def kv_capacity_tokens(
     kv_bytes_per_token: int | None = None,
     pipeline_parallel: int = 1,
 ) -> int:
-    """KV capacity in tokens of an instance beside its weights.
+    """Return the number of KV tokens that fit into an instance's memory beside the weights.
 
-    `utilization` is the share of accelerator memory for weights and KV. `kv_bytes_per_token` overrides the need of
-    model and sharding. The largest stage bounds a pipeline, with weights and KV in proportion to its layers. Raises
-    ConfigurationError if the weights do not fit.
+    `utilization` is the share of accelerator memory for weights and KV. `kv_bytes_per_token` overrides the value
+    computed from the model and its sharding. In a pipeline the largest stage limits the capacity; its weights and KV
+    are proportional to its layers. Raises ConfigurationError if the weights leave no room for KV.
     """
     check_tensor_parallel(machine, tensor_parallel)
     require(0.0 < utilization <= 1.0, f"memory utilization must be above 0 and at most 1, not {utilization:g}")
@@ -226,5 +226,5 @@ def kv_capacity_tokens(
 
 
 def _share(size: int, layers: int, model: Model) -> int:
-    """Part of `size` that belongs to `layers` layers of the model, rounded up."""
+    """Return the bytes of `size` that belong to `layers` of the model's layers, rounded up."""
     return -(-size * layers // model.layers)

@@ -1,14 +1,14 @@
-"""Watts of an instance by phase and batch.
+"""Power model: watts of an instance by phase and batch size.
 
 Splitwise (sections 3.6 and 3.7) measured that prefill approaches the accelerators' TDP as its batch grows, while decode
 draws much less and hardly more for a larger batch. A power cap therefore slows prefill only. Assumptions:
 
 - decode draws a share of TDP that grows with the use of memory bandwidth, and slightly with each sequence;
-- prefill grows linearly from there to full TDP, where prompts saturate the accelerator;
+- prefill grows linearly with its tokens, from the power of decode to full TDP once they saturate the accelerator;
 - the power that a machine provisions beyond its accelerators is drawn in full while a batch runs;
 - an accelerator under a power cap draws its usual power up to the cap.
 
-An instance on t of a machine's c accelerators draws t/c of the machine.
+An instance on t of a machine's c accelerators draws t/c of the machine's power.
 """
 
 from twofold.hardware.specs import Machine
@@ -19,10 +19,10 @@ from twofold.performance.coefficients import power_law
 def instance_power(
     machine: Machine, tensor_parallel: int, *, memory_share: float, decode_share: float | None = None
 ) -> InstancePower:
-    """Power of an instance on `tensor_parallel` accelerators of a machine.
+    """Return the power model of an instance on `tensor_parallel` accelerators of a machine.
 
-    `memory_share` is the share of memory bandwidth that decode of one sequence uses; `decode_share` overrides the
-    estimated share of TDP with a measured one.
+    `memory_share` is the share of memory bandwidth that decode of one sequence uses. `decode_share` is the measured
+    share of TDP that it draws, instead of an estimate.
     """
     law = power_law()
     part = tensor_parallel / machine.count

@@ -1,20 +1,20 @@
-"""Queueing delay of prefill instances, and the prompt length that saturates one: DistServe, sections 3.1 and 4.3.
+"""Queueing delay of prefill instances, and the prompt length that saturates them: DistServe, sections 3.1 and 4.3.
 
-The formulas hold for prompts of one length with Poisson arrivals at rate R per second, served first come first served,
-one per batch: an M/D/1 queue. With s the seconds of a prompt in the slowest stage, and t those in all stages, the mean
-time to first token is
+The formulas hold for an M/D/1 queue: prompts of one length arrive as a Poisson process at R per second and are served
+in order of arrival, one per batch. With s the seconds of a prompt in the slowest stage and t those in all stages, the
+mean time to first token is
 
     t + R·s² / (2·(1 − R·s))
 
-because in a series of stages with fixed times a prompt waits as long in all as it would before the slowest stage alone.
-The paper's equations follow for an instance that takes D:
+because stages with fixed times cause as much waiting as the slowest of them alone. The paper's equations are special
+cases, with D the prefill time on one accelerator:
 
     one instance                               D + R·D² / (2·(1 − R·D))              equation 1
     pipeline of n stages, s = D/n, t = D       D + R·D² / (2·n·(n − R·D))            equation 2 for n = 2
     tensor parallelism, speed-up K             D/K + R·D² / (2·K·(K − R·D))          equation 3
 
 Different lengths, batches of several prompts and unequal stages cause pipeline bubbles. The first formula covers only
-unequal stages; simulate for the others. Times are seconds, rates are per second.
+unequal stages; the other causes need a simulation. Times are seconds, rates are per second.
 """
 
 import math
@@ -26,9 +26,9 @@ from twofold.performance.base import PerformanceModel
 
 
 def mean_ttft_s(rate: float, latency_s: float, stage_s: float) -> float:
-    """Mean TTFT with `latency_s` in all stages and `stage_s` in the slowest; infinite beyond the stable rate.
+    """Return the mean TTFT for `latency_s` in all stages and `stage_s` in the slowest; infinite beyond the stable rate.
 
-    Raises ConfigurationError for a negative rate, times ≤ 0, and a stage slower than all together.
+    Raises ConfigurationError for a negative rate, times ≤ 0, or a `stage_s` above `latency_s`.
     """
     if not (rate >= 0 and 0 < stage_s <= latency_s < math.inf):
         raise ConfigurationError(
@@ -39,10 +39,11 @@ def mean_ttft_s(rate: float, latency_s: float, stage_s: float) -> float:
 
 
 def crossing_rate(quick: tuple[float, float], other: tuple[float, float]) -> float | None:
-    """The rate above which `other` has a lower mean TTFT than `quick`, each (all stages, slowest stage) in seconds.
+    """Return the rate (per second) above which `other` has a lower mean TTFT than `quick`.
 
-    0 if that holds at every rate; None if it never does, because the slowest stage of `other` is no shorter. With t
-    and s the two times of each, the means are equal where
+    Each is a pair (seconds in all stages, seconds in the slowest stage). Return 0 if `other` is better at every rate,
+    and None if it is better at none because its slowest stage is no shorter. With t₁, s₁ the times of `quick` and t₂,
+    s₂ those of `other`, the mean TTFTs are equal where
 
         (1 − R·s₁)·(1 − R·s₂) = (s₁ − s₂) / (2·(t₂ − t₁) + s₁ − s₂)
 
@@ -62,23 +63,23 @@ def crossing_rate(quick: tuple[float, float], other: tuple[float, float]) -> flo
 
 
 def highest_rate(ttft_s: float, latency_s: float, stage_s: float) -> float:
-    """The highest rate with a mean TTFT of at most `ttft_s`; 0 if even an empty queue exceeds it."""
+    """Return the highest rate with a mean TTFT of at most `ttft_s`; 0 if a prompt takes longer without queueing."""
     mean_ttft_s(0.0, latency_s, stage_s)  # validates the arguments
     wait_s = ttft_s - latency_s
     return 2 * wait_s / (stage_s * (stage_s + 2 * wait_s)) if wait_s > 0 else 0.0
 
 
 def stage_times(model: PerformanceModel, prompt_tokens: int) -> tuple[float, float]:
-    """(all stages, slowest stage) in seconds for a prompt alone in its batch."""
+    """Return the prefill seconds of a prompt alone in its batch, as (all stages, slowest stage)."""
     size = prompt_tokens, prompt_tokens * prompt_tokens
     slowest_s = max(model.first_stage.prefill_s(*size), model.later_stage.prefill_s(*size))
     return model.prefill_s(*size), slowest_s
 
 
 def quickest_by_rate(times: Mapping[str, tuple[float, float]]) -> list[tuple[float, str]]:
-    """The option with the lowest mean TTFT by rate: (lowest rate, name), starting at rate 0.
+    """Return the option with the lowest mean TTFT for each range of rates, as pairs (lowest rate, name), from rate 0.
 
-    `times` are (all stages, slowest stage) in seconds by name.
+    `times` maps the name of each option to (all stages, slowest stage) in seconds.
     """
     now = min(times, key=lambda name: times[name])
     found = [(0.0, now)]
@@ -96,10 +97,11 @@ _STEP: Final = 1.02  # growth of the lengths tried first; the rate is assumed to
 
 
 def saturating_tokens(prefill_s: Callable[[int], float], most: int, share: float = SHARE) -> int:
-    """The shortest prompt, in tokens, that prefills at `share` of the best rate (tokens/s) or faster.
+    """Return the shortest prompt, in tokens, that reaches `share` of the best prefill throughput (tokens/s).
 
-    A batch of shorter prompts takes hardly longer with one more prompt; longer prompts only wait for each other.
-    `prefill_s` returns the seconds of a prompt alone. The best rate is taken over prompts of up to `most` tokens.
+    Batching shorter prompts hardly takes longer than each of them alone; batching longer prompts only delays them.
+    `prefill_s` returns the seconds of a prompt alone in its batch. The best throughput is that of prompts of up to
+    `most` tokens.
     """
     if most < 1 or not 0.0 < share <= 1.0:
         raise ValueError(f"need at least 1 token and a share in (0, 1], not {most} and {share:g}")

@@ -1,4 +1,4 @@
-"""Registry of performance models: one line per model."""
+"""Registry of performance models by name."""
 
 from collections.abc import Callable
 from functools import partial
@@ -16,7 +16,7 @@ Factory = Callable[[Model, Machine, int], PerformanceModel]
 
 
 def auto(model: Model, machine: Machine, tensor_parallel: int) -> PerformanceModel:
-    """Fitted if the pair was measured, else the roofline with its `estimated` accuracy."""
+    """Fitted performance model if the model was measured on these accelerators, else a roofline estimate."""
     measured = is_fitted(model, machine, tensor_parallel)
     return (fitted if measured else roofline)(model, machine, tensor_parallel)
 
@@ -49,7 +49,7 @@ def performance_model(
     *,
     boundary_bytes_per_s: float | None = None,
 ) -> PerformanceModel:
-    """Times and power of `model` on pipeline stages of `tensor_parallel` accelerators of `machine`.
+    """Create the performance model `name` of an instance with `tensor_parallel` accelerators per pipeline stage.
 
     `boundary_bytes_per_s` is the bandwidth for activations between stages; see `instance.by_layers`. Raises
     ConfigurationError for an unknown name, too few accelerators, more stages than layers, and configurations that the

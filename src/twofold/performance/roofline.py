@@ -1,6 +1,6 @@
-"""Estimated times for pairs without measurements, from the needs of the model and the limits of the machine.
+"""Roofline estimate for unmeasured pairs of model and machine, from the model's work and the machine's peak rates.
 
-Per accelerator of an instance, with n batched prompt tokens, S their squares, b decodes that read C KV tokens:
+With n prompt tokens per batch, S their squares (see `PerformanceModel.prefill_s`) and b decodes that read C KV tokens:
 
     overhead      layers · (launch + step · log2 TP), for kernels and all-reduce latency
     weights(b)    bytes of the weights that b tokens touch / (TP · bandwidth · efficiency)
@@ -16,9 +16,9 @@ in which every accelerator sends and receives 2·(TP − 1)/TP of them. In a mix
 active/all)^b of the weights: the expectation for independent, even routing.
 
 Efficiencies and overheads are the same for all pairs. bench/splitwise/fit_roofline.py fitted them to the measured pairs
-of one serving stack of 2023, so newer stacks are faster. Compared to DistServe's latency model of OPT on A100, another
-stack, prefill is 8% off on average and decode 22%, mostly too slow in large batches. No pair at TP 1 was fitted, where
-the overhead is 0. Under a power cap, prefill slows down linearly to 1.3 × at half the TDP, and decode not at all
+of one serving stack of 2023; newer stacks are faster. Against DistServe's latency model of OPT on A100, another stack,
+the mean error is 8% for prefill and 22% for decode, mostly too slow in large batches. No pair with TP 1 was measured;
+its overhead per step is 0. A power cap slows prefill down linearly, to 1.3 × at half the TDP, but not decode
 (Splitwise).
 """
 
@@ -46,7 +46,7 @@ _CAPPED_SLOWDOWN, _CAP = 1.3, 0.5
 
 
 class RooflineConstants(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Efficiencies are shares of the peak, `long_batch` is a share, and the others are seconds per layer."""
+    """Constants of the roofline formula. Efficiencies and `long_batch` are shares; the others are seconds per layer."""
 
     compute_efficiency: float
     interconnect_efficiency: float
@@ -60,14 +60,14 @@ class RooflineConstants(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 
 
 class LeftOut(MeasuredPair, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Errors on one measured pair when the constants are fitted to all other pairs."""
+    """Errors of the roofline on one measured pair of model and machine if constants are fitted to all other pairs."""
 
     prefill_error: float
     decode_error: float
 
 
 class RooflineFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Output of bench/splitwise/fit_roofline.py."""
+    """Contents of roofline.toml, written by bench/splitwise/fit_roofline.py."""
 
     source: str
     date: str
@@ -76,7 +76,7 @@ class RooflineFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class RooflineModel(PerformanceModel):
-    """The formula of this module for one model on one machine."""
+    """Performance model with the formula of this module, for one model on one machine."""
 
     def __init__(
         self, constants: RooflineConstants, error: ModelAccuracy, model: Model, machine: Machine, tensor_parallel: int
@@ -121,7 +121,7 @@ class RooflineModel(PerformanceModel):
 
 
 class RooflineTerms(msgspec.Struct, frozen=True, kw_only=True):
-    """Work of an instance in seconds at the peak of its accelerators; `steps` is layers · log2 TP."""
+    """Terms of the roofline formula at the accelerators' peak rates, in seconds. `steps` is layers · log2 TP."""
 
     compute_s: float
     all_reduce_s: float
@@ -134,7 +134,7 @@ class RooflineTerms(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, model: Model, machine: Machine, tensor_parallel: int) -> "RooflineTerms":
-        """Terms per token, per unit of squares, per KV token and per read of all weights."""
+        """Compute the seconds per token, per squared prompt token, per KV token, and to read all weights."""
         accelerator = machine.accelerator
         flops_per_s = tensor_parallel * accelerator.flops_per_s
         bytes_per_s = tensor_parallel * accelerator.memory_bytes_per_s
@@ -160,16 +160,16 @@ def roofline_with(
     tensor_parallel: int,
     error: ModelAccuracy | None = None,
 ) -> RooflineModel:
-    """A roofline with custom constants and their accuracy."""
+    """Return a roofline model with custom constants. `error` is its accuracy, by default unknown."""
     check_tensor_parallel(machine, tensor_parallel)
     unknown = ModelAccuracy(prefill=None, decode=None, basis="roofline with custom constants", estimated=True)
     return RooflineModel(constants, error or unknown, model, machine, tensor_parallel)
 
 
 def roofline(model: Model, machine: Machine, tensor_parallel: int) -> RooflineModel:
-    """An estimate for any pair.
+    """Performance model estimated from FLOPs and bandwidths, for any model on any machine.
 
-    Its accuracy is the error on this pair when left out of the fit, else the mean over all pairs.
+    Its error is measured with this pair of model and machine left out of the fit, or else is the mean over all pairs.
     """
     data = _data()
     known = find_pair(data.left_out, model, machine, tensor_parallel)

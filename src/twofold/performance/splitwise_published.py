@@ -1,9 +1,9 @@
-"""The performance model of SplitwiseSim, exactly as it computes, to reproduce the paper's figures. Not for planning.
+"""SplitwiseSim's performance model, computed exactly as in its code to reproduce the paper's figures. Not for planning.
 
-Both times are piecewise linear in x = prompt tokens × batch size through the medians of the profile, and extrapolated
-beyond both ends. A prefill takes the prompt curve at all its tokens. A decode takes the token curve at x = *number of
-sequences*, far below the measured range, so decode batching is almost free and context plays no part. A mixed iteration
-takes 1.1 × the prompt curve at prompt tokens + decodes.
+Prefill and decode times are piecewise linear in x = prompt tokens × batch size: they interpolate between the medians of
+the profile and extrapolate beyond both ends. A prefill is the prompt curve at x = all its tokens. A decode iteration is
+the token curve at x = *number of sequences*, far below the measured range, so decode batching is almost free and
+context has no influence. A mixed iteration takes 1.1 × the prompt curve at prompt tokens + decodes.
 """
 
 from bisect import bisect_right
@@ -20,7 +20,7 @@ from twofold.performance.power import instance_power
 
 
 class PiecewiseLinear:
-    """Linear interpolation between points, extrapolated beyond both ends."""
+    """Function of x that interpolates linearly between points and extrapolates beyond both ends."""
 
     def __init__(self, xs: Sequence[float], ys: Sequence[float]) -> None:
         if len(xs) != len(ys) or len(xs) < 2:
@@ -41,7 +41,7 @@ _MIXED = 1.1
 
 
 class SplitwisePublishedModel(PerformanceModel):
-    """The prompt and token curves of one pair."""
+    """Performance model with SplitwiseSim's prompt and token curves of one model on one machine."""
 
     def __init__(self, knots: Knots, model: Model, machine: Machine, tensor_parallel: int) -> None:
         self.name = instance_name("splitwise-published", model, machine, tensor_parallel)
@@ -63,7 +63,7 @@ class SplitwisePublishedModel(PerformanceModel):
         return _MIXED * self._above_zero(self._prompt_s(tokens + sequences), tokens + sequences)
 
     def uncontended(self, prompt_tokens: int, output_tokens: int) -> tuple[float, float]:
-        """Both curves at x = prompt tokens, as the original's notebooks normalize latencies."""
+        """Return (TTFT, TPOT): both curves at x = prompt tokens, as SplitwiseSim's notebooks normalize latencies."""
         return self._prompt_s(prompt_tokens), self._token_s(prompt_tokens)
 
     def _above_zero(self, seconds: float, tokens: int) -> float:
@@ -75,6 +75,6 @@ class SplitwisePublishedModel(PerformanceModel):
 
 
 def splitwise_published(model: Model, machine: Machine, tensor_parallel: int) -> SplitwisePublishedModel:
-    """The published model of a pair. Raises ConfigurationError, listing the published pairs, for any other."""
+    """Performance model of SplitwiseSim, to reproduce its figures. Raises ConfigurationError for unpublished models."""
     knots = require_pair(published_knots().knots, model, machine, tensor_parallel, "published profile")
     return SplitwisePublishedModel(knots, model, machine, tensor_parallel)

@@ -1,7 +1,7 @@
-"""Duration of KV hand-offs: serialized after prefill, or layer by layer beside it (Splitwise, section 4.3).
+"""Duration of KV hand-offs: serialized after prefill, or layer-wise during prefill (Splitwise, section 4.3).
 
-A layer-wise hand-off adds synchronization after the first token; a serialized one adds the whole transfer. Long prompts
-therefore go layer by layer, and short ones serialized.
+After the first token, a layer-wise hand-off still needs synchronization, and a serialized one the whole transfer.
+Layer-wise hand-off therefore suits long prompts, and serialized hand-off suits short ones.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,19 +20,19 @@ _FAST_BYTES_PER_S, _FAST_SYNC_S = 400e9, 5.064e-3
 
 
 def default_sync_s(bytes_per_s: float) -> float:
-    """Seconds of synchronization of a layer-wise hand-off over a machine's network.
+    """Return the synchronization seconds of a layer-wise hand-off over a network with this bandwidth.
 
-    Interpolates linearly between the two measured machines, at 200 and 400 GB/s, and is constant beyond them.
+    The value is interpolated between Splitwise's two measured machines (200 and 400 GB/s) and constant beyond them.
     """
     share = (bytes_per_s - _SLOW_BYTES_PER_S) / (_FAST_BYTES_PER_S - _SLOW_BYTES_PER_S)
     return _SLOW_SYNC_S + min(max(share, 0.0), 1.0) * (_FAST_SYNC_S - _SLOW_SYNC_S)
 
 
 class TransferModel(msgspec.Struct, frozen=True, kw_only=True):
-    """An uncontended path for the KV cache of one request between two instances.
+    """Timing model of one request's KV transfer between two instances, without other traffic on the path.
 
-    `latency_s` is the fixed cost of a transfer; `sync_s` the synchronization that a layer-wise hand-off adds after
-    the first token.
+    `latency_s` is the fixed cost of a transfer; `sync_s` the synchronization that a layer-wise hand-off adds after the
+    first token.
     """
 
     kv_bytes_per_token: int
@@ -48,34 +48,34 @@ class TransferModel(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigurationError("latency and synchronization of a transfer must be at least 0 seconds")
 
     def serialized_s(self, tokens: int, late_s: float = 0.0) -> float:
-        """Seconds from the end of prefill until the KV cache of `tokens` tokens arrives.
+        """Return the seconds from the end of prefill until `tokens` tokens of KV arrive in a serialized hand-off.
 
-        `late_s` is how long the path stays busy with other transfers after prefill.
+        Other transfers keep the path busy for the first `late_s` seconds after prefill.
         """
         return late_s + self.latency_s + tokens * self.kv_bytes_per_token / self.bytes_per_s
 
     def layer_wise_s(self, tokens: int, prefill_s: float, late_s: float = 0.0) -> float:
-        """Seconds from the end of prefill until the last layer arrives, if each is sent once computed.
+        """Return the seconds from the end of prefill until the last layer arrives in a layer-wise hand-off.
 
-        The first layer leaves after 1/layers of prefill, or `late_s` later if the path is busy until then. With a
-        network faster than prefill, only the last layer remains; a slower network is busy without a pause until all
-        bytes are through.
+        The first layer is sent after 1/layers of prefill, or `late_s` later if other transfers occupy the path until
+        then. If the network is faster than prefill, only the last layer is sent after prefill. A slower network
+        transfers without pause until all bytes are sent.
         """
         bytes_s = tokens * self.kv_bytes_per_token / self.bytes_per_s
         backlog_s = bytes_s - prefill_s * (self.layers - 1) / self.layers + late_s
         return self.latency_s + max(backlog_s, bytes_s / self.layers) + self.sync_s
 
     def crossover_tokens(self, prefill_s: Callable[[int], float]) -> int | None:
-        """The shortest prompt for which a layer-wise hand-off ends sooner than a serialized one.
+        """Return the shortest prompt, in tokens, for which a layer-wise hand-off ends sooner than a serialized one.
 
-        `prefill_s` gives the seconds of a prefill by number of tokens and must not decrease. None if no prompt is
-        long enough, because synchronization costs more than prefill could hide.
+        `prefill_s` maps a number of tokens to prefill seconds and must not decrease. Return None if synchronization
+        outweighs the overlap for every prompt length.
         """
         return shortest(lambda tokens: self.layer_wise_s(tokens, prefill_s(tokens)) < self.serialized_s(tokens))
 
 
 def shortest(pays: Callable[[int], bool]) -> int | None:
-    """The smallest number of tokens from which `pays` holds, by bisection; None beyond the longest prompts."""
+    """Return the smallest number of tokens for which `pays` is true, by bisection; None if false up to 2^24 tokens."""
     high = 1
     while not pays(high):
         high *= 2
@@ -89,7 +89,7 @@ def shortest(pays: Callable[[int], bool]) -> int | None:
 
 
 class PrefillSpeed(msgspec.Struct, frozen=True, kw_only=True):
-    """Measured prefill speed: seconds per iteration and per prompt token."""
+    """Measured prefill speed: fixed seconds per iteration, and seconds per prompt token."""
 
     fixed_s: float
     s_per_token: float
@@ -99,22 +99,22 @@ class PrefillSpeed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LinkSpeed(msgspec.Struct, frozen=True, kw_only=True):
-    """Measured link between two instances: seconds per transfer, and bandwidth."""
+    """Measured speed of a link between two instances: fixed seconds per transfer, and bandwidth."""
 
     overhead_s: float
     bytes_per_s: float
 
     @classmethod
     def fit(cls, small: tuple[int, float], large: tuple[int, float]) -> "LinkSpeed":
-        """Fit two transfers, given as (bytes, seconds). At least half of the small one's time counts as overhead."""
+        """Fit the speed to two transfers (bytes, seconds). At least half of the small one's time counts as overhead."""
         (few, few_s), (many, many_s) = small, large
         per_byte_s = max(many_s - few_s, many_s * 0.01) / (many - few)
         return cls(overhead_s=max(few_s / 2, few_s - few * per_byte_s), bytes_per_s=1.0 / per_byte_s)
 
     def transfer(self, kv_bytes_per_token: int, layers: int) -> TransferModel:
-        """The path of a hand-off that sends each layer separately.
+        """Return the timing model of a layer-wise hand-off over this link.
 
-        Each layer but the last adds one more overhead to the link and to the prefill beside it.
+        Each layer is one transfer. The overhead of every layer but the last counts as synchronization.
         """
         return TransferModel(
             kv_bytes_per_token=kv_bytes_per_token,
@@ -126,11 +126,11 @@ class LinkSpeed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def reshard_path(link: LinkSpeed, layer_bytes: Sequence[int], pieces: Sequence[int]) -> TransferModel:
-    """The path of a hand-off in which several ranks send each layer side by side.
+    """Return the timing model of a layer-wise hand-off between instances with different sharding.
 
-    For each layer, `layer_bytes` is the bytes per token of the busiest rank, and `pieces` its number of transfers.
-    Every rank has its own `link`. Layers of different stages are counted one after the other, as they are computed;
-    once all are computed, the transfer may be faster.
+    Several ranks send their parts of a layer in parallel, each over its own `link`. For each layer, `layer_bytes` is
+    the bytes per token of the busiest rank, and `pieces` its number of transfers. Layers of different pipeline stages
+    are assumed to be sent one after the other, although the transfer may be faster once all are computed.
     """
     layers = len(layer_bytes)
     return TransferModel(

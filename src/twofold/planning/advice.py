@@ -1,4 +1,4 @@
-"""The verdict of a plan: split or colocated, by how much, and above which rate."""
+"""Verdict of a plan: whether split or colocated designs are better, by how much, and down to which rate."""
 
 from collections.abc import Sequence
 
@@ -13,8 +13,8 @@ class Advice(msgspec.Struct, frozen=True, kw_only=True):
     """Verdict on a plan: whether to split, and by how much.
 
     `gain` is the factor by which the best split design is better than the best colocated design in the objective (rate,
-    dollars or watts). It is None if the plan has only one kind of design. `within_error` is set if errors of the models
-    and of the search are larger than the difference.
+    dollars or watts). It is None if the plan has only one kind of design. `within_error` is set if the difference is
+    smaller than the errors of the performance models and the search.
     """
 
     split: bool
@@ -27,7 +27,7 @@ class Advice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def advise(plan: Plan, tolerance: float) -> Advice:
-    """Compare the best split and colocated designs of a plan. The plan's rates have the relative `tolerance`."""
+    """Compare the best split and colocated designs of a plan. `tolerance` is the relative error of the plan's rates."""
     split, colocated = plan.best_split, plan.best_colocated
     if split is None or colocated is None:
         return Advice(split=split is not None, text=_one_kind(plan))
@@ -80,7 +80,7 @@ def _comparison(objective: Objective, split: DesignChoice, colocated: DesignChoi
 
 
 def _below(plan: Plan, *, pays: bool) -> str:
-    """Return the second sentence of the verdict, which compares the designs at lower rates."""
+    """Return the second sentence of the verdict: up to which rate a colocated design is as good as a split design."""
     power = plan.query.objective is Objective.POWER
     what, costs = ("power", "needs no more power") if power else ("money", "costs no more")
     top = plan.query.rate or plan.best.rate
@@ -114,7 +114,7 @@ def _weight(objective: Objective, choice: DesignChoice) -> str:
 
 
 def _error(choices: Sequence[DesignChoice]) -> float:
-    """Return the largest known model error of the choices. Errors partly cancel if the choices share models."""
+    """Return the largest known error of the performance models behind the choices."""
     errors = {pool.error for choice in choices for pool in choice.evaluation.pools}
     return max((_largest(error) for error in errors), default=0.0)
 

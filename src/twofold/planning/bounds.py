@@ -1,8 +1,8 @@
 """Analytic upper bounds on a design's rate, computed from the performance models alone.
 
-The bounds assume no queueing and the most efficient batches. Under this assumption, the models give the seconds that a
-machine needs for the prefill and the decode of the mean request. Some routers move machines between pools; then
-machines of both pools may run either phase.
+The bounds assume no queueing and the most efficient batches. They follow from the seconds that a machine then needs for
+the prefill and the decode of the mean request. If the router moves machines between pools, every machine may run either
+phase.
 """
 
 import math
@@ -21,7 +21,7 @@ _PREFILL_TOKENS = (128, 256, 512, 1024, 2048, 4096, 8192)
 
 
 class MachineSeconds:
-    """Lower bounds on one machine's seconds for the prefill and the decode of the mean request."""
+    """Lower bounds on the seconds that one machine needs for the prefill and for the decode of the mean request."""
 
     def __init__(
         self, problem: Problem, shape: WorkloadShape, kind: MachineKind, tiers: list[tuple[float, float]]
@@ -36,12 +36,12 @@ class MachineSeconds:
         self.decode = per_step * shape.decode_tokens / instances
 
     def of(self, role: Role) -> float:
-        """Return the seconds that a machine with this role needs for its phases."""
+        """Return the seconds that a machine with this role needs for the mean request."""
         return (self.prefill if role.prefills else 0.0) + (self.decode if role.decodes else 0.0)
 
 
 class AnalyticBounds:
-    """Implementation of `UpperBound` that uses performance models."""
+    """`UpperBound` computed from performance models."""
 
     def __init__(self, problem: Problem) -> None:
         self._problem = problem
@@ -85,12 +85,12 @@ class AnalyticBounds:
 
 
 def _per(count: int, seconds: float) -> float:
-    """Return count / seconds, or infinity for zero seconds. Decode takes zero seconds if all outputs have one token."""
+    """Return count / seconds; infinity for 0 seconds, the decode time if all outputs have one token."""
     return count / seconds if seconds else math.inf
 
 
 def _step_s(model: PerformanceModel, context: float, most: int, bound_s: float) -> float:
-    """Return the seconds per token in the most efficient batch within `bound_s`, or in any batch if none is."""
+    """Return the decode seconds per token of the most efficient batch with iterations up to `bound_s`, else of any."""
     costs = [(sequences, model.decode_cost(sequences)) for sequences in _batches(most)]
     steps = [(cost.base_s + cost.context_s * context * sequences, sequences) for sequences, cost in costs]
     within = [step_s / sequences for step_s, sequences in steps if step_s <= bound_s]
@@ -98,7 +98,7 @@ def _step_s(model: PerformanceModel, context: float, most: int, bound_s: float) 
 
 
 def _batches(most: int) -> list[int]:
-    """Return batch sizes from 1 to `most` that are at most 1% apart."""
+    """Return batch sizes from 1 to `most` in steps of 1%, at least 1."""
     sizes = {1, most}
     size = 1.0
     while size < most:
@@ -108,7 +108,7 @@ def _batches(most: int) -> list[int]:
 
 
 def _tiers(problem: Problem, shape: WorkloadShape) -> list[tuple[float, float]]:
-    """Return pairs (share of requests, slowest seconds per token that the SLO permits). The shares sum to 1."""
+    """Return pairs (share of requests, highest seconds per token that the SLO allows them). The shares sum to 1."""
     slo = problem.slo
     if isinstance(slo, Slo):
         bound_s = math.inf if slo.tpot_s is None else slo.tpot_s

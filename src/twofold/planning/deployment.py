@@ -1,4 +1,4 @@
-"""Deployment files: the cluster of a plan, its expected performance and provenance."""
+"""Deployment files: the cluster of a plan, with its expected performance and provenance."""
 
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,7 +23,7 @@ LAYOUT = 2
 
 
 class SloMargin(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One bound of the SLO, the simulated value, and the relative distance of the value from the bound."""
+    """One bound of the SLO with the simulated value. `headroom` is their distance as a share of the bound."""
 
     check: str
     bound: float
@@ -34,8 +34,8 @@ class SloMargin(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 class Expected(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Expected performance of a deployment.
 
-    Rates are requests per second; `highest_rate` is the highest at which the SLO was met. `attainment` is the
-    required share of requests for an SLO in seconds. `power_w` is the mean power at `rate`, `tdp_w` the provisioned
+    Rates are requests per second; `highest_rate` is the highest simulated rate that met the SLO. `attainment` is the
+    required share of requests within an SLO in seconds. `power_w` is the mean power at `rate`, `tdp_w` the provisioned
     power.
     """
 
@@ -52,7 +52,7 @@ class Expected(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class Provenance(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The inputs from which a plan was computed. `models` describes the performance model of each pool."""
+    """Inputs of the plan behind a deployment. `models` describes the performance model of each pool."""
 
     twofold: str
     simulation: int
@@ -64,7 +64,7 @@ class Provenance(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class Deployment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A deployment file."""
+    """Contents of a deployment file."""
 
     deployment: int
     cluster: ClusterSpec
@@ -73,7 +73,7 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 def deployment_of(problem: Problem, choice: DesignChoice, objective: Objective) -> Deployment:
-    """Return the deployment of a plan's chosen design, with explicit tensor parallelism."""
+    """Create the deployment of a plan's chosen design, with explicit tensor parallelism."""
     spec = problem.spec(choice.design)
     pools = tuple(
         msgspec.structs.replace(pool, tensor_parallel=problem.tensor_parallel_on(kind))
@@ -96,7 +96,7 @@ def deployment_of(problem: Problem, choice: DesignChoice, objective: Objective) 
 
 
 def load_deployment(path: Path, *, catalog: Catalog | None = None) -> Deployment:
-    """Read a deployment file. Raises ConfigurationError that names the place of a mistake in the file."""
+    """Read and validate a deployment file. Raises ConfigurationError that names the invalid field."""
     raw = read_yaml("deployment", path)
     if not isinstance(raw, dict) or raw.get("deployment") != LAYOUT:
         raise ConfigurationError(
@@ -123,7 +123,7 @@ def slo_argument(slo: Slo | SlowdownSlo) -> str:
 
 
 def margins(checks: tuple[Check, ...]) -> Iterator[SloMargin]:
-    """Compute the headroom of each SLO bound as a share of the bound. It is negative for a missed bound."""
+    """Yield the headroom of each SLO check as a share of its bound; negative for a missed bound."""
     for check in checks:
         value, bound = check.value, check.bound
         headroom = None

@@ -13,10 +13,11 @@ _SPLIT = (Role.PREFILL, Role.DECODE)
 
 
 class MachineKind(msgspec.Struct, frozen=True, kw_only=True):
-    """Unit that a design counts: a whole machine, or an instance of given parallelism on a share of a machine.
+    """Unit that a design counts: a whole machine, or an instance on part of a machine.
 
-    An instance has `tensor_parallel` accelerators in each of `pipeline_parallel` stages; a machine has None. Price
-    (dollars per hour), provisioned power (watts) and `accelerators` are those of one unit.
+    An instance has `tensor_parallel` accelerators in each of `pipeline_parallel` stages. For a whole machine,
+    `tensor_parallel` is None. Price (dollars per hour), provisioned power (watts) and `accelerators` are those of one
+    unit.
     """
 
     name: str
@@ -37,12 +38,12 @@ class MachineKind(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Family(msgspec.Struct, frozen=True, kw_only=True):
-    """Designs that differ only in their counts.
+    """Set of designs that differ only in their counts of machines or instances.
 
-    A split family has a prefill kind and a decode kind in `kinds`; a colocated family has one kind and a `batcher`,
-    with an optional `max_num_batched_tokens`. Mixed fleets have several kinds per phase and name their `roles`. With a
-    `judged` phase only its SLO bound counts, and the other phase's instances feed it. `shared` places each prefill
-    stage on one node with the same stage of decode.
+    A split family has a prefill kind and a decode kind in `kinds`. A colocated family has one kind and a `batcher`,
+    with an optional `max_num_batched_tokens`. A family with several kinds per phase sets `roles`. If `judged` is set,
+    only the SLO bound of that phase counts, and the instances of the other phase only supply its requests. With
+    `shared`, each prefill stage is on one node with the same stage of decode.
     """
 
     kinds: tuple[MachineKind, ...]
@@ -54,14 +55,14 @@ class Family(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def role_of(self) -> tuple[Role, ...]:
-        """Return the role of each kind of the family, in order."""
+        """Role of each kind in `kinds`."""
         if self.roles:
             return self.roles
         return _SPLIT if len(self.kinds) == len(_SPLIT) else (Role.MIXED,)
 
     @property
     def smallest(self) -> "Design":
-        """The design with one unit of each kind."""
+        """Design with one unit of each kind."""
         return Design(family=self, counts=(1,) * len(self.kinds))
 
     @property
@@ -112,22 +113,22 @@ class Design(msgspec.Struct, frozen=True, kw_only=True):
         return round(sum(count * kind.tdp_w for kind, count in self.parts()), 6)
 
     def parts(self) -> Iterator[tuple[MachineKind, int]]:
-        """Return the design as pairs (kind, count)."""
+        """Iterate over the pairs (kind, count) of the design."""
         return zip(self.family.kinds, self.counts, strict=True)
 
     def parts_of(self, role: Role) -> Iterator[tuple[MachineKind, int]]:
-        """Return the pairs (kind, count) whose kind has this role."""
+        """Iterate over the pairs (kind, count) of kinds with this role."""
         return (part for part, plays in zip(self.parts(), self.family.role_of, strict=True) if plays is role)
 
 
 Allows = Callable[[Design], bool]
 _SLACK = 1.0 + 1e-9  # for rounding errors in sums of prices
-# More is a typing error, or an endless search.
+# A larger number is probably a typing error, and would make the search endless.
 MAX_MACHINES = 100_000
 
 
 class Budget(msgspec.Struct, frozen=True, kw_only=True):
-    """Upper bounds on a design; None means no bound. `of_kind` maps names of machine types to their largest count."""
+    """Upper limits on a design; None means no limit. `of_kind` limits the count of each named machine type."""
 
     machines: int | None = None
     price_per_h: float | None = None
@@ -139,7 +140,7 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
         return any((self.machines is not None, self.price_per_h is not None, self.tdp_w is not None))
 
     def bounds(self, family: Family) -> bool:
-        """Return whether the budget limits the size of every design of the family."""
+        """Return whether the budget limits the size of every design in the family."""
         return self.bounded or all(kind.name in self.of_kind for kind in family.kinds)
 
     def allows(self, design: Design) -> bool:
@@ -149,7 +150,7 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
         return all(self._used(design, name) <= most for name, most in self.of_kind.items())
 
     def require_sensible(self) -> None:
-        """Raise ConfigurationError for a bound that admits no machine or is out of range."""
+        """Raise ConfigurationError if a limit is out of range or admits no machine."""
         for flag, value in (
             ("--max-machines", self.machines),
             ("--max-cost", self.price_per_h),
@@ -164,7 +165,7 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def description(self) -> str:
-        """Name the budget's bounds in words, such as `power budget`."""
+        """Short description of the limits, such as `power budget`."""
         bounds = (("machine", self.machines), ("cost", self.price_per_h), ("power", self.tdp_w))
         names = [name for name, bound in bounds if bound is not None]
         return f"{names[0]} budget" if len(names) == 1 else "budget"
@@ -175,10 +176,10 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def frontier(family: Family, allows: Allows) -> list[Design]:
-    """Return the largest designs that `allows` admits: none of them can gain a machine without losing another.
+    """Return the maximal designs of a family that `allows` accepts: no machine can be added to any of them.
 
-    Sorted by count of the first kind. `allows` must be monotone: a larger design than a refused one is refused. Empty
-    if one machine of each kind is too much.
+    The designs are sorted by count of the first kind. `allows` must be monotone: if it refuses a design, it also
+    refuses all larger ones. The result is empty if even the smallest design is refused.
     """
     if not family.split:
         most = _most(lambda count: allows(Design(family=family, counts=(count,))))
@@ -195,7 +196,7 @@ def frontier(family: Family, allows: Allows) -> list[Design]:
 
 
 def _most(allowed: Callable[[int], bool]) -> int:
-    """Return the highest allowed count. The count 0 is always allowed."""
+    """Return the highest count that `allowed` accepts, by bisection; 0 if it accepts none."""
     low, high = 0, 1
     while allowed(high):
         low, high = high, high * 2

@@ -1,4 +1,4 @@
-"""Trials and evaluations: whether a design meets the SLO at a rate."""
+"""Trials (a design at a rate) and their evaluations (whether the design meets the SLO)."""
 
 from typing import Protocol
 
@@ -10,7 +10,7 @@ from twofold.simulation.result import Check, PoolResult
 
 
 class Trial(msgspec.Struct, frozen=True):
-    """A design at a rate (requests per second), with one random draw of the workload."""
+    """One simulation of a search: a design at a rate (requests per second), with one random draw of the workload."""
 
     design: Design
     rate: float
@@ -28,10 +28,10 @@ class LatencyPercentiles(msgspec.Struct, frozen=True, kw_only=True):
 class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
     """Result of a trial.
 
-    `bound_by` is the phase closest to missing the SLO (None if undetermined). A `stopped` simulation ended when the
-    SLO could no longer be met, and its numbers cover the run until then. `checks` are those of the verdict and, for
-    an SLO in seconds, the required percentile of each latency. `slo_scale` is the smallest factor on the SLO bounds
-    at which it is still met.
+    `bound_by` is the phase closest to missing the SLO (None if undetermined). If `stopped`, the simulation ended early
+    because the SLO could no longer be met, and all numbers cover only the simulated part. `checks` are those of the
+    verdict and, for an SLO in seconds, the required percentile of each latency. `slo_scale` is the smallest factor by
+    which all SLO bounds can be multiplied and still be met.
     """
 
     met: bool
@@ -54,29 +54,29 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SimulatedTrial(msgspec.Struct, frozen=True, kw_only=True):
-    """The evaluation of a trial, and the CPU time of its simulation."""
+    """Evaluation of a trial, with the CPU seconds of its simulation."""
 
     evaluation: Evaluation
     cpu_s: float
 
 
 class Evaluate(Protocol):
-    """Interface that evaluates trials. A search may assume that more machines or a lower rate never hurt."""
+    """Interface for evaluating trials. Searches assume that more machines or a lower rate never worsen the result."""
 
     async def __call__(self, trial: Trial) -> Evaluation: ...
 
 
 class UpperBound(Protocol):
-    """Interface of an analytic upper bound on a design's rate, in requests per second."""
+    """Interface for analytic bounds on a design's highest rate, in requests per second."""
 
     def upper(self, design: Design) -> float:
-        """Return a rate that the design cannot exceed."""
+        """Return a rate above which the design cannot meet the SLO."""
         ...
 
     def estimate(self, design: Design) -> float:
-        """Return the approximate highest rate of the design, at which a search starts."""
+        """Return the approximate highest rate of the design, from which a search starts."""
         ...
 
     def suggest(self, family: Family, rate: float) -> tuple[int, ...]:
-        """Return approximate machine counts that suffice for `rate`, at least one machine of each kind."""
+        """Return approximate counts of the family's machine kinds that suffice for `rate`, at least one of each."""
         ...

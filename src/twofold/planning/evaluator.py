@@ -1,4 +1,4 @@
-"""Evaluation of trials by an executor, with results stored under fingerprints of their inputs."""
+"""Evaluation of trials by an executor. Results are stored under a hash of their inputs and reused."""
 
 import asyncio
 import hashlib
@@ -22,10 +22,10 @@ from twofold.slo import SlowdownSlo
 
 
 class Executor(AbstractContextManager["Executor"], Protocol):
-    """Interface that runs trials concurrently. Trials that have not started when the context ends are dropped."""
+    """Interface for running trials concurrently. Leaving the context drops trials that have not started."""
 
     def submit(self, trial: Trial) -> Future[SimulatedTrial | str]:
-        """Start a trial. The result is an evaluation, or the message of a UserError if the simulation fails."""
+        """Start a trial. The future returns the result, or an error message if the simulation raised UserError."""
         ...
 
 
@@ -35,14 +35,14 @@ _DATA = (("twofold.performance", "data"), ("twofold.workload", "data"))
 
 
 class Keys:
-    """Fingerprints of the trials of one problem. Trials with equal fingerprints have equal results."""
+    """Storage keys of the trials of one problem. Trials with equal keys have equal results."""
 
     def __init__(self, problem: Problem) -> None:
         self._problem = problem
         self._common = hashlib.sha256(_canonical(_facts(problem))).hexdigest()
 
     def of(self, trial: Trial) -> str:
-        """Return the fingerprint of a trial: a hash of code version, data, problem, machine figures and rate."""
+        """Return the key of a trial: a hash of code version, data, problem, machine figures, design, rate and draw."""
         spec = self._problem.spec(trial.design)
         machines = [self._problem.catalog.machine(pool.machine) for pool in spec.pools]
         facts = [self._common, spec, machines, trial.rate, trial.draw, trial.design.family.judged]
@@ -69,7 +69,7 @@ def _canonical(facts: object) -> bytes:
 
 @cache
 def _data_digest() -> str:
-    """Return a hash of the performance and workload data in the package."""
+    """Return a hash of the package's performance and workload data."""
     digest = hashlib.sha256()
     for package, folder in _DATA:
         for file in sorted(files(package).joinpath(folder).iterdir(), key=lambda each: each.name):
@@ -84,9 +84,9 @@ _CREATE = "CREATE TABLE IF NOT EXISTS evaluations (key TEXT PRIMARY KEY, trial T
 
 
 class EvaluationStore(AbstractContextManager["EvaluationStore"]):
-    """Evaluations in a SQLite file, durable when `put` returns; several plans may share the file.
+    """Stores evaluations in a SQLite file, which several plans may share. `put` commits before it returns.
 
-    `:memory:` keeps them in memory. Raises ConfigurationError if the file cannot be used.
+    The path `:memory:` stores them in memory. Raises ConfigurationError if the file cannot be used.
     """
 
     def __init__(self, path: Path) -> None:
@@ -135,7 +135,7 @@ class EvaluationStore(AbstractContextManager["EvaluationStore"]):
 
 
 class Effort(msgspec.Struct, kw_only=True):
-    """Numbers of simulations run and results reused. `requests` and `cpu_s` count only the simulations run."""
+    """Numbers of simulations run and stored results reused. `requests` and `cpu_s` count only simulations run."""
 
     simulations: int = 0
     reused: int = 0
@@ -151,7 +151,7 @@ Listener = Callable[[Effort, Trial, Evaluation], None]
 
 
 class Evaluator:
-    """Implementation of `Evaluate` that runs trials on an executor and runs equal trials only once."""
+    """`Evaluate` with an executor and a store. Each trial is simulated at most once."""
 
     def __init__(
         self, executor: Executor, store: EvaluationStore, key: Callable[[Trial], str], listener: Listener | None = None
@@ -167,7 +167,7 @@ class Evaluator:
         return await asyncio.shield(asked)
 
     def answered(self) -> dict[Trial, Evaluation]:
-        """Return the finished trials with their evaluations, sorted by name and rate."""
+        """Return the finished trials with their evaluations, sorted by design name and rate."""
         done = [(trial, asked.result()) for trial, asked in self._asked.items() if asked.done()]
         return dict(sorted(done, key=lambda each: (each[0].design.name, each[0].rate)))
 

@@ -1,4 +1,4 @@
-"""Pareto front of designs over rate, price and power, and the latency of a design at several rates."""
+"""Pareto front of designs in rate, price and power, and the latency of a design over rate."""
 
 import asyncio
 from collections.abc import Iterable, Sequence
@@ -12,7 +12,7 @@ from twofold.planning.rates import RateSearch
 
 
 class ParetoPoint(msgspec.Struct, frozen=True, kw_only=True):
-    """A design that meets the SLO at `rate` requests per second."""
+    """A design and a rate (requests per second) at which it meets the SLO."""
 
     design: Design
     rate: float
@@ -24,7 +24,7 @@ class ParetoPoint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def pareto_front(points: Iterable[ParetoPoint]) -> tuple[ParetoPoint, ...]:
-    """Return the points that no other point covers, by rising rate. Of equal points, the first by name is kept."""
+    """Return the points that no other point covers, by rising rate. Of equal points, the first by name remains."""
     front: list[ParetoPoint] = []
     # In this order, only earlier points can cover a point.
     for point in sorted(points, key=_order):
@@ -72,7 +72,7 @@ RateCurve = dict[float, Evaluation]
 
 
 async def rate_curve(search: RateSearch, choice: DesignChoice) -> RateCurve:
-    """Evaluate the chosen design at several rates up to its highest rate."""
+    """Evaluate a chosen design at several rates up to its highest. Evaluations that were stopped early are left out."""
     steps = sorted({search.grid.step(choice.highest_rate * share) for share in _CURVES_SHARES})
     rates = [search.grid.rate(step) for step in steps]
     told = await asyncio.gather(*(search.evaluate(Trial(choice.design, rate)) for rate in rates))

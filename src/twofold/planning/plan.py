@@ -15,7 +15,7 @@ from twofold.simulation.result import Check
 
 
 def require_room(families: Sequence[Family], budget: Budget, *, bounded: bool) -> None:
-    """Raise ConfigurationError if the budget admits no design or, if `bounded`, has no limit."""
+    """Raise ConfigurationError if the budget admits no design or, with `bounded`, leaves a family without limit."""
     budget.require_sensible()
     if bounded and not all(budget.bounds(family) for family in families):
         raise ConfigurationError(
@@ -34,7 +34,7 @@ def require_room(families: Sequence[Family], budget: Budget, *, bounded: bool) -
 async def unmet(
     search: RateSearch, families: Sequence[Family], budget: Budget, rate: float | None
 ) -> ConfigurationError:
-    """Create the error that no family meets the SLO. It states how far the best nearly idle design misses the SLO."""
+    """Create the error that no family meets the SLO. It states how far the best design misses it when nearly idle."""
     largest = [design for family in families for design in _largest(search, family, budget, rate)]
     told = await asyncio.gather(*(search.at(design, search.lowest(design)) for design in largest))
     idle = list(zip(largest, told, strict=True))
@@ -76,7 +76,7 @@ def _largest(search: RateSearch, family: Family, budget: Budget, rate: float | N
 
 
 def _worst(evaluation: Evaluation) -> tuple[float, Check]:
-    """Return (factor, check) of the bound missed by the largest factor. Upper bounds have priority over lower ones."""
+    """Return (factor, check) for the bound missed by the largest factor; latency bounds come before attainment."""
     missed = [check for check in evaluation.checks if not check.met] or list(evaluation.checks)
     ceilings = [check for check in missed if not check.at_least] or missed
     return max(((_excess(check), check) for check in ceilings), key=lambda each: each[0])
@@ -97,7 +97,7 @@ def _takes(design: Design) -> str:
 
 
 class PlanQuery(msgspec.Struct, frozen=True, kw_only=True):
-    """Goal of a plan. `rate` (requests/s) is given for the objectives cost and power, and None for throughput."""
+    """Goal of a plan. `rate` (requests/s) is required by the objectives cost and power, and None for throughput."""
 
     objective: Objective
     families: tuple[Family, ...]
@@ -106,7 +106,7 @@ class PlanQuery(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DesignChoice(msgspec.Struct, frozen=True, kw_only=True):
-    """The best design of a family, evaluated at `rate`: the given rate, or else its highest rate."""
+    """The best design of a family. `evaluation` is that at `rate`: the requested rate, or else the highest rate."""
 
     design: Design
     rate: float
@@ -119,7 +119,7 @@ class DesignChoice(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def requests_per_kwh(self) -> float:
-        """Highest rate per provisioned power, in requests per kWh."""
+        """Requests per kWh at the highest rate and the provisioned power."""
         return 3.6e6 * self.highest_rate / self.design.tdp_w
 
 
@@ -153,7 +153,7 @@ Found = Callable[[DesignChoice], None]
 
 
 async def make_plan(search: RateSearch, query: PlanQuery, found: Found = lambda _: None) -> Plan:
-    """Search all families concurrently. Call `found` with the best design of each family.
+    """Find the best design of each family, searching all families concurrently. Call `found` with each result.
 
     Raises ConfigurationError if the budget admits no design or no design meets the SLO.
     """
@@ -203,7 +203,7 @@ async def _at_rate(search: RateSearch, design: Design, rate: float) -> DesignCho
 
 
 async def _break_even(search: RateSearch, query: PlanQuery, choices: Sequence[DesignChoice]) -> float | None:
-    """Return the break-even rate of the families that meet the SLO. The budget does not limit this search."""
+    """Return the break-even rate (see `Plan`) among the families that meet the SLO, regardless of the budget."""
     kinds = [choice.design.family for choice in choices]
     if len({family.split for family in kinds}) < 2:
         return None

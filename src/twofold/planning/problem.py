@@ -26,8 +26,8 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
     """A planning problem: all inputs of a plan except the machine counts.
 
     `template` is a cluster without pools. `tensor_parallel` is the number of accelerators per instance, or None for a
-    whole machine. `attainment` is the required share of requests for an `Slo`. `reference` is the machine to which a
-    `SlowdownSlo` compares. `batchers` maps roles to the batchers that replace their default batchers.
+    whole machine. `attainment` is the required share of requests for an `Slo`. `reference` is the machine that
+    slowdowns of a `SlowdownSlo` are relative to. `batchers` overrides the default batchers of roles.
     """
 
     template: ClusterSpec
@@ -41,17 +41,17 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def colocated_batching(self) -> tuple[tuple[str, int | None], ...]:
-        """The batchers of colocated designs, with their token budgets."""
+        """Pairs (batcher, token budget) of the colocated designs to search."""
         batcher = self.batchers.get(Role.MIXED)
         return COLOCATED if batcher is None else ((batcher, None),)
 
     def kind(self, machine: str) -> MachineKind:
-        """Return the kind for whole machines of this name. Raises ConfigurationError if the name is unknown."""
+        """Return the machine kind of whole machines with this name. Raises ConfigurationError for an unknown name."""
         found = self.catalog.machine(machine)
         return MachineKind(name=found.name, price_per_h=found.price_per_h, tdp_w=found.tdp_w, accelerators=found.count)
 
     def instance(self, machine: str, tensor_parallel: int, pipeline_parallel: int = 1) -> MachineKind:
-        """Return the kind for instances on part of a machine, with a proportional share of its price and power."""
+        """Return the machine kind of an instance on part of a machine, with a proportional share of price and power."""
         whole = self.kind(machine)
         accelerators = tensor_parallel * pipeline_parallel
         share = accelerators / whole.accelerators
@@ -94,7 +94,7 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
         return self.catalog.machine(kind.name).count // self.tensor_parallel_on(kind)
 
     def slo_of(self, design: Design) -> Slo | SlowdownSlo:
-        """Return the SLO of a design: all bounds, or only the bound of the phase that its family judges."""
+        """Return the SLO that a design must meet: all bounds, or only that of its family's `judged` phase."""
         slo, judged = self.slo, design.family.judged
         if judged is None or isinstance(slo, SlowdownSlo):
             return slo
@@ -128,7 +128,7 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigurationError(f"--duration must be more than 0 seconds, not {self.workload.duration_s:g}")
 
     def _nearby(self, family: Family) -> ClusterSpec:
-        """Return the template for judging one phase. On shared nodes, its hand-offs use the links within a node."""
+        """Return the template for evaluating one phase. With shared nodes, KV transfers use the links within a node."""
         if not family.shared:
             return self.template
         links = [self.catalog.machine(kind.name).accelerator.interconnect_bytes_per_s for kind in family.kinds]
@@ -155,7 +155,7 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
     def _machines(self, kind: MachineKind, count: int, design: Design) -> int:
         """Return the number of machines for `count` instances. A pipeline stage never spans machines.
 
-        With shared nodes, the design needs one machine per stage, or only one machine if all of the design fits on it.
+        With shared nodes, the design needs one machine per stage, or one in total if the whole design fits on it.
         """
         whole = self.catalog.machine(kind.name).count
         if design.family.shared and design.family.judged is None:
@@ -176,8 +176,8 @@ def parse_families(
 ) -> tuple[Family, ...]:
     """Parse `--family` (PREFILL+DECODE, AA, HH, HA or HHcap) or build all pairs of `--machines`.
 
-    Defaults to Splitwise's four. `colocated` adds one family per machine and colocated batcher. Raises
-    ConfigurationError.
+    The default is Splitwise's four families. `colocated` adds one family per machine and colocated batcher. Raises
+    ConfigurationError for invalid flags.
     """
     if families and machines:
         raise ConfigurationError("give either --family or --machines, not both")
@@ -200,10 +200,7 @@ def parse_families(
 
 
 def fitting(problem: Problem, families: Iterable[Family]) -> tuple[tuple[Family, ...], tuple[str, ...]]:
-    """Return (families whose machines can hold the model, reasons why the other machines cannot).
-
-    Raises ConfigurationError if no family is left.
-    """
+    """Return (families that can hold the model, why other machines cannot). Raises ConfigurationError if none can."""
     reasons: dict[str, str] = {}
     fit = []
     for family in families:

@@ -1,6 +1,7 @@
 """Highest rate at which a design meets the SLO, by bisection over a grid of rates.
 
-All designs use one grid with steps one tolerance apart, so results compare exactly and simulations are reused.
+All designs use the same grid, with the tolerance as step. Their results are therefore comparable, and simulations are
+reused.
 """
 
 import asyncio
@@ -26,7 +27,7 @@ class RateGrid(msgspec.Struct, frozen=True):
         return float(f"{(1.0 + self.tolerance) ** step:.{_DIGITS}g}")
 
     def step(self, rate: float) -> int:
-        """Return the highest step of the grid whose rate is at most `rate`."""
+        """Return the highest step of the grid with a rate of at most `rate`."""
         step = math.floor(math.log(rate) / math.log1p(self.tolerance)) + 1
         while self.rate(step) > rate:
             step -= 1
@@ -38,7 +39,7 @@ class RateGrid(msgspec.Struct, frozen=True):
 
 
 class MaxRate(msgspec.Struct, frozen=True, kw_only=True):
-    """Highest rate of a design. The SLO is met at `step` of the grid and missed at the next step.
+    """Highest rate of a design that meets the SLO. The SLO is met at `step` of the grid and missed at the next step.
 
     `kept` is the evaluation at `step`. If the SLO is missed at the lowest rate tried, `rate` is 0, and `step` and
     `kept` are None.
@@ -51,7 +52,7 @@ class MaxRate(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RateSearch(msgspec.Struct, frozen=True, kw_only=True):
-    """Evaluates designs at rates of a grid, in one draw of the workload."""
+    """Searches the highest rate of designs on a grid of rates, in one random draw of the workload."""
 
     evaluate: Evaluate
     bound: UpperBound
@@ -62,11 +63,11 @@ class RateSearch(msgspec.Struct, frozen=True, kw_only=True):
         return await self.evaluate(Trial(design, self.grid.rate(step), self.draw))
 
     def lowest(self, design: Design) -> int:
-        """Return the step at which the design is nearly idle."""
+        """Return the lowest step to try, at which the design is nearly idle."""
         return self.grid.step(self.bound.upper(design) * _IDLE)
 
     def could(self, design: Design, rate: float) -> bool:
-        """Return whether the analytic upper bound of the design admits this rate."""
+        """Return whether `rate` is within the analytic upper bound of the design."""
         return self.bound.upper(design) >= rate
 
     async def highest(self, design: Design, start: int | None = None) -> MaxRate:
@@ -88,7 +89,7 @@ class RateSearch(msgspec.Struct, frozen=True, kw_only=True):
         return MaxRate(design=design, rate=self.grid.rate(kept), step=kept, kept=known[kept])
 
     async def highest_of(self, designs: Iterable[Design]) -> list[MaxRate]:
-        """Return the highest rate of each design that meets the SLO at some rate."""
+        """Return the highest rate of each design; leave out designs that never meet the SLO."""
         found = await asyncio.gather(*map(self.highest, designs))
         return [each for each in found if each.kept is not None]
 

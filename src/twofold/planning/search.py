@@ -21,8 +21,8 @@ async def find_passing(
     """Find a design that meets the SLO at `rate` by bisection; return None if there is none.
 
     `designs` is a frontier, sorted by rising count of prefill machines. If prefill limits a design, the designs before
-    it fail as well; if decode limits it, the designs after it fail as well. Designs whose bound is below `rate` are
-    skipped. `start` is the first index to try, by default that of the design with the highest estimate.
+    it fail as well; if decode limits it, the designs after it fail as well. Designs with an analytic bound below `rate`
+    are skipped. `start` is the first index to try, by default that of the design with the highest estimate.
     """
     open_places = [place for place, design in enumerate(designs) if search.could(design, rate)]
     if not open_places:
@@ -104,7 +104,7 @@ async def cheapest(
 
 
 async def _first(search: RateSearch, family: Family, rate: float, allows: Allows) -> Design | None:
-    """Return an allowed design that meets the SLO at `rate`, close to the analytic suggestion or else the largest."""
+    """Return an allowed design that meets the SLO at `rate`, preferably near the analytic suggestion; None if none."""
     suggested = search.bound.suggest(family, rate)
     most = _grown(family, suggested, _GROWTH[-1])
     for growth in _GROWTH:
@@ -118,7 +118,7 @@ async def _first(search: RateSearch, family: Family, rate: float, allows: Allows
 
 
 async def _shrunk(search: RateSearch, design: Design, rate: float) -> Design:
-    """Remove every machine that the design does not need, starting with the last kind."""
+    """Remove every machine that the design does not need to meet the SLO, starting with the last kind."""
     for place in reversed(range(len(design.counts))):
         low, high = 0, design.counts[place]  # too few, enough
         while high - low > 1:
@@ -153,12 +153,12 @@ def _cheapest_nearest(designs: list[Design], design: Design) -> int:
 async def most_throughput(search: RateSearch, designs: Sequence[Design]) -> MaxRate:
     """Find the design of a non-empty frontier with the highest rate.
 
-    Another design must beat the best by one grid step, which takes one simulation; only then is its own highest rate
-    searched.
+    To replace the best design, another must meet the SLO one grid step above its highest rate. This takes one
+    simulation; only if it succeeds is the other design's highest rate searched.
     """
     best = await search.highest(designs[_best_estimate(search, designs, range(len(designs)))])
     while True:
-        # If the first guess never meets the SLO, another split may at the lowest step of any.
+        # If the first guess never meets the SLO, another design may, at the lowest step of all designs.
         to_beat = min(map(search.lowest, designs)) if best.step is None else best.step + 1
         better = await find_passing(search, designs, search.grid.rate(to_beat), designs.index(best.design))
         if better is None:
@@ -198,7 +198,7 @@ async def break_even(search: RateSearch, families: Sequence[Family], rate: float
 
 
 async def _splitting_pays(search: RateSearch, families: Sequence[Family], rate: float, weigh: CostFunction) -> bool:
-    """Return whether some split design that meets the SLO at `rate` is cheaper than all colocated designs."""
+    """Return whether a split design that meets the SLO at `rate` is cheaper than all colocated designs that meet it."""
 
     def weight(design: Design) -> tuple[float, ...]:
         return weigh(design)[:1]  # ties need not be broken
@@ -221,7 +221,7 @@ async def _lighter(search: RateSearch, family: Family, rate: float, weigh: CostF
 
 
 def _anything(_: Design) -> bool:
-    """Allow every design, because break-even concerns small clusters and a budget limits only large ones."""
+    """Allow every design. The break-even search concerns small clusters, so it ignores the budget."""
     return True
 
 
@@ -235,7 +235,7 @@ class Objective(StrEnum):
 
     @property
     def weigh(self) -> CostFunction:
-        """Return the cost of a design at one rate in watts, accelerators or dollars, depending on the objective."""
+        """Cost function of the objective: watts, accelerators or dollars of a design."""
         if self is Objective.GOODPUT:
             return by_accelerators
         return by_power if self is Objective.POWER else by_price

@@ -1,4 +1,4 @@
-"""Best split of equal instances for a service's traffic, by short simulations of candidates on the same requests."""
+"""Search of the best split of equal instances into prefill and decode for a service's traffic, by short simulations."""
 
 import time
 from collections.abc import Iterator
@@ -21,31 +21,31 @@ from twofold.simulation.simulate import simulate
 from twofold.slo import Slo
 from twofold.workload.distributions import RandomStream, gamma, generator
 
-_SIMULATED_S = 60.0  # long enough to show growing queues,
-_FEWEST, _MOST = 400, 3000  # within these numbers of requests
+_SIMULATED_S = 60.0  # seconds of arrivals, long enough to show growing queues
+_FEWEST, _MOST = 400, 3000  # limits of the number of requests
 _ALL = 8  # up to this many splits are all tried; more are searched by bisection
 # Extra attainment required of fewer instances: about twice the standard error of a forecast of 90%.
 _HEADROOM = 0.03
 
 
 class SplitPlanner:
-    """Implementation of `ReplanSearch` for the instances of `spec`.
+    """`ReplanSearch` that simulates splits of the instances of `spec`.
 
-    A plan aims at `attainment`, the share of requests within `slo`. With `replicas` the plan uses the fewest instances
-    that reach the attainment, otherwise all running instances.
+    `attainment` is the required share of requests within `slo`. With `replicas`, the search returns the fewest
+    instances that reach it; otherwise it uses all running instances.
     """
 
     def __init__(
         self, spec: ClusterSpec, catalog: Catalog, slo: Slo, *, attainment: float = 0.9, replicas: bool = False
     ) -> None:
-        """Raises ConfigurationError if instances are not interchangeable or the SLO has no bounds."""
+        """Raise ConfigurationError if the instances are not interchangeable or the SLO has no bounds."""
         require_movable(spec, instance_profiles(spec, catalog))
         require(slo != Slo(), "re-planning needs an SLO in seconds, as in ttft=2,tpot=0.1")
         self._spec, self._catalog, self._slo = replace(spec, failures=()), catalog, slo
         self._enough, self._replicas = attainment + _HEADROOM, replicas
 
     def search(self, traffic: TrafficSample, running: RoleSplit, stock: int) -> SearchResult:
-        """Search the best split of the instances (see `ReplanSearch`)."""
+        """Find the best split for `traffic`, and forecast the attainment of the running split (see `ReplanSearch`)."""
         began = time.process_time()
         search = _Search(self._spec, self._catalog, self._slo, list(synthetic_requests(traffic)))
         now = search.forecast(running)
@@ -61,7 +61,7 @@ class SplitPlanner:
         )
 
     def _fewest(self, search: "_Search", stock: int) -> SplitForecast:
-        """Return the best split with the fewest instances that suffice, or with all instances if none suffices."""
+        """Return the best split with the fewest instances that reach the attainment, else with `stock` instances."""
         best = search.best_of(stock)
         low, high = 2, stock
         while low < high and best.attainment >= self._enough:
@@ -75,7 +75,7 @@ class SplitPlanner:
 
 
 class _Search:
-    """Forecasts of splits by simulation. Each split is simulated only once."""
+    """Simulated forecasts of splits on one sequence of requests. Each split is simulated only once."""
 
     def __init__(self, spec: ClusterSpec, catalog: Catalog, slo: Slo, requests: list[Request]) -> None:
         self.known: dict[RoleSplit, SplitForecast] = {}
@@ -100,7 +100,7 @@ class _Search:
         return self.known[split]
 
     def best_of(self, instances: int) -> SplitForecast:
-        """Return the best split of this many instances. Of equal attainment, the most headroom is best."""
+        """Return the split of this many instances with the highest attainment; among equals, with the most headroom."""
         tried = range(1, instances) if instances - 1 <= _ALL else self._bisected(instances)
         forecasts = [self.forecast(RoleSplit(prefill, instances - prefill)) for prefill in tried]
         return max(forecasts, key=lambda each: (each.attainment, -self._strain[each.split]))
@@ -119,10 +119,10 @@ class _Search:
 
 
 def synthetic_requests(traffic: TrafficSample) -> Iterator[Request]:
-    """Generate requests like those of `traffic`, the same ones each time.
+    """Generate requests with the rate, burstiness and lengths of `traffic`. Equal traffic gives equal requests.
 
-    Prompt and output lengths are drawn independently, as outputs end later; in the traces examined they are nearly
-    uncorrelated (see `twofold.workload.lengths`).
+    Prompt and output lengths are drawn independently, because traffic samples do not pair them. In the traces examined
+    they are nearly uncorrelated (see `twofold.workload.distributions`).
     """
     count = round(min(max(_SIMULATED_S * traffic.rate, _FEWEST), _MOST))
     times = islice(gamma(traffic.rate, traffic.burstiness, 0), count)
@@ -133,7 +133,7 @@ def synthetic_requests(traffic: TrafficSample) -> Iterator[Request]:
 
 
 def _strain(result: SimulationResult, slo: Slo) -> float:
-    """Return the P90 latency divided by its bound, for the bound with the largest ratio."""
+    """Return the largest ratio of a P90 latency to its bound."""
     pairs = ((result.ttft_s, slo.ttft_s), (result.tpot_s, slo.tpot_s), (result.e2e_s, slo.e2e_s))
     shares = [(histogram.percentile(90), bound_s) for histogram, bound_s in pairs if bound_s is not None]
     return max((value / bound_s for value, bound_s in shares if value is not None), default=0.0)

@@ -23,7 +23,7 @@ _CLEARLY = 1.001  # beyond a bound, more than histogram rounding
 
 
 class SloUnreachable:
-    """Stop condition of a simulation: true once the run of `requests` can no longer meet the SLO."""
+    """Stop condition of a simulation: true once the requests can no longer meet the SLO."""
 
     def __init__(self, requests: Sequence[Request], slo: Slo | SlowdownSlo, attainment: float) -> None:
         self._requests = len(requests)
@@ -49,7 +49,7 @@ class SloUnreachable:
 
 
 def _beyond(histogram: Histogram, bounds: dict[int, float], total: int) -> bool:
-    """Return whether so many of `total` values exceed their bounds that some percentile will exceed its bound.
+    """Return whether some percentile of all `total` values is sure to exceed its bound, given the values so far.
 
     A percentile is at least the value of rank floor((total − 1)·p/100), counted from 0.
     """
@@ -64,7 +64,7 @@ def _beyond(histogram: Histogram, bounds: dict[int, float], total: int) -> bool:
 
 
 def try_trial(problem: Problem, trial: Trial, abandoned: Callable[[], bool] = lambda: False) -> SimulatedTrial | str:
-    """Simulate and judge a trial, or return the message of a UserError, so that it can cross process boundaries."""
+    """Simulate and judge a trial. Return the message of a UserError, so that it crosses process boundaries."""
     try:
         return simulate_trial(problem, trial, abandoned)
     except UserError as error:
@@ -72,7 +72,7 @@ def try_trial(problem: Problem, trial: Trial, abandoned: Callable[[], bool] = la
 
 
 def simulate_trial(problem: Problem, trial: Trial, abandoned: Callable[[], bool] = lambda: False) -> SimulatedTrial:
-    """Simulate and judge a trial. Raises UserError for invalid inputs, or soon after `abandoned()` is True."""
+    """Simulate and judge a trial. Raises UserError for invalid inputs, or once `abandoned` returns True."""
     began = time.process_time()
     slo = problem.slo_of(trial.design)
     requests = _requests(problem.workload.drawn(trial.draw), trial.rate)
@@ -117,7 +117,7 @@ def simulate_trial(problem: Problem, trial: Trial, abandoned: Callable[[], bool]
 
 
 def _ceilings(result: SimulationResult, slo: Slo | SlowdownSlo, attainment: float) -> Iterator[Check]:
-    """Yield a check of each latency's percentile against its bound. The joint attainment does not show these."""
+    """For an SLO in seconds, yield a check of each latency's required percentile, besides the joint attainment."""
     percentile = 100 * attainment
     if not isinstance(slo, Slo):
         return
@@ -133,7 +133,7 @@ def _ceilings(result: SimulationResult, slo: Slo | SlowdownSlo, attainment: floa
 
 
 def bound_by(result: SimulationResult, slo: Slo | SlowdownSlo) -> Phase | None:
-    """Return the phase closer to missing its bounds, or the busier phase if both are equally close."""
+    """Return the phase closer to missing its bounds, else the busier phase; None if both are equal."""
     if isinstance(slo, Slo):
         prefill, decode = _misses(result.ttft_s, slo.ttft_s), _misses(result.tpot_s, slo.tpot_s)
     else:
@@ -165,11 +165,11 @@ def _latency(histogram: Histogram) -> LatencyPercentiles | None:
 
 
 def _first_tokens(requests: Sequence[Request]) -> tuple[Request, ...]:
-    """Return the requests with outputs of one token, which need no decode, to judge prefill alone."""
+    """Return the requests with outputs of one token, for evaluating prefill without decode."""
     return tuple(replace(request, output_tokens=1) for request in requests)
 
 
 @lru_cache(maxsize=4)
 def _requests(workload: WorkloadArguments, rate: float) -> tuple[Request, ...]:
-    """Return the requests of a workload at `rate`. The cache helps because families are often tried at equal rates."""
+    """Return the requests of a workload at `rate`. Cached, because several families are tried at the same rate."""
     return tuple(workload.requests(rate))

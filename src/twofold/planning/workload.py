@@ -1,4 +1,4 @@
-"""Workloads of trials at any rate, and their mean request."""
+"""Workload of a plan's trials at any rate, and its mean request."""
 
 import hashlib
 from functools import lru_cache
@@ -16,9 +16,9 @@ _SAMPLE = 4096  # requests averaged
 
 
 class WorkloadArguments(msgspec.Struct, frozen=True, kw_only=True):
-    """Arguments of the function `workload` except the rate.
+    """Arguments of `twofold.workload.source.workload` except the rate.
 
-    The simulated time is `duration_s` seconds, or longer if `min_requests` arrive later. The seed is the same at all
+    The simulated time is `duration_s` seconds, or longer if needed for `min_requests`. The seed is the same at all
     rates, so all designs are compared on the same random numbers.
     """
 
@@ -33,29 +33,27 @@ class WorkloadArguments(msgspec.Struct, frozen=True, kw_only=True):
     seed: int = 0
 
     def drawn(self, draw: int) -> "WorkloadArguments":
-        """Return the same workload with the random numbers of draw `draw`. Draw 0 uses the seed itself."""
+        """Return the workload with the random numbers of draw `draw`. Draw 0 uses the seed itself."""
         return replace(self, seed=self.seed + draw) if draw else self
 
     @property
     def random(self) -> bool:
-        """Whether draws of the workload differ. A trace that is replayed at its own times has equal draws."""
+        """Whether draws of the workload differ. They are all equal for a trace that is replayed at its own times."""
         return is_named(self.workload) or self.arrival not in (None, REPLAY)
 
     def requests(self, rate: float) -> list[Request]:
-        """Generate the requests at `rate` per second; raises as `workload` does, and ConfigurationError without
-        requests.
-        """
+        """Generate the requests at `rate` per second. Raises as `workload` does, and ConfigurationError without any."""
         duration_s = max(self.duration_s, self.min_requests / rate)
         found = self._requests(rate, duration_s=duration_s)
         require(bool(found), f"workload {self.workload} gives no request in {duration_s:g} s at {rate:g} requests/s")
         return found
 
     def shape(self) -> "WorkloadShape":
-        """Return the mean request of the workload."""
+        """Return the mean request of the workload, over a sample."""
         return WorkloadShape.of(self._requests(1.0, num_requests=_SAMPLE))
 
     def digest(self) -> str:
-        """Return the SHA-256 hash of the trace file, or an empty text for a named workload."""
+        """Return the SHA-256 hash of the trace file; empty for a named workload."""
         if is_named(self.workload):
             return ""
         return _file_digest(Path(self.workload))
@@ -69,7 +67,7 @@ class WorkloadArguments(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WorkloadShape(msgspec.Struct, frozen=True, kw_only=True):
-    """Means over the requests: prompt tokens, decoded tokens, and KV tokens that the whole decode reads."""
+    """Mean request of a workload: prompt tokens, decode iterations, and KV tokens read in all of its decodes."""
 
     prompt_tokens: float
     decode_tokens: float
@@ -89,7 +87,7 @@ class WorkloadShape(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def context(self) -> float:
-        """Mean number of KV tokens that decode reads per decoded token."""
+        """Mean number of KV tokens read per decode iteration."""
         return self.context_tokens / self.decode_tokens if self.decode_tokens else 0.0
 
 

@@ -1,4 +1,4 @@
-"""Charts as plotly.js data, with a common style."""
+"""Building blocks for plotly.js charts with a common style."""
 
 from collections.abc import Iterable, Sequence
 from typing import Final
@@ -21,7 +21,7 @@ _SOLID: Final[Layout] = {"width": 1.5}
 
 
 class ReportChart(msgspec.Struct, frozen=True, kw_only=True):
-    """Traces and layout for plotly.js; `id` is unique on a page and `note` is shown below the title."""
+    """Chart of an HTML report: plotly.js traces and layout. `id` is unique on a page; `note` stands below the title."""
 
     id: str
     title: str
@@ -35,7 +35,7 @@ def run_colour(index: int) -> str:
 
 
 def axis(title: str, **more: object) -> Layout:
-    """An axis with a title, which names the unit."""
+    """Return a plotly axis with a title, which should name the unit."""
     return {
         "title": {"text": title},
         "gridcolor": _GRID,
@@ -51,7 +51,7 @@ def log_axis(title: str) -> Layout:
 
 
 def grid(rows: int, columns: int, axes: Sequence[tuple[Layout, Layout]], **more: object) -> Layout:
-    """Layout of `rows` × `columns` plots, with (x, y) axes row by row."""
+    """Return the plotly layout of `rows` × `columns` plots. `axes` has the (x, y) axes of each plot, row by row."""
     layout: Layout = {
         "height": _ROW_PX * rows + 80,
         "margin": {"l": 60, "r": 20, "t": 20, "b": 60},
@@ -71,19 +71,19 @@ def grid(rows: int, columns: int, axes: Sequence[tuple[Layout, Layout]], **more:
 
 
 def on(plot: int) -> dict[str, object]:
-    """Axes of a plot, counted from 0."""
+    """Return the attributes that assign a plotly trace to a plot; plots count from 0."""
     return {"xaxis": f"x{suffix(plot)}", "yaxis": f"y{suffix(plot)}"}
 
 
 def suffix(plot: int) -> str:
-    """Suffix of plotly's axis names: x, x2, x3, …"""
+    """Return the suffix of a plot's axis names in plotly: x, x2, x3, …"""
     return "" if plot == 0 else str(plot + 1)
 
 
 def line(
     name: str, x: Iterable[float], y: Iterable[float], colour: str, look: Layout = _SOLID, /, **more: object
 ) -> Trace:
-    """A line; `look` has its width in pixels and its dashes or steps."""
+    """Return a line trace. `look` sets its width in pixels, its dashes and its shape."""
     return {
         "type": "scatter",
         "mode": "lines",
@@ -96,10 +96,10 @@ def line(
 
 
 def labelled(run: str, text: str, runs: int) -> str:
-    """Prefix a title or legend entry with the run if there are several."""
+    """Prefix a title or legend entry with the run's name if the page shows several runs."""
     return text if runs == 1 else f"{run}: {text}"
 
 
 def rounded(values: Iterable[float]) -> list[float]:
-    """Round to six digits, to keep the page small."""
+    """Round to six significant digits, to keep the page small."""
     return [float(f"{value:.6g}") for value in values]

@@ -1,4 +1,4 @@
-"""Rates and latencies of a run from its finished timelines, and tables of them."""
+"""Rates and latencies of a run, computed from its finished timelines, and terminal tables of them."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,7 +15,7 @@ from twofold.timeline import Moment, Timeline
 
 
 class LatencyDistribution(msgspec.Struct, frozen=True, kw_only=True):
-    """Mean, percentiles and maximum of latencies, in seconds.
+    """Mean, percentiles and maximum of a latency, in seconds.
 
     Percentiles are numpy's `linear`: rank p/100 · (n − 1) of the n sorted values, interpolated between neighbours.
     """
@@ -28,7 +28,7 @@ class LatencyDistribution(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, values: Iterable[float | None]) -> "LatencyDistribution | None":
-        """Compute the distribution of the known `values` (seconds); None if there are none."""
+        """Compute the distribution of `values` (seconds), ignoring None; None if no value is left."""
         array = np.fromiter((value for value in values if value is not None), dtype=np.float64)
         if array.size == 0:
             return None
@@ -37,12 +37,12 @@ class LatencyDistribution(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
-    """Counts, rates and latencies of a run; None without measurements.
+    """Counts, rates and latencies of a run. Values without measurements are None.
 
-    sent = completed + failed + unfinished. Completed requests ended with their own finish reason, failed ones in an
-    error (counted by reason in `errors`), unfinished ones when the run stopped. Tokens and latencies are those of
-    completed requests. Rates are per second of `duration_s`. `itl_s` pools the gaps of all requests. SLO attainment
-    is the share of ended requests within all bounds of `slo`, and goodput their rate.
+    sent = completed + failed + unfinished. Failed requests ended in an error (counted by reason in `errors`);
+    unfinished requests were running when the run stopped. Tokens and latencies are those of completed requests. Rates
+    are per second of `duration_s`. `itl_s` pools the gaps between tokens of all requests. SLO attainment is the share
+    of completed and failed requests that meet all bounds of `slo`; goodput is their rate.
     """
 
     sent: int
@@ -72,7 +72,7 @@ def summarize(
     slo: Slo | None = None,
     errors: Mapping[str, str] | None = None,
 ) -> Summary:
-    """Summarize finished timelines.
+    """Summarize the finished timelines of a run.
 
     `duration_s` defaults to the time from the first arrival to the last event. `errors` maps ids of failed requests to
     reasons, by default "error".
@@ -115,7 +115,7 @@ def _duration(timelines: Sequence[Timeline]) -> float:
 
 
 def ratio(count: float, of: float) -> float | None:
-    """`count / of`; None if `of` is 0."""
+    """Return `count / of`, or None if `of` is 0."""
     return count / of if of > 0 else None
 
 
@@ -125,7 +125,7 @@ STATISTICS = (("mean", "mean"), ("P50", "p50"), ("P90", "p90"), ("P99", "p99"), 
 
 
 def summary_table(summary: Summary, title: str | None = None, notes: Mapping[str, str] | None = None) -> Table:
-    """Table of one run: a row per latency, counts and rates, and extra rows from `notes`."""
+    """Return a table of one run: a row per latency, counts and rates, and the rows in `notes`."""
     drawn = table(title, ("", *(heading for heading, _ in STATISTICS)), range(1, 1 + len(STATISTICS)))
     for name, attribute in LATENCIES:
         values = [_statistic(getattr(summary, attribute), field) for _, field in STATISTICS]
@@ -137,7 +137,7 @@ def summary_table(summary: Summary, title: str | None = None, notes: Mapping[str
 
 
 def comparison_table(runs: Mapping[str, Summary], title: str | None = None) -> Table:
-    """Table of several runs, one column each."""
+    """Return a table that compares several runs, with one column per run."""
     drawn = table(title, ("", *runs), range(1, 1 + len(runs)))
     for name, attribute in LATENCIES:
         for heading, field in STATISTICS:
@@ -151,7 +151,7 @@ def comparison_table(runs: Mapping[str, Summary], title: str | None = None) -> T
 
 
 def seconds(value: float | None) -> str:
-    """Format a time: milliseconds below one second, `-` for None."""
+    """Format a time in milliseconds below one second, else in seconds; `-` for None."""
     if value is None:
         return NOTHING
     if abs(value) < 1.0:
@@ -160,7 +160,7 @@ def seconds(value: float | None) -> str:
 
 
 def bounds(slo: Slo) -> list[tuple[str, str]]:
-    """(latency, bound) of an SLO as text."""
+    """Return the bounds of an SLO as pairs of texts (latency, bound)."""
     named = (("TTFT", slo.ttft_s), ("TPOT", slo.tpot_s), ("E2E", slo.e2e_s))
     return [(name, seconds(bound)) for name, bound in named if bound is not None]
 
@@ -197,5 +197,5 @@ def _rate(value: float | None) -> str:
 
 
 def rate_text(rate: float) -> str:
-    """Format a rate, with two decimals below 100."""
+    """Format a rate, with two decimals below 100 and none above."""
     return f"{rate:,.2f}" if rate < 100.0 else f"{rate:,.0f}"

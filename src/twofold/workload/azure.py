@@ -1,8 +1,8 @@
-"""The Azure LLM inference traces: csv with TIMESTAMP, ContextTokens and GeneratedTokens.
+"""Trace format of the Azure LLM inference traces: csv with TIMESTAMP, ContextTokens and GeneratedTokens.
 
-A timestamp has up to nine fractional digits and an optional UTC offset (2024 traces have one). Arrival times count
-from the first request. Written times count from 1970-01-01 in steps of 100 ns, because requests have no date.
-Source: Azure Public Dataset, AzureLLMInferenceDataset.
+A timestamp has up to nine fractional digits and an optional UTC offset (2024 traces have one). When read, arrival times
+count from the first request. Written timestamps count from 1970-01-01 in steps of 100 ns, because requests have no
+date. Source: Azure Public Dataset, AzureLLMInferenceDataset.
 """
 
 import re
@@ -46,7 +46,7 @@ def encode(_index: int, request: Request) -> str:
 
 
 def _nanoseconds(lines: Lines, text: str) -> int:
-    """Integer nanoseconds since 1970: a float would round the traces' 100 ns steps."""
+    """Parse a timestamp to integer nanoseconds since 1970. A float would round the traces' steps of 100 ns."""
     match = _TIME.fullmatch(text)
     if match is None:
         raise lines.error(f"TIMESTAMP is {text!r}, which is not a time such as 2023-11-16 18:17:03.9799600")

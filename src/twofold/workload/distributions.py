@@ -1,8 +1,8 @@
 """Arrival processes and length distributions of generated workloads.
 
-Each random quantity has its own stream, so that another arrival process leaves the lengths of a seed unchanged.
-Prompt and output lengths are drawn independently: in the Azure 2023 traces Pearson's r is 0.00 for code and -0.11
-for conversation.
+Arrivals, prompt lengths and output lengths have separate random streams, so another arrival process leaves the lengths
+of a seed unchanged. Prompt and output lengths are drawn independently: in the Azure 2023 traces, Pearson's r is 0.00
+for code and -0.11 for conversation.
 """
 
 import math
@@ -21,7 +21,7 @@ from twofold.errors import require
 
 
 class RandomStream(IntEnum):
-    """Random quantities of a workload. The values are part of a seed's meaning and must not change."""
+    """Random quantities of a workload, each with its own stream. The values are part of the seed: never change them."""
 
     ARRIVALS = 0
     PROMPTS = 1
@@ -29,7 +29,7 @@ class RandomStream(IntEnum):
 
 
 def generator(seed: int, stream: RandomStream) -> Generator:
-    """Create the random generator of one stream; raises ConfigurationError for a negative seed."""
+    """Create the random generator of one stream. Raises ConfigurationError for a negative seed."""
     require(seed >= 0, f"the seed must be at least 0, not {seed}")
     return Generator(PCG64((seed, stream)))
 
@@ -39,21 +39,21 @@ _CHUNK = 1024  # samples drawn at once; does not affect the values
 
 
 def constant(rate: float) -> Iterator[float]:
-    """One request every 1/`rate` seconds, the first at 0."""
+    """Return arrival times at intervals of 1/`rate` seconds, starting at 0."""
     # A running sum would drift.
     return (index / rate for index in count())
 
 
 def poisson(rate: float, seed: int) -> Iterator[float]:
-    """Independent, exponentially distributed gaps with a mean of 1/`rate` seconds."""
+    """Return the arrival times of a Poisson process with `rate` requests per second."""
     return _sums(seed, lambda random: random.exponential(1 / rate, _CHUNK).tolist())
 
 
 def gamma(rate: float, burstiness: float, seed: int) -> Iterator[float]:
-    """Gamma distributed gaps with a mean of 1/`rate` seconds and the shape `burstiness`.
+    """Return arrival times with gamma distributed gaps, a mean gap of 1/`rate` seconds and the shape `burstiness`.
 
-    1 is Poisson, smaller values are burstier; the coefficient of variation of the gaps is 1/sqrt(burstiness). Same as
-    `--burstiness` of vLLM's serving benchmark.
+    A burstiness of 1 is a Poisson process; smaller values are burstier. The coefficient of variation of the gaps is
+    1/sqrt(burstiness), as for `--burstiness` of vLLM's serving benchmark.
     """
     scale = 1 / (rate * burstiness)
     return _sums(seed, lambda random: random.gamma(burstiness, scale, _CHUNK).tolist())
@@ -68,9 +68,9 @@ ARRIVALS: dict[str, Callable[[float, float, int], Iterator[float]]] = {
 
 
 def arrival_times(name: str, rate: float, seed: int, burstiness: float = 1.0) -> Iterator[float]:
-    """Infinite non-decreasing arrival times in seconds of the process of that name; equal seeds give equal times.
+    """Return the endless arrival times (seconds, non-decreasing) of an arrival process. Equal seeds yield equal times.
 
-    `rate` is in requests per second. Raises ConfigurationError.
+    `name` is a key of `ARRIVALS`; `rate` is in requests per second. Raises ConfigurationError for invalid arguments.
     """
     require(name in ARRIVALS, f"arrival process {name!r} is not one of {', '.join(ARRIVALS)}")
     positive = rate > 0 and math.isfinite(rate)
@@ -87,7 +87,7 @@ def require_positive(name: str, value: float) -> None:
 
 
 def _sums(seed: int, draw: Callable[[Generator], list[float]]) -> Iterator[float]:
-    """Cumulative sums of gaps, drawn in chunks. A bad seed raises immediately, not at the first gap."""
+    """Return the cumulative sums of the gaps that `draw` generates. Raises at once for a negative seed."""
     random = generator(seed, RandomStream.ARRIVALS)
 
     def times() -> Iterator[float]:
@@ -104,9 +104,9 @@ _UNIFORM = re.compile(r"([1-9]\d{0,6})\+([1-9]\d{0,6})")
 
 
 class LengthDistribution(msgspec.Struct, frozen=True, kw_only=True):
-    """Quantiles of the prompt and output lengths of a trace, and their source.
+    """Quantiles of the prompt and output lengths of a trace, with its origin.
 
-    A share `probabilities[i]` of the trace's requests is at most `prompt_tokens[i]` long, likewise for outputs; the
+    A share `probabilities[i]` of the trace's prompts have at most `prompt_tokens[i]` tokens; likewise for outputs. The
     first and last values are the minimum and the maximum. `requests` and `requests_per_s` describe the trace.
     """
 
@@ -123,7 +123,7 @@ class LengthDistribution(msgspec.Struct, frozen=True, kw_only=True):
     output_tokens: list[float]
 
     def sample(self, seed: int) -> Iterator[tuple[int, int]]:
-        """Infinite pairs (prompt tokens, output tokens); equal seeds give equal pairs."""
+        """Return an endless iterator of random pairs (prompt tokens, output tokens). Equal seeds yield equal pairs."""
         prompts, outputs = generator(seed, RandomStream.PROMPTS), generator(seed, RandomStream.OUTPUTS)
 
         def pairs() -> Iterator[tuple[int, int]]:
@@ -135,14 +135,14 @@ class LengthDistribution(msgspec.Struct, frozen=True, kw_only=True):
         return pairs()
 
     def _draw(self, random: np.random.Generator, quantiles: list[float]) -> list[int]:
-        """Sample by inverse transform with linear interpolation between quantiles."""
+        """Draw random lengths by inverse transform sampling, interpolating between quantiles."""
         drawn = np.interp(random.random(_CHUNK), self.probabilities, quantiles)
         lengths: list[int] = np.rint(drawn).astype(np.int64).tolist()
         return lengths
 
 
 def uniform_lengths(spec: str) -> LengthDistribution | None:
-    """Parse fixed lengths such as `512+64` (prompt and output tokens); None if `spec` has another form."""
+    """Parse fixed lengths such as `512+64` (prompt and output tokens). Return None if `spec` has another form."""
     found = _UNIFORM.fullmatch(spec)
     if found is None:
         return None
@@ -164,6 +164,6 @@ def uniform_lengths(spec: str) -> LengthDistribution | None:
 
 @cache
 def load_lengths(name: str) -> LengthDistribution:
-    """Load a distribution of the package by name, or parse fixed lengths."""
+    """Load a length distribution from the package's data by name, or parse fixed lengths."""
     data = files("twofold.workload").joinpath("data", f"{name}.json")
     return uniform_lengths(name) or msgspec.json.decode(data.read_bytes(), type=LengthDistribution)

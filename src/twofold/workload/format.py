@@ -1,11 +1,9 @@
-"""A trace format: detection, reading and writing, and the fields that it supports.
-
-Rules for every format:
+"""Description of a trace format, and rules for reading and writing all formats:
 
 - One line is one request, in order of arrival; blank lines are skipped.
 - A prompt has at least one token; shorter lengths are errors.
-- An output of length 0 is read as 1, because prefill always produces a first token: such requests were cut off after
-  their prefill. `ReadNotes.zero_outputs` counts them.
+- An output of length 0 is read as 1, because such requests were cut off after prefill, which always produces a first
+  token. `ReadNotes.zero_outputs` counts them.
 - Missing, non-finite and fractional numbers are errors that name their line.
 """
 
@@ -20,11 +18,11 @@ MAX_TOKENS = 2**31 - 1  # larger numbers in a trace are errors
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceFormat:
-    """One trace format.
+    """A trace format: how to detect, read and write it, and the request fields that it supports.
 
-    `keys` are the required columns or JSON keys, also used for detection. `read` yields the requests of a file;
-    `encode` formats the request at an index as one line, below `header` if there is one. `resolution_s` is the step
-    to which written arrival times are rounded; 0 if they are exact or the step is below float precision.
+    `keys` are the required columns or JSON keys, also used for detection. `read` yields the requests of a file.
+    `encode` formats a request and its index as one line. `header` is the first line of a file, if any. `resolution_s`
+    is the step to which written arrival times are rounded; 0 if they are exact or the step is below float precision.
     """
 
     name: str
@@ -39,14 +37,14 @@ class TraceFormat:
 
 
 def prompt_length(lines: Lines, name: str, tokens: int) -> int:
-    """Validate the prompt length in field `name` of the current line."""
+    """Validate and return a prompt length, from the field `name` of the current line."""
     if tokens < 1:
         raise lines.error(f"{name} is {tokens}, and a prompt has at least one token")
     return _bounded(lines, name, tokens)
 
 
 def output_length(lines: Lines, name: str, tokens: int) -> int:
-    """Validate the output length in field `name` of the current line; 0 is read as 1."""
+    """Validate and return an output length, from the field `name` of the current line. A length of 0 becomes 1."""
     if tokens < 0:
         raise lines.error(f"{name} is {tokens}, and an output has no negative length")
     if tokens == 0:
@@ -62,5 +60,5 @@ def _bounded(lines: Lines, name: str, tokens: int) -> int:
 
 
 def block_numbers(request: Request) -> tuple[int, ...]:
-    """Prefix blocks of a request as integers; hashes are truncated to their first eight bytes."""
+    """Return the prefix blocks of a request as integers. Hashes are truncated to their first eight bytes."""
     return tuple(block if isinstance(block, int) else int.from_bytes(block[:8]) for block in request.prefix_blocks)

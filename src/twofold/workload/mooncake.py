@@ -1,7 +1,7 @@
-"""The Mooncake traces: jsonl with timestamp (ms), input_length, output_length and hash_ids.
+"""Trace format of the Mooncake traces: jsonl with timestamp (ms), input_length, output_length and hash_ids.
 
-`hash_ids` names the prompt's blocks of 512 tokens; an id identifies a block and everything before it. The field is
-optional. Arrival times count from the first request and are written in whole milliseconds, like the original.
+`hash_ids` identifies the prompt's blocks of 512 tokens; equal ids mean an equal block after equal earlier blocks. The
+field is optional. Arrival times count from the first request and are written in whole milliseconds, like the original.
 Source: the trace release of Mooncake, FAST'25.
 """
 
@@ -17,7 +17,7 @@ KEYS = ("timestamp", "input_length", "output_length")
 
 
 class MooncakeRow(msgspec.Struct):
-    """One line of the trace."""
+    """One line of a Mooncake trace."""
 
     timestamp: float
     input_length: int

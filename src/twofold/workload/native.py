@@ -1,4 +1,4 @@
-"""Twofold's own lossless format: jsonl with one `Request` per line."""
+"""Twofold's lossless trace format: jsonl with one `Request` per line."""
 
 import math
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ from twofold.workload.rows import Lines, json_rows
 
 
 class TwofoldRow(msgspec.Struct, omit_defaults=True):
-    """One line: the fields of `Request`; empty prefix blocks are omitted."""
+    """One line of a trace: the fields of `Request`. Empty prefix blocks are omitted."""
 
     id: str
     arrival_s: float

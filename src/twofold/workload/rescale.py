@@ -1,7 +1,7 @@
-"""Streaming transformations of a workload: times, lengths and the part that is taken.
+"""Streaming transformations of a workload: scale times or lengths, or select a part.
 
-A resized prompt keeps the ids of its prefix blocks (512 tokens) that still lie whole inside it and drops the others,
-because an id identifies the exact tokens of a full block and everything before it.
+A resized prompt keeps only the ids of prefix blocks (512 tokens) that it still contains as a whole, because an id
+identifies the exact tokens of a full block and everything before it.
 """
 
 import math
@@ -18,15 +18,15 @@ BLOCK_TOKENS = 512  # block size of Mooncake's hash_ids; see Request.prefix_bloc
 
 
 def scale_rate(requests: Iterable[Request], factor: float) -> Iterator[Request]:
-    """Divide every arrival time by `factor`, which multiplies the rate."""
+    """Multiply the arrival rate by `factor`, by dividing every arrival time."""
     require_positive("rate scale", factor)
     return (replace(request, arrival_s=request.arrival_s / factor) for request in requests)
 
 
 def mean_rate(requests: Iterable[Request]) -> float | None:
-    """Requests per second between the first and the last arrival, the inverse of the mean gap.
+    """Return the requests per second between the first and the last arrival, the inverse of the mean gap.
 
-    None for fewer than two requests; infinite if all arrive at once.
+    Return None for fewer than two requests, and infinity if all arrive at once.
     """
     first = last = None
     gaps = -1
@@ -40,9 +40,9 @@ def mean_rate(requests: Iterable[Request]) -> float | None:
 
 
 def to_rate(reopen: Callable[[], Iterator[Request]], rate: float) -> Iterator[Request]:
-    """Scale times so that `mean_rate` becomes `rate`.
+    """Scale arrival times so that the mean rate becomes `rate`.
 
-    `reopen` returns the same requests each time; it is called once to measure and once to stream. Raises
+    `reopen` returns the same requests each time. It is called once to measure the rate and once to stream. Raises
     ConfigurationError if all requests arrive at once.
     """
     require_positive("rate", rate)
@@ -54,12 +54,12 @@ def to_rate(reopen: Callable[[], Iterator[Request]], rate: float) -> Iterator[Re
 
 
 def retime(requests: Iterable[Request], times_s: Iterable[float]) -> Iterator[Request]:
-    """Replace the arrival times in order; ends with the shorter of the two."""
+    """Replace the arrival times by `times_s`, in order. The stream ends when either iterable ends."""
     return (replace(request, arrival_s=time) for request, time in zip(requests, times_s, strict=False))
 
 
 def window(requests: Iterable[Request], start_s: float, duration_s: float | None = None) -> Iterator[Request]:
-    """Requests that arrive in [`start_s`, `start_s + duration_s`); `start_s` becomes 0."""
+    """Select the requests that arrive in [`start_s`, `start_s + duration_s`). Their times then count from `start_s`."""
     require(start_s >= 0 and math.isfinite(start_s), f"the start must be at least 0 s, not {start_s:g} s")
     if duration_s is not None:
         require_positive("duration", duration_s)
@@ -75,7 +75,7 @@ def _window(requests: Iterable[Request], start_s: float, end_s: float) -> Iterat
 
 
 def take(requests: Iterable[Request], count: int | None) -> Iterator[Request]:
-    """The first `count` requests, or all of them for None."""
+    """Select the first `count` requests, or all if `count` is None."""
     require(count is None or count >= 1, f"the number of requests must be at least 1, not {count}")
     return islice(requests, count)
 
@@ -90,17 +90,17 @@ def scale_lengths(requests: Iterable[Request], factor: float) -> Iterator[Reques
 
 
 def fit_to_context(requests: Iterable[Request], max_model_len: int) -> Iterator[Request]:
-    """Clip requests to `max_model_len` tokens, prompt and output together, each at least 1.
+    """Shorten requests to `max_model_len` tokens for prompt and output together, at least 1 token each.
 
-    Shorter requests are unchanged. In longer ones, prompt and output shrink by the same factor, which keeps their
-    proportion. To fit a long trace into a short context, scale its lengths first.
+    Shorter requests are unchanged. In longer ones, prompt and output shrink by the same factor. To fit a trace with
+    long requests into a short context, scale all lengths first.
     """
     require(max_model_len >= 2, f"the context must be at least 2 tokens, not {max_model_len}")
     return (_clipped(request, max_model_len) for request in requests)
 
 
 def fit_lengths(requests: Iterable[Request], length_scale: float, max_model_len: int | None) -> Iterator[Request]:
-    """Scale lengths, then clip them to a context if given."""
+    """Scale all lengths, then shorten requests to `max_model_len` tokens if it is not None."""
     scaled = iter(requests) if length_scale == 1 else scale_lengths(requests, length_scale)
     return scaled if max_model_len is None else fit_to_context(scaled, max_model_len)
 
@@ -115,7 +115,7 @@ def _clipped(request: Request, limit: int) -> Request:
 
 
 def resize(request: Request, prompt_tokens: int, output_tokens: int) -> Request:
-    """The request with new lengths and the prefix blocks that are still valid."""
+    """Return the request with new lengths, without the prefix blocks that are no longer valid."""
     blocks = request.prefix_blocks
     if prompt_tokens != request.prompt_tokens:
         blocks = blocks[: min(prompt_tokens, request.prompt_tokens) // BLOCK_TOKENS]

@@ -1,4 +1,4 @@
-"""Reading of csv and jsonl files, plain or gzip, with errors that name the line."""
+"""Reading of csv and jsonl files, plain or gzip. Errors name the line."""
 
 import csv
 import gzip
@@ -23,13 +23,13 @@ GZIP_MAGIC = b"\x1f\x8b"
 
 @dataclass(slots=True)
 class ReadNotes:
-    """Corrections of the last reading: `zero_outputs` outputs of length 0 were read as 1."""
+    """Corrections made while reading a trace: number of outputs of length 0 that were read as 1."""
 
     zero_outputs: int = 0
 
 
 class Lines:
-    """Non-blank lines of an open file; `number` is the current line, counted from 1."""
+    """Iterator over the non-blank lines of an open file. `number` is the current line, counted from 1."""
 
     def __init__(self, path: Path, stream: BufferedIOBase, notes: ReadNotes) -> None:
         self.path, self.notes, self.number = path, notes, 0
@@ -42,7 +42,7 @@ class Lines:
                 yield text
 
     def error(self, reason: str) -> WorkloadError:
-        """Create an error about the current line."""
+        """Create an error that names the file and the current line."""
         return WorkloadError(str(self.path), reason, self.number)
 
     def _read(self) -> bytes:
@@ -68,7 +68,7 @@ class Lines:
 
 @contextmanager
 def open_lines(path: Path, notes: ReadNotes | None = None) -> Iterator[Lines]:
-    """Open a text file, plain or gzip; raises WorkloadError if it is missing."""
+    """Open a text file, plain or gzip. Raises WorkloadError if it cannot be opened."""
     require_file(path)
     try:
         file = path.open("rb")
@@ -83,7 +83,7 @@ def open_lines(path: Path, notes: ReadNotes | None = None) -> Iterator[Lines]:
 
 
 def require_file(path: Path) -> None:
-    """Raise WorkloadError unless `path` is a regular file: a trace may be read twice, so pipes are not supported."""
+    """Raise WorkloadError unless `path` is a regular file. Pipes are not supported, as a trace may be read twice."""
     try:
         mode = path.stat().st_mode
     except FileNotFoundError as error:
@@ -98,7 +98,7 @@ _WHOLE = re.compile(r"[+-]?[0-9]{1,30}")
 
 
 def csv_fields(lines: Lines, line: str) -> list[str]:
-    """Split one line. Lines are parsed separately, so that an open quote does not swallow the next ones."""
+    """Split one csv line into fields. An open quote is an error here instead of extending over the next lines."""
     try:
         return [field.strip() for field in next(csv.reader((line,), strict=True))]
     except csv.Error as error:
@@ -106,7 +106,7 @@ def csv_fields(lines: Lines, line: str) -> list[str]:
 
 
 def csv_rows(lines: Lines, columns: Sequence[str]) -> Iterator[list[str]]:
-    """Yield the values of `columns`, in that order, of each row; other columns are ignored."""
+    """Yield the values of `columns` in each row, in that order. Other columns are ignored."""
     texts = iter(lines)
     header = csv_fields(lines, next(texts, ""))
     missing = [column for column in columns if column not in header]
@@ -121,14 +121,14 @@ def csv_rows(lines: Lines, columns: Sequence[str]) -> Iterator[list[str]]:
 
 
 def parse_int(lines: Lines, column: str, text: str) -> int:
-    """Parse a decimal integer."""
+    """Parse a decimal integer. Raises WorkloadError that names the line and column."""
     if _WHOLE.fullmatch(text) is None:
         raise lines.error(f"{column} is {text!r}, which is not a whole number")
     return int(text)
 
 
 def parse_seconds(lines: Lines, column: str, text: str) -> float:
-    """Parse a finite, non-negative time in seconds."""
+    """Parse a finite, non-negative time in seconds. Raises WorkloadError that names the line and column."""
     try:
         value = float(text)
     except ValueError:
@@ -156,7 +156,7 @@ _WORDS = {
 
 
 def json_rows(lines: Lines, kind: type[T]) -> Iterator[T]:
-    """Decode each line as a `kind`; unknown keys are ignored."""
+    """Decode each line as a struct of type `kind`. Unknown keys are ignored."""
     decoder = msgspec.json.Decoder(kind)
     for line in lines:
         try:
@@ -168,7 +168,7 @@ def json_rows(lines: Lines, kind: type[T]) -> Iterator[T]:
 
 
 def json_keys(lines: Lines, line: str) -> tuple[str, ...]:
-    """Keys of the JSON object on a line."""
+    """Return the keys of the JSON object on a line."""
     try:
         return tuple(msgspec.json.decode(line, type=dict[str, msgspec.Raw]))
     except msgspec.DecodeError as error:
@@ -176,7 +176,7 @@ def json_keys(lines: Lines, line: str) -> tuple[str, ...]:
 
 
 def explain_json_error(message: str) -> str:
-    """Rewrite a msgspec error for users."""
+    """Rewrite the message of a msgspec error in words for users."""
     if "truncated" in message:
         return "the JSON is cut off"
     if match := _MISSING.match(message):

@@ -1,4 +1,4 @@
-"""Requests of named workloads and trace files by one function."""
+"""Requests of named workloads and of trace files through one function, `workload`."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -23,12 +23,12 @@ from twofold.workload.trace import open_trace
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replay:
-    """A part of a trace at its own times, or rescaled.
+    """Selection of a part of a trace, replayed at its own times or rescaled.
 
-    `start_s` is a time of the original trace and becomes 0. At most `num_requests` are taken from there. `rate_scale`
-    multiplies the arrival rate; `rate` scales to that many requests per second on average over the part. `duration_s`
-    counts seconds after scaling: together with `rate` it takes the first `rate * duration_s` requests, otherwise those
-    that arrive before it ends.
+    The part starts at `start_s` of the original trace, which becomes 0, and has at most `num_requests` requests.
+    `rate_scale` multiplies the arrival rate; `rate` scales the part to that many requests per second on average.
+    `duration_s` counts seconds after scaling. With `rate`, it selects the first `rate * duration_s` requests, otherwise
+    the requests that arrive before its end.
     """
 
     start_s: float = 0.0
@@ -38,7 +38,7 @@ class Replay:
     rate_scale: float | None = None
 
     def __post_init__(self) -> None:
-        """Validate the fields before anything is read."""
+        """Raise ConfigurationError for invalid fields, before any request is read."""
         require(self.rate is None or self.rate_scale is None, "give either a rate or a rate scale, not both")
         if self.rate is not None:
             require_positive("rate", self.rate)
@@ -48,7 +48,7 @@ class Replay:
         take((), self.num_requests)
 
     def requests(self, reopen: Callable[[], Iterator[Request]]) -> Iterator[Request]:
-        """Stream the requests; each call of `reopen` returns the whole trace from its first request."""
+        """Stream the requests of the part. Each call of `reopen` must return the whole trace from its first request."""
         if self.rate is not None:
             scaled = to_rate(lambda: self._part(reopen), self.rate)
         else:
@@ -69,7 +69,7 @@ NAMED: tuple[str, ...] = ("azure-code", "azure-conv", "distserve-chat", "distser
 
 
 def is_named(spec: str) -> bool:
-    """Whether requests are generated: a name of `NAMED`, or fixed lengths such as 512+64."""
+    """Return whether `spec` is a generated workload: a name in `NAMED`, or fixed lengths such as 512+64."""
     return spec in NAMED or uniform_lengths(spec) is not None
 
 
@@ -86,16 +86,16 @@ def workload(
     max_model_len: int | None = None,
     start_s: float = 0.0,
 ) -> Iterator[Request]:
-    """Stream the requests of a named workload or of a trace file, in order of arrival.
+    """Stream the requests of a generated workload or of a trace file, in order of arrival.
 
-    `spec` is one of `NAMED`, fixed lengths such as 512+64, or the path of a trace. A named workload is generated: it
-    needs `rate` (requests per second) and `num_requests` or `duration_s`, and arrives by `arrival` (default poisson,
-    or gamma with a `burstiness` other than 1). A trace is replayed at its own times, rescaled to `rate` if given; see
-    `Replay` for `start_s`, `num_requests` and `duration_s`. With an `arrival` other than `trace`, only its lengths
-    are used; `rate` then defaults to the trace's own. In both cases, lengths are multiplied by `length_scale` and
-    clipped to `max_model_len` (`fit_to_context`). Equal arguments give equal requests.
+    `spec` is a name in `NAMED`, fixed lengths such as 512+64, or the path of a trace. A generated workload needs `rate`
+    (requests per second) and `num_requests` or `duration_s`. Its arrival process is `arrival`: by default poisson, or
+    gamma with a `burstiness` other than 1. A trace is replayed at its own times, rescaled to `rate` if given; see
+    `Replay` for `start_s`, `num_requests` and `duration_s`. If `arrival` is not `trace`, only the trace's lengths are
+    used, and `rate` defaults to the trace's own. All lengths are multiplied by `length_scale`, and requests are
+    shortened to `max_model_len` (`fit_to_context`). Equal arguments yield equal requests.
 
-    Invalid arguments raise ConfigurationError and a missing file raises WorkloadError immediately; a bad line raises
+    Invalid arguments raise ConfigurationError and a missing file raises WorkloadError immediately. A bad line raises
     WorkloadError when the stream reaches it.
     """
     if is_named(spec):
@@ -126,7 +126,7 @@ def generate(
     burstiness: float = 1.0,
     seed: int = 0,
 ) -> Iterator[Request]:
-    """Requests with the length distribution of a named workload; ids count from 0."""
+    """Generate requests with the length distribution of a named workload or with fixed lengths. Ids count from 0."""
     if not is_named(name):
         raise unknown_name("workload", name, NAMED)
     lengths = load_lengths(name)
@@ -158,7 +158,7 @@ def _from_trace(
 
 
 def _require_known(spec: str) -> None:
-    """Raise ConfigurationError for a word that is neither a name nor a file; paths keep their WorkloadError."""
+    """Raise WorkloadError for the path of a missing file, and ConfigurationError for an unknown workload name."""
     try:
         require_file(Path(spec))
     except WorkloadError as error:

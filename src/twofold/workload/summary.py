@@ -1,4 +1,4 @@
-"""Summary of a trace: counts, times, lengths and potential prefix reuse."""
+"""Statistics of a trace: counts, arrival times, lengths and possible prefix reuse."""
 
 import math
 from bisect import bisect_right
@@ -12,7 +12,7 @@ from twofold.request import BlockKey, Request
 
 
 class LengthSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """Lengths in tokens; quantiles are exact with linear interpolation, like numpy's."""
+    """Statistics of prompt or output lengths in tokens. Quantiles are interpolated linearly, as by numpy."""
 
     total: int
     min: int
@@ -24,12 +24,12 @@ class LengthSummary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TraceSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """Statistics of a trace; None if undefined.
+    """Statistics of a trace; None for undefined values.
 
-    `duration_s` runs from the first arrival to the last and `requests_per_s` is the inverse of the mean gap. `gap_cv`
-    is the standard deviation of the gaps over their mean: 1 for Poisson arrivals, higher for burstier ones; gamma
-    arrivals with a burstiness of 1 / gap_cv² vary as much. `highest_reuse` is the share of repeated prefix blocks:
-    the hit rate of an infinite cache.
+    `duration_s` is the time from the first to the last arrival, and `requests_per_s` the inverse of the mean gap.
+    `gap_cv` is the coefficient of variation of the gaps: 1 for Poisson arrivals, higher for burstier ones. Gamma
+    arrivals with a burstiness of 1 / gap_cv² have the same. `highest_reuse` is the share of prefix blocks that occurred
+    before: the hit rate of an infinite cache.
     """
 
     requests: int
@@ -44,7 +44,7 @@ class TraceSummary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _length_summary(counts: Counter[int]) -> LengthSummary:
-    """Summarize lengths, counted by value so that memory is bounded by the number of distinct ones."""
+    """Compute the statistics of lengths from the number of occurrences of each length."""
     values = sorted(counts)
     below = list(accumulate(counts[value] for value in values))
     total = sum(value * count for value, count in counts.items())
@@ -53,7 +53,7 @@ def _length_summary(counts: Counter[int]) -> LengthSummary:
 
 
 class GapStatistics:
-    """Mean and variation of the gaps between arrivals in one pass (Welford's recurrence)."""
+    """Mean and coefficient of variation of the gaps between arrivals, in one pass (Welford's recurrence)."""
 
     def __init__(self) -> None:
         self.count, self.mean_s, self._squares, self._latest = 0, 0.0, 0.0, math.nan
@@ -73,9 +73,9 @@ class GapStatistics:
 
 
 def summarise(requests: Iterable[Request]) -> TraceSummary:
-    """Summarize a stream of requests; raises ValueError if it is empty.
+    """Compute the statistics of a stream of requests. Raises ValueError if it is empty.
 
-    Memory grows with the number of distinct lengths and prefix blocks, not of requests.
+    Memory grows with the number of distinct lengths and prefix blocks, not with the number of requests.
     """
     prompts, outputs, gaps = Counter[int](), Counter[int](), GapStatistics()
     distinct: set[BlockKey] = set()
@@ -103,7 +103,7 @@ def summarise(requests: Iterable[Request]) -> TraceSummary:
 
 
 def _quantile(values: list[int], below: list[int], share: float) -> float:
-    """Quantile of counted values: `below[i]` of them are at most `values[i]`, in ascending order."""
+    """Return a quantile of counted `values` in ascending order; `below[i]` samples are at most `values[i]`."""
     place = share * (below[-1] - 1)
     low, high = (values[bisect_right(below, rank)] for rank in (math.floor(place), math.ceil(place)))
     return low + (high - low) * (place % 1)

@@ -1,4 +1,4 @@
-"""Traces of any supported format: detection, streaming reads and atomic writes."""
+"""Trace files of any supported format: detection, streaming reads and atomic writes."""
 
 import gzip
 import os
@@ -22,11 +22,11 @@ FORMATS: dict[str, TraceFormat] = {"azure": AZURE, "mooncake": MOONCAKE, "splitw
 
 
 def open_trace(path: str | Path, format_name: str | None = None, notes: ReadNotes | None = None) -> Iterator[Request]:
-    """Stream the requests of a trace; memory does not grow with the file.
+    """Stream the requests of a trace file. Memory does not grow with the file.
 
-    A missing file raises immediately; lines are read by the iterator. `format_name` is one of `FORMATS`, detected
-    from the content if None. `notes` receives the corrections of the reader. Raises WorkloadError with file, line and
-    reason at the first bad line, and ConfigurationError for an unknown format.
+    `format_name` is one of `FORMATS`; None detects the format from the content. `notes` receives the corrections made
+    while reading. Raises WorkloadError at once for a missing file and, when the iterator reaches it, for the first bad
+    line (with file, line and reason). Raises ConfigurationError for an unknown format.
     """
     file = Path(path)
     require_file(file)
@@ -35,13 +35,13 @@ def open_trace(path: str | Path, format_name: str | None = None, notes: ReadNote
 
 
 def find_format(name: str) -> TraceFormat:
-    """Look up a format by name; raises ConfigurationError."""
+    """Look up a trace format by name. Raises ConfigurationError for an unknown name."""
     require(name in FORMATS, f"trace format {name!r} is not one of {', '.join(FORMATS)}")
     return FORMATS[name]
 
 
 def detect_format(path: str | Path) -> TraceFormat:
-    """Detect the format of a file from its header or the keys of its first object; raises WorkloadError."""
+    """Detect the format of a trace from its header or the keys of its first JSON object. Raises WorkloadError."""
     with open_lines(Path(path)) as lines:
         line = next(iter(lines), None)
         if line is None:
@@ -55,7 +55,7 @@ def detect_format(path: str | Path) -> TraceFormat:
 
 
 def _mismatch(found: set[str], noun: str) -> str:
-    """Reason why no format matches: the columns that the nearest one misses, or all formats."""
+    """Explain why no format matches: the keys missing for the most similar format, else the keys of all formats."""
     nearest = max(FORMATS.values(), key=lambda candidate: len(found & set(candidate.keys)))
     missing = [key for key in nearest.keys if key not in found]
     if len(missing) < len(nearest.keys):
@@ -80,7 +80,7 @@ def _read(path: Path, chosen: TraceFormat, notes: ReadNotes) -> Iterator[Request
 
 @dataclass(slots=True)
 class WriteResult:
-    """Number of requests written, and of requests that lost a field which the format does not support."""
+    """Numbers of requests written, and of requests that lost a field or precision that the format does not support."""
 
     requests: int = 0
     lost_ids: int = 0
@@ -88,7 +88,7 @@ class WriteResult:
     rounded: int = 0
 
     def losses(self, target: TraceFormat) -> list[str]:
-        """One sentence for each kind of loss."""
+        """Return a sentence for each kind of information lost."""
         step_ms = target.resolution_s * 1e3
         sentences = {
             f"no prefix blocks: {self.lost_prefix_blocks:,} requests lost theirs": self.lost_prefix_blocks,
@@ -99,7 +99,7 @@ class WriteResult:
 
 
 def write_trace(requests: Iterable[Request], path: str | Path, target: TraceFormat) -> WriteResult:
-    """Write requests to `path` (gzip if its name ends in .gz) in the format `target`.
+    """Write requests to `path` in the format `target`, as gzip if the name ends in .gz.
 
     The file is replaced atomically; on an error the old file stays. Raises ConfigurationError if the path is not
     writable or a request cannot be represented in the format.
@@ -145,7 +145,7 @@ def _atomic_file(path: Path) -> Iterator[BufferedIOBase]:
 
 
 def _in_place(path: Path) -> bool:
-    """Whether `path` cannot be replaced: a device such as /dev/stdout, a pipe or a directory."""
+    """Return whether `path` cannot be replaced by another file: a device such as /dev/stdout, a pipe or a directory."""
     return path.is_relative_to("/dev") or (path.exists() and not path.is_file())
 
 

@@ -1,1 +1,1 @@
-"""`twofold plan`: flags, queries, searches."""
+"""`twofold plan`: its flags, and the searches that it runs."""

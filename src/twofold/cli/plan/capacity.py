@@ -1,4 +1,4 @@
-"""Run `twofold plan --kv-capacity`: replay a trace through prefix caches of every capacity."""
+"""`twofold plan --kv-capacity`: find the DRAM and disk capacities for prefix caches by replaying a trace."""
 
 import math
 from typing import Final
@@ -22,7 +22,7 @@ _DISK: Final = "nvme"
 
 
 def run_capacity(problem: Problem, settings: PlanSettings) -> None:
-    """Evaluate all capacities, and print tables or JSON; raises ConfigurationError."""
+    """Plan the KV cache capacity, and print tables or JSON. Raises ConfigurationError for invalid flags."""
     query = read_capacity_query(problem, settings)
     if settings.html is not None or settings.output is not None:
         raise ConfigurationError("--kv-capacity writes no files: leave out --html and --output")
@@ -41,7 +41,7 @@ def run_capacity(problem: Problem, settings: PlanSettings) -> None:
 
 
 def read_capacity_query(problem: Problem, settings: PlanSettings) -> CapacityQuery:
-    """The model, the machine and the tiers; raises ConfigurationError if the machine cannot hold the model."""
+    """Convert the flags to a capacity query. Raises ConfigurationError if the machine cannot hold the model."""
     kind = problem.kind(only_machine(problem, settings.machines, "--kv-capacity"))
     problem.kv_capacity_tokens(kind)
     dram_gb, catalog = settings.dram_gb, problem.catalog

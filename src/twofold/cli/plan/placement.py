@@ -1,4 +1,4 @@
-"""Run `twofold plan --objective goodput`: DistServe's placement, with parallelism of its own for each phase."""
+"""`twofold plan --objective goodput`: find DistServe's placement, with separate parallelism for each phase."""
 
 import asyncio
 from typing import Final
@@ -25,7 +25,7 @@ _MAX_GPUS: Final = 4096  # more is a typing error, or a search of hours
 
 
 def run_placement(problem: Problem, settings: PlanSettings) -> None:
-    """Search, write the deployment, and print tables or JSON."""
+    """Search a placement, write the deployment file, and print tables or JSON."""
     query = read_placement_query(problem, settings)
     require(settings.html is None, "--html shows plans of whole machines: leave it out with --objective goodput")
     prepared = prepare(problem, query)
@@ -43,13 +43,13 @@ def run_placement(problem: Problem, settings: PlanSettings) -> None:
 def search_placement(
     prepared: PreparedPlacement, grid: RateGrid, settings: RunSettings
 ) -> tuple[PlacementPlan, Effort]:
-    """The placement, and the simulations that it took."""
+    """Search a placement. Return it with the simulation effort."""
     with open_search(prepared.problem, Objective.GOODPUT, grid, settings) as search:
         return asyncio.run(make_placement(search.rates, prepared)), search.evaluator.effort
 
 
 def read_placement_query(problem: Problem, settings: PlanSettings) -> PlacementQuery:
-    """The stock of accelerators and the limits of the search; raises ConfigurationError."""
+    """Convert the flags to a placement query. Raises ConfigurationError for invalid flags."""
     rate = settings.rate
     if rate is not None and not 0 < rate < float("inf"):
         raise ConfigurationError(f"--rate {rate:g} is out of range: give more than 0 requests per second")
@@ -62,7 +62,7 @@ def read_placement_query(problem: Problem, settings: PlanSettings) -> PlacementQ
 
 
 def _read_stock(problem: Problem, machines: str | None, max_gpus: str | None) -> dict[str, int]:
-    """Parse `8` (of the only machine in --machines) or `a100=8,h100=16` into accelerators by machine."""
+    """Parse --max-gpus into accelerators by machine type: `8` (of the only one in --machines) or `a100=8,h100=16`."""
     if max_gpus is None:
         raise ConfigurationError(
             "--objective goodput needs --max-gpus: the number of accelerators, as in 8 or a100=8,h100=16"
@@ -78,7 +78,7 @@ def _read_stock(problem: Problem, machines: str | None, max_gpus: str | None) ->
 
 
 def only_machine(problem: Problem, machines: str | None, flag: str) -> str:
-    """The one machine of --machines; raises ConfigurationError if it names none or several."""
+    """Return the machine named by --machines. Raises ConfigurationError unless it names exactly one."""
     names = [name.strip() for name in (machines or "").split(",") if name.strip()]
     require(len(names) == 1, f"{flag} needs one kind of machine in --machines, as in --machines a100")
     return problem.kind(names[0]).name

@@ -1,4 +1,4 @@
-"""Convert the flags of `twofold plan` to a planning problem and the query of its search."""
+"""Conversion of the flags of `twofold plan` to a planning problem and a search query."""
 
 import math
 from dataclasses import replace
@@ -25,7 +25,7 @@ _MAX_RATE: Final = 1e6  # requests per second: a trial of this many takes minute
 
 
 def read_problem(settings: PlanSettings) -> Problem:
-    """Return the problem without candidate designs; raises ConfigurationError."""
+    """Convert the flags to a planning problem without candidate designs. Raises ConfigurationError for invalid ones."""
     catalog = load_catalog(settings.catalog)
     catalog.model(settings.model)
     problem = Problem(
@@ -51,9 +51,9 @@ def read_problem(settings: PlanSettings) -> Problem:
 
 
 def read_query(problem: Problem, settings: PlanSettings) -> PlanQuery:
-    """The designs to search, the objective and the budget; raises ConfigurationError.
+    """Convert the flags to a plan query: families to search, objective and budget. Raises ConfigurationError.
 
-    Machines that cannot hold the model are left out with a note on stderr.
+    Machines that cannot hold the model are left out, with a note on stderr.
     """
     require(settings.max_gpus is None, "--max-gpus needs --objective goodput; other objectives use --max-machines")
     objective = Objective(settings.objective)
@@ -77,9 +77,9 @@ def read_query(problem: Problem, settings: PlanSettings) -> PlanQuery:
 
 
 def with_ray_machines(problem: Problem, settings: PlanSettings) -> PlanSettings:
-    """The settings with the machines of the Ray cluster, unless flags name machines.
+    """Return the settings with the machines of the Ray cluster at --ray, unless other flags name machines.
 
-    Raises ConfigurationError if there is no cluster, or if it has no whole machine of the catalog.
+    Raises ConfigurationError if the cluster cannot be reached or has no whole machine of the catalog.
     """
     named = settings.family or settings.machines or settings.max_machines or settings.max_gpus
     if settings.ray is None or named:
@@ -103,7 +103,7 @@ def with_ray_machines(problem: Problem, settings: PlanSettings) -> PlanSettings:
 
 
 def _template(settings: PlanSettings) -> ClusterSpec:
-    """A cluster without pools: the model and the policies."""
+    """Return a cluster spec without pools: the model and the policies."""
     given = {
         "performance": settings.performance,
         "handoff": settings.handoff,
@@ -134,7 +134,7 @@ def _checked_rate(objective: Objective, rate: float | None) -> float | None:
 
 
 def _parse_machines(problem: Problem, text: str | None) -> tuple[int | None, dict[str, int]]:
-    """Parse `40`, `a100=30,h100=20` or both into (limit on all machines, limit by machine type)."""
+    """Parse `40`, `a100=30,h100=20` or both into (maximum of all machines, maximum by machine type)."""
     most, of_kind = None, {}
     for word in filter(None, (text or "").split(",")):
         name, equals, number = word.rpartition("=")

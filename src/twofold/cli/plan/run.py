@@ -1,4 +1,4 @@
-"""Run `twofold plan`: search, print the result and write the files."""
+"""Implementation of `twofold plan`: search, print the result and write the files."""
 
 import asyncio
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ from twofold.simulation.observers.files import AtomicFile
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanResult:
-    """A plan with its verdict, Pareto front, latency curves and simulation effort."""
+    """A plan with its verdict, Pareto front, latency over rate and simulation effort."""
 
     plan: Plan
     advice: Advice
@@ -40,7 +40,7 @@ class PlanResult:
 
 
 def run(settings: PlanSettings) -> None:
-    """Plan prefix caches, a placement or machines; raises ConfigurationError."""
+    """Run `twofold plan` for prefix caches, a placement or machines. Raises ConfigurationError for invalid flags."""
     problem = read_problem(settings)
     if settings.kv_capacity:
         run_capacity(problem, settings)
@@ -58,7 +58,7 @@ def run(settings: PlanSettings) -> None:
 
 
 def run_plan(problem: Problem, settings: PlanSettings) -> None:
-    """Search for machines, write the files, and print tables or JSON."""
+    """Search a plan of machines, write the files, and print tables or JSON."""
     query = read_query(problem, settings)
     page = None if settings.html is None else AtomicFile(settings.html)
     deployment = None if settings.output is None else AtomicFile(settings.output)

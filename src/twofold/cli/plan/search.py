@@ -1,4 +1,4 @@
-"""Open the search of a plan: its executor, the store of finished simulations, and progress on stderr."""
+"""Set-up of a plan's search: executor, store of finished simulations, and progress on stderr."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,7 +17,7 @@ from twofold.planning.search import Objective
 
 @dataclass(frozen=True, slots=True)
 class OpenSearch:
-    """An open search: rate search, evaluator and progress display."""
+    """Objects of a running search: rate search, evaluator and progress display."""
 
     rates: RateSearch
     evaluator: Evaluator
@@ -26,7 +26,7 @@ class OpenSearch:
 
 @contextmanager
 def open_search(problem: Problem, objective: Objective, grid: RateGrid, settings: RunSettings) -> Iterator[OpenSearch]:
-    """Open store and executor for a search; raises ConfigurationError for an invalid workload."""
+    """Open the store and the executor while the context is open. Raises ConfigurationError for an invalid workload."""
     bounds, keys = AnalyticBounds(problem), Keys(problem)  # both read the workload
     with (
         EvaluationStore(settings.store) as store,
@@ -38,7 +38,7 @@ def open_search(problem: Problem, objective: Objective, grid: RateGrid, settings
 
 
 def _executor(problem: Problem, settings: RunSettings) -> Executor:
-    """Return an executor on the Ray cluster if one is named, else on the cores of this machine."""
+    """Return an executor on the Ray cluster at --ray, or on local cores without --ray."""
     if settings.ray is not None:
         return RayExecutor(problem, settings.ray)
     return LocalExecutor(problem, settings.jobs or cores())

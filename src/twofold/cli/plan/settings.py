@@ -10,7 +10,7 @@ from twofold.instance import Role
 from twofold.scheduling.routers import ROUTERS
 from twofold.slo import SPLITWISE, Slo, SlowdownSlo
 
-# Goodput compares single instances, whose rates are low, so a simulation needs more requests.
+# Goodput is measured on single instances at low rates, so a simulation needs more requests.
 _MIN_REQUESTS, _MIN_REQUESTS_FOR_GOODPUT = 500, 2000
 OBJECTIVES: Final = {
     "throughput": "Most requests/s within a budget.",
@@ -26,7 +26,7 @@ AFFINITIES: Final = {
 
 
 class PlanObjectiveSettings(Settings, panel="Objective"):
-    """The objective of a plan, and the SLO that it must meet."""
+    """Flags for the objective of a plan and the SLO that it must meet."""
 
     model: str = flag("Model of the catalog, such as bloom-176b.", ...)
     objective: str = flag("Objective of the search.", "throughput", choices=OBJECTIVES)
@@ -38,7 +38,7 @@ class PlanObjectiveSettings(Settings, panel="Objective"):
 
 
 class CapacitySettings(Settings, panel="KV capacity"):
-    """Capacity planning of prefix caches, instead of machines."""
+    """Flags for planning the capacity of prefix caches instead of machines."""
 
     kv_capacity: bool = flag(
         "Plan prefix caches: hit rate, saved GPU time and price of each capacity of DRAM and disk.", False
@@ -52,7 +52,7 @@ class CapacitySettings(Settings, panel="KV capacity"):
 
 
 class MachineSettings(Settings, panel="Machines"):
-    """The designs to compare, and their budget."""
+    """Flags for the designs to search and their budget."""
 
     family: tuple[str, ...] = flag(
         "PREFILL+DECODE machines, as in h100+a100, or AA, HH, HA, HHcap; separated by commas, repeatable.",
@@ -74,7 +74,7 @@ class MachineSettings(Settings, panel="Machines"):
 
 
 class PlanWorkloadSettings(ShapeSettings):
-    """The requests of each simulation."""
+    """Flags for the requests of each simulation."""
 
     workload: str = options.WORKLOAD.field(...)
     duration: float = flag(
@@ -88,7 +88,7 @@ class PlanWorkloadSettings(ShapeSettings):
 
 
 class PolicySettings(Settings, panel="Cluster"):
-    """Policies of the instances of a design."""
+    """Flags for the policies and instances of the designs."""
 
     performance: str | None = options.PERFORMANCE.field(unset="auto")
     router: str | None = flag("Router of disaggregated designs.", choices=ROUTERS, unset="splitwise; jsq for goodput")
@@ -103,7 +103,7 @@ class PolicySettings(Settings, panel="Cluster"):
 
 
 class RunSettings(Settings, panel="Running"):
-    """Executor of simulations, and store of results."""
+    """Flags that select where simulations run and are stored."""
 
     jobs: int | None = flag("Number of simulations at a time.", ge=1, unset="all cores")
     ray: str | None = flag(
@@ -117,7 +117,7 @@ class RunSettings(Settings, panel="Running"):
 
 
 class PlanOutputSettings(Settings, panel="Output"):
-    """Reports and files."""
+    """Flags for the report and the files to write."""
 
     json: bool = options.JSON.field(False)
     output: Path | None = flag("Write the best design to this file, as a deployment (YAML).", metavar="FILE")
@@ -141,5 +141,5 @@ class PlanSettings(
 
     @property
     def requests_per_trial(self) -> int:
-        """The minimum number of requests of a simulation."""
+        """Minimum number of requests in a simulation."""
         return self.min_requests or (_MIN_REQUESTS_FOR_GOODPUT if self.goodput else _MIN_REQUESTS)

@@ -1,4 +1,4 @@
-"""Reject flags of `twofold serve` that would have no effect, or that contradict each other or the cluster file."""
+"""Validation of the flags of `twofold serve`: flags without effect, and contradictions between flags or to the file."""
 
 from pathlib import Path
 from typing import Final
@@ -19,7 +19,7 @@ _SIZES: Final = f"tp pp {PHASE_SIZES}"
 
 
 def check_use(settings: ServeSettings) -> None:
-    """Raise ConfigurationError for flags that have no effect with the chosen engine, launcher and policies."""
+    """Raise ConfigurationError for a flag without effect under the chosen engine, launcher and policies."""
     _check_launcher(settings)
     if not settings.replan:
         refuse(settings, "attainment retire min_between", "needs --replan")
@@ -71,7 +71,7 @@ def _check_vllm(settings: ServeSettings) -> None:
 
 
 def check_repeats(settings: ServeSettings, file: Path, spec: ClusterSpec, workers: tuple[WorkerConfig, ...]) -> None:
-    """Raise ConfigurationError for a flag that contradicts the cluster file; repeating it is valid."""
+    """Raise ConfigurationError for a flag that contradicts the cluster file. A flag with the same value is valid."""
     roles = [worker.role for worker in workers]
     planned: dict[str, object] = {
         "prefill": roles.count(Role.PREFILL),
@@ -96,7 +96,7 @@ def check_repeats(settings: ServeSettings, file: Path, spec: ClusterSpec, worker
 
 
 def check_reuse(settings: ServeSettings, config: ServiceConfig) -> None:
-    """Raise ConfigurationError for prefix caching with batchers that recompute every prompt."""
+    """Raise ConfigurationError for prefix caching if all batchers compute every prompt from its start."""
     batchers = {worker.batcher for worker in config.workers}
     if settings.enable_prefix_caching and batchers and not any(BATCHERS[batcher].reuses_prefix for batcher in batchers):
         raise ConfigurationError(
@@ -105,7 +105,7 @@ def check_reuse(settings: ServeSettings, config: ServiceConfig) -> None:
 
 
 def check_store(config: ServiceConfig) -> None:
-    """Raise ConfigurationError for options that the KV store of a host does not support."""
+    """Raise ConfigurationError for options that a host's KV store does not support."""
     if config.store is None:
         return
     if any(worker.split != UNSHARDED for worker in config.workers):

@@ -1,4 +1,4 @@
-"""Convert the flags of `twofold serve` to the configuration of a service."""
+"""Conversion of the flags of `twofold serve` to the configuration of a service."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -42,7 +42,7 @@ from twofold.transport.registry import DEFAULT_TRANSPORT, check_transport
 
 
 def service_config(settings: ServeSettings) -> ServiceConfig:
-    """The service that the flags describe, without `run_dir`; raises ConfigurationError."""
+    """Convert the flags to a service configuration, without `run_dir`. Raises ConfigurationError for invalid flags."""
     check_use(settings)
     config = _from_flags(settings) if settings.cluster is None else _from_cluster(settings, settings.cluster)
     check_splits(config)
@@ -58,7 +58,7 @@ def service_config(settings: ServeSettings) -> ServiceConfig:
 
 
 def public_name(settings: ServeSettings, config: ServiceConfig) -> str:
-    """The name of the model in the API: the flag's value, its directory's name, or its hub id."""
+    """Return the model's name in the API: --served-model-name, else the name of its directory, else its hub id."""
     if settings.served_model_name is not None:
         return settings.served_model_name
     source = Path(config.engine.model)
@@ -134,7 +134,7 @@ def _config(
     workers: Sequence[WorkerConfig],
     **more: Any,  # noqa: ANN401  (fields of ServiceConfig)
 ) -> ServiceConfig:
-    """Return the configuration, with the fields that local and emulated services share."""
+    """Create the service configuration, with the fields that do not depend on whether a cluster file is given."""
     return ServiceConfig(
         engine=engine,
         workers=with_chunks(with_splits(workers, _shardings(settings)), settings.pipeline_chunk),
@@ -150,7 +150,7 @@ def _config(
 
 
 def _model_engine(settings: ServeSettings, block_size: int, max_num_seqs: int, swap_bytes: int | None) -> EngineConfig:
-    """Run MODEL on torch or vLLM; raises ConfigurationError, and ModelError if there is no such model."""
+    """Return a torch or vLLM engine's configuration. Raises ConfigurationError, or ModelError for a missing model."""
     if settings.model is None:
         raise ConfigurationError("give MODEL: a model directory or a hub id, or use --engine emulated")
     return EngineConfig(
@@ -169,12 +169,12 @@ def _model_engine(settings: ServeSettings, block_size: int, max_num_seqs: int, s
 
 
 def _default_block_size(settings: ServeSettings) -> int:
-    """Return the default number of tokens in a block."""
+    """Return the default number of tokens per KV block for the engine and device."""
     return ENGINES[settings.engine].cpu_block_size if (settings.device or "cpu") == "cpu" else 16
 
 
 def _emulated_engine(settings: ServeSettings, spec: ClusterSpec) -> EngineConfig:
-    """Emulate the model of the cluster; raises ConfigurationError."""
+    """Return the configuration of an emulated engine with the cluster's model. Raises ConfigurationError."""
     tokenizer, vocab_size = _tokenizer(settings.tokenizer)
     return EngineConfig(
         engine="emulated",
@@ -189,7 +189,7 @@ def _emulated_engine(settings: ServeSettings, spec: ClusterSpec) -> EngineConfig
 
 
 def _with_prefix_cache(settings: ServeSettings, config: ServiceConfig) -> ServiceConfig:
-    """Set eviction and retention; raises ConfigurationError for either without a prefix cache."""
+    """Set the eviction policy and retention share. Raises ConfigurationError for either without prefix caching."""
     engine = config.engine
     if not engine.prefix_caching:
         refuse(settings, "kv_eviction cache_retention_share", "needs --enable-prefix-caching")
@@ -203,7 +203,7 @@ def _with_prefix_cache(settings: ServeSettings, config: ServiceConfig) -> Servic
 
 
 def _tokenizer(directory: Path | None) -> tuple[str | None, int | None]:
-    """The tokenizer's directory and vocabulary size; raises ConfigurationError if it holds no tokenizer."""
+    """Return the directory and vocabulary size of a tokenizer. Raises ConfigurationError if there is no tokenizer."""
     if directory is None:
         return None, None
     loaded = load_tokenizer(directory)
@@ -213,7 +213,7 @@ def _tokenizer(directory: Path | None) -> tuple[str | None, int | None]:
 
 
 def _shardings(settings: ServeSettings) -> dict[Role, Sharding]:
-    """The tensor and pipeline sizes of each role; raises ConfigurationError for flags of phases that are colocated."""
+    """Return each role's tensor and pipeline parallelism. Raises ConfigurationError for phase flags if colocated."""
     if settings.colocated:
         refuse(settings, PHASE_SIZES, "is for a service with separate phases: with --colocated use --tp and --pp")
     tensor, pipeline = settings.tp or 1, settings.pp or 1
@@ -225,7 +225,7 @@ def _shardings(settings: ServeSettings) -> dict[Role, Sharding]:
 
 
 def _network(settings: ServeSettings) -> HostNetwork | None:
-    """Return the network on which workers of other hosts join, if enabled; raises ConfigurationError."""
+    """Return the network on which workers of other hosts join, or None if disabled. Raises ConfigurationError."""
     if settings.listen_workers is None or settings.cluster_key is None:
         refuse(settings, "cluster_key", "needs --listen-workers")
         why = "needs --cluster-key FILE, which authenticates other hosts (twofold keygen writes one)"

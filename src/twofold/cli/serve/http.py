@@ -1,4 +1,4 @@
-"""The HTTP side of `twofold serve` and `twofold route`: keys, limits, the listening socket and the event loop."""
+"""HTTP part of `twofold serve` and `twofold route`: API keys, limits, listening socket and event loop."""
 
 import asyncio
 import ipaddress
@@ -31,7 +31,7 @@ OnProgress = Callable[[str], None]
 
 
 class Runnable(Protocol):
-    """A service that runs until it is stopped."""
+    """Interface of a service that runs until `stop` is called."""
 
     async def run(self) -> None: ...
 
@@ -44,7 +44,7 @@ def http_config(
     keys: KeyRing | None,
     cache_retention_s: float = RequestLimits().longest_retention_s,
 ) -> HttpConfig:
-    """The keys and limits of a model served as `name`."""
+    """Return the HTTP configuration: model name, API keys, request limits and admission limits."""
     return HttpConfig(
         served_model_name=name,
         keys=keys,
@@ -66,12 +66,12 @@ def http_config(
 
 
 def telemetry_config(settings: TelemetrySettings) -> TelemetryConfig:
-    """Return the telemetry settings: the trace collector, and the SLO of the metrics."""
+    """Return the telemetry configuration: trace collector, and SLO for the metrics."""
     return TelemetryConfig(otlp_endpoint=settings.otlp_endpoint or None, slo=settings.slo or Slo())
 
 
 def find_keys(settings: HttpSettings) -> KeyRing | None:
-    """Read the API keys and hide them from other processes; raises ConfigurationError."""
+    """Read the API keys from the flags, and hide them from other processes. Raises ConfigurationError."""
     keys = read_keys(list(settings.api_key), settings.api_keys)
     os.environ.pop(KEY_VARIABLE, None)  # workers inherit the environment
     hide_secrets()
@@ -79,7 +79,7 @@ def find_keys(settings: HttpSettings) -> KeyRing | None:
 
 
 def check_loopback(host: str, address: str) -> None:
-    """Raise ConfigurationError if other machines can reach the address of a service without keys."""
+    """Raise ConfigurationError unless `address` is a loopback address. Used for services without API keys."""
     if not ipaddress.ip_address(address.partition("%")[0]).is_loopback:
         raise ConfigurationError(
             f"--host {host} lets other machines in: require a key with --api-key or --api-keys, "
@@ -88,10 +88,10 @@ def check_loopback(host: str, address: str) -> None:
 
 
 def hide_secrets() -> None:
-    """Overwrite the keys in this process's command line and environment, as the system shows them.
+    """Overwrite the API keys in this process's command line and environment, which other processes can read.
 
-    Linux reads both from the memory of the process. If that cannot be written, the keys stay visible; a file of keys
-    never shows them.
+    Linux exposes both from the memory of the process. If that memory cannot be written, the keys stay visible. Keys in
+    a file (--api-keys) are never visible.
     """
     try:
         with Path("/proc/self/stat").open("rb") as stat:
@@ -111,7 +111,7 @@ def hide_secrets() -> None:
 
 
 def hide_arguments(arguments: bytes) -> bytes:
-    """Replace the values of `--api-key` in zero-terminated arguments by asterisks of the same length."""
+    """Return zero-terminated arguments with the values of `--api-key` replaced by asterisks of the same length."""
     flag = KEY_FLAG.encode()
     hidden: list[bytes] = []
     previous = b""
@@ -127,7 +127,7 @@ def hide_arguments(arguments: bytes) -> bytes:
 
 
 def hide_variable(environment: bytes) -> bytes:
-    """Replace the value of TWOFOLD_API_KEY in zero-terminated `NAME=value` strings by asterisks."""
+    """Return zero-terminated `NAME=value` strings with the value of TWOFOLD_API_KEY replaced by asterisks."""
     name = KEY_VARIABLE.encode() + b"="
     return b"\0".join(
         name + b"*" * (len(each) - len(name)) if each.startswith(name) else each for each in environment.split(b"\0")
@@ -135,7 +135,7 @@ def hide_variable(environment: bytes) -> bytes:
 
 
 def listen(settings: HttpSettings, keys: KeyRing | None) -> socket.socket:
-    """Bind the port before anything slow starts; raises ConfigurationError if it is in use or too open."""
+    """Bind the port. Raises ConfigurationError if it is in use, or if other machines could connect without a key."""
     host, port = settings.host, settings.port
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
@@ -148,7 +148,7 @@ def listen(settings: HttpSettings, keys: KeyRing | None) -> socket.socket:
 
 
 def serve(make: Callable[[OnProgress], Runnable], log_format: str) -> None:
-    """Run a service until Ctrl-C or SIGTERM, with its progress on stderr."""
+    """Run a service until Ctrl-C or SIGTERM. `make` creates it with a callback that reports progress on stderr."""
     uvloop.run(_serve(make, log_format))
 
 

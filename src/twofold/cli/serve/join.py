@@ -1,4 +1,4 @@
-"""`twofold join` and `twofold keygen`: workers on this host for a service on another."""
+"""`twofold join` and `twofold keygen`: run workers on this host for a service on another host."""
 
 import asyncio
 import os
@@ -52,7 +52,7 @@ class JoinSettings(StoreSettings):
 
 @command
 def join(settings: JoinSettings) -> None:
-    """Run workers on this host for a service on another.
+    """Run workers on this host for a service on another host.
 
     The service sends their configuration, except for the model's files. Workers that fail are restarted. They stop with
     the service; if the connection is lost, they wait for the service or its successor.
@@ -72,14 +72,14 @@ def join(settings: JoinSettings) -> None:
 def keygen(file: Annotated[Path, typer.Argument(metavar="FILE", help="File to write; it must not exist.")]) -> None:
     """Write a new cluster key, which authenticates the hosts of a service (see `twofold join`).
 
-    Copy FILE to each host over a secure channel: everybody who has it may join.
+    Copy FILE to each host over a secure channel: any host with the key may join.
     """
     write_key(file)
     typer.echo(f"{file}: a new cluster key that only you can read", err=True)
 
 
 def host_network(settings: JoinSettings) -> HostNetwork:
-    """The addresses of this host and of the service; raises ConfigurationError."""
+    """Return the network addresses of this host and of the service. Raises ConfigurationError for invalid flags."""
     endpoint = TcpEndpoint.parse(settings.controller, "tcp://ADDRESS:PORT")
     name, address = settings.name or socket.gethostname(), settings.address
     if not _NAME.fullmatch(name):
@@ -95,7 +95,7 @@ def host_network(settings: JoinSettings) -> HostNetwork:
 
 
 def host_config(config: ServiceConfig, settings: JoinSettings, network: HostNetwork, model: Path) -> ServiceConfig:
-    """The configuration of the service, adapted to this host."""
+    """Return the service's configuration, adapted to the model, devices, cores and store of this host."""
     engine = msgspec.structs.replace(
         config.engine,
         model=str(model),

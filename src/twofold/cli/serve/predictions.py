@@ -1,7 +1,7 @@
-"""Configure the parts of a service that predict times: overload control, re-planning, routers, inline prompts.
+"""Configuration of the parts of a service that predict times: overload control, re-planning, routers, --inline-tbt.
 
-Predictions treat the workers as a simulated cluster: the one in the cluster file, or this host as measured by
-`twofold calibrate live`.
+Predictions simulate the workers as a cluster: the one in the cluster file, or this host as `twofold calibrate live`
+measured it.
 """
 
 from itertools import groupby
@@ -28,7 +28,7 @@ DEFAULT_ATTAINMENT: Final = 0.9
 
 
 def overload_config(config: ServiceConfig, settings: ServeSettings) -> OverloadConfig | None:
-    """The overload control of --overload; raises ConfigurationError if it cannot judge this service."""
+    """Return the configuration of --overload, or None. Raises ConfigurationError if it cannot predict this service."""
     if settings.overload is None:
         return None
     require(config.network is None, "--overload predicts workers of one host: leave out --listen-workers")
@@ -50,7 +50,7 @@ def overload_config(config: ServiceConfig, settings: ServeSettings) -> OverloadC
 
 
 def replan_config(config: ServiceConfig, settings: ServeSettings) -> ReplanConfig | None:
-    """Return the re-planning of --replan; raises ConfigurationError if this service cannot be re-planned."""
+    """Return the configuration of --replan, or None. Raises ConfigurationError if this service cannot be re-planned."""
     if not settings.replan:
         return None
     require(settings.listen_workers is None, "--replan predicts workers of one host: leave out --listen-workers")
@@ -70,7 +70,7 @@ def replan_config(config: ServiceConfig, settings: ServeSettings) -> ReplanConfi
 
 
 def forecast_config(config: ServiceConfig, profile: Path | None) -> ForecastConfig | None:
-    """Return the forecast of a prediction-based router; raises ConfigurationError if this service has none."""
+    """Return the forecast of a prediction-based router. Raises ConfigurationError if nothing predicts times."""
     if config.router not in FORECASTING_ROUTERS:
         return None
     flag = f"--router {config.router}"
@@ -89,7 +89,7 @@ def forecast_config(config: ServiceConfig, profile: Path | None) -> ForecastConf
 
 
 def inline_config(config: ServiceConfig, settings: ServeSettings) -> InlineConfig | None:
-    """Return the iteration times of --inline-tbt with all workers busy; raises ConfigurationError without a profile."""
+    """Return the iteration times for --inline-tbt, with all workers busy. Raises ConfigurationError without profile."""
     if settings.inline_tbt is None:
         return None
     require(config.network is None, "--inline-tbt predicts workers of one host: leave out --listen-workers")
@@ -100,9 +100,9 @@ def inline_config(config: ServiceConfig, settings: ServeSettings) -> InlineConfi
 
 
 def simulated_workers(config: ServiceConfig, profile: Path | None, flag: str) -> ClusterSpec:
-    """Describe the workers as a simulated cluster; raises ConfigurationError if nothing describes their speed.
+    """Return a cluster spec that simulates the workers: the cluster file, or one derived from the host profile.
 
-    `flag` names the option that needs the cluster, for the error.
+    Raises ConfigurationError, naming the option `flag`, if there is neither.
     """
     if config.cluster is not None:
         require(profile is None, "--profile excludes --cluster, whose file may name a profile")
@@ -132,7 +132,7 @@ def _catalog(config: ServiceConfig) -> Catalog:
 
 
 def _colocated(config: ServiceConfig) -> bool:
-    """Whether workers run both phases; colocated workers do not measure their prefill speed at startup."""
+    """Return whether any worker runs both phases. Such workers do not measure their prefill speed at startup."""
     joining = () if config.terms is None else config.terms.batchers
     return Role.MIXED in {*joining, *(worker.role for worker in config.workers)}
 
@@ -144,7 +144,7 @@ def _required(profile: Path | None, flag: str) -> Path:
 
 
 def _measured_host(config: ServiceConfig, profile: Path) -> HostProfile:
-    """The profile of this host; raises ConfigurationError if it is of another model."""
+    """Read the host profile. Raises ConfigurationError if it was measured with another model."""
     host, model = read_host_profile(profile), read_model(Path(config.engine.model))
     if (model.name, model.parameters) != (host.model.name, host.model.parameters):
         raise ConfigurationError(

@@ -1,4 +1,4 @@
-"""`twofold serve --launcher ray`: workers as actors on the nodes of a Ray cluster."""
+"""`twofold serve --launcher ray`: run workers as actors on the nodes of a Ray cluster."""
 
 import socket
 from pathlib import Path
@@ -19,9 +19,9 @@ _KEY_FILE: Final = "cluster.key"
 
 
 def ray_network(settings: ServeSettings) -> HostNetwork:
-    """The address of this host at which workers join: the source address of packets to the head of the Ray cluster.
+    """Return the address at which workers join this host: the source address of packets to the Ray cluster's head.
 
-    The key and the port follow when the service starts (`launcher_of`).
+    `launcher_of` adds the cluster key and the port when the service starts.
     """
     worker_resources(settings)  # fail before anything starts
     address = head_endpoint(settings.ray_address or AUTO_ADDRESS).own_address()
@@ -29,7 +29,7 @@ def ray_network(settings: ServeSettings) -> HostNetwork:
 
 
 def launcher_of(settings: ServeSettings, config: ServiceConfig) -> tuple[ServiceConfig, Launcher]:
-    """Return the launcher of the workers: a fork server on this host, or Ray, which adds a cluster key and a port."""
+    """Return the configuration and the launcher of the workers: local or Ray, which adds a cluster key and a port."""
     if settings.launcher != "ray":
         return config, LocalLauncher(config)
     config = _with_endpoint(config)
@@ -37,7 +37,7 @@ def launcher_of(settings: ServeSettings, config: ServiceConfig) -> tuple[Service
 
 
 def worker_resources(settings: ServeSettings) -> dict[str, float]:
-    """The resources of each worker, from `CPU=4,GPU=1`; raises ConfigurationError."""
+    """Return the Ray resources of each worker, parsed from `CPU=4,GPU=1`. Raises ConfigurationError."""
     text = settings.ray_resources
     if text is None:
         return {"CPU": 1.0} | ({"GPU": 1.0} if (settings.device or "").startswith("cuda") else {})
@@ -55,7 +55,7 @@ def worker_resources(settings: ServeSettings) -> dict[str, float]:
 
 
 def _with_endpoint(config: ServiceConfig) -> ServiceConfig:
-    """The service with a new cluster key and a free port, unless the operator gave both."""
+    """Return the configuration with a new cluster key and a free port, unless it already has both."""
     network = config.network
     if network is None or network.key_file:
         return config
@@ -94,7 +94,7 @@ def _job(config: ServiceConfig, settings: ServeSettings) -> RayJob:
 
 
 def _free_port(address: str) -> int:
-    """A port of this address that is free now."""
+    """Return a currently free port of this address."""
     host = address.strip("[]")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.create_server((host, 0), family=family) as listener:

@@ -1,4 +1,4 @@
-"""`twofold route`: the gateway in front of vLLM servers that are already running."""
+"""`twofold route`: run a gateway in front of vLLM servers that are already running."""
 
 from twofold.cli.serve.route_settings import RouteSettings
 from twofold.cli.settings import command

@@ -1,4 +1,4 @@
-"""Run the gateway of `twofold route`."""
+"""Implementation of `twofold route`: configure and run the gateway."""
 
 import json
 import os
@@ -20,7 +20,7 @@ SERVER_KEY_VARIABLE: Final = "TWOFOLD_SERVER_API_KEY"
 
 
 def run(settings: RouteSettings) -> None:
-    """Serve until Ctrl-C or SIGTERM; raises ConfigurationError."""
+    """Run the gateway until Ctrl-C or SIGTERM. Raises ConfigurationError for invalid flags."""
     keys = find_keys(settings)
     config = route_config(settings)
     http = http_config(settings, settings.served_model_name or public_name(settings.model), keys)
@@ -31,7 +31,7 @@ def run(settings: RouteSettings) -> None:
 
 
 def route_config(settings: RouteSettings) -> RouteConfig:
-    """The servers and policies that the flags describe; raises ConfigurationError and ModelError."""
+    """Convert the flags to a gateway configuration. Raises ConfigurationError for invalid flags, and ModelError."""
     servers = (
         *parse_servers(Role.PREFILL, settings.prefill),
         *parse_servers(Role.DECODE, settings.decode),
@@ -66,7 +66,7 @@ def route_config(settings: RouteSettings) -> RouteConfig:
 
 
 def _early_ttft_s(settings: RouteSettings) -> float | None:
-    """The TTFT above which requests are rejected; None rejects none."""
+    """Return the predicted TTFT in seconds above which requests are rejected; None if none are."""
     if settings.overload in (None, "none"):
         return None
     if settings.router not in FORECASTING_ROUTERS:
@@ -81,7 +81,7 @@ def _early_ttft_s(settings: RouteSettings) -> float | None:
 
 
 def vocabulary_of(model: Path) -> int:
-    """The vocabulary size in a model's `config.json`; raises ModelError."""
+    """Return the vocabulary size in a model's `config.json`. Raises ModelError if it is missing or invalid."""
     try:
         config = json.loads((model / "config.json").read_bytes())
         size = config.get("vocab_size") or config["text_config"]["vocab_size"]
@@ -93,5 +93,5 @@ def vocabulary_of(model: Path) -> int:
 
 
 def public_name(model: str) -> str:
-    """The name of the model in the API: its directory's name, or its hub id."""
+    """Return the model's name in the API: the name of its directory, else its hub id."""
     return Path(model).resolve().name if Path(model).is_dir() else model

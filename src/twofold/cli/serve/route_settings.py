@@ -14,7 +14,7 @@ _URL: Final = "URL[,events=ADDRESS]"
 
 
 class ServerSettings(Settings, panel="Servers"):
-    """The servers, and how requests are placed on them."""
+    """Flags for the vLLM servers and the routing of requests to them."""
 
     model: str = flag(
         "Model directory or hub id, for the tokenizer, chat template and vocabulary.", ..., metavar="MODEL"
@@ -32,7 +32,7 @@ class ServerSettings(Settings, panel="Servers"):
 
 
 class RouteLimitSettings(LimitSettings):
-    """Limits of the gateway and of the servers behind it."""
+    """Flags that set limits of the gateway and of the servers behind it."""
 
     overload: str | None = flag("Reject requests that are predicted to miss --slo.", choices=OVERLOAD_RULES)
 

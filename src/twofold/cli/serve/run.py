@@ -1,4 +1,4 @@
-"""Run the service of `twofold serve`: configure, listen, start the workers, serve, clean up."""
+"""Implementation of `twofold serve`: configure the service, listen, start the workers, serve and clean up."""
 
 import os
 import tempfile
@@ -15,7 +15,7 @@ from twofold.serving.telemetry.telemetry import make_telemetry
 
 
 def run(settings: ServeSettings) -> None:
-    """Serve until Ctrl-C or SIGTERM, with sockets in a temporary directory; raises ConfigurationError."""
+    """Run the service until Ctrl-C or SIGTERM. Raises ConfigurationError for invalid flags."""
     keys = find_keys(settings)
     config = service_config(settings)
     http = http_config(settings, public_name(settings, config), keys, settings.cache_retention)

@@ -15,7 +15,7 @@ LAUNCHERS: Final = {"local": "Processes of this host.", "ray": "Actors on the no
 
 
 class ServiceSettings(Settings, panel="Service"):
-    """The workers of the service and their scheduling policies."""
+    """Flags for the workers of the service and their scheduling policies."""
 
     model: str | None = flag(
         "Model directory or hub id; not needed with --engine emulated.", positional=True, metavar="MODEL"
@@ -47,7 +47,7 @@ class ServiceSettings(Settings, panel="Service"):
 
 
 class ReplanSettings(Settings, panel="Re-planning"):
-    """Re-planning of the roles of workers."""
+    """Flags for re-planning the roles of workers."""
 
     replan: bool = flag("Change roles of workers when the traffic shifts; needs --slo.", False)
     attainment: float | None = options.ATTAINMENT.field(unset="0.9")
@@ -56,7 +56,7 @@ class ReplanSettings(Settings, panel="Re-planning"):
 
 
 class ParallelSettings(Settings, panel="Parallelism"):
-    """Tensor and pipeline parallelism within a worker."""
+    """Flags for tensor and pipeline parallelism within a worker."""
 
     tp: int | None = flag("Tensor-parallel size.", ge=1, unset="1")
     pp: int | None = flag("Pipeline-parallel size.", ge=1, unset="1")
@@ -68,7 +68,7 @@ class ParallelSettings(Settings, panel="Parallelism"):
 
 
 class NetworkSettings(Settings, panel="Other hosts"):
-    """Settings for workers of other hosts."""
+    """Flags for workers that join from other hosts."""
 
     listen_workers: str | None = flag(
         "Address at which workers of other hosts join, as in tcp://10.0.0.1:7600.", metavar="ADDRESS"
@@ -77,7 +77,7 @@ class NetworkSettings(Settings, panel="Other hosts"):
 
 
 class RaySettings(Settings, panel="Ray"):
-    """Workers on a Ray cluster."""
+    """Flags for running workers on a Ray cluster."""
 
     launcher: str = flag("How workers are started.", "local", choices=LAUNCHERS)
     ray_address: str | None = flag(
@@ -90,7 +90,7 @@ class RaySettings(Settings, panel="Ray"):
 
 
 class EngineSettings(Settings, panel="Engine"):
-    """The engine of each worker."""
+    """Flags for the engine of each worker."""
 
     engine: str = flag("Engine that runs the model.", "torch", choices=ENGINES)
     dtype: str | None = options.DTYPE.field(unset="auto")
@@ -127,7 +127,7 @@ class EngineSettings(Settings, panel="Engine"):
 
 
 class ServeLimitSettings(options.LimitSettings):
-    """Limits of the gateway and of the workers behind it."""
+    """Flags that set limits of the gateway and of the workers behind it."""
 
     overload: str | None = options.OVERLOAD.field()
     cache_retention: float = flag("Maximum time that a request may retain its prompt's KV, in seconds.", 3600.0, ge=0)
@@ -145,11 +145,11 @@ class ServeSettings(
     ReplanSettings,
     ServiceSettings,
 ):
-    """All flags of `twofold serve`; a flag that is not given and has no fixed default is None."""
+    """All flags of `twofold serve`. A flag that is not given and has no fixed default is None."""
 
     @property
     def pinned(self) -> bool:
-        """Whether workers are pinned to cores; by default only workers that compute on this host are."""
+        """Whether workers are pinned to CPU cores: by default if they are not emulated. On Ray, they never are."""
         if self.launcher == "ray":
             return False
         return not self.emulated if self.pin_cores is None else self.pin_cores

@@ -1,1 +1,1 @@
-"""`twofold simulate`: flags, the simulated cluster, the run."""
+"""`twofold simulate`: its flags, their conversion to a cluster spec, and the run."""

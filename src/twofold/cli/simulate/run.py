@@ -1,4 +1,4 @@
-"""Run `twofold simulate`: simulate the workload, judge the result, print it and write the files."""
+"""Implementation of `twofold simulate`: simulate the workload, judge the result, print it and write the files."""
 
 import sys
 from collections.abc import Callable
@@ -37,7 +37,7 @@ _FILE_COLUMNS: Final = 120
 
 
 def run(settings: SimulateSettings) -> None:
-    """Simulate, write the files, and print tables or JSON; raises ConfigurationError."""
+    """Run the simulation, write the files, and print tables or JSON. Raises ConfigurationError for invalid flags."""
     if settings.spare and not settings.replan:
         raise ConfigurationError(f"--spare {settings.spare} needs --replan")
     spec, catalog = cluster_spec(settings, load_catalog(settings.catalog))
@@ -93,9 +93,10 @@ def run(settings: SimulateSettings) -> None:
 
 
 def _open_files(settings: SimulateSettings) -> tuple[list[Observer], AtomicFile | None]:
-    """Observers that write the files, and the HTML file; raises ConfigurationError for files that cannot be written.
+    """Return the observers that write files, and the HTML file if requested.
 
-    A file gets its name when it is complete, so an error or Ctrl-C leaves an existing file as it was.
+    A file is renamed to its final name when complete, so an error or Ctrl-C leaves an existing file unchanged. Raises
+    ConfigurationError for files that cannot be written.
     """
     files = settings.written_files
     check_outputs(files, settings.read_files)
@@ -109,7 +110,7 @@ def _open_files(settings: SimulateSettings) -> tuple[list[Observer], AtomicFile 
 
 
 def _replanning(settings: SimulateSettings, spec: ClusterSpec, catalog: Catalog) -> SimulatedReplanning:
-    """The re-planning of the cluster with its spare machines; raises ConfigurationError without an SLO in seconds."""
+    """Return the observer that re-plans the simulated cluster. Raises ConfigurationError without an SLO in seconds."""
     if not isinstance(settings.slo, Slo):
         raise ConfigurationError("--replan needs an SLO in seconds: give --slo, as in ttft=2,tpot=0.1")
     rules = ReplanRules(
@@ -123,9 +124,9 @@ def _replanning(settings: SimulateSettings, spec: ClusterSpec, catalog: Catalog)
 def _reference(
     settings: SimulateSettings, spec: ClusterSpec, catalog: Catalog
 ) -> tuple[str | None, PerformanceModel | None, str]:
-    """The reference machine of slowdowns and its performance model, or a note why there is none.
+    """Return the reference machine of slowdowns and its performance model, or a note that explains why there is none.
 
-    Raises the error if slowdowns are required.
+    Raises UserError instead if the flags require slowdowns.
     """
     name = settings.reference or (DEFAULT_REFERENCE if spec.profile is None else HOST)
     model = catalog.model(spec.model)

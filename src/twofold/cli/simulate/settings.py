@@ -20,7 +20,7 @@ OWN_LOADS: Final = {
 
 
 class ClusterSettings(Settings, panel="Cluster"):
-    """The simulated cluster and its policies; flags override what a cluster file has."""
+    """Flags for the simulated cluster and its policies. They override the values of a cluster file."""
 
     cluster: str | None = flag(
         "Pools as COUNTxMACHINE:ROLE, as in 35xh100:prefill,5xh100:decode, or a cluster file (YAML or TOML). A "
@@ -57,7 +57,7 @@ class ClusterSettings(Settings, panel="Cluster"):
 
 
 class ObjectiveSettings(Settings, panel="Objective"):
-    """The SLO and admission control."""
+    """Flags for the SLO and overload control."""
 
     slo: Slo | SlowdownSlo | None = options.ANY_SLO.field()
     attainment: float = options.ATTAINMENT.field(0.9)
@@ -66,7 +66,7 @@ class ObjectiveSettings(Settings, panel="Objective"):
 
 
 class OutputSettings(Settings, panel="Output"):
-    """Reports and files."""
+    """Flags for the report and the files to write."""
 
     json: bool = options.JSON.field(False)
     html: Path | None = options.HTML.field()
@@ -76,7 +76,7 @@ class OutputSettings(Settings, panel="Output"):
 
 
 class SimulatedReplanSettings(Settings, panel="Re-planning"):
-    """Re-planning of the roles of instances; see `scheduling.replan`."""
+    """Flags for re-planning the roles of instances; see `scheduling.replan`."""
 
     replan: bool = flag("Change roles of instances when the traffic shifts; needs --slo.", False)
     spare: int = flag(
@@ -89,7 +89,7 @@ class SimulatedReplanSettings(Settings, panel="Re-planning"):
 
 
 class ControlSettings(Settings, panel="Several controllers"):
-    """Several controllers, with delayed load reports."""
+    """Flags for several controllers and delayed load reports."""
 
     cells: int | None = flag("Number of cells of instances, for a router of cells such as cells:jsq.", ge=1)
     controllers: int | None = flag("Number of controllers; each routes by its own view of the load.", ge=1, unset="1")
@@ -111,12 +111,12 @@ class SimulateSettings(
 
     @property
     def written_files(self) -> dict[str, Path]:
-        """The files to write, by the names of their fields."""
+        """Paths of the files to write, by field name."""
         names = ("html", "requests_table", "chrome_trace", "event_log")
         return {name: path for name in names if (path := getattr(self, name)) is not None}
 
     @property
     def read_files(self) -> list[Path | str]:
-        """Files that the command reads, and so must not write."""
+        """Paths of the input files, which must not be overwritten."""
         named = [self.workload, self.profile, *self.catalog, self.cluster]
         return [path for path in named if path is not None]

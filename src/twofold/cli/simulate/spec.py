@@ -1,4 +1,4 @@
-"""Convert the flags of `twofold simulate` to a simulated cluster."""
+"""Conversion of the flags of `twofold simulate` to a cluster spec."""
 
 import math
 import re
@@ -37,9 +37,9 @@ _SAME: Final = (
 
 
 def cluster_spec(settings: SimulateSettings, catalog: Catalog) -> tuple[ClusterSpec, Catalog]:
-    """The cluster of --cluster, with every flag that is given, and the catalog with the host of --profile.
+    """Return the cluster of --cluster with the other flags applied, and the catalog with the host of --profile added.
 
-    Raises ConfigurationError.
+    Raises ConfigurationError for invalid flags.
     """
     model, given = settings.model, _overrides(settings)
     if settings.profile is not None:
@@ -57,7 +57,7 @@ def cluster_spec(settings: SimulateSettings, catalog: Catalog) -> tuple[ClusterS
 
 
 def with_batchers(spec: ClusterSpec, batchers: dict[Role, str]) -> ClusterSpec:
-    """The cluster with these batchers in the pools of their roles."""
+    """Return the cluster with these batchers set in the pools of their roles."""
     if not batchers:
         return spec
     pools = [msgspec.structs.replace(pool, batcher=batchers.get(pool.role, pool.batcher)) for pool in spec.pools]
@@ -65,7 +65,7 @@ def with_batchers(spec: ClusterSpec, batchers: dict[Role, str]) -> ClusterSpec:
 
 
 def with_spare(spec: ClusterSpec, machines: int) -> ClusterSpec:
-    """The cluster with spare machines in a last pool."""
+    """Return the cluster with an additional last pool of spare machines."""
     if not machines:
         return spec
     spare = msgspec.structs.replace(spec.pools[0], machines=machines, role=Role.DECODE)
@@ -73,7 +73,7 @@ def with_spare(spec: ClusterSpec, machines: int) -> ClusterSpec:
 
 
 def parse_failure(text: str) -> InstanceFailure:
-    """Read `INSTANCE@SECONDS` or `INSTANCE@SECONDS+SECONDS`; raises ConfigurationError."""
+    """Parse a failure `INSTANCE@SECONDS`, or `INSTANCE@SECONDS+SECONDS` with a restart. Raises ConfigurationError."""
     found = _FAILURE.fullmatch(text.strip())
     at_s = _seconds(found["at"]) if found else None
     away_s = _seconds(found["away"]) if found and found["away"] is not None else None
@@ -95,7 +95,7 @@ def _read_cluster(text: str | None, model: str | None, catalog: Catalog) -> Clus
 
 
 def _overrides(settings: SimulateSettings) -> dict[str, Any]:
-    """The fields of the cluster that flags set."""
+    """Return the fields of the cluster spec that flags set."""
     values = {name: getattr(settings, name) for name in _SAME}
     values["swap_space_bytes"] = settings.swap_space
     if settings.link_gb_per_s is not None:
@@ -106,7 +106,7 @@ def _overrides(settings: SimulateSettings) -> dict[str, Any]:
 
 
 def link_bytes_per_s(gigabytes: float) -> float:
-    """The bandwidth of --link-gb-per-s; raises ConfigurationError."""
+    """Convert --link-gb-per-s to bytes per second. Raises ConfigurationError if it is out of range."""
     require(0 < gigabytes < math.inf, f"--link-gb-per-s {gigabytes:g} is out of range: give more than 0")
     if gigabytes * 1e9 < MIN_BYTES_PER_S:
         raise ConfigurationError(f"--link-gb-per-s {gigabytes:g} is too slow: give at least {MIN_BYTES_PER_S / 1e9:g}")
@@ -114,7 +114,7 @@ def link_bytes_per_s(gigabytes: float) -> float:
 
 
 def _control(settings: SimulateSettings, spec: ClusterSpec) -> ControlSpec | None:
-    """Return the controllers set by flags, with the cluster's value for each missing flag; None without any flag."""
+    """Return the controllers that flags set, completed by the values of the cluster; None without such flags."""
     values = {
         "controllers": settings.controllers,
         "reports_every_s": settings.reports_every,
@@ -129,7 +129,7 @@ def _control(settings: SimulateSettings, spec: ClusterSpec) -> ControlSpec | Non
 
 
 def _seconds(text: str) -> float | None:
-    """Parse a time in seconds; None if it is invalid."""
+    """Parse a time in seconds; return None if it is invalid."""
     try:
         value = float(text)
     except ValueError:

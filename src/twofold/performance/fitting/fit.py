@@ -1,7 +1,7 @@
-"""Fit the coefficients of `twofold.performance.fitted` to a profile and estimate their error.
+"""Fit the coefficients of `twofold.performance.fitted` to a profile and estimate the prediction error.
 
-The fit is a relative, non-negative least squares fit to the medians of each configuration (prompt size and batch size).
-The error is measured by k-fold cross-validation over configurations.
+The fit minimizes relative errors on the medians of each configuration (prompt size and batch size). Coefficients are
+non-negative. The prediction error is measured by k-fold cross-validation over configurations.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -23,10 +23,10 @@ _RIDGE = 1e-12
 
 
 def non_negative_least_squares(columns: Sequence[Floats], target: Floats, scale: Floats) -> Floats:
-    """Coefficients x ≥ 0 that minimize Σ((Σ columns · x − target) / scale)².
+    """Return the coefficients x ≥ 0 that minimize Σ((Σ columns · x − target) / scale)².
 
-    With measured values as `scale`, the errors are relative. All subsets of the few columns are tried; the smallest
-    best subset wins.
+    With `scale` equal to `target`, relative errors are minimized. The function tries every subset of the (few) columns
+    and chooses the smallest of the best subsets.
     """
     matrix, wanted = np.column_stack(columns) / scale[:, None], target / scale
     sizes = np.linalg.norm(matrix, axis=0)
@@ -55,7 +55,7 @@ _FEWEST = 3  # distinct sizes of short batches needed for floor and slope
 
 
 class FitOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Metadata of a fit: `date` of the measurements; `notes` by hardware, appended to the basis of its pairs."""
+    """Options of a fit, and origin of its data. `notes` maps hardware to a note for the `basis` of its calibrations."""
 
     source: str
     date: str
@@ -64,7 +64,7 @@ class FitOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def fit_profile(rows: Sequence[ProfileRow], options: FitOptions) -> list[Calibration]:
-    """One calibration per model, hardware and tensor parallelism in the profile."""
+    """Fit one calibration for each combination of model, hardware and tensor parallelism in the profile."""
     pairs = sorted({row.pair for row in rows})
     require(bool(pairs), f"{options.source} has no rows to fit")
     for hardware in sorted(set(options.notes) - {hardware for _, hardware, _ in pairs}):
@@ -73,7 +73,7 @@ def fit_profile(rows: Sequence[ProfileRow], options: FitOptions) -> list[Calibra
 
 
 def fit_pair(rows: Sequence[ProfileRow], options: FitOptions) -> Calibration:
-    """The calibration of rows of a single pair."""
+    """Fit the calibration of one model, hardware and tensor parallelism."""
     kept, dropped = consistent_batches(rows)
     model, hardware, tensor_parallel = rows[0].pair
     short = {one.prefill_tokens for one in kept if one.prefill_tokens <= LONG_TOKENS}
@@ -106,7 +106,7 @@ def fit_pair(rows: Sequence[ProfileRow], options: FitOptions) -> Calibration:
 
 
 def fit_prefill(kept: Sequence[ProfiledBatch]) -> PrefillCoefficients:
-    """Fit floor and slope to batches up to 2,048 tokens, then the extra cost and the squares to longer ones."""
+    """Fit floor and slope to batches up to 2,048 tokens, and the long-batch and attention costs to longer batches."""
     short = [one for one in kept if one.prefill_tokens <= LONG_TOKENS]
     long = [one for one in kept if one.prefill_tokens > LONG_TOKENS]
     floor_ms, token_ms, long_token_ms, square_ms = 0.0, 0.0, 0.0, 0.0
@@ -118,7 +118,7 @@ def fit_prefill(kept: Sequence[ProfiledBatch]) -> PrefillCoefficients:
 
 
 def _fit_short(kept: Sequence[ProfiledBatch], square_ms: float) -> tuple[float, float]:
-    """Fit floor and slope: t^p is linear in floor^p and a^p, so the fit needs no starting point."""
+    """Fit floor and slope by linear least squares, as t^p is linear in floor^p and a^p."""
     tokens = _column(kept, lambda one: one.prefill_tokens)
     attention = square_ms * _column(kept, lambda one: one.squares)
     time = _column(kept, lambda one: one.prompt_time)
@@ -138,7 +138,7 @@ def _fit_long(kept: Sequence[ProfiledBatch], floor_ms: float, token_ms: float) -
 
 
 def fit_decode(kept: Sequence[ProfiledBatch]) -> DecodeCoefficients:
-    """Fit all four coefficients at once: an iteration is linear in them."""
+    """Fit all four decode coefficients at once, as the time of a decode iteration is linear in them."""
     batch = _column(kept, lambda one: one.batch_size)
     large = np.maximum(batch - LARGE_BATCH, 0)
     context = _column(kept, lambda one: one.mean_context)
@@ -148,14 +148,14 @@ def fit_decode(kept: Sequence[ProfiledBatch]) -> DecodeCoefficients:
 
 
 def prefill_ms(fit: PrefillCoefficients, one: ProfiledBatch) -> float:
-    """Predicted prefill time of a configuration."""
+    """Return the predicted prefill time of a configuration in milliseconds."""
     tokens = one.prefill_tokens
     short: float = (fit.floor_ms**KNEE + (fit.token_ms * tokens) ** KNEE) ** (1 / KNEE)
     return short + fit.long_token_ms * tokens * long_share(tokens) + fit.square_ms * one.squares
 
 
 def decode_ms(fit: DecodeCoefficients, one: ProfiledBatch) -> float:
-    """Predicted mean decode iteration of a configuration."""
+    """Return the predicted mean time of a decode iteration of a configuration in milliseconds."""
     large = max(one.batch_size - LARGE_BATCH, 0)
     sequences = fit.sequence_ms * one.batch_size + fit.large_batch_ms * large
     return fit.base_ms + sequences + fit.context_ms * one.mean_context
@@ -172,7 +172,7 @@ def _decode_error(seen: Sequence[ProfiledBatch], unseen: ProfiledBatch) -> float
 def _held_out(
     kept: Sequence[ProfiledBatch], folds: int, error: Callable[[Sequence[ProfiledBatch], ProfiledBatch], float]
 ) -> float | None:
-    """Mean cross-validation error; None with too few configurations."""
+    """Return the mean cross-validation error, or None if there are too few configurations."""
     if len(kept) < 2 * _FEWEST or folds < 2:
         return None
     seen = [[one for index, one in enumerate(kept) if index % folds != fold] for fold in range(folds)]
@@ -184,5 +184,5 @@ def _column(kept: Sequence[ProfiledBatch], value: Callable[[ProfiledBatch], floa
 
 
 def _rounded(value: float, digits: int = 6) -> float:
-    """Round to the precision of the data. This also hides differences in floating-point arithmetic between machines."""
+    """Round to `digits` significant digits, so that floating-point differences between machines do not show."""
     return float(f"{value:.{digits}g}")

@@ -1,4 +1,4 @@
-"""Fit `PackedTimes` to measured iterations and estimate the error by cross-validation."""
+"""Fit the iteration times of a host profile (`PackedTimes`) to measured iterations, with cross-validation."""
 
 import math
 from collections import defaultdict
@@ -22,7 +22,7 @@ KINDS = ("prefill", "decode", "mixed")
 
 
 class MeasuredIteration(msgspec.Struct, frozen=True, kw_only=True):
-    """The contents of an iteration, as arguments of `PackedTimes.seconds`, and its measured duration."""
+    """A measured iteration: its contents, as arguments of `PackedTimes.seconds`, and its duration in seconds."""
 
     tokens: int
     squares: int
@@ -37,15 +37,12 @@ class MeasuredIteration(msgspec.Struct, frozen=True, kw_only=True):
         return "mixed" if self.tokens else "decode"
 
     def predicted_s(self, times: PackedTimes) -> float:
-        """Predicted duration on a worker that was not idle before."""
+        """Return the duration that `times` predicts for a worker that was not idle before the iteration."""
         return times.seconds(self.tokens, self.squares, self.sequences, self.context)
 
 
 def fit_packed(iterations: Iterable[MeasuredIteration]) -> PackedTimes:
-    """Fit the medians of repeated iterations, minimizing relative errors.
-
-    Raises ConfigurationError with too few distinct iterations.
-    """
+    """Fit `PackedTimes` to medians of similar iterations. Raises ConfigurationError for too few different ones."""
     cells = median_iterations(iterations)
     if len(cells) < _FEWEST:
         raise ConfigurationError(f"a fit needs {_FEWEST} distinct iterations, but only {len(cells)} were measured")
@@ -53,7 +50,7 @@ def fit_packed(iterations: Iterable[MeasuredIteration]) -> PackedTimes:
 
 
 def median_iterations(iterations: Iterable[MeasuredIteration]) -> list[MeasuredIteration]:
-    """Group nearly equal iterations and take the medians of each group, which removes outliers."""
+    """Group similar iterations and return the median of each group, which is robust to outliers."""
     groups: dict[tuple[int, ...], list[MeasuredIteration]] = defaultdict(list)
     for one in iterations:
         groups[_grain(one.tokens), _grain(one.squares), one.sequences, _grain(one.context)].append(one)
@@ -90,7 +87,7 @@ def _fit(cells: Sequence[MeasuredIteration]) -> PackedTimes:
 
 
 def _held_out(cells: Sequence[MeasuredIteration]) -> dict[str, float | None]:
-    """Mean cross-validation error by kind of iteration; None for a kind without measurements."""
+    """Return the mean cross-validation error of each kind of iteration; None for a kind without measurements."""
     errors: dict[str, list[float]] = {kind: [] for kind in KINDS}
     for fold in range(_FOLDS):
         seen = [one for index, one in enumerate(cells) if index % _FOLDS != fold]

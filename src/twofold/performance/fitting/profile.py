@@ -1,4 +1,4 @@
-"""Measured profiles: a csv file of runs of one model on one machine, and checks for consistency.
+"""Read measured profiles and drop inconsistent measurements. A profile is a csv file with one measured run per row.
 
 Columns: model, hardware, tensor_parallel, prompt_size, batch_size, token_size (tokens to generate, per sequence),
 prompt_time (ms of the prefill of the whole batch), token_time (mean ms of a decode iteration). Optional: e2e_time (ms),
@@ -16,11 +16,11 @@ import msgspec
 
 from twofold.errors import ConfigurationError
 
-_NOISE = 0.8  # ratio of repeated measurements
+_NOISE = 0.8  # a time below this share of another is clearly less, beyond noise
 
 
 class ProfileRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One run. Times are in milliseconds."""
+    """One measured run of a profile. Times are in milliseconds."""
 
     model: str
     hardware: str
@@ -40,9 +40,9 @@ class ProfileRow(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def mean_context(self) -> float:
-        """Mean number of KV tokens that a decode iteration read, over all sequences.
+        """Mean number of KV tokens that a decode iteration of this run read, summed over all sequences.
 
-        A generation may end before token_size: e2e_time then gives the number of generated tokens.
+        A generation may end before `token_size` tokens; the number of generated tokens then follows from `e2e_time`.
         """
         generated = float(self.token_size)
         if self.e2e_time is not None and self.e2e_time > self.prompt_time:
@@ -54,7 +54,7 @@ COLUMNS = tuple(field.name for field in msgspec.structs.fields(ProfileRow) if fi
 
 
 def read_profile(path: Path) -> list[ProfileRow]:
-    """All rows of a profile. Raises ConfigurationError with file, line and column of malformed data."""
+    """Read all rows of a profile. Raises ConfigurationError with file, line and column of malformed data."""
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
             return list(_rows(path, csv.DictReader(file)))
@@ -77,7 +77,7 @@ def _rows(path: Path, reader: "csv.DictReader[str]") -> Iterator[ProfileRow]:
 
 
 class ProfiledBatch(msgspec.Struct, frozen=True, kw_only=True):
-    """Medians over all runs of one batch: times in ms and contexts."""
+    """Medians over all runs with the same prompt size and batch size. Times are in milliseconds."""
 
     prompt_size: int
     batch_size: int
@@ -96,7 +96,7 @@ class ProfiledBatch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def group_batches(rows: Iterable[ProfileRow]) -> list[ProfiledBatch]:
-    """Group rows of one pair by prompt and batch size."""
+    """Group the rows of one model and machine by prompt size and batch size, and compute the medians of each group."""
     groups: dict[tuple[int, int], list[ProfileRow]] = defaultdict(list)
     for row in rows:
         groups[row.prompt_size, row.batch_size].append(row)
@@ -115,17 +115,17 @@ def _configuration(rows: Sequence[ProfileRow]) -> ProfiledBatch:
 
 
 class Dropped(msgspec.Struct, frozen=True):
-    """Number of rows left out of a fit, and the reason."""
+    """Number of profile rows left out of a fit, and the reason."""
 
     rows: int
     reason: str
 
 
 def consistent_batches(rows: Sequence[ProfileRow]) -> tuple[list[ProfiledBatch], list[Dropped]]:
-    """The configurations of one pair without contradictions, and the dropped ones.
+    """Return the consistent configurations (prompt and batch sizes) of one model and machine, and the dropped rows.
 
-    A batch of more tokens cannot prefill in clearly less time than a smaller one. Configurations with the most
-    contradictions are dropped: their batch may have been too large and run in parts.
+    Two configurations contradict each other if the one with more prompt tokens prefills in clearly less time. Those
+    with the most contradictions are dropped: their batch was probably too large and ran in parts.
     """
     positive = [row for row in rows if _positive(row)]
     dropped = []
@@ -151,7 +151,7 @@ def _positive(row: ProfileRow) -> bool:
 
 
 def _most_at_odds(kept: Sequence[ProfiledBatch]) -> tuple[ProfiledBatch, int] | None:
-    """Return the configuration with the most contradictions and their number; None if there are none."""
+    """Return the configuration that contradicts the most others, and how many; None without contradictions."""
     odds = [(sum(_contradict(one, other) for other in kept), one.prefill_tokens, one) for one in kept]
     others, _, worst = max(odds, key=lambda entry: entry[:2], default=(0, 0, None))
     return (worst, others) if worst is not None and others else None
@@ -163,10 +163,10 @@ def _contradict(one: ProfiledBatch, other: ProfiledBatch) -> bool:
 
 
 def decode_power(kept: Iterable[ProfiledBatch]) -> float | None:
-    """Share of TDP that decode of one sequence draws; None if not measured.
+    """Return the share of TDP that decode of one sequence draws, or None if not measured.
 
-    A run of one sequence with a short prompt is nearly all decode. Runs with longer prompts are excluded: prefill is
-    a good part of them, and some averages are near idle power because sampling continued after the run.
+    Decode takes nearly all of a run with one sequence and a short prompt. Runs with long prompts are excluded: prefill
+    takes a good part of them, and some of their averages include idle time after the run.
     """
     shares = [
         row.average_power

@@ -1,1 +1,1 @@
-"""KV cache capacity: hit rates and saved accelerator time at every size."""
+"""KV cache capacity planning: hit rates and saved accelerator time at every cache size."""

@@ -1,8 +1,9 @@
 """Hit rate and value of a cache tier at every capacity, from LRU stack distances.
 
 An LRU cache holds the most recently used blocks, so a larger cache contains a smaller one (Mattson et al., Evaluation
-techniques for storage hierarchies, IBM Systems Journal 1970), and each use of a block has a minimum capacity at which
-it hits. In tiers that demote evicted blocks and promote used ones, the first tier holds the top of the same stack.
+techniques for storage hierarchies, IBM Systems Journal 1970). Each use of a block therefore has a smallest capacity at
+which it hits. Tiers that demote evicted blocks and promote used blocks form one LRU cache, of which the first tier
+holds the most recently used blocks.
 """
 
 from collections.abc import Sequence
@@ -22,10 +23,11 @@ NEVER = np.iinfo(np.int64).max
 
 
 def least_capacities(prompts: Sequence[Sequence[BlockKey]]) -> Blocks:
-    """Return, for each block of each prompt in order, the smallest cache (in blocks) in which the request finds it.
+    """Return, for each block of each prompt in order, the size in blocks of the smallest cache in which it hits.
 
-    A block hits only if all blocks before it do, so values never fall within a prompt. NEVER if no size suffices. Exact
-    for caches that hold a whole prompt; in smaller ones `PrefixCache` keeps the beginning of a prompt.
+    A block hits only if all earlier blocks of its prompt hit, so values never fall within a prompt. NEVER marks a block
+    that hits in no cache. The values are exact for caches that hold a whole prompt; smaller ones keep the start of a
+    prompt (`PrefixCache`).
     """
     keys = list(chain.from_iterable(prompts))
     distances = np.minimum(stack_distances(keys), len(keys) + 1)
@@ -37,7 +39,7 @@ def least_capacities(prompts: Sequence[Sequence[BlockKey]]) -> Blocks:
 
 
 def stack_distances(keys: Sequence[BlockKey]) -> Blocks:
-    """For each use of a key, return the size of the smallest LRU cache that has the key; NEVER for a first use."""
+    """Return, for each use of a key, the size of the smallest LRU cache in which it hits; NEVER for a first use."""
     previous = _previous(keys)
     again = np.flatnonzero(previous >= 0)
     last = previous[again]
@@ -58,11 +60,11 @@ def _previous(keys: Sequence[BlockKey]) -> Blocks:
 
 
 def _greater_before(values: Blocks) -> Blocks:
-    """For each of distinct, non-negative values, count the greater values before it, in O(n log n) numpy operations.
+    """Return, for each of distinct, non-negative values, the number of greater values before it. O(n log n) in numpy.
 
-    Works bit by bit from the highest: of two values that agree in all higher bits, the one with a 1 is greater. Values
-    stay grouped by their higher bits in order of arrival, so a running count of ones counts the greater values
-    before.
+    The algorithm goes bit by bit from the highest. Of two values that agree in all higher bits, the one with a 1 is
+    greater. Values are grouped by their higher bits and keep their order in a group, so a running count of ones counts
+    the greater values before each.
     """
     count = np.zeros(len(values), dtype=np.int64)
     order = np.arange(len(values))
@@ -78,10 +80,10 @@ def _greater_before(values: Blocks) -> Blocks:
 
 
 def savings_s(model: PerformanceModel, prompt_tokens: int, loads_s: Sequence[float]) -> list[float]:
-    """Return the prefill seconds that each leading cached block of a prompt saves beyond the blocks before it.
+    """Return the prefill seconds that each block of a cached prefix saves, in addition to the blocks before it.
 
-    `loads_s` are the load times of the blocks in order; loading overlaps with computing the rest of the prompt.
-    Blocks that take longer to load than to compute save nothing. The last token of a prompt is always computed.
+    `loads_s` has the load time of each block, in order. Loading overlaps with computing the rest of the prompt. Blocks
+    that take longer to load than to compute save nothing. The last token of a prompt is always computed.
     """
     whole_s = model.prefill_s(prompt_tokens, prompt_tokens * prompt_tokens)
     most_s = load_s = 0.0
@@ -100,9 +102,9 @@ _ROUNDING = 1e-6  # of a block, so that converting blocks to GB and back is exac
 
 
 class CapacityTerms(msgspec.Struct, frozen=True, kw_only=True):
-    """Factors that convert blocks to GB and saved time to dollars.
+    """Factors that convert the blocks of a tier to GB, and saved time to accelerators and dollars.
 
-    `caches` equal caches serve `nodes` nodes, either one cache per node or one cache for all. The trace lasts
+    The tier consists of `caches` equal caches for `nodes` nodes: one per node, or one for all. The trace lasts
     `duration_s` and has `blocks` blocks. `second_price` is dollars per second of an instance, `gb_price` dollars per GB
     and hour.
     """
@@ -117,19 +119,20 @@ class CapacityTerms(msgspec.Struct, frozen=True, kw_only=True):
     gb_price: float
 
     def blocks_of(self, gb_per_node: float) -> int:
-        """Return the number of blocks in each cache if the tier has this many GB per node."""
+        """Return the number of blocks in each cache of a tier with this many GB per node."""
         return int(gb_per_node * self.nodes / self.caches / self.block_gb + _ROUNDING)
 
     def gb_of(self, blocks: int) -> float:
-        """Return the GB per node if each cache of the tier has this many blocks."""
+        """Return the GB per node of a tier with this many blocks in each cache."""
         return blocks * self.block_gb * self.caches / self.nodes
 
 
 class CapacityPoint(msgspec.Struct, frozen=True, kw_only=True):
-    """Hit rate and value of a tier at one capacity.
+    """Hit rate and value of a cache tier at one capacity.
 
-    `hit_rate` is the share of blocks found here or in a higher tier. `accelerators` is the mean number freed by this
-    tier, `saved_per_h` their price in dollars, and `price_per_h` the price of the tier.
+    `hit_rate` is the share of the trace's blocks found in this tier or a higher one. `accelerators` is the mean number
+    of accelerators that hits in this tier free, `saved_per_h` their price in dollars per hour, and `price_per_h` the
+    price of the tier.
     """
 
     gb_per_node: float
@@ -145,10 +148,10 @@ class CapacityPoint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CapacityCurve:
-    """Hits and saved time of one tier at every capacity.
+    """Hit rate and value of one cache tier at every capacity.
 
-    `least` is the minimum capacity at which each block hits, in blocks of this tier, and 0 if a higher tier has it;
-    `saved_s` is the instance time that this hit saves.
+    `least` has the smallest capacity at which each block of the trace hits, in blocks of this tier; 0 if a higher tier
+    holds it. `saved_s` has the instance seconds that each of these hits saves.
     """
 
     def __init__(self, terms: CapacityTerms, least: Blocks, saved_s: Seconds) -> None:
@@ -160,7 +163,7 @@ class CapacityCurve:
 
     @property
     def full_gb_per_node(self) -> float:
-        """Return the smallest capacity, in GB per node, that reaches the highest hit rate."""
+        """Smallest capacity, in GB per node, that reaches the highest hit rate."""
         return self.terms.gb_of(len(self._hits) - 1)
 
     def at(self, gb_per_node: float) -> CapacityPoint:
@@ -177,7 +180,7 @@ class CapacityCurve:
         )
 
     def best(self) -> CapacityPoint:
-        """Return the evaluation of the capacity with the highest net savings, or of 0 GB if no capacity pays."""
+        """Return the point with the highest net savings; at 0 GB if no capacity pays."""
         terms = self.terms
         saved = self._saved_s / terms.duration_s * terms.second_price * 3600
         paid = np.arange(len(saved)) * (terms.caches * terms.block_gb * terms.gb_price)

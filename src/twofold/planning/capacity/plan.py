@@ -23,11 +23,11 @@ from twofold.workload.rescale import BLOCK_TOKENS
 
 
 class CapacityQuery(msgspec.Struct, frozen=True, kw_only=True):
-    """Prefill nodes and cache tiers to plan.
+    """Prefill nodes and cache tiers of a capacity plan.
 
-    Each node is a `machine` with instances of `accelerators` each. `nodes` None is the number that the prefill of the
-    trace keeps busy without reuse; `dram_gb` None is the DRAM per node that pays. Remote reads use an instance's
-    share of the machine's network, or `link_bytes_per_s`.
+    Each node is a `machine` with instances of `accelerators` accelerators. If `nodes` is None, there are as many nodes
+    as prefill of the trace keeps busy without reuse. If `dram_gb` is None, the DRAM per node with the highest net
+    savings is used. Reads from other nodes use the instance's share of the machine's network, or `link_bytes_per_s`.
     """
 
     model: Model
@@ -42,7 +42,7 @@ class CapacityQuery(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def share(self) -> float:
-        """Return the share of a machine that one instance has."""
+        """Share of the machine's accelerators that one instance uses."""
         return self.accelerators / self.machine.count
 
     @property
@@ -51,10 +51,10 @@ class CapacityQuery(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TierPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """Plan of one cache tier that follows `behind_gb` GB of DRAM per node.
+    """Capacity curves of one cache tier, behind `behind_gb` GB of DRAM per node.
 
-    `local` is the curve for one cache per node with round-robin routing. `pool` is the curve for one cache that all
-    nodes share, or None for a single node.
+    `local` is the curve with one cache per node and round-robin routing. `pool` is the curve with one cache shared by
+    all nodes, or None for a single node.
     """
 
     tier: StorageTier
@@ -64,15 +64,15 @@ class TierPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def preferred(self) -> CapacityCurve:
-        """Return the curve of the shared pool, or that of the local cache if there is only one node."""
+        """Curve of the shared pool, or of the local cache if there is only one node."""
         return self.pool or self.local
 
 
 class CapacityPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """Capacity curves of all tiers.
+    """Capacity curves of all cache tiers for one trace.
 
-    `busy` is the mean number of accelerators that prefill the trace without reuse, `disk_alone` the disk tier without
-    DRAM, and `highest_reuse` the share of blocks seen before.
+    `busy` is the mean number of accelerators that prefill of the trace keeps busy without reuse. `disk_alone` is the
+    disk tier without DRAM. `highest_reuse` is the share of blocks that occurred earlier in the trace.
     """
 
     query: CapacityQuery
@@ -87,7 +87,7 @@ class CapacityPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def capacity_plan(requests: Sequence[Request], query: CapacityQuery) -> CapacityPlan:
-    """Evaluate cache capacities; raises ConfigurationError for requests without block ids or without duration."""
+    """Evaluate DRAM and disk capacities for a trace. Raises ConfigurationError if it lacks block ids or a duration."""
     blocks = sum(len(request.prefix_blocks) for request in requests)
     require(blocks > 0, "--kv-capacity needs a trace with block ids, such as Mooncake's: this trace has none")
     duration_s = requests[-1].arrival_s - requests[0].arrival_s
@@ -119,7 +119,7 @@ def _whole_s(query: CapacityQuery, request: Request) -> float:
 
 
 class _Trace:
-    """The requests of a trace grouped by cache, with the smallest cache in which each block hits for each grouping."""
+    """Requests of a trace grouped by cache (one for all nodes, or one per node), with its `least_capacities`."""
 
     def __init__(
         self, requests: Sequence[Request], query: CapacityQuery, nodes: int, blocks: int, duration_s: float
@@ -132,7 +132,7 @@ class _Trace:
         }
 
     def tier(self, tier: StorageTier, behind_gb: float) -> TierPlan:
-        """Evaluate the capacity of a tier that follows `behind_gb` GB of DRAM per node."""
+        """Compute the capacity curves of a tier behind `behind_gb` GB of DRAM per node."""
         pool = self._curve(tier, behind_gb, 1) if self._nodes > 1 else None
         return TierPlan(tier=tier, behind_gb=behind_gb, local=self._curve(tier, behind_gb, self._nodes), pool=pool)
 
@@ -159,7 +159,7 @@ class _Trace:
         return CapacityCurve(terms, np.where(least < NEVER, np.maximum(least - above, 0), NEVER), np.concatenate(saved))
 
     def _saved_s(self, request: Request, least: Blocks, above: int, first_s: float, tier_s: float) -> Seconds:
-        """Return the seconds that each block saves in this tier. Blocks that hit in DRAM save 0 here."""
+        """Return the prefill seconds that a hit in this tier saves for each block; 0 for blocks that hit in DRAM."""
         there, in_first = int((least < NEVER).sum()), int((least <= above).sum())
         saved_s = np.zeros(len(least))
         loads_s = [first_s] * in_first + [tier_s] * (there - in_first)
@@ -168,7 +168,7 @@ class _Trace:
         return saved_s
 
     def _block_s(self, tier: StorageTier, caches: int) -> float:
-        """Return the mean seconds to load a block. The blocks of a shared pool are spread over all nodes."""
+        """Return the mean seconds to load a block. In a shared pool, most blocks are read from other nodes."""
         query = self._query
         own = tier.bytes_per_s * query.share
         network = query.link_bytes_per_s or query.machine.network_bytes_per_s * query.share

@@ -10,7 +10,7 @@ from twofold.request import BlockKey, Request
 
 
 class HitRate(msgspec.Struct, frozen=True, kw_only=True):
-    """Hits and evictions of one cache; `rate` is its hit rate over all blocks."""
+    """Hits and evictions of one simulated prefix cache. `rate` is its hit rate over all blocks of the trace."""
 
     eviction: str
     capacity: int
@@ -20,7 +20,7 @@ class HitRate(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TraceReuse(msgspec.Struct, frozen=True, kw_only=True):
-    """Prefix reuse of a trace. `highest` is the share of blocks that occurred before, or None without blocks."""
+    """Prefix reuse of a trace. `highest` is the share of blocks that occurred earlier, or None without blocks."""
 
     requests: int
     blocks: int
@@ -30,9 +30,9 @@ class TraceReuse(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def trace_reuse(requests: Iterable[Request], capacities: Sequence[int], evictions: Sequence[str]) -> TraceReuse:
-    """Replay a trace in one pass through a cache for each pair of capacity (in blocks) and eviction policy.
+    """Replay a trace through a prefix cache for each pair of capacity (in blocks) and eviction policy.
 
-    Raises ConfigurationError for an unknown policy.
+    Raises ConfigurationError for an unknown eviction policy.
     """
     caches = {
         (name, capacity): PrefixCache(capacity, create_eviction(name)) for name in evictions for capacity in capacities
@@ -64,7 +64,7 @@ def trace_reuse(requests: Iterable[Request], capacities: Sequence[int], eviction
 
 
 def replay_prompt(cache: PrefixCache, request: Request) -> int:
-    """Match the blocks of a prompt in the cache, then insert them. Return the number of blocks that hit."""
+    """Look up the blocks of a prompt in the cache, then insert the missing ones. Return the number of hits."""
     keys = request.prefix_blocks
     found = cache.match(keys)
     cache.touch(keys, found)

@@ -1,4 +1,4 @@
-"""Executor on local cores: worker processes forked from a clean server that has the code loaded."""
+"""Executor on local CPU cores. Its worker processes are forked from a server process that has loaded the code."""
 
 import ctypes
 import multiprocessing
@@ -24,7 +24,7 @@ def cores() -> int:
 
 
 class LocalExecutor(Executor):
-    """Runs trials in `jobs` worker processes; leaving the context ends running trials at once."""
+    """Runs trials in `jobs` worker processes. Leaving the context cancels waiting trials and stops running ones."""
 
     def __init__(self, problem: Problem, jobs: int) -> None:
         require(jobs >= 1, f"--jobs must be at least 1, not {jobs}")
@@ -60,7 +60,7 @@ _abandoned: Callable[[], bool]
 
 
 def _begin(problem: Problem, leaving: "ctypes.c_bool") -> None:
-    """Initialise a worker process: ignore Ctrl-C, and exit when the parent process exits."""
+    """Initialize a worker process: set its problem, ignore Ctrl-C, and exit when the parent process exits."""
     global _problem, _abandoned  # noqa: PLW0603 (state of the worker process)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _problem = problem

@@ -1,4 +1,4 @@
-"""Executor on a Ray cluster, and the cluster's machines as planning inventory."""
+"""Executor on a Ray cluster, and inventory of the cluster's machines for planning."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -18,7 +18,7 @@ _MAKERS = ("nvidia-", "tesla-", "amd-", "instinct-")
 
 
 class RayInventory(msgspec.Struct, frozen=True, kw_only=True):
-    """Whole machines and accelerators by catalog name; `left_out` explains nodes that are not counted."""
+    """Whole machines and accelerators of a Ray cluster by machine name. `left_out` explains ignored nodes."""
 
     machines: dict[str, int]
     accelerators: dict[str, int]
@@ -26,7 +26,7 @@ class RayInventory(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def ray_inventory(nodes: Iterable[RayNode], catalog: Catalog) -> RayInventory:
-    """Return the machines and accelerators of a Ray cluster, by matching its nodes to catalog machines."""
+    """Count the machines and accelerators of a Ray cluster, matching each node to a catalog machine."""
     machines, accelerators, left_out = Counter[str](), Counter[str](), []
     for node in nodes:
         if not node.accelerators:
@@ -44,7 +44,7 @@ def ray_inventory(nodes: Iterable[RayNode], catalog: Catalog) -> RayInventory:
 
 
 def _machine_of(node: RayNode, catalog: Catalog) -> Machine | None:
-    """Return the uncapped catalog machine with the node's accelerator, preferably with the same number of them."""
+    """Return an uncapped catalog machine with the node's accelerator, preferably as many of them; None if none."""
     if node.accelerator is None:
         return None
     fits = [
@@ -64,7 +64,7 @@ def _is(ray_type: str, name: str) -> bool:
 
 
 class RayExecutor(Executor):
-    """Runs trials as one-core tasks on the cluster at `address`, which needs the same Twofold installed.
+    """Runs trials as one-core tasks on the Ray cluster at `address`, where the same Twofold must be installed.
 
     Raises ConfigurationError if Ray is not installed or the cluster is not reachable.
     """

@@ -1,8 +1,8 @@
-"""Placement candidates: goodput of each phase, and combinations worth a joint simulation.
+"""Placement candidates: the goodput of each phase alone, and combinations of both phases worth a simulation.
 
-For mixed stocks (beyond DistServe) each machine type's accelerators are divided between the phases. The goodput of a
-phase on part of a stock is a knapsack over instance kinds; divisions not dominated in both phases are combined
-machine by machine, maximising the weaker phase.
+For stocks of several machine types (beyond DistServe), the accelerators of each type are divided between the phases.
+The highest goodput of a phase on its accelerators is a knapsack problem over instance kinds. The Pareto-optimal
+divisions of all types are combined, and the best maximizes the goodput of the weaker phase.
 """
 
 import math
@@ -16,11 +16,11 @@ from twofold.planning.placement.instances import shares_nodes
 from twofold.planning.rates import RateSearch
 from twofold.request import Phase
 
-_FED = 1.5  # times what a decode instance could take at best is what others prefill for it
+_FED = 1.5  # prefill capacity in front of a decode instance, as a multiple of the instance's analytic bound
 
 
 class PhaseGoodput(msgspec.Struct, frozen=True, kw_only=True):
-    """Highest rate (requests/s) at which one instance meets the SLO bound of its phase."""
+    """Goodput of one phase on one instance: the highest rate (requests/s) that meets the SLO bound of the phase."""
 
     kind: MachineKind
     phase: Phase
@@ -34,11 +34,11 @@ class PhaseGoodput(msgspec.Struct, frozen=True, kw_only=True):
 async def goodputs(
     search: RateSearch, kinds: Sequence[MachineKind], *, shared: bool = False
 ) -> tuple[tuple[PhaseGoodput, ...], tuple[PhaseGoodput, ...]]:
-    """Measure (prefill, decode) goodput of each kind, best per accelerator first (DistServe, Algorithm 1).
+    """Measure (prefill, decode) goodputs of each instance kind, best per accelerator first (DistServe, Algorithm 1).
 
-    Kinds that never meet the bound are omitted. Prefill is simulated with one-token requests. A decode instance is
-    fed by enough of the best prefill instances that they never limit it, over links within a node if phases share
-    nodes.
+    Kinds that never meet the bound are omitted. Prefill is simulated with outputs of one token. A decode instance is
+    simulated with enough of the best prefill instances that they never limit it. With `shared`, KV transfers use the
+    links within a node.
     """
     prefills = await _of_phase(search, [_prefill(kind) for kind in kinds])
     if not prefills:
@@ -72,7 +72,7 @@ def _decode(search: RateSearch, feeder: PhaseGoodput, kind: MachineKind, *, shar
 
 
 class Candidate(msgspec.Struct, frozen=True, kw_only=True):
-    """A design and its predicted rate, which is the lower of the goodputs of its two phases."""
+    """A design with its predicted rate: the lower of the goodputs of its two phases."""
 
     design: Design
     rate: float
@@ -89,10 +89,11 @@ def balanced(
     *,
     node: int | None = None,
 ) -> list[Candidate]:
-    """Combine all pairs of kinds with counts that balance the phases, highest predicted goodput first.
+    """Return candidates for all pairs of prefill and decode kinds, with counts that balance the phases.
 
-    With `node` (accelerators per node), stages of both phases must fit on shared nodes. Among equals, designs with more
-    instances come first, since they absorb bursts better.
+    Candidates with the highest predicted goodput per accelerator come first; among equals, larger ones, since they
+    absorb bursts better. If `node` (accelerators per node) is set, each prefill stage must fit on a node with the same
+    stage of decode.
     """
     found = {
         candidate.design: candidate
@@ -114,7 +115,7 @@ def replicated(
     *,
     shared: bool = False,
 ) -> list[Candidate]:
-    """Combine all pairs of kinds with ⌈rate / goodput⌉ instances per phase, fewest accelerators first."""
+    """Return candidates of all kind pairs, with ⌈rate / goodput⌉ instances per phase; fewest accelerators first."""
     found = []
     for prefill in prefills:
         for decode in decodes:
@@ -144,7 +145,7 @@ Counts = tuple[tuple[MachineKind, int], ...]
 
 
 class StockDivision(msgspec.Struct, frozen=True, kw_only=True):
-    """A division of a stock's accelerators into instances, with each phase's goodput in requests per second."""
+    """Prefill and decode instances that divide a stock of accelerators, with each phase's goodput (requests/s)."""
 
     prefill: float = 0.0
     decode: float = 0.0
@@ -153,7 +154,7 @@ class StockDivision(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def rate(self) -> float:
-        """Goodput of the phase with the lower goodput."""
+        """Lower of the goodputs of the two phases."""
         return min(self.prefill, self.decode)
 
     @property
@@ -161,7 +162,7 @@ class StockDivision(msgspec.Struct, frozen=True, kw_only=True):
         return sum(kind.accelerators * count for kind, count in (*self.prefills, *self.decodes))
 
     def beside(self, other: "StockDivision") -> "StockDivision":
-        """Return this division and another one as a single division."""
+        """Return the combination of this division and another: all instances, and the sums of the goodputs."""
         return StockDivision(
             prefill=self.prefill + other.prefill,
             decode=self.decode + other.decode,
@@ -179,7 +180,7 @@ class StockDivision(msgspec.Struct, frozen=True, kw_only=True):
 def divided(
     stock: Mapping[str, int], prefills: Sequence[PhaseGoodput], decodes: Sequence[PhaseGoodput], most: int
 ) -> list[Candidate]:
-    """Return the `most` best divisions of `stock` (accelerators by machine type), the best first."""
+    """Return the `most` best divisions of `stock` (accelerators by machine type) between the phases, best first."""
     whole = [StockDivision()]
     for machine, accelerators in sorted(stock.items()):
         options = _splits(
@@ -198,7 +199,7 @@ def divided(
 def _splits(
     accelerators: int, prefills: Sequence[PhaseGoodput], decodes: Sequence[PhaseGoodput]
 ) -> list[StockDivision]:
-    """Return all divisions of one machine type's accelerators that no other division beats in both phases."""
+    """Return the Pareto-optimal divisions of one machine type's accelerators between the phases."""
     first, second = _packed(accelerators, prefills), _packed(accelerators, decodes)
     return _unbettered(
         StockDivision(
@@ -212,7 +213,7 @@ def _splits(
 
 
 def _packed(accelerators: int, goodputs: Sequence[PhaseGoodput]) -> list[tuple[float, Counts]]:
-    """Return the highest total goodput on 0, 1, … accelerators, with the instance counts (an unbounded knapsack)."""
+    """Return the highest total goodput on 0, 1, … accelerators, with its instance counts (an unbounded knapsack)."""
     best: list[tuple[float, dict[MachineKind, int]]] = [(0.0, {})]
     for given in range(1, accelerators + 1):
         found = best[given - 1]

@@ -1,7 +1,7 @@
-"""Instance kinds of a machine, and whether phases must share nodes (node affinity).
+"""Instance kinds that fit on a machine, and node affinity: whether both phases must share nodes.
 
-DistServe (OSDI'24, section 4.2): with fast links between nodes (high affinity) Algorithm 1 places each phase
-separately. With slow ones, hand-offs stay within a node and stage i of prefill shares a node with stage i of decode
+DistServe (OSDI'24, section 4.2): with fast links between nodes (high affinity), Algorithm 1 places each phase
+separately. With slow links, hand-offs stay within a node, and stage i of prefill shares a node with stage i of decode
 (Algorithm 2).
 """
 
@@ -18,11 +18,11 @@ from twofold.planning.problem import Problem
 def instances_of(
     problem: Problem, machine: str, most_accelerators: int, most_stages: int | None = None
 ) -> list[MachineKind]:
-    """List the instance kinds that `machine` can host, smallest first.
+    """List the instance kinds that fit on `machine`, smallest first.
 
-    Tensor parallelism divides the model's heads and fits the machine; pipeline parallelism divides its layers. Kinds
-    that do not hold the model or have no performance model are left out. Raises ConfigurationError with the last
-    reason if none is left.
+    Tensor parallelism is a divisor of the model's number of heads, within one machine. Pipeline parallelism is a
+    divisor of its number of layers. Kinds that cannot hold the model or have no performance model are left out. Raises
+    ConfigurationError with the last reason if none remains.
     """
     found: list[MachineKind] = []
     reason: ConfigurationError | None = None
@@ -49,18 +49,18 @@ def _degrees(problem: Problem, machine: str, most: int, most_stages: int | None)
     yield from sorted(pairs, key=lambda pair: (pair[0] * pair[1], pair[1]))
 
 
-_SATURATED, _LONG = 4096, 1024  # tokens that keep a prefill busy, in prompts of so many
+_SATURATED, _LONG = 4096, 1024  # tokens of a batch that saturates prefill, and of each of its prompts
 
 
 class Affinity(StrEnum):
-    """Whether hand-offs may cross nodes (high) or not (low)."""
+    """Node affinity: high if KV may be transferred between nodes, low if hand-offs must stay within a node."""
 
     HIGH = "high"
     LOW = "low"
 
 
 class NodeLinks(msgspec.Struct, frozen=True, kw_only=True):
-    """Per-accelerator bandwidths in bytes per second: peak KV production, and links between and within nodes."""
+    """Bandwidths per accelerator in bytes per second: peak KV production, and links between and within nodes."""
 
     kv: float
     between_nodes: float
@@ -68,7 +68,7 @@ class NodeLinks(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def headroom(self) -> float:
-        """Network bandwidth as a multiple of the rate at which an accelerator produces KV."""
+        """Network bandwidth divided by the peak KV production."""
         return self.between_nodes / self.kv
 
     @property
@@ -79,7 +79,7 @@ class NodeLinks(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def reason(self) -> str:
-        """Return a sentence that explains the affinity."""
+        """Sentence that explains the affinity."""
         kv, out, within = (f"{value / 1e9:,.3g} GB/s" for value in (self.kv, self.between_nodes, self.within_node))
         made = f"a prefill accelerator produces up to {kv} of KV"
         if self.affinity is Affinity.LOW:
@@ -90,7 +90,7 @@ class NodeLinks(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def links_of(problem: Problem, kinds: list[MachineKind]) -> NodeLinks:
-    """Return the bandwidths of the machine, with the KV production of the kind that has most per accelerator."""
+    """Return the bandwidths of a machine, with the KV production of the kind that produces the most per accelerator."""
     machine = problem.catalog.machine(kinds[0].name)
     model = problem.catalog.model(problem.template.model)
     per_token = problem.template.kv_bytes_per_token or model.kv_bytes_per_token
@@ -106,10 +106,7 @@ def links_of(problem: Problem, kinds: list[MachineKind]) -> NodeLinks:
 
 
 def shares_nodes(design: Design, node: int) -> bool:
-    """Whether each prefill stage fits on a node (of `node` accelerators) with the same stage of decode.
-
-    Designs that fit on one node always do.
-    """
+    """Return whether the design fits on one node, or each prefill stage on a node with the same stage of decode."""
     if design.accelerators <= node:
         return True
     stages = {kind.pipeline_parallel for kind in design.family.kinds}

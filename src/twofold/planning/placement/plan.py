@@ -1,7 +1,8 @@
-"""DistServe placement plans: algorithm, placements, confidence and the parallelism that queueing theory prefers.
+"""DistServe placement plans: choice of algorithm, placements, confidence, and preferred parallelism of prefill.
 
-Tensor parallelism makes each prompt faster; a pipeline processes more prompts at a time. With equal accelerators the
-first has lower TTFT at low rates and the second at high rates (DistServe section 3.1).
+Tensor parallelism makes each prefill faster; pipeline parallelism processes more prompts at a time. With equal
+accelerators, tensor parallelism has lower TTFT at low rates and pipeline parallelism at high rates (DistServe, section
+3.1).
 """
 
 import asyncio
@@ -34,10 +35,10 @@ DRAWS = 6
 
 
 class Confidence(msgspec.Struct, frozen=True, kw_only=True):
-    """Sorted goodputs of a design in independent draws of the workload.
+    """Goodputs of a design in independent draws of the workload, sorted.
 
-    The median of all possible draws lies between the lowest and highest of n with probability 1 − 2^(1−n), for any
-    distribution.
+    With probability 1 − 2^(1−n), the median of all possible draws lies between the lowest and highest of n, whatever
+    their distribution.
     """
 
     rates: tuple[float, ...]
@@ -48,23 +49,24 @@ class Confidence(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def level(self) -> float:
-        """Return the probability that the median lies between `rates[0]` and `rates[-1]`."""
+        """Probability that the median of all possible draws lies between `rates[0]` and `rates[-1]`."""
         return 1.0 - 2.0 ** (1 - len(self.rates))
 
 
 async def confidence(search: RateSearch, design: Design, rate: float, draws: Sequence[int]) -> Confidence:
-    """Search a design's goodput in each draw, starting at `rate`. It is 0 in draws that never meet the SLO."""
+    """Search a design's goodput in each draw of the workload, starting at `rate`. It is 0 if the SLO is never met."""
     start = search.grid.step(rate)
     told = await asyncio.gather(*(replace(search, draw=draw).highest(design, start) for draw in draws))
     return Confidence(rates=tuple(sorted(each.rate for each in told)))
 
 
 class PlacementQuery(msgspec.Struct, frozen=True, kw_only=True):
-    """Accelerators to place instances on, and the goal.
+    """Available accelerators and goal of a placement search.
 
-    `stock` maps machine types to available accelerators. With a `rate` (requests/s) the fewest accelerators are sought,
-    without one the highest goodput per accelerator (of the whole stock if it has several types). `affinity` None
-    selects the algorithm by the links. `most_stages` limits pipeline parallelism.
+    `stock` maps machine types to numbers of accelerators. With a `rate` (requests/s), the search minimizes
+    accelerators. Without one, it maximizes goodput per accelerator, or the goodput of the whole stock if it has several
+    machine types. If `affinity` is None, the links decide between the algorithms. `most_stages` limits pipeline
+    parallelism.
     """
 
     stock: dict[str, int]
@@ -82,7 +84,7 @@ class PlacementQuery(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PreparedPlacement(msgspec.Struct, frozen=True, kw_only=True):
-    """A query with its instance kinds, affinity and node size. `links` are the links with the least headroom."""
+    """A placement query with its instance kinds, affinity, accelerators per `node`, and links with least headroom."""
 
     query: PlacementQuery
     problem: Problem
@@ -93,7 +95,7 @@ class PreparedPlacement(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PlacementPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """Result of a placement search. `best` is the first split placement, copied as the rate requires."""
+    """Result of a placement search. `best` is the best split placement, replicated if the rate requires it."""
 
     prepared: PreparedPlacement
     placement: PlacementResults
@@ -108,7 +110,7 @@ class PlacementPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def prepare(problem: Problem, query: PlacementQuery) -> PreparedPlacement:
-    """Prepare a query. Raises ConfigurationError if no instance is feasible or the SLO has unsuitable bounds."""
+    """Prepare a placement search. Raises ConfigurationError if no instance fits or the SLO lacks TTFT or TPOT."""
     slo = problem.slo
     if not isinstance(slo, Slo) or slo.ttft_s is None or slo.tpot_s is None:
         raise ConfigurationError(
@@ -133,7 +135,7 @@ def prepare(problem: Problem, query: PlacementQuery) -> PreparedPlacement:
 
 
 async def make_placement(search: RateSearch, prepared: PreparedPlacement) -> PlacementPlan:
-    """Search placements; raises ConfigurationError if none meets the SLO."""
+    """Search placements with the algorithm for the query. Raises ConfigurationError if none meets the SLO."""
     query, most = prepared.query, prepared.query.accelerators
     one_node = most <= prepared.node
     anywhere = prepared.affinity is Affinity.HIGH
@@ -153,7 +155,7 @@ async def make_placement(search: RateSearch, prepared: PreparedPlacement) -> Pla
 
 
 def _copied(best: SimulatedPlacement, query: PlacementQuery) -> SimulatedPlacement:
-    """Copy a placement that shares nodes ⌈rate / goodput⌉ times, so that the copies serve the rate."""
+    """Replicate a placement on shared nodes ⌈rate / goodput⌉ times. Raises ConfigurationError if they do not fit."""
     copies = math.ceil((query.rate or best.rate) / best.rate)
     found = msgspec.structs.replace(best, copies=copies)
     if found.accelerators > query.accelerators:
@@ -165,10 +167,10 @@ def _copied(best: SimulatedPlacement, query: PlacementQuery) -> SimulatedPlaceme
 
 
 class ParallelismPreference(msgspec.Struct, frozen=True, kw_only=True):
-    """Preferred parallelism of a prefill instance of `accelerators`, by rate.
+    """Parallelism of a prefill instance with the lowest mean TTFT in queueing theory, depending on the rate.
 
-    `best` lists (rate, parallelism): from that rate on it has the lowest mean TTFT. `rate` is that of the placement's
-    instances.
+    The instance has `accelerators` accelerators. `best` lists (lowest rate, parallelism). `rate` is the rate per
+    prefill instance of the placement.
     """
 
     accelerators: int
@@ -178,7 +180,7 @@ class ParallelismPreference(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def text(self) -> str:
-        """Return a sentence that explains the preference."""
+        """Sentence that explains the preference."""
         size = f"{self.prompt_tokens:,} tokens on {self.accelerators} accelerators"
         first = f"By queueing theory, mean TTFT of prompts of {size} is lowest"
         here = f"each instance serves {self.rate:.3g} requests/s here"
@@ -189,7 +191,7 @@ class ParallelismPreference(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def preference(plan: PlacementPlan) -> ParallelismPreference | None:
-    """Return the preferred parallelism for the mean prompt, or None without a choice or for mixed kinds."""
+    """Return the preferred parallelism for the mean prompt; None without alternatives or with mixed prefill kinds."""
     prepared, placed = plan.prepared, plan.best
     prefill = list(placed.design.parts_of(Role.PREFILL))
     if len(prefill) != 1:

@@ -1,4 +1,4 @@
-"""DistServe's placement search (OSDI'24, section 4): each phase separately, then the best combinations jointly."""
+"""DistServe's placement search (OSDI'24, section 4): each phase alone, then the best combinations of both phases."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ BREADTH = 6  # placements and colocated designs simulated jointly
 
 
 class SimulatedPlacement(msgspec.Struct, frozen=True, kw_only=True):
-    """A placement with its highest simulated rate within the SLO. `copies` of it serve the requested rate."""
+    """A placement with its highest simulated rate within the SLO. The requested rate needs `copies` of it."""
 
     design: Design
     rate: float
@@ -36,7 +36,7 @@ class SimulatedPlacement(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PlacementResults(msgspec.Struct, frozen=True, kw_only=True):
-    """Placements that meet the SLO, best first, and the goodput of one instance of each kind per phase."""
+    """Split and colocated placements that meet the SLO, best first, and the goodputs of each phase by instance kind."""
 
     prefills: tuple[PhaseGoodput, ...]
     decodes: tuple[PhaseGoodput, ...]
@@ -49,8 +49,8 @@ async def most_goodput(
 ) -> PlacementResults:
     """Find the placements with the highest goodput per accelerator, on at most `most_accelerators`.
 
-    Instances are placed anywhere (Algorithm 1) or, with `node` accelerators per node, each prefill stage with the
-    same stage of decode (Algorithm 2).
+    Without `node`, instances are placed anywhere (Algorithm 1). With `node` accelerators per node, each prefill stage
+    is placed on a node with the same stage of decode (Algorithm 2).
     """
     prefills, decodes = await goodputs(search, kinds, shared=node is not None)
     candidates = balanced(prefills, decodes, most_accelerators, node=node)
@@ -64,8 +64,8 @@ async def for_rate(
 ) -> PlacementResults:
     """Find the placements that meet the SLO at `rate` on the fewest accelerators, anywhere or on one node (`shared`).
 
-    The search starts at ⌈rate / goodput⌉ instances per phase. Jointly, one more may be needed, as both phases must be
-    in time, or one less, as several instances even out load.
+    The search starts at ⌈rate / goodput⌉ instances per phase. The optimum may need more, because each request must meet
+    the bounds of both phases, or fewer, because several instances balance load.
     """
     prefills, decodes = await goodputs(search, kinds, shared=shared)
     found = replicated(prefills, decodes, rate, most_accelerators, shared=shared)
@@ -117,7 +117,7 @@ def best_of(placement: PlacementResults) -> SimulatedPlacement:
 
 
 async def _highest(search: RateSearch, designs: Sequence[Design]) -> tuple[SimulatedPlacement, ...]:
-    """Return the designs with their goodputs, the highest goodput per accelerator first."""
+    """Search the highest rate of each design; sort by goodput per accelerator, highest first."""
     placed = [
         SimulatedPlacement(design=each.design, rate=each.rate, evaluation=each.kept)
         for each in await search.highest_of(designs)
@@ -133,7 +133,7 @@ async def _at(search: RateSearch, design: Design, rate: float) -> SimulatedPlace
 async def _colocated(
     search: RateSearch, kinds: Sequence[MachineKind], accelerators: int
 ) -> tuple[SimulatedPlacement, ...]:
-    """Fill the accelerators with instances of the best colocated families."""
+    """Return placements that fill `accelerators` with instances of the best colocated families."""
     designs = [
         Design(family=family, counts=(max(1, accelerators // family.kinds[0].accelerators),))
         for family in await _best_colocated(search, kinds)
@@ -142,13 +142,13 @@ async def _colocated(
 
 
 async def _best_colocated(search: RateSearch, kinds: Sequence[MachineKind]) -> list[Family]:
-    """Return the colocated families whose single instances have the highest goodput per accelerator."""
+    """Return the colocated families with the highest goodput per accelerator, measured on one instance."""
     alone = [_alone(kind, batcher, budget) for kind in kinds for batcher, budget in COLOCATED]
     return [each.design.family for each in (await _highest(search, alone))[:BREADTH]]
 
 
 def _alone(kind: MachineKind, batcher: str, budget: int | None) -> Design:
-    """Return the colocated family's design with one instance."""
+    """Return the design with one colocated instance of this kind and batcher."""
     return Family(kinds=(kind,), batcher=batcher, max_num_batched_tokens=budget).smallest
 
 

@@ -18,20 +18,20 @@ _ROWS = 12
 
 
 def capacity_tables(plan: CapacityPlan, title: str) -> Group:
-    """Tables of every tier's capacities, and the conclusions."""
+    """Return a table of capacities for each cache tier, followed by the conclusions."""
     parts: list[RenderableType] = [_table(plan, each, title) for each in plan.tiers]
     return Group(*parts, Text(capacity_text(plan), style="bold"))
 
 
 def capacity_text(plan: CapacityPlan) -> str:
-    """Summarize what reuse saves, how much of each tier pays, and the benefit of pooling."""
+    """Summarize how much reuse is possible, which capacity of each tier pays, and the benefit of a pool."""
     busy = f"Without reuse, prefill keeps {plan.busy:,.1f} accelerators busy"
     repeated = f"{plan.highest_reuse:.1%} of its blocks are repeated"
     return " ".join(filter(None, (f"{busy}; {repeated}.", *map(_pays, plan.tiers), _pooling(plan), _alone(plan))))
 
 
 def capacities(each: TierPlan) -> list[float]:
-    """GB per node to tabulate: powers of two up to the full capacity."""
+    """Return the capacities to tabulate, in GB per node: 0 and powers of two up to the full capacity."""
     full = max(curve.full_gb_per_node for curve in _curves(each).values())
     last = math.ceil(math.log2(full)) if full > 0 else 0
     return [0.0, *(2.0**power for power in range(last - _ROWS + 1, last + 1))]
@@ -49,7 +49,7 @@ def _pays(each: TierPlan) -> str:
 
 
 def _pooling(plan: CapacityPlan) -> str:
-    """Compare the pool with local caches of the same size."""
+    """Compare the hit rate of the shared pool with that of local caches of the same size."""
     last = plan.tiers[-1]
     if last.pool is None:
         return ""
@@ -61,7 +61,7 @@ def _pooling(plan: CapacityPlan) -> str:
 
 
 def _alone(plan: CapacityPlan) -> str:
-    """Compare both tiers with the disk alone."""
+    """Compare the net savings of the disk alone with those of DRAM and disk together."""
     dram, disk = plan.tiers
     if not disk.behind_gb:
         return ""
@@ -95,9 +95,10 @@ def _cells(plan: CapacityPlan, before: CapacityPoint, point: CapacityPoint) -> t
 
 
 class MarginalGain(msgspec.Struct, frozen=True, kw_only=True):
-    """Gain per added GB between two capacities.
+    """Gain per GB of capacity added between two capacities.
 
-    Accelerator seconds per GB and hour, and dollars saved per dollar (None if it costs nothing).
+    The gain is in accelerator seconds per GB and hour, and in dollars saved per dollar (`returns`; None if the tier is
+    free).
     """
 
     accelerator_s_per_gb_h: float
@@ -114,14 +115,14 @@ def added_by(plan: CapacityPlan, before: CapacityPoint, point: CapacityPoint) ->
 
 
 class CapacityPointReport(msgspec.Struct, frozen=True, kw_only=True):
-    """A capacity and the gain of its last GB."""
+    """A capacity of a tier, with the gain per GB added since the next smaller capacity."""
 
     point: CapacityPoint
     added: MarginalGain
 
 
 class CurveReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Capacity curve of a tier; `best` is the capacity up to which it pays."""
+    """Capacity curve of a tier. `best` is the capacity with the highest net savings."""
 
     best: CapacityPoint
     full_gb_per_node: float
@@ -129,7 +130,7 @@ class CurveReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TierReport(msgspec.Struct, frozen=True, kw_only=True):
-    """A tier, with local caches and as a pool."""
+    """Capacity curves of a cache tier, as local caches of the nodes and as a shared pool."""
 
     tier: str
     price_per_gb_h: float

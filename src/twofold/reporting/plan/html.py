@@ -1,4 +1,4 @@
-"""HTML page of a plan in a single file: choices, Pareto front, and latency over rate."""
+"""HTML page of a plan in a single file: the best designs, the Pareto front, and latency over rate."""
 
 from collections.abc import Mapping, Sequence
 from html import escape
@@ -19,7 +19,7 @@ _SYMBOLS = {True: "circle", False: "square"}
 
 
 def pareto_chart(plan: Plan, front: Sequence[ParetoPoint]) -> ReportChart:
-    """Dollars and watts over rate: the Pareto front, and the best of each family enlarged."""
+    """Plot price and power over rate: the Pareto front, and larger points for the best design of each family."""
     traces: list[Trace] = []
     families = list(dict.fromkeys(point.design.family.name for point in front))
     for index, family in enumerate(families):
@@ -39,7 +39,7 @@ def pareto_chart(plan: Plan, front: Sequence[ParetoPoint]) -> ReportChart:
 
 
 def rates_chart(curves: Mapping[str, RateCurve], slo: Slo | SlowdownSlo) -> ReportChart:
-    """TTFT and TPOT over rate, P50 solid and P90 dashed, with the bounds of an SLO in seconds."""
+    """Plot P50 (solid) and P90 (dashed) of TTFT and TPOT over rate, with the bounds of an SLO in seconds."""
     traces: list[Trace] = []
     for index, (name, curve) in enumerate(curves.items()):
         for plot, field in enumerate(("ttft_s", "tpot_s")):
@@ -114,7 +114,7 @@ def plan_page(
     slo: Slo | SlowdownSlo,
     title: str,
 ) -> str:
-    """Render the page; about 5 MB of it are plotly.js."""
+    """Render the page of a plan. plotly.js makes up about 5 MB of it."""
     from plotly.io import to_html  # noqa: PLC0415 (slow to import)
 
     body = [f"<h1>{escape(title)}</h1>", f"<p>SLO: {escape(slo_text(slo))}</p>"]

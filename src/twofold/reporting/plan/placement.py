@@ -23,7 +23,7 @@ from twofold.request import Phase
 
 
 def placement_tables(plan: PlacementPlan, effort: Effort, title: str) -> Group:
-    """Tables of phase goodputs and joint simulations, and the conclusion."""
+    """Return tables of each phase's goodputs and of the simulated placements, followed by the verdict."""
     phases = _phases(plan.placement.prefills, plan.placement.decodes)
     joint = _joint((*plan.placement.split, *plan.placement.colocated), title)
     parts: list[RenderableType] = [phases, joint, Text(verdict_text(plan), style="bold")]
@@ -31,7 +31,7 @@ def placement_tables(plan: PlacementPlan, effort: Effort, title: str) -> Group:
 
 
 def verdict_text(plan: PlacementPlan) -> str:
-    """Summarize the placement: instances, confidence, comparison, algorithm and parallelism."""
+    """Summarize a placement plan: instances, confidence, colocated alternative, algorithm and preferred parallelism."""
     best, query = plan.best, plan.prepared.query
     each = ", ".join(
         f"{count} {role} {kind.short}"
@@ -105,7 +105,7 @@ def _joint(placed: Sequence[SimulatedPlacement], title: str) -> Table:
 
 
 class PhaseReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Highest rate (requests/s) of one instance within the bound of its phase."""
+    """Goodput of one phase on one instance: the highest rate (requests/s) within the SLO bound of the phase."""
 
     phase: str
     machine: str
@@ -116,7 +116,7 @@ class PhaseReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PlacedReport(msgspec.Struct, frozen=True, kw_only=True):
-    """A simulated placement; the plan uses `copies` of it."""
+    """A simulated placement. The plan uses it `copies` times."""
 
     name: str
     split: bool

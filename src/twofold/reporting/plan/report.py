@@ -1,4 +1,4 @@
-"""Plans as JSON."""
+"""JSON report of a plan."""
 
 import msgspec
 
@@ -16,7 +16,7 @@ from twofold.reporting.output import JsonReport, same_fields
 
 
 class DesignReport(msgspec.Struct, frozen=True, kw_only=True):
-    """A design with its machine counts by kind, prefill first, price and power."""
+    """A design with its machine counts by kind (prefill first), price and power."""
 
     name: str
     family: str
@@ -36,7 +36,7 @@ class DesignReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChoiceReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The best design of a family, evaluated at `rate`."""
+    """The best design of a family, with its evaluation at `rate`."""
 
     design: DesignReport
     rate: float
@@ -60,14 +60,14 @@ class ChoiceReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ParetoPointReport(msgspec.Struct, frozen=True, kw_only=True):
-    """A point of the Pareto front."""
+    """A point of the Pareto front: a design and a rate at which it meets the SLO."""
 
     design: DesignReport
     rate: float
 
 
 class PlanReport(JsonReport, frozen=True, kw_only=True):
-    """JSON of `twofold plan --json`; everything but `effort` is reproducible.
+    """JSON of `twofold plan --json`. All fields except `effort` are reproducible.
 
     `choices` are the best designs of each family, best first; `without` names the families that miss the SLO.
     """

@@ -1,4 +1,4 @@
-"""Plans as terminal tables: choices, SLO margins, Pareto front and verdict."""
+"""Plans as terminal tables: best designs, SLO margins, Pareto front and verdict."""
 
 from collections.abc import Iterable, Sequence
 
@@ -34,7 +34,7 @@ HEADINGS = (
 
 
 def choice_row(choice: DesignChoice) -> tuple[str, ...]:
-    """Texts of HEADINGS; latencies and mean power are those at the evaluated rate."""
+    """Format a design as the cells under HEADINGS. Latencies and mean power are those at the evaluated rate."""
     design, evaluation = choice.design, choice.evaluation
     return (
         design.name,
@@ -51,7 +51,7 @@ def choice_row(choice: DesignChoice) -> tuple[str, ...]:
 
 
 def check_texts(check: Check) -> tuple[str, str]:
-    """Format the value and bound of a check as a share, a multiple or seconds."""
+    """Format the value and the bound of an SLO check as shares, multiples or seconds."""
     if check.at_least or "slowdown" in check.name:
         return check_text(check)
     return seconds(check.value), f"≤ {seconds(check.bound)}"
@@ -63,7 +63,7 @@ _MOST_POINTS = 14  # the JSON has the whole front
 
 
 def plan_tables(plan: Plan, advice: Advice, front: Sequence[ParetoPoint], effort: Effort, title: str) -> Group:
-    """Tables and verdict of a plan."""
+    """Return the tables of a plan, followed by the verdict and the simulation effort."""
     parts: list[RenderableType] = [_choices(plan, title)]
     if plan.without:
         parts.append(Text(f"Cannot meet the SLO: {', '.join(plan.without)}."))
@@ -73,7 +73,7 @@ def plan_tables(plan: Plan, advice: Advice, front: Sequence[ParetoPoint], effort
 
 
 def effort_text(effort: Effort) -> str:
-    """Summarize the simulations of a plan."""
+    """Summarize the simulation effort of a plan: simulations, reused results and CPU time."""
     reused = f", {effort.reused:,} reused" if effort.reused else ""
     speed = effort.requests_per_cpu_s
     pace = "" if speed is None else f": {speed:,.0f} requests per CPU second"
@@ -82,7 +82,7 @@ def effort_text(effort: Effort) -> str:
 
 
 def thinned(front: Sequence[ParetoPoint], most: int = _MOST_POINTS) -> list[ParetoPoint]:
-    """At most `most` points, evenly spaced, with the first and last."""
+    """Return at most `most` points of the front, evenly spaced, including the first and the last."""
     if len(front) <= most:
         return list(front)
     return [front[round(index * (len(front) - 1) / (most - 1))] for index in range(most)]

@@ -1,4 +1,4 @@
-"""Charts of latencies and slowdowns, of queues, membership, load and power over time, and of utilization."""
+"""Charts of simulations: latencies, slowdowns, queues, pool membership, overload, power and utilization."""
 
 from collections.abc import Iterator, Mapping
 from typing import Final
@@ -40,7 +40,7 @@ DASHED: Final[Layout] = {"width": 1, "dash": "dash"}
 
 
 def latencies(results: Mapping[str, SimulationResult], slo: Slo | SlowdownSlo | None = None) -> ReportChart:
-    """Cumulative distributions of TTFT, TPOT, ITL and E2E, with the bounds of an SLO in seconds."""
+    """Plot the cumulative distributions of TTFT, TPOT, ITL and E2E, with the bounds of an SLO in seconds."""
     known = [latency for latency in LATENCIES if latency.label in _TITLES]
     axes = [(log_axis(_TITLES[latency.label]), _SHARE) for latency in known]
     traces = [trace for plot, latency in enumerate(known) for trace in cumulative(results, latency, plot)]
@@ -56,7 +56,7 @@ def latencies(results: Mapping[str, SimulationResult], slo: Slo | SlowdownSlo | 
 
 
 def cumulative(results: Mapping[str, SimulationResult], distribution: LatencyMetric, plot: int) -> Iterator[Trace]:
-    """A line for each run that measured the metric."""
+    """Yield a line with the cumulative distribution of a metric for each run that measured it."""
     for index, (name, result) in enumerate(results.items()):
         points = _points(distribution.of(result))
         if points:
@@ -65,7 +65,7 @@ def cumulative(results: Mapping[str, SimulationResult], distribution: LatencyMet
 
 
 def _points(histogram: Histogram | None) -> list[tuple[float, float]]:
-    """Points of the distribution above 0, for a logarithmic axis."""
+    """Return the points (value, share) of a cumulative distribution with values above 0, for a logarithmic axis."""
     if histogram is None or histogram.count == 0:
         return []
     return [(value, share) for value, share in histogram.cdf(POINTS) if value > 0]
@@ -79,7 +79,7 @@ def _bounds(slo: Slo) -> Iterator[Trace]:
 
 
 def slowdowns(results: Mapping[str, SimulationResult], slo: Slo | SlowdownSlo | None = None) -> ReportChart | None:
-    """Cumulative distributions of slowdowns, with the bounds of a slowdown SLO; None without slowdowns."""
+    """Plot the cumulative distributions of slowdowns, with the bounds of a slowdown SLO; None without slowdowns."""
     traces = [trace for plot, known in enumerate(SLOWDOWNS) for trace in cumulative(results, known, plot)]
     if not traces:
         return None
@@ -110,7 +110,7 @@ def _slowdowns_bounds(slo: SlowdownSlo) -> Iterator[Trace]:
 
 
 def by_role(result: SimulationResult, kind: str) -> Iterator[tuple[Role, Series]]:
-    """Series `kind/ROLE` of a run, prefill first."""
+    """Yield the time series `kind/ROLE` of a run for each role, prefill first."""
     for role in Role:
         series = result.series.get(f"{kind}/{role}")
         if series is not None:
@@ -118,7 +118,7 @@ def by_role(result: SimulationResult, kind: str) -> Iterator[tuple[Role, Series]
 
 
 def role_lines(result: SimulationResult, kind: str, where: dict[str, object], *, legend: bool) -> Iterator[Trace]:
-    """Mean (solid) and maximum (thin) lines per role."""
+    """Yield lines with the mean (solid) and the maximum (thin) of a time series for each role."""
     for role, series in by_role(result, kind):
         colour, group = PHASE_COLOURS[role], {"legendgroup": role.value, **where}
         times, means, highest = steps(series)
@@ -129,7 +129,7 @@ def role_lines(result: SimulationResult, kind: str, where: dict[str, object], *,
 
 
 def steps(series: Series) -> tuple[list[float], list[float], list[float]]:
-    """(times, means, maxima) of a series, closed by a final point."""
+    """Return the (times, means, maxima) of a time series. The last values repeat at its end, to close the step line."""
     points = series.points()
     if points:
         points.append((series.at_ps / _PS_PER_S, points[-1][1], points[-1][2]))
@@ -141,7 +141,7 @@ _KINDS = (("queue", "Waiting requests"), ("batch", "Requests in batches"))
 
 
 def load(results: Mapping[str, SimulationResult]) -> ReportChart:
-    """Queues (left) and batches (right), one row per run."""
+    """Plot queues (left) and batches (right) over time, one row per run."""
     traces: list[Trace] = []
     axes: list[tuple[Layout, Layout]] = []
     for row, (name, result) in enumerate(results.items()):
@@ -159,7 +159,7 @@ def load(results: Mapping[str, SimulationResult]) -> ReportChart:
 
 
 def membership(results: Mapping[str, SimulationResult]) -> ReportChart:
-    """Instances by role as stacked areas, one row per run."""
+    """Plot the number of instances in each role over time as stacked areas, one row per run."""
     traces: list[Trace] = []
     for plot, result in enumerate(results.values()):
         for role, series in by_role(result, "pool"):
@@ -177,7 +177,7 @@ def membership(results: Mapping[str, SimulationResult]) -> ReportChart:
 
 
 def overload(results: Mapping[str, SimulationResult]) -> ReportChart | None:
-    """Load under overload control, one row per run; None without overload control."""
+    """Plot the load that overload control predicts over time, one row per run; None if no run has overload control."""
     controlled = {name: result for name, result in results.items() if result.overload is not None}
     if not controlled:
         return None
@@ -197,7 +197,7 @@ def overload(results: Mapping[str, SimulationResult]) -> ReportChart | None:
 
 
 def power(results: Mapping[str, SimulationResult]) -> ReportChart | None:
-    """Power drawn and provisioned (dashed) per run; None without power series."""
+    """Plot drawn (solid) and provisioned (dashed) power over time for each run; None without power series."""
     traces: list[Trace] = []
     for index, (name, result) in enumerate(results.items()):
         series = result.series.get("power_w")
@@ -215,7 +215,7 @@ def power(results: Mapping[str, SimulationResult]) -> ReportChart | None:
 
 
 def utilization(results: Mapping[str, SimulationResult]) -> ReportChart:
-    """A bar per pool, coloured by role, or by run if there are several."""
+    """Plot the utilization of each pool as a bar, coloured by role, or by run if there are several."""
     traces: list[Trace] = []
     for index, (name, result) in enumerate(results.items()):
         roles = [PHASE_COLOURS[Role(pool.role)] for pool in result.pools]

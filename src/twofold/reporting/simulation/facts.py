@@ -1,4 +1,4 @@
-"""Facts of a simulation: labelled values with the model errors they depend on."""
+"""Facts of a simulation: labelled values, each with the error of the performance models that it depends on."""
 
 from collections.abc import Iterator
 
@@ -19,8 +19,8 @@ class ReuseReport(msgspec.Struct, frozen=True, kw_only=True):
     """Prefix reuse of a run.
 
     `hits` is the hit rate by tier, `fetched` the share of blocks fetched from other caches. `requests` counts prompts
-    by instance. `hottest` lists the uses and number of caches of the most used blocks. `ttft_error` is relative to
-    the measured TTFT.
+    by instance. `hottest` lists the most used blocks as (uses, caches that hold the block). `ttft_error` is the
+    router's error in predicting TTFT, relative to the measured TTFT.
     """
 
     caches: int
@@ -48,7 +48,7 @@ class ReuseReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def reuse_lines(result: ReuseResult) -> Iterator[tuple[str, str]]:
-    """(label, text) pairs of prefix reuse."""
+    """Yield (label, text) pairs that describe the prefix reuse of a run."""
     report = ReuseReport.of(result)
     tiers = ", ".join(f"{share:.1%} in {tier}" for tier, share in report.hits.items())
     yield "Prefix hit rate", f"{report.hit_rate:.1%}: {tiers}, {report.fetched:.1%} from other caches"
@@ -66,7 +66,7 @@ _ATTAINMENT = 0.9  # share of requests, as in DistServe
 
 
 class Fact(msgspec.Struct, frozen=True):
-    """A labelled value; `accuracy` is empty if no performance model has influence."""
+    """A labelled value. `accuracy` is the error of the performance models behind it; empty if it depends on none."""
 
     label: str
     value: str
@@ -74,12 +74,12 @@ class Fact(msgspec.Struct, frozen=True):
 
 
 def facts(result: SimulationResult) -> list[Fact]:
-    """Counts, rates, energy and cost of a run."""
+    """Return the counts, rates, energy, cost and simulation effort of a run."""
     return [*_counts(result), *_refusals(result), *_rates(result), *_costs(result), *_effort(result)]
 
 
 def design(result: SimulationResult) -> list[Fact]:
-    """Model, pools and policies of a run."""
+    """Return the model, pools, policies and performance models of a run."""
     spec, chunk = result.spec, result.spec.pipeline_chunk
     return [
         Fact("Model", spec.model),
@@ -115,7 +115,7 @@ def slo_text(slo: Slo | SlowdownSlo) -> str:
 
 
 def check_text(check: Check) -> tuple[str, str]:
-    """Format the value and bound of a check: a share for lower bounds, otherwise a multiple."""
+    """Format the value and the bound of an SLO check: as shares for lower bounds, otherwise as multiples."""
     if check.at_least:
         return (NOTHING if check.value is None else f"{check.value:.2%}"), f"≥ {check.bound:.2%}"
     return (NOTHING if check.value is None else f"{check.value:.3f}×"), f"≤ {check.bound:g}×"

@@ -17,9 +17,9 @@ _HOVER = (
 
 
 class GanttRuns(Observer):
-    """Records the runs of the first `until_s` seconds, at most about `limit`.
+    """Records instance activity (runs of equal iterations) in the first `until_s` seconds, up to about `limit` runs.
 
-    At `limit` runs the chart ends at the end of the latest run; later parts of longer runs are cut off.
+    When the limit is reached, the chart ends with the latest run, and longer runs are cut off there.
     """
 
     def __init__(self, limit: int = MOST_RUNS, until_s: float | None = None) -> None:
@@ -30,7 +30,7 @@ class GanttRuns(Observer):
 
     @property
     def end_s(self) -> float:
-        """End of the chart in seconds."""
+        """Simulated time at which the chart ends, in seconds."""
         latest = max((run.end_ps for run in self.runs), default=0)
         return (latest if self._end_ps is None else min(latest, self._end_ps)) / _PS_PER_S
 
@@ -42,12 +42,12 @@ class GanttRuns(Observer):
             self._end_ps = run.end_ps if self._end_ps is None else min(self._end_ps, run.end_ps)
 
     def role(self, instance: str, role: Role, at_ps: int) -> None:
-        """Add a row, which stays empty if the instance never runs."""
+        """Add a row for the instance to the chart, even if it never runs an iteration."""
         self.instances.add(instance)
 
 
 def gantt(kept: GanttRuns, name: str, index: int = 0, runs: int = 1) -> ReportChart:
-    """A row per instance, coloured by phase."""
+    """Plot the activity of each instance over time as a row of bars, coloured by phase."""
     by_phase: dict[Role, list[IterationRun]] = defaultdict(list)
     for run in kept.runs:
         by_phase[_phase(run)].append(run)
@@ -95,5 +95,5 @@ def _layout(rows: list[str], end_s: float) -> Layout:
 
 
 def _natural(name: str) -> list[tuple[int, str]]:
-    """Sort key that puts decode-2 before decode-10."""
+    """Return a sort key that puts decode-2 before decode-10."""
     return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]

@@ -21,7 +21,7 @@ _MET: Final[dict[bool, Cell]] = {True: ("met", "met"), False: ("missed", "missed
 
 
 def percentile_table(results: Mapping[str, SimulationResult], reference: ModelAccuracy | None = None) -> str:
-    """Latency statistics, one row per metric and run."""
+    """Return an HTML table of latency statistics, with one row per metric and run."""
     rows: dict[str, list[list[Cell]]] = {}
     for name, result in results.items():
         for label, texts, error in latency_rows(result, reference):
@@ -33,7 +33,7 @@ def percentile_table(results: Mapping[str, SimulationResult], reference: ModelAc
 
 
 def verdict_table(verdicts: Mapping[str, Verdict]) -> str:
-    """SLO checks of every run."""
+    """Return an HTML table of the SLO checks of every run."""
     rows = [
         [(name, ""), (check.name, ""), *((text, "number") for text in check_text(check)), _MET[check.met]]
         for name, judged in verdicts.items()
@@ -50,7 +50,7 @@ def _columns(runs: Mapping[str, Sequence[Fact]]) -> str:
 
 
 def _column(run: Sequence[Fact]) -> dict[str, str]:
-    """Map labels to texts; facts with equal labels share a cell."""
+    """Map the labels of a run's facts to texts. Facts with equal labels share one text."""
     column: dict[str, str] = {}
     for fact in run:
         earlier = column.get(fact.label)
@@ -101,10 +101,10 @@ def html_report(
     runs: Mapping[str, GanttRuns] | None = None,
     reference: ModelAccuracy | None = None,
 ) -> str:
-    """Render the page; about 5 MB of it are plotly.js.
+    """Render the HTML page of one or several runs. plotly.js makes up about 5 MB of it.
 
-    `results`, `verdicts` and `runs` map names of runs, which share charts or have a row each. `reference` is the model
-    error of the slowdown reference. Raises ValueError without results.
+    `results`, `verdicts` and `runs` are keyed by the name of the run. `reference` is the error of the performance model
+    that slowdowns are relative to. Raises ValueError without results.
     """
     if not results:
         raise ValueError("a report needs at least one result")
@@ -120,7 +120,7 @@ def html_report(
 
 
 def html_page(title: str, style: str, body: Sequence[str]) -> str:
-    """A page with a CSS style."""
+    """Return an HTML page with this title, CSS style and lines of the body."""
     head = f'<meta charset="utf-8"><title>{escape(title)}</title><style>{style}</style>'
     text = "\n".join(body)
     return f'<!doctype html>\n<html lang="en"><head>{head}</head><body>\n{text}\n</body></html>\n'
@@ -129,7 +129,7 @@ def html_page(title: str, style: str, body: Sequence[str]) -> str:
 def pictures(
     results: Mapping[str, SimulationResult], slo: Slo | SlowdownSlo | None, runs: Mapping[str, GanttRuns]
 ) -> Iterator[ReportChart]:
-    """Charts with data, in the order of the page."""
+    """Yield the charts of the page in order, leaving out charts without data."""
     drawn = (
         *(latencies(results, slo), slowdowns(results, slo), load(results), overload(results)),
         *(membership(results), power(results), utilization(results)),
@@ -156,7 +156,7 @@ def _section(title: str, content: str) -> str:
 
 
 def _drawn(picture: ReportChart) -> str:
-    """A container and a script with the data, escaped so that no name can end the script."""
+    """Return a chart's HTML container and a script with its data, escaped so that no name can end the script."""
     data = msgspec.json.encode({"traces": picture.traces, "layout": picture.layout}).decode()
     name, safe = escape(picture.id), data.replace("<", "\\u003c")
     note = f"<p>{escape(picture.note)}</p>" if picture.note else ""

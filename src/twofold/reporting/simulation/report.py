@@ -1,4 +1,4 @@
-"""Simulations as JSON, and the log of re-planning."""
+"""JSON report of a simulation, and the table of re-planning decisions."""
 
 from collections.abc import Sequence
 
@@ -21,14 +21,14 @@ from twofold.slo import Slo, SlowdownSlo
 
 
 class ReplanEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """A re-planning decision and its description."""
+    """A re-planning decision with its description in words."""
 
     text: str
     decision: ReplanDecision
 
 
 def replan_table(log: Sequence[ReplanDecision]) -> Table:
-    """Table of re-planning decisions by time."""
+    """Return a table of re-planning decisions, in order of time."""
     drawn = table("Re-planning", ("", ""), (0,), show_header=False)
     drawn.columns[0].no_wrap = True
     for decision in log:
@@ -46,7 +46,7 @@ _OF_THE_WHOLE_RUN = (
 
 
 class Counts(msgspec.Struct, frozen=True, kw_only=True):
-    """Counts of requests: arrived = completed + rejected + failed + unfinished."""
+    """Numbers of requests and events in a simulation: arrived = completed + rejected + failed + unfinished."""
 
     arrived: int
     completed: int
@@ -65,7 +65,7 @@ class Counts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Rates(msgspec.Struct, frozen=True, kw_only=True):
-    """Rates per second: arrivals over the arrival time, others over the run; None for zero time."""
+    """Rates per second of a run; None if the time is 0. Arrivals are averaged over the arrival time only."""
 
     arrivals_per_s: float | None
     requests_per_s: float | None
@@ -74,7 +74,7 @@ class Rates(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SeriesSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """Time-weighted mean and maximum of a series."""
+    """Time-weighted mean and maximum of a time series."""
 
     mean: float
     max: float
@@ -83,9 +83,9 @@ class SeriesSummary(msgspec.Struct, frozen=True, kw_only=True):
 class SimulationReport(JsonReport, frozen=True, kw_only=True):
     """JSON of `twofold simulate --json`; times in seconds, energy in joules, power in watts, prices in US dollars.
 
-    `model_errors` maps figures to the held-out errors of their prefill and decode times. `workload` has the workload
-    flags. Distributions without measurements are None. `overload`, `reuse` and `replanning` are set with --overload,
-    prefix caches and --replan.
+    `model_errors` has the held-out errors of the performance models that each number depends on. `workload` has the
+    workload flags. Distributions without measurements are None. `overload`, `reuse` and `replanning` are present only
+    with --overload, prefix caches and --replan.
     """
 
     twofold_version: str

@@ -1,4 +1,4 @@
-"""Latency metrics of a simulation, their percentiles, and the held-out model errors they depend on."""
+"""Latency metrics of a simulation, their percentiles, and the errors of the performance models they depend on."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -15,14 +15,14 @@ PERCENTILES: Final = (50, 90, 95, 99)
 
 
 class LatencyMetric(msgspec.Struct, frozen=True, kw_only=True):
-    """A histogram field of `SimulationResult` and the phases with modelled times that it depends on."""
+    """A latency metric: its histogram `field` in `SimulationResult`, and the phases that its value depends on."""
 
     label: str
     field: str
     phases: tuple[Phase, ...]
 
     def of(self, result: SimulationResult) -> Histogram | None:
-        """The histogram, or None if not measured."""
+        """Return the metric's histogram, or None if the simulation did not measure it."""
         histogram = getattr(result, self.field)
         if histogram is not None and not isinstance(histogram, Histogram):
             raise TypeError(f"{self.field} of a result is no histogram")
@@ -47,7 +47,7 @@ SLOWDOWNS: Final = (
 
 
 class DistributionSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """Statistics of a distribution in its own unit (seconds, or multiples for slowdowns)."""
+    """Statistics of a distribution, in seconds or, for slowdowns, as multiples."""
 
     count: int
     mean: float
@@ -60,7 +60,7 @@ class DistributionSummary(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, histogram: Histogram | None) -> "DistributionSummary | None":
-        """Summarize a histogram; None if empty."""
+        """Summarize a histogram; None if it is empty or missing."""
         if histogram is None or histogram.count == 0:
             return None
         quantiles = {f"p{percentile}": _known(histogram.percentile(percentile)) for percentile in PERCENTILES}
@@ -74,7 +74,7 @@ class DistributionSummary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _known(value: float | None) -> float:
-    """Return a statistic that every non-empty histogram has."""
+    """Assert that a statistic of a non-empty histogram is not None, and return it."""
     if value is None:
         raise TypeError("a histogram that is not empty has no such statistic")
     return value
@@ -84,7 +84,7 @@ UNKNOWN = "error unknown"
 
 
 def describe(error: ModelAccuracy) -> str:
-    """Describe a model's error: `±10% prefill, ±2% decode: fitted to …`, or `estimated (…): …`."""
+    """Describe the error of a performance model: `±10% prefill, ±2% decode: fitted to …`, or `estimated (…): …`."""
     known = ", ".join(
         f"{percent(value)} {phase}"
         for phase, value in ((Phase.PREFILL, error.prefill), (Phase.DECODE, error.decode))
@@ -97,9 +97,10 @@ def describe(error: ModelAccuracy) -> str:
 
 
 class Accuracy(msgspec.Struct, frozen=True, kw_only=True):
-    """Worst held-out error of each phase that a number depends on.
+    """Largest held-out error, in each phase, of the performance models that a number depends on.
 
-    None for a phase without influence or with an unknown error. `estimated` if any part was never measured.
+    A phase is None if it has no influence or its error is unknown. `estimated` is set if any of the models was not
+    fitted to its own model and machine.
     """
 
     prefill: float | None
@@ -108,7 +109,7 @@ class Accuracy(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def worst(pools: Sequence[PoolResult], phases: Sequence[Phase], reference: ModelAccuracy | None = None) -> Accuracy:
-    """Worst errors of the pools that run these phases, and of the slowdown reference."""
+    """Return the largest errors of the pools that run these phases and of the slowdown reference."""
     errors = {phase: _errors(pools, phase, reference) for phase in _all_phases(pools, phases)}
     return Accuracy(
         prefill=_worst(errors.get(Phase.PREFILL, []), Phase.PREFILL),
@@ -118,7 +119,7 @@ def worst(pools: Sequence[PoolResult], phases: Sequence[Phase], reference: Model
 
 
 def accuracy(pools: Sequence[PoolResult], phases: Sequence[Phase], reference: ModelAccuracy | None = None) -> str:
-    """Format `worst`: `±10%`, `estimated, ±10% prefill, ±2% decode`; empty if no model has influence."""
+    """Format the result of `worst`: `±10%`, `estimated, ±10% prefill, ±2% decode`; empty without phases."""
     resting = _all_phases(pools, phases)
     if not resting:
         return ""
@@ -132,7 +133,7 @@ def accuracy(pools: Sequence[PoolResult], phases: Sequence[Phase], reference: Mo
 
 
 def phase_accuracy(pools: Sequence[PoolResult], phase: Phase) -> str:
-    """Format the error of one phase."""
+    """Format the largest error of the pools that run one phase."""
     errors = _errors(pools, phase, None)
     value = _worst(errors, phase)
     text = UNKNOWN if value is None else percent(value)
@@ -146,12 +147,12 @@ def _qualified(text: str, *, estimated: bool) -> str:
 
 
 def percent(error: float) -> str:
-    """Format a relative error, with one more digit below 1%."""
+    """Format a relative error as a percentage, with one more digit below 1%."""
     return f"±{error:.0%}" if error >= 0.01 else f"±{error:.1%}"
 
 
 def _running(pools: Sequence[PoolResult], phase: Phase) -> Sequence[PoolResult]:
-    """Pools with a role that runs a phase, or all pools if none does, as roles may move."""
+    """Return the pools with a role that runs this phase; all pools if there is none, because roles may change."""
     roles = {pool.role: Role(pool.role) for pool in pools}
     prefills = phase is Phase.PREFILL
     running = [p for p in pools if (roles[p.role].prefills if prefills else roles[p.role].decodes)]
@@ -159,7 +160,7 @@ def _running(pools: Sequence[PoolResult], phase: Phase) -> Sequence[PoolResult]:
 
 
 def _all_phases(pools: Sequence[PoolResult], phases: Sequence[Phase]) -> tuple[Phase, ...]:
-    """The phases, or both if they share instances and wait for each other."""
+    """Return the given phases, or both phases if they run on mixed instances, where each delays the other."""
     if any(Role(pool.role) is Role.MIXED for phase in phases for pool in _running(pools, phase)):
         return tuple(Phase)
     return tuple(phases)
@@ -171,7 +172,7 @@ def _errors(pools: Sequence[PoolResult], phase: Phase, reference: ModelAccuracy 
 
 
 def _worst(errors: Sequence[ModelAccuracy], phase: Phase) -> float | None:
-    """Largest error of a phase; unknown if any is unknown."""
+    """Return the largest of the errors in a phase; None if any of them is unknown."""
     values = [error.prefill if phase is Phase.PREFILL else error.decode for error in errors]
     known = [value for value in values if value is not None]
     return max(known) if known and len(known) == len(values) else None

@@ -18,7 +18,7 @@ ERROR_HEADING = "model error"
 def simulation_tables(
     result: SimulationResult, title: str, judged: Verdict | None = None, reference: ModelAccuracy | None = None
 ) -> Group:
-    """Tables of one simulation; `reference` is the model error of the slowdown reference."""
+    """Return the tables of one simulation. `reference` is the error of the model that slowdowns are relative to."""
     tables = [_latencies(result, title, reference), _facts(result), _pools(result)]
     if judged is not None:
         tables.append(_verdict(judged))
@@ -26,7 +26,7 @@ def simulation_tables(
 
 
 def latency_rows(result: SimulationResult, reference: ModelAccuracy | None = None) -> list[tuple[str, list[str], str]]:
-    """(label, texts of HEADINGS, model error) of every measured distribution."""
+    """Return (label, cells under HEADINGS, model error) of every latency metric and measured slowdown."""
     rows = []
     for known in (*LATENCIES, *SLOWDOWNS):
         histogram, slowdown = known.of(result), known in SLOWDOWNS
@@ -37,7 +37,7 @@ def latency_rows(result: SimulationResult, reference: ModelAccuracy | None = Non
 
 
 def cells(statistics: DistributionSummary | None, *, times: bool) -> list[str]:
-    """Texts of HEADINGS, as times or multiples."""
+    """Format statistics as the cells under HEADINGS, as times or as multiples."""
     if statistics is None:
         return [NOTHING] * len(HEADINGS)
     values = (*(statistics.mean, statistics.p50, statistics.p90), *(statistics.p95, statistics.p99, statistics.max))

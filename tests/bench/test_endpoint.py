@@ -1,4 +1,4 @@
-"""Endpoint discovery, and one clear error for each failure."""
+"""Model discovery at a server endpoint, and one clear error for each failure."""
 
 import asyncio
 
@@ -14,7 +14,7 @@ def find(url, model=None, api_key=None):
 
 
 def test_uses_the_first_served_model_by_default():
-    """The client uses the context length and vocabulary size that the server lists for the model."""
+    """Without `--model`, the client uses the first listed model, its context length and its vocabulary size."""
     cards = [{"id": "one", "max_model_len": 128, "vocab_size": 300}, {"id": "two"}]
     with endpoint(models=cards) as scripted:
         found = find(scripted.url)

@@ -43,7 +43,7 @@ def test_iteration_of_a_run_takes_as_long_as_alone(sequences, context, later):
 
 
 def test_prompt_timing_includes_context_and_decodes():
-    """The attention cost of a prompt chunk includes earlier tokens of the prompt and the decodes in the batch."""
+    """A prompt chunk attends to the earlier tokens of its prompt; decodes in the batch add sequences and context."""
     asked = []
 
     class Asked(ToyModel):

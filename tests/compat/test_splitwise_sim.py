@@ -42,7 +42,7 @@ def test_limits_the_sequences_of_a_batch():
 
 
 def paused_by_prompts(arrival_s):
-    """Return an instance with a running decode that arrived at `arrival_s`, and eight queued prompts of a full batch each."""
+    """Return an instance with a paused decode that arrived at `arrival_s`, and eight prompts that fill a batch each."""
     made = sim(budget=10)
     arrive(made, request("a", output=50, arrival_s=arrival_s))
     assert ran(made) == ["a"]

@@ -1,4 +1,4 @@
-"""KV block leases."""
+"""Leases on KV blocks."""
 
 import pytest
 

@@ -89,7 +89,7 @@ def test_loads_a_model_without_eos(copied):
 
 
 def test_longrope_limits_the_context_to_its_original_length(copied):
-    """LongRoPE models use short factors only, so the context is limited to the original length."""
+    """Beyond the original length, one LongRoPE sequence would change the rotations of its whole batch."""
     rope = {"rope_type": "longrope", "rope_theta": 10000.0, "original_max_position_embeddings": 512}
     factors = {"short_factor": [1.0] * 16, "long_factor": [4.0] * 16}
     change_config(copied, rope_parameters=rope | factors)

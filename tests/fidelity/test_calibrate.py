@@ -28,7 +28,7 @@ class Service:
     """Simulated service that runs calibration groups with the known times above and writes worker journals.
 
     `taken` is the share of the workers' CPU time that gateway and clients use, by purpose of the group.
-"""
+    """
 
     def __init__(self, taken):
         self.now = 100.0

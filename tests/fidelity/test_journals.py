@@ -25,7 +25,7 @@ def decode(name, context):
 
 
 def test_counts_the_work_of_an_iteration():
-    """An iteration has prompt tokens, attention squares, decode sequences and context, as performance models need them."""
+    """An iteration counts prompt tokens, attention squares, decode sequences and context, as performance models do."""
     items = [prompt("a", 10), prompt("b", 20, 30, samples=False), decode("c", 100), decode("d", 50)]
     (ran,) = WorkerLog(list(entries((1.0, 1.5, items)))).ran
     one = ran.iteration

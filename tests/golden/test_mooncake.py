@@ -34,7 +34,7 @@ def rates(bench):
 
 
 def test_split_meets_the_ttft_slo_that_colocated_misses(claims, rates):
-    """The workload has prompts of 16k tokens, half of them cached, at 0.5 requests/s."""
+    """The workload has prompts of 16k tokens, half of each cached, at 0.5 requests/s."""
     setting = next(one for one in claims.SETTINGS if one.name == "16k")
     slo, systems = claims.bounds(setting), claims.generated_systems(setting)
     arriving = claims.requests(setting, 0.5, 150)

@@ -1,4 +1,4 @@
-"""Latencies of every request equal SplitwiseSim's reference runs, and so does the verdict on the paper's nine SLO bounds."""
+"""Latencies of every request, and the verdict on Splitwise's nine SLO bounds, equal SplitwiseSim's reference runs."""
 
 import csv
 

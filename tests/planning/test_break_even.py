@@ -1,4 +1,4 @@
-"""Break-even rate of splitting."""
+"""The rate from which a split design is cheaper than a colocated one."""
 
 import asyncio
 
@@ -15,7 +15,7 @@ def found(cluster, rate, families=FAMILIES):
 
 
 def machines(cluster, family, rate):
-    """Return the fewest machines of a family for a rate, by brute force."""
+    """Return the fewest machines of a family that serve a rate, by brute force."""
     if not family.split:
         return next(n for n in range(1, 999) if cluster.capacity(design(n, family=family)) >= rate)
     return min(

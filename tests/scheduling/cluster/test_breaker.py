@@ -1,4 +1,4 @@
-"""The circuit breaker."""
+"""The circuit breaker of a restarted instance."""
 
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,4 +1,4 @@
-"""Predicted prefill queues."""
+"""Predicted prefill queues of instances."""
 
 import pytest
 from hypothesis import given

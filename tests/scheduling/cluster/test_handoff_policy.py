@@ -1,4 +1,4 @@
-"""Hand-off policies."""
+"""Hand-off policies: the transfer mode of each request."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""The view of one of several controllers, compared with the true loads."""
+"""Loads as one of several controllers knows them, compared with the true loads."""
 
 import pytest
 from hypothesis import given, settings
@@ -36,7 +36,7 @@ def seen(cluster):
 
 
 def report(made, controllers, name):
-    """Return the load of an instance with the share of each controller."""
+    """Return one load report of an instance per controller, with the controller's own share."""
     total = made.pools.get(name).less(NO_LOAD)
     return [LoadReport(name, total, controller.own(name)) for controller in controllers]
 
@@ -84,7 +84,7 @@ def test_reports_on_paused_instances_are_kept():
 
 
 class Told(Router):
-    """Router stub with a preset route."""
+    """Router stub that returns the route set before."""
 
     def __init__(self):
         self.to = None
@@ -120,7 +120,7 @@ def test_a_single_controller_equals_the_cluster_scheduler(steps):
 
 
 class Several:
-    """Three controllers with the true loads and the reports in transit."""
+    """Three controllers, a cluster scheduler with the true loads, and load reports in transit."""
 
     def __init__(self, own):
         self.told = Told()
@@ -135,7 +135,7 @@ class Several:
         self.whose.append(self.controllers[turn])
 
     def happens(self, action, which):
-        """Apply an event to a placed request if there is one."""
+        """Apply an event to one of the placed requests, if there is any."""
         if self.whose:
             number = which % len(self.whose)
             for made in (self.truth, self.whose[number]):

@@ -1,4 +1,4 @@
-"""Steps between two splits."""
+"""Steps from one split to another."""
 
 import pytest
 from hypothesis import given

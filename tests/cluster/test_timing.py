@@ -20,7 +20,7 @@ def test_end_of_a_run_is_the_sum_of_its_iterations(pace, count):
 
 @given(paces, st.integers(1, 5000), st.integers(-1, 1))
 def test_finds_the_iteration_under_way(pace, count, off):
-    """Around the end of any iteration, the iteration in progress is found exactly; one that ends now has ended."""
+    """Around the end of any iteration, the running iteration is found exactly; an iteration that ends now is over."""
     elapsed = max(0, pace.end_ps(count) + off)
     running = pace.under_way(elapsed)
     assert pace.end_ps(running - 1) <= elapsed < pace.end_ps(running)
@@ -28,7 +28,7 @@ def test_finds_the_iteration_under_way(pace, count, off):
 
 @given(paces, st.integers(0, 10**17))
 def test_finds_the_iteration_at_any_time(pace, elapsed):
-    """The iteration in progress is exact at any time, although the first estimate uses floats."""
+    """The running iteration is found exactly at any time, although the first estimate uses floats."""
     running = pace.under_way(elapsed)
     assert pace.end_ps(running - 1) <= elapsed < pace.end_ps(running)
 

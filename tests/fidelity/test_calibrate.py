@@ -187,7 +187,7 @@ def test_fits_gateway_cpu_times_and_delays(found):
 
 
 def test_fits_the_synchronisation_time_of_handoffs(found):
-    """Link bandwidth and latency are taken from the measured link; only the synchronisation time is fitted."""
+    """Link bandwidth and latency are those of the measured link; only the synchronisation time is fitted."""
     assert (found.link.bytes_per_s, found.link.latency_s) == (LINK.bytes_per_s, LINK.overhead_s)
     assert found.link.sync_s == pytest.approx(SYNC_S, rel=0.05)
 

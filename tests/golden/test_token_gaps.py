@@ -38,7 +38,7 @@ def decodes(instance, start, end, iterations):
 
 
 def test_the_longest_tenth_counts():
-    """The tail TBT is the mean of the longest tenth of gaps: of four gaps the longest, here the hand-off."""
+    """Tail TBT is the mean of the longest tenth of gaps: with four gaps, the longest, here that with the hand-off."""
     gaps = TokenGaps()
     gaps.run(decodes("decode-0", 500, 875, 4))  # before it came
     gaps.run(decodes("decode-1", 0, 2000, 100))  # of others

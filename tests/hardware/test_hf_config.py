@@ -212,7 +212,7 @@ def test_errors_name_file_and_field(directory, change, message):
 
 
 def test_rejects_directories_without_a_model(tmp_path):
-    """A missing config.json, or one that is not a JSON object, is a ModelError."""
+    """A directory without config.json, or with one that is no JSON object, is a ModelError."""
     with pytest.raises(ModelError, match=r"has no config\.json, so it is not a model directory"):
         read_model(tmp_path)
     for content in (b"{", b"[]", b"\xff"):

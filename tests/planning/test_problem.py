@@ -42,7 +42,7 @@ def test_the_four_families_of_splitwise_are_looked_at_by_default(make_problem):
 
 
 def test_families_are_named_or_all_pairs(make_problem):
-    """Families are given by machines or Splitwise's letters, or are all pairs of machines, without duplicates."""
+    """Flags list families by machines or Splitwise's letters, or all pairs of machines; duplicates are dropped."""
     problem = make_problem()
     named = families(problem, "HA,splitwise-hh", "h100+a100", colocated=False)
     assert [family.name for family in named] == ["h100+a100", "h100+h100"]

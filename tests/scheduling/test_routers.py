@@ -53,7 +53,7 @@ def test_a_mixed_instance_keeps_both_phases(router):
 
 @pytest.mark.parametrize("router", FIXED_ROLE_ROUTERS)
 def test_a_mixed_instance_decodes_for_a_prefill_instance(router):
-    """Without a decode instance, a request prefilled elsewhere decodes on a mixed instance."""
+    """Without a decode instance, a mixed instance decodes the requests of a prefill instance."""
     placement = cluster([Role.PREFILL, Role.MIXED], router).place(request(), 0.0)
     assert placement is not None
     assert placement.route == predicted("prefill-0", "mixed-1")

@@ -102,7 +102,7 @@ def test_every_request_ends_and_runs_are_repeatable(router):
 
 @pytest.mark.parametrize("cells", [2, 4])
 def test_cells_divide_the_instances_of_each_role(cells):
-    """Each cell has an equal part of the prefill and of the decode instances, and serves both phases of a request."""
+    """Each cell gets prefill and decode instances, and both phases of a request run in one cell."""
 
     def cell(instance):
         role, _, number = instance.partition("-")

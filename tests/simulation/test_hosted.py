@@ -26,7 +26,7 @@ class Ends(Observer):
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """Return a function that simulates requests of (arrival, prompt, output); it returns (TTFT, E2E) of each in seconds."""
+    """Return a function that simulates requests of (arrival, prompt, output) and returns (TTFT, E2E) in seconds."""
 
     def run(one, requests, *, prefill=1, decode=1, colocated=0, **settings):
         path = tmp_path_factory.mktemp("host") / "host.yaml"

@@ -76,7 +76,7 @@ def test_the_mode_is_chosen_by_size():
 
 
 def test_a_failed_instance_loses_its_requests_and_recovers():
-    """The running request fails, one that arrives during the failure is rejected, and a later one completes."""
+    """A running request fails, a request during the failure is rejected, and a later request completes."""
     spec = msgspec.structs.replace(
         SPLIT, router="jsq", failures=(InstanceFailure(instance="decode-0", at_s=1.0, back_s=3.0),)
     )

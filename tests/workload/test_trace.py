@@ -1,4 +1,4 @@
-"""Trace formats are detected, bad lines are reported with their number, and public traces have the published figures."""
+"""Trace formats are detected, errors name the line, and public traces have the published figures."""
 
 import gzip
 
@@ -148,7 +148,7 @@ def test_unknown_content_names_the_known_formats(write):
 
 
 def test_wrong_explicit_format_reports_missing_columns(write):
-    """The error names what the file lacks for the format that was given."""
+    """If the given format does not match the file, the error lists the missing columns."""
     assert complaint(write(AZURE), "splitwise").startswith(":1: missing column request_id, arrival_timestamp")
     assert complaint(write(AZURE), "twofold").startswith(":1: not valid JSON")
 

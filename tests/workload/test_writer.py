@@ -1,4 +1,4 @@
-"""Written traces read back equal, except for what the format cannot store; a failure leaves no partial file."""
+"""Written traces read back equal, except for fields that the format lacks; a failure leaves no partial file."""
 
 import gzip
 import tempfile

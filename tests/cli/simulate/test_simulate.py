@@ -203,7 +203,7 @@ def test_a_mistake_is_not_noted_beside_the_error():
 
 
 def test_an_empty_trace_and_times_out_of_order_are_refused(tmp_path):
-    """`twofold simulate` rejects an empty trace and one whose arrival times decrease."""
+    """`twofold simulate` rejects an empty trace, and a trace with decreasing arrival times."""
     empty = tmp_path / "empty.jsonl"
     empty.write_text("")
     assert "the file is empty" in str(invoke(empty, *CLUSTER, "--model", "bloom-176b").exception)

@@ -177,7 +177,7 @@ class TestMistakes:
     ],
 )
 def test_refuses_models_that_it_would_compute_wrongly(config_only, model_type, values, reason):
-    """Models whose attention, masks or state the engine does not support are errors."""
+    """Models with unsupported attention, masks or state are errors."""
     with pytest.raises(ModelError, match=reason):
         load_model(config_only(model_type, **values), seed=0)
 

@@ -136,7 +136,7 @@ def test_short_prompts_run_whole_beside_a_chunk_or_wait():
 
 @pytest.mark.parametrize("name", sorted(set(BATCHERS) - ONLY_PREFILL))
 def test_ready_sequence_waits_for_output_blocks(name):
-    """A ready sequence whose output does not fit waits, and so do later ones whose output fits."""
+    """A ready sequence waits for blocks for its output, and smaller sequences behind it do not overtake."""
     batcher = BATCHERS[name](2048, 64)
     sequences = ready(3, output_tokens=(4, 500, 4))
     assert selected(batcher, sequences, room(blocks=10)).resume == ["r0"]

@@ -1,4 +1,4 @@
-"""Prompts whose cached prefix is fetched from another instance: computed tokens, and order in the queue."""
+"""Prompts with a cached prefix that must be fetched: computed tokens, and order in the queue."""
 
 import pytest
 from hypothesis import given

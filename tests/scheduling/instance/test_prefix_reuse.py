@@ -31,7 +31,7 @@ def reusing(batcher, **how):
 
 
 def prompt(name, tokens=10, keys="abcdefgh", **how):
-    """Return a request whose prefix blocks, of four tokens each, are named by the letters of `keys`."""
+    """Return a request with blocks of four tokens; `keys` names its blocks by letters."""
     blocks = tuple(keys[: end + 1].encode() for end in range(tokens // 4))
     return msgspec.structs.replace(request(name, prompt=tokens, **how), prefix_blocks=blocks)
 

@@ -12,7 +12,7 @@ from twofold.scheduling.instance.sequence import ScheduledSequence
 
 
 def ready(name, prompt=10, output=4, generated=1):
-    """Return a sequence whose prefill is done, with `generated` output tokens."""
+    """Return a sequence after its prefill, with `generated` output tokens."""
     request = Request(id=name, arrival_s=0.0, prompt_tokens=prompt, output_tokens=output)
     computed = prompt + generated - 1
     return ScheduledSequence(request, True, computed, generated)

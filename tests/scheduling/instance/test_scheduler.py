@@ -47,7 +47,7 @@ def test_holds_prefill_blocks_until_the_handoff_ends():
 
 
 def test_grants_leases_in_order():
-    """A small reservation does not overtake a large one that waits for blocks."""
+    """A small reservation behind a large one waits until the large one has its blocks."""
     decode = scheduler("decode", num_blocks=10)
     for name, prompt in (("a", 20), ("b", 30), ("c", 4)):
         decode.reserve(request(name, prompt=prompt), "p")
@@ -155,7 +155,7 @@ def test_rejects_completion_of_batches_that_were_not_started():
 
 
 def test_batch_describes_its_work():
-    """A batch has prefill tokens, decode sequences, context, iteration limit, and sequences that join or pause."""
+    """A batch states prefill tokens, decode sequences, context, iteration limit, and joining and paused sequences."""
     mixed = scheduler("splitwise", budget=12)
     arrive(mixed, request("a", prompt=7, output=9))
     arrive(mixed, request("b", prompt=8, output=9))

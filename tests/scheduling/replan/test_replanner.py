@@ -23,7 +23,7 @@ POOLS = cluster([Role.PREFILL, Role.PREFILL, Role.PREFILL, Role.DECODE], "jsq-pl
 
 
 class World:
-    """Random traffic and a replanner that is asked for a query after every arrival."""
+    """Random traffic and a replanner, which may query the split search after every arrival."""
 
     def __init__(self, output_s=0.0):
         self.replanner, self.now, self.output_s = Replanner(TrafficMonitor(), RULES), 0.0, output_s

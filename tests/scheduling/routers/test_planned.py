@@ -1,4 +1,4 @@
-"""Routing to the shortest queue among instances whose roles re-planning may change."""
+"""Routing to the shortest queue, with instance roles that re-planning changes."""
 
 from support.routed import cluster, load, pools, request
 from twofold.instance import Role

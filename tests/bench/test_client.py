@@ -1,4 +1,4 @@
-"""Every request ends exactly once, with its tokens or a failure reason, for any behaviour of the endpoint."""
+"""The benchmark client records each request once, with its tokens or a failure reason, whatever the endpoint does."""
 
 import asyncio
 
@@ -14,7 +14,7 @@ REQUEST = Request(id="r", arrival_s=0.0, prompt_tokens=3, output_tokens=4)
 
 
 def send(scripted, config=None, prompt="hello", api_key=None):
-    """Send one request; return its only timeline and its outcome."""
+    """Send one request to a scripted endpoint; return its timeline and outcome."""
     timelines = []
 
     async def run():

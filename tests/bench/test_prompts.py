@@ -27,7 +27,7 @@ def test_same_seed_and_request_give_the_same_prompt():
 
 
 def test_requests_share_no_prefix_by_default():
-    """No two prompts begin with the same block of 16 tokens, so there is no accidental reuse."""
+    """No two prompts begin with the same block of 16 tokens, so the server reuses no prefix by accident."""
     maker = PromptMaker()
     starts = {tuple(maker.token_ids(ask(str(number)))[:16]) for number in range(500)}
     assert len(starts) == 500

@@ -94,7 +94,7 @@ def test_some_failures_are_shown_and_do_not_fail_the_run(trace):
 
 
 def test_a_run_in_which_everything_fails_exits_1(trace):
-    """The exit code is 1 if no request completes."""
+    """`twofold bench` exits with 1 if no request completes."""
     with endpoint(lambda _: [Refuse(503)]) as scripted:
         result = run("--base-url", scripted.url, "--workload", trace)
     assert result.exit_code == 1

@@ -1,4 +1,4 @@
-"""`twofold catalog` shows every entry as a table or as JSON."""
+"""`twofold catalog` shows the catalog's entries as tables or as JSON."""
 
 import json
 import subprocess

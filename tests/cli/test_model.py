@@ -61,7 +61,7 @@ def test_chat_template(made):
 
 
 def test_the_same_seed_makes_the_same_model(made, tmp_path):
-    """Equal seeds give equal weight files; another seed gives other weights."""
+    """Equal seeds give byte-identical weights and tokenizers; another seed gives other weights."""
     for name, seed in (("same", "0"), ("other", "1")):
         create(tmp_path / name, "--max-model-len", "256", "--seed", seed)
     weights = [(d / "model.safetensors").read_bytes() for d in (made, tmp_path / "same", tmp_path / "other")]
@@ -98,5 +98,5 @@ def test_impossible_models(tmp_path, flags, reason):
 
 
 def test_create_is_a_command_of_its_own():
-    """`twofold model` without a subcommand lists `create`."""
+    """`twofold model` without a subcommand lists `create` in its help."""
     assert "create" in CliRunner().invoke(app, ["model"]).output

@@ -1,4 +1,4 @@
-"""`twofold pools` against a running emulated service."""
+"""`twofold pools show` and `twofold pools set` against a running emulated service."""
 
 from functools import partial
 

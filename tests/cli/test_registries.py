@@ -1,4 +1,4 @@
-"""Every entry of every registry runs: the commands accept it, and requests complete with it."""
+"""Every entry of every registry is accepted by the commands and completes requests."""
 
 import asyncio
 import json

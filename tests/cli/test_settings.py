@@ -11,7 +11,7 @@ from twofold.scheduling.batchers import BATCHERS
 
 
 class ExampleSettings(Settings):
-    """Settings of an example."""
+    """Example settings."""
 
     name: str = flag("Name [of it].", ..., positional=True, metavar="NAME")
     limit: int | None = flag("Limit.", ge=1, unset="16")

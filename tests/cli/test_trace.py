@@ -79,7 +79,7 @@ def test_convert_says_what_is_lost(trace, tmp_path):
 
 
 def test_convert_without_options_loses_nothing(trace, tmp_path):
-    """The default output format is lossless."""
+    """Without `--to`, traces are converted to the `twofold` format, which loses no field."""
     out = tmp_path / "out.jsonl"
     assert "note" not in run("convert", trace, out).stderr
     assert detect_format(out).name == "twofold"

@@ -11,7 +11,7 @@ from twofold.performance.host_profile import dump_host_profile, read_host_profil
 
 
 def run(*arguments):
-    """Run `twofold` in a subprocess, because it measures its own process."""
+    """Run `twofold` in a subprocess, because a calibration measures the CPU time of its own process."""
     command = [sys.executable, "-m", "twofold.cli.main", *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
 
@@ -64,7 +64,7 @@ def test_both_worlds_are_compared(measured, tiny_model_dir):
 
 
 def test_a_measured_host_is_simulated(measured, twofold):
-    """`twofold simulate --profile` accepts pools of the calibrated host."""
+    """`twofold simulate --profile` simulates pools of workers on the calibrated host."""
     path, _ = measured
     cluster = ("--cluster", "2xhost:prefill,1xhost:decode", "--profile", path, "--router", "jsq")
     done = twofold(

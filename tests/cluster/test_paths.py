@@ -1,4 +1,4 @@
-"""Transfer paths of a simulated cluster."""
+"""Transfer paths between the instances of a simulated cluster."""
 
 from twofold.cluster.file import parse_cluster
 from twofold.cluster.paths import paths_of

@@ -12,7 +12,7 @@ def sim(**more):
 
 
 def running_decodes(count=3, **more):
-    """Return an instance in the middle of a run of decodes."""
+    """Return an instance that is running several decode iterations without new selections."""
     made = sim(**more)
     for number in range(count):
         arrive(made, request(f"d{number}", output=500))

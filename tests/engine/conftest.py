@@ -1,4 +1,4 @@
-"""Tiny models, loaded once for all engine tests."""
+"""Tiny models and engines for the engine tests."""
 
 import pytest
 

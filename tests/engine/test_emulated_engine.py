@@ -107,7 +107,7 @@ def test_an_empty_iteration_takes_no_time():
 
 
 def test_tokens_depend_on_seed_and_position_alone():
-    """A request gets the same output in any batch, on any worker, and replayed from any token."""
+    """The sampled token is the same in any batch and on any worker, also if the request is replayed."""
     alone = engine(FakeClock()).run([decode(50)])
     among = engine(FakeClock()).run([prompt(20), decode(50, name="other"), decode(9)])
     assert alone[0] == among[1]

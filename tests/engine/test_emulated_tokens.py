@@ -1,4 +1,4 @@
-"""Tokens of the emulated engine."""
+"""Random tokens that the emulated engine generates."""
 
 import math
 

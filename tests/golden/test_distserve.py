@@ -1,4 +1,4 @@
-"""Latencies and SLO attainment equal those of DistServe's simulator for every request."""
+"""Latencies of every request, and SLO attainment, equal those of DistServe's simulator."""
 
 import json
 import re

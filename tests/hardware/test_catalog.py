@@ -22,7 +22,7 @@ def catalog():
 
 @pytest.fixture
 def write(tmp_path):
-    """Write a catalog file and return its path."""
+    """Return a function that writes a catalog file and returns its path."""
 
     def path(text, name="mine.toml"):
         (tmp_path / name).write_text(text)

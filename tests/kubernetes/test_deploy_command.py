@@ -1,4 +1,4 @@
-"""`twofold deploy` writes manifests or Helm values."""
+"""`twofold deploy` writes Kubernetes manifests or Helm values."""
 
 import pytest
 import yaml

@@ -1,4 +1,4 @@
-"""Leases on KV blocks."""
+"""Leases on KV blocks: epochs, deadlines and renewal."""
 
 import pytest
 

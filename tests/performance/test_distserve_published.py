@@ -36,7 +36,7 @@ def test_decode_by_hand(opt_13b, sequences, a, b, c):
 
 
 def test_pipeline_stages_share_the_work(models, machines):
-    """A stage takes (a + b·Σl + c·Σl²)/PP + PP ms, and the first stage adds the overhead."""
+    """Prompts of length l take (a + b·Σl + c·Σl²)/PP + PP ms per stage, and the first stage adds an overhead."""
     model = distserve_pipeline(models["opt-66b"], machines["dgx-a100"], 2, 2)
     stage = (43.0588 + 0.274229 * 512 + 2.2478e-5 * 512**2) / 2 + 2
     overhead = 2 + 1e-4 * 512

@@ -1,4 +1,4 @@
-"""KV capacity and pipelines of an instance."""
+"""KV capacity and pipeline stages of an instance."""
 
 import msgspec
 import pytest

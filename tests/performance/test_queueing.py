@@ -190,7 +190,7 @@ def test_one_token_saturates_without_a_fixed_cost():
 
 
 def test_matches_the_closed_form_for_linear_times():
-    """For f + s·n seconds, n tokens reach a given share of the token rate of the longest prompt."""
+    """For prefill times f + s·n, the saturating length equals its closed form."""
     fixed, each, most = 0.02, 1e-4, 10_000
     best = most / (fixed + each * most)
     found = saturating_tokens(quadratic(fixed, each, 0.0), most)

@@ -97,7 +97,7 @@ def test_a_faster_machine_is_faster(models, machines):
 
 
 def test_a_power_cap_slows_prefill_only(models, machines):
-    """At half of the TDP, prefill takes 1.3 times as long, and decode equally long."""
+    """With a power cap of half the TDP, prefill takes 1.3 times as long, and decode takes the same time."""
     free, capped = (roofline(models["llama2-70b"], machines[name], 4) for name in ("dgx-h100", "dgx-h100-capped"))
     assert capped.prefill_s(1000, 10**6) == pytest.approx(1.3 * free.prefill_s(1000, 10**6))
     assert capped.decode_cost(8) == free.decode_cost(8)

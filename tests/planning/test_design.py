@@ -1,4 +1,4 @@
-"""Names and totals of designs."""
+"""Names, prices and power of designs."""
 
 from support.analytic_cluster import COLOCATED, FAST, SPLIT, design
 from twofold.planning.design import Family

@@ -1,4 +1,4 @@
-"""The evaluator reuses stored evaluations."""
+"""The evaluator reuses evaluations from its store, and rejects files that are no store."""
 
 import asyncio
 import sqlite3

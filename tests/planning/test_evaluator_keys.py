@@ -60,6 +60,6 @@ def test_catalog_figures_change_the_key(make_problem):
 
 
 def test_an_attainment_counts(make_problem):
-    """The required attainment changes the key."""
+    """Another required attainment gives another key."""
     problem = make_problem()
     assert key(msgspec.structs.replace(problem, attainment=0.99)) != key(problem)

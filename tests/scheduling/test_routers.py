@@ -13,7 +13,7 @@ from twofold.scheduling.routers import FIXED_ROLE_ROUTERS, ROUTERS
 
 
 def test_jsq_joins_the_shortest_queue_of_each_phase():
-    """`jsq` picks the fewest pending prompt tokens for prefill and the fewest reserved tokens for decode."""
+    """`jsq` chooses the fewest pending prompt tokens for prefill and the fewest reserved tokens for decode."""
     known = pools(
         load("p0", pending_prefill_tokens=50),
         load("p1", pending_prefill_tokens=20),

@@ -137,7 +137,7 @@ def test_round_trips_through_json_and_pickle(numbers):
 
 
 def test_units_scale_what_is_reported():
-    """Values in nanoseconds are reported in seconds."""
+    """With a unit of 1e-9, counted nanoseconds are reported in seconds."""
     histogram = histogram_of([1_000_000_000, 3_000_000_000], unit=1e-9)
     assert histogram.mean == pytest.approx(2.0)
     assert histogram.minimum == pytest.approx(1.0)

@@ -69,7 +69,7 @@ def test_trace_is_replayed_at_its_own_times(trace):
 
 
 def test_trace_is_rescaled_to_a_rate(trace):
-    """A rate scales the arrival times and keeps their pattern."""
+    """With `rate`, a trace's arrival times are scaled and keep their pattern."""
     requests = list(workload(trace, rate=4.0, start_s=2.0))
     assert [request.id for request in requests] == list("23456789")
     assert mean_rate(requests) == pytest.approx(4.0)

@@ -35,7 +35,7 @@ def test_rescaled_rate_is_exact(requests, rate):
 
 
 def test_rescaling_one_request_or_simultaneous_arrivals():
-    """A single request stays unchanged; simultaneous arrivals raise an error."""
+    """A trace of one request stays unchanged, and one without time between arrivals raises an error."""
     assert mean_rate([]) is None
     assert list(to_rate(lambda: iter([ask()]), 5.0)) == [ask()]
     with pytest.raises(ConfigurationError, match="all requests arrive at the same time"):

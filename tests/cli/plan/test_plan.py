@@ -49,7 +49,7 @@ def planned(invoke):
 
 @pytest.fixture(scope="module")
 def fresh(planned, tmp_path_factory):
-    """Return a plan computed with one job and an empty store, and the path of that store."""
+    """Return a plan computed with `--jobs 1` and an empty store, and the path of that store."""
     store = tmp_path_factory.mktemp("fresh") / "plan.sqlite"
     return planned(*SMALL, "--jobs", 1, "--store", store), store
 
@@ -205,7 +205,7 @@ def test_mistakes_are_one_sentence(invoke, arguments, words):
 
 
 def test_the_command_starts_light():
-    """Importing the command does not import plotly, numpy or sqlite3."""
+    """Importing `twofold plan` does not import plotly, numpy or sqlite3."""
     modules = ("plotly", "numpy", "sqlite3")
     code = f"import sys, twofold.cli.plan.command; print([m for m in {modules} if m in sys.modules])"
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout

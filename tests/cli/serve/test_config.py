@@ -1,4 +1,4 @@
-"""`twofold serve --cluster FILE`: settings from the file, and flags that repeat or contradict it."""
+"""`twofold serve --cluster FILE`: settings from the file, and flags that repeat or contradict them."""
 
 from pathlib import Path
 
@@ -35,7 +35,7 @@ def emulated(cluster, **flags):
 
 
 def test_pools_and_policies_come_from_the_file(cluster):
-    """Workers, router, hand-off mode and block size of an emulated service equal the file's."""
+    """An emulated service has the workers, router, hand-off mode and block size of its cluster file."""
     config = emulated(cluster)
     roles = [worker.role for worker in config.workers]
     assert (roles.count(Role.PREFILL), roles.count(Role.DECODE)) == (2, 3)
@@ -46,7 +46,7 @@ def test_pools_and_policies_come_from_the_file(cluster):
 
 
 def test_a_real_model_on_the_pools_of_a_file(cluster, tiny_model_dir):
-    """MODEL replaces the model of the cluster file; pools, block size and router come from the file."""
+    """MODEL replaces the model of the cluster file; pools, block size and router stay those of the file."""
     flags = ServeSettings(model=str(tiny_model_dir("llama")), cluster=cluster)
     config = service_config(flags)
     assert config.engine.engine == "torch"

@@ -96,7 +96,7 @@ def test_replanning_knows_the_workers_on_ray(model, host):
 
 
 def test_without_ray_workers_are_local(model):
-    """The default launcher is local, and the commands do not import Ray."""
+    """By default workers are local processes, and the commands do not import Ray."""
     flags = ServeSettings(model=str(model))
     config = service_config(flags)
     same, launcher = launcher_of(flags, config)

@@ -218,7 +218,7 @@ def _lines(milliseconds):
 
 
 def test_weights_that_do_not_fit_are_refused(tmp_path):
-    """BLOOM-176B with tensor parallelism 1 on an H100 is an error that names the model."""
+    """BLOOM-176B with tensor parallelism 1 on H100s is an error that names the model."""
     config = tmp_path / "cluster.yaml"
     config.write_text(
         "model: bloom-176b\npools:\n- {machines: 1, machine: dgx-h100, role: mixed, tensor_parallel: 1}\n"
@@ -229,7 +229,7 @@ def test_weights_that_do_not_fit_are_refused(tmp_path):
 
 
 def test_the_command_starts_light():
-    """Importing the command does not import plotly, numpy or torch."""
+    """Importing `twofold simulate` does not import plotly, numpy or torch."""
     modules = ("plotly", "numpy", "torch")
     code = f"import sys, twofold.cli.simulate.command; print([m for m in {modules} if m in sys.modules])"
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout

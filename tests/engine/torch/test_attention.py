@@ -1,4 +1,4 @@
-"""Paged attention against dense attention over whole sequences."""
+"""Paged attention, compared with dense attention over whole sequences."""
 
 import torch
 from hypothesis import given, settings

@@ -41,10 +41,10 @@ def expected(tiny_model_dir):
 
 @pytest.mark.parametrize("arch", ALL)
 class TestEqualsGenerate:
-    """Greedy output equals that of transformers with eager attention in float32."""
+    """Greedy output equals that of `generate` in transformers with eager attention in float32."""
 
     def test_whole_prompts_at_once(self, arch, engine, expected):
-        """All prompts run in one iteration, then all sequences decode together."""
+        """Output is equal if all prompts run in one iteration and all sequences decode together."""
         assert token_ids(drive(engine(arch), prompts_of(LENGTHS), GREEDY)) == expected(arch)
 
     def test_mixed_iterations_with_odd_chunks(self, arch, engine, expected):

@@ -16,7 +16,7 @@ LAYOUT = KvLayout(
 
 
 def filled(layout=LAYOUT, blocks=12, seed=0):
-    """Return a pool of random numbers."""
+    """Return a KV pool filled with random numbers."""
     generator = torch.Generator().manual_seed(seed)
     nbytes = layout.pool_bytes(blocks)
     return KvPool(layout, blocks, torch.randint(256, (nbytes,), dtype=torch.uint8, generator=generator))

@@ -1,4 +1,4 @@
-"""vLLM samples the same tokens as the built-in sampler."""
+"""With Twofold's logits processor, vLLM samples the same tokens as the built-in sampler."""
 
 import torch
 from vllm.v1.sample.logits_processor.interface import BatchUpdate, MoveDirectionality

@@ -1,4 +1,4 @@
-"""Prefix reuse in the table and in the JSON report."""
+"""Prefix reuse in the tables and JSON report of a simulation."""
 
 import msgspec
 

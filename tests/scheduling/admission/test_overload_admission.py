@@ -1,4 +1,4 @@
-"""Admission with overload control."""
+"""Admission with overload control in a service."""
 
 from support.ledgers import MODEL
 from support.routed import cluster, request

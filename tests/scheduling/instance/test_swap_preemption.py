@@ -13,7 +13,7 @@ def growing(num_blocks, batcher="decode", swap_blocks=100):
 
 
 def lease(instance, *names, prompt=8, output=9):
-    """Lease blocks to requests; by default 3 blocks now, and 4 at full length."""
+    """Lease the initial blocks of each request, by default 3; its full length needs 4."""
     for name in names:
         assert instance.lease_now(request(name, prompt, output), "p", 0.0) is not None
 

@@ -1,4 +1,4 @@
-"""Change-point detection."""
+"""Change-point detection in a series of values."""
 
 import random
 from math import sqrt

@@ -138,7 +138,7 @@ def test_interrupting_prints_what_was_measured(trace, tmp_path):
     report_path = tmp_path / "report.json"
     with endpoint(script) as scripted:
         command = [sys.executable, "-c", PROGRAM, "--base-url", scripted.url, "--workload", str(trace)]
-        # Seven at once, six of which hang: when the twelfth has left, at least five have completed.
+        # Seven requests run at once, and six of the twelve hang: once all are sent, at least five have completed.
         command += ["--max-concurrency", "7", "--output", str(report_path)]
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
             while len(scripted.bodies) < 12 and process.poll() is None:

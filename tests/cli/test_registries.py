@@ -122,7 +122,7 @@ def test_policies_are_served(cluster_file, cluster, flags, serve):
 
 
 def test_every_entry_is_walked():
-    """Pairing the registries skips no entry, because routers and performance models outnumber their partners."""
+    """Routers and performance models outnumber the entries paired with them, so no entry is skipped."""
     assert len(LIVE_ROUTERS) >= max(len(HANDOFF_POLICIES), len(EVICTIONS))
     assert len(PERFORMANCE_MODELS) >= len(OVERLOAD_RULES)
 

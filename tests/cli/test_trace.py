@@ -153,7 +153,7 @@ def test_generate_repeats_to_the_byte(tmp_path):
 
 
 def test_generate_refuses_in_one_sentence(tmp_path):
-    """`twofold trace generate` rejects an unknown workload name and a workload without an end."""
+    """`twofold trace generate` rejects an unknown workload, and one without a number of requests or a duration."""
     out = ("--output", tmp_path / "out", "--rate", 1)
     assert "did you mean azure-code?" in str(failure("generate", "azure-cod", *out, "--num-requests", 1))
     assert "give a number of requests or a duration" in str(failure("generate", "azure-code", *out))

@@ -39,7 +39,7 @@ def test_a_host_is_measured(measured):
 
 
 def test_both_worlds_are_compared(measured, tiny_model_dir):
-    """`twofold verify` reports live and simulated metrics at each rate, and exits with 0 or 1."""
+    """`twofold verify` reports live and simulated metrics at each rate; it exits with 0 if they agree, else 1."""
     path, _ = measured
     flags = (
         "--num-requests",

@@ -42,7 +42,7 @@ def test_limits_the_sequences_of_a_batch():
 
 
 def paused_by_prompts(arrival_s):
-    """Return an instance with a paused decode that arrived at `arrival_s`, and eight prompts that fill a batch each."""
+    """Return an instance with a decode that arrived at `arrival_s`, and eight queued prompts of a full batch each."""
     made = sim(budget=10)
     arrive(made, request("a", output=50, arrival_s=arrival_s))
     assert ran(made) == ["a"]
@@ -52,7 +52,7 @@ def paused_by_prompts(arrival_s):
 
 
 def test_decode_left_out_four_times_goes_first():
-    """A decode that four batches left out runs before the waiting prompts."""
+    """After four batches without a paused decode, the decode runs before the waiting prompts."""
     made = paused_by_prompts(arrival_s=0.0)
     assert [ran(made) for _ in range(5)] == [["p0"], ["p1"], ["p2"], ["p3"], ["a"]]
     assert made.preemptions == 1

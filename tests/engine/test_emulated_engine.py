@@ -78,7 +78,7 @@ def test_an_iteration_after_a_pause_starts_at_once():
 
 
 def test_a_stopped_process_skips_the_lost_time():
-    """After a stop of its process for seconds, the engine does not catch up on the missed time."""
+    """An engine that was stopped for seconds does not catch up on the missed time."""
     clock = FakeClock()
     emulated = engine(clock)
     emulated.run([decode(50)])

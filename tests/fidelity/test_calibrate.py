@@ -25,7 +25,7 @@ SHARED = {"prefill": 1.05, "decode": 1.15}
 
 
 class Service:
-    """Simulated service that runs calibration groups with the known times above and writes worker journals.
+    """Simulated service that runs calibration groups with known times and writes worker journals.
 
     `taken` is the share of the workers' CPU time that gateway and clients use, by purpose of the group.
     """

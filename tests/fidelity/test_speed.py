@@ -1,4 +1,4 @@
-"""The slowness of a host is measured over predicted iteration time, with contention in the prediction."""
+"""Slowness of a host: measured iteration times divided by the predicted ones, which include contention."""
 
 import msgspec
 import pytest

@@ -40,8 +40,8 @@ def decodes(instance, start, end, iterations):
 def test_the_longest_tenth_counts():
     """Tail TBT is the mean of the longest tenth of gaps: with four gaps, the longest, here that with the hand-off."""
     gaps = TokenGaps()
-    gaps.run(decodes("decode-0", 500, 875, 4))  # before it came
-    gaps.run(decodes("decode-1", 0, 2000, 100))  # of others
+    gaps.run(decodes("decode-0", 500, 875, 4))  # before the arrival of the request
+    gaps.run(decodes("decode-1", 0, 2000, 100))  # another instance
     gaps.run(decodes("decode-0", 875, 1250, 4))
     gaps.run(IterationRun("decode-0", 1250 * MS, 1260 * MS, 1, 500, 1, 0, 0, 100.0))  # a prompt, and no decodes
     gaps.ended(completed(), 0.0)

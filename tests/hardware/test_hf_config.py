@@ -137,7 +137,7 @@ def directory(tmp_path):
 def test_catalog_models_match_their_config_json(directory, name):
     catalog = load_catalog()
     read, known = catalog.model(str(directory(CONFIGS[name], name))), catalog.model(name)
-    # Two models whose catalog weights have another source.
+    # The catalog has the weights of these two models from another source.
     apart = {"source", "date"} | ({"weight_bytes"} if name in {"bloom-176b", "deepseek-v3"} else set())
     for field in set(read.__struct_fields__) - apart:
         assert getattr(read, field) == getattr(known, field), field
@@ -184,7 +184,7 @@ def test_reads_a_directory_saved_by_transformers(tiny_model_dir):
         files = list(directory.glob("model*.safetensors"))
         model = load_catalog().model(str(directory))
         stored = sum(path.stat().st_size for path in files)
-        # Difference: the file header; tied weights are stored once.
+        # The files also have a header, and tied weights are stored once.
         assert 0 <= stored - model.weight_bytes < 0.2 * stored
 
 

@@ -60,7 +60,7 @@ def test_rejects_a_second_release_or_transfer_end():
 @given(st.lists(st.tuples(st.sampled_from("axrbbe"), st.integers(0, 5), st.integers(1, 40)), max_size=60))
 @settings(max_examples=300)
 def test_no_block_is_leaked_or_owned_twice(steps):
-    """Holds for any order of allocation, extension, release and transfers, several per allocation included."""
+    """Every block is free or has one owner, under any order of allocations, extensions, releases and transfers."""
     blocks = PagedBlockAllocator(num_blocks=12, block_size=4)
     owned, moving = {}, []
     for action, number, tokens in steps:

@@ -143,7 +143,7 @@ steps = st.lists(
 @settings(max_examples=400)
 @given(steps)
 def test_cached_blocks_have_the_right_contents_and_stay_read_only(name, steps):
-    """Holds for any order of operations, and all blocks are free at the end."""
+    """Reused blocks contain the prompt's prefix under any order of operations, and all are free at the end."""
     memory = Memory(name)
     for action, number, prompt in steps:
         if action == "start":

@@ -59,7 +59,7 @@ class SlotLives(RuleBasedStateMachine):
         self.slots = SlotAllocator(COUNT)
         self.leased = {}
         self.kept = set()
-        self.holds = []  # (slot, holder), as often as it holds it
+        self.holds = []  # (slot, holder), once per hold
 
     def busy(self):
         return set(self.leased) | self.kept | {slot for slot, _ in self.holds}

@@ -29,7 +29,7 @@ def test_decode_power_grows_slowly_with_the_batch(models, machines):
 
 
 def test_a_cap_cuts_prefill_and_spares_decode(models, machines):
-    """A power cap of one half takes 2,800 W off prefill and leaves decode unchanged."""
+    """A power cap of half the TDP lowers prefill power by 2,800 W and leaves decode power unchanged."""
     pair = models["llama2-70b"], 8
     free, capped = (roofline(pair[0], machines[name], pair[1]) for name in ("dgx-h100", "dgx-h100-capped"))
     assert free.prefill_w(4096) - capped.prefill_w(4096) == pytest.approx(2800)

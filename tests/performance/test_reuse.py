@@ -127,8 +127,8 @@ def by_layers(layers, load, compute, store):
     """Reference: simulate layer-wise loading and storing (Mooncake, section 5.2); return their end times."""
     loaded, computed, stored = load, 0.0, 0.0
     for _ in range(layers):
-        begun = max(loaded, computed)  # attention waits for the load of its layer …
-        loaded = begun + load  # … and that of the next one begins
+        begun = max(loaded, computed)  # attention waits until its layer is loaded
+        loaded = begun + load  # then the load of the next layer starts
         computed = begun + compute
         stored = max(stored, computed) + store
     return computed, stored

@@ -28,7 +28,7 @@ def test_break_even_is_where_machine_counts_meet(overhead):
     cluster = AnalyticCluster(6.0, 6.0, 2.0, overhead=overhead)
     rate = found(cluster, 100.0)
     assert machines(cluster, COLOCATED, rate) <= machines(cluster, SAME, rate)
-    above = [rate * (1 + percent / 100) for percent in range(1, 13)]  # whole machines make it a staircase
+    above = [rate * (1 + percent / 100) for percent in range(1, 13)]  # whole machines make the price a step function
     assert any(machines(cluster, SAME, more) < machines(cluster, COLOCATED, more) for more in above)
 
 

@@ -56,7 +56,7 @@ def test_resumes_an_interrupted_plan(tmp_path, after):
         with pytest.raises(KeyboardInterrupt):
             planned(store, InlineExecutor(interrupt_after=after))
         kept = len(store)
-        assert after - 12 <= kept <= after  # what was on its way is lost
+        assert after - 12 <= kept <= after  # simulations in progress are lost
         resumed, evaluator = planned(store, InlineExecutor())
     with EvaluationStore(Path(":memory:")) as nothing:
         whole, from_scratch = planned(nothing, InlineExecutor())

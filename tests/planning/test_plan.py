@@ -23,7 +23,7 @@ def test_the_choices_are_the_best_of_each_family_best_first():
     found = []
     plan = planned(AnalyticCluster(5.0, 3.0, 1.5), machines=16, found=found.append)
     assert [choice.design.counts for choice in plan.choices] == [(6, 10), (6, 10), (16,)]
-    assert plan.best.design == design(6, 10)  # cheaper than the same of one kind
+    assert plan.best.design == design(6, 10)  # cheaper than the split of one machine type
     assert plan.best_split is plan.best
     assert plan.best_colocated.design == design(16, family=COLOCATED)
     assert {choice.design.family for choice in found} == set(FAMILIES)

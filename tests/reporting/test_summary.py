@@ -128,7 +128,7 @@ def test_summary_round_trips_through_json(run):
 
 
 def test_a_run_lasts_from_the_first_arrival_to_the_last_event():
-    """A failed request without tokens counts with its arrival."""
+    """The arrival of a failed request without tokens may be the last event."""
     run = [ended("a", 2.0, [4.0]), ended("b", 9.0, [], FinishReason.ERROR)]
     assert summarize(run).duration_s == 7.0
     assert summarize(run, duration_s=10.0).request_throughput == 0.1

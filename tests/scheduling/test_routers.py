@@ -137,7 +137,7 @@ def test_a_refused_request_moves_no_instance(router):
     assert [each.role for each in made.pools] == [Role.PREFILL, Role.DECODE]
 
 
-# Sizes, and how far a request came: placed, prefilled, handed off.
+# Sizes of a request, and the last of its steps: placed, prefilled, handed off.
 placed = st.lists(st.tuples(st.integers(1, 500), st.integers(1, 50), st.integers(0, 2)))
 
 

@@ -68,7 +68,7 @@ def test_gateway_adds_time_before_and_after(run):
     )
     ((ttft, e2e),) = run(profile(front=front), [(0.0, 100, 3)])
     assert ttft == pytest.approx(0.0035 + 0.110 + 0.0015)
-    # The first token is handed out on the prefill worker's core, beside which decode runs undisturbed.
+    # The gateway sends the first token from the core of the prefill worker, so decode is not slowed down.
     assert e2e == pytest.approx(0.0035 + 0.110 + 2 * 0.011 + 0.0015)
 
 
@@ -97,7 +97,7 @@ def test_busy_neighbour_slows_a_worker_down(run):
 
 @given(st.lists(st.tuples(st.floats(0, 2), st.integers(1, 300), st.integers(1, 20)), min_size=1, max_size=12))
 def test_no_request_is_faster_than_alone(run_many, requests):
-    """Holds for random requests."""
+    """TTFT and E2E of random requests are at least those of a single request."""
     requests = sorted(requests)
     for (_, prompt, output), (ttft, e2e) in zip(requests, run_many(requests), strict=True):
         prefill = 0.010 + prompt * 0.001

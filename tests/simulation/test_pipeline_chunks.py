@@ -32,7 +32,7 @@ SPEC = ClusterSpec(
     pipeline_chunk=1024,
 )
 
-# Routers that may have an instance of any role do both phases, for which this batcher is not.
+# Routers that change roles need batchers for both phases, and this batcher only prefills.
 BOTH_PHASES = ("splitwise", "splitwise-sim")
 
 

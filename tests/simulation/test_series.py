@@ -78,7 +78,7 @@ def test_every_bin_agrees_with_the_plain_way(start, changes, end_gap):
         scale = max(abs(value) for _, _, value in inside)
         assert mean == close(math.fsum((b - a) * v for a, b, v in inside) / (stop - begin), scale)
         begin = stop
-    assert begin == end  # the bins leave nothing out
+    assert begin == end  # the bins have no gaps
 
 
 def test_a_long_run_keeps_few_bins():

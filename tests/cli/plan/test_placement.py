@@ -12,7 +12,7 @@ from twofold.planning.deployment import load_deployment
 app = typer.Typer()
 app.command()(plan)
 
-# One node of four A100s, OPT-13B, 200 and 100 ms: what DistServe's own search is shown with.
+# The example of DistServe's own search: one node of four A100s, OPT-13B, SLO of 200 and 100 ms.
 NODE = (
     *("distserve-chat", "--model", "opt-13b", "--performance", "distserve-published", "--objective", "goodput"),
     *("--slo", "ttft=0.2,tpot=0.1", "--duration", 1, "--max-model-len", 2048),

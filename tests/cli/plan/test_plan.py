@@ -118,14 +118,14 @@ def test_machines_and_money_bound_the_plan(planned):
     assert sum(count for _, count in choice["design"]["machines"]) == 4
 
 
-# Stops itself when the third result is kept, so that it is in the middle whenever it is ended.
+# Stops its own process after storing the third result, so that signals arrive in the middle of a plan.
 STOPS_HALFWAY = """
 import os, signal, typer
 from twofold.cli.plan.command import plan
 from twofold.planning.evaluator import EvaluationStore
 
 put = EvaluationStore.put
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job inherits that it is ignored
+signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs ignore SIGINT by default
 
 def put_and_stop(store, *result):
     put(store, *result)

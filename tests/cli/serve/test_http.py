@@ -10,7 +10,7 @@ import pytest
 from twofold.cli.serve.http import check_loopback, hide_arguments, hide_variable
 from twofold.errors import ConfigurationError
 
-# Its own text is in the command line, so it must not spell out what it looks for.
+# The program text is on the command line, so it must not contain the keys that it searches for.
 PROBE = """
 import os, sys
 from pathlib import Path

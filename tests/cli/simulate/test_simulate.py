@@ -107,8 +107,8 @@ def outputs(folder):
     return [part for index, flag in enumerate(flags) for part in (flag, folder / f"out{index}")]
 
 
-# As the entry point does: mistakes become one sentence and Ctrl-C the exit status 130. What a shell starts in the
-# background, tests too, does not hear Ctrl-C, unless it asks to.
+# Run `main`, which exits with 130 on Ctrl-C. Processes that a shell starts in the background ignore SIGINT, so the
+# handler is set explicitly.
 START = """
 import signal
 from twofold.cli.main import main
@@ -141,7 +141,7 @@ def test_a_bad_line_leaves_no_half_file(tmp_path):
     result = invoke(path, *CLUSTER, "--model", "bloom-176b", *outputs(tmp_path))
     assert isinstance(result.exception, UserError)
     assert f"{path}:" in str(result.exception)
-    del result  # and with it the frames that hold the files
+    del result  # its traceback refers to the open files
     gc.collect()
     assert names(tmp_path) == ["trace.jsonl"]
 

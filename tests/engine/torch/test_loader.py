@@ -206,7 +206,7 @@ from twofold.engine.torch.engine import TorchEngine
 from twofold.engine.torch.loader import load_model
 from twofold.engine.torch.pool import KvPool
 from twofold.request import SamplingParams
-threads = len(os.listdir("/proc/self/task"))  # some builds of libraries start one when they are imported
+threads = len(os.listdir("/proc/self/task"))  # some libraries start a thread on import
 model = load_model(sys.argv[1])
 print(len(os.listdir("/proc/self/task")) - threads, flush=True)
 if os.fork() == 0:
@@ -222,7 +222,7 @@ os.wait()
         capture_output=True,
         text=True,
         timeout=600,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},  # as the process that forks workers sets it
+        env={**os.environ, "OMP_NUM_THREADS": "1"},  # as in the process that forks workers
         check=True,
     )
     assert made.stdout.split() == ["0", "True"]

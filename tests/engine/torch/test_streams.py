@@ -53,10 +53,10 @@ def test_copies_are_complete_on_exit():
 
 
 def test_pinned_memory_can_be_pinned_again():
-    """Pinning memory twice has no effect, and it can be pinned anew after closing."""
+    """Pinning pinned memory again has no effect, and after closing, the memory can be pinned anew."""
     memory = torch.zeros(1 << 16, dtype=torch.uint8)
     first = PinnedMemory(memory, GPU_OR_CPU)
-    second = PinnedMemory(memory, GPU_OR_CPU)  # the same memory: a device refuses it
+    second = PinnedMemory(memory, GPU_OR_CPU)  # the device refuses to register the memory twice
     memory.copy_(torch.full((1 << 16,), 7, dtype=torch.uint8, device=DEVICE))
     assert memory.sum() == 7 << 16
     for each in (second, first, first):

@@ -10,7 +10,7 @@ from twofold.serving.worker.state import CacheChanges
 
 
 def names(*hashes):
-    """Return block hashes as vLLM computes them for a request."""
+    """Return block hashes of 32 bytes, as vLLM's requests have them."""
     return [bytes([0] * 31 + [number]) for number in hashes]
 
 
@@ -63,7 +63,7 @@ def test_an_aborted_prompt_leaves_no_names(monkeypatch):
 
 @given(st.lists(st.tuples(st.integers(1, 4), st.sampled_from(["expect", "forget", "stored", "removed"]))))
 def test_reports_equal_the_cache(steps):
-    """The reported keys equal the cached blocks for any order of events, and nothing is stored for evicted blocks."""
+    """Reported keys equal the cached blocks after any order of events, and no state of evicted blocks remains."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES", "1")
         blocks, cached, known, live = CachedPromptBlocks(), dict.fromkeys(range(1, 5), 0), set(), set()

@@ -21,7 +21,7 @@ def branches(draws):
     return [[ids.setdefault(tuple(path[:depth]), len(ids)) for depth in range(1, len(path) + 1)] for path in draws]
 
 
-LONGEST, LARGEST = 8, 40  # blocks of a prompt; of a cache, which has room for a prompt at least
+LONGEST, LARGEST = 8, 40  # most blocks of a prompt and of a cache; each cache has room for any prompt
 PROMPTS = st.lists(st.lists(st.integers(0, 2), max_size=LONGEST), min_size=1, max_size=40).map(branches)
 
 
@@ -68,7 +68,7 @@ def test_tiers_split_the_lru_stack(prompts, first, second):
     ):
         found = cache.match(prompt)
         assert sum(found) == in_both
-        # The first tier may have blocks behind one that only the second has; what can be loaded from it is then more.
+        # The first tier may also hold blocks that follow a block of the second tier.
         assert found[0] >= in_first
         cache.touch(prompt, in_both)
         cache.insert(prompt, start=in_both)

@@ -178,7 +178,7 @@ def test_a_retry_after_the_wait_is_admitted(service, priority, phase):
 @settings(max_examples=60, deadline=None)
 def test_a_retry_with_a_later_deadline_is_admitted(service, left_s):
     door, now = service.door, service.now
-    door.cancel(next(iter(door._queue._requests)), now)  # so that the line itself is no reason
+    door.cancel(next(iter(door._queue._requests)), now)  # so that the queue is not full
     refusal = offer(door, "early", now=now, priority=9, deadline_s=now + left_s)
     if refusal is not None:
         assert refusal.reason is RefusalReason.DEADLINE

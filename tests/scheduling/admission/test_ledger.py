@@ -16,7 +16,7 @@ def test_prefill_load_is_the_predicted_ttft_over_its_bound():
 
 
 def test_prefill_load_protects_admitted_requests():
-    """The load is also the TTFT of an admitted request that the new prompt would delay."""
+    """If a new prompt would delay an admitted request, the load is that request's TTFT over its bound."""
     made = ledger("p0", "d0", ttft_s=0.5, budget=1000)
     made.placed(placed("a", prompt=500), 0.0)
     made.placed(placed("b", prompt=100, arrival_s=0.1), 0.1)
@@ -87,7 +87,7 @@ def test_decode_load_includes_half_the_mean_output():
 
 
 def test_decode_relief_is_when_enough_requests_have_ended():
-    """Decodes end in the order of their start, and requests in prefill count as decodes."""
+    """The decode load falls as requests end in order of their start; requests in prefill count as decodes."""
     made = ledger("p0", "d0")
     decoding(made, "known", now=0.0)
     made.finished("known", 9, 1.0)
@@ -115,7 +115,7 @@ steps = st.lists(st.tuples(names, st.sampled_from(["placed", "prefilled", "decod
 
 @given(steps)
 def test_loads_are_zero_when_all_requests_ended(steps):
-    """Loads return to zero for any order of events."""
+    """Prefill and decode load return to zero after any order of events."""
     made, there, computed, now = ledger("p0", "d0"), {}, set(), 0.0
     for name, what in steps:
         now += 0.01

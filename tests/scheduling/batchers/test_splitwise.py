@@ -132,7 +132,7 @@ lives = st.lists(
 @settings(max_examples=500)
 @given(lives, st.integers(1, 12), st.integers(1, 8))
 def test_skips_no_decode_more_than_four_times_in_a_row(lives, budget, max_num_seqs):
-    """Holds at any token budget, and all sequences end."""
+    """At any token budget, no decode is skipped more than four times in a row, and all sequences end."""
     watched = Watched(budget, max_num_seqs)
     mixed = scheduler(watched, num_blocks=2000, max_num_seqs=max_num_seqs)
     lives = sorted(((*life, str(number)) for number, life in enumerate(lives)), reverse=True)
@@ -157,7 +157,7 @@ def test_skips_no_decode_more_than_four_times_in_a_row(lives, budget, max_num_se
 
 
 def test_decodes_are_skipped_four_times():
-    """The limit of four skipped iterations is reached, so the property test above can fail."""
+    """A decode is skipped four times in a row under load, so the property test of this limit is not vacuous."""
     watched = Watched(10, 16)
     mixed = scheduler(watched, num_blocks=1000)
     arrive(mixed, request("a", output=50))

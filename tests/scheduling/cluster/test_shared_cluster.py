@@ -45,9 +45,9 @@ def test_load_of_others_is_known_from_reports():
     mine, total = shared(), LoadTotals(1000, 500, 1, 0, 1)
     mine.place(request("a", prompt=100), 0.0)
     assert numbers(mine.own("p0")) == seen(mine)["p0"] == numbers(LoadTotals(100, 100, 1, 0, 1))
-    mine.reported(LoadReport("p0", total, NO_LOAD))  # made before mine was there
+    mine.reported(LoadReport("p0", total, NO_LOAD))  # made before this controller's request arrived
     assert seen(mine)["p0"].pending_prefill_tokens == 1100
-    mine.reported(LoadReport("p0", total, mine.own("p0")))  # made after
+    mine.reported(LoadReport("p0", total, mine.own("p0")))  # made after it arrived
     assert seen(mine)["p0"].pending_prefill_tokens == 1000
     mine.withdraw("a")
     assert seen(mine)["p0"] == numbers(LoadTotals(900, 400, 0, 0, 0))

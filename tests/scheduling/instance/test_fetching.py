@@ -46,7 +46,7 @@ def test_prompts_do_not_overtake_a_fetching_prompt():
     made.fetched("c")
     assert made.next_batch(0.0) is None, "it is not its turn"
     made.fetched("a")
-    made.fetched("a")  # said again it changes nothing
+    made.fetched("a")  # a repeated call changes nothing
     assert ran(made) == ["a", "b", "c"]
 
 
@@ -86,7 +86,7 @@ PROMPTS = st.lists(st.tuples(st.integers(1, 60), st.integers(0, 59), st.booleans
 
 @given(st.sampled_from(sorted({*BATCHERS} - {"decode"})), PROMPTS, st.randoms(use_true_random=False))
 def test_computes_each_uncached_token_once(batcher, prompts, draw):
-    """Holds for every batcher with prompts and fetches in random order."""
+    """Every batcher computes each uncached token once, with prompts and fetches in random order."""
     made = scheduler(batcher, budget=64, max_num_seqs=8)
     left, computed, ended = {}, {}, set()
     for number, (prompt, most, fetching) in enumerate(prompts):

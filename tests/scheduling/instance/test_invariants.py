@@ -141,12 +141,12 @@ def test_runs_end_requests_when_single_iterations_do(world, sizes, per_token, tr
     together = run(world, sizes, per_token, transfer, runs=True, accounts=BlockAllocator, **how)[2]
     assert (
         story(single)[:-1] == story(together)[:-1]
-    )  # except the time of the last event, which may be the void end of a shortened run
+    )  # the last event may be the obsolete end of a shortened run
     assert preemptions(single) == preemptions(together)
 
 
 def test_random_clusters_preempt_and_change_pools():
-    """The tested clusters preempt sequences and change roles, so the properties above are not vacuous."""
+    """The tested clusters preempt sequences and change roles, so the property tests here are not vacuous."""
     sizes = [(40, 12, 1000 * i, None) for i in range(20)]
     alone = run(("preempting", "jsq", TIGHT), sizes, 20, 1, budget=6)[2]
     assert sum(preemptions(alone).values()) > 10

@@ -30,7 +30,7 @@ def test_output_waits_for_blocks_after_its_prefill():
     decode = scheduler("decode", num_blocks=12, memory=LATE)
     arrive(decode, request("a", prompt=8, output=17))  # 2 blocks, and 4 for the output
     arrive(decode, request("b", prompt=8, output=17))
-    arrive(decode, request("c", prompt=4, output=2))  # 1, and 1
+    arrive(decode, request("c", prompt=4, output=2))  # 1 block, and 1 for the output
     assert ran(decode) == ["a"], "5 blocks hold prompts, 4 hold output, 3 are free"
     assert decode.status().blocks_free == 3
     assert decode.queued == 2

@@ -62,7 +62,7 @@ def test_balances_decodes_over_lanes():
 
 
 def test_holds_blocks_of_an_aborted_request_until_its_batch_ends():
-    """The end of a batch in another lane does not release them."""
+    """Blocks of an aborted request stay allocated when a batch of another lane ends."""
     scheduler = make(2, budget=10)
     for name in "ab":
         scheduler.submit(request(name), decodes_here=True)

@@ -26,7 +26,7 @@ commands = st.lists(
     ),
     max_size=3,
 )
-# Before an iteration starts, while it runs, and how much of the run there then is.
+# Commands before an iteration, commands during it, and the number of iterations of the run.
 rounds = st.lists(st.tuples(commands, commands, st.integers(1, 12)), min_size=1, max_size=25)
 
 
@@ -55,7 +55,7 @@ class Side:
             made.abort(name)
         elif action == "abort":
             made.abort(name)
-        elif action == "hand-off over" and not (here and made.sequences[name].queue):  # its prompt is through
+        elif action == "hand-off over" and not (here and made.sequences[name].queue):  # after its prefill
             made.handed_off(name)
         self.told += [("lease", lease.request_id) for lease in made.grant(0.0)]
 
@@ -163,7 +163,7 @@ def test_selection_is_empty_while_changed_is_unset(batcher, rounds, memory):
 
 
 def test_runs_are_long_without_events():
-    """Without events, a run lasts to the end of a request, so the properties above are not vacuous."""
+    """Without events, a run lasts to the end of a request, so the property tests here are not vacuous."""
     for batcher in sorted(set(BATCHERS) - {"prefill", "prefill-balanced", "prefill-chunks"}):
         made = scheduler(batcher, num_blocks=1000)
         for name in "ab":

@@ -1,4 +1,4 @@
-"""Decisions of swap preemption, one by one."""
+"""Swap preemption: which sequences are swapped out, and when they resume."""
 
 import pytest
 
@@ -45,7 +45,7 @@ def test_allocates_prompt_and_one_step_then_step_by_step():
 
 
 def test_swaps_out_the_latest_sequence_without_free_blocks():
-    """The sequence that joined last is swapped out, and resumes at its next token when blocks are free."""
+    """When blocks run out, the last sequence to join is swapped out; it resumes at its next token."""
     decode = growing(6)
     arrive(decode, "a", "b")
     blocks = tuple(decode.blocks_of("b"))

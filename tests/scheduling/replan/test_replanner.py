@@ -78,7 +78,7 @@ def test_moves_for_a_gain(shifted):
     [
         (RoleSplit(2, 2), 0.54, ReplanOutcome.TOO_LITTLE),
         (RoleSplit(3, 1), 0.5, ReplanOutcome.BEST_ALREADY),
-        (RoleSplit(1, 1), 0.5, ReplanOutcome.MOVE),  # it saves two
+        (RoleSplit(1, 1), 0.5, ReplanOutcome.MOVE),  # two instances fewer
         (RoleSplit(4, 4), 0.54, ReplanOutcome.TOO_LITTLE),
     ],
 )

@@ -11,7 +11,7 @@ from twofold.scheduling.cluster.pools import pending_tokens
 from twofold.scheduling.routers.splitwise import SplitwiseRouter, SplitwiseSimRouter
 
 THRESHOLD = 8192
-TOKENS = 109  # of KV that the request below takes in all
+TOKENS = 109  # KV tokens of the request at full length
 
 
 def route(*loads, prompt=100, tokens=TOKENS):

@@ -1,4 +1,4 @@
-"""The benchmark client records each request once, with its tokens or a failure reason, whatever the endpoint does."""
+"""The benchmark client records each request once, with its tokens or a failure reason, for any server behaviour."""
 
 import asyncio
 

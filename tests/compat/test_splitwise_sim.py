@@ -99,7 +99,7 @@ def test_prompt_over_the_budget_does_not_interrupt_decodes():
 
 
 def test_chained_decode_of_a_long_prompt_interrupts_decodes():
-    """A prompt over the budget that also decodes here pauses the running decodes, because its decode fits."""
+    """A prompt over the budget pauses running decodes if it also decodes here: its decode is within the budget."""
     made = running_decodes()
     made.submit(request("p", prompt=2049), decodes_here=True)
     assert made.changed

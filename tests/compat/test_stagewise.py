@@ -64,7 +64,7 @@ def test_one_token_request_is_decoded_and_has_a_tpot():
 
 
 def test_simultaneous_arrivals_are_batched_together():
-    """Two prompts that arrive together form one batch, and one that arrives 1 µs later waits for it."""
+    """Two prompts that arrive together form one batch, and a prompt that arrives 1 µs later waits for it."""
     world = play(split(), [(0, 10, 1), (0, 10, 1), (0.001, 10, 1)])
     assert times(world, Moment.FIRST_TOKEN) == [24.0, 24.0, 38.0]
 

@@ -125,7 +125,7 @@ from twofold.cli.plan.command import plan
 from twofold.planning.evaluator import EvaluationStore
 
 put = EvaluationStore.put
-signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs ignore SIGINT by default
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job inherits that it is ignored
 
 def put_and_stop(store, *result):
     put(store, *result)

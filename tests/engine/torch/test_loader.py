@@ -206,7 +206,7 @@ from twofold.engine.torch.engine import TorchEngine
 from twofold.engine.torch.loader import load_model
 from twofold.engine.torch.pool import KvPool
 from twofold.request import SamplingParams
-threads = len(os.listdir("/proc/self/task"))  # some libraries start a thread on import
+threads = len(os.listdir("/proc/self/task"))  # some builds of libraries start one when they are imported
 model = load_model(sys.argv[1])
 print(len(os.listdir("/proc/self/task")) - threads, flush=True)
 if os.fork() == 0:

@@ -33,7 +33,7 @@ def test_chunks_start_after_the_cached_prefix():
 
 
 def test_prompts_do_not_overtake_a_fetching_prompt():
-    """A prompt that waits for its fetch blocks all later prompts."""
+    """Later prompts wait until the fetch of an earlier prompt has ended."""
     made = scheduler("prefill")
     made.submit(request("first", output=1), decodes_here=True)
     made.submit(request("a", output=1), decodes_here=True, reused_tokens=4, fetching=True)

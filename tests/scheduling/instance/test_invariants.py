@@ -139,9 +139,7 @@ def test_runs_end_requests_when_single_iterations_do(world, sizes, per_token, tr
     how = {"budget": budget}
     single = run(world, sizes, per_token, transfer, **how)[2]
     together = run(world, sizes, per_token, transfer, runs=True, accounts=BlockAllocator, **how)[2]
-    assert (
-        story(single)[:-1] == story(together)[:-1]
-    )  # the last event may be the obsolete end of a shortened run
+    assert story(single)[:-1] == story(together)[:-1]  # the last event may be the obsolete end of a shortened run
     assert preemptions(single) == preemptions(together)
 
 

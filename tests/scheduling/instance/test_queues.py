@@ -85,7 +85,7 @@ steps = st.lists(
 @settings(max_examples=800)
 @given(steps)
 def test_matches_token_by_token_model(steps):
-    """Contexts, batch items and ends are equal under random joins, removals and advances."""
+    """Both decode sets have equal contexts, batch items and ends under random joins, removals and advances."""
     fast, naive, left = DecodeSet(), NaiveDecodeSet(), {}
     for number, (action, first, second, third) in enumerate(steps):
         members = list(fast)

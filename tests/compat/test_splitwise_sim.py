@@ -36,7 +36,7 @@ def test_a_prompt_over_the_budget_runs_alone():
 
 
 def test_limits_the_sequences_of_a_batch():
-    """A batch has at most `max_num_seqs` sequences (512 in SplitwiseSim), and prompts take them first."""
+    """A batch has at most `max_num_seqs` sequences (512 in SplitwiseSim), and prompts are selected first."""
     chosen = selected(SplitwiseSimBatcher(2048, 4), waiting(10, 10), decoding(3), ready(2))
     assert (len(chosen.prefills), chosen.resume, chosen.pause) == (2, [], ["d2"])
 

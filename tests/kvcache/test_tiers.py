@@ -14,7 +14,7 @@ prompts = caches.prompts(alphabet=3, longest=8)
 
 
 def ask(cache, keys):
-    """Use a prompt as a prefill does; return the evicted blocks and the number of hits."""
+    """Look up and insert a prompt, as a prefill does; return the evicted blocks and the number of hits."""
     found = cache.match(keys)
     count = found if isinstance(found, int) else sum(found)
     gone = cache.touch(keys, count) or []

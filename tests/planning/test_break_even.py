@@ -1,4 +1,4 @@
-"""The rate from which a split design is cheaper than a colocated one."""
+"""The break-even rate, up to which the cheapest colocated design is as cheap as any split design."""
 
 import asyncio
 

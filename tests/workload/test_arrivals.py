@@ -15,7 +15,7 @@ RATES = st.floats(1e-3, 1e6)
 
 @given(name=st.sampled_from(list(ARRIVALS)), rate=RATES, seed=st.integers(0, 2**64))
 def test_times_never_decrease_and_repeat_with_their_seed(name, rate, seed):
-    """Every arrival process has increasing times at any rate, and a seed reproduces them."""
+    """The times of every arrival process never decrease at any rate, and a seed reproduces them."""
     times = list(islice(arrival_times(name, rate, seed), 1500))
     assert times == list(islice(arrival_times(name, rate, seed), 1500))
     assert times[0] >= 0

@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-# Tests run beside others and beside the services they start, on few cores: threads that wait for each other
-# there take many times what one alone takes. torch reads this when it is imported.
+# Tests share few cores with other tests and with the services they start. There, several threads of torch that wait
+# for each other are much slower than one. torch reads this variable when it is imported.
 os.environ["OMP_NUM_THREADS"] = "1"
-# Ray's clusters are for those who have this token. Without one Ray would write one to the home directory.
+# Ray clusters require this token; without it, Ray would write a token to the home directory.
 os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
 
-# A slow machine is no error: neither a case nor the drawing of one has a time limit. Examples repeat from run to run,
-# so that a run fails only for what changed; HYPOTHESIS_PROFILE=explore draws new ones.
+# A slow machine is no error, so examples have no time limit. Examples are the same in every run, so that a failure
+# comes from a change of the code; HYPOTHESIS_PROFILE=explore draws new ones.
 settings.register_profile(
     "explore", parent=settings.default, deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True
 )

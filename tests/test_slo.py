@@ -1,4 +1,4 @@
-"""SLOs as they are written on the command line."""
+"""Parsing of SLOs as written on the command line."""
 
 import pytest
 

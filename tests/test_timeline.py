@@ -1,4 +1,4 @@
-"""The timeline of a request and its recorder."""
+"""The timeline of a request, and its recorder."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -24,7 +24,7 @@ def recorded(tokens, **moments):
 
 
 def test_spans_of_a_split_request():
-    """The spans equal those of the drawing in the module's docstring."""
+    """The spans of a split request equal those drawn in the docstring of twofold.timeline."""
     timeline = recorded(
         [4.0, 6.0, 7.0], prefill_started=2.0, handoff_started=2.5, handoff_ended=4.5, decode_started=5.0
     )
@@ -34,7 +34,7 @@ def test_spans_of_a_split_request():
 
 
 def test_a_hidden_transfer_is_not_visible():
-    """The transfer ends before the first token."""
+    """A transfer that ends before the first token has a visible part of 0 s."""
     timeline = recorded([4.0, 5.0], handoff_started=2.0, handoff_ended=3.0, decode_started=4.0)
     assert (timeline.visible_transfer_s, timeline.queue_decode_s) == (0.0, 0.0)
 
@@ -60,7 +60,7 @@ def test_late_reports_are_dropped():
 
 @given(st.lists(st.floats(0.001, 10), min_size=2, max_size=30))
 def test_tpot_is_the_mean_gap_and_spans_add_up(gaps):
-    """TPOT = mean ITL; E2E = TTFT + all gaps."""
+    """TPOT is the mean ITL, and E2E is TTFT plus all token gaps."""
     times = [2.0]
     for gap in gaps:
         times.append(times[-1] + gap)

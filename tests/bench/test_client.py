@@ -1,4 +1,4 @@
-"""Every request ends exactly once, with its tokens or a failure reason, for any behaviour of the endpoint."""
+"""The benchmark client records each request once, with its tokens or a failure reason, for any server behaviour."""
 
 import asyncio
 
@@ -14,7 +14,7 @@ REQUEST = Request(id="r", arrival_s=0.0, prompt_tokens=3, output_tokens=4)
 
 
 def send(scripted, config=None, prompt="hello", api_key=None):
-    """Send one request; return its only timeline and its outcome."""
+    """Send one request to a scripted endpoint; return its timeline and outcome."""
     timelines = []
 
     async def run():
@@ -28,7 +28,7 @@ def send(scripted, config=None, prompt="hello", api_key=None):
 
 
 def test_records_each_token_of_a_successful_reply():
-    """Each token has a time, tokens are in order, and TTFT ≤ E2E."""
+    """Every output token has a timestamp, timestamps never decrease, and TTFT ≤ E2E."""
     with endpoint() as scripted:
         timeline, outcome = send(scripted)
     assert outcome.error is None
@@ -39,7 +39,7 @@ def test_records_each_token_of_a_successful_reply():
 
 
 def test_request_body_matches_the_workload():
-    """The request body has prompt ids, max_tokens, usage and ignore_eos; the API key is the bearer token."""
+    """The body has prompt ids, `max_tokens`, a usage option and `ignore_eos`; the API key is the bearer token."""
     with endpoint() as scripted:
         send(scripted, ClientConfig(temperature=0.5), prompt=[5, 6, 7], api_key="secret")
     body = scripted.bodies[0]
@@ -59,7 +59,7 @@ def test_prompt_length_is_taken_from_usage():
 
 
 def test_several_tokens_in_a_chunk_are_counted_from_usage():
-    """Two chunks with six tokens give six times, at most two of them distinct."""
+    """Two stream chunks that carry six tokens are recorded as six tokens with the arrival times of the chunks."""
     with endpoint(lambda _: [Send(chunk("abc")), Send(chunk("def", "length") + usage(3, 6) + DONE)]) as scripted:
         timeline, outcome = send(scripted)
     assert outcome.chunks == 2
@@ -89,7 +89,7 @@ def test_failures_have_a_reason(steps, reason):
 
 
 def test_server_error_messages_reach_the_outcome():
-    """Messages of HTTP errors and of error events are recorded."""
+    """The outcome of a request contains the message of an HTTP error or of an error event."""
     with endpoint(lambda _: [Refuse(400, b'{"error": {"message": "prompt too long"}}')]) as scripted:
         assert send(scripted)[1].detail == "prompt too long"
     with endpoint(lambda _: [Send(event(error={"message": "worker lost"}))]) as scripted:

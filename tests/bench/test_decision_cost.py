@@ -27,7 +27,7 @@ class Counted:
 
 
 def test_the_oldest_request_leaves_before_the_next_arrives():
-    """The number of requests in the cluster stays constant, so the cost of a decision does too."""
+    """Each arrival removes the oldest request, so the cluster never holds more than `held` requests."""
     cluster = Counted()
     assert decisions_per_s(cluster, 20, held=5) > 0
     assert cluster.most == 5

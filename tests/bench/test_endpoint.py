@@ -1,4 +1,4 @@
-"""Endpoint discovery, and one clear error for each failure."""
+"""Model discovery at a server endpoint, and one clear error for each failure."""
 
 import asyncio
 
@@ -14,7 +14,7 @@ def find(url, model=None, api_key=None):
 
 
 def test_uses_the_first_served_model_by_default():
-    """The client uses the context length and vocabulary size that the server lists for the model."""
+    """Without `--model`, the client uses the first listed model, its context length and its vocabulary size."""
     cards = [{"id": "one", "max_model_len": 128, "vocab_size": 300}, {"id": "two"}]
     with endpoint(models=cards) as scripted:
         found = find(scripted.url)
@@ -28,7 +28,7 @@ def test_unserved_model_error_lists_the_served_models():
 
 
 def test_servers_without_a_model_list_need_an_explicit_model():
-    """A server without /v1/models, such as some gateways, needs `--model`."""
+    """A server without /v1/models, such as some gateways, requires `--model`."""
     with endpoint(models_status=404) as scripted:
         assert find(scripted.url, "mine").model == "mine"
         with pytest.raises(ConfigurationError, match="HTTP 404"):
@@ -36,7 +36,7 @@ def test_servers_without_a_model_list_need_an_explicit_model():
 
 
 def test_a_rejected_api_key_is_reported():
-    """HTTP 401 is reported as a key error, not as a missing model."""
+    """HTTP 401 is reported as an invalid API key, not as a missing model."""
     with endpoint(models_status=401) as scripted, pytest.raises(ConfigurationError, match="API key"):
         find(scripted.url, "mine")
 
@@ -49,7 +49,7 @@ def test_an_unreachable_endpoint_is_a_configuration_error():
 
 
 def test_normalizes_base_urls():
-    """A trailing /v1 or slash is dropped; other schemes than HTTP are rejected."""
+    """A trailing /v1 or slash of a base URL is dropped, and schemes other than HTTP and HTTPS are rejected."""
     assert root_url("http://a:1/v1/") == root_url("http://a:1/") == "http://a:1"
     for wrong in ("localhost:8000", "ftp://a", "", "http://"):
         with pytest.raises(ConfigurationError):

@@ -1,4 +1,4 @@
-"""The load is open-loop: requests leave when due, and each of them is accounted for."""
+"""The load generator is open-loop: it sends each request when it is due, and records every request."""
 
 import asyncio
 
@@ -13,7 +13,7 @@ from twofold.timeline import Moment
 
 
 def trace(count, gap_s=0.0, output_tokens=3):
-    """Return requests with prompt lengths equal to their numbers and a first arrival after 0."""
+    """Return requests that arrive `gap_s` apart from one hour on; request n has a prompt of 10 + n tokens."""
     return [
         Request(id=str(n), arrival_s=3600 + n * gap_s, prompt_tokens=10 + n, output_tokens=output_tokens)
         for n in range(count)
@@ -55,7 +55,7 @@ def test_every_request_is_sent_in_order_and_answered():
 
 
 def test_requests_do_not_leave_before_they_are_due():
-    """Gaps between sends are at least the trace's, minus the sender's earlier lag."""
+    """Request n is sent no earlier than n gaps after the start."""
     with endpoint() as scripted:
         result = load(scripted, trace(8, gap_s=0.02))
     sent_s = [timeline.moments[Moment.ARRIVED] - result.started_s for timeline in in_order_of_sending(result)]
@@ -64,7 +64,7 @@ def test_requests_do_not_leave_before_they_are_due():
 
 
 def test_requests_do_not_wait_for_earlier_replies():
-    """The server replies after ten requests have arrived; a closed loop would hang."""
+    """The server replies only after ten requests have arrived, so a closed-loop client would hang."""
     in_flight = []
 
     def script(body):
@@ -87,7 +87,7 @@ def test_max_concurrency_caps_requests_in_flight():
 
 
 def test_failures_are_counted_and_do_not_stop_the_rest():
-    """Every third request is rejected; the others complete."""
+    """The server rejects every third request with 429, and the other requests complete."""
 
     def script(body):
         return [Refuse(429)] if len(body["prompt"]) % 3 == 0 else well_behaved(body)
@@ -101,7 +101,7 @@ def test_failures_are_counted_and_do_not_stop_the_rest():
 
 
 def test_stopping_keeps_the_completed_requests():
-    """Stopping after two completions aborts the others and loses none."""
+    """A run that stops after two completions aborts the other requests and records both completed ones."""
 
     def script(body):
         return well_behaved(body) if len(body["prompt"]) < 12 else [Send(chunk()), Hang()]
@@ -137,7 +137,7 @@ def test_an_empty_workload_gives_an_empty_result():
 
 
 def test_records_are_in_sending_order():
-    """Records have relative times, token counts and errors."""
+    """Each record has token times relative to its request, a token count and an error."""
 
     def script(body):
         # The first request ends last.

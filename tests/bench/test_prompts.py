@@ -13,7 +13,7 @@ def ask(name="a", prompt_tokens=40, blocks=()):
 
 @given(length=st.integers(1, 3000), blocks=st.lists(st.integers(0, 9), max_size=6), seed=st.integers(0, 99))
 def test_token_prompts_have_the_exact_length_and_stay_in_range(length, blocks, seed):
-    """All ids are in [lowest, vocabulary), with any prefix blocks."""
+    """Prompts of any length and any prefix blocks draw ids from `lowest` up to the vocabulary size."""
     maker = PromptMaker(seed=seed, lowest=10, vocabulary=20)
     ids = maker.token_ids(ask(prompt_tokens=length, blocks=tuple(blocks)))
     assert len(ids) == length
@@ -27,7 +27,7 @@ def test_same_seed_and_request_give_the_same_prompt():
 
 
 def test_requests_share_no_prefix_by_default():
-    """No two prompts begin with the same block of 16 tokens, so there is no accidental reuse."""
+    """No two prompts begin with the same block of 16 tokens, so the server reuses no prefix by accident."""
     maker = PromptMaker()
     starts = {tuple(maker.token_ids(ask(str(number)))[:16]) for number in range(500)}
     assert len(starts) == 500
@@ -43,13 +43,13 @@ def test_equal_blocks_give_equal_tokens_and_the_rest_differs():
 
 
 def test_a_prompt_that_ends_inside_a_block_is_the_start_of_that_block():
-    """The last block of a trace's prompt may be partial and is a prefix of the whole block."""
+    """A shorter prompt with the same block ids equals the beginning of the longer prompt."""
     maker = PromptMaker(block_tokens=32)
     assert maker.token_ids(ask("one", 40, (7, 8))) == maker.token_ids(ask("two", 64, (7, 8)))[:40]
 
 
 def test_text_prompts_have_one_word_per_token():
-    """Text prompts share prefixes like token prompts."""
+    """Text prompts with equal prefix blocks also begin with the same words."""
     maker = PromptMaker(form=PromptForm.TEXT, block_tokens=16)
     one, two = (str(maker.prompt(ask(name, 20, (5,)))).split() for name in ("one", "two"))
     assert len(one) == len(two) == 20
@@ -58,14 +58,14 @@ def test_text_prompts_have_one_word_per_token():
 
 
 def test_token_range_fits_small_vocabularies():
-    """A tiny vocabulary still leaves ids to draw, without the lowest ones."""
+    """Prompts exclude the 256 lowest ids, or the lower half of a smaller vocabulary."""
     assert token_range(300) == (150, 300)
     assert token_range(50_000) == (256, 50_000)
     assert token_range(None) == (256, 1024)
 
 
 def test_block_names_may_be_hashes():
-    """Blocks with equal hashes give equal tokens."""
+    """Two prompts share the tokens of a block if its hash is equal in both."""
     maker = PromptMaker(block_tokens=32)
     one, two = (maker.token_ids(ask(name, 64, (b"same", name.encode()))) for name in ("one", "two"))
     assert one[:32] == two[:32]

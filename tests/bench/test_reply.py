@@ -1,4 +1,4 @@
-"""Token counts follow the server's usage, and token times are observed chunk times."""
+"""Token counts follow the server's usage, and token times are the arrival times of stream chunks."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,7 +19,7 @@ def test_a_final_chunk_with_only_a_finish_reason_is_no_token():
 
 
 def test_a_final_token_without_text_counts_by_usage():
-    """The end-of-sequence token has no text, but usage counts it."""
+    """The end-of-sequence token has no text, but the server's usage counts it, so it has a time."""
     reply = reply_of(StreamChoice("a"), StreamChoice("b"), StreamChoice("", finish_reason="stop"), tokens=3)
     assert reply.token_times_s() == [0.0, 1.0, 2.0]
 
@@ -41,7 +41,7 @@ def test_chat_role_chunks_are_no_tokens():
 
 @given(chunks=st.integers(1, 30), extra=st.integers(0, 100))
 def test_packed_chunks_keep_first_last_and_every_gap(chunks, extra):
-    """If there are more tokens than chunks, each token has a time and all observed gaps remain."""
+    """With more tokens than chunks, every token gets the time of a chunk, and every chunk time occurs."""
     reply = reply_of(*[StreamChoice("a")] * chunks, tokens=chunks + extra)
     times = reply.token_times_s()
     assert len(times) == chunks + extra
@@ -50,7 +50,7 @@ def test_packed_chunks_keep_first_last_and_every_gap(chunks, extra):
 
 
 def test_maps_finish_reasons():
-    """Every reason other than length is a stop; without a reason and [DONE] the reply is incomplete."""
+    """Any finish reason except `length` becomes `stop`; a reply without a finish reason is incomplete."""
     assert reply_of(StreamChoice("a", finish_reason="length")).finish == "length"
     assert reply_of(StreamChoice("a", finish_reason="tool_calls")).finish == "stop"
     assert not reply_of(StreamChoice("a")).complete

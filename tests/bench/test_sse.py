@@ -1,4 +1,4 @@
-"""The event splitter yields whole events for any cut of the stream, and decodes the fields of the bench."""
+"""Parsing of server-sent events, however the stream is cut, and of the fields that the benchmark reads."""
 
 from itertools import pairwise
 
@@ -19,14 +19,14 @@ def test_cuts_do_not_change_the_events(cuts):
 
 
 def test_a_last_line_without_newline_is_not_lost():
-    """Some servers end the stream right after [DONE]."""
+    """A stream may end right after [DONE], without a newline."""
     splitter = EventSplitter()
     assert splitter.feed(b"data: [DONE]") == []
     assert splitter.close() == [b"[DONE]"]
 
 
 def test_recognizes_every_form_of_error():
-    """OpenAI's object, a string and a bare message are errors; null is not."""
+    """The field `error` may be an object or a string, or the event has `message` only; a null `error` is none."""
     assert decode_event(b'{"error": {"message": "full", "code": 503}}').error_message == "full"
     assert decode_event(b'{"error": "full"}').error_message == "full"
     assert decode_event(b'{"object": "error", "message": "full"}').error_message == "full"
@@ -34,7 +34,7 @@ def test_recognizes_every_form_of_error():
 
 
 def test_recognizes_output_text():
-    """Text, content and reasoning are output; a role is not."""
+    """The fields `text`, `content` and `reasoning_content` are output; a chunk with only a role is not."""
     lines = (
         b'{"choices": [{"text": "x"}]}',
         b'{"choices": [{"delta": {"content": "x"}}]}',

@@ -20,7 +20,7 @@ def model(tiny_model_dir):
 
 @pytest.fixture
 def host(tmp_path, model):
-    """Return the path of a host profile for the small Llama model."""
+    """Return the path of a host profile that was measured with the small Llama model."""
     path = tmp_path / "host.yaml"
     path.write_text(dump_host_profile(replace(profile(), model=read_model(model))))
     return path
@@ -51,7 +51,7 @@ def twofold(monkeypatch, capsys):
 
 @pytest.fixture
 def refused(twofold):
-    """Return a function that runs a command, requires exit code 2, and returns its error message."""
+    """Return a function that runs a command that must fail with exit code 2, and returns its error message."""
 
     def run(*arguments):
         ended = twofold(*arguments)

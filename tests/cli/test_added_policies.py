@@ -40,7 +40,7 @@ POLICIES = ("--router", "last-first", "--batcher", "mixed=added")
 
 
 def add(folder: Path, module: str, text: str, registry: str, line: str) -> None:
-    """Write the file of a policy and add its line to the registry."""
+    """Write the module of a policy and register the policy in its package."""
     (folder / f"{module}.py").write_text(text)
     name = next(word for word in text.split("class ")[1].replace("(", " ").split())
     path = folder / "__init__.py"

@@ -33,7 +33,7 @@ def run(*arguments: object):
 
 
 def test_a_run_prints_a_table_and_writes_a_report(trace, tmp_path):
-    """The table shows latencies; the JSON has summary, configuration and requests; neither contains the API key."""
+    """The table shows latencies; the JSON report has summary, configuration and requests; no API key appears."""
     report_path = tmp_path / "report.json"
     with endpoint() as scripted:
         result = run(
@@ -53,7 +53,7 @@ def test_a_run_prints_a_table_and_writes_a_report(trace, tmp_path):
 
 
 def test_vllm_names_of_options_are_understood(trace):
-    """`--num-prompts` and `--request-rate` have the meaning of vLLM's benchmark."""
+    """`twofold bench` accepts `--num-prompts` and `--request-rate` as in vLLM's benchmark."""
     with endpoint() as scripted:
         result = run(
             *("--base-url", scripted.url, "--workload", trace, "--num-prompts", 5, "--request-rate", 200),
@@ -81,7 +81,7 @@ def test_named_workloads_fit_the_model():
 
 
 def test_some_failures_are_shown_and_do_not_fail_the_run(trace):
-    """The table shows the failure reason, stderr shows one example, and the exit code is 0."""
+    """If some requests fail, the table shows the reason, stderr one example, and the exit code is 0."""
 
     def script(body):
         return [Refuse(429)] if len(body["prompt"]) == 25 else well_behaved(body)
@@ -94,7 +94,7 @@ def test_some_failures_are_shown_and_do_not_fail_the_run(trace):
 
 
 def test_a_run_in_which_everything_fails_exits_1(trace):
-    """The exit code is 1 if no request completes."""
+    """`twofold bench` exits with 1 if no request completes."""
     with endpoint(lambda _: [Refuse(503)]) as scripted:
         result = run("--base-url", scripted.url, "--workload", trace)
     assert result.exit_code == 1
@@ -102,7 +102,7 @@ def test_a_run_in_which_everything_fails_exits_1(trace):
 
 
 def test_mistakes_are_one_sentence(trace, tmp_path):
-    """An invalid model, workload, prompt form, SLO or path is a one-line `UserError` before any request."""
+    """`twofold bench` reports an invalid argument as a one-line `UserError` before it sends a request."""
     with endpoint() as scripted:
         base = ("--base-url", scripted.url, "--workload", trace)
         for wrong, said in (
@@ -121,7 +121,7 @@ def test_mistakes_are_one_sentence(trace, tmp_path):
 
 
 def test_an_endpoint_that_is_not_there(trace):
-    """A closed port is a configuration error that contains the URL."""
+    """A closed port in `--base-url` is a configuration error that contains the URL."""
     with endpoint() as scripted:
         pass
     error = run("--base-url", scripted.url, "--workload", trace).exception
@@ -130,7 +130,7 @@ def test_an_endpoint_that_is_not_there(trace):
 
 
 def test_interrupting_prints_what_was_measured(trace, tmp_path):
-    """After Ctrl-C, table and report contain the completed requests, and the exit code is 130."""
+    """After Ctrl-C, the table and the JSON report contain the completed requests, and the exit code is 130."""
 
     def script(body):
         return well_behaved(body) if len(body["prompt"]) < 26 else [Send(chunk()), Hang()]
@@ -138,7 +138,7 @@ def test_interrupting_prints_what_was_measured(trace, tmp_path):
     report_path = tmp_path / "report.json"
     with endpoint(script) as scripted:
         command = [sys.executable, "-c", PROGRAM, "--base-url", scripted.url, "--workload", str(trace)]
-        # Seven at once, six of which hang: when the twelfth has left, at least five have completed.
+        # Seven requests run at once, and six of the twelve hang: once all are sent, at least five have completed.
         command += ["--max-concurrency", "7", "--output", str(report_path)]
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
             while len(scripted.bodies) < 12 and process.poll() is None:

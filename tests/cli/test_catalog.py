@@ -1,4 +1,4 @@
-"""`twofold catalog` shows every entry as a table or as JSON."""
+"""`twofold catalog` shows the catalog's entries as tables or as JSON."""
 
 import json
 import subprocess
@@ -29,7 +29,7 @@ def run(*arguments):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_entry_is_shown(kind):
-    """The table has a row for each entry, and `--sources` adds the sources."""
+    """Each table has a row for every catalog entry, and `--sources` adds its source."""
     table, sources = run(kind), run(kind, "--sources")
     for name, item in getattr(load_catalog(), kind).items():
         assert name in table
@@ -39,7 +39,7 @@ def test_every_entry_is_shown(kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_json_is_exact(kind):
-    """The JSON has every entry by name, with source and date."""
+    """The JSON has every catalog entry by name, with its source and date."""
     shown = json.loads(run(kind, "--json"))
     items = getattr(load_catalog(), kind)
     assert list(shown) == list(items)
@@ -48,8 +48,8 @@ def test_json_is_exact(kind):
         assert facts["date"] == items[name].date
 
 
-def test_json_has_what_follows():
-    """The JSON includes derived values: KV bytes per token and memory per machine."""
+def test_json_has_derived_values():
+    """The JSON includes the KV bytes per token of a model and the memory of a machine."""
     models = json.loads(run("models", "llama2-70b", "--json"))
     assert models["llama2-70b"]["kv_bytes_per_token"] == 327_680
     machines = json.loads(run("machines", "h100", "--json"))
@@ -58,7 +58,7 @@ def test_json_has_what_follows():
 
 
 def test_tables_have_units():
-    """The tables show prices, power, bandwidth and sizes with units."""
+    """The tables show prices, power, bandwidths and sizes with their units."""
     machines, models = run("machines", "a100", "h100-pcap"), run("models", "bloom-176b")
     for expected in ("$17.60/h", "6,500 W", "200 GB/s", "8 × h100-80gb-pcap at 50% power", "7,140 W"):
         assert expected in machines
@@ -79,14 +79,14 @@ def test_own_files_and_directories(tmp_path):
 
 
 def test_unknown_names_are_a_sentence():
-    """An unknown name is a configuration error that suggests the nearest name."""
+    """An unknown catalog name is a configuration error that suggests the nearest name."""
     result = CliRunner().invoke(app, ["machines", "h10"])
     assert isinstance(result.exception, ConfigurationError)
     assert "did you mean h100?" in str(result.exception)
 
 
 def test_a_full_disk_is_one_sentence():
-    """A failed write to stdout is a one-line error without a traceback."""
+    """If stdout cannot be written, the command prints a one-line error without a traceback."""
     with Path("/dev/full").open("w") as full:
         command = [sys.executable, "-m", "twofold.cli.main", "catalog", "machines"]
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)

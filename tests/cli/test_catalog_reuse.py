@@ -21,7 +21,7 @@ def run(*arguments):
 
 
 def test_the_published_figure_is_shown():
-    """The output has Mooncake's published bandwidth, and every machine and link of the catalog."""
+    """The output has the bandwidth that Mooncake publishes, and every machine and link of the catalog."""
     shown = run().stdout
     assert "8,192 tokens of LLaMA-70B on 8 A800 at their peak: 5.86 GB/s" in shown
     catalog = load_catalog()
@@ -30,7 +30,7 @@ def test_the_published_figure_is_shown():
 
 
 def test_json_has_each_machine():
-    """The JSON has the required bandwidth of each machine, and the shortest prefix that pays off on each link."""
+    """The JSON has the required bandwidth of each machine, and the shortest prefix worth loading over each link."""
     facts = json.loads(run("a100", "h100", "--performance", "roofline", "--json").stdout)
     assert list(facts) == ["dgx-a100", "dgx-h100"]
     a100, h100 = facts.values()
@@ -45,7 +45,7 @@ def test_json_has_each_machine():
 
 
 def test_an_instance_of_some_accelerators():
-    """An instance with half of the accelerators needs half of the bandwidth."""
+    """With `--tp 4` instead of 8, half of the bandwidth suffices, because computing a prefix takes longer."""
     whole, half = (
         json.loads(run("a100", "--performance", "roofline", "--tp", degree, "--json").stdout) for degree in (8, 4)
     )
@@ -64,7 +64,7 @@ def test_an_instance_of_some_accelerators():
     ],
 )
 def test_mistakes_are_one_sentence(arguments, words):
-    """Each error names the unknown name or the invalid value."""
+    """Invalid arguments of `twofold catalog reuse` are configuration errors that name the value."""
     error = run(*arguments).exception
     assert isinstance(error, ConfigurationError)
     assert words in str(error)

@@ -25,7 +25,7 @@ def made(tmp_path_factory):
 
 
 def test_the_engine_loads_it(made):
-    """The loaded model has the requested sizes."""
+    """The torch engine loads a created model with the requested sizes."""
     from twofold.engine.torch.loader import load_model
 
     model = load_model(made)
@@ -35,7 +35,7 @@ def test_the_engine_loads_it(made):
 
 
 def test_both_tokenizer_classes_load_it(made):
-    """Both tokenizer classes decode their token ids to the original text, including non-ASCII characters."""
+    """Both transformers tokenizer classes decode their token ids to the original text, non-ASCII text included."""
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
     text = "def f(x):\n    return x  # héllo 日本"
@@ -48,7 +48,7 @@ def test_both_tokenizer_classes_load_it(made):
 
 
 def test_chat_template(made):
-    """The template contains roles, end-of-message tokens and the prompt for an answer."""
+    """The chat template writes roles, end-of-message tokens and the start of the assistant's answer."""
     from transformers import PreTrainedTokenizerFast
 
     assert "chat_template" in json.loads((made / "tokenizer_config.json").read_text())
@@ -61,7 +61,7 @@ def test_chat_template(made):
 
 
 def test_the_same_seed_makes_the_same_model(made, tmp_path):
-    """Equal seeds give equal weight files; another seed gives other weights."""
+    """Equal seeds give byte-identical weights and tokenizers; another seed gives other weights."""
     for name, seed in (("same", "0"), ("other", "1")):
         create(tmp_path / name, "--max-model-len", "256", "--seed", seed)
     weights = [(d / "model.safetensors").read_bytes() for d in (made, tmp_path / "same", tmp_path / "other")]
@@ -70,7 +70,7 @@ def test_the_same_seed_makes_the_same_model(made, tmp_path):
 
 
 def test_nothing_is_overwritten_unasked(tmp_path):
-    """A non-empty directory is an error without `--force`."""
+    """`twofold model create` rejects a non-empty directory unless `--force` is set."""
     (tmp_path / "notes.txt").write_text("mine")
     refused = create(tmp_path)
     assert isinstance(refused.exception, ConfigurationError)
@@ -90,7 +90,7 @@ def test_nothing_is_overwritten_unasked(tmp_path):
     ],
 )
 def test_impossible_models(tmp_path, flags, reason):
-    """The error names the invalid size, and no directory is written."""
+    """`twofold model create` rejects inconsistent sizes and creates no directory."""
     result = create(tmp_path / "model", *flags)
     assert isinstance(result.exception, ConfigurationError)
     assert reason in str(result.exception)
@@ -98,5 +98,5 @@ def test_impossible_models(tmp_path, flags, reason):
 
 
 def test_create_is_a_command_of_its_own():
-    """`twofold model` without a subcommand lists `create`."""
+    """`twofold model` without a subcommand lists `create` in its help."""
     assert "create" in CliRunner().invoke(app, ["model"]).output

@@ -1,4 +1,4 @@
-"""Parsers of options that several commands share."""
+"""Parsers of option values that several commands share."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""`twofold pools` against a running emulated service."""
+"""`twofold pools show` and `twofold pools set` against a running emulated service."""
 
 from functools import partial
 
@@ -31,7 +31,7 @@ def service(tmp_path_factory):
 
 
 def test_shows_every_worker_and_sets_a_role(service, pools):
-    """`show` lists name, roles and state of each worker; `set` changes a worker's role."""
+    """`twofold pools show` lists name, roles and state of each worker; `set` changes the role of a worker."""
     shown = pools("show", "--base-url", service)
     assert shown.code == 0
     assert [line.split()[:4] for line in shown.out.splitlines()[1:]] == [
@@ -49,7 +49,7 @@ def test_shows_every_worker_and_sets_a_role(service, pools):
     [(("set", "nobody", "decode"), "no worker 'nobody'"), (("set", "decode-0", "sideways"), "sideways")],
 )
 def test_mistakes_are_one_sentence(service, pools, arguments, sentence):
-    """Each error names the unknown worker or role."""
+    """`twofold pools set` rejects an unknown worker or role in one sentence that names it."""
     done = pools(*arguments, "--base-url", service)
     assert done.code == 2
     assert sentence in done.err
@@ -57,7 +57,7 @@ def test_mistakes_are_one_sentence(service, pools, arguments, sentence):
 
 
 def test_the_last_worker_of_a_phase_keeps_it(service, pools):
-    """The role of the last decode worker changes only if a mixed worker can decode."""
+    """The role of the last decode worker can be changed only if a mixed worker remains to decode."""
     pools("set", "prefill-1", "prefill", "--base-url", service)
     refused = pools("set", "decode-0", "prefill", "--base-url", service)
     assert refused.code == 2
@@ -68,7 +68,7 @@ def test_the_last_worker_of_a_phase_keeps_it(service, pools):
 
 
 def test_no_service_is_one_sentence(pools):
-    """A URL without a service is a one-line error."""
+    """`twofold pools` reports in one sentence that no service answers at the URL."""
     done = pools("show", "--base-url", f"http://127.0.0.1:{free_port()}")
     assert done.code == 2
     assert "no service of Twofold answers" in done.err

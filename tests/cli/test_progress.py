@@ -1,4 +1,4 @@
-"""Progress bars."""
+"""Progress bars of simulations, traces and plans."""
 
 import io
 import sys

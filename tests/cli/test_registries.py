@@ -1,4 +1,4 @@
-"""Every entry of every registry runs: the commands accept it, and requests complete with it."""
+"""Every entry of every registry is accepted by the commands and completes requests."""
 
 import asyncio
 import json
@@ -41,12 +41,12 @@ PUBLISHED = {  # performance models of other models and machines
 
 
 def policy(registry, name, *flags, pools=(PREFILL, DECODE), serve=(), **fields):
-    """Return a test case: a cluster with an entry of a registry, flags of both commands, and flags of `serve` only."""
+    """Return a test case: a cluster with one registry entry, flags of both commands, and flags of `serve` only."""
     return pytest.param(MODEL | {"pools": pools} | fields, flags, serve, id=f"{registry}-{name}")
 
 
 def routers():
-    """Yield every router that runs live, with the hand-off policies and the eviction policies in turn."""
+    """Yield every live router, paired with the hand-off and eviction policies in turn."""
     for name, handoff, eviction in zip(LIVE_ROUTERS, cycle(HANDOFF_POLICIES), cycle(EVICTIONS), strict=False):
         caches = ("--enable-prefix-caching", "--kv-eviction", eviction)
         cells = {"cells": 2} if name in CELL_ROUTERS else {}
@@ -57,7 +57,7 @@ def routers():
 
 
 def batchers():
-    """Yield every batcher, in a pool of its phase or in a mixed pool."""
+    """Yield every batcher, in a prefill, decode or mixed pool."""
     for name, batcher in BATCHERS.items():
         prefill = (PREFILL | {"batcher": name}) if batcher.prefills else PREFILL
         decode = (DECODE | {"batcher": name}) if batcher.decodes else DECODE
@@ -67,7 +67,7 @@ def batchers():
 
 
 def performance_models():
-    """Yield every performance model, with the overload rules in turn."""
+    """Yield every performance model, paired with the overload rules in turn."""
     for name, rule in zip(PERFORMANCE_MODELS, cycle(OVERLOAD_RULES), strict=False):
         model, size = PUBLISHED.get(name, ("opt-13b", {}))
         pools = [{**pool, **size} for pool in (PREFILL, DECODE)]
@@ -80,7 +80,7 @@ POLICIES = [*routers(), *batchers(), *performance_models()]
 
 @pytest.fixture
 def completed(twofold, tmp_path):
-    """Simulate six requests and return the number of completed ones."""
+    """Return a function that simulates six requests and returns how many completed."""
 
     def run(*flags, trace_format="twofold"):
         path = tmp_path / f"trace{FORMATS[trace_format].suffix}"
@@ -94,7 +94,7 @@ def completed(twofold, tmp_path):
 
 @pytest.fixture
 def cluster_file(tmp_path):
-    """Write a cluster and return its path."""
+    """Return a function that writes a cluster file and returns its path."""
 
     def write(cluster):
         path = tmp_path / "cluster.yaml"
@@ -111,7 +111,7 @@ def test_policies_are_simulated(completed, cluster_file, cluster, flags, _serve)
 
 @pytest.mark.parametrize(("cluster", "flags", "serve"), POLICIES)
 def test_policies_are_served(cluster_file, cluster, flags, serve):
-    """An emulated service answers all requests and frees all blocks."""
+    """An emulated service with each policy answers all requests and frees all blocks."""
     if cluster["pools"][0].get("batcher") == INLINED:
         pytest.skip("an emulated service cannot inline prompts; tests/serving/test_inlined_prefill.py serves a model")
     cluster = {name: value for name, value in cluster.items() if name not in SIMULATED_ONLY}
@@ -122,14 +122,14 @@ def test_policies_are_served(cluster_file, cluster, flags, serve):
 
 
 def test_every_entry_is_walked():
-    """The zipped registries are the longest of their groups, so no entry is left out."""
+    """Routers and performance models outnumber the entries paired with them, so no entry is skipped."""
     assert len(LIVE_ROUTERS) >= max(len(HANDOFF_POLICIES), len(EVICTIONS))
     assert len(PERFORMANCE_MODELS) >= len(OVERLOAD_RULES)
 
 
 @pytest.mark.parametrize("router", [name for name in ROUTERS if name not in LIVE_ROUTERS])
 def test_offline_routers_are_simulated(completed, cluster_file, router):
-    """Routers that need simulation-only events run in simulations."""
+    """Routers that exist in simulations only complete all requests there."""
     assert completed("--cluster", cluster_file(MODEL | {"pools": [PREFILL, DECODE], "router": router})) == 6
 
 
@@ -157,7 +157,7 @@ def test_arrival_processes_are_simulated(twofold, arrival):
 
 
 def engines():
-    """Yield every transport under the built-in engine, and every other engine that runs a model."""
+    """Yield the default engine with every transport, and every optional engine with the default transport."""
     yield from ((DEFAULT_ENGINE, transport) for transport in TRANSPORTS)
     yield from ((name, DEFAULT_TRANSPORT) for name, engine in ENGINES.items() if engine.runs_model and engine.extra)
 

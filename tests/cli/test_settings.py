@@ -1,4 +1,4 @@
-"""Commands generated from settings: options, help, validation and --config."""
+"""Commands generated from settings classes: options, help, validation and `--config`."""
 
 import pytest
 import typer
@@ -11,7 +11,7 @@ from twofold.scheduling.batchers import BATCHERS
 
 
 class ExampleSettings(Settings):
-    """Settings of an example."""
+    """Example settings."""
 
     name: str = flag("Name [of it].", ..., positional=True, metavar="NAME")
     limit: int | None = flag("Limit.", ge=1, unset="16")
@@ -26,7 +26,7 @@ def run(*arguments):
 
     @command
     def example(settings: ExampleSettings) -> None:
-        """An example."""
+        """Example command."""
         found.append(settings)
 
     app = typer.Typer(add_completion=False)
@@ -99,7 +99,7 @@ def test_flags_of_one_name_have_one_help():
 
 @pytest.mark.parametrize("batcher", BATCHERS.values())
 def test_a_compiled_class_is_described_by_its_source(batcher):
-    """A class without a docstring, as mypyc makes it, has the description of the class in the source file."""
+    """A compiled class has no docstring, so its help text is read from the source file."""
     compiled = type(batcher.__name__, (), {"__module__": batcher.__module__})
     assert compiled.__doc__ is None
     assert summary(compiled) == summary(batcher) != ""

@@ -32,14 +32,14 @@ def failure(*arguments):
 
 
 def test_show_prints_counts_and_lengths(trace):
-    """The table has format, rate, block counts, reuse and mean prompt length."""
+    """The table shows format, rate, number of blocks, highest reuse and mean prompt length."""
     shown = run("show", trace).stdout
     for expected in ("(mooncake)", "1.000 requests/s", "20, 10 distinct", "50.00% of prefix blocks", "1,004.5"):
         assert expected in shown
 
 
 def test_show_json_is_exact(trace):
-    """The JSON has the same figures without rounding."""
+    """The JSON has the figures of the table without rounding."""
     shown = msgspec.json.decode(run("show", trace, "--json").stdout)
     assert (shown["path"], shown["format"], shown["requests"]) == (str(trace), "mooncake", 10)
     assert shown["highest_reuse"] == 0.5
@@ -52,7 +52,7 @@ def test_show_of_the_public_trace():
 
 
 def test_reuse_prints_a_rate_for_each_size_and_rule(trace):
-    """The hit rate is shown for each capacity and eviction policy, and for an unlimited cache."""
+    """`twofold trace reuse` shows a hit rate for each capacity and eviction policy, and for an unlimited cache."""
     shown = run("reuse", trace, "--capacity", 1, "--capacity", 2000, "--eviction", "lru").stdout
     for expected in ("20 prefix blocks, 10 distinct", "unlimited cache: 50.00%", "2,000", "45.00%"):
         assert expected in shown
@@ -63,7 +63,7 @@ def test_reuse_prints_a_rate_for_each_size_and_rule(trace):
 
 
 def test_reuse_of_nothing_is_refused(trace, tmp_path):
-    """A capacity of 0, an unknown policy and a trace without prefix blocks are errors."""
+    """`twofold trace reuse` rejects a capacity of 0, an unknown eviction policy and a trace without prefix blocks."""
     assert "--capacity 0 is out of range" in str(failure("reuse", trace, "--capacity", 0))
     assert "unknown eviction policy 'best'" in str(failure("reuse", trace, "--eviction", "best"))
     write_trace([ask(0)], tmp_path / "plain.jsonl", FORMATS["twofold"])
@@ -71,7 +71,7 @@ def test_reuse_of_nothing_is_refused(trace, tmp_path):
 
 
 def test_convert_says_what_is_lost(trace, tmp_path):
-    """A conversion to CSV reports the lost prefix blocks on stderr and keeps all other fields."""
+    """Conversion to the Azure CSV format reports the lost prefix blocks on stderr and keeps all prompt lengths."""
     result = run("convert", trace, tmp_path / "out.csv", "--to", "azure")
     assert "note: the azure format has no prefix blocks: 10 requests lost theirs" in result.stderr
     assert "wrote 10 requests" in result.stderr
@@ -79,7 +79,7 @@ def test_convert_says_what_is_lost(trace, tmp_path):
 
 
 def test_convert_without_options_loses_nothing(trace, tmp_path):
-    """The default output format is lossless."""
+    """Without `--to`, traces are converted to the `twofold` format, which loses no field."""
     out = tmp_path / "out.jsonl"
     assert "note" not in run("convert", trace, out).stderr
     assert detect_format(out).name == "twofold"
@@ -87,7 +87,7 @@ def test_convert_without_options_loses_nothing(trace, tmp_path):
 
 
 def test_convert_rescales(trace, tmp_path):
-    """The window, rate, lengths and context limit apply in the documented order."""
+    """`twofold trace convert` applies the window first, then the rate, the length scale and the context limit."""
     out = tmp_path / "out.jsonl"
     run(
         *("convert", trace, out, "--start", 2, "--num-requests", 5, "--rate", 8),
@@ -102,7 +102,7 @@ def test_convert_rescales(trace, tmp_path):
 
 
 def test_convert_mentions_outputs_of_length_zero(tmp_path):
-    """Outputs of length 0 are reported once, even if the trace is read twice."""
+    """Outputs of length 0 are reported once, although rescaling reads the trace twice."""
     path = tmp_path / "in.jsonl"
     lines = (f'{{"timestamp":{t},"input_length":5,"output_length":0}}' for t in (0, 9))
     path.write_text("\n".join(lines))
@@ -111,7 +111,7 @@ def test_convert_mentions_outputs_of_length_zero(tmp_path):
 
 
 def test_failed_convert_leaves_no_file(trace, tmp_path):
-    """The error of an invalid line has file and line number, and no output file remains."""
+    """An invalid line is reported with file and line number, and no output file remains."""
     trace.write_text(trace.read_text() + "{")
     error = failure("convert", trace, tmp_path / "out.jsonl")
     assert isinstance(error, WorkloadError)
@@ -132,7 +132,7 @@ def test_failed_convert_leaves_no_file(trace, tmp_path):
     ],
 )
 def test_convert_refuses_in_one_sentence(trace, tmp_path, arguments, message):
-    """Each error names its cause, and the input file stays unchanged."""
+    """Invalid arguments of `twofold trace convert` are configuration errors, and the input file stays unchanged."""
     before = trace.read_bytes()
     filled = [argument.format(**{"in": trace, "dir": tmp_path}) for argument in arguments]
     error = failure("convert", trace, *filled)
@@ -153,7 +153,7 @@ def test_generate_repeats_to_the_byte(tmp_path):
 
 
 def test_generate_refuses_in_one_sentence(tmp_path):
-    """An unknown workload name suggests the nearest one; a trace without a length limit is an error."""
+    """`twofold trace generate` rejects an unknown workload, and one without a number of requests or a duration."""
     out = ("--output", tmp_path / "out", "--rate", 1)
     assert "did you mean azure-code?" in str(failure("generate", "azure-cod", *out, "--num-requests", 1))
     assert "give a number of requests or a duration" in str(failure("generate", "azure-code", *out))

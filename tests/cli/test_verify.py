@@ -11,14 +11,14 @@ from twofold.performance.host_profile import dump_host_profile, read_host_profil
 
 
 def run(*arguments):
-    """Run `twofold` in a subprocess, because it measures its own process."""
+    """Run `twofold` in a subprocess, because a calibration measures the CPU time of its own process."""
     command = [sys.executable, "-m", "twofold.cli.main", *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
 
 
 @pytest.fixture(scope="module")
 def measured(tiny_model_dir, tmp_path_factory):
-    """Return a profile of this host with the tiny model, and the stdout of the calibration."""
+    """Return the path of a profile of this host with the tiny model, and the stdout of its calibration."""
     path = tmp_path_factory.mktemp("profile") / "host.yaml"
     done = run("calibrate", "live", tiny_model_dir("llama"), "-o", path, "--kv-cache-memory-bytes", "64MiB")
     assert done.returncode == 0, done.stderr
@@ -26,7 +26,7 @@ def measured(tiny_model_dir, tmp_path_factory):
 
 
 def test_a_host_is_measured(measured):
-    """The profile has iteration, gateway and link times; the table shows held-out errors."""
+    """`twofold calibrate live` measures iterations, gateway and link, and prints held-out errors."""
     path, shown = measured
     found = read_host_profile(path)
     assert found.engine.seconds(512, 512 * 512, 0, 0) > found.engine.seconds(16, 256, 0, 0) > 0
@@ -39,7 +39,7 @@ def test_a_host_is_measured(measured):
 
 
 def test_both_worlds_are_compared(measured, tiny_model_dir):
-    """The report has live and simulated metrics for each rate; the exit code is 0 or 1 by their agreement."""
+    """`twofold verify` reports live and simulated metrics at each rate; it exits with 0 if they agree, else 1."""
     path, _ = measured
     flags = (
         "--num-requests",
@@ -64,7 +64,7 @@ def test_both_worlds_are_compared(measured, tiny_model_dir):
 
 
 def test_a_measured_host_is_simulated(measured, twofold):
-    """`twofold simulate --profile` accepts pools of the calibrated host."""
+    """`twofold simulate --profile` simulates pools of workers on the calibrated host."""
     path, _ = measured
     cluster = ("--cluster", "2xhost:prefill,1xhost:decode", "--profile", path, "--router", "jsq")
     done = twofold(
@@ -83,7 +83,7 @@ def test_a_measured_host_is_simulated(measured, twofold):
     ],
 )
 def test_mistakes_are_told_before_anything_is_served(flags, sentence, twofold, tiny_model_dir, tmp_path):
-    """Each error is one line with exit code 2, before a service starts."""
+    """`twofold verify` reports invalid flags in one line with exit code 2 before it starts a service."""
     path = tmp_path / "host.yaml"
     path.write_text(dump_host_profile(profile()))
     done = twofold("verify", tiny_model_dir("llama"), "--profile", path, *flags)
@@ -93,7 +93,7 @@ def test_mistakes_are_told_before_anything_is_served(flags, sentence, twofold, t
 
 
 def test_a_profile_that_cannot_be_written_is_refused_first(twofold, tiny_model_dir, tmp_path):
-    """An unwritable output path is an error before the calibration starts."""
+    """`twofold calibrate live` reports an unwritable output path before it measures."""
     done = twofold("calibrate", "live", tiny_model_dir("llama"), "-o", tmp_path / "no" / "host.yaml")
     assert done.code == 2
     assert "cannot write" in done.err

@@ -29,7 +29,7 @@ kv_cache: {}
     ],
 )
 def test_cache_sizes_are_in_tokens_or_bytes(room, tokens):
-    """One token has ten bytes in this test."""
+    """Sizes in bytes are converted to tokens, here of ten bytes each."""
     assert cache_size_tokens(room, 10) == tokens
 
 
@@ -40,7 +40,7 @@ def test_rejects_sizes_without_a_unit(room):
 
 
 def test_parses_the_sizes_of_cache_tiers():
-    """A size without a tier is DRAM."""
+    """`--kv-cache` lists a size per tier; a single size is that of DRAM."""
     assert parse_cache("128GiB") == CacheSpec(dram="128GiB")
     line = "dram=3000000 tokens, disk=2TB,eviction=lfu,disk_bytes_per_s=3e9"
     assert parse_cache(line) == CacheSpec(dram="3000000 tokens", disk="2TB", eviction="lfu", disk_bytes_per_s=3e9)

@@ -41,7 +41,7 @@ def pool(machines, machine, role, **more):
     ],
 )
 def test_parses_a_cluster_line(text, pools):
-    """The fields are count, machine, parallelism, role and batcher, in this order."""
+    """Each pool is COUNTxMACHINE@TPxPP:ROLE/BATCHER; parallelism, role and batcher are optional."""
     assert parse_cluster(text, model="m", catalog=CATALOG) == ClusterSpec(pools=pools, model="m")
 
 
@@ -68,7 +68,7 @@ def test_parses_a_cluster_line(text, pools):
     ],
 )
 def test_rejects_invalid_pools(text, message):
-    """The message names the pool and the correct syntax."""
+    """The error names the invalid pool and the valid values."""
     with pytest.raises(ConfigurationError) as error:
         parse_cluster(text, model="m", catalog=CATALOG)
     assert message in str(error.value)
@@ -132,7 +132,7 @@ def test_accepts_machines_of_a_user_catalog(tmp_path):
     ],
 )
 def test_rejects_invalid_files(text, message):
-    """The message names the file, place and reason."""
+    """The error names the file, the position or field, and the reason."""
     with pytest.raises(ConfigurationError) as error:
         read_cluster(text, "c.yaml", catalog=CATALOG)
     assert message in str(error.value)
@@ -229,7 +229,7 @@ def test_omits_unset_fields_and_writes_pools_first():
     ],
 )
 def test_rejects_numbers_beyond_the_clock_range(line, words):
-    """Parsing fails early instead of a later overflow."""
+    """Times beyond the simulated clock, and bandwidths so low that transfers exceed it, are rejected on parsing."""
     text = f"model: bloom-176b\npools: [{{machines: 1, machine: h100, role: mixed}}]\n{line}\n"
     with pytest.raises(ConfigurationError, match=words):
         read_cluster(text, "c.yaml")

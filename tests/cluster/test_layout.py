@@ -23,7 +23,7 @@ def pool(machines, parallel=8, stages=1, role=Role.MIXED, **more):
 
 
 def on(spec):
-    """Return the machine numbers of every instance."""
+    """Return the machine numbers of each instance of a pool."""
     layout = layout_of(spec, A100)
     return [list(layout.machines_of(number)) for number in range(layout.instances)]
 
@@ -46,14 +46,14 @@ def cluster(*pools, **more):
         (pool(3, 8, 1, instances=2), [[0], [1]]),
     ],
 )
-def test_stages_are_spread_evenly(spec, machines):
-    """Instances are placed in order, as many as fit or as requested."""
+def test_instances_fill_machines_in_order(spec, machines):
+    """Instances fill the machines in order, as many as fit or as the pool requests."""
     assert on(spec) == machines
 
 
 @given(st.integers(1, 40), st.sampled_from([1, 2, 3, 4, 8]), st.integers(1, 12), st.integers(1, 60) | st.none())
 def test_every_layout_fits(machines, parallel, stages, instances):
-    """Layouts stay within the machines and their accelerators; `spans` matches the placement."""
+    """No instance uses a machine outside its pool or more accelerators than a machine has."""
     try:
         layout = layout_of(pool(machines, parallel, stages, instances=instances), A100)
     except ConfigurationError:  # too many instances for the machines
@@ -82,7 +82,7 @@ def test_rejects_layouts_that_do_not_fit(pools, message):
 
 
 def test_pools_on_shared_nodes_count_the_machine_once():
-    """One node can hold a prefill instance with four accelerators and a decode instance with two."""
+    """Pools with the same `nodes` share a machine: prefill on four accelerators and decode on two of one node."""
     spec = cluster(
         pool(1, 4, 1, Role.PREFILL, instances=1, nodes="here"), pool(1, 2, 1, Role.DECODE, instances=1, nodes="here")
     )
@@ -95,7 +95,7 @@ def test_pools_on_shared_nodes_count_the_machine_once():
 
 
 def test_pipelines_share_the_same_machines():
-    """Stages are placed side by side, so that KV caches stay within a machine."""
+    """Prefill and decode pipelines on the same nodes span the same machines."""
     spec = cluster(
         pool(2, 4, 2, Role.PREFILL, instances=1, nodes="pair"), pool(2, 2, 2, Role.DECODE, instances=1, nodes="pair")
     )
@@ -103,7 +103,7 @@ def test_pipelines_share_the_same_machines():
 
 
 def test_pipeline_bandwidth_is_the_sum_over_its_machines():
-    """A link override applies to each machine."""
+    """A pipeline over two machines transfers KV at twice the bandwidth of one, also if the link is overridden."""
     model = CATALOG.model("opt-66b")
     spec = cluster(pool(2, 8, 2))
     (kind,) = instance_profiles(spec, CATALOG)
@@ -113,7 +113,7 @@ def test_pipeline_bandwidth_is_the_sum_over_its_machines():
 
 
 def test_workers_share_cores_evenly_or_take_turns():
-    """With more workers than cores, the first workers are the last to share theirs."""
+    """Workers get equal numbers of cores; with more workers than cores, the last workers share cores first."""
     assert share_cores([0, 1, 2, 3], 2) == [(0, 1), (2, 3)]
     assert share_cores([0, 1, 2], 2) == [(0,), (1,)]
     assert share_cores([0, 1], 3) == [(0,), (1,), (1,)]

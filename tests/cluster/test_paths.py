@@ -1,4 +1,4 @@
-"""Transfer paths of a simulated cluster."""
+"""Transfer paths between the instances of a simulated cluster."""
 
 from twofold.cluster.file import parse_cluster
 from twofold.cluster.paths import paths_of
@@ -10,7 +10,7 @@ CATALOG = load_catalog()
 
 
 def test_layer_wise_crossover_matches_the_paper():
-    """The crossover of bloom-176b on the paper's H100s is at 512 tokens (Splitwise, section 6.2)."""
+    """Layer-wise transfer of bloom-176b on H100 is faster from about 512 tokens (Splitwise, section 6.2)."""
     pools = parse_cluster("1xh100:prefill,1xh100:decode", model="", catalog=CATALOG).pools
     spec = ClusterSpec(model="bloom-176b", router="jsq", pools=pools)
     paths = paths_of(spec, CATALOG.model("bloom-176b"), instance_profiles(spec, CATALOG))

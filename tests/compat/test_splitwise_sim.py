@@ -1,4 +1,4 @@
-"""Rules of SplitwiseSim's schedulers."""
+"""Rules of SplitwiseSim's instance scheduler."""
 
 import pytest
 
@@ -12,7 +12,7 @@ def sim(**more):
 
 
 def running_decodes(count=3, **more):
-    """Return an instance in the middle of a run of decodes."""
+    """Return an instance that is running several decode iterations without new selections."""
     made = sim(**more)
     for number in range(count):
         arrive(made, request(f"d{number}", output=500))
@@ -23,26 +23,26 @@ def running_decodes(count=3, **more):
 
 
 def test_orders_prompts_then_running_then_ready_tasks():
-    """Groups are in this order within the token budget, and tasks of a group are in order of arrival."""
+    """A batch takes prompts first, then running decodes, then ready decodes, each in order of arrival."""
     chosen = selected(SplitwiseSimBatcher(100, 64), waiting(60, 37), decoding(2), ready(3))
     assert chosen.prefills == [("w0", 60), ("w1", 37)]
     assert (chosen.resume, chosen.pause) == (["r0"], [])
 
 
 def test_a_prompt_over_the_budget_runs_alone():
-    """The first task of a batch always fits."""
+    """A prompt over the token budget is selected if it is first, and pauses all decodes."""
     chosen = selected(SplitwiseSimBatcher(100, 64), waiting(500, 1), decoding(2), ready(1))
     assert (chosen.prefills, chosen.resume, chosen.pause) == ([("w0", 500)], [], ["d0", "d1"])
 
 
 def test_limits_the_sequences_of_a_batch():
-    """The published limit is 512."""
+    """A batch has at most `max_num_seqs` sequences (512 in SplitwiseSim), and prompts are selected first."""
     chosen = selected(SplitwiseSimBatcher(2048, 4), waiting(10, 10), decoding(3), ready(2))
     assert (len(chosen.prefills), chosen.resume, chosen.pause) == (2, [], ["d2"])
 
 
 def paused_by_prompts(arrival_s):
-    """Return an instance with a decode that arrived at `arrival_s` and ran once, and eight prompts of a batch each."""
+    """Return an instance with a decode that arrived at `arrival_s`, and eight queued prompts of a full batch each."""
     made = sim(budget=10)
     arrive(made, request("a", output=50, arrival_s=arrival_s))
     assert ran(made) == ["a"]
@@ -52,21 +52,21 @@ def paused_by_prompts(arrival_s):
 
 
 def test_decode_left_out_four_times_goes_first():
-    """The age of a decode grows by one with each batch that leaves it out, including the batch that paused it."""
+    """After four batches without a paused decode, the decode runs before the waiting prompts."""
     made = paused_by_prompts(arrival_s=0.0)
     assert [ran(made) for _ in range(5)] == [["p0"], ["p1"], ["p2"], ["p3"], ["a"]]
     assert made.preemptions == 1
 
 
 def test_overdue_tasks_of_equal_age_go_by_arrival():
-    """Prompts age like decodes."""
+    """Prompts age like decodes, so earlier prompts run before an overdue decode of equal age."""
     made = paused_by_prompts(arrival_s=2.0)
     assert [ran(made) for _ in range(8)] == [[f"p{number}"] for number in range(8)]
     assert ran(made) == ["a"]
 
 
 def test_age_order_is_fixed_when_a_task_is_added():
-    """A task that ages stays behind a chained decode that does not."""
+    """The priority by age is set when a task is queued, so a task that ages later does not overtake."""
     made = sim(num_blocks=8, budget=100)
     arrive(made, request("a", prompt=16, output=17))  # two of eight blocks
     ran(made)
@@ -78,7 +78,7 @@ def test_age_order_is_fixed_when_a_task_is_added():
 
 @pytest.mark.parametrize("decodes_here", [False, True])
 def test_prompt_within_the_budget_interrupts_decodes(decodes_here):
-    """Running decodes may pause for a prompt."""
+    """A prompt within the token budget pauses the running decodes."""
     made = running_decodes()
     made.submit(request("p", prompt=2048), decodes_here=decodes_here)
     assert made.changed
@@ -88,7 +88,7 @@ def test_prompt_within_the_budget_interrupts_decodes(decodes_here):
 
 
 def test_prompt_over_the_budget_does_not_interrupt_decodes():
-    """The prompt waits until one of the decodes ends."""
+    """A prompt over the token budget waits until a running decode ends."""
     made = running_decodes()
     made.submit(request("p", prompt=2049), decodes_here=False)
     assert not made.changed
@@ -99,7 +99,7 @@ def test_prompt_over_the_budget_does_not_interrupt_decodes():
 
 
 def test_chained_decode_of_a_long_prompt_interrupts_decodes():
-    """A chained decode is queued with its prompt, and its one token fits; then the prompt goes first."""
+    """A prompt over the budget pauses running decodes if it also decodes here: its decode is within the budget."""
     made = running_decodes()
     made.submit(request("p", prompt=2049), decodes_here=True)
     assert made.changed
@@ -123,7 +123,7 @@ def test_running_prompt_is_not_interrupted():
 
 
 def test_idle_instance_without_blocks_waits_for_freed_blocks():
-    """An arrival does not set `changed`, and freed blocks do."""
+    """Without free blocks, freed blocks set `changed`, and a new request does not."""
     made = sim(num_blocks=8)
     made.submit(request("p", prompt=112), decodes_here=False)
     assert ran(made) == ["p"]

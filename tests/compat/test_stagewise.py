@@ -1,4 +1,4 @@
-"""The rules of DistServe's simulator, in round numbers."""
+"""Rules of DistServe's simulator, tested with round iteration times."""
 
 import pytest
 from hypothesis import given, settings
@@ -14,7 +14,7 @@ from twofold.timeline import Moment
 
 
 def play(shape, sizes, *, budget=100, later=None, failures=()):
-    """Simulate requests `sizes` (arrival in ms, prompt, output) on instances `shape` (role, stages)."""
+    """Simulate requests of (arrival in ms, prompt, output) on instances of (role, pipeline stages)."""
     stages = {count for _, count in shape}
     assert len(stages) == 1
     model = Pipeline("toy", ToyModel.error, ToyModel(), later or ToyModel(), stages.pop())
@@ -48,7 +48,7 @@ def times(world, moment):
 
 
 def test_every_output_token_is_decoded():
-    """A prompt of 10 tokens takes 14 ms, then three tokens 5 ms each; TPOT is the mean over three."""
+    """With three output tokens, decode runs three iterations of 5 ms after the prefill of 14 ms."""
     world = play(split(), [(0, 10, 3)])
     assert times(world, Moment.FIRST_TOKEN) == [14.0]
     assert times(world, Moment.HANDOFF_ENDED) == [14.0]
@@ -64,26 +64,26 @@ def test_one_token_request_is_decoded_and_has_a_tpot():
 
 
 def test_simultaneous_arrivals_are_batched_together():
-    """Two prompts of 10 tokens are one batch of 24 ms; a slightly later third one waits for it."""
+    """Two prompts that arrive together form one batch, and a prompt that arrives 1 µs later waits for it."""
     world = play(split(), [(0, 10, 1), (0, 10, 1), (0.001, 10, 1)])
     assert times(world, Moment.FIRST_TOKEN) == [24.0, 24.0, 38.0]
 
 
 def test_prompt_batches_are_limited_by_memory():
-    """Batches are formed in order: the second prompt does not fit beside the first, and the third does not overtake."""
+    """A prompt that does not fit in the batch starts the next one, and no later prompt overtakes it."""
     world = play(split(), [(0, 60, 1), (0, 60, 1), (0, 10, 1)], budget=100)
     assert times(world, Moment.FIRST_TOKEN) == [64.0, 64.0 + 74.0, 64.0 + 74.0]
 
 
 def test_mixed_stage_runs_prompts_first():
-    """The first request decodes one token, waits for the second prompt, then both decode."""
+    """A prompt that arrives during a decode runs before the next decode iteration."""
     world = play([(Role.MIXED, 1)], [(0, 10, 2), (16, 20, 1)])
     assert times(world, Moment.FIRST_TOKEN) == [14.0, 19.0 + 24.0]
     assert times(world, Moment.LAST_TOKEN) == [43.0 + 6.0, 43.0 + 6.0]
 
 
 def test_pipeline_depth_is_unlimited():
-    """A second stage of at least 100 ms delays three batches; the first stage does not wait for it."""
+    """The first stage starts further batches while a slow second stage has a queue of them."""
     world = play(split(2), [(0, 10, 1), (1, 10, 1), (15, 10, 1)], later=ToyModel(base=100))
     assert times(world, Moment.PREFILL_STARTED) == [0.0, 14.0, 28.0]
     assert times(world, Moment.FIRST_TOKEN) == [14.0 + 110, 14.0 + 220, 14.0 + 330]
@@ -100,7 +100,7 @@ def test_later_stage_merges_waiting_decodes():
 
 
 def test_decode_batch_reads_at_most_fifty_thousand_tokens():
-    """Of three decodes with 20,000 tokens each, two run, and the third goes first in the next batch."""
+    """A decode batch has at most 50,000 context tokens; the sequence left out is first in the next batch."""
     sizes = [(0, 20_000, 2)] * 3
     world = play(split(), sizes, budget=100_000)
     start = 60_004.0
@@ -112,7 +112,7 @@ def test_decode_batch_reads_at_most_fifty_thousand_tokens():
 @settings(max_examples=200)
 @given(workloads(), st.integers(1, 3), st.booleans(), st.booleans())
 def test_every_request_ends_once_and_all_blocks_are_freed(requests, stages, colocated, fails):
-    """Token gaps add up to the decode time, also with failures."""
+    """Instances are idle at the end, also after failures; without failures, token gaps sum to the decode time."""
     shape = [(Role.MIXED, stages)] * 2 if colocated else split(stages)
     failures = (InstanceFailure(instance="mixed-1" if colocated else "decode-0", at_s=0.05, back_s=0.1),)
     world = play(shape, requests, budget=400, later=ToyModel(base=2), failures=failures if fails else ())

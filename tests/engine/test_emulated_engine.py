@@ -1,4 +1,4 @@
-"""The emulated engine with a fake clock that only sleeping moves."""
+"""The emulated engine on a fake clock that advances only when the engine sleeps."""
 
 import logging
 
@@ -40,7 +40,7 @@ def decode(context, name="b", output_index=1, sampling=SAMPLING):
     st.lists(st.tuples(st.integers(1, 300), st.integers(0, 300)), max_size=3), st.lists(st.integers(1, 500), max_size=4)
 )
 def test_iterations_take_the_time_of_the_simulator(prompts, contexts):
-    """Times are equal to the picosecond for any mixture of prompts, chunks and decodes."""
+    """An iteration takes exactly as long as in the simulator, for any mix of prompts, chunks and decodes."""
     parts = [
         ScheduledSequence(request(str(i), prompt=tokens + start), True, computed=start).prefill(tokens)
         for i, (tokens, start) in enumerate(prompts)
@@ -55,7 +55,7 @@ def test_iterations_take_the_time_of_the_simulator(prompts, contexts):
 
 
 def test_iterations_do_not_drift():
-    """Neither late wake-ups nor the time between iterations adds up."""
+    """Consecutive iterations stay on schedule in spite of late wake-ups and time between the iterations."""
     clock = FakeClock(oversleep=MS)
     emulated = engine(clock)
     for index in range(1, 101):
@@ -66,7 +66,7 @@ def test_iterations_do_not_drift():
 
 
 def test_an_iteration_after_a_pause_starts_at_once():
-    """The engine does not catch up on idle time."""
+    """After an idle time, an iteration takes its full duration from its start."""
     clock = FakeClock()
     emulated = engine(clock)
     emulated.run([decode(50)])
@@ -78,7 +78,7 @@ def test_an_iteration_after_a_pause_starts_at_once():
 
 
 def test_a_stopped_process_skips_the_lost_time():
-    """A process that was stopped for seconds does not run the missed iterations in a burst."""
+    """An engine that was stopped for seconds does not catch up on the missed time."""
     clock = FakeClock()
     emulated = engine(clock)
     emulated.run([decode(50)])
@@ -89,7 +89,7 @@ def test_a_stopped_process_skips_the_lost_time():
 
 
 def test_layers_are_ready_at_equal_intervals():
-    """Group k is reported when its last layer is computed, the last group at the end."""
+    """Each group of layers is reported when its last layer is due, and the last group at the end of the prefill."""
     clock = FakeClock()
     told = []
     emulated = engine(clock, layers=10)
@@ -107,7 +107,7 @@ def test_an_empty_iteration_takes_no_time():
 
 
 def test_tokens_depend_on_seed_and_position_alone():
-    """A request gets the same output in any batch, on any worker, and replayed from any token."""
+    """The sampled token is the same in any batch and on any worker, also if the request is replayed."""
     alone = engine(FakeClock()).run([decode(50)])
     among = engine(FakeClock()).run([prompt(20), decode(50, name="other"), decode(9)])
     assert alone[0] == among[1]
@@ -120,7 +120,7 @@ def test_an_incomplete_prompt_samples_no_token():
 
 
 def test_warns_about_late_batches(caplog):
-    """A warning states the delay and appears at most once in ten seconds."""
+    """The engine logs the delay of a late batch, at most once in ten seconds."""
     emulated = engine(FakeClock(oversleep=80 * MS))
     with caplog.at_level(logging.WARNING):
         for _ in range(3):

@@ -1,4 +1,4 @@
-"""Groups of layers."""
+"""Groups of layers that the emulated engine reports together."""
 
 from itertools import pairwise
 
@@ -10,7 +10,7 @@ from twofold.engine.emulated import LayerGroups
 
 @given(st.integers(1, 200))
 def test_groups_cover_all_layers_in_order(layers):
-    """There are few groups; each has one to eight layers."""
+    """Groups have one to eight layers, and there are at most 6 + layers / 8 of them."""
     ends = LayerGroups(layers).ends
     sizes = [high - low for low, high in pairwise((0, *ends))]
     assert ends[-1] == layers
@@ -20,7 +20,7 @@ def test_groups_cover_all_layers_in_order(layers):
 
 @given(st.integers(1, 200))
 def test_first_and_last_groups_are_single_layers(layers):
-    """The first group determines the start of a hand-off, the last one its part after the prefill."""
+    """Single layers at both ends start a hand-off early and leave little to transfer after the prefill."""
     ends = (0, *LayerGroups(layers).ends)
     assert ends[1] == 1
     assert ends[-1] - ends[-2] == 1
@@ -35,6 +35,6 @@ def test_layout_has_all_bytes_of_the_model(layers, kv_bytes_per_token, block_siz
 
 
 def test_layers_take_equally_long():
-    """Group k is ready when its last layer is computed."""
+    """All layers take equally long, and a group is ready when its last layer is."""
     groups = LayerGroups(10)
     assert [groups.ready(k, 100, 1100) for k in range(len(groups))] == [100 + 100 * end for end in groups.ends]

@@ -1,4 +1,4 @@
-"""Tokens of the emulated engine."""
+"""Random tokens that the emulated engine generates."""
 
 import math
 
@@ -13,7 +13,7 @@ seeds, positions = st.integers(0, 2**63), st.integers(0, 10**6)
 
 @given(st.integers(2, 200_000), seeds, positions)
 def test_tokens_are_in_the_vocabulary(vocab_size, seed, position):
-    """Token ids are in the vocabulary and exclude its lowest ids, which may be special."""
+    """Token ids are within the vocabulary and exclude its 256 lowest ids, which may be special tokens."""
     tokens = RandomTokens(vocab_size)
     token = tokens.sample(SamplingParams(max_tokens=1, seed=seed), position, 0).token_id
     assert min(256, vocab_size // 2) <= token < vocab_size
@@ -21,7 +21,7 @@ def test_tokens_are_in_the_vocabulary(vocab_size, seed, position):
 
 @given(seeds, positions, st.integers(0, 3))
 def test_min_tokens_excludes_stop_ids(seed, position, output_index):
-    """A stop id is sampled like any other, but not before `min_tokens`."""
+    """A stop id is sampled only after `min_tokens` output tokens."""
     tokens = RandomTokens(1000)
     first = tokens.sample(SamplingParams(max_tokens=9, seed=seed), position, output_index).token_id
     sampling = SamplingParams(max_tokens=9, seed=seed, stop_token_ids=(first,), min_tokens=2)
@@ -30,7 +30,7 @@ def test_min_tokens_excludes_stop_ids(seed, position, output_index):
 
 
 def test_tokens_are_uniformly_distributed():
-    """The log probabilities are uniform, and the alternatives include the token."""
+    """All sampled tokens have the same log probability, and the alternatives start with the sampled token."""
     sampled = RandomTokens(1000).sample(SamplingParams(max_tokens=1, logprobs=3), 4, 0)
     assert sampled.logprob == -math.log(1000 - 256)
     assert len({token for token, _ in sampled.top_logprobs}) == 3
@@ -38,7 +38,7 @@ def test_tokens_are_uniformly_distributed():
 
 
 def test_zero_logprobs_return_no_alternatives():
-    """`logprobs=0` returns only the token's own."""
+    """With `logprobs=0`, only the sampled token has a log probability."""
     sampled = RandomTokens(1000).sample(SamplingParams(max_tokens=1, logprobs=0), 4, 0)
     assert sampled.top_logprobs == ()
     assert sampled.logprob is not None

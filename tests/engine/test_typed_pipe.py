@@ -1,4 +1,4 @@
-"""Typed pipes decode the expected messages only."""
+"""Typed pipes decode messages of the expected types only."""
 
 import pickle
 from multiprocessing import Pipe
@@ -41,7 +41,7 @@ def test_rejects_pickles(ends):
 
 
 def test_a_closed_end_raises_eof(ends):
-    """The exit of the other process raises EOFError too."""
+    """Receiving from a pipe that the peer closed raises EOFError."""
     ours, theirs = ends
     ours.connection.close()
     with pytest.raises(EOFError):

@@ -1,4 +1,4 @@
-"""Iterations are read from worker journals."""
+"""Iterations read from the journals of workers."""
 
 import msgspec
 import pytest
@@ -25,7 +25,7 @@ def decode(name, context):
 
 
 def test_counts_the_work_of_an_iteration():
-    """Tokens, squares and context are counted as performance models expect; a partial chunk completes no prompt."""
+    """An iteration counts prompt tokens, attention squares, decode sequences and context, as performance models do."""
     items = [prompt("a", 10), prompt("b", 20, 30, samples=False), decode("c", 100), decode("d", 50)]
     (ran,) = WorkerLog(list(entries((1.0, 1.5, items)))).ran
     one = ran.iteration
@@ -35,7 +35,7 @@ def test_counts_the_work_of_an_iteration():
 
 
 def test_an_iteration_lasts_until_the_next_can_start():
-    """The usual gap between consecutive iterations counts to the first; idle time does not."""
+    """The usual gap between consecutive iterations counts as part of an iteration; longer idle times do not."""
     log = WorkerLog(list(entries(*((at, at + 0.009, [decode("a", 5)]) for at in (0.0, 0.01, 0.02, 5.0)))))
     assert [one.iteration.seconds for one in log.ran] == pytest.approx([0.01] * 4)
 
@@ -49,7 +49,7 @@ def test_computes_the_busy_share_of_a_time_span():
 
 
 def test_ignores_an_incomplete_batch():
-    """The journal of a killed worker may end within a batch."""
+    """A batch without an end, as in the journal of a killed worker, is ignored."""
     assert WorkerLog(list(entries((1.0, 2.0, [decode("a", 5)])))[:1]).ran == []
 
 

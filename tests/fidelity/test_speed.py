@@ -1,4 +1,4 @@
-"""Host speed follows from measured over predicted iteration times, contention included."""
+"""Slowness of a host: measured iteration times divided by the predicted ones, which include contention."""
 
 import msgspec
 import pytest
@@ -24,7 +24,7 @@ def two_cores(monkeypatch):
 
 
 def log(times, longer):
-    """Return the log of a worker that decodes four sequences from each of these times, `longer` times slower."""
+    """Return the log of a worker that decodes four sequences at each time, `longer` times slower than predicted."""
     entries = []
     for number, start in enumerate(times):
         items = tuple(BatchItem(str(i), Phase.DECODE, 1, 100, True) for i in range(4))
@@ -54,7 +54,7 @@ def test_speed_of_an_idle_host_is_that_of_the_iterations(slower):
 
 
 def test_phases_have_separate_speeds():
-    """Prompts run as calibrated, decodes a third slower: memory bandwidth is short, compute is not."""
+    """Prefill as fast as calibrated and decode a third slower give a slowness of 1 and 4/3."""
     prompt_s = TIMES.seconds(100, 100 * 100, 0, 0)
     entries = []
     for number, start in enumerate(TIMES_S):
@@ -67,14 +67,14 @@ def test_phases_have_separate_speeds():
 
 
 def test_contention_does_not_count_as_slowness():
-    """Both workers are busy throughout, and slow down by the profile's contention factor."""
+    """Two busy workers that slow down by the profile's contention factor have a slowness of 1."""
     both = {name: log(TIMES_S, CROWDED) for name in ("prefill-0", "decode-0")}
     found = slowness(host(), ServiceDesign(prefill=1, decode=1).workers(), both, span())
     assert found == pytest.approx((1.0, 1.0))
 
 
 def test_core_sharing_does_not_count_as_slowness():
-    """A prefill and a decode worker on one core, with another prefill worker idle."""
+    """A prefill and a decode worker that share a core as calibrated have a slowness of 1."""
     turns = log(TIMES_S, 2 * SHARED)
     logs = {"prefill-0": log([], 1.0), "prefill-1": turns, "decode-0": turns}
     found = slowness(host(), ServiceDesign(prefill=2, decode=1).workers(), logs, span())
@@ -82,7 +82,7 @@ def test_core_sharing_does_not_count_as_slowness():
 
 
 def test_gateway_cpu_time_does_not_count_as_slowness():
-    """With two colocated cores, the gateway takes half of its CPU time from each."""
+    """Workers that lose CPU time to the gateway on their cores have a slowness of 1."""
     front_s = 0.002 * 500 + 0.001 * len(TIMES_S) + 0.0001 * 80
     logs = {"mixed-0": log(TIMES_S, 1 / (1 - front_s / 100 / 2)), "mixed-1": log([], 1.0)}
     found = slowness(host(front=FRONT), ServiceDesign(colocated=2).workers(), logs, span(500, 80))

@@ -1,4 +1,4 @@
-"""Comparison of live and simulated metrics, and the goodput of a simulated service."""
+"""Comparison of live and simulated metrics, and the highest rate at which a simulated service meets the SLO."""
 
 import dataclasses
 
@@ -25,7 +25,7 @@ SLO = Slo(ttft_s=0.5, tpot_s=0.1)
 
 @pytest.fixture
 def host(tmp_path, monkeypatch):
-    """A two-core host profile and its file; the test machine appears to have two cores."""
+    """Return the profile of a two-core host and its file; this process sees two cores as well."""
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1})
     path = tmp_path / "host.yaml"
     path.write_text(dump_host_profile(profile()))
@@ -41,12 +41,12 @@ def twin(design, one, directory):
 
 
 def regular(rate):
-    """Return equal requests with a prefill of 0.11 s and nine decodes each."""
+    """Return 200 equal requests at this rate, each with a prefill of 0.11 s and nine decode iterations."""
     return [Request(id=str(i), arrival_s=i / rate, prompt_tokens=100, output_tokens=10) for i in range(200)]
 
 
 def test_accepts_errors_up_to_limit_plus_spread():
-    """Replays that differ by 10% widen the limit by 10%."""
+    """A simulated metric may differ from the live one by the limit plus the spread between live replays."""
     close = figure("TTFT P50", 1.2, (0.95, 1.05), 0.1)
     assert (close.error, close.spread, close.holds) == (pytest.approx(0.2), pytest.approx(0.1), True)
     assert not figure("TTFT P50", 1.21, (0.95, 1.05), 0.1).holds
@@ -54,20 +54,20 @@ def test_accepts_errors_up_to_limit_plus_spread():
 
 
 def test_spread_does_not_grow_with_the_number_of_replays():
-    """The spread is a mean over pairs of replays."""
+    """The spread is the mean difference between pairs of replays."""
     assert figure("E2E P50", 1.0, (0.9, 1.1), 0.1).spread == pytest.approx(0.2)
     assert figure("E2E P50", 1.0, (0.9, 1.0, 1.1), 0.1).spread == pytest.approx(0.4 / 3)
     assert figure("E2E P50", 1.0, (1.0,), 0.1).spread == 0.0
 
 
 def test_attainment_errors_are_absolute():
-    """10% instead of 14% is an error of four points."""
+    """A simulated attainment of 10% instead of 14% is an error of four percentage points."""
     attained = figure(ATTAINMENT, 0.10, (0.14, 0.14), 0.05)
     assert (attained.error, attained.holds) == (pytest.approx(-0.04), True)
 
 
 def test_knee_is_at_least_the_throughput_of_the_prefill_worker(host):
-    """With 0.11 s per prompt, up to 1/0.11 requests/s meet the SLO."""
+    """With a prefill of 0.11 s, the highest rate that meets the SLO is at least 1/0.11 requests/s."""
     one, path = host
     split = twin(ServiceDesign(prefill=1, decode=1), one, path.parent)
     found = knee(split, regular, SLO)
@@ -84,7 +84,7 @@ def test_rejects_an_slo_that_no_rate_meets(host):
 
 
 def test_simulates_a_slow_host_at_its_measured_speed(host):
-    """At two thirds of the calibrated speed, only the corrected simulation is within the limits."""
+    """On a host 1.5 times slower than calibrated, only the simulation at measured speed is within the limits."""
     one, path = host
     slow = twin(ServiceDesign(prefill=1, decode=1), one, path.parent)
     requests = regular(4.0)
@@ -97,7 +97,7 @@ def test_simulates_a_slow_host_at_its_measured_speed(host):
 
 
 def test_each_replay_is_simulated_at_its_own_speed(host):
-    """A fast and a slow replay give the mean of two simulations, not one simulation at the mean speed."""
+    """Replays at different speeds are each simulated at their speed, and the simulated metrics are averaged."""
     one, path = host
     split = twin(ServiceDesign(prefill=1, decode=1), one, path.parent)
     requests = regular(4.0)
@@ -121,7 +121,7 @@ def moved(timeline, by):
 
 
 def journals(timelines, *, slower):
-    """Return the journals of a prefill and a decode worker that ran these requests one at a time."""
+    """Return the journals of a prefill worker that ran these requests one at a time, and of an idle decode worker."""
     found = {"prefill-0": [], "decode-0": []}
     for number, timeline in enumerate(timelines):
         prompt = timeline.request.prompt_tokens
@@ -137,7 +137,7 @@ def iteration(start, end, batch):
 
 
 def test_rejects_a_profile_with_other_core_counts(host):
-    """The core count of a worker changes its speed."""
+    """A profile of workers with four of eight cores each is rejected on a host with two cores."""
     _, path = host
     with pytest.raises(ConfigurationError, match="4 of 8 cores per worker"):
         cluster_of(
@@ -156,7 +156,7 @@ def test_designs_have_names_and_flags():
 
 
 def test_simulated_twin_uses_the_batchers_of_the_service(host):
-    """Colocated workers use chunked prefill."""
+    """The simulated cluster of a colocated service uses chunked prefill, as its workers do."""
     one, path = host
     twin = cluster_of(ServiceDesign(colocated=2), one, path, kv_capacity_tokens=1600, max_num_seqs=8)
     assert [(pool.machines, pool.batcher) for pool in twin.pools] == [(2, "chunked-prefill")]

@@ -1,4 +1,4 @@
-"""Latencies and SLO attainment equal those of DistServe's simulator for every request."""
+"""Latencies of every request, and SLO attainment, equal those of DistServe's simulator."""
 
 import json
 import re
@@ -43,7 +43,7 @@ def cluster(name):
 
 
 class Ended(Observer):
-    """TTFT and TPOT of every request in milliseconds, with DistServe's definition of TPOT."""
+    """Observer that stores TTFT and TPOT of each request in ms, with DistServe's definition of TPOT."""
 
     def __init__(self):
         self.latencies = {}
@@ -56,7 +56,7 @@ class Ended(Observer):
 
 
 def play(spec, rows, slo=None):
-    """Simulate requests from `rows` of (arrival in ms, prompt tokens, output tokens)."""
+    """Simulate requests of (arrival in ms, prompt, output tokens); return (TTFT, TPOT) of each, and the result."""
     requests = [
         Request(id=str(number), arrival_s=at / 1e3, prompt_tokens=prompt, output_tokens=output)
         for number, (at, prompt, output) in enumerate(rows)
@@ -69,7 +69,7 @@ def play(spec, rows, slo=None):
 @pytest.mark.skipif(not files(), reason="needs the reference output of DistServe's simulator: set TWOFOLD_DATA")
 @pytest.mark.parametrize("path", files(), ids=lambda path: path.stem)
 def test_latencies_equal_distserve(path):
-    """Latencies agree to 1e-4, SLO attainment to half a point."""
+    """TTFT and TPOT agree to a relative 1e-4, and SLO attainment to half a percentage point."""
     rows = json.loads(path.read_text())
     sizes = [(row["arrival_ms"], row["prompt_len"], row["output_len"]) for row in rows]
     ours, _ = play(cluster(path.name), sizes)

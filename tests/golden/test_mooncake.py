@@ -1,4 +1,4 @@
-"""Mooncake's claims hold in direction: a short form of bench/mooncake/paper_claims.py."""
+"""Mooncake's main claims hold in a short simulation; bench/mooncake/paper_claims.py runs the full one."""
 
 import importlib
 import sys
@@ -15,7 +15,7 @@ BENCH = Path(__file__).parents[2] / "bench" / "mooncake"
 
 @pytest.fixture(scope="module")
 def bench():
-    """Return the modules of the benchmark, which is not a package."""
+    """Return the modules of bench/mooncake, which is not a package."""
     sys.path.insert(0, str(BENCH))
     try:
         return {name: importlib.import_module(name) for name in ("paper_claims", "rate_search")}
@@ -34,7 +34,7 @@ def rates(bench):
 
 
 def test_split_meets_the_ttft_slo_that_colocated_misses(claims, rates):
-    """Prompts have 16k tokens, half of them cached, at a rate between the paper's limits of both systems."""
+    """The workload has prompts of 16k tokens, half of each cached, at 0.5 requests/s."""
     setting = next(one for one in claims.SETTINGS if one.name == "16k")
     slo, systems = claims.bounds(setting), claims.generated_systems(setting)
     arriving = claims.requests(setting, 0.5, 150)
@@ -44,7 +44,7 @@ def test_split_meets_the_ttft_slo_that_colocated_misses(claims, rates):
 
 
 def test_prefix_hit_rate_matches_the_setting(claims, rates):
-    """Half of each prompt is cached, except for the first prompt of each group."""
+    """About half of the prompt tokens are reused; only the first prompt of a group reuses none."""
     setting = next(one for one in claims.SETTINGS if one.name == "16k")
     result = rates.run(claims.generated_systems(setting)[claims.SPLIT], claims.requests(setting, 0.5, 150))
     assert 0.45 < result.reuse.reused_tokens / result.reuse.prompt_tokens <= 0.5
@@ -52,7 +52,7 @@ def test_prefix_hit_rate_matches_the_setting(claims, rates):
 
 @given(limit=st.floats(0.001, 1000.0), start=st.floats(0.01, 100.0))
 def test_rate_search_finds_the_highest_feasible_rate(rates, limit, start):
-    """The result is None if no rate near the start is feasible."""
+    """The search returns None if all rates down to a fiftieth of the start miss the SLO."""
     grid = RateGrid(0.05)
     rate, bound = rates.highest(lambda rate: "TBT" if rate > limit else "", start, grid)
     assert bound == "TBT"

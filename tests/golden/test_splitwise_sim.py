@@ -1,4 +1,4 @@
-"""Latencies equal SplitwiseSim's reference runs for every request, with the same verdict on the paper's nine SLOs."""
+"""Latencies of every request, and the verdict on Splitwise's nine SLO bounds, equal SplitwiseSim's reference runs."""
 
 import csv
 
@@ -67,7 +67,7 @@ PREEMPTED_WHILE_OTHERS_AGE = [
 
 
 class Ended(Observer):
-    """Keeps the timeline of every request."""
+    """Observer that stores the timeline of each request."""
 
     def __init__(self):
         self.timelines = {}
@@ -78,7 +78,7 @@ class Ended(Observer):
 
 @pytest.fixture(scope="module", params=RUNS, ids=[run[0] for run in RUNS])
 def run(request):
-    """Return (SplitwiseSim's output per request, our timelines, our result, the expected verdict)."""
+    """Return SplitwiseSim's rows by request, our timelines, our result and the expected verdict."""
     name, trace, pools, met = request.param
     golden = find_data(f"golden/splitwise/{name}.csv")
     requests = find_data(f"traces/splitwise-{trace}-70rps-2min.csv")
@@ -99,7 +99,7 @@ def run(request):
 
 @pytest.mark.parametrize("rows", [CHAINED_DECODES_COUNT_AS_QUEUED, PREEMPTED_WHILE_OTHERS_AGE])
 def test_latencies_equal_splitwise_sim_under_overload(rows):
-    """Long queues turn machines mixed, preempt decodes and reorder overdue tasks."""
+    """The workloads make machines mixed, preempt decodes and reorder overdue tasks."""
     requests = [
         Request(id=str(number), arrival_s=at, prompt_tokens=prompt, output_tokens=output)
         for number, (at, prompt, output, _, _) in enumerate(rows)
@@ -114,7 +114,7 @@ def test_latencies_equal_splitwise_sim_under_overload(rows):
 
 
 def test_latencies_equal_the_reference(run):
-    """TTFT, E2E, queueing time and the time to the second token agree to 1e-6."""
+    """TTFT, E2E, queueing time and the time to the second token agree to a relative 1e-6."""
     rows, timelines, result, _ = run
     assert len(rows) == len(timelines) == result.completed == result.arrived
     for row in rows:
@@ -131,14 +131,14 @@ def test_latencies_equal_the_reference(run):
     ("column", "histogram"), [("ttft_times", "ttft_s"), ("tbt_times", "tpot_s"), ("response_times", "e2e_s")]
 )
 def test_percentiles_equal_the_reference(run, column, histogram, percentile):
-    """Percentiles agree to 0.1%; the histogram's buckets account for half of that."""
+    """Percentiles of TTFT, TPOT and E2E agree to 0.1%; histogram buckets cause half of the difference."""
     rows, _, result, _ = run
     theirs = np.percentile([row[column] for row in rows], percentile)
     assert getattr(result, histogram).percentile(percentile) == pytest.approx(theirs, rel=1e-3)
 
 
 def test_slo_verdict_equals_the_reference(run):
-    """The expected slowdowns are computed from SplitwiseSim's own output."""
+    """The slowdown percentiles agree with those of SplitwiseSim's latencies, and so does each bound's verdict."""
     rows, _, result, met = run
     judged = verdict(result, SPLITWISE)
     assert judged.met is met

@@ -1,4 +1,4 @@
-"""TTFT and tail TBT of requests, as bench/mooncake/paper_claims.py measures them."""
+"""TTFT and tail TBT per request, as bench/mooncake/paper_claims.py measures them."""
 
 from pathlib import Path
 from runpy import run_path
@@ -38,10 +38,10 @@ def decodes(instance, start, end, iterations):
 
 
 def test_the_longest_tenth_counts():
-    """The tail TBT of four gaps is the longest one, here the gap after the first token, which includes the hand-off."""
+    """Tail TBT is the mean of the longest tenth of gaps: with four gaps, the longest, here that with the hand-off."""
     gaps = TokenGaps()
-    gaps.run(decodes("decode-0", 500, 875, 4))  # before it came
-    gaps.run(decodes("decode-1", 0, 2000, 100))  # of others
+    gaps.run(decodes("decode-0", 500, 875, 4))  # before the arrival of the request
+    gaps.run(decodes("decode-1", 0, 2000, 100))  # another instance
     gaps.run(decodes("decode-0", 875, 1250, 4))
     gaps.run(IterationRun("decode-0", 1250 * MS, 1260 * MS, 1, 500, 1, 0, 0, 100.0))  # a prompt, and no decodes
     gaps.ended(completed(), 0.0)

@@ -1,4 +1,4 @@
-"""The catalog holds published figures with their sources, and files can extend and correct it."""
+"""The catalog has published figures with sources, and catalog files extend and override it."""
 
 import os
 
@@ -22,7 +22,7 @@ def catalog():
 
 @pytest.fixture
 def write(tmp_path):
-    """Write a catalog file and return its path."""
+    """Return a function that writes a catalog file and returns its path."""
 
     def path(text, name="mine.toml"):
         (tmp_path / name).write_text(text)
@@ -54,7 +54,7 @@ def test_every_entry_has_source_date_and_name(catalog):
     ],
 )
 def test_splitwise_machines_match_the_paper(catalog, name, price, tdp, idle, network, bandwidth, units):
-    """Prices, power, bandwidth and memory of eight-GPU machines equal table I and the simulator's configuration."""
+    """Price, power, network, bandwidth and memory equal Splitwise's table I and SplitwiseSim's configuration."""
     machine = catalog.machine(name)
     assert (machine.price_per_h, machine.tdp_w, machine.idle_w) == (price, tdp, idle)
     assert machine.network_bytes_per_s == network
@@ -64,14 +64,14 @@ def test_splitwise_machines_match_the_paper(catalog, name, price, tdp, idle, net
 
 
 def test_power_cap_is_half_of_an_h100(catalog):
-    """The cap is 350 W of 700 W; it belongs to the machine, so the accelerator keeps its TDP."""
+    """The capped machine limits each H100 to 350 W; the accelerator itself keeps its TDP of 700 W."""
     capped = catalog.machine("h100-pcap")
     assert capped.power_cap * capped.accelerator.tdp_w == 350
     assert catalog.machine("h100").power_cap == 1.0
 
 
 def test_iso_power_and_iso_cost_of_splitwise(catalog):
-    """70 A100 machines cost 18.75% less than 40 H100 machines at about the same power units."""
+    """40 H100 machines draw as much power as 70 A100 machines and cost as much as 86 (Splitwise)."""
     a100, h100 = catalog.machine("a100"), catalog.machine("h100")
     assert 70 * a100.price_per_h / (40 * h100.price_per_h) == pytest.approx(0.8105, abs=1e-3)
     assert 70 * a100.power_units == pytest.approx(40 * h100.power_units, rel=0.02)
@@ -79,7 +79,7 @@ def test_iso_power_and_iso_cost_of_splitwise(catalog):
 
 
 def test_network_bandwidth_sums_all_nics(catalog):
-    """Transferring the KV of 512 bloom tokens takes about 5 ms, where the paper's layer-wise transfer starts to pay."""
+    """The KV of 512 bloom-176b tokens takes 5 ms over the network of a DGX H100, as in the Splitwise paper."""
     size = 512 * catalog.model("bloom-176b").kv_bytes_per_token
     assert size / 1e9 == pytest.approx(2.06, abs=0.01)
     assert size / catalog.machine("dgx-h100").network_bytes_per_s == pytest.approx(5e-3, rel=0.05)
@@ -101,12 +101,12 @@ def test_network_bandwidth_sums_all_nics(catalog):
     ],
 )
 def test_kv_bytes_follow_from_the_architecture(catalog, name, kv_bytes):
-    """Grouped-query and latent attention need far less than the hidden size suggests."""
+    """KV bytes per token account for grouped-query and latent attention."""
     assert catalog.model(name).kv_bytes_per_token == kv_bytes
 
 
 def test_bloom_weight_matches_splitwise_sim(catalog):
-    """BLOOM's KV memory follows from its weight; other dense models take two bytes per parameter."""
+    """BLOOM has SplitwiseSim's weight of 329 GB; other models except deepseek-v3 take two bytes per parameter."""
     assert catalog.model("bloom-176b").weight_bytes == 329_000_000_000
     for model in catalog.models.values():
         if model.name not in {"bloom-176b", "deepseek-v3"}:
@@ -114,7 +114,7 @@ def test_bloom_weight_matches_splitwise_sim(catalog):
 
 
 def test_active_parameters_match_published_figures(catalog):
-    """The figures are 3.3B of 30B, 22B of 235B and 37B of 671B; dense models use all parameters."""
+    """Mixture-of-experts models activate the published number of parameters, dense models all of them."""
     billions = {"qwen3-30b-a3b": 3.35, "qwen3-235b-a22b": 22.2, "deepseek-v3": 37.55}
     for model in catalog.models.values():
         expected = billions.get(model.name, model.parameters / 1e9)
@@ -131,14 +131,14 @@ def test_contains_the_documented_names(catalog):
 
 
 def test_tier_prices_match_ec2_differences(catalog):
-    """The prices are differences between three EC2 instances: $0.24/h for 64 GiB, $0.365/h for 3,750 GB."""
+    """Prices of DRAM and NVMe per GB are price differences between EC2 instances, divided by their size."""
     assert catalog.tier("dram").price_per_gb_h == pytest.approx(0.24 / (64 * 2**30 / 1e9), rel=1e-3)
     assert catalog.tier("nvme").price_per_gb_h == pytest.approx(0.365 / 3750, rel=1e-3)
     assert catalog.tier("dram").bytes_per_s > catalog.tier("nvme").bytes_per_s
 
 
 def test_short_names(catalog):
-    """`h100` means dgx-h100, and other DGX machines have short names too."""
+    """`h100` names the machine dgx-h100, and other DGX machines have short names too."""
     for name in ("a100", "h100", "h100-pcap", "h200", "b200"):
         assert catalog.machine(name) is catalog.machine(f"dgx-{name}")
 
@@ -165,14 +165,14 @@ def test_unknown_names_get_a_suggestion_and_the_list(catalog, kind, name, messag
 
 
 def test_a_file_overrides_single_fields(write):
-    """The source of the changed entry names the file."""
+    """A catalog file changes one field of an entry, and the entry's source names the file."""
     machine = load_catalog([write("[machines.dgx-h100]\nprice_per_h = 20\n")]).machine("h100")
     assert (machine.price_per_h, machine.tdp_w) == (20.0, 10200)
     assert "mine.toml: machines.dgx-h100; the rest: Splitwise" in machine.source
 
 
 def test_a_file_adds_entries(write):
-    """Integers may be written 80e9 and dates without quotes."""
+    """A catalog file adds an accelerator and a machine; integers may be written 80e9, and dates without quotes."""
     mine = write(
         """
         [accelerators.x1]
@@ -201,13 +201,13 @@ def test_a_file_adds_entries(write):
 
 
 def test_changed_accelerators_change_their_machines(write):
-    """Machines resolve their accelerator after all files are merged."""
+    """Overriding an accelerator changes all machines that have it."""
     mine = write("[accelerators.h100-80gb]\nmemory_bytes_per_s = 1e12\n")
     assert load_catalog([mine]).machine("h100").accelerator.memory_bytes_per_s == 1e12
 
 
 def test_later_files_win(write, monkeypatch):
-    """The order is package, environment variable, then the given files."""
+    """Files of TWOFOLD_CATALOG override the packaged catalog, and given files override both."""
     paths = [write(f"[links.pcie4]\nlatency_s = {n}\n", f"{n}.toml") for n in (1, 2, 3)]
     monkeypatch.setenv("TWOFOLD_CATALOG", os.pathsep.join([str(paths[0]), "", str(paths[1])]))
     assert load_catalog().link("pcie4").latency_s == 2.0
@@ -250,7 +250,7 @@ def test_errors_name_file_entry_and_field(write, text, message):
 
 
 def test_rejects_unreadable_files(tmp_path):
-    """A missing file, a directory and binary data are errors."""
+    """A missing file, a directory or binary data as catalog file is a configuration error."""
     binary = tmp_path / "binary.toml"
     binary.write_bytes(b"\xff\xfe\x00")
     for path, message in (

@@ -1,4 +1,4 @@
-"""Models read from a config.json have the sizes that their makers publish."""
+"""Models read from config.json have the sizes that their publishers state."""
 
 import json
 
@@ -123,7 +123,7 @@ COUNTS = [
 
 @pytest.fixture
 def directory(tmp_path):
-    """Write a config.json and return its directory."""
+    """Return a function that writes a config.json and returns its directory."""
 
     def write(config, name="mine"):
         (tmp_path / name).mkdir()
@@ -137,7 +137,7 @@ def directory(tmp_path):
 def test_catalog_models_match_their_config_json(directory, name):
     catalog = load_catalog()
     read, known = catalog.model(str(directory(CONFIGS[name], name))), catalog.model(name)
-    # Two models whose catalog weights have another source.
+    # The catalog has the weights of these two models from another source.
     apart = {"source", "date"} | ({"weight_bytes"} if name in {"bloom-176b", "deepseek-v3"} else set())
     for field in set(read.__struct_fields__) - apart:
         assert getattr(read, field) == getattr(known, field), field
@@ -145,7 +145,7 @@ def test_catalog_models_match_their_config_json(directory, name):
 
 
 def test_every_catalog_model_is_covered():
-    """The test above lists every model of the catalog."""
+    """CONFIGS has a config.json of every model in the catalog."""
     assert set(CONFIGS) == set(load_catalog().models)
 
 
@@ -155,7 +155,7 @@ def test_parameter_counts_match_model_cards(directory, config, parameters):
 
 
 def test_source_and_dtype_sizes(directory):
-    """The source is the file; float32 weights and KV take four bytes; the default is two."""
+    """A float32 model has four bytes per weight and KV value, and a model without dtype two."""
     path = directory(CONFIGS["llama-3.1-8b"] | {"torch_dtype": "float32"})
     model = read_model(path)
     assert (model.source, model.name) == (str(path / "config.json"), "mine")
@@ -166,7 +166,7 @@ def test_source_and_dtype_sizes(directory):
 
 
 def test_quantized_weight_sizes(directory):
-    """Sizes come from the index, else from the files, else from the bits; the KV cache keeps its dtype."""
+    """The weight size comes from the index, else from the files, else from the bits; KV keeps two bytes per value."""
     four_bits = {"quantization_config": {"quant_method": "awq", "bits": 4}}
     path = directory(CONFIGS["llama-3.1-8b"] | four_bits)
     assert read_model(path).weight_bytes == 8_030_261_248 // 2
@@ -184,7 +184,7 @@ def test_reads_a_directory_saved_by_transformers(tiny_model_dir):
         files = list(directory.glob("model*.safetensors"))
         model = load_catalog().model(str(directory))
         stored = sum(path.stat().st_size for path in files)
-        # Difference: the file header; tied weights are stored once.
+        # The files also have a header, and tied weights are stored once.
         assert 0 <= stored - model.weight_bytes < 0.2 * stored
 
 
@@ -212,7 +212,7 @@ def test_errors_name_file_and_field(directory, change, message):
 
 
 def test_rejects_directories_without_a_model(tmp_path):
-    """A missing config.json, invalid JSON, and JSON that is not an object are errors."""
+    """A directory without config.json, or with one that is no JSON object, is a ModelError."""
     with pytest.raises(ModelError, match=r"has no config\.json, so it is not a model directory"):
         read_model(tmp_path)
     for content in (b"{", b"[]", b"\xff"):

@@ -1,4 +1,4 @@
-"""Files of the Helm chart match `values.py`."""
+"""The generated files of the Helm chart match their source, `values.py`."""
 
 import json
 from itertools import pairwise
@@ -21,7 +21,7 @@ def leaves(values, path=""):
 
 
 def test_generated_files_are_up_to_date():
-    """`make chart` changes nothing."""
+    """values.yaml, the schema and the README table are as `make chart` generates them."""
     assert (CHART / "values.yaml").read_text() == values_yaml()
     assert json.loads((CHART / "values.schema.json").read_text()) == schema()
     readme = (CHART / "README.md").read_text()
@@ -48,7 +48,7 @@ def test_every_value_is_documented():
 
 
 def test_chart_has_the_version_of_the_package():
-    """Image tags are versions of Twofold."""
+    """The chart's appVersion, which is the image tag, is the version of the package."""
     assert yaml.safe_load((CHART / "Chart.yaml").read_text())["appVersion"] == twofold.__version__
 
 

@@ -1,4 +1,4 @@
-"""Plans are converted to Helm values: replicas, flags and node labels."""
+"""Conversion of plans to Helm values: replicas, flags and node labels."""
 
 import pytest
 
@@ -16,7 +16,7 @@ def planned(text, **more):
 
 
 def test_pools_become_workers():
-    """Each instance becomes one GPU worker on the planned machines, with the planned KV cache."""
+    """Each planned instance becomes a GPU worker on nodes of its machine, with the planned KV cache."""
     values = values_of(planned(PLAN))
     prefill, decode, mixed = values.workers.prefill, values.workers.decode, values.workers.mixed
     assert (prefill.replicas, decode.replicas, mixed.replicas) == (3, 2, 0)
@@ -39,7 +39,7 @@ def test_policies_become_flags():
 
 
 def test_colocated_pools_become_mixed_workers():
-    """Mixed workers use chunked prefill if the plan does."""
+    """A colocated plan becomes mixed workers with the batcher of the plan."""
     pool = "- {machines: 1, machine: dgx-a100, role: mixed, tensor_parallel: 1%s}\n"
     head = "model: llama-3.1-8b\nrouter: jsq\npools:\n"
     whole, chunked = planned(head + pool % ""), planned(head + pool % ", batcher: chunked-prefill")
@@ -60,18 +60,18 @@ def test_colocated_pools_become_mixed_workers():
     ],
 )
 def test_rejects_pools_that_pods_cannot_serve(change, sentence):
-    """The message names the pool and the reason."""
+    """Instances with several accelerators, or two pools of a role, are errors that name the pool."""
     with pytest.raises(ConfigurationError, match=rf"pools\[\d\]: .*{sentence}"):
         planned(PLAN.replace(*change))
 
 
 def test_emulation_needs_only_the_plan():
-    """Emulation also accepts pools that pods cannot serve."""
+    """An emulated deployment accepts any plan, even with instances of several accelerators."""
     text = PLAN.replace("tensor_parallel: 1", "tensor_parallel: 2")
     assert planned(text, emulated=True) == {"engine": "emulated", "plan": text}
 
 
 def test_merges_values_like_helm():
-    """Mappings are merged key by key; lists and scalars are replaced."""
+    """Values files are merged key by key; lists and scalars are replaced."""
     below, above = {"a": {"b": 1, "c": [1, 2]}, "d": 1}, {"a": {"c": [3]}, "d": {"e": 2}}
     assert merged(below, above) == {"a": {"b": 1, "c": [3]}, "d": {"e": 2}}

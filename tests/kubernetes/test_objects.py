@@ -1,4 +1,4 @@
-"""Kubernetes objects are valid by its schemas, equal to those of the Helm chart, and run valid commands."""
+"""Kubernetes objects match the Kubernetes schemas and the Helm chart, and their commands parse."""
 
 import kubernetes_validate
 import msgspec
@@ -16,7 +16,7 @@ KUBERNETES = ("1.30", "1.33")
 
 
 def made(given, name="tf"):
-    """Return the objects of a release named `name`, parsed from YAML."""
+    """Return the Kubernetes objects of a release for these values, by kind and name."""
     objects = list(yaml.safe_load_all(documents(objects_of(name, values_of(given)))))
     return by_name(objects)
 
@@ -28,7 +28,7 @@ def pods(objects):
 @pytest.mark.parametrize("version", KUBERNETES)
 @pytest.mark.parametrize("case", CASES)
 def test_objects_are_valid_by_the_kubernetes_schemas(case, version):
-    """Strict validation rejects unknown fields. ServiceMonitor is not part of Kubernetes."""
+    """Strict validation also rejects unknown fields; ServiceMonitor is skipped, because it has no such schema."""
     for each in made(CASES[case]).values():
         if each["kind"] != "ServiceMonitor":
             kubernetes_validate.validate(each, version, strict=True)
@@ -50,7 +50,7 @@ def test_rejects_values_that_cannot_serve(mistake):
 
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_helm_rejects_the_same_values(mistake):
-    """The chart fails with the same message."""
+    """Values that `twofold deploy` rejects make the Helm chart fail with the same message."""
     with pytest.raises(ValueError, match=mistake):
         rendered("tf", MISTAKES[mistake])
 
@@ -69,7 +69,7 @@ def test_chart_passes_helm_lint():
 
 @pytest.mark.parametrize("case", CASES)
 def test_container_commands_parse(case):
-    """The command line parser accepts all flags and their values."""
+    """The command line of each container is accepted by the parser of its command."""
     for pod in pods(made(CASES[case])):
         (container,) = pod["containers"]
         assert container["command"] == ["twofold"]
@@ -79,7 +79,7 @@ def test_container_commands_parse(case):
 
 
 def test_pods_follow_the_roles_with_replicas():
-    """The service is colocated if all workers are mixed; emulation has a gateway pod only."""
+    """There is one StatefulSet per role with replicas, and the gateway is colocated if all workers are mixed."""
 
     def args(case):
         objects = made(CASES[case])
@@ -95,7 +95,7 @@ def test_pods_follow_the_roles_with_replicas():
 
 
 def test_workers_reach_the_gateway_with_the_cluster_key():
-    """The bus Service includes addresses that are not ready. An init container copies the key with mode 0400."""
+    """Workers join at the bus Service with the cluster key, which an init container copies with mode 0400."""
     objects = made(CASES["monitoring and network policy"])
     bus = objects["Service", "tf-bus"]["spec"]
     assert bus["publishNotReadyAddresses"]
@@ -130,7 +130,7 @@ def test_selectors_match_pods_and_mounts_match_volumes(case):
 
 
 def test_containers_run_unprivileged():
-    """Containers have no root user, no privilege escalation and a read-only root file system."""
+    """Containers run without root, privilege escalation or a writable root file system."""
     for case in CASES.values():
         for pod in pods(made(case)):
             assert pod["securityContext"]["runAsNonRoot"]
@@ -143,7 +143,7 @@ def test_containers_run_unprivileged():
 
 
 def test_a_new_plan_restarts_the_gateway():
-    """The pod template changes with the plan and is otherwise reproducible."""
+    """The gateway's StatefulSet changes with the plan, so Kubernetes restarts the pod."""
     template = [
         msgspec.json.encode(made({"plan": plan})["StatefulSet", "tf-gateway"]) for plan in ("a: 1", "a: 1", "a: 2")
     ]

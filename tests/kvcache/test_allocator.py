@@ -1,4 +1,4 @@
-"""Block allocators of simulations and of live workers."""
+"""Block allocators of live workers (numbered blocks) and of simulations (counted blocks)."""
 
 import pytest
 from hypothesis import given, settings
@@ -60,7 +60,7 @@ def test_rejects_a_second_release_or_transfer_end():
 @given(st.lists(st.tuples(st.sampled_from("axrbbe"), st.integers(0, 5), st.integers(1, 40)), max_size=60))
 @settings(max_examples=300)
 def test_no_block_is_leaked_or_owned_twice(steps):
-    """The invariant holds for any order of operations, including several transfers of the same blocks."""
+    """Every block is free or has one owner, under any order of allocations, extensions, releases and transfers."""
     blocks = PagedBlockAllocator(num_blocks=12, block_size=4)
     owned, moving = {}, []
     for action, number, tokens in steps:
@@ -100,13 +100,13 @@ steps = st.lists(
 
 
 class Accounts:
-    """An allocator and the latest allocation of each owner."""
+    """A block allocator with the latest allocation of each owner."""
 
     def __init__(self, blocks):
         self.blocks, self.grants = blocks, {}
 
     def apply(self, action, owner, tokens):
-        """Apply an operation and return its error, if any."""
+        """Apply an operation to an owner's allocation; return its error, if any."""
         grant = self.grants.get(owner)
         try:
             if action == "allocate" and (grant is None or not (grant.owned or grant.transfers)):

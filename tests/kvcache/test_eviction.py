@@ -1,4 +1,4 @@
-"""Eviction policies, each compared with a direct definition."""
+"""Eviction policies, each compared with a scan over all blocks."""
 
 import pytest
 from hypothesis import given, settings
@@ -15,7 +15,7 @@ RANKS = {
 
 
 class Plain:
-    """Reference policy that scans all blocks."""
+    """Reference eviction policy, which ranks all blocks at each eviction."""
 
     def __init__(self, name):
         self.rank, self.blocks, self.now = RANKS[name], {}, 0

@@ -1,4 +1,4 @@
-"""KV block leases."""
+"""Leases on KV blocks: epochs, deadlines and renewal."""
 
 import pytest
 

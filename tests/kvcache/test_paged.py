@@ -1,4 +1,4 @@
-"""Prefix sharing of blocks, compared with simulated memory contents."""
+"""Allocation of blocks with a shared prefix, checked against simulated memory contents."""
 
 import pytest
 from hypothesis import given, settings
@@ -16,7 +16,7 @@ NUM_BLOCKS, SIZE, MOST_PINNED = 10, 2, 6
 
 
 class Running:
-    """A request with its tokens, blocks and number of written tokens."""
+    """A running request: its tokens, its allocation, and the number of tokens written so far."""
 
     def __init__(self, tokens, reused, keys):
         self.tokens, self.grant, self.keys = tokens, reused.grant, keys
@@ -25,7 +25,7 @@ class Running:
 
 
 class Memory:
-    """Contents of each block: the whole prefix up to its last written token."""
+    """Simulated memory: each block stores the whole prefix up to the last token written to it."""
 
     def __init__(self, name):
         self.seen = RecordingObserver()
@@ -50,13 +50,13 @@ class Memory:
             self.check_prefix(request)
 
     def check_prefix(self, request):
-        """Check that the reused tokens are in the blocks."""
+        """Check that the blocks of a request contain its reused tokens."""
         held = self.blocks.blocks_of(request.grant)
         for end in range(1, request.written + 1):
             assert self.contents[held[(end - 1) // SIZE]][:end] == request.tokens[:end]
 
     def compute(self, request):
-        """Run one batch: the pending copy, the next token, and publication of full blocks."""
+        """Run a batch for a request: copy the shared block, write the next token, publish full blocks."""
         if not request.owned:
             return
         held = self.blocks.blocks_of(request.grant)
@@ -104,7 +104,7 @@ class Memory:
             self.blocks.extend(request.grant, 3)
 
     def pin(self, prompt, until):
-        """Pin a prompt as far as the limit allows."""
+        """Pin the cached blocks of a prompt, as many as the limit allows."""
         keys = tuple(prefix_keys(prompt, SIZE))
         here = self.blocks.cache.match(keys)
         pinned = self.blocks.cache.pin(keys, until)
@@ -143,7 +143,7 @@ steps = st.lists(
 @settings(max_examples=400)
 @given(steps)
 def test_cached_blocks_have_the_right_contents_and_stay_read_only(name, steps):
-    """The invariant holds for any order of operations, and no block is held at the end."""
+    """Reused blocks contain the prompt's prefix under any order of operations, and all are free at the end."""
     memory = Memory(name)
     for action, number, prompt in steps:
         if action == "start":

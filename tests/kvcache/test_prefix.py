@@ -1,4 +1,4 @@
-"""The prefix hash chain."""
+"""Block keys: chained hashes of a prompt's blocks."""
 
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,4 +1,4 @@
-"""Sharding of an instance, and hand-offs between two shardings."""
+"""Sharding of an instance's KV cache over ranks, and hand-offs between different shardings."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""Slots that several processes fill and read."""
+"""Allocation of KV store slots that several processes write and read."""
 
 import pytest
 from hypothesis import strategies as st
@@ -52,14 +52,14 @@ def test_lose_ends_all_rights_of_one_holder():
 
 
 class SlotLives(RuleBasedStateMachine):
-    """Compare slots with a reference model for any order of events."""
+    """State machine that compares the slot allocator with sets of leased, committed and held slots."""
 
     def __init__(self):
         super().__init__()
         self.slots = SlotAllocator(COUNT)
         self.leased = {}
         self.kept = set()
-        self.holds = []  # (slot, holder), as often as it holds it
+        self.holds = []  # (slot, holder), once per hold
 
     def busy(self):
         return set(self.leased) | self.kept | {slot for slot, _ in self.holds}

@@ -1,4 +1,4 @@
-"""Several tiers as one cache."""
+"""Several cache tiers used as one prefix cache."""
 
 import pytest
 from hypothesis import given, settings
@@ -14,7 +14,7 @@ prompts = caches.prompts(alphabet=3, longest=8)
 
 
 def ask(cache, keys):
-    """Use a prompt as a prefill does; returns the blocks that left the cache and the number of hits."""
+    """Look up and insert a prompt, as a prefill does; return the evicted blocks and the number of hits."""
     found = cache.match(keys)
     count = found if isinstance(found, int) else sum(found)
     gone = cache.touch(keys, count) or []
@@ -24,7 +24,7 @@ def ask(cache, keys):
 @settings(max_examples=300)
 @given(st.lists(prompts, max_size=40), st.integers(8, 10), st.integers(1, 6))
 def test_lru_tiers_behave_like_one_lru_cache(prompts, upper, lower):
-    """The results are equal for prompts that fit in the first tier; longer ones continue in the next tier."""
+    """Two LRU tiers hit and evict like one LRU cache of their total size, if prompts fit in the first tier."""
     one = PrefixCache(upper + lower, Lru())
     tiers = TieredCache([PrefixCache(upper, Lru()), PrefixCache(lower, Lru())])
     for keys in prompts:

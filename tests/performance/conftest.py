@@ -1,4 +1,4 @@
-"""Hand-made machines and models for tests of performance models."""
+"""Constructed machines and models for tests of performance models."""
 
 import msgspec
 import pytest
@@ -83,7 +83,7 @@ def models():
 
 @pytest.fixture(scope="session")
 def profile_path():
-    """Return the path of the Splitwise profile, which is not part of the project."""
+    """Return the path of the published Splitwise profile; skip the test if the file is absent."""
     path = find_data("profiles/splitwise-perf-model.csv")
     if path is None:
         pytest.skip("needs the Splitwise profile: set TWOFOLD_DATA")

@@ -17,7 +17,7 @@ def opt_13b(models, machines):
 
 
 def test_prefill_by_hand(opt_13b):
-    """The time is 18.1025 + .101912·512 + 7.1223e-6·512² + 1, and 2 + 1e-4·512 for the first stage, in ms."""
+    """A prefill takes (18.1025 + 0.101912·512 + 7.1223e-6·512² + 1) ms plus an overhead of (2 + 1e-4·512) ms."""
     expected = 18.1025 + 0.101912 * 512 + 7.1223e-6 * 512**2 + 1 + 2 + 1e-4 * 512
     assert expected == pytest.approx(75.1997, abs=1e-3)
     assert opt_13b.prefill_s(512, 512**2) * 1e3 == pytest.approx(expected, rel=ROUNDED)
@@ -28,7 +28,7 @@ def test_prefill_by_hand(opt_13b):
     [(1, 19.9347, 6.2694e-4, 0.038507), (94, 19.9347, 6.2694e-4, 0.038507), (95, 7.1662, 5.798e-4, 0.158311)],
 )
 def test_decode_by_hand(opt_13b, sequences, a, b, c):
-    """The time has coefficients by batch size, and counts context + 1 for each sequence."""
+    """Decode coefficients depend on whether the batch exceeds 94; each sequence counts its context plus one."""
     context = 600 * sequences
     expected = a + b * (context + sequences) + c * sequences + 2 + 1e-4 * context
     cost = opt_13b.decode_cost(sequences)
@@ -36,7 +36,7 @@ def test_decode_by_hand(opt_13b, sequences, a, b, c):
 
 
 def test_pipeline_stages_share_the_work(models, machines):
-    """The time of a stage is (a + b·Σl + c·Σl²)/PP + PP, and the first stage adds the overhead."""
+    """Prompts of length l take (a + b·Σl + c·Σl²)/PP + PP ms per stage, and the first stage adds an overhead."""
     model = distserve_pipeline(models["opt-66b"], machines["dgx-a100"], 2, 2)
     stage = (43.0588 + 0.274229 * 512 + 2.2478e-5 * 512**2) / 2 + 2
     overhead = 2 + 1e-4 * 512

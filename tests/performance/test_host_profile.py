@@ -1,4 +1,4 @@
-"""Host profiles: files, catalogs and errors."""
+"""Host profiles: files, use as catalog entries, and errors."""
 
 import pytest
 

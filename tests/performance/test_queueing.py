@@ -1,4 +1,4 @@
-"""Queueing formulas and saturating prompt lengths."""
+"""DistServe's queueing formulas, and the prompt length that saturates an accelerator."""
 
 import math
 
@@ -38,7 +38,7 @@ def one_instance_s(rate, prefill_s):
 
 
 def crossover_rate(prefill_s, speedup, stages=2):
-    """The rate above which a pipeline is quicker than tensor parallelism."""
+    """Return the rate above which two pipeline stages have a lower mean TTFT than tensor parallelism."""
     return crossing_rate((prefill_s / speedup,) * 2, (prefill_s, prefill_s / stages))
 
 
@@ -49,7 +49,7 @@ def test_one_instance_is_equation_1(rate, expected_ms):
 
 @given(st.floats(0, 1.9), prefills)
 def test_two_stages_are_equation_2(load, prefill_s):
-    """The mean TTFT is D + R·D² / (4·(2 − R·D))."""
+    """Mean TTFT is D + R·D² / (4·(2 − R·D)) at rate R and prefill time D (DistServe)."""
     rate = load / prefill_s
     expected = prefill_s + rate * prefill_s**2 / (4 * (2 - rate * prefill_s))
     assert pipeline_s(rate, prefill_s) == pytest.approx(expected)
@@ -57,7 +57,7 @@ def test_two_stages_are_equation_2(load, prefill_s):
 
 @given(st.floats(0, 0.99), prefills, speedups)
 def test_tensor_parallelism_is_equation_3(load, prefill_s, speedup):
-    """The mean TTFT is D/K + R·D² / (2·K·(K − R·D))."""
+    """Mean TTFT is D/K + R·D² / (2·K·(K − R·D)) at rate R, prefill time D and speed-up K (DistServe)."""
     rate = load * speedup / prefill_s
     expected = prefill_s / speedup + rate * prefill_s**2 / (2 * speedup * (speedup - rate * prefill_s))
     assert tensor_s(rate, prefill_s, speedup) == pytest.approx(expected)
@@ -76,7 +76,7 @@ def test_ttft_is_infinite_beyond_the_stable_rate():
 
 
 def test_low_rates_favour_tensor_and_high_rates_pipeline_parallelism():
-    """With a speed-up of 1.5, the mean TTFTs are equal at 12.974 requests per second."""
+    """With a tensor-parallel speed-up of 1.5, the mean TTFTs are equal at 12.974 requests/s."""
     crossover = crossover_rate(D, 1.5)
     assert crossover == pytest.approx(12.974, abs=5e-4)
     assert tensor_s(2, D, 1.5) < pipeline_s(2, D)
@@ -190,7 +190,7 @@ def test_one_token_saturates_without_a_fixed_cost():
 
 
 def test_matches_the_closed_form_for_linear_times():
-    """The length n satisfies n / (f + s·n) ≥ share / s · m·s / (f + m·s), the rate of the longest prompt m."""
+    """For prefill times f + s·n, the saturating length equals its closed form."""
     fixed, each, most = 0.02, 1e-4, 10_000
     best = most / (fixed + each * most)
     found = saturating_tokens(quadratic(fixed, each, 0.0), most)
@@ -198,7 +198,7 @@ def test_matches_the_closed_form_for_linear_times():
 
 
 def test_opt_13b_saturates_an_a100_at_512_tokens():
-    """The length is that of DistServe, section 3.1."""
+    """The saturating length is 400 to 700 tokens; DistServe's section 3.1 states 512."""
     catalog = load_catalog()
     model = performance_model("distserve-published", catalog.model("opt-13b"), catalog.machine("dgx-a100"), 1)
     found = saturating_tokens(lambda tokens: model.prefill_s(tokens, tokens * tokens), 2048)

@@ -1,4 +1,4 @@
-"""Performance models by name."""
+"""Choice of a performance model by name."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""Reuse or recompute, and layer-wise loading."""
+"""Reuse of a cached prefix compared with recomputation, and layer-wise loading."""
 
 import math
 
@@ -25,26 +25,26 @@ KV_BYTES = 327_680
 
 @pytest.fixture(scope="module")
 def llama(models, machines):
-    """A roofline model, because measured prompts are too short for attention to matter."""
+    """Return a roofline model; measured profiles end at prompts too short for attention to matter."""
     return performance_model("roofline", models["llama2-70b"], machines["dgx-a100"], 8)
 
 
 def test_reproduces_the_published_bandwidth():
-    """The bandwidth for 8,192 tokens of LLaMA-70B on eight A800 is 5.86 GB/s, which the paper rounds to 6."""
+    """A prefix of 8,192 LLaMA-70B tokens on eight A800 needs 5.86 GB/s (Mooncake: 6)."""
     assert PUBLISHED.bytes_per_s(8192, EIGHT_A800) / 1e9 == pytest.approx(5.86, abs=0.005)
     assert PUBLISHED.kv_bytes == KV_BYTES
 
 
 @given(st.integers(1, 10**6), st.floats(1e12, 1e17))
 def test_matches_the_inequality_of_the_paper(prefix, flops_per_s):
-    """The inequality is B/G = 2·d·s / (gqa·(a·p·d + b·d²)), with the sizes in the paper."""
+    """Mooncake's bound is B/G = 2·d·s / (gqa·(a·p·d + b·d²)) for a prefix of p tokens."""
     d, s, gqa, a, b = 8192, 2, 8, 4, 22
     expected = flops_per_s * 2 * d * s / (gqa * (a * prefix * d + b * d * d))
     assert PUBLISHED.bytes_per_s(prefix, flops_per_s) == pytest.approx(expected)
 
 
 def test_covers_models_of_the_catalog(models):
-    """LLaMA-70B's parameters are a sixth more FLOPs than in the paper; without grouping, KV is eight times larger."""
+    """Prefix costs of llama2-70b equal the paper's but for 17% more FLOPs; BLOOM needs four times the bandwidth."""
     llama, bloom = (PrefixCost.of(models[name]) for name in ("llama2-70b", "bloom-176b"))
     assert llama.kv_bytes == PUBLISHED.kv_bytes
     assert llama.square_flops == PUBLISHED.square_flops
@@ -124,11 +124,11 @@ LANE = st.floats(0.001, 100.0)
 
 
 def by_layers(layers, load, compute, store):
-    """Reference: simulate Mooncake's section 5.2 layer by layer."""
+    """Reference: simulate layer-wise loading and storing (Mooncake, section 5.2); return their end times."""
     loaded, computed, stored = load, 0.0, 0.0
     for _ in range(layers):
-        begun = max(loaded, computed)  # attention waits for the load of its layer …
-        loaded = begun + load  # … and that of the next one begins
+        begun = max(loaded, computed)  # attention waits until its layer is loaded
+        loaded = begun + load  # then the load of the next layer starts
         computed = begun + compute
         stored = max(stored, computed) + store
     return computed, stored

@@ -1,4 +1,4 @@
-"""The roofline model for any pair."""
+"""The roofline model, which exists for any model and machine."""
 
 import msgspec
 import pytest
@@ -15,7 +15,7 @@ from twofold.performance.roofline import RooflineTerms, roofline
 
 @pytest.fixture(scope="module")
 def mixture():
-    """A mixture-of-experts model with latent attention that activates a tenth of its weights per token."""
+    """Return a mixture-of-experts model with latent attention and a tenth of its weights active."""
     return Model(
         name="moe",
         layers=60,
@@ -97,7 +97,7 @@ def test_a_faster_machine_is_faster(models, machines):
 
 
 def test_a_power_cap_slows_prefill_only(models, machines):
-    """A cap of half of the TDP slows prefill by a factor of 1.3."""
+    """With a power cap of half the TDP, prefill takes 1.3 times as long, and decode takes the same time."""
     free, capped = (roofline(models["llama2-70b"], machines[name], 4) for name in ("dgx-h100", "dgx-h100-capped"))
     assert capped.prefill_s(1000, 10**6) == pytest.approx(1.3 * free.prefill_s(1000, 10**6))
     assert capped.decode_cost(8) == free.decode_cost(8)

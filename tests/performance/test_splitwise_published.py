@@ -1,4 +1,4 @@
-"""SplitwiseSim's performance model."""
+"""SplitwiseSim's performance model, which interpolates the published profile."""
 
 import csv
 from collections import defaultdict
@@ -45,7 +45,7 @@ def on_a100(models, machines):
 
 @pytest.fixture(scope="module")
 def reference(profile_path):
-    """Return the curves of bloom-176b on H100, computed from the raw rows by numpy."""
+    """Return batch tokens and median prefill and decode times of bloom-176b on H100, from the raw profile."""
     groups = defaultdict(list)
     with profile_path.open(newline="") as file:
         for row in csv.DictReader(file):
@@ -57,7 +57,7 @@ def reference(profile_path):
 
 
 def line(xs, ys, x):
-    """Return a linear interpolation or extrapolation."""
+    """Return the linear interpolation or extrapolation of a curve at x."""
     i = int(np.clip(np.searchsorted(xs, x) - 1, 0, len(xs) - 2))
     return ys[i] + (ys[i + 1] - ys[i]) / (xs[i + 1] - xs[i]) * (x - xs[i])
 
@@ -74,7 +74,7 @@ def test_equals_interpolation_of_the_raw_medians(on_h100, reference, tokens, seq
 
 
 def test_decode_batching_is_almost_free(on_h100, on_a100):
-    """As published, batch 64 takes 35.5 and 47.6 ms for any context."""
+    """As in SplitwiseSim, batch 64 decodes in 35.5 ms on H100 and 47.6 ms on A100 at any context."""
     assert on_h100.decode_cost(64).base_s * 1e3 == pytest.approx(35.5, abs=0.1)
     assert on_a100.decode_cost(64).base_s * 1e3 == pytest.approx(47.6, abs=0.1)
     assert on_h100.decode_cost(64).context_s == 0.0
@@ -87,7 +87,7 @@ def test_the_capped_h100_is_slower_in_prefill_only(models, machines, on_h100):
 
 
 def test_rejects_negative_extrapolations(models, machines):
-    """The last segment of llama2-70b TP2 falls, because one of its points is invalid."""
+    """Extrapolation of a falling curve is an error where the time would be negative (llama2-70b TP2)."""
     model = splitwise_published(models["llama2-70b"], machines["dgx-a100"], 2)
     assert model.prefill_s(30_000, 0) > 0
     with pytest.raises(ConfigurationError, match="40,000 batched tokens"):

@@ -1,4 +1,4 @@
-"""Hand-off times and measured links."""
+"""Durations of hand-offs, and link speeds from measurements."""
 
 import pytest
 from hypothesis import given
@@ -10,7 +10,7 @@ from twofold.performance.transfer import LinkSpeed, PrefillSpeed, TransferModel,
 
 
 def transfer(model, machine):
-    """Return the transfer path as the simulator builds it."""
+    """Return the transfer model of a machine's network, as the simulator makes it."""
     speed = machine.network_bytes_per_s
     return TransferModel(
         kv_bytes_per_token=model.kv_bytes_per_token,
@@ -22,7 +22,7 @@ def transfer(model, machine):
 
 @pytest.mark.parametrize(("name", "visible_ms"), [("dgx-h100", 5.0), ("dgx-a100", 8.0)])
 def test_layer_wise_delays_match_the_paper(models, machines, name, visible_ms):
-    """The visible delay is about 5 ms on H100 and 8 ms on A100 for any prompt (section 4.3)."""
+    """Visible transfer is about 5 ms on H100 and 8 ms on A100 at any prompt length (Splitwise, section 4.3)."""
     path = transfer(models["bloom-176b"], machines[name])
     model = fitted(models["bloom-176b"], machines[name], 8)
     for tokens in (512, 1024, 1500, 2048):
@@ -37,7 +37,7 @@ def test_the_crossover_on_h100_is_at_512_tokens(models, machines):
 
 
 def test_serialized_by_hand(models, machines):
-    """1,500 tokens of 4 MB take 15 ms at 400 GB/s."""
+    """A serialized hand-off of 1,500 tokens of 4 MB takes 15 ms at 400 GB/s."""
     path = transfer(models["bloom-176b"], machines["dgx-h100"])
     assert path.serialized_s(1500) == pytest.approx(1500 * 4_014_080 / 400e9)
 

@@ -16,7 +16,7 @@ def catalog():
 
 @pytest.fixture(scope="session")
 def make_problem(catalog):
-    """Return a function that makes a problem from an SLO and a router, as given by flags, and workload arguments."""
+    """Return a function that makes a small planning problem from an SLO, a router, a workload and a model."""
 
     def problem(slo="ttft=2,tpot=0.1", router="splitwise", workload="azure-conv", model="bloom-176b", **more):
         arguments = {"duration_s": 10.0, "min_requests": 50} | more

@@ -1,4 +1,4 @@
-"""Verdicts of plans."""
+"""Advice of a plan: split or colocated."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Analytic upper bounds of designs."""
+"""Analytic upper bounds on the rate of a design."""
 
 import pytest
 
@@ -37,7 +37,7 @@ def test_bound_is_monotone_and_suggestions_suffice(make_problem):
 
 
 def test_fixed_pools_are_bounded_by_their_own_phase(make_problem):
-    """Decode machines do not raise the bound of a full prefill pool, unless the router moves machines between pools."""
+    """100 decode machines raise the rate bound of one prefill machine only if the router may change roles."""
     fixed, pooled = make_problem(router="jsq-pending"), make_problem(router="splitwise")
     kind = fixed.kind("h100")
     lopsided = Design(family=Family(kinds=(kind, kind)), counts=(1, 100))

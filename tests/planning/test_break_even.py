@@ -1,4 +1,4 @@
-"""Break-even rate of splitting."""
+"""The break-even rate, up to which the cheapest colocated design is as cheap as any split design."""
 
 import asyncio
 
@@ -15,7 +15,7 @@ def found(cluster, rate, families=FAMILIES):
 
 
 def machines(cluster, family, rate):
-    """Return the fewest machines of a family for a rate, by brute force."""
+    """Return the fewest machines of a family that serve a rate, by brute force."""
     if not family.split:
         return next(n for n in range(1, 999) if cluster.capacity(design(n, family=family)) >= rate)
     return min(
@@ -28,7 +28,7 @@ def test_break_even_is_where_machine_counts_meet(overhead):
     cluster = AnalyticCluster(6.0, 6.0, 2.0, overhead=overhead)
     rate = found(cluster, 100.0)
     assert machines(cluster, COLOCATED, rate) <= machines(cluster, SAME, rate)
-    above = [rate * (1 + percent / 100) for percent in range(1, 13)]  # whole machines make it a staircase
+    above = [rate * (1 + percent / 100) for percent in range(1, 13)]  # whole machines make the price a step function
     assert any(machines(cluster, SAME, more) < machines(cluster, COLOCATED, more) for more in above)
 
 

@@ -1,4 +1,4 @@
-"""Deployment files have comments and round-trip."""
+"""Deployment files round-trip, and have comments."""
 
 import msgspec
 import pytest
@@ -14,7 +14,7 @@ from twofold.simulation.result import Check
 
 @pytest.fixture
 def deployments(make_problem):
-    """Return a function that makes a split and a colocated deployment for an SLO."""
+    """Return a function that makes a split and a colocated deployment for this SLO."""
 
     def made(slo="ttft=2,tpot=0.1", **more):
         problem = make_problem(slo, **more)
@@ -59,7 +59,7 @@ def test_its_cluster_is_a_cluster_file(deployments):
 
 
 def test_margins_are_shares_of_the_bound():
-    """Headroom is the distance from the bound as a share of it, for upper and lower bounds; None without a value."""
+    """Headroom is the distance from the bound divided by the bound, for upper and lower bounds."""
     checks = (
         Check(name="a", value=0.8, bound=1.0, met=True),
         Check(name="b", value=0.99, bound=0.9, met=True, at_least=True),
@@ -70,7 +70,7 @@ def test_margins_are_shares_of_the_bound():
 
 
 def test_any_text_survives(tmp_path, deployments):
-    """Strings that are special in YAML round-trip."""
+    """Texts with a special meaning in YAML round-trip."""
     deployment = deployments()[0]
     for word in ("yes", "on", "1e3", "null", "a: b # c", '"', "-", "~", "é"):
         provenance = msgspec.structs.replace(deployment.provenance, objective=word, models=(word,))
@@ -91,7 +91,7 @@ def test_any_text_survives(tmp_path, deployments):
     ],
 )
 def test_mistakes_name_the_file_and_the_place(tmp_path, deployments, old, new, words):
-    """Each error is one line with the file name and the invalid field."""
+    """An invalid deployment file is a one-line error with the file name and the invalid field."""
     path = written(tmp_path / "deployment.yaml", deployments()[0])
     path.write_text(path.read_text().replace(old, new, 1))
     with pytest.raises(ConfigurationError) as error:

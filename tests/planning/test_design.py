@@ -1,11 +1,11 @@
-"""Names and totals of designs."""
+"""Names, prices and power of designs."""
 
 from support.analytic_cluster import COLOCATED, FAST, SPLIT, design
 from twofold.planning.design import Family
 
 
 def test_a_design_adds_up_its_machines():
-    """Price and power are sums over the machines of both kinds."""
+    """Price and TDP of a design are sums over its prefill and decode machines."""
     one = design(2, 3)
     assert (one.machines, one.price_per_h, one.tdp_w) == (5, 2 * 38 + 3 * 17.6, 2 * 10_200 + 3 * 6_500)
 

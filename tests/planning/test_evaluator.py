@@ -1,4 +1,4 @@
-"""The evaluator reuses stored evaluations."""
+"""The evaluator reuses evaluations from its store, and rejects files that are no store."""
 
 import asyncio
 import sqlite3
@@ -41,7 +41,7 @@ def test_evaluations_round_trip(tmp_path):
 
 
 def test_a_second_plan_simulates_nothing(tmp_path):
-    """The second plan is equal and uses stored evaluations only."""
+    """A second plan with the same store is equal and runs no simulation."""
     with EvaluationStore(tmp_path / "plan.sqlite") as store:
         first, _ = planned(store, InlineExecutor())
         second, again = planned(store, InlineExecutor())
@@ -56,7 +56,7 @@ def test_resumes_an_interrupted_plan(tmp_path, after):
         with pytest.raises(KeyboardInterrupt):
             planned(store, InlineExecutor(interrupt_after=after))
         kept = len(store)
-        assert after - 12 <= kept <= after  # what was on its way is lost
+        assert after - 12 <= kept <= after  # simulations in progress are lost
         resumed, evaluator = planned(store, InlineExecutor())
     with EvaluationStore(Path(":memory:")) as nothing:
         whole, from_scratch = planned(nothing, InlineExecutor())
@@ -80,7 +80,7 @@ def test_equal_trials_run_once():
 
 
 def test_a_file_that_is_no_store_is_refused(tmp_path):
-    """The error names the path of a text file, a directory, or a store with a newer layout."""
+    """A text file, a directory or a store of a newer version is an error that names the path."""
     text, later = tmp_path / "text", tmp_path / "later"
     text.write_text("not a database, though long enough to be looked at " * 20)
     sqlite3.connect(later).execute("PRAGMA user_version=99").connection.close()
@@ -90,7 +90,7 @@ def test_a_file_that_is_no_store_is_refused(tmp_path):
 
 
 def test_a_broken_row_is_explained(tmp_path):
-    """A corrupt row is a configuration error."""
+    """A corrupt row of the store is a configuration error."""
     with EvaluationStore(tmp_path / "plan.sqlite") as store:
         store.put("a", "a", AnalyticCluster().judged(design(1, 1), 1.0))
         store._database.execute("UPDATE evaluations SET evaluation = '{'")

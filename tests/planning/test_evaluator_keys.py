@@ -1,4 +1,4 @@
-"""Evaluation keys differ if and only if an input of the simulation differs."""
+"""The key of a stored evaluation differs if and only if an input of its simulation differs."""
 
 import msgspec
 import pytest
@@ -39,12 +39,12 @@ def test_equal_problems_have_equal_keys(make_problem):
     ],
 )
 def test_each_part_of_the_problem_counts(make_problem, change):
-    """A change of any single field changes the key."""
+    """A change of SLO, router, model or any workload argument changes the key."""
     assert key(make_problem(**change)) != key(make_problem())
 
 
 def test_the_trial_counts(make_problem):
-    """Machine counts, rate and machine type change the key."""
+    """A change of machine counts, rate or machine type changes the key."""
     problem = make_problem()
     keys = [key(problem), key(problem, counts=(3, 2)), key(problem, rate=6.0), key(problem, machine="a100")]
     assert len(set(keys)) == 4
@@ -60,6 +60,6 @@ def test_catalog_figures_change_the_key(make_problem):
 
 
 def test_an_attainment_counts(make_problem):
-    """The required attainment changes the key."""
+    """Another required attainment gives another key."""
     problem = make_problem()
     assert key(msgspec.structs.replace(problem, attainment=0.99)) != key(problem)

@@ -22,7 +22,7 @@ points = st.lists(
 
 @given(points)
 def test_the_front_covers_every_point_and_no_member_another(some):
-    """Equal points occur once, and points are in order of rate."""
+    """The front is sorted by rate and contains equal points once."""
     front = pareto_front(some)
     assert all(any(kept.covers(point) for kept in front) for point in some)
     assert not any(one.covers(other) for one in front for other in front if one is not other)
@@ -31,7 +31,7 @@ def test_the_front_covers_every_point_and_no_member_another(some):
 
 @given(points)
 def test_the_front_does_not_depend_on_the_order(some):
-    """The order of simulation results does not change the front."""
+    """The front is the same for any order of the points."""
     assert pareto_front(some) == pareto_front(reversed(some))
 
 

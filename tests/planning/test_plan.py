@@ -1,4 +1,4 @@
-"""A plan has the best design of each family, or an error with the reason."""
+"""A plan contains the best design of each family, or the reason why there is none."""
 
 import asyncio
 
@@ -23,7 +23,7 @@ def test_the_choices_are_the_best_of_each_family_best_first():
     found = []
     plan = planned(AnalyticCluster(5.0, 3.0, 1.5), machines=16, found=found.append)
     assert [choice.design.counts for choice in plan.choices] == [(6, 10), (6, 10), (16,)]
-    assert plan.best.design == design(6, 10)  # cheaper than the same of one kind
+    assert plan.best.design == design(6, 10)  # cheaper than the split of one machine type
     assert plan.best_split is plan.best
     assert plan.best_colocated.design == design(16, family=COLOCATED)
     assert {choice.design.family for choice in found} == set(FAMILIES)
@@ -39,14 +39,14 @@ def test_minimises_cost_at_a_given_rate():
 
 
 def test_power_ranks_by_watts():
-    """With the power objective, designs are in order of their power."""
+    """With the power objective, designs are sorted by TDP."""
     plan = planned(AnalyticCluster(5.0, 3.0, 2.5), objective="power", rate=30.0)
     watts = [choice.design.tdp_w for choice in plan.choices]
     assert watts == sorted(watts)
 
 
 def test_families_that_cannot_keep_the_slo_are_named():
-    """The plan names a family without a feasible design and still has the other families."""
+    """A family without a feasible design is listed in `without`, and the other families are planned."""
 
     class NoColocation(AnalyticCluster):
         def judged(self, one, rate):
@@ -59,7 +59,7 @@ def test_families_that_cannot_keep_the_slo_are_named():
 
 
 def test_a_curve_comes_up_to_the_limit():
-    """The rates of a latency curve rise to the highest rate of the design."""
+    """The rates of a latency curve increase up to the highest rate of the design."""
     cluster = AnalyticCluster()
     plan = planned(cluster, machines=8)
     rates = list(asyncio.run(rate_curve(cluster.search(), plan.best)))

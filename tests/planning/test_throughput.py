@@ -1,4 +1,4 @@
-"""The throughput search finds the best split of a family with few simulations."""
+"""The throughput search finds the best split of a family in few simulations."""
 
 import asyncio
 
@@ -25,8 +25,8 @@ def test_best_split_equals_brute_force(per_prefill, per_decode, machines, slack)
 
 
 @given(speeds, speeds, st.floats(60, 1500), st.floats(20_000, 400_000), st.floats(1.0, 4.0))
-def test_so_it_is_with_money_and_power_for_a_budget(per_prefill, per_decode, dollars, watts, slack):
-    """The best split equals brute force on the frontier of a price and power budget."""
+def test_finds_the_best_split_within_price_and_power(per_prefill, per_decode, dollars, watts, slack):
+    """The split found within a price and power budget equals the best by brute force."""
     cluster = AnalyticCluster(per_prefill, per_decode, slack=slack)
     search = cluster.search()
     designs = frontier(SPLIT, Budget(price_per_h=dollars, tdp_w=watts).allows)
@@ -48,8 +48,8 @@ def test_needs_far_fewer_simulations_than_brute_force():
 
 
 @given(speeds, speeds, st.integers(2, 40))
-def test_without_a_word_on_what_is_in_the_way_it_still_climbs(per_prefill, per_decode, machines):
-    """The search finds the best split by comparing neighbours if evaluations do not name the limiting phase."""
+def test_finds_the_best_split_without_a_limiting_phase(per_prefill, per_decode, machines):
+    """If evaluations do not name the limiting phase, the search compares neighbouring splits."""
     cluster = AnalyticCluster(per_prefill, per_decode, tells=False)
     search = cluster.search()
     designs = frontier(SPLIT, Budget(machines=machines).allows)
@@ -57,7 +57,7 @@ def test_without_a_word_on_what_is_in_the_way_it_still_climbs(per_prefill, per_d
 
 
 def test_a_colocated_family_has_one_design():
-    """The search returns the highest rate of the only design."""
+    """A search over a single design returns its highest rate."""
     cluster = AnalyticCluster()
     search = cluster.search()
     found = asyncio.run(most_throughput(search, [design(10, family=COLOCATED)]))
@@ -65,7 +65,7 @@ def test_a_colocated_family_has_one_design():
 
 
 def test_a_hopeless_guess_does_not_end_the_search():
-    """The search continues if the split with the best estimate misses the SLO at every rate."""
+    """The search continues if the split with the best estimate misses the SLO at any rate."""
 
     class OnlyEven(AnalyticCluster):
         def capacity(self, one):

@@ -1,4 +1,4 @@
-"""Connection errors of a Ray cluster; only one test needs Ray."""
+"""Connections to a Ray cluster: its address and errors; only one test needs Ray."""
 
 import importlib.util
 

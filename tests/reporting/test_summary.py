@@ -1,4 +1,4 @@
-"""Summaries of timelines."""
+"""Summaries of request timelines: counts, throughput, latencies and SLO attainment."""
 
 import msgspec
 import pytest
@@ -24,7 +24,7 @@ def ended(name, arrived, tokens, reason=FinishReason.LENGTH, prompt_tokens=10):
 
 
 def seconds(longest):
-    """Strategy for times in whole microseconds; subnormal durations would give infinite rates, which JSON lacks."""
+    """Return a strategy for times in whole microseconds, because tiny durations would give infinite rates."""
     return st.integers(0, longest * 1_000_000).map(lambda microseconds: microseconds / 1e6)
 
 
@@ -40,7 +40,7 @@ def runs(draw, reasons=tuple(FinishReason)):
 
 
 def test_a_run_worked_out_by_hand():
-    """Two requests have TTFTs of 1 and 3 s and gaps of 1, 1 and 2 s over 6 s."""
+    """Two requests with known token times give the throughput, latencies and goodput computed by hand."""
     run = [ended("a", 0.0, [1.0, 2.0, 3.0]), ended("b", 1.0, [4.0, 6.0])]
     summary = summarize(run, slo=Slo(ttft_s=2.0))
     assert (summary.sent, summary.completed, summary.failed, summary.unfinished) == (2, 2, 0, 0)
@@ -56,7 +56,7 @@ def test_a_run_worked_out_by_hand():
 
 
 def test_percentiles_are_numpys_linear_ones():
-    """P90 of the values 0 to 10 is 9, and P99 is interpolated to 9.9."""
+    """Percentiles interpolate linearly: P99 of the values 0 to 10 is 9.9."""
     distribution = LatencyDistribution.of(float(value) for value in range(11))
     assert (distribution.p50, distribution.p90) == (5.0, 9.0)
     assert distribution.p99 == pytest.approx(9.9)
@@ -70,7 +70,7 @@ def test_empty_run_has_zero_counts():
 
 
 def test_failures_are_counted_by_reason_and_miss_the_slo():
-    """Errors miss the SLO; aborted requests are left out of the attainment."""
+    """Failed requests miss the SLO, and aborted requests do not count in the attainment."""
     run = [
         ended("a", 0.0, [1.0]),
         ended("b", 0.0, [1.0], FinishReason.ERROR),
@@ -91,7 +91,7 @@ def test_the_slo_holds_jointly():
 
 @given(runs())
 def test_percentiles_rise(run):
-    """P50 ≤ P90 ≤ P99 ≤ max holds for every latency."""
+    """P50 ≤ P90 ≤ P99 ≤ max holds for each latency."""
     summary = summarize(run)
     for latency in (summary.ttft_s, summary.itl_s, summary.tpot_s, summary.e2e_s):
         if latency is not None:
@@ -107,7 +107,7 @@ def test_goodput_never_exceeds_throughput(run, bound):
 
 @given(runs(reasons=(FinishReason.STOP, FinishReason.LENGTH)))
 def test_an_infinite_slo_is_always_met(run):
-    """Without failures, attainment is 1 and goodput equals throughput."""
+    """Without failures, an infinite SLO has attainment 1 and a goodput equal to the throughput."""
     summary = summarize(run, slo=INFINITE)
     assert summary.slo_attainment == (1.0 if run else None)
     assert summary.goodput == summary.request_throughput
@@ -115,7 +115,7 @@ def test_an_infinite_slo_is_always_met(run):
 
 @given(runs())
 def test_every_request_is_counted_once(run):
-    """sent = completed + failed + unfinished, and the error counts add up to failed."""
+    """sent = completed + failed + unfinished, and the errors by reason add up to failed."""
     summary = summarize(run)
     assert summary.sent == len(run) == summary.completed + summary.failed + summary.unfinished
     assert sum(summary.errors.values()) == summary.failed
@@ -128,7 +128,7 @@ def test_summary_round_trips_through_json(run):
 
 
 def test_a_run_lasts_from_the_first_arrival_to_the_last_event():
-    """A failed request without tokens extends the duration by its arrival."""
+    """The arrival of a failed request without tokens may be the last event."""
     run = [ended("a", 2.0, [4.0]), ended("b", 9.0, [], FinishReason.ERROR)]
     assert summarize(run).duration_s == 7.0
     assert summarize(run, duration_s=10.0).request_throughput == 0.1

@@ -1,4 +1,4 @@
-"""Tables of run summaries: units, rows and columns."""
+"""Terminal tables of summaries: units, rows and columns."""
 
 import io
 
@@ -28,7 +28,7 @@ def drawn(table):
 
 
 def cells(text, label):
-    """Return the cells of the row that starts with a label."""
+    """Return the cells of the table row that starts with a label."""
     (line,) = [line for line in text.splitlines() if line.strip("│ ").startswith(label)]
     return [cell.strip() for cell in line.strip("│┃ ").split("│")]
 
@@ -43,7 +43,7 @@ def test_units():
 
 
 def test_one_run():
-    """The table shows latencies, counts, failure reasons, SLO attainment and additional rows of the caller."""
+    """The table shows latencies, counts, failure reasons, SLO attainment and the caller's additional rows."""
     text = drawn(summary_table(run_of(1.5, failed=1), "a title", {"Send lag P99": "2 ms"}))
     assert "a title" in text
     assert cells(text, "TTFT ")[1:3] == ["1.50 s", "1.50 s"]
@@ -55,7 +55,7 @@ def test_one_run():
 
 
 def test_runs_side_by_side():
-    """The comparison table has one column per run in the given order."""
+    """The comparison table has one column per run."""
     text = drawn(comparison_table({"split": run_of(0.2), "colocated": run_of(2.0, failed=1)}))
     assert cells(text, "TTFT P99") == ["TTFT P99", "200.0 ms", "2.00 s"]
     assert cells(text, "SLO attainment")[1:] == ["100.0%", "0.0%"]
@@ -63,6 +63,6 @@ def test_runs_side_by_side():
 
 
 def test_an_empty_run_draws():
-    """A run without requests gives a table of dashes."""
+    """The table of a summary without requests has dashes."""
     text = drawn(summary_table(summarize([])))
     assert cells(text, "TTFT")[1:] == ["-"] * 5

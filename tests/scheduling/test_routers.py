@@ -1,4 +1,4 @@
-"""Routers and the load totals that their decisions use."""
+"""Routers, and the load totals on which their decisions are based."""
 
 from functools import partial
 
@@ -13,7 +13,7 @@ from twofold.scheduling.routers import FIXED_ROLE_ROUTERS, ROUTERS
 
 
 def test_jsq_joins_the_shortest_queue_of_each_phase():
-    """`jsq` picks the fewest pending prompt tokens for prefill and the fewest reserved tokens for decode."""
+    """`jsq` chooses the fewest pending prompt tokens for prefill and the fewest reserved tokens for decode."""
     known = pools(
         load("p0", pending_prefill_tokens=50),
         load("p1", pending_prefill_tokens=20),
@@ -23,7 +23,7 @@ def test_jsq_joins_the_shortest_queue_of_each_phase():
     assert ROUTERS["jsq"]().route(request(), 109, known, 0.0) == Route("p1", "d0")
 
 
-def test_the_other_join_the_shortest_queues_count_what_their_name_says():
+def test_jsq_variants_compare_what_they_are_named_after():
     """`jsq-pending` compares pending tokens and `jsq-requests` compares requests, in both phases."""
     known = pools(
         load("p0", pending_prefill_tokens=50, requests=1),
@@ -36,14 +36,14 @@ def test_the_other_join_the_shortest_queues_count_what_their_name_says():
 
 
 def test_ties_go_to_the_instance_that_joined_first():
-    """Equal loads give equal decisions."""
+    """With equal loads, `jsq` chooses the instance that joined first."""
     known = pools(load("p1"), load("p0"), load("d1"), load("d0"))
     assert ROUTERS["jsq"]().route(request(), 109, known, 0.0) == Route("p1", "d1")
 
 
 @pytest.mark.parametrize("router", sorted(ROUTERS))
 def test_a_mixed_instance_keeps_both_phases(router):
-    """A request on a mixed instance decodes where it was prefilled, without a hand-off."""
+    """A request that prefills on a mixed instance also decodes there, without a hand-off."""
     made = cluster([Role.MIXED, Role.MIXED] if router in FIXED_ROLE_ROUTERS else [Role.MIXED], router)
     placement = made.place(request(), 0.0)
     assert placement is not None
@@ -53,7 +53,7 @@ def test_a_mixed_instance_keeps_both_phases(router):
 
 @pytest.mark.parametrize("router", FIXED_ROLE_ROUTERS)
 def test_a_mixed_instance_decodes_for_a_prefill_instance(router):
-    """Without a decode instance, a mixed instance decodes."""
+    """Without a decode instance, a mixed instance decodes the requests of a prefill instance."""
     placement = cluster([Role.PREFILL, Role.MIXED], router).place(request(), 0.0)
     assert placement is not None
     assert placement.route == predicted("prefill-0", "mixed-1")
@@ -61,19 +61,19 @@ def test_a_mixed_instance_decodes_for_a_prefill_instance(router):
 
 @pytest.mark.parametrize("router", FIXED_ROLE_ROUTERS)
 def test_no_route_without_both_phases(router):
-    """A cluster with one phase only rejects every request."""
+    """A cluster with instances of one phase only rejects every request."""
     for roles in ([], [Role.PREFILL], [Role.DECODE]):
         assert cluster(roles, router).place(request(), 0.0) is None
 
 
-def test_no_route_where_there_is_nobody():
-    """Routers that may change roles reject requests in an empty cluster."""
+def test_no_route_in_an_empty_cluster():
+    """Routers that may change roles reject every request in a cluster without instances."""
     for router in ("splitwise", "splitwise-sim"):
         assert cluster([], router).place(request(), 0.0) is None
 
 
-def test_a_lost_instance_gives_back_the_requests_it_held():
-    """A lost prefill instance loses requests with incomplete hand-offs, a lost decode instance all its requests."""
+def test_a_lost_instance_loses_its_requests():
+    """A prefill instance loses requests not handed off completely, and a decode instance all its requests."""
     made = cluster([Role.PREFILL, Role.DECODE])
     for name in "abc":
         made.place(request(name), 0.0)
@@ -85,8 +85,8 @@ def test_a_lost_instance_gives_back_the_requests_it_held():
     assert made.place(request("d"), 0.0) is None
 
 
-def test_what_is_said_about_requests_of_a_lost_instance_does_no_harm():
-    """Late events of lost or unknown requests are ignored, and the remaining loads return to zero."""
+def test_late_events_of_lost_requests_are_ignored():
+    """Events of lost or unknown requests change no load."""
     made = cluster([Role.PREFILL, Role.PREFILL, Role.DECODE])
     for name in "ab":
         made.place(request(name), 0.0)
@@ -102,7 +102,7 @@ def test_what_is_said_about_requests_of_a_lost_instance_does_no_harm():
 
 
 def test_memory_is_counted_where_the_kv_cache_is():
-    """Prefill reserves the prompt until its hand-off ends; decode reserves prompt and output until the request ends."""
+    """Prefill reserves the prompt until the hand-off ends, decode the full length until the request ends."""
     made = cluster([Role.PREFILL, Role.DECODE])
     made.place(request("a", prompt=100, output=10), 0.0)
     prefill, decode = made.pools
@@ -131,13 +131,13 @@ def test_a_prompt_that_its_prefill_instance_could_never_hold_is_refused():
 
 @pytest.mark.parametrize("router", ["splitwise", "splitwise-sim"])
 def test_a_refused_request_moves_no_instance(router):
-    """Rejecting a request changes no role."""
+    """A rejected request does not change the role of any instance."""
     made = cluster([Role.PREFILL, Role.DECODE], router, capacity_tokens=100)
     assert made.place(request("a", prompt=60, output=42), 0.0) is None
     assert [each.role for each in made.pools] == [Role.PREFILL, Role.DECODE]
 
 
-# Sizes, and how far a request came: placed, prefilled, handed off.
+# Sizes of a request, and the last of its steps: placed, prefilled, handed off.
 placed = st.lists(st.tuples(st.integers(1, 500), st.integers(1, 50), st.integers(0, 2)))
 
 

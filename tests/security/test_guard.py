@@ -1,4 +1,4 @@
-"""Authentication of sockets by the cluster key."""
+"""Authentication of ZeroMQ sockets by the cluster key."""
 
 import logging
 import socket as sockets
@@ -15,7 +15,7 @@ LOOKS = 150
 
 
 class Door:
-    """Server socket that is guarded by the cluster key."""
+    """Server socket that accepts only clients with the cluster key."""
 
     def __init__(self):
         self.context = zmq.Context()
@@ -29,7 +29,7 @@ class Door:
         return [self.socket.recv()] if self.socket.poll(20_000) else []
 
     def refuses(self):
-        """Return whether the guard rejects a client and drops its message."""
+        """Return whether the guard rejects a client, and no message of it arrives."""
         for _ in range(LOOKS):
             if self.guard.refused:
                 return not self.socket.poll(200)
@@ -48,7 +48,7 @@ def door():
 
 @pytest.fixture
 def caller():
-    """Return a client socket in another context."""
+    """Yield a client socket of another ZeroMQ context."""
     context = zmq.Context()
     socket = context.socket(zmq.PUSH)
     socket.setsockopt(zmq.LINGER, 0)

@@ -1,4 +1,4 @@
-"""Addresses between hosts."""
+"""Network addresses of hosts: parsing, resolution and validation."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Bursts under pull: prefill memory queues requests for decode (DistServe section 4.3)."""
+"""A burst of prompts with pull: prefill memory buffers KV until decode has room (DistServe, section 4.3)."""
 
 import msgspec
 
@@ -24,7 +24,7 @@ PULL = ClusterSpec(
 
 
 def watched(spec, output=OUTPUT):
-    """Run a simulation; return (statuses of prefill and decode before every event, result)."""
+    """Simulate a burst; return the statuses of prefill and decode before every event, and the result."""
     statistics = RunStatistics(None, None, over_all_tokens=False)
     cluster = build_cluster(spec, CATALOG, instance_profiles(spec, CATALOG), statistics, [], 1 << 60)
     seen = []
@@ -43,7 +43,7 @@ def watched(spec, output=OUTPUT):
 
 
 def test_prefill_buffer_fills_and_drains_without_loss():
-    """Decode never exceeds its blocks, and prefill starts only prompts that fit beside unpulled ones."""
+    """Prefill memory fills with KV that waits for decode, prompts wait for it, and all requests complete."""
     seen, statistics = watched(PULL)
     assert statistics.completed == BURST
     held = [prefill.handing_off for prefill, _ in seen]
@@ -55,7 +55,7 @@ def test_prefill_buffer_fills_and_drains_without_loss():
 
 
 def test_decode_blocks_are_reserved_when_a_prompt_starts():
-    """Without pull, decode blocks are reserved on arrival."""
+    """With pull, decode blocks are reserved once a prompt has started; with layer-wise, on its arrival."""
     for handoff, waits in (("pull", True), ("layer-wise", False)):
         seen, _ = watched(msgspec.structs.replace(PULL, handoff=handoff))
         ahead = [

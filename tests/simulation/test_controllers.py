@@ -1,4 +1,4 @@
-"""Several controllers with delayed load reports."""
+"""Clusters with several controllers that learn of loads by delayed reports."""
 
 import msgspec
 import pytest
@@ -44,7 +44,7 @@ def run(control=msgspec.UNSET, requested=None, **change):
 
 
 def routed(control=msgspec.UNSET, requested=None, **change):
-    """Return prefill instance, decode instance and moments of each request."""
+    """Simulate; return prefill instance, decode instance and moments of each request."""
     ended = Ended()
     spec = msgspec.structs.replace(SPLIT, control=control, **change)
     simulate(spec, requested or requests(), catalog=CATALOG, observers=[ended])
@@ -66,7 +66,7 @@ def test_current_reports_give_the_decisions_of_one_controller(control):
 
 
 def test_late_reports_cause_herding():
-    """Counting own requests reduces herding, and so does the power of two choices."""
+    """With late reports, controllers choose the same instances; counting own requests or drawing two choices helps."""
     late = ControlSpec(reports_every_s=1.0, own_load=OwnLoad.IGNORED)
     known, herding = run(), run(late)
     assert herding.ttft_s.percentile(50) > 2.5 * known.ttft_s.percentile(50)
@@ -102,7 +102,7 @@ def test_every_request_ends_and_runs_are_repeatable(router):
 
 @pytest.mark.parametrize("cells", [2, 4])
 def test_cells_divide_the_instances_of_each_role(cells):
-    """Instances of each role are assigned to cells in order, and both phases of a request run in one cell."""
+    """Each cell gets prefill and decode instances, and both phases of a request run in one cell."""
 
     def cell(instance):
         role, _, number = instance.partition("-")

@@ -42,7 +42,7 @@ def test_count_sum_and_extremes_are_exact(pairs):
 
 @given(samples)
 def test_every_value_is_counted_in_the_bucket_that_holds_it(numbers):
-    """A bucket's name is its lowest value, and buckets are in rising order."""
+    """A bucket is named by its lowest value, and buckets are sorted."""
     tally = Tally()
     for number in numbers:
         tally.add(number)
@@ -55,7 +55,7 @@ def test_every_value_is_counted_in_the_bucket_that_holds_it(numbers):
 
 @given(st.integers(0, 10**13), st.integers(0, 10**7), st.integers(0, 400), weights)
 def test_a_ramp_equals_its_terms(first, step, count, weight):
-    """Adding a ramp equals adding its terms one by one."""
+    """Adding an arithmetic sequence at once equals adding its terms one by one."""
     ramp, single = Tally(), Tally()
     ramp.add_ramp(first, step, count, weight)
     for i in range(count):
@@ -64,7 +64,7 @@ def test_a_ramp_equals_its_terms(first, step, count, weight):
 
 
 def test_a_ramp_costs_by_bucket_not_by_term():
-    """Adding a ramp of a billion terms takes as long as adding a short one."""
+    """Adding an arithmetic sequence of a billion terms is fast."""
     tally = Tally()
     tally.add_ramp(30_000_000, 0, 10**9)
     tally.add_ramp(30_000_000, 1, 10**9)
@@ -75,14 +75,14 @@ def test_a_ramp_costs_by_bucket_not_by_term():
 
 @given(samples, st.floats(0, 100))
 def test_percentiles_agree_with_numpy(numbers, p):
-    """Percentiles equal numpy's interpolated ones to half a bucket."""
+    """Percentiles equal numpy's up to half the width of a bucket."""
     expected = float(np.percentile(np.array(numbers, dtype=float), p))
     assert histogram_of(numbers).percentile(p) == pytest.approx(expected, rel=PRECISION * 1.001, abs=1e-9)
 
 
 @given(st.lists(st.integers(0, 2_047), min_size=1), st.floats(0, 100))
 def test_small_values_have_exact_percentiles(numbers, p):
-    """Values below 2,048 have their own buckets."""
+    """Values below 2,048 have a bucket each."""
     assert histogram_of(numbers).percentile(p) == pytest.approx(float(np.percentile(numbers, p)), rel=1e-12)
 
 
@@ -96,14 +96,14 @@ def test_the_ends_are_exact(numbers):
 
 @given(st.lists(st.integers(0, 2_047), min_size=1), st.integers(0, 2_100))
 def test_the_fraction_at_most_is_exact_for_small_values(numbers, bound):
-    """The fraction includes values equal to the bound."""
+    """The fraction of values at most a bound includes values equal to it."""
     expected = sum(number <= bound for number in numbers) / len(numbers)
     assert histogram_of(numbers).fraction_at_most(bound) == pytest.approx(expected)
 
 
 @given(samples, values)
 def test_the_fraction_at_most_is_bounded_by_whole_buckets(numbers, bound):
-    """A bucket that contains the bound counts between none and all of its values."""
+    """The error of the fraction is at most the share of the bucket that contains the bound."""
     wide = (bound + 1) * (1 + 2**-10)
     narrow = bound * (1 - 2**-10) - 1
     fraction = histogram_of(numbers).fraction_at_most(bound)
@@ -113,7 +113,7 @@ def test_the_fraction_at_most_is_bounded_by_whole_buckets(numbers, bound):
 
 @given(st.integers(1, 10**6))
 def test_a_bound_in_units_includes_the_value_it_names(milliseconds):
-    """0.3 s includes 300,000,000 ns despite rounding of 0.3 / 1e-9."""
+    """A bound of 0.3 s includes a value of 300,000,000 ns, in spite of rounding."""
     bound_s = milliseconds / 1_000
     assert histogram_of([milliseconds * 1_000_000], unit=1e-9).fraction_at_most(bound_s) == 1.0
     assert histogram_of([milliseconds], unit=1e-3).fraction_at_most(bound_s) == 1.0
@@ -121,7 +121,7 @@ def test_a_bound_in_units_includes_the_value_it_names(milliseconds):
 
 @given(samples, st.integers(2, 50))
 def test_the_distribution_rises_from_the_least_to_the_greatest(numbers, points):
-    """The fractions rise evenly from 0 to 1, and the values never fall."""
+    """The fractions rise evenly from 0 to 1, and the values never decrease."""
     curve = histogram_of(numbers).cdf(points)
     assert len(curve) == points
     assert [fraction for _, fraction in curve] == [i / (points - 1) for i in range(points)]
@@ -137,7 +137,7 @@ def test_round_trips_through_json_and_pickle(numbers):
 
 
 def test_units_scale_what_is_reported():
-    """Values in nanoseconds are reported in seconds."""
+    """With a unit of 1e-9, counted nanoseconds are reported in seconds."""
     histogram = histogram_of([1_000_000_000, 3_000_000_000], unit=1e-9)
     assert histogram.mean == pytest.approx(2.0)
     assert histogram.minimum == pytest.approx(1.0)

@@ -1,4 +1,4 @@
-"""Tasks on the cores of a host: equal shares of a core, and conserved work."""
+"""Tasks on the CPU cores of a host: equal shares of a core, and conservation of work."""
 
 import pytest
 from hypothesis import given
@@ -10,7 +10,7 @@ from twofold.simulation.kernel import Event, EventOrder, Host, HostTask, Kernel
 
 
 class Done(Event):
-    """Records its time in seconds."""
+    """Event that records the end of a job in seconds."""
 
     def __init__(self, run, number):
         self.order = EventOrder.COMPLETION + number
@@ -21,7 +21,7 @@ class Done(Event):
 
 
 class Run:
-    """A host and jobs (start, seconds of work, task) on it."""
+    """A simulated host, with jobs that start at given times."""
 
     def __init__(self, cores):
         self.kernel = Kernel()
@@ -46,7 +46,7 @@ def test_single_task_runs_at_full_speed():
 
 
 def test_two_tasks_share_a_core():
-    """Each task runs at half speed while both run."""
+    """Two tasks on one core run at half speed while both run."""
     run = Run(cores=2)
     run.job(0, HostTask([0]), 0.0, 3.0)
     run.job(1, HostTask([0]), 1.0, 1.0)
@@ -61,7 +61,7 @@ def test_unpinned_task_runs_on_a_free_core():
 
 
 def test_busy_neighbours_slow_a_sensitive_task_down():
-    """The task is slower only while its neighbours are busy."""
+    """A task with a contention factor is slower while a task on another core runs, and only then."""
     run = Run(cores=2)
     run.job(0, HostTask([0], contention=ContentionFactors(crowded=1.5)), 0.0, 3.0)
     run.job(1, HostTask([1]), 0.0, 1.5)
@@ -69,7 +69,7 @@ def test_busy_neighbours_slow_a_sensitive_task_down():
 
 
 def test_threads_run_on_separate_cores():
-    """A task of two threads runs at the mean of its core shares."""
+    """A task with two threads runs at the mean of its shares of two cores."""
     run = Run(cores=2)
     run.job(0, HostTask([0, 1], threads=2), 0.0, 3.0)
     run.job(1, HostTask([1]), 0.0, 1.0)
@@ -77,7 +77,7 @@ def test_threads_run_on_separate_cores():
 
 
 def test_dropped_task_does_not_end():
-    """The dropped task releases its share of the core."""
+    """A dropped task leaves its core to the other task and never ends."""
     run = Run(cores=1)
     lost = HostTask([0])
     run.job(0, lost, 0.0, 5.0)
@@ -92,7 +92,7 @@ def test_dropped_task_does_not_end():
     )
 )
 def test_cores_are_never_oversubscribed(jobs):
-    """All tasks end, none sooner than alone, and total work fits in the time of the cores."""
+    """Every task ends, none sooner than if it ran alone, and cores do no more work than their time allows."""
     run = Run(cores=2)
     for number, (start, work, cores) in enumerate(jobs):
         run.job(number, HostTask(cores), start, work)

@@ -1,4 +1,4 @@
-"""A simulated service on the CPU cores of one host, with latencies computed by hand."""
+"""A simulated service that shares the CPU cores of one host, with latencies computed by hand."""
 
 import pytest
 from hypothesis import given
@@ -26,7 +26,7 @@ class Ends(Observer):
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """Simulate requests (arrival, prompt, output) on a host; return (TTFT, E2E) in seconds by request."""
+    """Return a function that simulates requests of (arrival, prompt, output) and returns (TTFT, E2E) in seconds."""
 
     def run(one, requests, *, prefill=1, decode=1, colocated=0, **settings):
         path = tmp_path_factory.mktemp("host") / "host.yaml"
@@ -57,23 +57,23 @@ def near(*seconds):
 
 
 def test_single_request_takes_the_engine_time(run):
-    """The engine takes 10 ms plus 1 ms per token for 100 prompt tokens and two decodes."""
+    """An iteration takes 10 ms plus 1 ms per token: 110 ms for 100 prompt tokens, 11 ms for each decode."""
     assert run(profile(), [(0.0, 100, 3)]) == [near(0.110, 0.132)]
 
 
 def test_gateway_adds_time_before_and_after(run):
-    """The gateway adds 2.5 ms plus 10 µs per prompt token before, and 1 ms plus 0.5 ms per token after iterations."""
+    """The gateway adds time before the prefill, by prompt tokens, and after each iteration, by output tokens."""
     front = GatewayTimes(
         request_s=0.002, prompt_token_s=1e-5, request_delay_s=0.0005, step_s=0.0002, token_s=0.0005, step_delay_s=0.0008
     )
     ((ttft, e2e),) = run(profile(front=front), [(0.0, 100, 3)])
     assert ttft == pytest.approx(0.0035 + 0.110 + 0.0015)
-    # The first token is handed out on the prefill worker's core, beside which decode runs undisturbed.
+    # The gateway sends the first token from the core of the prefill worker, so decode is not slowed down.
     assert e2e == pytest.approx(0.0035 + 0.110 + 2 * 0.011 + 0.0015)
 
 
 def test_workers_on_one_core_take_turns(run):
-    """Two prefill workers and one decode worker on two cores: workers on a shared core take twice as long."""
+    """A prefill and a decode worker on one core take twice as long while both run."""
     one, two = run(profile(), [(0.0, 100, 2), (0.110, 50, 2)], prefill=2)
     # prefill-0 and decode-0 are on core 0: the decode of the first request takes turns with the second's prefill.
     assert one == near(0.110, 0.132)
@@ -81,14 +81,14 @@ def test_workers_on_one_core_take_turns(run):
 
 
 def test_sharing_with_the_other_phase_costs_extra(run):
-    """A decode beside a prefill on its core takes twice as long, plus a tenth."""
+    """A decode that shares its core with a prefill takes 2 × 1.1 times as long, with a `shared` factor of 1.1."""
     slower = ContentionFactors(shared=1.1)
     one, _ = run(profile(decode=slower), [(0.0, 100, 2), (0.110, 50, 2)], prefill=2)
     assert one == near(0.110, 0.1342)
 
 
 def test_busy_neighbour_slows_a_worker_down(run):
-    """Two colocated workers, each a tenth slower while the other runs."""
+    """Two workers on cores of their own are each slower by the `crowded` factor while both run."""
     slower = ContentionFactors(crowded=1.1, shared=3.0)
     one, two = run(profile(prefill=slower), [(0.0, 100, 1), (0.0, 100, 1)], colocated=2)
     assert one == near(0.121, 0.121)
@@ -97,7 +97,7 @@ def test_busy_neighbour_slows_a_worker_down(run):
 
 @given(st.lists(st.tuples(st.floats(0, 2), st.integers(1, 300), st.integers(1, 20)), min_size=1, max_size=12))
 def test_no_request_is_faster_than_alone(run_many, requests):
-    """Every request is answered once."""
+    """TTFT and E2E of random requests are at least those of a single request."""
     requests = sorted(requests)
     for (_, prompt, output), (ttft, e2e) in zip(requests, run_many(requests), strict=True):
         prefill = 0.010 + prompt * 0.001

@@ -1,4 +1,4 @@
-"""Prefill inlined into decode batches within a TBT bound."""
+"""Simulation of the `inlined` batcher, which adds prompts to decode batches within a TBT bound."""
 
 import msgspec
 import pytest
@@ -20,14 +20,14 @@ SPEC = ClusterSpec(
 
 
 def requests():
-    """Return chat requests, some with a prompt that takes far longer than the bound."""
+    """Yield chat requests; three of 60 have a prompt that takes far longer than the TBT bound."""
     for number in range(60):
         prompt = 3500 if number % 20 == 10 else 200
         yield Request(id=str(number), arrival_s=number / 10, prompt_tokens=prompt, output_tokens=60)
 
 
 def test_token_gaps_stay_within_the_bound():
-    """In the baseline, gaps exceed the bound during long prompts; all requests complete."""
+    """Token gaps stay within the TBT bound, which the mixed batcher exceeds on the same requests."""
     mixed = msgspec.structs.replace(SPEC, pools=(MIXED,), inline_tbt_s=None)
     inlined, baseline = (simulate(spec, requests(), catalog=CATALOG) for spec in (SPEC, mixed))
     assert inlined.completed == baseline.completed == 60
@@ -35,13 +35,13 @@ def test_token_gaps_stay_within_the_bound():
 
 
 def test_rejects_the_batcher_without_its_bound():
-    """The bound without the batcher is an error too."""
+    """The `inlined` batcher without `inline_tbt_s` is an error, and so is the reverse."""
     for changes in ({"inline_tbt_s": None}, {"pools": (MIXED,)}):
         with pytest.raises(ConfigurationError, match="give both or neither"):
             instance_profiles(msgspec.structs.replace(SPEC, **changes), CATALOG)
 
 
 def test_a_service_rejects_the_inlined_batcher_of_a_cluster_file():
-    """An emulated service has no performance model for the batcher."""
+    """An emulated service cannot use the `inlined` batcher."""
     with pytest.raises(ConfigurationError, match="an emulated service cannot inline prompts"):
         check_servable(SPEC)

@@ -1,4 +1,4 @@
-"""The event kernel."""
+"""The event kernel of the simulator."""
 
 import pytest
 from hypothesis import given
@@ -30,7 +30,7 @@ def test_rejects_events_in_the_past():
 
 
 def test_runs_in_parts():
-    """Progress bars and early stops need partial runs."""
+    """`run` stops after `until_events` events and continues on the next call."""
     kernel, happened = Kernel(), []
     for at in range(5):
         kernel.schedule(at, EventOrder.ARRIVAL, happened.append, at)
@@ -47,5 +47,5 @@ def test_rounds_seconds_to_picoseconds():
 
 @given(st.floats(0, 1e17) | st.integers(0, 2**54).map(lambda halves: halves / 2))
 def test_nearest_equals_round(number):
-    """Halves go to the even integer."""
+    """`nearest` rounds halves to the even integer, like `round`."""
     assert nearest(number) == round(number)

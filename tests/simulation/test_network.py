@@ -1,4 +1,4 @@
-"""Links and contention between transfers."""
+"""The simulated network: transfer times, and contention between transfers."""
 
 import pytest
 from hypothesis import given, settings
@@ -9,7 +9,7 @@ from twofold.simulation.kernel import Event, EventOrder, Kernel, MachineLink, Vi
 
 
 class Landed(Event):
-    """Transfer event that records its time in seconds."""
+    """Event that records the end of a transfer in seconds."""
 
     def __init__(self, transfers, number):
         self.order = EventOrder.TRANSFER + number
@@ -20,7 +20,7 @@ class Landed(Event):
 
 
 class Transfers:
-    """A network of equal machines; `ends` has the completion time of each transfer in seconds."""
+    """A network of equal machines; `ends` maps each transfer to its end in seconds."""
 
     def __init__(self, machines=4, bytes_per_s=100.0, *, contention=True, latency_s=0.0):
         self.kernel = Kernel()
@@ -38,14 +38,14 @@ class Transfers:
 
 
 def test_a_transfer_alone_takes_its_bytes_over_the_bandwidth():
-    """The duration is the start latency plus bytes over bandwidth."""
+    """A lone transfer takes the latency plus bytes / bandwidth."""
     net = Transfers(latency_s=0.5)
     net.send(0, 0, 1, 200, 1.0)
     assert net.run() == {0: 3.5}
 
 
 def test_two_transfers_into_one_machine_share_its_network():
-    """The second transfer starts halfway through the first; from then on each has half of the bandwidth."""
+    """While both transfers run, each has half of the receiver's bandwidth."""
     net = Transfers()
     net.send(0, 0, 2, 100, 0.0)
     net.send(1, 1, 2, 100, 0.5)
@@ -60,7 +60,7 @@ def test_disjoint_transfers_do_not_contend():
 
 
 def test_without_contention_each_transfer_has_its_own_link():
-    """As in SplitwiseSim, concurrent transfers do not slow each other down."""
+    """With `contention=False`, as in SplitwiseSim, concurrent transfers do not slow each other down."""
     net = Transfers(contention=False)
     for number in range(3):
         net.send(number, 0, 1, 100, 0.0)
@@ -83,7 +83,7 @@ transfers = st.lists(
 @settings(max_examples=500)
 @given(transfers)
 def test_no_port_carries_more_than_it_can_and_everything_lands(wanted):
-    """Each transfer takes at least as long as alone, and no port exceeds its bandwidth."""
+    """Each transfer ends, no sooner than if it ran alone, and no port exceeds its bandwidth."""
     net = Transfers()
     for number, (source, target, size, start) in enumerate(wanted):
         net.send(number, source, target, size, start)

@@ -1,4 +1,4 @@
-"""Re-planning in the simulator: detection, role changes, replicas and invariants."""
+"""Re-planning in the simulator: detection of shifts, role changes, replicas and invariants."""
 
 from random import Random
 
@@ -40,7 +40,7 @@ def cluster(text="3xh100:prefill,1xh100:decode", router="jsq-planned"):
 
 
 def traffic(*parts, seed=0):
-    """Generate Poisson arrivals with gamma-distributed lengths; each part is ((rate, prompt, output), seconds)."""
+    """Yield Poisson arrivals with gamma-distributed lengths; each part is ((rate, prompt, output), seconds)."""
     draw, now, end = Random(seed), 0.0, 0.0
     for (rate, prompt, output), seconds in parts:
         now, end = end, end + seconds
@@ -69,7 +69,7 @@ class Seen(Observer):
 
 
 class Always:
-    """Split planner stub that always returns the same split."""
+    """Split planner stub that finds the same split for every query."""
 
     def __init__(self, split):
         self.split, self.asked = split, []
@@ -89,7 +89,7 @@ def replanned(spec, requests, planner, *, search_s=5.0, spare=0, rules=None, **h
 
 @pytest.mark.parametrize("router", ["jsq-planned", "splitwise"])
 def test_attainment_recovers_from_a_step(router):
-    """After a traffic shift, attainment is above 90% again a minute after the role change; without it, below 50%."""
+    """A minute after the role change, attainment is above 90% again; without re-planning it is below 50%."""
     spec, step_s = cluster(router=router), 120.0
     requests = list(traffic((PROMPTS, step_s), (OUTPUTS, 240.0)))
     _, seen, log = replanned(spec, requests, SplitPlanner(spec, CATALOG, SLO))

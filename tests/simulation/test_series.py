@@ -1,4 +1,4 @@
-"""Time series keep mean, maximum and integral of a step function in bounded memory."""
+"""Time series: mean, maximum and integral of a step function in bounded memory."""
 
 import math
 import pickle
@@ -18,7 +18,7 @@ steps = st.lists(st.tuples(gaps, levels), min_size=1, max_size=40)
 
 
 def segments_of(start, changes, end_gap):
-    """Reference: the segments (begin, end, value) of the step function."""
+    """Return the end of the step function and its segments (begin, end, value), as a reference."""
     at, spans, value = start, [], None
     for gap, level in [*changes, (end_gap, None)]:
         if value is not None and gap:
@@ -37,7 +37,7 @@ def series_of(start, changes, end_gap):
 
 
 def integral_s(series):
-    """Integral of the series over time in seconds."""
+    """Return the integral of the series, in value × seconds."""
     return sum(series.areas) / PS
 
 
@@ -47,7 +47,7 @@ def close(expected, scale):
 
 @given(st.integers(0, 10**15), steps, gaps)
 def test_integral_mean_and_maximum_agree_with_the_plain_way(start, changes, end_gap):
-    """Integral, mean and maximum over the run equal those of the reference segments."""
+    """Integral, mean and maximum equal those computed from the segments."""
     series = series_of(start, changes, end_gap)
     end, spans = segments_of(start, changes, end_gap)
     area = math.fsum((b - a) / PS * value for a, b, value in spans)
@@ -63,7 +63,7 @@ def test_integral_mean_and_maximum_agree_with_the_plain_way(start, changes, end_
 
 @given(st.integers(0, 10**15), steps, gaps)
 def test_every_bin_agrees_with_the_plain_way(start, changes, end_gap):
-    """Each point is the mean and the maximum of the function over its bin."""
+    """The mean and maximum of each bin equal those computed from the segments within it."""
     series = series_of(start, changes, end_gap)
     end, spans = segments_of(start, changes, end_gap)
     points = series.points()
@@ -78,11 +78,11 @@ def test_every_bin_agrees_with_the_plain_way(start, changes, end_gap):
         scale = max(abs(value) for _, _, value in inside)
         assert mean == close(math.fsum((b - a) * v for a, b, v in inside) / (stop - begin), scale)
         begin = stop
-    assert begin == end  # the bins leave nothing out
+    assert begin == end  # the bins have no gaps
 
 
 def test_a_long_run_keeps_few_bins():
-    """20,000 steps of a millisecond and a gap of a year give at most 1,024 points."""
+    """20,000 changes and a final year without changes give at most 1,024 bins."""
     series = Series()
     for i in range(20_000):
         series.set(i * 10**9, i % 2)
@@ -95,7 +95,7 @@ def test_a_long_run_keeps_few_bins():
 
 
 def test_energy_is_the_integral_of_watts():
-    """10 s at 400 W and 5 s at 50 W are 4,250 J."""
+    """10 s at 400 W and 5 s at 50 W integrate to 4,250 J."""
     power = Series()
     power.set(0, 400)
     power.set(10 * 10**12, 50)
@@ -122,7 +122,7 @@ def test_finishing_twice_changes_nothing():
 
 
 def test_time_never_runs_backwards():
-    """`set` and `finish` reject an earlier time."""
+    """`set` and `finish` reject a time before the last one."""
     series = series_of(0, [(100, 1)], 100)
     for call in (lambda: series.set(199, 1), lambda: series.finish(199)):
         with pytest.raises(ValueError, match="time runs backwards"):

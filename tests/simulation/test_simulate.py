@@ -1,4 +1,4 @@
-"""`simulate`, compared with hand calculations, with failures and with invalid input."""
+"""`simulate`: results computed by hand, failures of instances, and invalid input."""
 
 import msgspec
 import pytest
@@ -50,7 +50,7 @@ def timelines(spec, requests):
 
 @pytest.mark.parametrize("mode", ["serialized", "layer-wise"])
 def test_a_lone_request_takes_the_sum_of_its_parts(mode):
-    """E2E is the prefill, the visible transfer and each decode iteration at its context length."""
+    """E2E of a single request is prefill plus visible transfer plus its decode iterations."""
     spec = msgspec.structs.replace(SPLIT, handoff=mode)
     _, (timeline,) = timelines(spec, [one(1500, 5)])
     prefill = model().prefill_s(1500, 1500**2)
@@ -68,15 +68,15 @@ def test_a_lone_request_takes_the_sum_of_its_parts(mode):
 
 
 def test_the_mode_is_chosen_by_size():
-    """A short prompt is handed off after its prefill, a long one during it."""
+    """By default, a short prompt is handed off after its prefill, and a long one during it."""
     bloom = msgspec.structs.replace(SPLIT, model="bloom-176b")
     _, (short, long) = timelines(bloom, [one(20, 2), one(4000, 2, arrival=5.0, name="b")])
     assert short.moments[Moment.HANDOFF_STARTED] >= short.moments[Moment.FIRST_TOKEN]
     assert long.moments[Moment.HANDOFF_STARTED] < long.moments[Moment.FIRST_TOKEN]
 
 
-def test_a_failed_instance_fails_what_it_held_and_takes_work_again_when_it_is_back():
-    """The running request fails, a request during the failure is rejected, and one after the recovery completes."""
+def test_a_failed_instance_loses_its_requests_and_recovers():
+    """A running request fails, a request during the failure is rejected, and a later request completes."""
     spec = msgspec.structs.replace(
         SPLIT, router="jsq", failures=(InstanceFailure(instance="decode-0", at_s=1.0, back_s=3.0),)
     )
@@ -91,7 +91,7 @@ def test_rejects_requests_larger_than_every_instance():
 
 
 def test_energy_is_idle_power_and_what_batches_draw_on_top():
-    """The energy of a lone request is prefill power plus idle power of the other instance over the prefill."""
+    """During a prefill, energy is the prefill power of one instance plus the idle power of the other."""
     result, (timeline,) = timelines(SPLIT, [one(1000, 1)])
     prefill = timeline.ttft_s
     expected = prefill * (model().prefill_w(1000) + model().idle_w)
@@ -99,7 +99,7 @@ def test_energy_is_idle_power_and_what_batches_draw_on_top():
 
 
 def test_series_show_the_pools_and_the_power():
-    """The series have the pool sizes of each role, and mean power equals energy over duration."""
+    """The result has time series of pool sizes, queues, batches and power."""
     result = simulate(SPLIT, workload("azure-conv", rate=2, num_requests=200), catalog=CATALOG)
     assert result.series["pool/prefill"].mean() == pytest.approx(1.0, abs=0.05)
     assert result.series["power_w"].mean() == pytest.approx(result.mean_power_w, rel=0.05)
@@ -107,7 +107,7 @@ def test_series_show_the_pools_and_the_power():
 
 
 def test_a_result_survives_serialization():
-    """A result survives a JSON round trip."""
+    """A simulation result is unchanged by a JSON round trip."""
     result = simulate(SPLIT, [one(1000, 10)], catalog=CATALOG)
     again = msgspec.json.decode(msgspec.json.encode(result), type=type(result))
     assert again.e2e_s.percentile(50) == result.e2e_s.percentile(50)
@@ -157,7 +157,7 @@ def test_rejects_invalid_clusters(change, says):
 
 
 def test_a_saturating_budget_is_that_of_each_pools_own_machines():
-    """The token budget `auto` is computed for each pool's machine and applies to prefill pools only."""
+    """The token budget `auto` is the saturating length of each prefill pool's machine."""
     spec = msgspec.structs.replace(SPLIT, router="jsq", max_num_batched_tokens=SATURATING)
     fast, decode = instance_profiles(spec, CATALOG)
     fits = model()

@@ -1,4 +1,4 @@
-"""Swap preemption in the simulator: exact at any run length, with the time of the copies."""
+"""Swap preemption in the simulator: exact for runs of iterations, with copy times."""
 
 import msgspec
 import pytest
@@ -30,14 +30,14 @@ def two():
 @settings(max_examples=600)
 @given(clusters(swapping=True), workloads(outputs=LONG))
 def test_runs_end_when_blocks_run_out(cluster, requests):
-    """Single iterations give the same moments, histograms and swaps to the picosecond."""
+    """Runs of iterations give the timelines, histograms and swaps of single iterations, to the picosecond."""
     assert run(cluster, requests).facts() == run(cluster, requests, max_run=1).facts()
 
 
 @settings(max_examples=600)
 @given(clusters(swapping=True), workloads(outputs=LONG))
 def test_every_request_ends_once_and_all_blocks_are_freed(cluster, requests):
-    """All blocks on device and host are free at the end, even with failures."""
+    """At the end all device and host blocks are free, also after failures."""
     world = run(cluster, requests)
     counts = world.statistics
     assert counts.arrived == len(requests) == counts.completed + counts.rejected + counts.failed
@@ -48,7 +48,7 @@ def test_every_request_ends_once_and_all_blocks_are_freed(cluster, requests):
 
 
 def test_copies_take_the_time_of_the_host_link():
-    """The order of computation is the same, and the duration grows by the bytes copied."""
+    """A slower host link adds the swapped bytes divided by its bandwidth to the duration, and nothing else changes."""
     slow = simulate(msgspec.structs.replace(ALONE, swap_bytes_per_s=1e9), two(), catalog=CATALOG)
     fast = simulate(msgspec.structs.replace(ALONE, swap_bytes_per_s=1e10), two(), catalog=CATALOG)
     assert slow.swaps == fast.swaps > 0
@@ -66,7 +66,7 @@ def test_default_host_link_is_pcie_per_accelerator():
 
 
 def test_swapping_runs_more_requests_at_once():
-    """Two requests that do not fit at full length run together until blocks run out."""
+    """With swap space, two requests start together although their full lengths do not fit."""
     whole = simulate(msgspec.structs.replace(ALONE, swap_space_bytes=None), two(), catalog=CATALOG)
     grown = simulate(ALONE, two(), catalog=CATALOG)
     assert whole.swaps == 0
@@ -76,7 +76,7 @@ def test_swapping_runs_more_requests_at_once():
 
 @pytest.mark.parametrize("batcher", ["prefill", "prefill-balanced", "prefill-chunks"])
 def test_prefill_batchers_run_beside_swapping_decodes(batcher):
-    """Prefill instances get no swap space."""
+    """Prefill instances have no swap space, and decode instances swap."""
     pools = (
         PoolSpec(machines=1, machine="dgx-h100", role=Role.PREFILL, batcher=batcher),
         PoolSpec(machines=1, machine="dgx-h100", role=Role.DECODE),
@@ -109,7 +109,7 @@ def test_rejects_a_request_larger_than_the_swap_space():
 
 
 def test_cluster_files_round_trip():
-    """The written file omits unset values."""
+    """Swap settings of a cluster file round-trip, and unset ones are omitted."""
     spec = msgspec.structs.replace(ALONE, swap_bytes_per_s=2e10)
     assert read_cluster(dump_cluster(spec), "c.yaml", catalog=CATALOG) == spec
     assert "swap" not in dump_cluster(msgspec.structs.replace(ALONE, swap_space_bytes=None))

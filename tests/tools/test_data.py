@@ -1,4 +1,4 @@
-"""`make data`."""
+"""`make data` downloads data files and checks their checksums."""
 
 import hashlib
 import runpy
@@ -18,7 +18,7 @@ TRACE = b"TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:00:00.0000000,1
 
 @pytest.fixture
 def home(tmp_path):
-    """Run a server with one trace and yield its address."""
+    """Serve one trace over HTTP, and yield the address of the server."""
     served = tmp_path / "served"
     served.mkdir()
     (served / "trace.csv").write_bytes(TRACE)
@@ -48,7 +48,7 @@ def run(tmp_path, url, sha256):
 
 
 def test_downloads_a_file_once(tmp_path, home):
-    """A second run keeps the file, even if the server no longer has it."""
+    """A second run needs no server, because the file is there."""
     digest = hashlib.sha256(TRACE).hexdigest()
     assert run(tmp_path, f"{home}/trace.csv", digest).returncode == 0
     assert (tmp_path / "data" / "traces" / "one.csv").read_bytes() == TRACE
@@ -56,7 +56,7 @@ def test_downloads_a_file_once(tmp_path, home):
 
 
 def test_keeps_nothing_with_another_checksum(tmp_path, home):
-    """A file with another checksum is an error that names the file."""
+    """A download with a wrong checksum is an error that names the file, and no file is kept."""
     done = run(tmp_path, f"{home}/trace.csv", "0" * 64)
     assert done.returncode == 1
     assert "traces/one.csv" in done.stderr
@@ -64,13 +64,13 @@ def test_keeps_nothing_with_another_checksum(tmp_path, home):
 
 
 def test_reports_a_missing_file(tmp_path, home):
-    """The error names the file that the server does not have."""
+    """A file that the server does not have is an error that names it."""
     done = run(tmp_path, f"{home}/absent.csv", "0" * 64)
     assert (done.returncode, "traces/one.csv" in done.stderr) == (1, True)
 
 
 def test_list_is_complete():
-    """Every listed file has an address at a fixed commit and a checksum."""
+    """Every file in data.toml has an https address and a SHA-256 checksum."""
     for file in tomllib.loads((ROOT / "tools" / "data.toml").read_text())["file"]:
         assert file["url"].startswith("https://")
         assert len(file["sha256"]) == 64

@@ -1,4 +1,4 @@
-"""Transport `curve` between hosts."""
+"""The `curve` transport between hosts."""
 
 import threading
 
@@ -41,7 +41,7 @@ def cache(key):
 
 
 def prepared(cache, peer, blocks=(5, 6, 7)):
-    """Return two caches with known contents, a lease on some blocks, and a connection."""
+    """Fill two caches with known contents, lease blocks, and return the connection between the caches."""
     cache.make("curve", 1, LAYOUT, OURS, everything=False)
     theirs = peer.do("make", "curve", 2, LAYOUT, THEIRS, False)
     cache.fill(1)

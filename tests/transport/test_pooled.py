@@ -1,4 +1,4 @@
-"""Checksums of blocks."""
+"""Checksums of KV blocks."""
 
 import torch
 from hypothesis import given

@@ -23,7 +23,7 @@ ALL = range(len(SHAPES))
 
 
 class Instance:
-    """All ranks of an instance in one process; each rank but the first has a thread."""
+    """All ranks of an instance in one process; a thread serves each rank but the first."""
 
     def __init__(self, name, split):
         self.split = split
@@ -42,7 +42,7 @@ class Instance:
         return ours
 
     def views(self, layer):
-        """Return heads, keys and values of a layer by rank."""
+        """Yield, for each rank with this layer, its heads and its keys and values."""
         for rank, own in enumerate(self.ranks):
             held = self.split.layers(rank, len(ALL))
             if layer in held:
@@ -57,7 +57,7 @@ class Instance:
                     part.copy_(everything[:, :, heads])
 
     def gather(self):
-        """Return the equivalent pool of an unsharded instance."""
+        """Return the KV of all ranks as one unsharded pool."""
         whole = KvPool(LAYOUT, BLOCKS)
         for layer in ALL:
             for heads, parts in self.views(layer):
@@ -76,7 +76,7 @@ def random_pool(seed):
 
 
 def check_moved(target, contents, sources, targets, layers):
-    """Check that these layers of these blocks match `contents` and that the rest is 0."""
+    """Check that these layers of the target blocks equal `contents`, and that all other KV is 0."""
     found = target.gather()
     expected = KvPool(LAYOUT, BLOCKS)
     for layer in layers:

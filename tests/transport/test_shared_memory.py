@@ -1,4 +1,4 @@
-"""Shared memory and received blocks."""
+"""The shared memory of a transport, and copies of received blocks."""
 
 import os
 

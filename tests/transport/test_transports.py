@@ -1,4 +1,4 @@
-"""Properties of every transport, between real processes."""
+"""Properties of every transport, tested between processes."""
 
 import importlib.util
 
@@ -44,7 +44,7 @@ def cache(key):
 
 
 def prepared(cache, peer, transport, layout):
-    """Return two caches with known contents and a connection between them."""
+    """Fill two caches with known contents, and return the connection between them."""
     cache.make(transport, 1, layout, OURS)
     theirs = peer.do("make", transport, 2, layout, THEIRS)
     cache.fill(1)

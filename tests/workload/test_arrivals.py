@@ -1,4 +1,4 @@
-"""Arrival processes: rate, spread, order and reproducibility."""
+"""Arrival processes: rate, variation, order and reproducibility."""
 
 from itertools import islice, pairwise
 
@@ -15,7 +15,7 @@ RATES = st.floats(1e-3, 1e6)
 
 @given(name=st.sampled_from(list(ARRIVALS)), rate=RATES, seed=st.integers(0, 2**64))
 def test_times_never_decrease_and_repeat_with_their_seed(name, rate, seed):
-    """The property holds for every process, rate and seed, even across a chunk boundary."""
+    """The times of every arrival process never decrease at any rate, and a seed reproduces them."""
     times = list(islice(arrival_times(name, rate, seed), 1500))
     assert times == list(islice(arrival_times(name, rate, seed), 1500))
     assert times[0] >= 0
@@ -24,7 +24,7 @@ def test_times_never_decrease_and_repeat_with_their_seed(name, rate, seed):
 
 @given(shape=st.floats(1e-3, 1e3), seed=st.integers(0, 99))
 def test_gamma_times_never_decrease_at_extreme_burstiness(shape, seed):
-    """Very bursty gaps may be 0, but never negative."""
+    """Gaps of very bursty arrivals may be 0 and are never negative."""
     times = list(islice(gamma(2.0, shape, seed), 100))
     assert all(before <= after for before, after in pairwise(times))
 
@@ -47,7 +47,7 @@ def test_gaps_have_the_expected_mean_and_variation(times, spread):
 
 
 def test_constant_arrivals_begin_at_zero_and_do_not_drift():
-    """The millionth arrival time is exact to the last bit."""
+    """The millionth arrival time is exact."""
     assert next(islice(constant(10.0), 1_000_000, None)) == 100_000.0
     assert next(constant(10.0)) == 0.0
 
@@ -70,7 +70,7 @@ def test_different_seeds_give_different_times():
     ],
 )
 def test_rejects_invalid_process_parameters(name, rate, burstiness, message):
-    """The error names the wrong parameter and is raised before any time is drawn."""
+    """The error names the parameter and is raised before the first arrival."""
     with pytest.raises(ConfigurationError, match=message):
         arrival_times(name, rate, 0, burstiness)
 

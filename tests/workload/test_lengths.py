@@ -16,7 +16,7 @@ PUBLISHED = {"azure-code": ((1469, 2048), (13, 28)), "azure-conv": ((1020, 1155)
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_generated_lengths_have_the_published_median_and_mean(name):
-    """The mean of the quantiles is within 1% of the trace's, that of samples within 4% or one token."""
+    """The stored distribution has the published mean within 1%; samples have median and mean within 4%."""
     lengths = load_lengths(name)
     for quantiles, (_, mean) in zip((lengths.prompt_tokens, lengths.output_tokens), PUBLISHED[name], strict=True):
         segments = pairwise(zip(lengths.probabilities, quantiles, strict=True))
@@ -31,7 +31,7 @@ def test_generated_lengths_have_the_published_median_and_mean(name):
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_generated_lengths_stay_within_the_observed_range(name):
-    """Prompt and output lengths are also uncorrelated."""
+    """Sampled lengths are within the range of the trace, and prompt and output are uncorrelated."""
     lengths = load_lengths(name)
     drawn = np.array(list(islice(lengths.sample(0), 50_000)))
     assert drawn.min(axis=0).tolist() == [lengths.prompt_tokens[0], lengths.output_tokens[0]]
@@ -41,7 +41,7 @@ def test_generated_lengths_stay_within_the_observed_range(name):
 
 @pytest.mark.parametrize("name", NAMED)
 def test_data_names_its_source(name):
-    """Every data file names its source and licence and holds a valid distribution."""
+    """Every packaged distribution is valid and names its source, licence and paper."""
     lengths = load_lengths(name)
     assert lengths.name == name
     source, licence, paper = ("Azure LLM inference trace 2023", "CC-BY", "Splitwise")
@@ -61,7 +61,7 @@ def test_data_names_its_source(name):
     [("distserve-chat", 755.5, 200.3), ("distserve-code", 171.3, 98.2), ("distserve-summaries", 1738.3, 90.7)],
 )
 def test_distserve_lengths_have_the_means_of_the_paper(name, prompt, output):
-    """The means agree within 3% after clipping to the context length of the paper's models."""
+    """Mean lengths are within 3% of the paper's, and none exceeds 2,048 tokens."""
     drawn = np.array(list(islice(load_lengths(name).sample(0), 50_000)))
     assert drawn.mean(axis=0).tolist() == pytest.approx([prompt, output], rel=0.03)
     assert drawn.max() <= 2048
@@ -76,7 +76,7 @@ def test_fixed_lengths_are_written_as_prompt_plus_output():
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_committed_quantiles_equal_the_derived_ones(name, monkeypatch):
-    """Running the derivation script on the trace reproduces the data files."""
+    """bench/derive_quantiles.py derives the packaged quantiles from the Azure traces."""
     trace = public_trace(f"azure-2023-{name.removeprefix('azure-')}.csv")
     monkeypatch.syspath_prepend(str(Path(ROOT) / "bench"))
     import derive_quantiles

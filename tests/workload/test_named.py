@@ -28,7 +28,7 @@ def trace(tmp_path):
     arrival=st.sampled_from([None, "poisson", "gamma", "constant"]),
 )
 def test_same_seed_gives_the_same_requests(name, seed, rate, arrival):
-    """Equal arguments give equal requests, with ordered times and consecutive ids."""
+    """Equal arguments give equal requests, with ordered arrival times and consecutive ids."""
     one, two = (list(workload(name, rate=rate, num_requests=20, arrival=arrival, seed=seed)) for _ in range(2))
     assert one == two
     assert [request.id for request in one] == [str(index) for index in range(20)]
@@ -36,7 +36,7 @@ def test_same_seed_gives_the_same_requests(name, seed, rate, arrival):
 
 
 def test_lengths_do_not_depend_on_arrivals():
-    """Runs with different arrival processes or rates use the same prompts."""
+    """A seed gives the same lengths with any arrival process and rate."""
     lengths = [
         [(r.prompt_tokens, r.output_tokens) for r in workload("azure-conv", num_requests=50, seed=3, **options)]
         for options in ({"rate": 1.0}, {"rate": 9.0, "arrival": "constant"}, {"rate": 1.0, "burstiness": 0.5})
@@ -45,20 +45,20 @@ def test_lengths_do_not_depend_on_arrivals():
 
 
 def test_duration_ends_a_generated_workload():
-    """Requests arrive before the end; constant arrivals number exactly rate times duration."""
+    """All requests arrive within the duration; constant arrivals number exactly rate × duration."""
     requests = list(workload("azure-code", rate=4.0, duration_s=10.0, arrival="constant"))
     assert len(requests) == 40
     assert all(request.arrival_s < 10.0 for request in workload("azure-code", rate=4.0, duration_s=10.0))
 
 
 def test_burstiness_implies_gamma_arrivals():
-    """The default arrival process follows vLLM's serving benchmark."""
+    """With `burstiness`, arrivals are gamma-distributed by default, as in vLLM's benchmark."""
     options = {"rate": 2.0, "num_requests": 30, "burstiness": 0.3}
     assert list(workload("azure-code", **options)) == list(workload("azure-code", arrival="gamma", **options))
 
 
 def test_lengths_are_scaled_and_clipped_to_the_context(trace):
-    """Scaling and clipping apply to named workloads and to traces."""
+    """`length_scale` and `max_model_len` apply to named workloads and to traces."""
     for spec, rate in (("azure-conv", 1.0), (trace, None)):
         requests = list(workload(spec, rate=rate, num_requests=10, length_scale=0.5, max_model_len=64))
         assert all(request.prompt_tokens + request.output_tokens <= 64 for request in requests)
@@ -69,14 +69,14 @@ def test_trace_is_replayed_at_its_own_times(trace):
 
 
 def test_trace_is_rescaled_to_a_rate(trace):
-    """A rate scales the arrival times and keeps their pattern."""
+    """With `rate`, a trace's arrival times are scaled and keep their pattern."""
     requests = list(workload(trace, rate=4.0, start_s=2.0))
     assert [request.id for request in requests] == list("23456789")
     assert mean_rate(requests) == pytest.approx(4.0)
 
 
 def test_trace_lengths_combine_with_an_arrival_process(trace):
-    """The rate defaults to the trace's own."""
+    """With `arrival`, a trace provides the lengths and, by default, the rate."""
     own = list(workload(trace, arrival="constant"))
     assert [request.arrival_s for request in own] == [float(index) for index in range(10)]
     faster = list(workload(trace, arrival="constant", rate=2.0, start_s=1.0, duration_s=2.0))
@@ -110,7 +110,7 @@ def test_trace_lengths_combine_with_an_arrival_process(trace):
     ],
 )
 def test_rejects_invalid_arguments_at_the_call(spec, options, message):
-    """Errors are raised before any request is read."""
+    """`workload` raises before any request is read."""
     with pytest.raises(ConfigurationError, match=message):
         workload(spec, **options)
 
@@ -127,6 +127,6 @@ def test_rejects_invalid_trace_arguments_at_the_call(trace):
 
 
 def test_unknown_name_suggests_the_nearest():
-    """`generate` accepts names only, not files."""
+    """`generate` rejects an unknown workload name and suggests the nearest one."""
     with pytest.raises(ConfigurationError, match=r"unknown workload 'azure-convs' \(did you mean azure-conv\?\)"):
         generate("azure-convs", rate=1.0, num_requests=1)

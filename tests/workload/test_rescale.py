@@ -1,4 +1,4 @@
-"""Rescaling keeps order and counts, reaches the exact rate and fits the context."""
+"""Rescaling of traces keeps order and counts, reaches the exact rate and fits the context."""
 
 from itertools import pairwise
 
@@ -26,7 +26,7 @@ TEN = [ask(index, float(index), 100, 10) for index in range(10)]
 
 @given(request_lists(min_size=2), st.floats(1e-3, 1e4))
 def test_rescaled_rate_is_exact(requests, rate):
-    """Only the arrival times change."""
+    """Rescaling to a rate changes arrival times only."""
     assume(requests[-1].arrival_s > 1e-3)
     scaled = list(to_rate(lambda: iter(requests), rate))
     assert mean_rate(scaled) == pytest.approx(rate, rel=1e-9)
@@ -35,7 +35,7 @@ def test_rescaled_rate_is_exact(requests, rate):
 
 
 def test_rescaling_one_request_or_simultaneous_arrivals():
-    """A single request stays unchanged; simultaneous arrivals raise an error."""
+    """A trace of one request stays unchanged, and one without time between arrivals raises an error."""
     assert mean_rate([]) is None
     assert list(to_rate(lambda: iter([ask()]), 5.0)) == [ask()]
     with pytest.raises(ConfigurationError, match="all requests arrive at the same time"):
@@ -44,7 +44,7 @@ def test_rescaling_one_request_or_simultaneous_arrivals():
 
 @given(request_lists(blocks=BLOCKS), st.integers(2, 2**20))
 def test_fit_to_context_always_fits(requests, limit):
-    """Prompt plus output is within the context, each has at least one token, and shorter requests are unchanged."""
+    """Prompt plus output fits in the context with at least one token each; requests that fit are unchanged."""
     fitted = list(fit_to_context(requests, limit))
     for before, after in zip(requests, fitted, strict=True):
         assert after.prompt_tokens + after.output_tokens <= limit
@@ -68,7 +68,7 @@ def test_scaled_lengths_are_proportional_and_at_least_one(requests, factor):
 
 
 def test_resizing_a_prompt_keeps_its_whole_prefix_blocks():
-    """A block id stays while its 512 tokens lie inside the prompt."""
+    """A resized prompt keeps the ids of the blocks that were full and are still full."""
     request = ask(prompt_tokens=1300, prefix_blocks=(7, 8, 9))
     half, same, double = (next(scale_lengths([request], factor)) for factor in (0.5, 1.0, 2.0))
     assert half.prefix_blocks == (7,)
@@ -77,19 +77,19 @@ def test_resizing_a_prompt_keeps_its_whole_prefix_blocks():
 
 
 def test_lengths_are_scaled_before_they_are_clipped():
-    """Scaling brings the request into the context, so nothing is clipped."""
+    """A request that fits in the context after scaling is not clipped."""
     (fitted,) = fit_lengths([ask(prompt_tokens=1000, output_tokens=200)], 0.1, 120)
     assert (fitted.prompt_tokens, fitted.output_tokens) == (100, 20)
 
 
 def test_window_is_half_open_and_begins_at_zero():
-    """The window is [start, start + duration), and start becomes 0."""
+    """The window is [start, start + duration), and its arrival times are relative to `start`."""
     part = list(window(TEN, 3.0, 2.0))
     assert [(r.id, r.arrival_s) for r in part] == [("3", 0.0), ("4", 1.0)]
 
 
 def test_window_and_first_stop_reading():
-    """Reading an endless stream stops after the window or the first requests."""
+    """`window` and `take` stop reading the trace after the last request that they need."""
     endless = (ask(index, float(index)) for index in iter(int, None))
     assert len(list(take(endless, 3))) == 3
     source = iter(TEN)
@@ -98,7 +98,7 @@ def test_window_and_first_stop_reading():
 
 
 def test_replay_with_rate_and_duration_takes_as_many_as_fit():
-    """Ten seconds at 0.5/s take the first five requests, spread to exactly that rate."""
+    """Ten seconds at 0.5 requests/s replay the first five requests, at exactly this rate."""
     part = list(Replay(rate=0.5, duration_s=10.0).requests(lambda: iter(TEN)))
     assert [r.id for r in part] == list("01234")
     assert mean_rate(part) == pytest.approx(0.5)
@@ -113,7 +113,7 @@ def test_replay_rate_is_measured_over_the_selected_part():
 
 
 def test_replay_duration_is_measured_after_scaling():
-    """At twice the rate, four seconds hold eight seconds of the trace."""
+    """Four seconds at twice the rate replay eight seconds of the trace."""
     part = list(Replay(rate_scale=2.0, duration_s=4.0).requests(lambda: iter(TEN)))
     assert [r.id for r in part] == list("01234567")
     assert part[-1].arrival_s == 3.5
@@ -132,14 +132,14 @@ def test_replay_duration_is_measured_after_scaling():
     ],
 )
 def test_rejects_invalid_windows(options, message):
-    """The error is raised before anything is read."""
+    """Invalid windows are rejected before the trace is read."""
     with pytest.raises(ConfigurationError, match=message):
         Replay(**options)
 
 
 @pytest.mark.parametrize("factor", [0.0, -1.0, float("nan"), float("inf")])
 def test_rejects_invalid_factors(factor):
-    """Scale factors are positive, and a context holds at least two tokens."""
+    """Scale factors must be positive, and the context must hold at least two tokens."""
     for scale in (scale_rate, scale_lengths):
         with pytest.raises(ConfigurationError, match="must be a positive number"):
             scale(TEN, factor)

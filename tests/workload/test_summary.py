@@ -1,4 +1,4 @@
-"""The one-pass summary equals numpy's on the whole trace."""
+"""One-pass summaries of traces, compared with numpy over the whole trace."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ from twofold.workload.summary import summarise
 
 @given(request_lists())
 def test_length_quantiles_equal_numpys(requests):
-    """Means and bounds are equal too."""
+    """Quantiles, mean, minimum and maximum of prompt lengths equal numpy's."""
     lengths = [request.prompt_tokens for request in requests]
     summary = summarise(requests).prompt_tokens
     assert [summary.p50, summary.p90, summary.p99] == pytest.approx(np.quantile(lengths, [0.5, 0.9, 0.99]))
@@ -19,26 +19,26 @@ def test_length_quantiles_equal_numpys(requests):
 
 
 def test_gap_variation():
-    """Gaps of 1 and 3 seconds have mean 2 and standard deviation 1."""
+    """Gaps of 1 and 3 s have a coefficient of variation of 0.5."""
     summary = summarise([ask(0, 0.0), ask(1, 1.0), ask(2, 4.0)])
     assert (summary.duration_s, summary.requests_per_s, summary.gap_cv) == (4.0, 0.5, 0.5)
 
 
 def test_undefined_values_are_none():
-    """One request has no rate, no gaps and, without blocks, no reuse; simultaneous requests have no rate."""
+    """One request, or simultaneous ones, have no rate and no gap variation; without blocks there is no reuse."""
     for requests in ([ask()], [ask(0), ask(1)]):
         summary = summarise(requests)
         assert (summary.requests_per_s, summary.gap_cv, summary.highest_reuse) == (None, None, None)
 
 
 def test_highest_reuse_is_the_hit_rate_of_an_infinite_cache():
-    """Three of five blocks are new."""
+    """Two of five prefix blocks occurred before, so the highest reuse is 40%."""
     summary = summarise([ask(0, prefix_blocks=(0, 1)), ask(1, prefix_blocks=(0, 1, 2))])
     assert (summary.prefix_blocks, summary.distinct_prefix_blocks) == (5, 3)
     assert summary.highest_reuse == pytest.approx(0.4)
 
 
 def test_rejects_an_empty_stream():
-    """The readers already reject empty traces, so this is a programming error."""
+    """A summary of no requests raises ValueError, because trace readers already reject empty traces."""
     with pytest.raises(ValueError, match="no request"):
         summarise([])

@@ -1,4 +1,4 @@
-"""Trace formats are detected, bad lines are reported with their number, and the public traces give known figures."""
+"""Trace formats are detected, errors name the line, and public traces have the published figures."""
 
 import gzip
 
@@ -37,7 +37,7 @@ def complaint(path, format_name=None):
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_format_is_detected_from_content(write, name):
-    """The format follows from the header or the keys, also with gzip or a byte-order mark."""
+    """The format is recognized by header or keys, also in gzip files and after a byte-order mark."""
     content = EXAMPLES[name].encode()
     assert detect_format(write(content)).name == name
     assert detect_format(write(gzip.compress(content, mtime=0))).name == name
@@ -54,25 +54,25 @@ def test_format_is_detected_from_content(write, name):
     ],
 )
 def test_reads_every_field_of_each_format(write, name, expected):
-    """Formats with relative times keep them; the others start at 0."""
+    """Formats with relative times keep them, and absolute times start at 0."""
     assert list(open_trace(write(EXAMPLES[name]), name)) == [expected]
 
 
 def test_azure_times_keep_their_seven_digits_and_offsets(write):
-    """Times are exact to 100 ns, also across midnight and with or without offset and fraction."""
+    """Times are exact to 100 ns, across midnight and with a UTC offset."""
     rows = "2023-12-31 23:59:59.9999999,1,1\n2024-01-01 00:00:00,1,1\n2024-01-01 01:00:00.5+01:00,1,1\n"
     times = [r.arrival_s for r in open_trace(write("TIMESTAMP,ContextTokens,GeneratedTokens\n" + rows))]
     assert times == [0.0, 1e-7, 0.5000001]
 
 
 def test_columns_are_found_by_name(write):
-    """Column order, extra columns, spaces, blank lines, quotes and CRLF do not matter."""
+    """CSV columns may have any order, extra columns, spaces, quotes and CRLF line ends."""
     content = ' GeneratedTokens , Extra,TIMESTAMP,ContextTokens\r\n\r\n"10",x,2023-11-16 18:17:03,"4808"\r\n\r\n'
     assert list(open_trace(write(content))) == [ask(0, 0.0, 4808, 10)]
 
 
 def test_output_of_length_zero_is_read_as_one_and_counted(write):
-    """A request that was cut off was still prefilled, and prefill ends in a token."""
+    """An output of length 0 is read as one token, because prefill generates one."""
     notes = ReadNotes()
     path = write(MOONCAKE + MOONCAKE.replace('"output_length": 5', '"output_length": 0'))
     assert [request.output_tokens for request in open_trace(path, notes=notes)] == [5, 1]
@@ -148,7 +148,7 @@ def test_unknown_content_names_the_known_formats(write):
 
 
 def test_wrong_explicit_format_reports_missing_columns(write):
-    """The error refers to the format that the user gave."""
+    """If the given format does not match the file, the error lists the missing columns."""
     assert complaint(write(AZURE), "splitwise").startswith(":1: missing column request_id, arrival_timestamp")
     assert complaint(write(AZURE), "twofold").startswith(":1: not valid JSON")
 
@@ -165,7 +165,7 @@ def test_rejects_missing_files_directories_and_unknown_formats_immediately(tmp_p
 
 
 def test_reading_is_lazy(write):
-    """A bad line does not prevent reading the requests above it."""
+    """Requests above an invalid line can be read before the error."""
     requests = open_trace(write(AZURE + "bad\n"))
     assert next(requests).prompt_tokens == 4808
     with pytest.raises(WorkloadError):
@@ -185,7 +185,7 @@ def test_azure_traces_have_the_published_lengths(name, requests, prompt, output)
 
 
 def test_mooncake_trace_has_the_published_reuse():
-    """Blocks, distinct blocks and highest reuse are those published for the Mooncake conversation trace."""
+    """Request, block and distinct block counts and highest reuse equal Mooncake's figures."""
     summary = summarise(open_trace(public_trace("mooncake-conversation.jsonl")))
     assert summary.requests == 12031
     assert (summary.duration_s, summary.prompt_tokens.p50) == (3536.999, 6909)
@@ -195,7 +195,7 @@ def test_mooncake_trace_has_the_published_reuse():
 
 
 def test_splitwise_trace_keeps_its_own_times():
-    """SplitwiseSim's trace starts after its first gap and has 8,502 requests at 70/s."""
+    """SplitwiseSim's trace of 8,502 requests keeps its first arrival at 11 ms instead of 0."""
     requests = list(open_trace(public_trace("splitwise-code-70rps-2min.csv")))
     assert len(requests) == 8502
     assert (requests[0].arrival_s, requests[-1].id) == (0.011369635830901571, "8501")

@@ -39,7 +39,7 @@ def trace(tmp_path_factory):
 
 
 def test_tables_have_hits_savings_and_prices(trace):
-    """The tables show DRAM and NVMe, local caches and the pool, and up to which size a cache pays off."""
+    """The tables compare DRAM with NVMe and local caches with the pool, by hit rate, savings and price."""
     shown = invoke(trace, *FLAGS, "--nodes", 2).stdout
     for words in (
         "DRAM, 2 nodes",
@@ -57,7 +57,7 @@ def test_tables_have_hits_savings_and_prices(trace):
 
 
 def test_the_whole_working_set_is_found_where_it_fits(trace):
-    """A pool that holds 170 blocks hits each document in nine of its ten uses; a request's own block never hits."""
+    """A pool with room for the working set of 170 blocks reaches the highest possible hit rate."""
     report = planned(trace, *FLAGS, "--nodes", 2)
     pool = report["tiers"][0]["pool"]
     assert report["highest_reuse"] == pytest.approx(0.9 * 16 / 17)
@@ -68,14 +68,14 @@ def test_the_whole_working_set_is_found_where_it_fits(trace):
 
 
 def test_one_node_has_no_pool(trace):
-    """The report for one node contains local caches only."""
+    """With `--nodes 1`, the report has local caches only."""
     report = planned(trace, *FLAGS, "--nodes", 1)
     assert all(tier["pool"] is None for tier in report["tiers"])
     assert "local: hit rate" in invoke(trace, *FLAGS, "--nodes", 1).stdout
 
 
 def test_prices_decide_what_pays(trace):
-    """DRAM pays off at a price of 0 and does not at a price of 100."""
+    """DRAM pays off with `--dram-price 0` and does not with `--dram-price 100`."""
     free, gold = (planned(trace, *FLAGS, "--nodes", 2, "--dram-price", price) for price in (0, 100))
     for report, expected in ((free, True), (gold, False)):
         best = report["tiers"][0]["pool"]["best"]
@@ -90,8 +90,8 @@ def test_dram_in_front_of_the_disk(trace):
     assert [tier["behind_gb"] for tier in report["tiers"]] == [0.0, 5.0]
 
 
-def test_the_conversation_trace_at_once():
-    """Hit rates rise with capacity; the pool's are at least the local ones; none exceeds the trace's highest reuse."""
+def test_hit_rates_of_the_mooncake_conversation_trace():
+    """Hit rates rise with capacity up to the trace's highest reuse; the pool's are never below the local ones."""
     report = planned(public_trace("mooncake-conversation.jsonl"), *FLAGS, "--nodes", 8)
     dram = report["tiers"][0]
     assert report["blocks"] == 288_500
@@ -118,7 +118,7 @@ def test_the_conversation_trace_at_once():
     ],
 )
 def test_mistakes_are_one_sentence(trace, words, message):
-    """Each `UserError` names the invalid argument or the conflict."""
+    """Invalid arguments of `twofold plan --kv-capacity` raise a `UserError` that names the cause."""
     error = invoke(*(trace if word == "TRACE" else word for word in words)).exception
     assert isinstance(error, UserError)
     assert message in str(error)

@@ -12,7 +12,7 @@ from twofold.planning.deployment import load_deployment
 app = typer.Typer()
 app.command()(plan)
 
-# One node of four A100s, OPT-13B, 200 and 100 ms: what DistServe's own search is shown with.
+# The example of DistServe's own search: one node of four A100s, OPT-13B, SLO of 200 and 100 ms.
 NODE = (
     *("distserve-chat", "--model", "opt-13b", "--performance", "distserve-published", "--objective", "goodput"),
     *("--slo", "ttft=0.2,tpot=0.1", "--duration", 1, "--max-model-len", 2048),
@@ -48,16 +48,15 @@ def degrees(placed):
 
 
 def test_one_node_of_four_has_prefill_on_two_and_decode_on_one(planned):
-    """The placement that DistServe's simulator finds: TP2 PP1 and TP1 PP1. With pipelines it is the same, and takes
-    minutes."""
+    """On four A100s of a node, the best placement is prefill TP2 and decode TP1, as in DistServe's simulator."""
     report = planned(*FOUR, "--tolerance", 0.05, "--max-pipeline", 1)
     assert degrees(report["best"]) == [(2, 1), (1, 1)]
     assert report["best"]["accelerators"] == 3
     assert report["effort"]["simulations"] > 20
 
 
-def test_it_says_how_sure_it_is_and_against_what(invoke):
-    """The output has goodput per phase and in total, confidence, colocated designs, and the formula's choice of TP."""
+def test_output_has_confidence_and_comparisons(invoke):
+    """The output has the goodput of an instance, its confidence, the gain over colocated designs, and TTFT by TP."""
     shown = " ".join(invoke(*FOUR, *ROUGH).stdout.split())
     for words in (
         "Goodput of one instance",
@@ -70,8 +69,8 @@ def test_it_says_how_sure_it_is_and_against_what(invoke):
         assert words in shown
 
 
-def test_more_bounds_on_the_node_cost_goodput(planned):
-    """Goodput at twice the SLO bounds is at least the goodput at the original bounds."""
+def test_tighter_slo_bounds_lower_goodput(planned):
+    """Goodput with half of the TTFT and TPOT bounds is not higher."""
     tight, loose = (
         planned(*FOUR, *ROUGH, "--slo", slo)["best"]["per_accelerator"]
         for slo in ("ttft=0.2,tpot=0.1", "ttft=0.4,tpot=0.2")
@@ -79,8 +78,8 @@ def test_more_bounds_on_the_node_cost_goodput(planned):
     assert loose >= tight
 
 
-def test_a_rate_is_carried_by_a_deployment(planned, tmp_path):
-    """The deployment file contains as many accelerators as the report."""
+def test_a_rate_gives_a_deployment_file(planned, tmp_path):
+    """With `--rate`, the deployment file has as many accelerators as the report, within `--max-gpus`."""
     file = tmp_path / "placed.yaml"
     report = planned(*NODE, *ROUGH, "--machines", "a100", "--max-gpus", 16, "--rate", 6, "--output", file)
     cluster = load_deployment(file).cluster
@@ -99,7 +98,7 @@ def test_a_slow_network_keeps_phases_together(planned):
 
 
 def test_unlike_accelerators_are_divided_between_the_phases(invoke, planned):
-    """The best placement uses both machine types."""
+    """With two A100s and two H100s, the best placement uses both machine types."""
     report = planned(
         *("512+64", "--model", "llama-3.1-8b", "--objective", "goodput", "--slo", "ttft=0.3,tpot=0.02"),
         *("--max-gpus", "a100=2,h100=2", "--duration", 1, *ROUGH),
@@ -123,7 +122,7 @@ def test_unlike_accelerators_are_divided_between_the_phases(invoke, planned):
     ],
 )
 def test_mistakes_are_one_sentence(invoke, more, words):
-    """Each `UserError` names the invalid argument or the missing flag."""
+    """Invalid arguments of `twofold plan --objective goodput` raise a `UserError` that names the cause."""
     error = invoke(*NODE, *ROUGH, *more).exception
     assert isinstance(error, UserError)
     assert words in str(error)

@@ -49,13 +49,13 @@ def planned(invoke):
 
 @pytest.fixture(scope="module")
 def fresh(planned, tmp_path_factory):
-    """Return a plan computed with one job and an empty store, and the path of that store."""
+    """Return a plan computed with `--jobs 1` and an empty store, and the path of that store."""
     store = tmp_path_factory.mktemp("fresh") / "plan.sqlite"
     return planned(*SMALL, "--jobs", 1, "--store", store), store
 
 
 def test_the_plan_does_not_depend_on_the_number_of_jobs(fresh, planned, tmp_path):
-    """Plans with one and with three jobs are equal except for the reported effort."""
+    """Plans with `--jobs 1` and `--jobs 3` are equal except for the time spent."""
     reports = [dict(fresh[0]), planned(*SMALL, "--jobs", 3, "--store", tmp_path / "plan.sqlite")]
     efforts = [report.pop("effort") for report in reports]
     assert reports[0] == reports[1]
@@ -66,22 +66,22 @@ def test_the_plan_does_not_depend_on_the_number_of_jobs(fresh, planned, tmp_path
 
 
 def test_a_second_run_reuses_all(fresh, planned):
-    """The second run simulates nothing and returns the same plan."""
+    """A second run with the same store simulates nothing and returns the same plan."""
     first, second = dict(fresh[0]), planned(*SMALL, "--store", fresh[1])
     effort = second.pop("effort")
     assert (effort["simulations"], effort["reused"]) == (0, first.pop("effort")["simulations"])
     assert first == second
 
 
-def test_tables_say_what_to_do(invoke):
-    """The tables show designs, model errors, SLO margins, the Pareto front and the verdict."""
+def test_tables_have_designs_margins_and_verdict(invoke):
+    """The tables show the designs with model errors, the SLO margins, the Pareto front and the verdict."""
     shown = invoke(*SMALL, "--slo", "ttft=1,tpot=0.06").stdout
     for words in ("h100+h100", "chunked-prefill", "model error", "±", "Margins", "Pareto front", "plit", "CPU second"):
         assert words in shown, words
 
 
 def test_cost_at_a_rate_and_its_files(planned, tmp_path):
-    """The plan has the cheapest design for the rate; the deployment file loads, and the HTML page has its charts."""
+    """With `--objective cost`, the cheapest design comes first and is written as deployment file and HTML page."""
     deployment, page = tmp_path / "deployment.yaml", tmp_path / "plan.html"
     report = planned(
         *("azure-conv", *MODEL, "--family", "HH", "--duration", 20, "--objective", "cost", "--rate", 6),
@@ -98,7 +98,7 @@ def test_cost_at_a_rate_and_its_files(planned, tmp_path):
 
 
 def test_a_trace_can_be_planned_for(planned, tmp_path):
-    """The workload is a trace file; the deployment stores its SHA-256."""
+    """A plan for a trace file stores the SHA-256 of the trace in the deployment file."""
     trace, deployment = tmp_path / "trace.jsonl", tmp_path / "deployment.yaml"
     write_trace([ask(n, n * 0.1, 500 + n, 20) for n in range(400)], trace, FORMATS["twofold"])
     planned(
@@ -109,7 +109,7 @@ def test_a_trace_can_be_planned_for(planned, tmp_path):
 
 
 def test_machines_and_money_bound_the_plan(planned):
-    """The best design respects limits on machines, cost and power together."""
+    """The best design is within `--max-machines`, `--max-cost` and `--max-power` together."""
     report = planned(
         *("azure-conv", *MODEL, "--machines", "h100", "--no-colocated", "--duration", 10),
         *("--max-machines", "9,h100=6", "--max-cost", 200, "--max-power", 45),
@@ -118,7 +118,7 @@ def test_machines_and_money_bound_the_plan(planned):
     assert sum(count for _, count in choice["design"]["machines"]) == 4
 
 
-# Stops itself when the third result is kept, so that it is in the middle whenever it is ended.
+# Stops its own process after storing the third result, so that signals arrive in the middle of a plan.
 STOPS_HALFWAY = """
 import os, signal, typer
 from twofold.cli.plan.command import plan
@@ -141,7 +141,7 @@ app()
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
 def test_an_interrupted_plan_is_taken_up(fresh, planned, tmp_path, how):
-    """After SIGINT or SIGKILL, a second run reuses the stored simulations and returns the plan of a complete run."""
+    """After SIGINT or SIGKILL, a second run reuses the stored simulations and completes the same plan."""
     whole, store = fresh[0], tmp_path / "plan.sqlite"
     words = [str(flag) for flag in (*SMALL, "--store", store, "--jobs", 1)]
     process = subprocess.Popen([sys.executable, "-c", STOPS_HALFWAY, *words], start_new_session=True)
@@ -197,7 +197,7 @@ def test_an_interrupted_plan_is_taken_up(fresh, planned, tmp_path, how):
     ],
 )
 def test_mistakes_are_one_sentence(invoke, arguments, words):
-    """Each `UserError` is one line and names the invalid value."""
+    """Invalid arguments of `twofold plan` raise a one-line `UserError` that names the value or the missing flag."""
     error = invoke(*arguments).exception
     assert isinstance(error, UserError), repr(error)
     assert words in str(error)
@@ -205,6 +205,7 @@ def test_mistakes_are_one_sentence(invoke, arguments, words):
 
 
 def test_the_command_starts_light():
+    """Importing `twofold plan` does not import plotly, numpy or sqlite3."""
     modules = ("plotly", "numpy", "sqlite3")
     code = f"import sys, twofold.cli.plan.command; print([m for m in {modules} if m in sys.modules])"
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout

@@ -20,7 +20,7 @@ def node(gpus, kind="H100"):
 
 @pytest.fixture
 def asked(monkeypatch, capsys):
-    """Return a function that plans for these Ray nodes; it returns the query (None after an error) and stderr."""
+    """Return a function that runs `twofold plan --ray` on fake nodes and returns its query, if valid, and stderr."""
 
     def ask(nodes, *flags):
         queries = []
@@ -37,8 +37,8 @@ def asked(monkeypatch, capsys):
     return ask
 
 
-def test_nodes_are_machines_and_no_more_than_there_are(asked):
-    """The budget has the number of machines of each type, and the families use these types."""
+def test_ray_nodes_bound_the_machines_of_the_plan(asked):
+    """The plan has at most as many machines of each type as the Ray cluster has complete nodes of it."""
     question, said = asked([node(8), node(8), node(8, "A100"), node(0)])
     assert question.budget.of_kind == {"dgx-h100": 2, "dgx-a100": 1}
     assert {kind.name for family in question.families for kind in family.kinds} == {"dgx-h100", "dgx-a100"}
@@ -46,14 +46,14 @@ def test_nodes_are_machines_and_no_more_than_there_are(asked):
 
 
 def test_goodput_counts_accelerators(asked):
-    """The accelerators of a node with fewer than a full machine count too."""
+    """With `--objective goodput`, a node with four of eight accelerators counts as four accelerators."""
     flags = ("--objective", "goodput", "--slo", "ttft=1,tpot=0.06")
     question, _ = asked([node(8), node(4)], *flags)
     assert question.stock == {"dgx-h100": 12}
 
 
-def test_flags_say_more_than_the_cluster(asked):
-    """With `--machines` or `--max-machines`, the plan ignores the nodes of the cluster."""
+def test_machine_flags_replace_the_ray_nodes(asked):
+    """With `--machines` or `--max-machines`, the plan ignores the nodes of the Ray cluster."""
     question, said = asked([node(8)], "--machines", "a100")
     assert (question.budget.of_kind, said) == ({}, "")
     question, said = asked([node(0)], "--max-machines", "40")
@@ -61,7 +61,7 @@ def test_flags_say_more_than_the_cluster(asked):
 
 
 def test_parts_of_machines_are_no_machines(asked):
-    """The error suggests `--objective goodput`, and the notes list unknown accelerators."""
+    """Nodes with part of a machine's accelerators are an error that suggests `--objective goodput`."""
     question, said = asked([node(4), node(8, "V100")])
     assert question is None
     assert "--objective goodput, which counts accelerators" in said

@@ -1,4 +1,4 @@
-"""`twofold serve --cluster FILE`: settings from the file, and flags that repeat or contradict it."""
+"""`twofold serve --cluster FILE`: settings from the file, and flags that repeat or contradict them."""
 
 from pathlib import Path
 
@@ -35,7 +35,7 @@ def emulated(cluster, **flags):
 
 
 def test_pools_and_policies_come_from_the_file(cluster):
-    """Workers, router, hand-off mode and block size of an emulated service equal the file's."""
+    """An emulated service has the workers, router, hand-off mode and block size of its cluster file."""
     config = emulated(cluster)
     roles = [worker.role for worker in config.workers]
     assert (roles.count(Role.PREFILL), roles.count(Role.DECODE)) == (2, 3)
@@ -46,7 +46,7 @@ def test_pools_and_policies_come_from_the_file(cluster):
 
 
 def test_a_real_model_on_the_pools_of_a_file(cluster, tiny_model_dir):
-    """MODEL replaces the model of the cluster file; pools, block size and router come from the file."""
+    """MODEL replaces the model of the cluster file; pools, block size and router stay those of the file."""
     flags = ServeSettings(model=str(tiny_model_dir("llama")), cluster=cluster)
     config = service_config(flags)
     assert config.engine.engine == "torch"
@@ -56,7 +56,7 @@ def test_a_real_model_on_the_pools_of_a_file(cluster, tiny_model_dir):
 
 
 def test_a_deployment_file_is_a_cluster_file(tmp_path):
-    """`--cluster` accepts an output file of `twofold plan --output`."""
+    """`--cluster` accepts the deployment file that `twofold plan --output` writes."""
     indented = "".join(f"  {line}\n" for line in CLUSTER.strip().splitlines())
     path = tmp_path / "plan.yaml"
     path.write_text(f"deployment: 1\ncluster:\n{indented}expected: {{}}\n")
@@ -64,7 +64,7 @@ def test_a_deployment_file_is_a_cluster_file(tmp_path):
 
 
 def test_the_model_is_called_as_in_the_file(cluster):
-    """The served model name defaults to the model of the cluster file."""
+    """Without `--served-model-name`, the API names the model as the cluster file does."""
     flags = ServeSettings(engine="emulated", cluster=cluster)
     assert public_name(flags, service_config(flags)) == "llama2-70b"
 
@@ -88,13 +88,13 @@ def test_the_model_is_called_as_in_the_file(cluster):
     ],
 )
 def test_flags_that_deny_the_file(cluster, flags, said):
-    """The error names the flag and the contradicting value of the file."""
+    """`twofold serve` rejects a flag that contradicts the cluster file or has no effect with it."""
     with pytest.raises(ConfigurationError, match=said):
         emulated(cluster, **flags)
 
 
 def test_flags_that_repeat_the_file(cluster):
-    """Flags with the file's values give the same configuration."""
+    """Flags of `twofold serve` may repeat values of the cluster file; the configuration is the same."""
     again = {"prefill": 2, "decode": 3, "colocated": 0, "router": "round-robin", "block_size": 32}
     assert emulated(cluster, **again, enable_chunked_prefill=False) == emulated(cluster)
 
@@ -109,21 +109,21 @@ def test_flags_that_repeat_the_file(cluster):
         (ServeSettings(engine="emulated", cluster=Path("nowhere.yaml")), "nowhere.yaml cannot be read"),
     ],
 )
-def test_flags_that_cannot_be(flags, said):
-    """Each error names the missing or conflicting flag, with and without a cluster file."""
+def test_flags_that_need_other_flags(flags, said):
+    """`twofold serve` rejects flags without the flag or the argument that they require."""
     with pytest.raises(UserError, match=said):
         service_config(flags)
 
 
 def test_a_file_that_cannot_be_served(cluster):
-    """The error names the file and the reason."""
+    """`twofold serve` rejects a cluster file with a simulation-only router; the error names the file and the router."""
     cluster.write_text(CLUSTER.replace("round-robin", "splitwise-sim"))
     with pytest.raises(ConfigurationError, match=r"cluster.yaml: the router splitwise-sim is for simulations"):
         emulated(cluster)
 
 
 def test_a_tokenizer_says_how_many_tokens_there_are(cluster, tmp_path):
-    """The vocabulary size comes from `--tokenizer` or `--vocab-size`."""
+    """An emulated engine takes its vocabulary size from `--tokenizer` or `--vocab-size`."""
     byte_level().backend.save(str(tmp_path / "tokenizer.json"))
     known = byte_level().backend.get_vocab_size()
     assert emulated(cluster, tokenizer=tmp_path).engine.vocab_size == known
@@ -131,6 +131,6 @@ def test_a_tokenizer_says_how_many_tokens_there_are(cluster, tmp_path):
 
 
 def test_a_directory_without_a_tokenizer(cluster, tmp_path):
-    """A `--tokenizer` directory without a tokenizer is an error at startup."""
+    """`twofold serve` rejects a `--tokenizer` directory that has no tokenizer."""
     with pytest.raises((ConfigurationError, ModelError), match="not a directory with a tokenizer"):
         emulated(cluster, tokenizer=tmp_path)

@@ -1,4 +1,4 @@
-"""API keys: a service on a public address needs one, and processes hide theirs."""
+"""API keys of `twofold serve`: required on public addresses, and masked in the process's arguments and environment."""
 
 import os
 import subprocess
@@ -10,7 +10,7 @@ import pytest
 from twofold.cli.serve.http import check_loopback, hide_arguments, hide_variable
 from twofold.errors import ConfigurationError
 
-# Its own text is in the command line, so it must not spell out what it looks for.
+# The program text is on the command line, so it must not contain the keys that it searches for.
 PROBE = """
 import os, sys
 from pathlib import Path
@@ -45,18 +45,18 @@ def test_other_machines_need_a_key(address):
     ],
 )
 def test_arguments(held, hidden):
-    """Values of `--api-key` are masked; other arguments keep their bytes and positions."""
+    """Values of `--api-key` are masked in the process's arguments; all other bytes stay unchanged."""
     assert hide_arguments(held) == hidden
 
 
 def test_variables():
-    """The value of TWOFOLD_API_KEY is masked; other variables stay unchanged."""
+    """The value of TWOFOLD_API_KEY is masked in the process's environment; other variables stay unchanged."""
     assert hide_variable(b"A=1\0TWOFOLD_API_KEY=sk-1\0B=2\0") == b"A=1\0TWOFOLD_API_KEY=****\0B=2\0"
 
 
 @pytest.mark.skipif(not Path("/proc/self/mem").exists(), reason="the system shows no processes as files")
 def test_a_process_does_not_show_its_keys():
-    """/proc shows the keys neither in the arguments nor in the environment, and child processes do not inherit them."""
+    """/proc shows no API key in the arguments or the environment of a process, and child processes inherit none."""
     command = [sys.executable, "-c", PROBE, "--api-key", "sk-flag", "--other"]
     done = subprocess.run(
         command,

@@ -1,4 +1,4 @@
-"""`twofold keygen`, `twofold join` and `--listen-workers`: valid keys, and errors with exit code 2."""
+"""`twofold keygen`, `twofold join` and `twofold serve --listen-workers`: cluster keys and rejected flags."""
 
 import socket
 import stat
@@ -26,7 +26,7 @@ def key(tmp_path):
 
 
 def test_keygen_writes_a_key_and_shows_none(monkeypatch, capsys, tmp_path, refused):
-    """The key file has mode 0600 and is never overwritten; the command does not print the key."""
+    """`twofold keygen` writes a key file of mode 0600, does not print the key, and never overwrites a file."""
     file = tmp_path / "key"
     monkeypatch.setattr(sys, "argv", ["twofold", "keygen", str(file)])
     with pytest.raises(SystemExit) as ended:
@@ -50,7 +50,7 @@ def test_keygen_writes_a_key_and_shows_none(monkeypatch, capsys, tmp_path, refus
     ],
 )
 def test_a_service_that_could_not_be_joined(model, key, refused, flags, sentence):
-    """The error names the missing or invalid flag of the service."""
+    """`twofold serve` rejects missing or invalid `--listen-workers` and `--cluster-key`."""
     given = [str(key) if flag == "KEY" else flag for flag in flags]
     assert sentence in refused("serve", model, *given)
 
@@ -64,7 +64,7 @@ def test_a_key_that_others_can_read_is_not_used(model, key, refused):
 
 
 def test_a_port_that_is_taken(model, key, refused):
-    """A used port of `--listen-workers` is reported before the model is loaded."""
+    """`twofold serve` reports a port of `--listen-workers` that is in use before it loads the model."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
         flags = ["--listen-workers", address, "--cluster-key", key, "--port", free_port()]
@@ -83,7 +83,7 @@ def test_a_port_that_is_taken(model, key, refused):
     ],
 )
 def test_a_host_that_cannot_join(model, key, refused, changes, sentence):
-    """`twofold join` reports invalid flags before it connects."""
+    """`twofold join` reports invalid flags before it connects to the controller."""
     flags = {"controller": LISTEN, "model": model, "workers": ["--decode", "1"], "name": []} | changes
     assert sentence in refused(
         "join",
@@ -95,7 +95,7 @@ def test_a_host_that_cannot_join(model, key, refused, changes, sentence):
 
 
 def test_a_cluster_file_names_all_workers(key, refused, tmp_path):
-    """`--listen-workers` excludes `--cluster`."""
+    """`twofold serve` rejects `--listen-workers` together with `--cluster`, because the file lists all workers."""
     file = tmp_path / "cluster.yaml"
     file.write_text(
         "model: llama2-70b\npools:\n"
@@ -107,7 +107,7 @@ def test_a_cluster_file_names_all_workers(key, refused, tmp_path):
 
 
 def test_a_colocated_service_may_have_all_its_workers_elsewhere(model, key):
-    """`--colocated 0` with `--listen-workers` starts no local worker and accepts mixed workers that join."""
+    """`--colocated 0 --listen-workers` starts no local worker and accepts mixed workers of other hosts."""
     from twofold.cli.serve.config import service_config
     from twofold.cli.serve.settings import ServeSettings
 

@@ -1,4 +1,4 @@
-"""`twofold serve` with --overload, --replan, --inline-tbt and routers that predict."""
+"""`twofold serve` with `--overload`, `--replan`, `--inline-tbt`, or a router that needs predictions."""
 
 from pathlib import Path
 

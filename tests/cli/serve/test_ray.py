@@ -1,4 +1,4 @@
-"""`twofold serve --launcher ray`: workers, resources and rejected flags; the tests need no Ray."""
+"""`twofold serve --launcher ray`: Ray resources of workers, and rejected flags; the tests need no Ray."""
 
 import subprocess
 import sys
@@ -21,7 +21,7 @@ HEAD = ("--launcher", "ray", "--ray-address", "127.0.0.1:6379")
 
 @pytest.fixture
 def refusal(refused, monkeypatch, tmp_path):
-    """Return a function that runs a command without a known Ray cluster and returns its error message."""
+    """Return a function that runs a command while no Ray cluster can be found, and returns its error message."""
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
     return refused
@@ -45,12 +45,12 @@ def refusal(refused, monkeypatch, tmp_path):
     ],
 )
 def test_mistakes_are_one_sentence(refusal, model, flags, sentence):
-    """Invalid flags are reported before any process starts."""
+    """`twofold serve --launcher ray` rejects invalid flags before it starts a process."""
     assert sentence in refusal("serve", model, *flags)
 
 
 def test_a_worker_takes_a_cpu_and_a_gpu_where_it_computes_on_one():
-    """A worker takes one CPU, and one GPU with `--device cuda`; `--ray-resources` overrides both."""
+    """A worker requests one CPU, and one GPU with `--device cuda`; `--ray-resources` replaces both."""
     assert worker_resources(ServeSettings(launcher="ray", device="cpu")) == {"CPU": 1.0}
     assert worker_resources(ServeSettings(launcher="ray", device="cuda")) == {"CPU": 1.0, "GPU": 1.0}
     given = ServeSettings(launcher="ray", ray_resources="CPU=8,GPU=0.5,nic=1")
@@ -58,7 +58,7 @@ def test_a_worker_takes_a_cpu_and_a_gpu_where_it_computes_on_one():
 
 
 def test_workers_join_by_a_key_and_a_port_of_the_service(model, tmp_path):
-    """The Ray job contains each worker's address, key and resources; the key file is private."""
+    """The Ray job has the name, controller address, cluster key and resources of each worker."""
     flags = ServeSettings(model=str(model), decode=2, **RAY, ray_resources="CPU=3", ray_link_label="rack")
     config = service_config(flags)
     assert config.transport == "curve"
@@ -75,8 +75,8 @@ def test_workers_join_by_a_key_and_a_port_of_the_service(model, tmp_path):
     assert (job.bundle, job.link_label) == ({"CPU": 3.0}, "rack")
 
 
-def test_the_operators_own_door_is_kept(model, tmp_path):
-    """With `--listen-workers` the workers on Ray use the same address as joining hosts."""
+def test_listen_workers_sets_the_address_for_ray_workers(model, tmp_path):
+    """Workers on Ray connect to the address of `--listen-workers`, if given."""
     key = tmp_path / "key"
     from twofold.security.key import write_key
 
@@ -96,7 +96,7 @@ def test_replanning_knows_the_workers_on_ray(model, host):
 
 
 def test_without_ray_workers_are_local(model):
-    """The default launcher is local, and the commands do not import Ray."""
+    """By default workers are local processes, and the commands do not import Ray."""
     flags = ServeSettings(model=str(model))
     config = service_config(flags)
     same, launcher = launcher_of(flags, config)

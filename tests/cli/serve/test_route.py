@@ -41,12 +41,12 @@ def refusal(refused, model):
     ],
 )
 def test_mistakes(refusal, arguments, says):
-    """Each error names the invalid value or the missing flag."""
+    """Invalid values and missing flags of `twofold route` are errors that name them."""
     assert says in refusal(*arguments)
 
 
-def test_the_service_that_is_asked_for(model, monkeypatch):
-    """Servers are named by role; the API key is read from the environment and removed from it."""
+def test_flags_become_servers_and_api_key(model, monkeypatch):
+    """Servers are named after their role; the API key comes from the environment and is removed from it."""
     monkeypatch.setenv("TWOFOLD_SERVER_API_KEY", "secret")
     flags = RouteSettings(model=str(model), prefill=("http://a",), decode=("http://b", "http://c"))
     config = route_run.route_config(flags)
@@ -61,7 +61,7 @@ def test_the_service_that_is_asked_for(model, monkeypatch):
 
 
 @pytest.mark.parametrize("config", [{}, {"vocab_size": -3}, {"vocab_size": "many"}, []])
-def test_a_vocabulary_that_nobody_knows(tmp_path, config):
+def test_a_model_without_a_vocabulary_size(tmp_path, config):
     """A config.json without a valid `vocab_size` is a `ModelError`."""
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(ModelError, match="vocab_size"):

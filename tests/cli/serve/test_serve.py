@@ -16,12 +16,12 @@ from twofold.serving.worker.torch_parts import check_device, prepare
 
 @pytest.fixture
 def early_refusal(refused, model):
-    """Return a function that runs `twofold serve` in this process and returns its error message."""
+    """Return a function that runs `twofold serve` with invalid flags in this process, and returns its error message."""
     return partial(refused, "serve", model)
 
 
 def refusal(*arguments):
-    """Run `twofold serve` in a subprocess, require exit code 2, and return the last line of stderr."""
+    """Run `twofold serve` with invalid flags in a subprocess; return the last line of stderr."""
     command = [sys.executable, "-m", "twofold.cli.main", "serve", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     assert (done.returncode, done.stdout) == (2, ""), done.stderr
@@ -32,7 +32,7 @@ def refusal(*arguments):
 
 
 def unprepared(model, **flags):
-    """Prepare workers with these flags; return the message of the `UserError`."""
+    """Prepare the workers of `twofold serve` with flags that must fail; return the message of the `UserError`."""
     with pytest.raises(UserError) as refused:
         prepare(service_config(ServeSettings(model=str(model), **flags)), lambda _: None)
     said = str(refused.value)
@@ -41,29 +41,29 @@ def unprepared(model, **flags):
 
 
 def test_a_wrong_flag(early_refusal):
-    """An unknown flag is reported in one sentence that names it."""
+    """`twofold serve` reports an unknown flag by its name."""
     assert "--prefil" in early_refusal("--prefil", "1")
 
 
 def test_a_missing_model_directory(tmp_path, refused):
-    """The error suggests `twofold model create`."""
+    """The error for a missing model directory suggests `twofold model create`."""
     assert "twofold model create" in refused("serve", tmp_path / "nowhere")
 
 
 def test_a_directory_that_is_no_model(tmp_path, refused):
-    """The error names the missing config.json."""
+    """The error for a directory without a model names the missing config.json."""
     assert "config.json" in refused("serve", tmp_path)
 
 
 def test_a_port_in_use(early_refusal):
-    """A used HTTP port is reported before any process starts."""
+    """`twofold serve` reports an HTTP port that is in use before it starts a process."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         assert f"127.0.0.1:{port}" in early_refusal("--port", str(port))
 
 
 def test_too_little_memory(model):
-    """The error states the minimum KV cache size, and the service exits."""
+    """A KV cache that is too small for the model is an error with the minimum size."""
     said = refusal(model, "--port", "0", "--kv-cache-memory-bytes", "64K")
     assert "--kv-cache-memory-bytes to at least" in said
 
@@ -79,7 +79,7 @@ def test_a_context_longer_than_the_model_s(model):
 
 
 def test_a_model_that_cannot_be_divided(model):
-    """The error states the number of KV heads and the tensor parallelism."""
+    """A tensor parallelism that does not divide the KV heads of the model is an error with both numbers."""
     said = unprepared(model, decode_tp=4)
     assert "2 key-value heads, which 4 tensor ranks (TP4 PP1) cannot share evenly" in said
 
@@ -124,8 +124,8 @@ def test_a_device_that_is_not_there(model):
         ("--host", "0.0.0.0", "--port", "0"),  # noqa: S104 it is refused without a key
     ],
 )
-def test_flags_that_cannot_be(early_refusal, flags):
-    """The error names the invalid flag before any process starts."""
+def test_invalid_flags_and_combinations(early_refusal, flags):
+    """`twofold serve` rejects invalid values and combinations of flags before it starts a process."""
     assert flags[0] in early_refusal(*flags)
 
 
@@ -138,7 +138,7 @@ def test_flags_that_cannot_be(early_refusal, flags):
     ],
 )
 def test_wrong_telemetry(early_refusal, flag, value, right):
-    """The error lists valid values or shows a valid example."""
+    """An invalid `--log-format`, `--otlp-endpoint` or `--slo` is an error that shows a valid value."""
     said = early_refusal(flag, value)
     assert repr(value) in said
     assert right in said

@@ -26,11 +26,11 @@ def refusal(refused, model):
     ids=lambda flags: flags[0],
 )
 def test_flags_of_our_own_scheduler_and_pool(flags, refusal):
-    """Flags of the built-in scheduler and KV pool are errors with vLLM."""
+    """Flags of the built-in scheduler and KV pool are errors with `--engine vllm`."""
     assert f"{flags[0]} needs --engine torch" in refusal(*flags)
 
 
 @pytest.mark.skipif(find_spec("vllm") is not None, reason="vLLM is installed")
 def test_vllm_that_is_not_installed(refusal):
-    """The error contains the pip command that installs vLLM."""
+    """Without vLLM, the error of `--engine vllm` contains the pip command that installs it."""
     assert "pip install 'twofold[vllm]'" in refusal()

@@ -1,4 +1,4 @@
-"""`twofold simulate` with `--controllers`, `--reports-every` and `--cells`: their effect, and invalid values."""
+"""`twofold simulate` with several controllers, delayed load reports and cells: their effect, and invalid values."""
 
 import msgspec
 import pytest
@@ -25,7 +25,7 @@ def invoke(*arguments):
 
 
 def test_flags_come_to_be_part_of_the_cluster():
-    """The cluster spec in the report contains these flags, and neither field without them."""
+    """`--cells`, `--controllers` and the flags of load reports are fields of the reported cluster spec, if given."""
     flags = ("--router", "cells:jsq", "--cells", 2, "--controllers", 3, "--reports-every", 0.5)
     report = msgspec.json.decode(invoke(*RUN, *flags, "--own-load", "sent", "--report-delay", 0.1).stdout)
     assert report["counts"]["completed"] == 40
@@ -40,7 +40,7 @@ def test_flags_come_to_be_part_of_the_cluster():
 
 
 def test_a_flag_overrides_the_file_and_keeps_the_rest(tmp_path):
-    """`--reports-every` changes one field of the file's `control` section."""
+    """`--reports-every` replaces one field of `control` in the cluster file and leaves the others unchanged."""
 
     def spec(cluster=CLUSTER, model="llama2-70b", **flags):
         settings = SimulateSettings(workload="azure-conv", cluster=str(cluster), model=model, **flags)
@@ -67,14 +67,14 @@ def test_a_flag_overrides_the_file_and_keeps_the_rest(tmp_path):
     ],
 )
 def test_mistakes_are_one_sentence(flags, reason):
-    """Each error names the invalid flag and its valid values."""
+    """Invalid controller, cell and load report flags of `twofold simulate` are errors that name the flag."""
     error = invoke(*RUN, *flags).exception
     assert isinstance(error, ConfigurationError)
     assert reason in str(error)
 
 
-def test_a_file_that_says_what_nobody_knows_is_refused():
-    """The error names the invalid value or the unknown field of the file."""
+def test_invalid_control_sections_are_rejected():
+    """An unknown value or field in `control` of a cluster file is an error that names it."""
     said = f"{dump_cluster(parse_cluster(CLUSTER, model='llama2-70b'))}control: {{own_load: guessed}}\n"
     with pytest.raises(ConfigurationError, match="guessed' is not one of followed, sent, ignored"):
         read_cluster(said, "cluster.yaml")

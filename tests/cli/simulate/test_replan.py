@@ -36,7 +36,7 @@ def step(tmp_path_factory):
 
 
 def test_the_log_is_in_the_json_and_nowhere_without_the_flag(step):
-    """The JSON contains each decision as data and as text; without `--replan` it has none."""
+    """With `--replan`, the JSON contains each re-planning decision as data and as text."""
     report = msgspec.json.decode(invoke(step, *CLUSTER, *SLO, "--replan", "--json").stdout)
     (entry,) = report["replanning"]
     assert entry["decision"]["outcome"] == "move"
@@ -46,7 +46,7 @@ def test_the_log_is_in_the_json_and_nowhere_without_the_flag(step):
 
 
 def test_the_log_is_printed(step):
-    """The decisions follow the tables; a run without a traffic shift states that."""
+    """The output lists the re-planning decisions, or states that no traffic shift was detected."""
     shown = invoke(step, *CLUSTER, *SLO, "--replan", "--search-time", 1).stdout
     assert "Re-planning" in shown
     assert "becomes decode" in shown
@@ -55,7 +55,7 @@ def test_the_log_is_printed(step):
 
 
 def test_spare_machines_are_pools_of_their_own(step):
-    """`--spare` adds an idle pool that re-planning may start."""
+    """`--spare 2` adds a pool of two idle machines, which re-planning may start."""
     report = msgspec.json.decode(invoke(step, *CLUSTER, *SLO, "--replan", "--spare", 2, "--json").stdout)
     assert [pool["machines"] for pool in report["pools"]] == [3, 1, 2]
     assert report["replanning"]
@@ -74,7 +74,7 @@ def test_spare_machines_are_pools_of_their_own(step):
     ],
 )
 def test_mistakes_are_one_sentence(flags, says):
-    """Each error names the invalid flag before the simulation starts."""
+    """Invalid re-planning flags of `twofold simulate` are errors that name the flag."""
     result = invoke("azure-conv", "--rate", 2, "--duration", 5, *CLUSTER, *flags)
     assert isinstance(result.exception, ConfigurationError)
     assert says in str(result.exception)

@@ -41,15 +41,15 @@ def names(folder):
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_tables_say_what_users_would_feel():
+def test_tables_show_latency_cost_and_verdict():
     """The tables show latencies with model errors, rates, energy, price and the verdict."""
     shown = run(*SMALL, *CLUSTER, "--slo", "splitwise").stdout
     for expected in ("TTFT", "model error", "±", "requests/s", "kWh", "per hour", "utilization", "verdict"):
         assert expected in shown
 
 
-def test_json_is_everything_and_repeats():
-    """Equal seeds give equal reports except for CPU time; another seed gives other latencies."""
+def test_json_is_reproducible():
+    """Equal seeds give equal JSON reports except for CPU time; another seed gives other latencies."""
     first, again, other = simulated(), simulated(), simulated("--seed", 1)
     for report in (first, again, other):
         report.pop("cpu_s")
@@ -73,7 +73,7 @@ def test_flags_reach_the_simulation():
 
 
 def test_an_slo_in_seconds_is_judged():
-    """The verdict compares joint SLO attainment with `--attainment`."""
+    """The verdict is met if the share of requests within the SLO reaches `--attainment`."""
     verdict = simulated("--slo", "ttft=10,tpot=1", "--attainment", 0.5)["verdict"]
     assert verdict["met"]
     assert verdict["checks"][0]["bound"] == 0.5
@@ -81,7 +81,7 @@ def test_an_slo_in_seconds_is_judged():
 
 
 def test_every_file_is_written(tmp_path):
-    """The run writes an HTML page, a Parquet table, a Chrome trace and an event log, and no other file."""
+    """A simulation writes an HTML page, a Parquet table, a Chrome trace and an event log, and no other file."""
     files = {
         "--html": "page.html",
         "--requests-table": "requests.parquet",
@@ -95,7 +95,7 @@ def test_every_file_is_written(tmp_path):
 
 
 def test_a_trace_is_replayed(tmp_path):
-    """The workload is a trace file, replayed with its own arrival times."""
+    """A trace file as workload is replayed with its own arrival times."""
     path = tmp_path / "trace.jsonl"
     write_trace([ask(index, index * 0.5) for index in range(10)], path, FORMATS["twofold"])
     report = msgspec.json.decode(run(path, *CLUSTER, "--model", "bloom-176b", "--json").stdout)
@@ -107,8 +107,8 @@ def outputs(folder):
     return [part for index, flag in enumerate(flags) for part in (flag, folder / f"out{index}")]
 
 
-# As the entry point does: mistakes become one sentence and Ctrl-C the exit status 130. What a shell starts in the
-# background, tests too, does not hear Ctrl-C, unless it asks to.
+# Run `main`, which exits with 130 on Ctrl-C. Processes that a shell starts in the background ignore SIGINT, so the
+# handler is set explicitly.
 START = """
 import signal
 from twofold.cli.main import main
@@ -118,7 +118,7 @@ main()
 
 
 def test_ctrl_c_leaves_no_half_file(tmp_path):
-    """A simulation interrupted by Ctrl-C while it writes four files leaves no file and exits with 130."""
+    """Ctrl-C during a simulation removes its four partial output files and exits with 130."""
     endless = ("azure-conv", "--rate", 40, "--duration", 1e6, "--model", "bloom-176b", *CLUSTER)
     command = [sys.executable, "-c", START, "simulate", *map(str, (*endless, *outputs(tmp_path)))]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
@@ -134,14 +134,14 @@ def test_ctrl_c_leaves_no_half_file(tmp_path):
 
 
 def test_a_bad_line_leaves_no_half_file(tmp_path):
-    """An invalid line of the trace is an error with the file name, and no output file remains."""
+    """An invalid trace line is an error that names the file, and the partial output files are removed."""
     path = tmp_path / "trace.jsonl"
     write_trace([ask(index, float(index)) for index in range(20)], path, FORMATS["twofold"])
     path.write_text(path.read_text() + "{")
     result = invoke(path, *CLUSTER, "--model", "bloom-176b", *outputs(tmp_path))
     assert isinstance(result.exception, UserError)
     assert f"{path}:" in str(result.exception)
-    del result  # and with it the frames that hold the files
+    del result  # its traceback refers to the open files
     gc.collect()
     assert names(tmp_path) == ["trace.jsonl"]
 
@@ -176,7 +176,7 @@ def test_a_bad_line_leaves_no_half_file(tmp_path):
     ],
 )
 def test_mistakes_are_one_sentence(arguments, words):
-    """Each `UserError` is one line and names the invalid value."""
+    """Invalid arguments of `twofold simulate` raise a one-line `UserError` that names the invalid value."""
     error = invoke(*arguments).exception
     assert isinstance(error, UserError), repr(error)
     assert words in str(error)
@@ -196,14 +196,14 @@ def test_what_is_read_is_not_written_over(tmp_path):
 
 
 def test_a_mistake_is_not_noted_beside_the_error():
-    """An invalid `--performance` is reported once: the reference simulation adds no second message."""
+    """An invalid `--performance` is reported once, although the reference simulation uses it too."""
     found = invoke(*SMALL, *CLUSTER, "--performance", "guess")
     assert isinstance(found.exception, UserError)
     assert found.stderr == ""
 
 
 def test_an_empty_trace_and_times_out_of_order_are_refused(tmp_path):
-    """The errors state that the trace is empty or that its arrival times decrease."""
+    """`twofold simulate` rejects an empty trace, and a trace with decreasing arrival times."""
     empty = tmp_path / "empty.jsonl"
     empty.write_text("")
     assert "the file is empty" in str(invoke(empty, *CLUSTER, "--model", "bloom-176b").exception)
@@ -218,7 +218,7 @@ def _lines(milliseconds):
 
 
 def test_weights_that_do_not_fit_are_refused(tmp_path):
-    """BLOOM-176B with tensor parallelism 1 on an H100 is an error that names the model."""
+    """BLOOM-176B with tensor parallelism 1 on H100s is an error that names the model."""
     config = tmp_path / "cluster.yaml"
     config.write_text(
         "model: bloom-176b\npools:\n- {machines: 1, machine: dgx-h100, role: mixed, tensor_parallel: 1}\n"
@@ -229,14 +229,15 @@ def test_weights_that_do_not_fit_are_refused(tmp_path):
 
 
 def test_the_command_starts_light():
+    """Importing `twofold simulate` does not import plotly, numpy or torch."""
     modules = ("plotly", "numpy", "torch")
     code = f"import sys, twofold.cli.simulate.command; print([m for m in {modules} if m in sys.modules])"
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert shown.strip() == "[]"
 
 
-def test_prompts_reuse_what_machines_keep(tmp_path):
-    """With `--kv-cache`, the report counts reused prefix blocks; an invalid cache size is an error."""
+def test_kv_cache_counts_reused_prefix_blocks(tmp_path):
+    """With `--kv-cache SIZE`, the report counts reused prefix blocks; an invalid size is an error."""
     trace = tmp_path / "talk.jsonl"
     line = '{{"timestamp": {}, "input_length": 2048, "output_length": 2, "hash_ids": [0, 1, 2, {}]}}\n'
     trace.write_text("".join(line.format(1000 * i, 10 + i) for i in range(4)))

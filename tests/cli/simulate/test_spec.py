@@ -1,4 +1,4 @@
-"""Flags of `twofold simulate` give the cluster spec."""
+"""Conversion of `twofold simulate` flags to a cluster spec."""
 
 import pytest
 
@@ -55,7 +55,7 @@ def test_flags_override_a_cluster_file(tmp_path):
     [("decode-0@30", 30.0, None), ("decode-0@30+60", 30.0, 90.0), ("a@0.5+1e3", 0.5, 1000.5)],
 )
 def test_failures(text, at_s, back_s):
-    """`NAME@START` is a permanent failure; `NAME@START+DURATION` is a temporary one."""
+    """`--fail NAME@START` is a permanent failure, and `--fail NAME@START+DURATION` is a temporary one."""
     failure = parse_failure(text)
     assert (failure.at_s, failure.back_s) == (at_s, back_s)
 
@@ -64,7 +64,7 @@ def test_failures(text, at_s, back_s):
     "text", ["", "decode-0", "@3", "decode-0@", "a@-1", "a@nan", "a@1+", "a@1+0", "a@1+inf", "a@b@c"]
 )
 def test_failures_that_cannot_be(text):
-    """The error for an invalid `--fail` shows a valid example."""
+    """An invalid `--fail` of `twofold simulate` is an error that shows a valid example."""
     with pytest.raises(ConfigurationError, match="decode-0@30"):
         parse_failure(text)
 
@@ -79,13 +79,13 @@ def test_failures_that_cannot_be(text):
     ],
 )
 def test_flags_that_cannot_be(arguments, words):
-    """Each error names the missing or invalid flag."""
+    """`twofold simulate` rejects a missing cluster or model and an invalid link bandwidth."""
     with pytest.raises(ConfigurationError, match=words):
         spec(**arguments)
 
 
 @pytest.mark.parametrize("text", ["decode-0@1e300", "decode-0@1+1e300"])
 def test_failures_beyond_all_time(text):
-    """Failure times beyond the range of the simulated clock are errors."""
+    """A `--fail` time beyond the range of the simulated clock is an error."""
     with pytest.raises(ConfigurationError, match="not understood"):
         parse_failure(text)

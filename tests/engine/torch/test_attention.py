@@ -1,4 +1,4 @@
-"""Paged attention against dense attention over whole sequences."""
+"""Paged attention, compared with dense attention over whole sequences."""
 
 import torch
 from hypothesis import given, settings
@@ -15,7 +15,7 @@ SCALING = 0.4
 
 
 class Layer(torch.nn.Module):
-    """Stub of the attention layer that calls the function."""
+    """Stub of a transformers attention layer, which passes its layer index."""
 
     layer_idx = 0
 
@@ -54,7 +54,7 @@ def dense(query, key, value, start, window, softcap, sinks):
 def test_equals_dense_attention(
     parts, one_token, block_size, window, softcap, with_sinks, scattered, group_bytes, seed
 ):
-    """The results are equal for any mix of prompts, chunks and decodes in any blocks, with garbage in unused memory."""
+    """Paged attention equals dense attention for any batch and block table, with garbage in unused memory."""
     generator = torch.Generator().manual_seed(seed)
     spans = [(start, 1 if one_token else count) for start, count in parts]
     needed = [-(-(start + count) // block_size) for start, count in spans]
@@ -111,7 +111,7 @@ def groups_of(contexts, window=None, block_size=16, group_bytes=2**30, monkeypat
 
 
 def test_groups_sequences_of_similar_length():
-    """Padding is at most half of a row, so one long sequence does not delay all others."""
+    """Sequences of similar length are padded together, so a long sequence does not pad all others."""
     assert groups_of([500, 490, 480, 470]) == [4]
     assert groups_of([4000, 500, 490, 30, 20]) == [1, 2, 2]
 
@@ -121,7 +121,7 @@ def test_a_window_limits_the_context_read():
 
 
 def test_groups_fit_the_cache(monkeypatch):
-    """Keys and values of a group stay within the limit, unless it is a single sequence."""
+    """Keys and values of a group fit in the byte limit, unless the group is a single sequence."""
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
     bytes_of_two = 2 * 8 * 16 * 2 * (8 + 5) * 4
     assert groups_of([120] * 5, group_bytes=bytes_of_two, monkeypatch=monkeypatch) == [2, 2, 1]

@@ -1,4 +1,4 @@
-"""The torch engine against transformers' own generate."""
+"""The torch engine gives the same output as `generate` of transformers."""
 
 import random
 
@@ -28,7 +28,7 @@ def prompts_of(lengths, seed=1):
 
 @pytest.fixture(scope="module")
 def expected(tiny_model_dir):
-    """Return the reference outputs, computed once per architecture."""
+    """Return a function that gives the reference output of an architecture, computed once."""
     known = {}
 
     def outputs(arch):
@@ -41,28 +41,28 @@ def expected(tiny_model_dir):
 
 @pytest.mark.parametrize("arch", ALL)
 class TestEqualsGenerate:
-    """Greedy output equals that of transformers with eager attention in float32."""
+    """Greedy output equals that of `generate` in transformers with eager attention in float32."""
 
     def test_whole_prompts_at_once(self, arch, engine, expected):
-        """All prompts run in one iteration, then all sequences decode together."""
+        """Output is equal if all prompts run in one iteration and all sequences decode together."""
         assert token_ids(drive(engine(arch), prompts_of(LENGTHS), GREEDY)) == expected(arch)
 
     def test_mixed_iterations_with_odd_chunks(self, arch, engine, expected):
-        """Chunks of any size run beside decodes, a few sequences at a time, in scattered blocks of an odd size."""
+        """Output is equal with random chunk sizes, decodes in the same batch, and scattered blocks of five tokens."""
         rng = random.Random(5)
         sizes = lambda: rng.choice((1, 3, 17, 64, 131, 400))  # noqa: E731
         outputs = drive(engine(arch, 600, block_size=5), prompts_of(LENGTHS), GREEDY, chunk=sizes, max_batch=5, seed=2)
         assert token_ids(outputs) == expected(arch)
 
     def test_contiguous_blocks(self, arch, engine, expected):
-        """Contiguous blocks are read in place, with the same result."""
+        """Output is equal if blocks are contiguous, so that attention reads them in place."""
         chunks = iter([100, 50] * 10_000)
         outputs = drive(engine(arch), prompts_of(LENGTHS), GREEDY, chunk=lambda: next(chunks), scatter=False, seed=3)
         assert token_ids(outputs) == expected(arch)
 
 
 def test_long_prompt(engine, tiny_model_dir):
-    """The prompt of 1,500 tokens runs whole and in chunks."""
+    """A prompt of 1,500 tokens gives the same output whole and in chunks."""
     prompts = prompts_of([1500], seed=9)
     reference = greedy_outputs(tiny_model_dir("llama"), prompts, OUTPUT)
     assert token_ids(drive(engine(), prompts, GREEDY)) == reference
@@ -70,7 +70,7 @@ def test_long_prompt(engine, tiny_model_dir):
 
 
 def test_results_come_in_the_order_of_the_steps(engine):
-    """Results are in the order of the steps, even though the engine packs decodes first."""
+    """Results have the order of the given steps, although the engine packs decodes first."""
     one = engine()
     tables = [[0, 1, 2, 3], [4, 5, 6, 7]]
     prompt, other = prompts_of([40, 9])
@@ -91,7 +91,7 @@ def test_samples_only_steps_with_sampling_parameters(engine):
 
 
 def test_on_layer_is_called_in_order_with_the_kv_in_place(engine, loaded):
-    """When layer k is reported, its KV is in the pool and that of layer k+1 is not, unless a device is ahead."""
+    """`on_layer(k)` is called when the KV of layer k is in the pool; on a CPU, later layers are not written yet."""
     model = loaded("llama")
     pool = KvPool(model.layout(16), 8, device=DEVICE)
     seen = []
@@ -124,7 +124,7 @@ def test_writes_only_the_slots_of_its_tokens(engine, loaded):
 
 @pytest.mark.parametrize("arch", ["llama", "gemma2", "gpt_oss"])
 def test_ignores_garbage_in_unused_memory(arch, engine, loaded, expected):
-    """Unused blocks may contain NaN."""
+    """Output is equal if the KV pool is filled with NaN first."""
     model = loaded(arch)
     pool = KvPool(model.layout(16), 320, device=DEVICE)
     for layer in range(len(model.layers)):
@@ -136,7 +136,7 @@ def test_ignores_garbage_in_unused_memory(arch, engine, loaded, expected):
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_half_precision(tiny_model_dir, dtype):
-    """Log probabilities are close to those of float32; equality is guaranteed in float32 only."""
+    """Log probabilities in bfloat16 and float16 are within 0.3 of those in float32."""
     prompts = prompts_of([1, 40, 200])
     params = SamplingParams(max_tokens=1, temperature=0.0, logprobs=0)
     best = {}
@@ -154,7 +154,7 @@ def test_refuses_the_pool_of_another_model(loaded):
 
 
 def test_a_shared_block_is_copied_before_it_is_written(engine):
-    """A fully cached prompt computes its last token again, in its own copy of the last block."""
+    """A fully cached prompt recomputes its last token in a copy of the shared block, which stays unchanged."""
     made = engine()
     (prompt,) = prompts_of([32])
     (cold,) = made.run([SequenceStep("a", prompt, 0, [3, 7], GREEDY)])

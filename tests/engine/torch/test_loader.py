@@ -1,4 +1,4 @@
-"""Loading models: their properties, user mistakes, and refused models."""
+"""Model loading: properties, and errors for invalid and unsupported models."""
 
 import json
 import os
@@ -21,13 +21,13 @@ TINY = {"hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 2, "vo
 
 @pytest.fixture
 def copied(tiny_model_dir, tmp_path):
-    """Return a copy of the tiny Llama for a test to break."""
+    """Return the directory of a copy of the tiny Llama, which a test may modify."""
     return shutil.copytree(tiny_model_dir("llama"), tmp_path / "model")
 
 
 @pytest.fixture
 def config_only(tmp_path):
-    """Return a function that writes a model directory with only a config."""
+    """Return a function that writes a model directory with a config.json and no weights."""
 
     def directory(model_type, **values):
         AutoConfig.for_model(model_type, **values).save_pretrained(tmp_path)
@@ -42,7 +42,7 @@ def change_config(directory, **values):
 
 
 def test_reads_the_properties_of_a_model(loaded):
-    """The properties are layer shapes, context length, vocabulary, dtype and EOS ids."""
+    """A loaded model has KV shapes per layer, context length, vocabulary size, EOS ids and dtype."""
     model = loaded("llama")
     assert model.layers == (LayerShape(kv_heads=2, key_dim=32, value_dim=32),) * 3
     assert (model.max_model_len, model.vocab_size, model.eos_token_ids) == (2048, 512, (2,))
@@ -51,20 +51,20 @@ def test_reads_the_properties_of_a_model(loaded):
 
 
 def test_shapes_come_from_the_layers_themselves(loaded):
-    """Head sizes that the config omits are read from the layers: narrow values, and heads wider than their share."""
+    """Head sizes are read from the layers, because they may differ from hidden size / heads and between K and V."""
     assert loaded("deepseek_v3").layers[0] == LayerShape(kv_heads=4, key_dim=48, value_dim=24)
     assert loaded("qwen3").layers[0] == LayerShape(kv_heads=2, key_dim=48, value_dim=48)
 
 
 def test_windows_come_from_the_masks(loaded):
-    """Gemma 2 has a sliding window in every other layer."""
+    """Each layer's sliding window is read from its attention mask; Gemma 2 has one in every other layer."""
     assert loaded("gemma2").windows == (SLIDING_WINDOW, None, SLIDING_WINDOW, None)
     assert loaded("llama").windows == (None, None, None)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_dtype(tiny_model_dir, dtype):
-    """The cache has the dtype of the model."""
+    """The KV cache has the dtype that the model is loaded with."""
     model = load_model(tiny_model_dir("llama"), dtype=dtype)
     assert model.dtype_name == dtype
     assert model.itemsize == getattr(torch, dtype).itemsize
@@ -77,7 +77,7 @@ def test_auto_dtype_is_that_of_the_checkpoint(copied):
 
 @pytest.mark.parametrize(("given", "expected"), [(7, (7,)), ([7, 9], (7, 9))])
 def test_generation_config_has_priority_for_eos(copied, given, expected):
-    """The generation config may have one EOS id or several."""
+    """EOS ids come from generation_config.json, as one id or a list."""
     (copied / "generation_config.json").write_text(json.dumps({"eos_token_id": given}))
     assert load_model(copied).eos_token_ids == expected
 
@@ -89,7 +89,7 @@ def test_loads_a_model_without_eos(copied):
 
 
 def test_longrope_limits_the_context_to_its_original_length(copied):
-    """Beyond the original length, one long sequence would change the positions of all others in its batch."""
+    """Beyond the original length, one LongRoPE sequence would change the rotations of its whole batch."""
     rope = {"rope_type": "longrope", "rope_theta": 10000.0, "original_max_position_embeddings": 512}
     factors = {"short_factor": [1.0] * 16, "long_factor": [4.0] * 16}
     change_config(copied, rope_parameters=rope | factors)
@@ -97,7 +97,7 @@ def test_longrope_limits_the_context_to_its_original_length(copied):
 
 
 def test_random_weights_from_a_config_alone(config_only):
-    """The same seed gives the same weights, and torch's own random state stays the same."""
+    """Random weights depend on the seed only, and torch's global random state is unchanged."""
     directory = config_only("llama", **TINY)
     state = torch.random.get_rng_state()
     first, again, other = (load_model(directory, seed=seed).model.lm_head.weight.clone() for seed in (1, 1, 2))
@@ -107,7 +107,7 @@ def test_random_weights_from_a_config_alone(config_only):
 
 
 class TestMistakes:
-    """Each mistake raises a one-sentence error that names it."""
+    """Invalid model directories and dtypes raise a ModelError that names the cause."""
 
     def test_no_such_directory(self, tmp_path):
         with pytest.raises(ModelError, match=r"there is no model directory .*gone"):
@@ -143,7 +143,7 @@ class TestMistakes:
             load_model(copied)
 
     def test_missing_weights(self, copied):
-        """Missing weights are an error, because they would be initialized randomly."""
+        """Weights that lack a layer are an error; transformers would initialize the layer randomly."""
         change_config(copied, num_hidden_layers=4)
         with pytest.raises(ModelError, match=r"weights lack model\.layers\.3.* and 8 more"):
             load_model(copied)
@@ -177,13 +177,13 @@ class TestMistakes:
     ],
 )
 def test_refuses_models_that_it_would_compute_wrongly(config_only, model_type, values, reason):
-    """Models with other state, masks or code paths are errors."""
+    """Models with unsupported attention, masks or state are errors."""
     with pytest.raises(ModelError, match=reason):
         load_model(config_only(model_type, **values), seed=0)
 
 
 def test_refuses_unknown_kinds_of_attention(tiny_model_dir, monkeypatch):
-    """The model's own eager attention is the reference."""
+    """A model is rejected if its own attention function computes anything but standard attention."""
     from transformers.models.llama import modeling_llama
 
     plain = modeling_llama.eager_attention_forward
@@ -197,7 +197,7 @@ def test_refuses_unknown_kinds_of_attention(tiny_model_dir, monkeypatch):
 
 
 def test_a_loaded_process_can_fork(tiny_model_dir):
-    """No thread remains, and a child can run the model on several threads."""
+    """Loading a model leaves no thread behind, and a forked child can run the model on several threads."""
     script = """
 import os, sys, torch
 torch.set_num_threads(1)
@@ -222,7 +222,7 @@ os.wait()
         capture_output=True,
         text=True,
         timeout=600,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},  # as the process that forks workers sets it
+        env={**os.environ, "OMP_NUM_THREADS": "1"},  # as in the process that forks workers
         check=True,
     )
     assert made.stdout.split() == ["0", "True"]

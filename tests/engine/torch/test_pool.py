@@ -1,4 +1,4 @@
-"""The KV pool: views of shared memory, and copies between pools."""
+"""The KV pool: layout in shared memory, and copies between pools."""
 
 import mmap
 
@@ -16,14 +16,14 @@ LAYOUT = KvLayout(
 
 
 def filled(layout=LAYOUT, blocks=12, seed=0):
-    """Return a pool of random numbers."""
+    """Return a KV pool filled with random numbers."""
     generator = torch.Generator().manual_seed(seed)
     nbytes = layout.pool_bytes(blocks)
     return KvPool(layout, blocks, torch.randint(256, (nbytes,), dtype=torch.uint8, generator=generator))
 
 
 def test_layout_is_keys_then_values_layer_by_layer():
-    """Both ends of a hand-off rely on this layout."""
+    """Pool memory holds the keys, then the values of each layer in turn."""
     blocks = 3
     memory = torch.arange(LAYOUT.pool_bytes(blocks) // 4, dtype=torch.float32)
     pool = KvPool(LAYOUT, blocks, memory.view(torch.uint8))
@@ -37,7 +37,7 @@ def test_layout_is_keys_then_values_layer_by_layer():
 
 
 def test_sees_writes_through_another_mapping(tmp_path):
-    """Writes through another mapping, such as that of a peer process, appear in the pool."""
+    """Two pools over the same shared memory see each other's writes."""
     path = tmp_path / "pool"
     path.write_bytes(bytes(LAYOUT.pool_bytes(4)))
     with path.open("r+b") as file:
@@ -52,7 +52,7 @@ def test_sees_writes_through_another_mapping(tmp_path):
 
 
 def test_block_rows_are_the_bytes_of_blocks():
-    """Each block has one row over the same memory."""
+    """`block_rows` returns keys and values of a layer as one row per block, without a copy."""
     pool = KvPool(LAYOUT, 4)
     keys, values = pool.block_rows(1)
     assert (keys.shape, values.shape) == ((4, 5 * 6 * 4), (4, 5 * 4 * 4))
@@ -62,7 +62,7 @@ def test_block_rows_are_the_bytes_of_blocks():
 
 
 def test_refuses_memory_that_does_not_fit():
-    """Memory that is too small or not of bytes is an error."""
+    """Memory that is too small or not uint8 raises ValueError."""
     with pytest.raises(ValueError, match="needs"):
         KvPool(LAYOUT, 2, torch.zeros(LAYOUT.pool_bytes(2) - 1, dtype=torch.uint8))
     with pytest.raises(ValueError, match="uint8"):
@@ -71,7 +71,7 @@ def test_refuses_memory_that_does_not_fit():
 
 @given(data=st.data(), layer=st.integers(0, 2), same_pool=st.booleans())
 def test_copy_moves_exactly_these_blocks_of_this_layer(data, layer, same_pool):
-    """Blocks may be in any order; all other blocks and layers stay unchanged."""
+    """`copy_blocks` copies the given blocks of one layer and leaves all other memory unchanged."""
     blocks = st.permutations(range(12))
     if data.draw(st.booleans()):
         first, second = data.draw(st.integers(0, 11)), data.draw(st.integers(0, 11))
@@ -81,7 +81,7 @@ def test_copy_moves_exactly_these_blocks_of_this_layer(data, layer, same_pool):
         count = data.draw(st.integers(0, 12))
         taken, put = data.draw(blocks)[:count], data.draw(blocks)[:count]
     if same_pool and set(taken) & set(put):
-        return  # reading what is being written has no answer
+        return  # the result of overlapping blocks is undefined
     source = filled(seed=1)
     target = source if same_pool else filled(seed=2)
     before = [[part.clone() for part in target.block_rows(i)] for i in range(3)]

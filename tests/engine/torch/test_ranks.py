@@ -1,10 +1,10 @@
-"""Layers computed by several ranks."""
+"""Progress of a prefill over the layers of several ranks."""
 
 from twofold.engine.torch.ranks import LayerProgress
 
 
 def test_a_layer_waits_for_all_ranks_and_earlier_layers():
-    """Messages of ranks arrive in any order."""
+    """A layer is reported once all ranks have computed it and every earlier layer has been reported."""
     said = []
     progress = LayerProgress(3, 2, said.append)
     progress.computed(0)

@@ -1,4 +1,4 @@
-"""Sampling: greedy, seeded, independent of the batch; log probabilities."""
+"""Token sampling: greedy, seeded, top-k and top-p, and log probabilities."""
 
 import math
 import random
@@ -27,7 +27,7 @@ def tokens(logits, rows):
 
 
 def draw_many(count, logits, **values):
-    """Sample `count` times from the same logits at different positions."""
+    """Sample at `count` positions from the same logits; return the token ids."""
     rows = [row(position, **values) for position in range(count)]
     return tokens(logits.expand(count, -1), rows)
 
@@ -45,14 +45,14 @@ def test_greedy_takes_the_best():
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
 def test_draws_follow_the_distribution(temperature):
-    """Chi-square over 16 tokens: 15 degrees of freedom exceed 45 once in 10,000 times."""
+    """Sampled tokens follow the softmax distribution by a chi-square test (exceeds 45 once in 10,000 times)."""
     logits = logits_of()
     probabilities = torch.softmax(logits[0] / temperature, -1).tolist()
     assert chi_square(draw_many(4000, logits, temperature=temperature), probabilities) < 45
 
 
 def test_top_p_keeps_the_smallest_set_that_reaches_it():
-    """Samples follow the truncated and renormalized distribution."""
+    """Samples follow the distribution truncated to the smallest set with probability top_p."""
     logits = logits_of()
     probabilities = torch.softmax(logits[0], -1)
     best, ids = probabilities.sort(descending=True)
@@ -64,14 +64,14 @@ def test_top_p_keeps_the_smallest_set_that_reaches_it():
 
 
 def test_top_p_beyond_the_likely_tokens():
-    """A flat distribution over a large vocabulary needs more tokens than the first attempt sorts."""
+    """top_p is exact for a flat distribution, where it needs more than the 256 tokens that are sorted first."""
     logits = torch.zeros(1, 5000).index_fill(1, torch.tensor([7]), 1.0)
     drawn = draw_many(300, logits, top_p=0.9)
     assert len(set(drawn)) > 256
 
 
 def test_top_k_and_top_p_together():
-    """top_p applies to the tokens that top_k selects."""
+    """top_p applies to the distribution that top_k leaves."""
     logits = torch.log(torch.tensor([[0.4, 0.3, 0.2, 0.1]]))
     assert set(draw_many(500, logits, top_k=3)) == {0, 1, 2}
     assert set(draw_many(500, logits, top_k=2, top_p=0.5)) == {0}
@@ -86,13 +86,13 @@ def test_top_k_of_one_is_greedy():
 
 
 def test_tiny_top_p_is_greedy():
-    """One token always remains."""
+    """top_p near 0 leaves only the most likely token."""
     logits = logits_of(20)
     assert tokens(logits, [row(i, top_p=1e-9) for i in range(20)]) == logits.argmax(-1).tolist()
 
 
 def test_noise_is_a_function_of_seed_and_position():
-    """The noise is independent of the batch, the order and earlier samples."""
+    """A sample depends on seed and position, not on the batch or the order of its rows."""
     logits = logits_of(8)
     rows = [row(position=i % 4, seed=i // 4) for i in range(8)]
     together = tokens(logits, rows)
@@ -103,14 +103,14 @@ def test_noise_is_a_function_of_seed_and_position():
 
 
 def test_noise_is_the_same_in_all_releases():
-    """Requests are replayed on other releases, so these tokens must never change."""
+    """The sampled tokens of these seeds must never change, because other releases replay requests."""
     flat = torch.zeros(1, 50_000)
     keys = ((0, 0), (1, 0), (0, 1), (4096, 2**63 - 1))
     assert [tokens(flat, [row(p, seed=s)])[0] for p, s in keys] == [26614, 43756, 5290, 27664]
 
 
 class TestMinTokens:
-    """Stop ids are masked until the output has `min_tokens` tokens."""
+    """EOS and stop ids are masked until the output has `min_tokens` tokens."""
 
     def test_eos_and_stop_ids_wait(self):
         logits = torch.zeros(1, VOCABULARY).index_fill(1, torch.tensor([2, 5]), 9.0)
@@ -130,7 +130,7 @@ class TestMinTokens:
         assert tokens(logits, [row(min_tokens=3, ignore_eos=True, temperature=0.0)]) == [2]
 
     def test_logits_are_not_modified(self):
-        """Log probabilities are those of the model."""
+        """Masking stop ids does not change the reported log probabilities."""
         logits = torch.zeros(1, VOCABULARY).index_fill(1, torch.tensor([2]), 9.0)
         sampled = sample(logits, [row(min_tokens=3, temperature=0.0, logprobs=1)], EOS)[0]
         assert sampled.token_id != 2
@@ -139,7 +139,7 @@ class TestMinTokens:
 
 
 class TestLogprobs:
-    """Log probabilities are natural logarithms of the model's own probabilities, before temperature."""
+    """Reported log probabilities are natural logarithms of the model's distribution, before temperature."""
 
     def test_chosen_and_best(self):
         logits = logits_of(3)
@@ -165,7 +165,7 @@ class TestLogprobs:
 
 
 def test_samples_do_not_depend_on_the_batch(engine):
-    """Samples are equal alone, with seven other sequences, in chunks, and in other blocks."""
+    """The engine samples the same tokens for a request alone, in a batch of eight, and in chunks."""
     rng = random.Random(3)
     prompts = [[rng.randrange(3, 512) for _ in range(rng.randrange(1, 120))] for _ in range(8)]
     params = [
@@ -181,7 +181,7 @@ def test_samples_do_not_depend_on_the_batch(engine):
 
 
 def test_engine_logprobs_are_those_of_the_model(engine, tiny_model_dir):
-    """The comparison is with a plain forward pass of transformers for every output token."""
+    """Log probabilities of every output token equal those of a transformers forward pass."""
     from transformers import AutoModelForCausalLM
 
     prompt = [5, 77, 200, 31]

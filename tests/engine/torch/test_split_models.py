@@ -1,4 +1,4 @@
-"""Models divided among ranks compute the same as on one rank."""
+"""Models split by tensor or pipeline parallelism give the same output as on one rank."""
 
 import json
 import os
@@ -29,7 +29,7 @@ def prompts():
 
 @pytest.fixture(scope="module")
 def outputs(tiny_model_dir, tmp_path_factory):
-    """Return the outputs of the whole model and of all shardings, per architecture, from one process."""
+    """Return the outputs of the whole model and of each sharding, by architecture."""
     files = str(tmp_path_factory.mktemp("split"))
     models = [(str(tiny_model_dir(arch)), ",".join(["1x1", *SPLITS[arch]])) for arch in SPLITS]
     done = subprocess.run(
@@ -47,7 +47,7 @@ def outputs(tiny_model_dir, tmp_path_factory):
 
 @pytest.mark.parametrize("arch", SPLITS)
 def test_sharded_models_equal_the_whole_model(arch, outputs):
-    """Greedy tokens and log probabilities are the same up to rounding, for chunks beside decodes."""
+    """Greedy tokens are equal, and log probabilities equal up to rounding, for batches of chunks and decodes."""
     whole, *divided = outputs[arch]
     for split, (said, layers, first) in zip(SPLITS[arch], divided, strict=True):
         for one, other in zip(whole[0], said, strict=True):
@@ -68,6 +68,6 @@ def test_sharded_models_equal_the_whole_model(arch, outputs):
     ],
 )
 def test_refuses_models_that_cannot_be_sharded(arch, split, why, loaded):
-    """The error is raised before any process starts."""
+    """A model without a plan for the sharding, or with too few heads or layers, is a configuration error."""
     with pytest.raises(ConfigurationError, match=why):
         check_split_model(loaded(arch), split, arch)

@@ -1,4 +1,4 @@
-"""Imports vLLM once, if it is installed, without its import warnings."""
+"""Import vLLM once without its import warnings; without vLLM, skip the tests that need it."""
 
 import warnings
 from importlib.util import find_spec

@@ -1,4 +1,4 @@
-"""Moving vLLM's KV cache."""
+"""Moving vLLM's KV caches into a KV pool."""
 
 import pytest
 import torch
@@ -11,14 +11,14 @@ LAYERS, BLOCKS, HEADS, SIZE, NUMBERS = 3, 5, 2, 4, 6
 
 
 def caches():
-    """Return caches as vLLM creates them: views of one memory, layer after layer."""
+    """Return one KV cache per layer, as vLLM creates them: views of one tensor."""
     memory = torch.zeros(LAYERS * BLOCKS * HEADS * SIZE * NUMBERS)
     shape = (LAYERS, BLOCKS, HEADS, SIZE, NUMBERS)
     return {f"layer {k}": view for k, view in enumerate(memory.view(shape))}
 
 
 def moved():
-    """Return moved caches, a second view of each, and their new pool."""
+    """Return caches after the move, a second view of each, and the pool that holds them now."""
     made = caches()
     layout, num_blocks = read_layout(made, HEADS)
     others = [cache.view(cache.shape) for cache in made.values()]
@@ -28,7 +28,7 @@ def moved():
 
 
 def test_the_layout_counts_every_byte():
-    """Keys and values of a block are contiguous."""
+    """The layout read from vLLM's caches has their block size and total number of bytes."""
     layout, num_blocks = read_layout(caches(), HEADS)
     assert num_blocks == BLOCKS
     assert layout.block_size == SIZE
@@ -37,7 +37,7 @@ def test_the_layout_counts_every_byte():
 
 
 def test_all_views_write_to_the_pool():
-    """The tensor objects stay the same."""
+    """After the move, writes through any view of a cache reach the pool."""
     tensors, others, pool = moved()
     for layer, (one, other) in enumerate(zip(tensors, others, strict=True)):
         one[3].fill_(float(layer + 1))
@@ -48,7 +48,7 @@ def test_all_views_write_to_the_pool():
 
 
 def test_copies_blocks_between_moved_caches():
-    """Copies are correct for scattered and contiguous blocks, one layer at a time."""
+    """`copy_blocks` copies scattered blocks between the pools of two moved caches, one layer at a time."""
     source, _, source_pool = moved()
     target, _, target_pool = moved()
     for layer, cache in enumerate(source):

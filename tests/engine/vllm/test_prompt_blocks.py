@@ -1,4 +1,4 @@
-"""Reports of vLLM's cached prompt blocks."""
+"""Prompt blocks in vLLM's prefix cache, reported to the service by block key."""
 
 import pytest
 from hypothesis import given
@@ -10,7 +10,7 @@ from twofold.serving.worker.state import CacheChanges
 
 
 def names(*hashes):
-    """Return block hashes in the form of vLLM's requests."""
+    """Return block hashes of 32 bytes, as vLLM's requests have them."""
     return [bytes([0] * 31 + [number]) for number in hashes]
 
 
@@ -41,7 +41,7 @@ def told(blocks):
 
 
 def test_reports_prompt_blocks_by_the_service_keys(monkeypatch):
-    """Cached blocks keep their keys after the request; outputs and unknown prompts have none."""
+    """Stored and removed prompt blocks are reported by the service's keys; output blocks are not reported."""
     monkeypatch.setenv("VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES", "1")
     blocks = CachedPromptBlocks()
     blocks.expect("r", names(1, 2, 3), (b"one", b"two"))
@@ -63,7 +63,7 @@ def test_an_aborted_prompt_leaves_no_names(monkeypatch):
 
 @given(st.lists(st.tuples(st.integers(1, 4), st.sampled_from(["expect", "forget", "stored", "removed"]))))
 def test_reports_equal_the_cache(steps):
-    """Reports are correct for any order of events; copies of a block count once, and evicted blocks are forgotten."""
+    """Reported keys equal the cached blocks after any order of events, and no state of evicted blocks remains."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES", "1")
         blocks, cached, known, live = CachedPromptBlocks(), dict.fromkeys(range(1, 5), 0), set(), set()

@@ -1,4 +1,4 @@
-"""Fits recover coefficients, and reproduce the packaged ones."""
+"""Fits recover known coefficients, and reproduce the packaged ones."""
 
 import msgspec
 import numpy as np
@@ -16,7 +16,7 @@ SHAPES = [(2**power, 1) for power in range(7, 14)] + [(512, 2**power) for power 
 
 
 def made_rows(prefill, decode):
-    """Return a profile without noise, with the usual two sweeps."""
+    """Yield noise-free profile rows of these coefficients, over sweeps of prompt size and batch size."""
     for prompt, batch in SHAPES:
         blank = ProfileRow(
             model="m",

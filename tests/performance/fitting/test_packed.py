@@ -1,4 +1,4 @@
-"""Times of packed iterations and their fit."""
+"""Predicted times of packed iterations, and their fit to measurements."""
 
 import pytest
 from hypothesis import given
@@ -24,7 +24,7 @@ def iteration(tokens, squares, sequences, context, slower=1.0):
 
 
 def measured():
-    """Return a grid of prefills, decodes and mixed iterations, each three times with one outlier."""
+    """Yield prefills, decodes and mixed iterations, each measured three times, once as an outlier."""
     prompts = [(size, size * size, 0, 0) for size in (16, 48, 128, 320, 640, 1024, 2000)]
     packed = [(size, size * 64, 0, 0) for size in (192, 512, 1600)]
     decodes = [(0, 0, batch, batch * context) for batch in (1, 2, 4, 8, 16, 32, 64) for context in (32, 256, 1024)]

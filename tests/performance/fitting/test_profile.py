@@ -1,4 +1,4 @@
-"""Reading profiles and dropping contradictory rows."""
+"""Parsing of profiles, and removal of contradictory rows."""
 
 import pytest
 
@@ -61,7 +61,7 @@ def test_rejects_missing_and_binary_files(tmp_path):
 
 
 def test_early_ends_shorten_the_mean_context():
-    """A run of 1,100 ms has (1100 − 100)/40 decode steps and the first token, so its mean context is 512 + 13."""
+    """If the measured E2E is too short for all output tokens, the mean context counts only the tokens that fit."""
     assert row(token_size=128).mean_context == 512 + 64
     assert row(token_size=128, e2e_time=1100.0).mean_context == 512 + 13
     assert row(token_size=128, e2e_time=1e6, batch=2).mean_context == 2 * (512 + 64)
@@ -99,7 +99,7 @@ def test_decode_power_uses_single_sequences_with_short_prompts():
 
 
 def test_drops_the_invalid_rows_of_the_splitwise_profile(profile_path):
-    """The only invalid row is llama2-70b TP2 (512, 64)."""
+    """The dropped rows are llama2-70b TP2 with prompt 512 and batch 64, on each accelerator."""
     rows = read_profile(profile_path)
     dropped = {
         pair: consistent_batches([one for one in rows if one.pair == pair])[1] for pair in {one.pair for one in rows}

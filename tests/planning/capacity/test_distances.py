@@ -1,4 +1,4 @@
-"""LRU stack distances, compared with a simulated cache."""
+"""The least LRU capacity at which each block hits, compared with simulated caches."""
 
 from itertools import chain
 
@@ -16,17 +16,17 @@ from twofold.workload.trace import open_trace
 
 
 def branches(draws):
-    """Return prompts as lists of block ids, where an id identifies a block and its whole prefix."""
+    """Return prompts as lists of block ids; equal prefixes have equal ids."""
     ids = {}
     return [[ids.setdefault(tuple(path[:depth]), len(ids)) for depth in range(1, len(path) + 1)] for path in draws]
 
 
-LONGEST, LARGEST = 8, 40  # blocks of a prompt; of a cache, which has room for a prompt at least
+LONGEST, LARGEST = 8, 40  # most blocks of a prompt and of a cache; each cache has room for any prompt
 PROMPTS = st.lists(st.lists(st.integers(0, 2), max_size=LONGEST), min_size=1, max_size=40).map(branches)
 
 
 def simulated_hits(prompts, cache):
-    """Replay prompts in a cache; return the number of cached blocks that each prompt finds."""
+    """Replay prompts in a cache; return the number of blocks that hit, by prompt."""
     hits = []
     for prompt in prompts:
         count = cache.match(prompt)
@@ -37,7 +37,7 @@ def simulated_hits(prompts, cache):
 
 
 def counted_hits(prompts, capacity):
-    """Return the same numbers from the minimum capacity of each block."""
+    """Return the number of blocks with a least capacity of at most `capacity`, by prompt."""
     least = least_capacities(prompts)
     ends = np.cumsum([len(prompt) for prompt in prompts])
     return [int((part <= capacity).sum()) for part in np.split(least, ends[:-1])]
@@ -54,7 +54,7 @@ def test_distance_counts_distinct_keys_since_the_last_use(keys):
 
 @given(PROMPTS)
 def test_hits_equal_those_of_the_live_cache(prompts):
-    """Each request has the same number of hits at every capacity."""
+    """At each capacity, every prompt has as many hits as in an LRU cache of the live code."""
     for capacity in range(LONGEST, LARGEST, 3):
         cache = PrefixCache(capacity, create_eviction("lru"))
         assert counted_hits(prompts, capacity) == simulated_hits(prompts, cache)
@@ -68,7 +68,7 @@ def test_tiers_split_the_lru_stack(prompts, first, second):
     ):
         found = cache.match(prompt)
         assert sum(found) == in_both
-        # The first tier may have blocks behind one that only the second has; what can be loaded from it is then more.
+        # The first tier may also hold blocks that follow a block of the second tier.
         assert found[0] >= in_first
         cache.touch(prompt, in_both)
         cache.insert(prompt, start=in_both)
@@ -76,7 +76,7 @@ def test_tiers_split_the_lru_stack(prompts, first, second):
 
 @given(PROMPTS)
 def test_least_capacities_do_not_fall_within_a_prompt(prompts):
-    """Minimum capacities never fall within a prompt, because a block hits only if all blocks before it hit."""
+    """A block hits only if all blocks before it hit, so it needs at least their capacity."""
     least = least_capacities(prompts)
     start = 0
     for prompt in prompts:
@@ -97,7 +97,7 @@ def test_empty_prompts_have_no_distances():
 
 
 def test_reproduces_mooncakes_published_hit_rates():
-    """LRU hit rates of seven capacities on the conversation trace equal the published percentages to two decimals."""
+    """LRU hit rates of the conversation trace at seven capacities equal Mooncake's to two decimals of a percent."""
     prompts = [request.prefix_blocks for request in open_trace(public_trace("mooncake-conversation.jsonl"))]
     least = least_capacities(prompts)
     assert len(least) == len(list(chain.from_iterable(prompts))) == 288_500

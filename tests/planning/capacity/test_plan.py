@@ -1,4 +1,4 @@
-"""KV capacity plans, compared with request-by-request simulation."""
+"""KV capacity plans, compared with a simulation of every request."""
 
 import pytest
 from msgspec.structs import replace
@@ -32,7 +32,7 @@ def query():
 
 @pytest.fixture(scope="module")
 def conversations():
-    """Return the requests of eleven interleaved conversations; each turn repeats the blocks of earlier turns."""
+    """Return eleven interleaved conversations of six turns; each turn repeats the blocks of earlier turns."""
     requests = []
     for turn in range(6):
         for talk in range(11):
@@ -42,7 +42,7 @@ def conversations():
 
 
 def counted(requests, query, caches, capacity, block_s):
-    """Replay requests round robin in simulated caches; return (hit rate, freed accelerators)."""
+    """Replay requests round robin over simulated caches; return (hit rate, freed accelerators)."""
     stores = [PrefixCache(capacity, create_eviction("lru")) for _ in range(caches)]
     saved_s = 0.0
     for index, request in enumerate(requests):
@@ -60,7 +60,7 @@ def counted(requests, query, caches, capacity, block_s):
 
 @pytest.mark.parametrize("capacity", [8, 40, 100, 400])
 def test_hits_and_savings_equal_those_of_simulated_caches(query, conversations, capacity):
-    """The comparison covers local caches and a pool that reads three of four blocks over the network."""
+    """Both are equal for local caches, and for a pool that reads three of four blocks over the network."""
     (dram, _) = capacity_plan(conversations, query).tiers
     block_gb = query.block_bytes / 1e9
     own_s = query.block_bytes / query.dram.bytes_per_s
@@ -74,7 +74,7 @@ def test_hits_and_savings_equal_those_of_simulated_caches(query, conversations, 
 
 
 def test_a_pool_hits_more_than_local_caches(query, conversations):
-    """A conversation that moves between nodes hits only in the pool."""
+    """Conversations that move between nodes hit in the pool and not in local caches."""
     (dram, _) = capacity_plan(conversations, query).tiers
     for gb in (4.0, 16.0, 64.0):
         assert dram.pool.at(gb).hit_rate >= dram.local.at(gb).hit_rate
@@ -101,7 +101,7 @@ def test_disk_alone_hits_as_much_as_dram(query, conversations):
 
 
 def test_a_disk_too_slow_to_read_saves_nothing(query, conversations):
-    """The blocks hit, but the accelerators freed are 0 and the best disk size is 0."""
+    """On a very slow disk, blocks hit but free no accelerators, and the best disk size is 0."""
     slow = replace(query, dram_gb=0.0, disk=replace(query.disk, bytes_per_s=1e3))
     (_, disk) = capacity_plan(conversations, slow).tiers
     point = disk.pool.at(64.0)

@@ -1,4 +1,4 @@
-"""Prefill time saved by cached blocks."""
+"""Prefill time that cached blocks save."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""Ray executor."""
+"""The Ray executor of trials."""
 
 import importlib.util
 

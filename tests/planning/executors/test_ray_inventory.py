@@ -1,4 +1,4 @@
-"""Conversion of a Ray cluster's nodes to catalog machines; the tests need no Ray."""
+"""Conversion of a Ray cluster's nodes to machines of the catalog; the tests need no Ray."""
 
 import pytest
 
@@ -25,12 +25,12 @@ def node(gpus, kind=None, address="10.0.0.1"):
     ],
 )
 def test_types_as_ray_writes_them(kind, machine):
-    """Ray's accelerator types map to catalog machines without a power cap, which Ray does not report."""
+    """Each accelerator type of Ray maps to the machine of the catalog with eight of them, without a power cap."""
     assert ray_inventory([node(8, kind)], load_catalog([])).machines == {machine: 1}
 
 
 def test_whole_machines_and_accelerators_are_counted():
-    """Machines count complete nodes only; accelerators count those of partial nodes too."""
+    """`machines` counts complete nodes only, and `accelerators` counts those of partial nodes too."""
     stock = ray_inventory([node(8, "H100"), node(8, "H100"), node(4, "H100"), node(0)], load_catalog([]))
     assert (stock.machines, stock.accelerators, stock.left_out) == ({"dgx-h100": 2}, {"dgx-h100": 20}, ())
 

@@ -1,4 +1,4 @@
-"""Division of mixed stocks between the phases."""
+"""Division of a stock of several machine types between prefill and decode."""
 
 from itertools import product
 
@@ -34,8 +34,8 @@ def taken(rates, chosen):
     st.integers(1, 4),
 )
 def test_the_division_is_optimal(prefill, decode, slow, fast):
-    """The division equals the best one of two small stocks by brute force."""
-    # Of each machine: (prefill TP1, TP2, decode TP1, TP2) that its accelerators are enough for.
+    """The goodput of the division equals the best by brute force over two small stocks."""
+    # Numbers of (prefill TP1, TP2, decode TP1, TP2) instances that fit on the accelerators of each machine type.
     of_slow, of_fast = (
         [ways for ways in product(range(5), range(3), range(5), range(3)) if fits(ways, stock)]
         for stock in (slow, fast)

@@ -63,7 +63,7 @@ def test_uses_the_fewest_accelerators_for_a_rate(prefill, decode, rate):
         for one in KINDS
         for other in KINDS
     )
-    # Goodput is known to a step of the grid, which may cost an instance where it falls between two counts.
+    # Goodput is rounded down to a step of the rate grid, which may require one more instance.
     assert fewest <= found.accelerators <= fewest + max(each.accelerators for each in KINDS)
 
 

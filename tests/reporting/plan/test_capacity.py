@@ -1,4 +1,4 @@
-"""Report of KV capacity plans: table rows and marginal gains."""
+"""Report of KV capacity plans: rows of the tables and marginal gains."""
 
 from itertools import pairwise
 
@@ -29,7 +29,7 @@ def plan():
 
 
 def test_rows_end_where_more_is_of_no_use(plan):
-    """Capacities are 0 and powers of two up to the first one at which every repeated block hits."""
+    """The rows are capacity 0 and doubling capacities until every repeated block hits."""
     for tier in plan.tiers:
         rows = capacities(tier)
         assert rows[0] == 0.0

@@ -1,4 +1,4 @@
-"""Simulation charts are valid for plotly, have titled axes, and show the numbers of the result."""
+"""Charts of simulations are valid in plotly, have axis titles, and show the values of the result."""
 
 import pytest
 from plotly.graph_objects import Figure
@@ -25,8 +25,8 @@ def kept(*runs, **limits):
 
 @pytest.mark.parametrize("results", [ONE, TWO])
 @pytest.mark.parametrize("slo", [None, Slo(ttft_s=1.0, tpot_s=0.1, e2e_s=20.0), SPLITWISE])
-def test_plotly_accepts_every_picture(results, slo):
-    """plotly validates every chart, every axis has a title, and every trace has an axis."""
+def test_charts_are_valid_in_plotly(results, slo):
+    """plotly validates every chart, and every axis has a title and a trace."""
     runs = {name: kept(run()) for name in results}
     drawn = list(pictures(results, slo, runs))
     assert len({picture.id for picture in drawn}) == len(drawn) == 6 + len(results)
@@ -42,7 +42,7 @@ def test_plotly_accepts_every_picture(results, slo):
 
 
 def test_loads_are_shown_where_they_were_watched():
-    """The chart has a row per run with overload control; without such a run there is no chart."""
+    """The load chart has a row for each run with overload control; without any, there is no chart."""
     told = OverloadResult(rule="early", refusals={}, wasted_prefill_tokens=0, load_correlation=None)
     loads = {"load/prefill": waves(0.5), "load/decode": waves(0.25)}
     watched = result(overload=told, series=result().series | loads)
@@ -54,7 +54,7 @@ def test_loads_are_shown_where_they_were_watched():
 
 
 def test_latencies_show_the_distribution_and_the_bounds():
-    """The TTFT curve passes through the median, and a line marks the TPOT bound."""
+    """The TTFT curve passes the median at 50%, and a line marks the TPOT bound."""
     picture = latencies(ONE, Slo(tpot_s=0.1))
     ttft = picture.traces[0]
     middle = min(range(len(ttft["y"])), key=lambda index: abs(ttft["y"][index] - 0.5))
@@ -65,13 +65,13 @@ def test_latencies_show_the_distribution_and_the_bounds():
 
 
 def test_runs_that_measured_nothing_have_no_curve():
-    """An empty TPOT and an ITL of 0 give no curve on the logarithmic axis."""
+    """Latencies without values, or all 0, have no curve on the logarithmic axis."""
     picture = latencies({"a": result(tpot_s=histogram(), itl_s=histogram(0.0, 0.0))})
     assert [trace.get("xaxis") for trace in picture.traces if trace["x"]] == ["x", "x4"]
 
 
 def test_slowdowns_are_drawn_where_there_are_any():
-    """Markers show Splitwise's nine bounds; results without slowdowns give no chart."""
+    """The slowdown chart marks Splitwise's nine bounds; results without slowdowns have no chart."""
     crosses = [trace for trace in slowdowns(ONE, SPLITWISE).traces if trace["mode"] == "markers"]
     assert [trace["x"] for trace in crosses] == [[2.0, 3.0, 6.0], [1.25, 1.5, 5.0], [1.25, 1.5, 5.0]]
     assert crosses[0]["y"] == [0.5, 0.9, 0.99]
@@ -79,7 +79,7 @@ def test_slowdowns_are_drawn_where_there_are_any():
 
 
 def test_load_has_a_row_for_each_run_and_a_colour_for_each_phase():
-    """Two runs with two roles have mean and maximum curves of queue length and batch size."""
+    """Each run and role has mean and maximum curves of queue length and batch size."""
     picture = load(TWO)
     assert len(picture.traces) == 2 * 2 * 2 * 2
     colours = {trace["line"]["color"] for trace in picture.traces}
@@ -88,7 +88,7 @@ def test_load_has_a_row_for_each_run_and_a_colour_for_each_phase():
 
 
 def test_membership_follows_a_switch():
-    """The chart follows an instance that moves from the prefill to the mixed pool."""
+    """The chart of pool sizes follows an instance that moves from the prefill to the mixed pool."""
     by_name = {trace["name"]: trace for trace in membership(ONE).traces}
     prefill, mixed = by_name["prefill"], by_name["mixed"]
     held = dict(zip(prefill["x"], zip(prefill["y"], mixed["y"], strict=True), strict=True))
@@ -98,7 +98,7 @@ def test_membership_follows_a_switch():
 
 
 def test_power_is_shown_beside_what_is_provisioned():
-    """The chart shows mean and provisioned power in kilowatts."""
+    """The power chart shows mean and provisioned power in kilowatts."""
     drawn, provisioned = power({"a": result(series={"power_w": series(5000.0)}, tdp_w=10_200.0)}).traces
     assert set(drawn["y"]) == {5.0}
     assert provisioned["y"] == [10.2, 10.2]
@@ -106,7 +106,7 @@ def test_power_is_shown_beside_what_is_provisioned():
 
 
 def test_utilization_is_coloured_by_phase_or_by_run():
-    """Bars of one run are coloured by phase, bars of several runs by run."""
+    """Utilization bars are coloured by phase in a report of one run, and by run otherwise."""
     (alone,) = utilization(ONE).traces
     assert alone["x"] == ["prefill, dgx-h100", "decode, dgx-h100"]
     assert alone["y"] == [50.0, 50.0]
@@ -115,7 +115,7 @@ def test_utilization_is_coloured_by_phase_or_by_run():
 
 
 def test_gantt_tells_phases_and_instances_apart():
-    """The chart has a row per instance, including idle ones, in numeric order, and a trace per phase."""
+    """The Gantt chart has a row per instance, idle ones included, in numeric order, and a colour per phase."""
     made = kept(
         run("prefill-10"), run("prefill-9", 0.5, 1.5, decodes=3), run("decode-0", 1.0, 1.25, prompts=0, decodes=7)
     )
@@ -128,7 +128,7 @@ def test_gantt_tells_phases_and_instances_apart():
 
 
 def test_gantt_keeps_no_more_than_its_bound():
-    """After the limit, runs that begin before the end of the chart are cut there, and later ones are dropped."""
+    """The Gantt chart ends where the limit of drawn iterations is reached, and later iterations are dropped."""
     runs = [run("a", at, at + 1.0) for at in range(10)]
     made = kept(*runs[:3], run("b", 2.5, 9.0), run("c", 3.0, 4.0), *runs[3:], limit=3)
     assert [each.instance for each in made.runs] == ["a", "a", "a", "b"]
@@ -137,7 +137,7 @@ def test_gantt_keeps_no_more_than_its_bound():
 
 
 def test_gantt_may_end_at_a_time():
-    """The chart ends at `until_s`."""
+    """The Gantt chart drops iterations that start after `until_s`."""
     made = kept(run(end_s=0.4), run(start_s=0.4, end_s=3.0), run(start_s=3.0, end_s=4.0), until_s=1.0)
     assert (len(made.runs), made.end_s) == (2, 1.0)
     assert gantt(kept(), "nothing ran").traces == []

@@ -13,7 +13,7 @@ from twofold.slo import SPLITWISE, Slo
 
 
 class Page(HTMLParser):
-    """Parsed page: ids, chart data, text and external addresses."""
+    """Parsed HTML report: ids, chart data, text and addresses it refers to."""
 
     def __init__(self, text):
         super().__init__()
@@ -54,7 +54,7 @@ def gantt_runs(count):
 
 
 def test_every_picture_has_a_place_and_data():
-    """Every chart has a placeholder and data, and a page with 5,000 Gantt runs is below 6 MB."""
+    """Every chart has a placeholder and data; a page with 5,000 Gantt bars is below 6 MB."""
     text = html_report({"split": result()}, title="35 + 5 H100", slo=SPLITWISE, runs={"split": gantt_runs(6000)})
     page = Page(text)
     expected = {"latencies", "slowdowns", "load", "membership", "power", "utilization", "gantt-0"}
@@ -66,7 +66,7 @@ def test_every_picture_has_a_place_and_data():
 
 
 def test_the_page_needs_no_network():
-    """The page loads no URL and includes plotly.js once."""
+    """The page refers to no address and includes plotly.js once."""
     text = html_report({"a": result()}, title="t")
     assert Page(text).addresses == []
     assert text.count("plotly.js v") == 1
@@ -90,7 +90,7 @@ def test_page_has_design_errors_and_verdict():
 
 
 def test_pools_of_one_role_share_a_cell():
-    """Two prefill pools with different machines are both in the cell."""
+    """The table lists two prefill pools with different machines in the same cell."""
     pools = (pool("prefill", 2), pool("prefill", 3, ESTIMATED, "dgx-a100"), pool("decode", 1))
     page = Page(html_report({"a": result(pools=pools)}, title="t", slo=Slo(ttft_s=1.0)))
     assert "2 × dgx-h100, 2 instances; 3 × dgx-a100, 3 instances" in page.text
@@ -98,7 +98,7 @@ def test_pools_of_one_role_share_a_cell():
 
 
 def test_names_cannot_end_a_script():
-    """A run name with `</script>` is escaped."""
+    """`</script>` in a run name is escaped."""
     name = "</script><script>alert(1)</script>"
     page = Page(html_report({name: result(), "b": result()}, title=name))
     assert page.text.count(name) > 1
@@ -106,6 +106,6 @@ def test_names_cannot_end_a_script():
 
 
 def test_a_page_about_nothing_is_refused():
-    """A report without results is a ValueError."""
+    """An HTML report of no results raises ValueError."""
     with pytest.raises(ValueError, match="at least one result"):
         html_report({}, title="t")

@@ -11,7 +11,7 @@ from twofold.slo import SPLITWISE
 
 
 def test_json_holds_everything():
-    """The report has percentiles, rates, energy, power, price, model errors, verdict, counts, seed and spec."""
+    """The report has latencies, rates, energy, price, model errors, SLO verdict, counts, seed and cluster spec."""
     run = result(tpot_slowdown=None)
     whole = result()
     report = SimulationReport.of(
@@ -44,7 +44,7 @@ def test_json_holds_everything():
 
 
 def test_nothing_measured_is_null():
-    """An empty distribution and a rate over zero seconds are null."""
+    """Latencies without values, and rates over zero seconds, are null."""
     empty = result(ttft_s=histogram(), duration_s=0.0, slo_met=None)
     report = SimulationReport.of(empty, workload={}, seed=0)
     assert report.latencies_s["ttft_s"] is None
@@ -52,7 +52,7 @@ def test_nothing_measured_is_null():
 
 
 def test_every_figure_has_its_error():
-    """Each figure has a model error; slowdowns have the error of the reference model."""
+    """Every metric has a model error; slowdowns have that of the reference model."""
     guess = ModelAccuracy(prefill=0.5, decode=None, basis="a guess", estimated=True)
     report = SimulationReport.of(result(), workload={}, seed=0, reference_error=guess)
     errors = report.model_errors

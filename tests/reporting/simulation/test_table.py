@@ -23,7 +23,7 @@ def printed(*arguments):
     return capture.get()
 
 
-def test_everything_a_person_asks_is_printed():
+def test_tables_have_all_results():
     """The tables show latencies, rates, energy, cost, pools and the verdict."""
     run = result()
     text = printed(run, "azure-code [70/s]", verdict(run, SPLITWISE))
@@ -46,7 +46,7 @@ def test_everything_a_person_asks_is_printed():
 
 
 def test_every_latency_shows_its_model_error():
-    """TTFT has the error of prefill, TPOT that of decode, E2E both, and KV transfers none."""
+    """TTFT shows the error of prefill, TPOT that of decode, E2E both, and KV transfer none."""
     errors = {label: error for label, _, error in latency_rows(result())}
     assert errors["TTFT"] == errors["TTFT slowdown"] == "±10%"
     assert errors["TPOT"] == errors["ITL"] == "±2%"
@@ -84,25 +84,25 @@ def test_accuracy_is_that_of_the_worst_pool():
 
 
 def test_an_empty_run_has_no_rates():
-    """An empty run shows no rates instead of dividing by zero."""
+    """Tables of a simulation without requests show no rates."""
     empty = result(arrived=0, completed=0, output_tokens=0, duration_s=0.0, arrival_s=0.0, cpu_s=0.0, slo_met=0)
     assert "requests/s" not in printed(empty, "t", verdict(empty, Slo(ttft_s=1.0)))
 
 
 def test_a_mixed_pool_rests_on_both_phases():
-    """Iterations of a mixed pool contain prefills and decodes, so the error lists both phases."""
+    """A mixed pool shows the model errors of both prefill and decode."""
     assert accuracy((pool("mixed", 1),), (Phase.PREFILL,)) == "±10% prefill, ±2% decode"
 
 
 def test_slowdowns_carry_the_error_of_their_reference():
-    """A slowdown relative to an estimated reference is marked as estimated."""
+    """A slowdown against an estimated reference model is marked as estimated."""
     errors = {label: error for label, _, error in latency_rows(result(), ESTIMATED)}
     assert "estimated" in errors["TTFT slowdown"]
     assert "estimated" not in errors["TTFT"]
 
 
 def test_a_narrow_terminal_cuts_nothing():
-    """At 80 columns no cell is truncated and no line is longer."""
+    """At 80 columns, no cell is truncated and no line is longer."""
     console = Console(width=80, record=True, file=StringIO())
     console.print(simulation_tables(result(), "t"))
     text = console.export_text()

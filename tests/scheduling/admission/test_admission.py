@@ -1,4 +1,4 @@
-"""Admission: queue order, refusals and retry times."""
+"""Admission of requests: queue order, refusals and retry times."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from twofold.scheduling.admission.limits import KeyLimits, Refusal, RefusalReaso
 
 
 def busy(*, waiting, gap_s=1.0, **limits):
-    """Return admission after five requests ended `gap_s` apart, with one running and `waiting` queued."""
+    """Return admission with a history of five ended requests, one running request and `waiting` queued ones."""
     door = admission(**{"max_running": 1, "max_waiting": waiting, **limits})
     for number in range(5):
         offer(door, f"ended{number}", now=number * gap_s)

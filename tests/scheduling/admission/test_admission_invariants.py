@@ -1,4 +1,4 @@
-"""Invariants of admission: limits, order and valid retry times."""
+"""Admission over random requests: limits hold, order is kept, and retry times are valid."""
 
 from collections import Counter
 
@@ -13,7 +13,7 @@ keys = st.sampled_from(["", "slots", "minute"])
 
 
 class Door(RuleBasedStateMachine):
-    """State machine of random admission calls."""
+    """State machine that offers, starts, ends and withdraws requests at random."""
 
     @initialize(running=st.integers(1, 4), waiting=st.integers(0, 5))
     def open(self, running, waiting):
@@ -42,7 +42,7 @@ class Door(RuleBasedStateMachine):
 
     @rule()
     def start(self):
-        """Start the earliest of the most urgent requests."""
+        """Check that admission starts the most urgent request, and the earliest among equals."""
         alive = [each for each in self.waiting if each.deadline_s > self.now]
         free = len(self.running) < self.door.limits.max_running
         expected = min(alive, key=lambda each: (each.priority, each.number)) if alive and free else None
@@ -115,7 +115,7 @@ TestDoor.settings = settings(max_examples=50, stateful_step_count=30, deadline=N
 
 
 class Steady:
-    """Simulation of `servers` with a constant service time and a full queue until `now`."""
+    """Service with `servers` slots, a constant service time and a queue that is always full."""
 
     def __init__(self, servers, waiting, service_s, stagger_s, rounds):
         self.door = admission(max_running=servers, max_waiting=waiting, timeout_s=1e9)
@@ -129,7 +129,7 @@ class Steady:
         self.fill()
 
     def fill(self):
-        """Add requests while there is room."""
+        """Offer requests until the slots and the queue are full."""
         limits = self.door.limits
         while self.door.waiting < limits.max_waiting or self.door.running < limits.max_running:
             offer(self.door, f"r{self.came}", now=self.now, priority=self.came % 3)
@@ -142,7 +142,7 @@ class Steady:
             self.ends.append((self.now + late + self.service_s, each.id))
 
     def step(self):
-        """End the next request."""
+        """Advance to the next end of a request, and start the next ones."""
         self.ends.sort()
         self.now, request_id = self.ends.pop(0)
         self.door.release(request_id, self.now)
@@ -178,7 +178,7 @@ def test_a_retry_after_the_wait_is_admitted(service, priority, phase):
 @settings(max_examples=60, deadline=None)
 def test_a_retry_with_a_later_deadline_is_admitted(service, left_s):
     door, now = service.door, service.now
-    door.cancel(next(iter(door._queue._requests)), now)  # so that the line itself is no reason
+    door.cancel(next(iter(door._queue._requests)), now)  # so that the queue is not full
     refusal = offer(door, "early", now=now, priority=9, deadline_s=now + left_s)
     if refusal is not None:
         assert refusal.reason is RefusalReason.DEADLINE

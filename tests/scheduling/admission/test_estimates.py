@@ -1,4 +1,4 @@
-"""Running estimates: arrival rates and prediction margins."""
+"""Running estimates of the arrival rate and of the prediction margin."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""The overload ledger: loads predicted from the placed requests."""
+"""The overload ledger, which predicts prefill and decode load from the placed requests."""
 
 import pytest
 from hypothesis import given
@@ -9,14 +9,14 @@ from support.toy import ToyModel
 
 
 def test_prefill_load_is_the_predicted_ttft_over_its_bound():
-    """The load includes the time since the arrival."""
+    """The predicted TTFT includes the time since the request's arrival."""
     made = ledger("p0", "d0", ttft_s=0.5)
     made.placed(placed("a"), 0.0)
     assert made.prefill_load(placed("x", arrival_s=-0.05), 0.0) == pytest.approx((0.05 + 0.1 + 0.1) / 0.5)
 
 
 def test_prefill_load_protects_admitted_requests():
-    """Request b waits for the iteration of a; with x in that iteration, its TTFT would be 0.85 s."""
+    """If a new prompt would delay an admitted request, the load is that request's TTFT over its bound."""
     made = ledger("p0", "d0", ttft_s=0.5, budget=1000)
     made.placed(placed("a", prompt=500), 0.0)
     made.placed(placed("b", prompt=100, arrival_s=0.1), 0.1)
@@ -26,7 +26,7 @@ def test_prefill_load_protects_admitted_requests():
 
 
 def test_loads_include_the_prediction_margin():
-    """First tokens take twice as long as predicted."""
+    """If first tokens take twice as long as predicted, the load rises accordingly."""
     made, now = ledger("p0", "d0", ttft_s=1.0), 0.0
     for number in range(20):
         made.placed(placed(str(number), output=1, arrival_s=now), now)
@@ -39,7 +39,7 @@ def test_loads_include_the_prediction_margin():
 
 
 def test_slow_decode_iterations_raise_the_decode_load():
-    """Measured iterations take twice as long as the model predicts."""
+    """If iterations take twice as long as the model predicts, the decode load doubles."""
     made = ledger("p0", "d0")
     decoding(made, "a", "b")
     for _ in range(100):
@@ -48,7 +48,7 @@ def test_slow_decode_iterations_raise_the_decode_load():
 
 
 def test_decode_load_is_the_time_between_tokens_over_its_bound():
-    """The load includes the request itself; a request with one output token adds none."""
+    """The predicted iteration includes the new request; a request with one output token adds no load."""
     made = ledger("p0", "d0")
     decoding(made, "a", "b")
     assert made.decode_load(placed("x")) == pytest.approx(0.3)
@@ -65,7 +65,7 @@ def test_sequences_beyond_the_limits_take_turns():
 
 
 def test_coming_decode_load_counts_requests_in_prefill():
-    """The load counts prefills of the same decode instance, without requests that ended or have one output token."""
+    """With `coming=True`, the decode load includes requests in prefill that will decode on the same instance."""
     made = ledger("p0", "p1", "d0", "d1")
     decoding(made, "there")
     for name, prefill, decode in (("a", "p0", "d0"), ("b", "p0", "d1"), ("c", "p1", "d0"), ("gone", "p1", "d0")):
@@ -87,7 +87,7 @@ def test_decode_load_includes_half_the_mean_output():
 
 
 def test_decode_relief_is_when_enough_requests_have_ended():
-    """Requests end in order; requests in prefill join first."""
+    """The decode load falls as requests end in order of their start; requests in prefill count as decodes."""
     made = ledger("p0", "d0")
     decoding(made, "known", now=0.0)
     made.finished("known", 9, 1.0)
@@ -115,7 +115,7 @@ steps = st.lists(st.tuples(names, st.sampled_from(["placed", "prefilled", "decod
 
 @given(steps)
 def test_loads_are_zero_when_all_requests_ended(steps):
-    """All loads are zero at the end for any order of events."""
+    """Prefill and decode load return to zero after any order of events."""
     made, there, computed, now = ledger("p0", "d0"), {}, set(), 0.0
     for name, what in steps:
         now += 0.01

@@ -16,7 +16,7 @@ def admit_decode(made, name, now, *, force=False):
 
 
 def filled(rule, *, prefills=0, decodes=0, **how):
-    """Return overload control with this many requests in each phase; ten decodes reach the bound."""
+    """Return overload control with requests in prefill and decode; ten of either kind reach its bound."""
     made = control(rule, "p0", "d0", **how)
     for number in range(decodes):
         made.ledger.placed(placed(f"d{number}"), 0.0)
@@ -30,7 +30,7 @@ def filled(rule, *, prefills=0, decodes=0, **how):
     ("rule", "reason"), [("none", None), ("baseline", PREFILL), ("early", PREFILL), ("predicted", PREFILL)]
 )
 def test_every_rule_but_none_rejects_late_prefills(rule, reason):
-    """Ten prompts ahead fill the TTFT bound, and nine do not."""
+    """A request behind ten prompts would miss its TTFT bound; behind nine it meets it."""
     assert filled(rule, prefills=10, tbt_s=1.0).rejection(placed("x"), 0.0) is reason
     assert filled(rule, prefills=9, tbt_s=1.0).rejection(placed("x"), 0.0) is None
 
@@ -39,7 +39,7 @@ def test_every_rule_but_none_rejects_late_prefills(rule, reason):
     ("rule", "reason"), [("none", None), ("baseline", None), ("early", DECODE), ("predicted", DECODE)]
 )
 def test_early_rules_check_decode_at_arrival(rule, reason):
-    """Early rules check the decode load at arrival, and the baseline checks it after prefill."""
+    """`early` and `predicted` check the decode load at arrival, `baseline` only after the prefill."""
     made = filled(rule, decodes=10)
     assert made.rejection(placed("x"), 0.0) is reason
     made.ledger.placed(placed("x"), 0.0)
@@ -47,7 +47,7 @@ def test_early_rules_check_decode_at_arrival(rule, reason):
 
 
 def test_predicted_rule_counts_requests_in_prefill():
-    """Nine prompts ahead and five decodes are fifteen decodes when the request starts to decode."""
+    """`early` ignores the nine requests in prefill, and `predicted` counts them as decodes."""
     for rule, reason in (("early", None), ("predicted", DECODE)):
         assert filled(rule, prefills=9, decodes=5).rejection(placed("x"), 0.0) is reason
 
@@ -60,14 +60,14 @@ def test_forced_decode_skips_the_check():
 
 
 def test_retry_after_is_the_excess_of_the_queue():
-    """Retry-After is in whole seconds and at least one."""
+    """Retry-After is the excess of the predicted TTFT over its bound, in whole seconds, at least one."""
     made = filled("early", prefills=32)
     assert made.refusal(placed("x"), PREFILL, 0.0).retry_after_s == 3  # 3.3 s with it, where 1 s is allowed
     assert filled("early", prefills=10).refusal(placed("x"), PREFILL, 0.0).retry_after_s == 1
 
 
 def test_a_retry_after_the_wait_is_accepted():
-    """The retried request is accepted if no others arrive and prefills take the predicted time."""
+    """A retry after Retry-After is accepted, if nothing else arrives and prefills take the predicted time."""
     made = filled("predicted", prefills=32)
     wait_s = made.refusal(placed("x"), PREFILL, 0.0).retry_after_s
     now = 0.0
@@ -88,7 +88,7 @@ def test_requests_that_miss_the_slo_alone_are_beyond_slo():
 
 @pytest.mark.parametrize(("priority", "most"), [(-3, 9), (0, 9), (1, 9), (2, 8), (5, 5), (99, 5)])
 def test_less_urgent_requests_have_a_lower_limit(priority, most):
-    """The limit falls by a tenth of the bound for each priority above 0, down to half of it."""
+    """Each priority step above 0 lowers the load limit by a tenth, down to a half."""
     made = filled("early", prefills=most, tbt_s=1.0)
     assert made.rejection(placed("x"), 0.0, priority) is None
     assert filled("early", prefills=most + 1, tbt_s=1.0).rejection(placed("x"), 0.0, priority) is PREFILL

@@ -1,4 +1,4 @@
-"""Predicted iterations of a prefill instance."""
+"""The predicted queue and iterations of a prefill instance."""
 
 import pytest
 from hypothesis import given
@@ -9,7 +9,7 @@ from twofold.scheduling.admission.prefill_queue import PrefillQueue, QueuedPromp
 
 
 def line(*tokens, budget=100, now=0.0, speed=None):
-    """Return a queue of prompts named a, b, …"""
+    """Return a predicted prefill queue of prompts a, b, … of these lengths."""
     made = PrefillQueue(MODEL, budget, speed or SpeedFactor())
     for name, count in zip("abcdef", tokens, strict=False):
         made.join(QueuedPrompt(name, count), now)

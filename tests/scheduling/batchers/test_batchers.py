@@ -1,4 +1,4 @@
-"""Selections of each batcher."""
+"""The sequences that each batcher selects for the next iteration."""
 
 import pytest
 
@@ -13,13 +13,13 @@ ONLY_PREFILL, ONLY_DECODE = {"prefill", "prefill-balanced", "prefill-chunks"}, {
 
 
 def test_prefill_stops_at_its_token_budget():
-    """Prompts are selected first come, first served up to 2,048 tokens; no prompt overtakes."""
+    """Prompts are selected first come, first served within the budget, and a small prompt does not overtake."""
     prefill = BATCHERS["prefill"](2048, 64)
     assert selected(prefill, waiting(1000, 1000, 100, 10)).prefills == [("w0", 1000), ("w1", 1000)]
 
 
 def test_a_prompt_over_the_budget_runs_alone():
-    """The rule is that of Splitwise, section 4.2."""
+    """A prompt over the token budget runs, but only alone (Splitwise, section 4.2)."""
     prefill = BATCHERS["prefill"](2048, 64)
     assert selected(prefill, waiting(5000, 10)).prefills == [("w0", 5000)]
     assert selected(prefill, waiting(10, 5000)).prefills == [("w0", 10)]
@@ -31,7 +31,7 @@ def test_large_prompt_is_not_starved_by_small_ones():
 
 
 def test_balanced_prefill_makes_equal_iterations():
-    """Eight prompts of 300 tokens run four and four; first come, first served runs six and two."""
+    """`prefill-balanced` runs eight equal prompts as four and four, where `prefill` runs six and two."""
     eight = [300] * 8
     assert len(selected(BATCHERS["prefill"](2048, 64), waiting(*eight)).prefills) == 6
     balanced = BATCHERS["prefill-balanced"](2048, 64)
@@ -40,7 +40,7 @@ def test_balanced_prefill_makes_equal_iterations():
 
 
 def test_balanced_prefill_keeps_order_and_budget():
-    """A long prompt runs alone, and no prompt overtakes for balance."""
+    """`prefill-balanced` selects in order of arrival within the budget; a prompt over the budget runs alone."""
     balanced = BATCHERS["prefill-balanced"](2048, 64)
     assert selected(balanced, waiting(5000, 10)).prefills == [("w0", 5000)]
     assert selected(balanced, waiting(10, 5000, 10)).prefills == [("w0", 10)]
@@ -48,14 +48,14 @@ def test_balanced_prefill_keeps_order_and_budget():
 
 
 def test_decode_runs_every_sequence_up_to_the_limit():
-    """Ready sequences join the running ones in order of arrival."""
+    """`decode` adds ready sequences to the running ones in order of arrival, up to `max_num_seqs`."""
     decode = BATCHERS["decode"](2048, 4)
     chosen = selected(decode, decoding(2), ready(5))
     assert (chosen.prefills, chosen.resume, chosen.pause) == ([], ["r0", "r1"], [])
 
 
 def test_prefill_first_pauses_decodes():
-    """Paused decodes resume in the same order when no prompt waits."""
+    """`prefill-first` pauses all decodes for a prompt, and resumes them in the same order afterwards."""
     first = BATCHERS["prefill-first"](2048, 64)
     chosen = selected(first, waiting(2000, 100), decoding(2), ready(1))
     assert (chosen.prefills, chosen.resume, chosen.pause) == ([("w0", 2000)], [], ["d0", "d1"])
@@ -79,32 +79,32 @@ def test_mixed_runs_whole_prompts_beside_decodes():
 
 
 def test_mixed_is_limited_by_sequences():
-    """Prompts get the slots that decodes leave."""
+    """`mixed` selects prompts only for the sequence slots that decodes leave."""
     chosen = selected(BATCHERS["mixed"](2048, 4), waiting(10, 10, 10), decoding(2), ready(1))
     assert (chosen.prefills, chosen.resume) == ([("w0", 10)], ["r0"])
 
 
 def inlined(tbt_s, budget=2048):
-    """Return the inlined batcher with iterations of 4 ms, plus 1 ms per prompt token and per decode."""
+    """Return an `inlined` batcher; an iteration takes 4 ms, plus 1 ms per prompt token and per decode."""
     return InlinedPrefill(budget, 64, ToyModel(), tbt_s)
 
 
 def test_inlines_prompts_within_the_tbt_bound():
-    """An iteration of 4 + 10 + 3 ms fits; the next prompt would make it 27 ms, and later prompts do not overtake."""
+    """`inlined` adds prompts in order while the predicted iteration is within the TBT bound."""
     chosen = selected(inlined(0.020), waiting(10, 10, 1), decoding(2), ready(1))
     assert (chosen.prefills, chosen.resume) == ([("w0", 10)], ["r0"])
     assert selected(inlined(0.030), waiting(10, 10, 1), decoding(2)).prefills == [("w0", 10), ("w1", 10), ("w2", 1)]
 
 
 def test_a_prompt_is_inlined_whole_or_not_at_all():
-    """An inlined prompt is within the bound and the token budget; without decodes, a prompt of any length runs."""
+    """`inlined` never cuts a prompt; a prompt beyond the TBT bound or token budget runs only without decodes."""
     assert selected(inlined(0.020), waiting(100), decoding(1)).prefills == []
     assert selected(inlined(1.0, budget=64), waiting(100), decoding(1)).prefills == []
     assert selected(inlined(0.020, budget=64), waiting(100)).prefills == [("w0", 100)]
 
 
 def test_chunked_prefill_fills_the_budget_that_decodes_leave():
-    """The budget goes to decodes first, then to started prompts, then to new ones."""
+    """`chunked-prefill` spends the token budget on decodes, then on started prompts, then on new ones."""
     started = prefilling(300, computed=100, name="s0")
     chosen = selected(BATCHERS["chunked-prefill"](256, 64), waiting(100), decoding(1), ready(1), started)
     assert chosen.resume == ["r0"]
@@ -113,21 +113,21 @@ def test_chunked_prefill_fills_the_budget_that_decodes_leave():
 
 
 def test_chunked_prompt_allocates_blocks_once():
-    """A started prompt continues without free blocks."""
+    """A started prompt has all its blocks, so its next chunk runs without free blocks."""
     started = prefilling(300, computed=100, name="s0")
     chunked = BATCHERS["chunked-prefill"](256, 64)
     assert selected(chunked, started, waiting(10), room(blocks=0)).prefills == [("s0", 200)]
 
 
 def test_chunks_of_a_long_prompt_are_about_equal():
-    """25 tokens in chunks of at most ten are 9, 8 and 8."""
+    """`prefill-chunks` with chunks of at most ten tokens divides 25 into 9, 8 and 8."""
     chunks = BATCHERS["prefill-chunks"](10, 64)
     cut = [selected(chunks, prefilling(25, computed=done)).prefills[0][1] for done in (0, 9, 17)]
     assert cut == [9, 8, 8]
 
 
 def test_short_prompts_run_whole_beside_a_chunk_or_wait():
-    """Started prompts go first; a prompt that fits in one iteration is not cut, and none overtakes."""
+    """`prefill-chunks` adds a short prompt to a chunk if it fits whole, and lets no later prompt overtake."""
     chunks = BATCHERS["prefill-chunks"](10, 64)
     for others, beside in (((2, 5, 1), [("w0", 2)]), ((3, 1), [])):
         started = prefilling(25, computed=9, name="s0")
@@ -136,7 +136,7 @@ def test_short_prompts_run_whole_beside_a_chunk_or_wait():
 
 @pytest.mark.parametrize("name", sorted(set(BATCHERS) - ONLY_PREFILL))
 def test_ready_sequence_waits_for_output_blocks(name):
-    """Sequences behind a waiting one wait too, even if their output fits."""
+    """A ready sequence waits for blocks for its output, and smaller sequences behind it do not overtake."""
     batcher = BATCHERS[name](2048, 64)
     sequences = ready(3, output_tokens=(4, 500, 4))
     assert selected(batcher, sequences, room(blocks=10)).resume == ["r0"]

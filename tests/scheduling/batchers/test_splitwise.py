@@ -1,4 +1,4 @@
-"""Splitwise's mixed batching."""
+"""Splitwise's batcher for mixed instances."""
 
 from collections import Counter
 
@@ -11,7 +11,7 @@ from twofold.scheduling.batchers.splitwise import SplitwiseMixed
 
 
 def test_prompts_go_first_and_decodes_share_the_rest():
-    """Whole prompts run in order; the decodes that joined last are paused."""
+    """Whole prompts are selected first, and the decodes that joined last are paused."""
     chosen = selected(SplitwiseMixed(100, 64), waiting(60, 37, 20), decoding(5))
     assert chosen.prefills == [("w0", 60), ("w1", 37)]
     assert chosen.pause == ["d4", "d3"]
@@ -19,7 +19,7 @@ def test_prompts_go_first_and_decodes_share_the_rest():
 
 
 def test_a_prompt_over_the_budget_runs_alone():
-    """All decodes pause, and none starts."""
+    """A prompt over the token budget pauses all decodes, and no ready decode starts."""
     chosen = selected(SplitwiseMixed(100, 64), waiting(500, 1), decoding(2), ready(1))
     assert (chosen.prefills, chosen.resume, chosen.pause) == ([("w0", 500)], [], ["d1", "d0"])
 
@@ -36,7 +36,7 @@ def test_running_decodes_go_before_ready_ones():
 
 
 def test_paused_decodes_go_before_running_ones():
-    """A burst of prompts then delays each decode a little instead of a few decodes a lot."""
+    """Paused decodes resume before running ones continue, so a burst of prompts delays all decodes alike."""
     mixed = scheduler("splitwise", num_blocks=1000, budget=10)
     for name in "abcd":
         arrive(mixed, request(name, output=50))
@@ -84,7 +84,7 @@ def test_paused_decode_keeps_its_blocks_until_aborted():
 
 
 class Watched(SplitwiseMixed):
-    """Batcher that checks each selection."""
+    """Splitwise's batcher with assertions on each selection."""
 
     def __init__(self, max_num_batched_tokens, max_num_seqs):
         super().__init__(max_num_batched_tokens, max_num_seqs)
@@ -132,7 +132,7 @@ lives = st.lists(
 @settings(max_examples=500)
 @given(lives, st.integers(1, 12), st.integers(1, 8))
 def test_skips_no_decode_more_than_four_times_in_a_row(lives, budget, max_num_seqs):
-    """All sequences end, at any token budget."""
+    """At any token budget, no decode is skipped more than four times in a row, and all sequences end."""
     watched = Watched(budget, max_num_seqs)
     mixed = scheduler(watched, num_blocks=2000, max_num_seqs=max_num_seqs)
     lives = sorted(((*life, str(number)) for number, life in enumerate(lives)), reverse=True)
@@ -157,7 +157,7 @@ def test_skips_no_decode_more_than_four_times_in_a_row(lives, budget, max_num_se
 
 
 def test_decodes_are_skipped_four_times():
-    """The property above is not vacuous."""
+    """A decode is skipped four times in a row under load, so the property test of this limit is not vacuous."""
     watched = Watched(10, 16)
     mixed = scheduler(watched, num_blocks=1000)
     arrive(mixed, request("a", output=50))

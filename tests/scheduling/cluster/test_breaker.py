@@ -1,4 +1,4 @@
-"""The circuit breaker."""
+"""The circuit breaker of a failing instance."""
 
 from hypothesis import given
 from hypothesis import strategies as st

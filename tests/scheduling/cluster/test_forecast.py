@@ -1,4 +1,4 @@
-"""Predicted prefill queues."""
+"""Predicted prefill queues of instances."""
 
 import pytest
 from hypothesis import given
@@ -36,7 +36,7 @@ def test_an_end_without_time_uses_the_latest_known_time():
     made.placed("b", "p0", 300, 0, 2.0)
     made.prefill_ended("a")
     assert made.queue_s("p0", 2.0) == pytest.approx(3.0)
-    made.prefill_ended("a")  # nor does it end twice
+    made.prefill_ended("a")  # a second end is ignored
     assert made.queue_s("p0", 2.5) == pytest.approx(2.5)
 
 

@@ -1,4 +1,4 @@
-"""Load totals."""
+"""Load totals of an instance."""
 
 from support.routed import load, numbers
 from twofold.instance import NO_LOAD, LoadTotals

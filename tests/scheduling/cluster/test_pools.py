@@ -1,4 +1,4 @@
-"""Pools compared with a linear search."""
+"""Pools of instances by role, compared with a linear search."""
 
 import pytest
 from hypothesis import given, settings
@@ -20,7 +20,7 @@ steps = st.lists(
 
 
 class Everybody:
-    """Reference: members of each pool in order of joining."""
+    """Reference: plain lists of the members of each pool, in order of joining."""
 
     def __init__(self):
         self.pools = {role: [] for role in Role}

@@ -1,4 +1,4 @@
-"""Predictions of a performance model."""
+"""Prefill and transfer times predicted by a performance model."""
 
 import pytest
 from hypothesis import given

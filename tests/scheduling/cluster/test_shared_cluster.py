@@ -1,4 +1,4 @@
-"""The view of one of several controllers, compared with the true loads."""
+"""Loads as one of several controllers knows them, compared with the true loads."""
 
 import pytest
 from hypothesis import given, settings
@@ -36,7 +36,7 @@ def seen(cluster):
 
 
 def report(made, controllers, name):
-    """Return the load of an instance with the share of each controller."""
+    """Return one load report of an instance per controller, with the controller's own share."""
     total = made.pools.get(name).less(NO_LOAD)
     return [LoadReport(name, total, controller.own(name)) for controller in controllers]
 
@@ -45,9 +45,9 @@ def test_load_of_others_is_known_from_reports():
     mine, total = shared(), LoadTotals(1000, 500, 1, 0, 1)
     mine.place(request("a", prompt=100), 0.0)
     assert numbers(mine.own("p0")) == seen(mine)["p0"] == numbers(LoadTotals(100, 100, 1, 0, 1))
-    mine.reported(LoadReport("p0", total, NO_LOAD))  # made before mine was there
+    mine.reported(LoadReport("p0", total, NO_LOAD))  # made before this controller's request arrived
     assert seen(mine)["p0"].pending_prefill_tokens == 1100
-    mine.reported(LoadReport("p0", total, mine.own("p0")))  # made after
+    mine.reported(LoadReport("p0", total, mine.own("p0")))  # made after it arrived
     assert seen(mine)["p0"].pending_prefill_tokens == 1000
     mine.withdraw("a")
     assert seen(mine)["p0"] == numbers(LoadTotals(900, 400, 0, 0, 0))
@@ -84,7 +84,7 @@ def test_reports_on_paused_instances_are_kept():
 
 
 class Told(Router):
-    """Router stub with a preset route."""
+    """Router stub that returns the route set before."""
 
     def __init__(self):
         self.to = None
@@ -120,7 +120,7 @@ def test_a_single_controller_equals_the_cluster_scheduler(steps):
 
 
 class Several:
-    """Three controllers with the true loads and the reports in transit."""
+    """Three controllers, a cluster scheduler with the true loads, and load reports in transit."""
 
     def __init__(self, own):
         self.told = Told()
@@ -135,7 +135,7 @@ class Several:
         self.whose.append(self.controllers[turn])
 
     def happens(self, action, which):
-        """Apply an event to a placed request if there is one."""
+        """Apply an event to one of the placed requests, if there is any."""
         if self.whose:
             number = which % len(self.whose)
             for made in (self.truth, self.whose[number]):

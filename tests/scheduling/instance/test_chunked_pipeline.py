@@ -1,4 +1,4 @@
-"""Chunked pipelines: chunks of one prompt in several running batches."""
+"""Chunked pipelines: several chunks of one prompt run at once on different stages."""
 
 import random
 
@@ -28,7 +28,7 @@ def parts(batch):
 
 
 def test_runs_as_many_chunks_of_a_prompt_as_stages():
-    """The third chunk waits until the first has left the pipeline; the last one samples."""
+    """On two stages, the third chunk starts when the first has ended, and the last chunk samples a token."""
     scheduler = make(2)
     scheduler.submit(request("a", 30), decodes_here=False)
     first, second = scheduler.next_batch(0), scheduler.next_batch(0)
@@ -69,7 +69,7 @@ def test_holds_blocks_of_an_aborted_prompt_until_its_last_chunk_ends():
 
 
 def test_frees_blocks_of_a_prompt_aborted_between_chunks():
-    """No batch computes the aborted prompt, and the next prompt starts."""
+    """After the abort, all blocks are free and the next prompt starts."""
     scheduler = make(2)
     scheduler.submit(request("a", 30), decodes_here=False)
     scheduler.submit(request("b", 10), decodes_here=False)
@@ -88,7 +88,7 @@ chunks = st.sampled_from([1, 7, 20, 64])
 @settings(max_examples=400)
 @given(st.integers(2, 4), sizes, chunks, st.integers(0, 1 << 32))
 def test_chunks_run_in_order_under_random_commands(stages, sizes, chunk, seed):  # noqa: C901  (one story)
-    """Each prompt token is computed once, in order, and no block is leaked."""
+    """Each prompt token is computed once and in order, and requests end once."""
     chance = random.Random(seed)
     scheduler = make(stages, chunk, blocks=60)
     todo = [request(str(number), *size) for number, size in enumerate(sizes)]

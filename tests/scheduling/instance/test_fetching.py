@@ -1,4 +1,4 @@
-"""Prompts with cached prefixes: computed tokens, and order while prefixes are fetched."""
+"""Prompts with a cached prefix that must be fetched: computed tokens, and order in the queue."""
 
 import pytest
 from hypothesis import given
@@ -11,7 +11,7 @@ from twofold.scheduling.batchers import BATCHERS
 
 @pytest.mark.parametrize("batcher", ["prefill", "prefill-balanced", "mixed", "chunked-prefill", "splitwise"])
 def test_computes_only_uncached_prompt_tokens(batcher):
-    """The batch states the context, and blocks are allocated for the whole prompt."""
+    """Only uncached tokens are in the batch, but blocks are allocated for the whole prompt."""
     made = scheduler(batcher)
     made.submit(request("a", prompt=40), decodes_here=True, reused_tokens=32)
     batch = made.next_batch(0.0)
@@ -33,7 +33,7 @@ def test_chunks_start_after_the_cached_prefix():
 
 
 def test_prompts_do_not_overtake_a_fetching_prompt():
-    """A fetch is short, and an overtaken prompt might wait for a long one."""
+    """Later prompts wait until the fetch of an earlier prompt has ended."""
     made = scheduler("prefill")
     made.submit(request("first", output=1), decodes_here=True)
     made.submit(request("a", output=1), decodes_here=True, reused_tokens=4, fetching=True)
@@ -46,12 +46,12 @@ def test_prompts_do_not_overtake_a_fetching_prompt():
     made.fetched("c")
     assert made.next_batch(0.0) is None, "it is not its turn"
     made.fetched("a")
-    made.fetched("a")  # said again it changes nothing
+    made.fetched("a")  # a repeated call changes nothing
     assert ran(made) == ["a", "b", "c"]
 
 
 def test_computes_blocks_after_a_failed_fetch():
-    """`fetched` states the number of tokens that did arrive."""
+    """If the fetch fails, `fetched` sets fewer reused tokens, and the prompt computes the rest."""
     made = scheduler("prefill")
     made.submit(request("a", output=1), decodes_here=True, reused_tokens=8, fetching=True)
     assert made.next_batch(0.0) is None
@@ -61,7 +61,7 @@ def test_computes_blocks_after_a_failed_fetch():
 
 @pytest.mark.parametrize("batcher", ["prefill", "splitwise", "splitwise-sim"])
 def test_aborts_a_fetching_prompt(batcher):
-    """A later `fetched` is ignored."""
+    """An aborted prompt unblocks the queue, and a later `fetched` call for it is ignored."""
     made = scheduler(batcher)
     made.submit(request("a"), decodes_here=True, fetching=True)
     made.submit(request("b", output=1), decodes_here=True)
@@ -76,7 +76,7 @@ def test_aborts_a_fetching_prompt(batcher):
 
 @pytest.mark.parametrize("tokens", [-1, 10, 11])
 def test_rejects_invalid_numbers_of_reused_tokens(tokens):
-    """A prompt must compute at least its last token."""
+    """At least the last prompt token must be computed."""
     with pytest.raises(ValueError, match="cannot reuse"):
         scheduler("prefill").submit(request("a", prompt=10), decodes_here=True, reused_tokens=tokens)
 
@@ -86,7 +86,7 @@ PROMPTS = st.lists(st.tuples(st.integers(1, 60), st.integers(0, 59), st.booleans
 
 @given(st.sampled_from(sorted({*BATCHERS} - {"decode"})), PROMPTS, st.randoms(use_true_random=False))
 def test_computes_each_uncached_token_once(batcher, prompts, draw):
-    """The property holds under random commands, and all blocks are free at the end."""
+    """Every batcher computes each uncached token once, with prompts and fetches in random order."""
     made = scheduler(batcher, budget=64, max_num_seqs=8)
     left, computed, ended = {}, {}, set()
     for number, (prompt, most, fetching) in enumerate(prompts):

@@ -1,4 +1,4 @@
-"""Scheduler invariants over random workloads, clusters, durations and aborts."""
+"""Scheduler invariants over random workloads, clusters, iteration times and aborts."""
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,7 +14,7 @@ from twofold.scheduling.routers.splitwise import SplitwiseRouter, SplitwiseSimRo
 
 
 class ShortQueues(SplitwiseRouter):
-    """Lowers the published threshold, because prompts here are too short to reach it."""
+    """Splitwise router with a lower queue threshold, which the short prompts of these tests reach."""
 
     MAX_PENDING_TOKENS = 60
 
@@ -112,7 +112,7 @@ def preemptions(world):
 def test_requests_end_once_with_their_tokens_in_order_and_blocks_freed(
     world, sizes, per_token, transfer, budget, accounts
 ):
-    """No block is leaked or owned twice, and no token is lost, repeated or reordered."""
+    """No block is leaked or owned twice, and all loads return to zero."""
     requests, aborts, done = run(world, sizes, per_token, transfer, budget=budget, accounts=accounts)
     done.check_ended(requests, aborts)
     for load in done.cluster.pools:
@@ -123,7 +123,7 @@ def test_requests_end_once_with_their_tokens_in_order_and_blocks_freed(
 @settings(max_examples=150)
 @given(worlds, sizes, milliseconds, milliseconds, budgets)
 def test_equal_inputs_give_equal_results(world, sizes, per_token, transfer, budget):
-    """Results are independent of hash order, object identity, clock and kind of block allocator."""
+    """Results do not depend on hash order, object identity, clock or kind of block allocator."""
     how = {"budget": budget}
     first = run(world, sizes, per_token, transfer, **how)[2]
     second = run(world, sizes, per_token, transfer, **how)[2]
@@ -135,18 +135,16 @@ def test_equal_inputs_give_equal_results(world, sizes, per_token, transfer, budg
 @settings(max_examples=300)
 @given(worlds, sizes, milliseconds, milliseconds, budgets)
 def test_runs_end_requests_when_single_iterations_do(world, sizes, per_token, transfer, budget):
-    """A run that stops at `changed` gives the same results as asking the batcher after every iteration."""
+    """Runs that stop only when `changed` is set give the results of a selection before every iteration."""
     how = {"budget": budget}
     single = run(world, sizes, per_token, transfer, **how)[2]
     together = run(world, sizes, per_token, transfer, runs=True, accounts=BlockAllocator, **how)[2]
-    assert (
-        story(single)[:-1] == story(together)[:-1]
-    )  # except the time of the last event, which may be the void end of a shortened run
+    assert story(single)[:-1] == story(together)[:-1]  # the last event may be the obsolete end of a shortened run
     assert preemptions(single) == preemptions(together)
 
 
 def test_random_clusters_preempt_and_change_pools():
-    """The properties above are not vacuous."""
+    """The tested clusters preempt sequences and change roles, so the property tests here are not vacuous."""
     sizes = [(40, 12, 1000 * i, None) for i in range(20)]
     alone = run(("preempting", "jsq", TIGHT), sizes, 20, 1, budget=6)[2]
     assert sum(preemptions(alone).values()) > 10
@@ -159,7 +157,7 @@ def test_random_clusters_preempt_and_change_pools():
 
 
 def test_mutual_handoffs_do_not_deadlock():
-    """Each instance leases blocks that the other's waiting prompt needs."""
+    """Two instances hand off to each other, each with leased blocks that the other's waiting prompt needs."""
     sizes = [(1, 1, 0, None), (34, 12, 0, None), (58, 12, 0, None)]
     requests, _, done = run(("splitwise 1P+1D", "splitwise", TIGHT), sizes, 1, 1, capacity=104)
     assert len(done.ended) == len(requests)

@@ -1,4 +1,4 @@
-"""KV reservation: how many blocks a request takes, and when."""
+"""KV reservation: the blocks of a request for prompt and output, and when they are allocated."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,7 +17,7 @@ def test_handed_off_prompt_reserves_no_output():
 
 @given(st.integers(1, 1000), st.integers(1, 1000), st.booleans(), st.integers(0, 3))
 def test_reservations_add_up_to_the_full_length(prompt, output, late, extra):
-    """The last output token needs no KV."""
+    """The full length is prompt + output − 1 tokens, because the last output token needs no KV."""
     rule = KvReservation(late, extra)
     at_start = rule.at_start(prompt, output, decodes_here=True)
     assert at_start + rule.at_decode_start(output) == rule.in_all(prompt, output)
@@ -26,11 +26,11 @@ def test_reservations_add_up_to_the_full_length(prompt, output, late, extra):
 
 
 def test_output_waits_for_blocks_after_its_prefill():
-    """The output starts when another request ends, and a smaller request behind it does not overtake."""
+    """A decode waits until the blocks for its output are free, and a smaller one does not overtake."""
     decode = scheduler("decode", num_blocks=12, memory=LATE)
     arrive(decode, request("a", prompt=8, output=17))  # 2 blocks, and 4 for the output
     arrive(decode, request("b", prompt=8, output=17))
-    arrive(decode, request("c", prompt=4, output=2))  # 1, and 1
+    arrive(decode, request("c", prompt=4, output=2))  # 1 block, and 1 for the output
     assert ran(decode) == ["a"], "5 blocks hold prompts, 4 hold output, 3 are free"
     assert decode.status().blocks_free == 3
     assert decode.queued == 2
@@ -40,7 +40,7 @@ def test_output_waits_for_blocks_after_its_prefill():
 
 
 def test_prompt_starts_without_blocks_for_its_output():
-    """The prompt starts if output is reserved at decode start; by default it waits for blocks for its full length."""
+    """By default a prompt waits for blocks for its output; with output reserved at decode start it does not."""
     for memory, started in ((FULL_RESERVATION, 1), (LATE, 0)):
         mixed = scheduler("mixed", num_blocks=5, memory=memory)
         mixed.submit(request("a", prompt=8, output=21), decodes_here=True)
@@ -48,7 +48,7 @@ def test_prompt_starts_without_blocks_for_its_output():
 
 
 def test_lease_excludes_output_reserved_later():
-    """All blocks are free at the end."""
+    """A lease covers the prompt and `extra`; output blocks are allocated when decode starts."""
     decode = scheduler("decode", num_blocks=10, memory=KvReservation(output_at_decode_start=True, extra=1))
     decode.reserve(request("a", prompt=8, output=5), "p")
     (lease,) = decode.grant(0.0)
@@ -62,7 +62,7 @@ def test_lease_excludes_output_reserved_later():
 
 
 def test_paused_decodes_keep_their_output_blocks():
-    """Output blocks are allocated once, however often a decode resumes."""
+    """A decode allocates its output blocks once, however often it is paused and resumed."""
     mixed = scheduler("splitwise", num_blocks=20, budget=10, memory=LATE)
     arrive(mixed, request("a", prompt=8, output=9))
     assert ran(mixed) == ["a"]

@@ -1,4 +1,4 @@
-"""Prefix reuse within an instance: prompts skip tokens computed for earlier prompts."""
+"""Prefix reuse within an instance: prompts skip tokens that earlier prompts computed."""
 
 import msgspec
 import pytest
@@ -31,13 +31,13 @@ def reusing(batcher, **how):
 
 
 def prompt(name, tokens=10, keys="abcdefgh", **how):
-    """A request with one block of four tokens per letter of `keys`; the block keys include the prefix."""
+    """Return a request with blocks of four tokens; `keys` names its blocks by letters."""
     blocks = tuple(keys[: end + 1].encode() for end in range(tokens // 4))
     return msgspec.structs.replace(request(name, prompt=tokens, **how), prefix_blocks=blocks)
 
 
 def items(instance):
-    """Return the prefills of one batch."""
+    """Run one batch and return its prefills."""
     batch = instance.next_batch(0.0)
     instance.complete(batch)
     return [item for item in batch.items if item.phase is Phase.PREFILL]
@@ -45,7 +45,7 @@ def items(instance):
 
 @pytest.mark.parametrize("batcher", PREFILLS)
 def test_second_prompt_skips_shared_blocks(batcher):
-    """Only full blocks are shared; `reused_tokens` reports them."""
+    """Prompts reuse the full blocks of a common prefix, and `reused_tokens` reports their number."""
     instance = reusing(batcher)
     for name, keys, found in (("a", "abc", 0), ("b", "abx", 8), ("c", "axc", 4), ("d", "xbc", 0)):
         instance.submit(prompt(name, 14, keys), decodes_here=False)
@@ -58,7 +58,7 @@ def test_second_prompt_skips_shared_blocks(batcher):
 
 @pytest.mark.parametrize("batcher", PREFILLS)
 def test_fully_cached_prompt_recomputes_its_last_token(batcher):
-    """The last token is computed in a copy of the last block while others read it, else in place."""
+    """The last token is written to a copy of the last block if other requests use the block."""
     instance = reusing(batcher)
     instance.submit(prompt("a", 8), decodes_here=False)
     step(instance)
@@ -80,7 +80,7 @@ def test_fully_cached_prompt_recomputes_its_last_token(batcher):
 
 
 def test_publishes_full_blocks_after_each_chunk():
-    """Prompts that start after the batch reuse the published blocks."""
+    """A prompt reuses full blocks of a prompt that is still in chunked prefill."""
     instance = reusing("chunked-prefill", budget=10)
     instance.submit(prompt("a", 22, "abcde"), decodes_here=True)
     step_items = items(instance)
@@ -91,7 +91,7 @@ def test_publishes_full_blocks_after_each_chunk():
 
 
 def test_keeps_full_blocks_of_an_aborted_prefill():
-    """Blocks of the running batch are not kept."""
+    """Blocks computed before the abort stay cached; those of the batch in progress are dropped."""
     instance = reusing("chunked-prefill", budget=8)
     instance.submit(prompt("a", 22, "abcde"), decodes_here=True)
     step(instance)
@@ -105,7 +105,7 @@ def test_keeps_full_blocks_of_an_aborted_prefill():
 
 
 def test_waiting_prompt_holds_no_cached_blocks():
-    """The cached prefix of a waiting prompt may be evicted for prompts that start first."""
+    """The cached prefix of a waiting prompt may be evicted for a prompt that starts earlier."""
     instance = reusing("prefill", num_blocks=8)
     instance.submit(prompt("a", 12, "abc"), decodes_here=False)
     step(instance)
@@ -119,7 +119,7 @@ def test_waiting_prompt_holds_no_cached_blocks():
 
 
 def test_selected_prompts_keep_their_cached_prefix():
-    """Prompts selected later for the same batch do not evict the cached prefix."""
+    """A prompt selected later for the same batch does not evict the prefix of one selected before."""
     instance = reusing("prefill", num_blocks=10)
     instance.submit(prompt("a", 16, "abcd"), decodes_here=False)
     step(instance)
@@ -132,7 +132,7 @@ def test_selected_prompts_keep_their_cached_prefix():
 
 
 def test_shared_prefix_is_stored_once():
-    """More prompts fit than without sharing."""
+    """Prompts with a shared prefix need fewer blocks, so more of them run at once."""
     instance = reusing("mixed", num_blocks=11)
     for number in range(4):
         instance.submit(prompt(str(number), 17, "abcd", output=4), decodes_here=True)
@@ -142,7 +142,7 @@ def test_shared_prefix_is_stored_once():
 
 
 def test_publishes_received_kv_when_decode_starts():
-    """A decode instance that prefills later finds the prompts it has decoded."""
+    """KV received from another instance is reused by later prompts once its decode has started."""
     instance = reusing("splitwise")
     arrive(instance, prompt("a", 10, "ab"))
     assert instance.status().blocks_cached == 0, "where it has landed it may yet have to be copied"
@@ -160,7 +160,7 @@ def test_prompts_without_keys_reuse_nothing():
 
 
 def test_retains_a_prompt_for_its_retention_time():
-    """The retention time starts at the prefill. Other blocks are evicted first, even if used more recently."""
+    """Until `retain_s` after the prefill, the prompt stays cached, and more recent blocks are evicted instead."""
     instance = reusing("prefill", num_blocks=8)
 
     def compute(name, keys, now, retain_s=0.0):

@@ -1,4 +1,4 @@
-"""The decode set, compared with a model that counts every token of every member."""
+"""The set of decoding sequences, compared with a model that counts tokens one by one."""
 
 from dataclasses import dataclass
 
@@ -12,7 +12,7 @@ from twofold.scheduling.instance.sequence import ScheduledSequence
 
 
 def ready(name, prompt=10, output=4, generated=1):
-    """Return a sequence after its prefill, with some output tokens."""
+    """Return a sequence after its prefill, with `generated` output tokens."""
     request = Request(id=name, arrival_s=0.0, prompt_tokens=prompt, output_tokens=output)
     computed = prompt + generated - 1
     return ScheduledSequence(request, True, computed, generated)
@@ -24,7 +24,7 @@ def progress(sequence):
 
 @dataclass
 class Counted:
-    """A member of the reference model."""
+    """Decoding sequence of the reference model."""
 
     name: str
     computed: int
@@ -41,7 +41,7 @@ class Counted:
 
 
 class NaiveDecodeSet:
-    """Reference model that advances one iteration and one member at a time."""
+    """Reference decode set that advances one token of one sequence at a time."""
 
     def __init__(self):
         self.members: list[Counted] = []
@@ -85,7 +85,7 @@ steps = st.lists(
 @settings(max_examples=800)
 @given(steps)
 def test_matches_token_by_token_model(steps):
-    """Sizes, contexts, items and the order of ends are equal under random joins and removals."""
+    """Both decode sets have equal contexts, batch items and ends under random joins, removals and advances."""
     fast, naive, left = DecodeSet(), NaiveDecodeSet(), {}
     for number, (action, first, second, third) in enumerate(steps):
         members = list(fast)
@@ -125,7 +125,7 @@ def test_advancing_many_equals_advancing_one_by_one(outputs, count):
 
 
 def test_latest_lists_the_last_to_join_first():
-    """A member that returns counts as the last to join."""
+    """A sequence that leaves and returns counts as the last to join."""
     decoding = DecodeSet()
     members = [ready(name) for name in "abc"]
     for member in members:

@@ -1,4 +1,4 @@
-"""Events after which an instance sets `changed`."""
+"""Events that set an instance's `changed`, which requests a new selection."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from twofold.kvcache.paged import PagedBlockAllocator
 
 
 def in_a_run(batcher="mixed", **more):
-    """Return an instance in the middle of a run of decodes."""
+    """Return an instance that is running several decode iterations without new selections."""
     made = scheduler(batcher, **more)
     arrive(made, request("d", prompt=4, output=40))
     assert made.changed
@@ -62,7 +62,7 @@ def test_requests_that_cannot_start_do_not_set_changed(happens):
 
 @pytest.mark.parametrize("accounts", [PagedBlockAllocator, BlockAllocator])
 def test_finished_handoff_sets_changed_for_a_waiting_prompt(accounts):
-    """The hand-off frees blocks that the prompt needs."""
+    """The end of a hand-off frees blocks that a waiting prompt needs."""
     made = scheduler("prefill", num_blocks=8, accounts=accounts)
     made.submit(request("a", prompt=20), decodes_here=False)
     made.submit(request("b", prompt=20), decodes_here=False)
@@ -85,7 +85,7 @@ def test_finished_handoff_without_waiting_prompts_does_not_set_changed():
 
 
 def arriving(made):
-    """Return an idle instance with a lease on the blocks that a prompt waits for."""
+    """Lease blocks of an idle instance, so that a prompt waits for them."""
     assert made.lease_now(request("a", prompt=20), "source", 0.0) is not None
     made.submit(request("b", prompt=20), decodes_here=True)
     assert made.next_batch(0.0) is None
@@ -112,7 +112,7 @@ def peer_lost(made):
     ("first", "last"), [(end_lease, abort), (peer_lost, abort), (abort, end_lease), (abort, land), (abort, peer_lost)]
 )
 def test_failed_lease_sets_changed_for_a_waiting_prompt(first, last):
-    """The lease ends before or after its request is aborted."""
+    """Blocks are freed when both the lease has ended and its request is aborted, in either order."""
     made = scheduler("mixed", num_blocks=8)
     arriving(made)
     first(made)

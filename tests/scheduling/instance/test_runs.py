@@ -1,4 +1,4 @@
-"""Running k iterations at once equals running one iteration k times."""
+"""A run of k iterations gives the same results as k single iterations."""
 
 from dataclasses import dataclass, field
 
@@ -26,19 +26,19 @@ commands = st.lists(
     ),
     max_size=3,
 )
-# Before an iteration starts, while it runs, and how much of the run there then is.
+# Commands before an iteration, commands during it, and the number of iterations of the run.
 rounds = st.lists(st.tuples(commands, commands, st.integers(1, 12)), min_size=1, max_size=25)
 
 
 @dataclass
 class Side:
-    """An instance and the results of its iterations."""
+    """An instance with a log of its results, run either in runs or in single iterations."""
 
     instance: InstanceScheduler
     told: list[tuple[object, ...]] = field(default_factory=list)
 
     def tell(self, action, number, prompt, output):
-        """Apply a command if it is valid now and record the result."""
+        """Apply a command, if it is valid now, and log its result and new leases."""
         made = self.instance
         name = str(number)
         here = name in made.sequences
@@ -55,12 +55,12 @@ class Side:
             made.abort(name)
         elif action == "abort":
             made.abort(name)
-        elif action == "hand-off over" and not (here and made.sequences[name].queue):  # its prompt is through
+        elif action == "hand-off over" and not (here and made.sequences[name].queue):  # after its prefill
             made.handed_off(name)
         self.told += [("lease", lease.request_id) for lease in made.grant(0.0)]
 
     def hear(self, outcomes):
-        """Record first tokens and ends, which both step APIs report."""
+        """Log the outcomes that runs report too: first tokens and ends."""
         self.told += [
             (o.request_id, o.index, o.finish_reason, o.hands_off)
             for o in outcomes
@@ -84,7 +84,7 @@ class Side:
 
 
 def one_round(together, single, during, count):
-    """Run some iterations; commands that cut the run short come in its last iteration."""
+    """Advance both instances by up to `count` iterations, and apply the commands in the last one."""
     iteration = together.instance.start(0.0)
     if iteration is None:
         assert single.instance.next_batch(0.0) is None
@@ -113,7 +113,7 @@ def one_round(together, single, during, count):
     st.sampled_from([FULL_RESERVATION, KvReservation(output_at_decode_start=True, extra=1)]),
 )
 def test_a_run_equals_single_iterations(batcher, rounds, budget, memory):
-    """Results, leases, blocks, queues, preemptions and `changed` are equal under random commands."""
+    """Results, leases, blocks, queues and `changed` are equal under random commands."""
     how = {"num_blocks": 24, "max_num_seqs": 6, "budget": budget, "memory": memory}
     together = Side(scheduler(batcher, accounts=BlockAllocator, **how))
     single = Side(scheduler(batcher, accounts=PagedBlockAllocator, **how))
@@ -129,7 +129,7 @@ def test_a_run_equals_single_iterations(batcher, rounds, budget, memory):
 
 
 def selected_anew(instance):
-    """Return the changes that the batcher would select now."""
+    """Return the prefills, resumes and pauses that the batcher would select now."""
     queues = instance.queues
     seats = instance.max_num_seqs - queues.started
     room = SchedulingBudget(instance.blocks, instance.blocks.num_free, seats, instance.lease_queue.size > 0)
@@ -144,7 +144,7 @@ def selected_anew(instance):
     st.sampled_from([FULL_RESERVATION, KvReservation(output_at_decode_start=True, extra=1)]),
 )
 def test_selection_is_empty_while_changed_is_unset(batcher, rounds, memory):
-    """Another selection would change nothing, which drivers rely on."""
+    """While `changed` is unset, a new selection would select nothing, so drivers may skip it."""
     side = Side(scheduler(batcher, num_blocks=24, max_num_seqs=6, budget=20, memory=memory))
     instance, idle = side.instance, False
     for before, during, count in rounds:
@@ -163,7 +163,7 @@ def test_selection_is_empty_while_changed_is_unset(batcher, rounds, memory):
 
 
 def test_runs_are_long_without_events():
-    """The property above is not vacuous."""
+    """Without events, a run lasts to the end of a request, so the property tests here are not vacuous."""
     for batcher in sorted(set(BATCHERS) - {"prefill", "prefill-balanced", "prefill-chunks"}):
         made = scheduler(batcher, num_blocks=1000)
         for name in "ab":

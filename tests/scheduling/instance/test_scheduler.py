@@ -1,4 +1,4 @@
-"""The instance scheduler, driven through complete requests."""
+"""The instance scheduler over the life of a request."""
 
 import pytest
 
@@ -9,7 +9,7 @@ from twofold.request import FinishReason
 
 
 def test_colocated_request_runs_to_completion():
-    """Prefill generates token 0, each decode step one more, and the last one ends the request."""
+    """Prefill generates token 0, each decode iteration one token, and the last token ends the request."""
     mixed = scheduler("mixed")
     mixed.submit(request("a"), decodes_here=True)
     outcomes = [step(mixed)[0] for _ in range(3)]
@@ -27,7 +27,7 @@ def test_stop_token_ends_a_request_early():
 
 
 def test_stop_token_ends_only_its_own_request():
-    """A waiting request joins the next batch in place of the stopped one."""
+    """A request that stops early frees its place for a waiting one, and the others continue."""
     decode = scheduler("decode", max_num_seqs=2)
     for name in "abc":
         arrive(decode, request(name, output=9))
@@ -47,7 +47,7 @@ def test_holds_prefill_blocks_until_the_handoff_ends():
 
 
 def test_grants_leases_in_order():
-    """A small request does not overtake a large one."""
+    """A small reservation behind a large one waits until the large one has its blocks."""
     decode = scheduler("decode", num_blocks=10)
     for name, prompt in (("a", 20), ("b", 30), ("c", 4)):
         decode.reserve(request(name, prompt=prompt), "p")
@@ -75,7 +75,7 @@ def test_lease_now_overtakes_the_queue_or_changes_nothing(accounts):
 
 
 def test_received_request_decodes_from_its_second_token():
-    """The first token came from the prefill instance."""
+    """A decode instance starts at token index 1, because prefill generated token 0."""
     decode = scheduler("decode")
     decode.reserve(request("a"), "p")
     decode.grant(0.0)
@@ -131,7 +131,7 @@ def test_rejects_a_duplicate_request_in_any_state():
 
 
 def test_lost_peer_ends_its_reservations_and_leases():
-    """Reservations of other sources continue."""
+    """Leases and reservations of a lost source end, and those of other sources continue."""
     decode = scheduler("decode", num_blocks=10)
     for name, prompt, source in (("a", 20, "dead"), ("b", 30, "dead"), ("c", 4, "alive")):
         decode.reserve(request(name, prompt=prompt), source)
@@ -155,7 +155,7 @@ def test_rejects_completion_of_batches_that_were_not_started():
 
 
 def test_batch_describes_its_work():
-    """The batch has tokens, sequences, context and limit, and the sequences that join or pause."""
+    """A batch states prefill tokens, decode sequences, context, iteration limit, and joining and paused sequences."""
     mixed = scheduler("splitwise", budget=12)
     arrive(mixed, request("a", prompt=7, output=9))
     arrive(mixed, request("b", prompt=8, output=9))
@@ -190,7 +190,7 @@ def test_queued_excludes_the_running_batch():
 @pytest.mark.parametrize("aborted", [False, True])
 @pytest.mark.parametrize("complete", [False, True])
 def test_holds_blocks_until_a_pull_ends(aborted, complete):
-    """The lease ends when the pull starts."""
+    """The lease ends when the pull starts, but the blocks stay allocated until the pull ends."""
     decode = scheduler("decode", num_blocks=4)
     decode.reserve(request("a"), "p")
     decode.grant(0.0)

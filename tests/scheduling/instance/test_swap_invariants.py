@@ -76,7 +76,7 @@ def swaps(world):
 @settings(max_examples=600)
 @given(worlds, sizes)
 def test_requests_end_once_with_their_tokens_in_order_and_read_their_own_kv(world, sizes):
-    """No block is leaked or owned twice, on device or host."""
+    """No block of device or host memory is leaked or owned twice."""
     requests, aborts, done = run(world, sizes)
     done.check_ended(requests, aborts)
     for instance in done.instances.values():
@@ -88,7 +88,7 @@ def test_requests_end_once_with_their_tokens_in_order_and_read_their_own_kv(worl
 @settings(max_examples=200)
 @given(worlds, sizes)
 def test_runs_end_when_blocks_run_out(world, sizes):
-    """Runs equal single iterations, and counted blocks equal numbered ones, in all ends and swaps."""
+    """Runs of iterations give the same ends and swaps as single iterations."""
     _, _, single = run(world, sizes)
     _, _, together = run(world, sizes, runs=True, accounts=BlockAllocator)
     assert story(single) == story(together)
@@ -96,7 +96,7 @@ def test_runs_end_when_blocks_run_out(world, sizes):
 
 
 def test_random_clusters_do_swap():
-    """The properties above are not vacuous."""
+    """The tested clusters swap sequences, so the property tests here are not vacuous."""
     world = {"cluster": "split", "router": "jsq", "mode": HandoffMode.PULL, "step_tokens": 3, "swap_blocks": 1000}
     world |= {"max_num_seqs": 8, "budget": 64, "per_token": 1, "transfer": 1}
     sizes = [(8, 60, 10 * i, None) for i in range(20)]

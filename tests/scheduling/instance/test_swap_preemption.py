@@ -1,4 +1,4 @@
-"""Swap preemption, one decision at a time."""
+"""Swap preemption: which sequences are swapped out, and when they resume."""
 
 import pytest
 
@@ -8,12 +8,12 @@ from twofold.scheduling.instance.swap_preemption import SwapPreemption
 
 
 def growing(num_blocks, batcher="decode", swap_blocks=100):
-    """Return an instance with blocks of 4 tokens and steps of one block."""
+    """Return a swapping instance with blocks of four tokens, which allocates one block per step."""
     return scheduler(batcher, num_blocks=num_blocks, swap_blocks=swap_blocks)
 
 
 def lease(instance, *names, prompt=8, output=9):
-    """Lease blocks to requests: by default 3 blocks each, and 4 at full length."""
+    """Lease the initial blocks of each request, by default 3; its full length needs 4."""
     for name in names:
         assert instance.lease_now(request(name, prompt, output), "p", 0.0) is not None
 
@@ -25,7 +25,7 @@ def arrive(instance, *names, **sizes):
 
 
 def turn(instance):
-    """Run one iteration; returns its members and the copies before it (out, device blocks, host blocks)."""
+    """Run one iteration; return its request ids and the swap copies before it (out, device blocks, host blocks)."""
     batch = instance.next_batch(0.0)
     copies = [(copy.out, copy.device_blocks, copy.host_blocks) for copy in instance.swap.take_copies()]
     instance.complete(batch)
@@ -33,7 +33,7 @@ def turn(instance):
 
 
 def test_allocates_prompt_and_one_step_then_step_by_step():
-    """Steps continue up to the full length, where the last output token needs no KV."""
+    """A decode starts with blocks for its prompt and one step, and allocates further steps as it grows."""
     decode = growing(12)
     arrive(decode, "a", output=10)
     used = []
@@ -45,7 +45,7 @@ def test_allocates_prompt_and_one_step_then_step_by_step():
 
 
 def test_swaps_out_the_latest_sequence_without_free_blocks():
-    """The first sequence gets the freed blocks in the same iteration; the paused one resumes at its next token."""
+    """When blocks run out, the last sequence to join is swapped out; it resumes at its next token."""
     decode = growing(6)
     arrive(decode, "a", "b")
     blocks = tuple(decode.blocks_of("b"))
@@ -71,7 +71,7 @@ def test_swaps_out_the_latest_sequence_without_free_blocks():
 
 
 def test_swaps_out_as_few_sequences_as_possible():
-    """Pausing the last of three sequences frees blocks for the others; it returns when one of them ends."""
+    """Of three sequences only the last is swapped out, if its blocks suffice for the other two."""
     decode = growing(9)
     arrive(decode, "a", "b", "c")
     for _ in range(4):
@@ -84,7 +84,7 @@ def test_swaps_out_as_few_sequences_as_possible():
 
 
 def test_admits_none_while_sequences_are_paused():
-    """A lease is granted when all paused sequences have returned and another step of each fits."""
+    """No lease is granted while a swapped sequence waits for blocks."""
     decode = growing(6)
     arrive(decode, "a", "b")
     decode.reserve(request("c", prompt=1, output=2), "p")
@@ -96,7 +96,7 @@ def test_admits_none_while_sequences_are_paused():
 
 
 def test_does_not_swap_out_blocks_in_a_transfer():
-    """The first sequence pauses with its blocks until the other's KV has arrived."""
+    """A sequence without blocks waits while the only candidate for swapping still receives its KV."""
     decode = growing(6)
     lease(decode, "a", "b")
     decode.kv_received("a", EPOCH)
@@ -110,7 +110,7 @@ def test_does_not_swap_out_blocks_in_a_transfer():
 
 
 def test_admission_is_bounded_by_host_blocks():
-    """The bound ensures that swapping out cannot fail."""
+    """Requests are admitted only if host memory could hold the KV of all of them."""
     decode = growing(100, swap_blocks=8)
     for name in "abc":
         decode.reserve(request(name, prompt=8, output=9), "p")
@@ -124,7 +124,7 @@ def test_admission_is_bounded_by_host_blocks():
 
 
 def test_aborts_a_swapped_request():
-    """The host blocks of the request are free at once."""
+    """The abort of a swapped request frees its host blocks at once."""
     decode = growing(6)
     arrive(decode, "a", "b")
     for _ in range(5):
@@ -137,7 +137,7 @@ def test_aborts_a_swapped_request():
 
 
 def test_stopped_request_is_not_extended():
-    """The request ends with the last token that its blocks hold."""
+    """A request that stops at the last token of its blocks needs no further block."""
     decode = growing(3)
     arrive(decode, "a", output=90)
     for _ in range(3):

@@ -1,4 +1,4 @@
-"""Change-point detection."""
+"""Change-point detection in a series of values."""
 
 import random
 from math import sqrt
@@ -78,7 +78,7 @@ def test_result_is_independent_of_the_offset(numbers, level):
     plain, lifted = told(numbers).strongest(), told([number + level for number in numbers]).strongest()
     if plain is None:
         assert lifted is None
-    elif plain.sigmas < 30:  # else the spread may be nothing but rounding
+    elif plain.sigmas < 30:  # otherwise the spread may be rounding error
         assert lifted.sigmas == pytest.approx(plain.sigmas, rel=1e-2, abs=1e-2)
 
 

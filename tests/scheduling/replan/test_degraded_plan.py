@@ -1,4 +1,4 @@
-"""Degraded plans for fewer instances."""
+"""Splits for fewer instances than planned."""
 
 from hypothesis import given
 from hypothesis import strategies as st

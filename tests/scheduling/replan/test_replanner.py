@@ -1,4 +1,4 @@
-"""The replanner: queries, decisions and log."""
+"""The replanner: its queries to the split search, its decisions and its log."""
 
 from math import exp
 from random import Random
@@ -23,14 +23,14 @@ POOLS = cluster([Role.PREFILL, Role.PREFILL, Role.PREFILL, Role.DECODE], "jsq-pl
 
 
 class World:
-    """Simulated traffic with outputs of `output_s`, and a replanner that is queried after every arrival."""
+    """Random traffic and a replanner, which may query the split search after every arrival."""
 
     def __init__(self, output_s=0.0):
         self.replanner, self.now, self.output_s = Replanner(TrafficMonitor(), RULES), 0.0, output_s
         self.draw, self.open = Random(0), []
 
     def run(self, rate, seconds, output=100):
-        """Run until the replanner returns a query."""
+        """Generate traffic until the replanner returns a query; return it, or None after `seconds`."""
         end, watch = self.now + seconds, self.replanner.monitor
         while self.now < end:
             self.now += self.draw.expovariate(rate)
@@ -78,7 +78,7 @@ def test_moves_for_a_gain(shifted):
     [
         (RoleSplit(2, 2), 0.54, ReplanOutcome.TOO_LITTLE),
         (RoleSplit(3, 1), 0.5, ReplanOutcome.BEST_ALREADY),
-        (RoleSplit(1, 1), 0.5, ReplanOutcome.MOVE),  # it saves two
+        (RoleSplit(1, 1), 0.5, ReplanOutcome.MOVE),  # two instances fewer
         (RoleSplit(4, 4), 0.54, ReplanOutcome.TOO_LITTLE),
     ],
 )

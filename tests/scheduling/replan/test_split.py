@@ -1,4 +1,4 @@
-"""Steps between two splits."""
+"""Steps from one split to another: role changes, starts and retirements of instances."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""Traffic shifts: detection and false alarms."""
+"""Detection of traffic shifts, and its false alarms."""
 
 import os
 import random
@@ -14,14 +14,14 @@ HOUR_S = 3600.0
 
 
 def traffic(seed, *, rate, burstiness=1.0, prompt=1000, output=150, end_s=HOUR_S, begin_s=0.0):
-    """Generate gamma arrivals with lognormal lengths: (time, prompt, output)."""
+    """Yield (time, prompt, output) of gamma arrivals with lognormal lengths."""
     draw, now = random.Random(f"{seed} {rate} {begin_s}"), begin_s
     while (now := now + draw.gammavariate(burstiness, 1 / (rate * burstiness))) < end_s:
         yield (now, round(prompt * exp(draw.gauss(0.0, 1.0))) + 1, round(output * exp(draw.gauss(0.0, 1.0))) + 1)
 
 
 def made(number):
-    """Callback for a running output; no output is running."""
+    """Fail if the monitor asks for the progress of a running output, because none is running."""
     raise AssertionError
 
 
@@ -31,7 +31,7 @@ def feed(watch, events):
 
 
 def tell(watch, events):
-    """Feed requests and their outputs until an alarm; return their number, or None without an alarm."""
+    """Pass requests to the monitor until it raises an alarm; return their number, or None without an alarm."""
     for count, (now, prompt, output) in enumerate(events, 1):
         watch.ended(watch.arrived(prompt, now), output)
         if watch.alarmed:

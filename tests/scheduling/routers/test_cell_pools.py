@@ -1,4 +1,4 @@
-"""Cell pools compared with plain sums."""
+"""Loads and rankings of cells, compared with sums over their instances."""
 
 from hypothesis import given, settings
 from hypothesis import strategies as st

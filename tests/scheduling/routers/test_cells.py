@@ -1,4 +1,4 @@
-"""Routing in two levels."""
+"""Two-level routing: first to a cell, then to its instances."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,7 +15,7 @@ BY_LAYER = FixedHandoff(HandoffMode.LAYER_WISE)
 
 
 def cluster(cells, prefill=2, decode=2, router="cells:jsq"):
-    """Return a cluster scheduler with instances named after their cell, role and number."""
+    """Return a cluster scheduler with instances named CELL-ROLE-NUMBER."""
     made = ClusterScheduler(ROUTERS[router](), BY_LAYER)
     for cell in cells:
         for role, count in ((Role.PREFILL, prefill), (Role.DECODE, decode)):

@@ -1,4 +1,4 @@
-"""The Conductor: transfer, queue and prefill weighed against each other."""
+"""Mooncake's Conductor: routing by predicted queueing, transfer and prefill time."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""Draws, and the power of two choices."""
+"""Random draws of instances, and the power of two choices."""
 
 from collections import Counter
 

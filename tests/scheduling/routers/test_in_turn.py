@@ -14,14 +14,14 @@ def routes(router, known, count):
 
 
 def test_round_robin_takes_each_phase_in_turn():
-    """Two prefill and three decode instances give six different routes in turn."""
+    """Prefill and decode instances are chosen in turn independently of each other."""
     known = pools(load("p0"), load("p1"), load("d0"), load("d1"), load("d2"))
     expected = [Route(f"p{i % 2}", f"d{i % 3}") for i in range(7)]
     assert routes(round_robin(), known, 7) == expected
 
 
 def test_round_robin_over_mixed_instances():
-    """Each request prefills and decodes on one instance, and consecutive requests use different instances."""
+    """A request prefills and decodes on the same mixed instance, and the next request uses the next instance."""
     assert routes(round_robin(), pools(load("m0"), load("m1")), 3) == [
         Route("m0", "m0"),
         Route("m1", "m1"),

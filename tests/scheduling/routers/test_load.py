@@ -1,4 +1,4 @@
-"""Routing to the shortest predicted queue."""
+"""The router `load`, which chooses the shortest predicted queue."""
 
 from support.predicted import forecast
 from support.routed import load, pools, predicted, request

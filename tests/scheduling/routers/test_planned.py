@@ -1,4 +1,4 @@
-"""Roles by plan: shortest queues among roles that may be changed."""
+"""Routing to the shortest queue, with instance roles that re-planning changes."""
 
 from support.routed import cluster, load, pools, request
 from twofold.instance import Role

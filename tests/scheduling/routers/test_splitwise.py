@@ -1,4 +1,4 @@
-"""Splitwise's cluster-level rules, one by one (section 4.1)."""
+"""Splitwise's rules for routing and role changes (section 4.1)."""
 
 import pytest
 from hypothesis import given, settings
@@ -11,7 +11,7 @@ from twofold.scheduling.cluster.pools import pending_tokens
 from twofold.scheduling.routers.splitwise import SplitwiseRouter, SplitwiseSimRouter
 
 THRESHOLD = 8192
-TOKENS = 109  # of KV that the request below takes in all
+TOKENS = 109  # KV tokens of the request at full length
 
 
 def route(*loads, prompt=100, tokens=TOKENS):
@@ -19,12 +19,12 @@ def route(*loads, prompt=100, tokens=TOKENS):
 
 
 def long(name, **more):
-    """Return the load of an instance with a prefill queue above the threshold for any prompt."""
+    """Return an instance load with a prefill queue above the threshold."""
     return load(name, queued=1, pending_prefill_tokens=THRESHOLD, **more)
 
 
 def full(name, **more):
-    """Return the load of an instance without free KV memory."""
+    """Return an instance load without free KV memory."""
     return load(name, capacity=1000, reserved_tokens=1000, **more)
 
 
@@ -98,7 +98,7 @@ def test_unknown_capacity_accepts_all():
 
 
 def crowded():
-    """Return a cluster of one instance per phase with a long prefill queue after one request, and both loads."""
+    """Return a cluster of one prefill and one decode instance with a long prefill queue, and both loads."""
     made = cluster([Role.PREFILL, Role.DECODE], "splitwise")
     prefill, decode = made.pools
     made.place(request("first", prompt=THRESHOLD), 0.0)

@@ -1,4 +1,4 @@
-"""The Chrome trace is valid JSON that Perfetto loads, with the events of each instance in its thread."""
+"""The Chrome trace is valid JSON for Perfetto, with one thread per instance."""
 
 import gc
 import json
@@ -36,7 +36,7 @@ def test_runs_are_complete_events(tmp_path):
 
 
 def test_instances_are_threads_of_the_pool_they_joined_first(tmp_path):
-    """A role change is an instant event; the instance stays a thread of its initial pool."""
+    """An instance that changes its role stays a thread of its first pool and has an instant event."""
     events = events_of(tmp_path)
     names = {(m["name"], m["pid"], m["tid"]): m["args"]["name"] for m in of_kind(events, "M") if "name" in m["args"]}
     assert names == {
@@ -63,7 +63,7 @@ def test_a_transfer_is_a_pair_of_asynchronous_events(tmp_path):
 
 
 def test_power_returns_to_zero_between_runs(tmp_path):
-    """Each instance has a power counter in order of time."""
+    """Each instance has a power counter, which is zero while no batch runs."""
     counters = sorted(of_kind(events_of(tmp_path), "C"), key=lambda c: (c["name"], c["ts"]))
     power = {name: [(c["ts"], c["args"]["W"]) for c in group] for name, group in groupby(counters, lambda c: c["name"])}
     assert power == {
@@ -85,7 +85,7 @@ def test_consecutive_runs_have_no_zero_power_between(tmp_path):
 
 
 def test_an_empty_run_is_valid_too(tmp_path):
-    """The JSON of an empty run has an empty list of events."""
+    """A simulation without events gives valid JSON with an empty list."""
     assert events_of(tmp_path, lambda trace: trace.close(0)) == []
 
 

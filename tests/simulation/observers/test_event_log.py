@@ -63,7 +63,7 @@ def test_moments_are_sorted(tmp_path):
 
 
 def test_a_request_without_moments_has_its_arrival(tmp_path):
-    """A timeline without moments is written at its arrival time."""
+    """A timeline without recorded moments is logged at the arrival time of its request."""
     log = EventLog(tmp_path / "log")
     log.ended(Timeline(completed().request), 0.0)
     log.close(0)
@@ -72,7 +72,7 @@ def test_a_request_without_moments_has_its_arrival(tmp_path):
 
 @given(st.integers(0, 10**24))
 def test_seconds_are_exact(ps):
-    """Times one picosecond apart have different texts."""
+    """Times in picoseconds are written in seconds without loss."""
     assert Decimal(bytes(_seconds(ps)).decode()) == Decimal(ps).scaleb(-12)
     assert json.loads(bytes(_seconds(ps))) == pytest.approx(ps / 1e12)
 

@@ -1,4 +1,4 @@
-"""Parquet table of requests."""
+"""The Parquet table of requests."""
 
 import builtins
 import gc
@@ -47,7 +47,7 @@ def test_rows_equal_the_timelines(tmp_path):
 
 
 def test_rows_are_written_in_groups(tmp_path):
-    """The rows are in two full row groups and a partial one, in order of request completion."""
+    """Rows are in order of completion, in groups of 10,000."""
     path, rows = tmp_path / "requests.parquet", 2 * ROWS_PER_GROUP + 1
     table = ParquetTable(path)
     for i in range(rows):
@@ -60,14 +60,14 @@ def test_rows_are_written_in_groups(tmp_path):
 
 
 def test_a_run_without_requests_gives_a_table_without_rows(tmp_path):
-    """The table of an empty run has its columns and no rows."""
+    """The table of a simulation without requests has its columns and no rows."""
     ParquetTable(tmp_path / "none.parquet").close(0)
     assert parquet.read_table(tmp_path / "none.parquet").num_rows == 0
     assert len(parquet.read_schema(tmp_path / "none.parquet").names) == 16
 
 
 def test_a_broken_run_leaves_no_file(tmp_path):
-    """A failed run removes the partial file."""
+    """A failed simulation leaves no table."""
     table = ParquetTable(tmp_path / "requests.parquet")
     for _ in range(ROWS_PER_GROUP):
         table.ended(completed(), 0.0)

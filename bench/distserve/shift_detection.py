@@ -2,9 +2,10 @@
 
     python bench/distserve/shift_detection.py [--hours 1] [--seeds 10] [--trace FILE ...]
 
-Stationary traffic of several rates and burstinesses, with lengths of the Azure traces, runs for hours, and every alarm
-is counted. Then the rate, the prompt length or the output length doubles or halves after an hour, and the delay to the
-alarm is measured in requests and seconds. Recorded traces, if given, are watched unchanged; their alarms may be true.
+Stationary traffic of several rates and burstinesses, with lengths of the Azure traces, runs for hours; every alarm is
+counted as false. Then the rate, the prompt length or the output length doubles or halves after an hour, and the delay
+to the alarm is measured in requests and seconds. The detector also reads recorded traces (`--trace`) unchanged; an
+alarm on them may be a true shift.
 """
 
 import argparse
@@ -48,8 +49,7 @@ def false_alarms(rate: float, burstiness: float, name: str, hours: float, seed: 
 
 
 def delay(quantity: Quantity, factor: float, rate: float, burstiness: float, seed: int) -> tuple[int, float] | None:
-    """Return the delay of the alarm after a step in traffic, as (requests, seconds); None without an alarm within an
-    hour."""
+    """Return the delay of the alarm after a traffic step, as (requests, seconds); None without an alarm in an hour."""
     watch, now, since = TrafficMonitor(), 0.0, 0
     lengths = load_lengths("azure-conv").sample(seed)
     for gap, (prompt, output) in zip(arrivals(rate, burstiness, seed), lengths, strict=False):
@@ -100,7 +100,7 @@ def steps(seeds: int) -> Table:
 
 
 def recorded(path: Path) -> Table:
-    """Return the alarms that the detector raises on a recorded trace."""
+    """Return a table of the alarms that the detector raises on a recorded trace."""
     table = _table(path.name, ("at s", "what", "before", "after", "since requests", "sigmas"))
     watch = TrafficMonitor()
     for request in open_trace(path):

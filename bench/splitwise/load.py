@@ -1,4 +1,4 @@
-"""Latency over load (figure 16 of the paper): percentiles of each cluster of a design set by rate."""
+"""Latency over load (Splitwise, figure 16): latency percentiles of each cluster design by request rate."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""Clients that check every response while workers are killed, stopped and paused."""
+"""Fault injection into a service, under load from clients that check every response."""
 
 import asyncio
 import json
@@ -87,7 +87,7 @@ class Chaos:
         )
 
     async def _client(self, session, name):
-        """Send prompts one after another and compare the output; one in ten requests disconnects early."""
+        """Send prompts one after another and compare the outputs; one request in ten disconnects early."""
         while not self.over:
             number = self.draw.randrange(len(self.questions))
             leave_after = self.draw.randrange(60) if self.draw.random() < 0.1 else None
@@ -102,7 +102,7 @@ class Chaos:
                 self.wrong.append((number, got, right))
 
     async def _stream(self, session, body, leave_after):
-        """Return the output tokens of a stream and whether it finished. An error event raises AssertionError."""
+        """Return the output tokens of a stream and whether it finished. Raises AssertionError on an error event."""
         body = {**body, "stream": True, "return_token_ids": True}
         tokens = []
         async with session.post(f"{self.url}/v1/completions", json=body) as response:

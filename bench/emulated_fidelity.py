@@ -42,7 +42,7 @@ pools:
   - {machines: 2, machine: dgx-h100, role: decode}
 """
 METRICS = ("ttft_s", "tpot_s", "e2e_s")
-# Request spans recorded in both worlds, with their names in the service's metrics.
+# Request spans that are both recorded live and simulated, with their names in the service's metrics.
 SPANS = {
     "queue_prefill_s": "request_queue_time_seconds",
     "ttft_s": "time_to_first_token_seconds",
@@ -166,7 +166,7 @@ def _added(pairs: Sequence[tuple[Timeline, Timeline]], name: str) -> LatencyDist
 
 
 def one_by_one(count: int) -> list[Request]:
-    """Return requests that arrive 2.5 s apart, so that each has the idle service to itself."""
+    """Return requests that arrive 2.5 s apart, so that the service is idle at each arrival."""
     return [
         Request(id=f"alone-{i}", arrival_s=2.5 * i, prompt_tokens=200 * (i + 1), output_tokens=20) for i in range(count)
     ]

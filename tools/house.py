@@ -17,7 +17,7 @@ MAX_FILES_IN_FOLDER = 15
 # A folder of policies grows by one file with each policy.
 REGISTRIES = {"scheduling/routers", "scheduling/batchers", "kvcache/eviction"}
 LOOSE_IN_SERVING = {"__init__.py", "config.py", "messages.py"}
-# Worlds that share decisions only: neither may import the other.
+# The live packages must not import the simulation.
 FORBIDDEN = [(room, "twofold.simulation") for room in ("serving", "engine", "transport")]
 
 

@@ -61,7 +61,7 @@ def live(package: Path) -> dict[str, set[str]]:
         service = subprocess.Popen(command, env=env, stderr=subprocess.DEVNULL)
         try:
             wait(lambda: healthy(port))
-            ask(port)  # the first request also imports and caches
+            ask(port)  # the first request also imports modules and fills caches
             workers = [p for p in psutil.Process(service.pid).children(recursive=True) if not p.children()]
             processes = {"gateway": service.pid, **{f"worker {n}": p.pid for n, p in enumerate(workers)}}
             _signal(processes.values(), signal.SIGUSR1, folder, "on")

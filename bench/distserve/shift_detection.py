@@ -22,7 +22,7 @@ from twofold.workload.distributions import load_lengths
 from twofold.workload.trace import open_trace
 
 RATES = (1.0, 10.0, 50.0)
-BURSTINESSES = (1.0, 0.25, 0.1)  # Poisson; gaps with CV = 2; with CV = 3.2
+BURSTINESSES = (1.0, 0.25, 0.1)  # CV of gaps: 1 (Poisson), 2 and 3.2
 STATIONARY_S, DEADLINE_S = 3600.0, 3600.0
 FACTORS = (2.0, 0.5)
 

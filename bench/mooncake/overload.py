@@ -8,8 +8,8 @@ for early rejection by prediction, of 23,000 requests that are not public. This 
 served requests, and mean, fluctuation and correlation of both phases' loads. Exits with 1 unless:
 - the baseline rejects more than early rejection, which rejects more than early rejection by prediction
 - both loads fluctuate less with prediction than without (standard deviation)
-- early rejection wastes fewer prefills than the baseline, and prediction no more than early rejection; a prefill is
-  wasted if the decode instance rejects its request
+- early rejection wastes fewer prefills than the baseline, and prediction at most as many as early rejection; a prefill
+  is wasted if the decode instance rejects its request
 - 90% of served requests are within the TTFT bound, and 90% within the TPOT bound
 """
 

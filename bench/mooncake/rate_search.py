@@ -47,7 +47,10 @@ def run(spec: ClusterSpec, arriving: Sequence[Request], slo: Slo | None = None) 
 
 
 def missed(result: SimulationResult, slo: Slo) -> str:
-    """Return the bound that P90 exceeds (TTFT, or TBT as time per output token), `refused` if requests are, or ""."""
+    """Return the SLO bound that P90 exceeds, TTFT or TBT (time per output token), or "" if both are met.
+
+    Returns "refused" if a request was not completed.
+    """
     for name, histogram, bound_s in (("TTFT", result.ttft_s, slo.ttft_s), ("TBT", result.tpot_s, slo.tpot_s)):
         value = histogram.percentile(90)
         if value is not None and bound_s is not None and value > bound_s:

@@ -141,7 +141,7 @@ class Rounds:
         cold = await self._computed(self._prompt(), SECOND)
         await self._computed(self._prompt(), FIRST)
         local = await service.ask(prompt)
-        await service.until("kv_store_hits_total", hits + blocks + 1, host=SECOND)  # the engine may still hold some
+        await service.until("kv_store_hits_total", hits + blocks + 1, host=SECOND)  # the engine may still have some
         again = service.count("kv_store_bytes_total", host=SECOND, way="peer_read") - brought
         self._check("tokens differ", first.tokens == remote.tokens == local.tokens)
         self._check("the prompt was not fully cached", remote.cached == local.cached == blocks * BLOCK)

@@ -51,7 +51,7 @@ from decision_cost import LOOP_ITERATIONS, cpu_seconds, reference_loop
 
 WORKERS = Path(__file__).with_name("talking_workers.py")
 MOST_SOCKETS = 4_000
-PATIENCE_S = 300.0  # timeout for the workers' process to send all ordered messages
+PATIENCE_S = 300.0  # timeout until all ordered messages have arrived
 
 
 class CountedInbox(Inbox[ToController]):

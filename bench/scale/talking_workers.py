@@ -64,7 +64,7 @@ def outputs(index: int, last: int) -> TokenOutput:
 
 
 class Workers:
-    """Sockets of all workers; each line on stdin orders messages, as the name of a method and its arguments."""
+    """Sockets of all workers; each line on stdin is an order to send messages (a method name and its arguments)."""
 
     def __init__(self, directory: Path, count: int) -> None:
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()

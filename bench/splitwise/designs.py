@@ -119,7 +119,7 @@ def power_units(design: Design, catalog: Catalog) -> float:
 
 
 def within(name: str, catalog: Catalog) -> Allows:
-    """Return a test of designs: within the power (`iso-power`) or the cost (`iso-cost`) of 40 DGX-H100."""
+    """Return a function that tests a design against a budget: the power (`iso-power`) or cost of 40 DGX-H100."""
     h100 = catalog.machine(H100)
     if name == "iso-cost":
         return lambda design: design.price_per_h <= H100_MACHINES * h100.price_per_h

@@ -103,7 +103,7 @@ def minimise(errors: Callable[[Floats], Floats], start: Floats) -> Floats:
 
 
 def left_out(pairs: Sequence[Pair]) -> list[LeftOut]:
-    """Return the prediction error on each pair, with constants fitted to all other pairs."""
+    """Return the error on each pair of model and machine, with constants fitted to all other pairs."""
     return [_error(pair, fit([other for other in pairs if other is not pair])) for pair in pairs]
 
 

@@ -53,7 +53,7 @@ _HEADER = ("claim", "workload", "timing", "cluster", "req/s", "baseline", "req/s
 
 
 def headlines(settings: Settings, catalog: Catalog) -> None:
-    """Print the rates of each claim's split and baseline, for both workloads and both timings."""
+    """Print the rates of each claim's split and baseline, by workload and timing (`published`, `corrected`)."""
     rows = []
     for workload in WORKLOADS:
         for timing in timings(settings, catalog).values():

@@ -13,7 +13,7 @@ from twofold.planning.design import Design
 from twofold.planning.evaluation import Evaluation, Trial
 
 Plane = dict[tuple[int, int], Evaluation]
-_OVER = 9.9  # a run that was ended early says only that it was worse
+_OVER = 9.9  # limit of printed ratios; a run that was stopped early has no exact ratio
 
 
 def provisioning(
@@ -27,7 +27,7 @@ def provisioning(
     decode: Sequence[int],
     html: Path | None,
 ) -> None:
-    """Print, for each timing, the worst ratio of slow-down to SLO bound at every number of prefill and decode machines.
+    """Print the worst ratio of slow-down to SLO bound by number of prefill and decode machines, a table per timing.
 
     A ratio of at most 1 meets all nine SLOs. `*` marks the frontier, where one machine fewer of either kind misses an
     SLO. With `html`, draw the same as heat maps.

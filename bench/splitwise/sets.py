@@ -20,7 +20,7 @@ class Column(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def design_sets(settings: Settings, catalog: Catalog) -> None:
-    """Print a table of the highest rates for each design set."""
+    """Print a table of the highest rates for each set of designs with equal power or cost."""
     for each in SETS:
         columns = {}
         for timing in timings(settings, catalog).values():

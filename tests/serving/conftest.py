@@ -11,7 +11,7 @@ from twofold.bench.services import served
 from twofold.errors import ConfigurationError
 
 HERE = Path(__file__).parent
-MOST = 4  # services at once: each takes memory and, even idle, part of a core
+MOST = 4  # services at once; each needs memory and, even idle, part of a core
 
 
 class Services:

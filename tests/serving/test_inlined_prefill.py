@@ -24,7 +24,10 @@ def prompt(seed, count):
 
 
 async def stream(session, url, name, ids, output, events, began):
-    """Stream a completion and return its tokens; append each as (`name`, number) to `events`, and set `began`."""
+    """Stream a completion and return its tokens.
+
+    Appends (`name`, token number) to `events` for each token, and sets `began` at the first token.
+    """
     body = {
         "model": await served_name(session, url),
         "prompt": ids,
@@ -47,7 +50,10 @@ async def stream(session, url, name, ids, output, events, began):
 
 
 async def beside_a_decode(url, decode, short, long):
-    """Send each of three requests at the previous one's first token; return their outputs and the order of tokens."""
+    """Send a decode, a short and a long request, each at the first token of the previous one.
+
+    Returns the three outputs, and all tokens in order as (request, token number).
+    """
     events, tasks = [], []
     async with aiohttp.ClientSession() as session, asyncio.TaskGroup() as group:
         for name, ids, output in (("decode", decode, LONG_OUTPUT), ("short", short, OUTPUT), ("long", long, OUTPUT)):

@@ -28,7 +28,7 @@ def tokens(seed, count):
 
 
 def family(seed):
-    """Return a long prompt, and prompts that share a part of it that ends at, before or after block boundaries."""
+    """Return a long prompt, and prompts that share its beginning up to, before or after a block boundary."""
     whole = tokens(seed, 40 * BLOCK)
     kept = (1, BLOCK, BLOCK + 1, 20 * BLOCK - 1, 20 * BLOCK, len(whole) - 1, len(whole))
     tails = [whole[:count] + tokens(f"{seed} {count}", 30) for count in kept]

@@ -71,7 +71,7 @@ def metric(url: str, name: str) -> float:
 
 
 def metric_reaches(url: str, name: str, least: float, *, tries: int = 6000, pause_s: float = 0.1) -> bool:
-    """Poll until a metric is at least `least`; False after `tries`. Metrics may be updated after the answer."""
+    """Poll until a metric is at least `least`; False after `tries`. Workers may report metrics after the answer."""
     for _ in range(tries):
         if metric(url, name) >= least:
             return True

@@ -30,8 +30,9 @@ class Fault(StrEnum):
 class Chaos:
     """Injects each fault into each role while clients stream: call `learn` for the reference outputs, then `run`.
 
-    `roles` are prefixes of worker names. One seed determines all random choices. `wrong` lists incorrect responses;
-    `faults` counts faults by (role, fault), `lost` lost attempts by stage, `alive` running requests by phase.
+    `roles` are prefixes of worker names. One seed determines all random choices. `wrong` lists incorrect responses,
+    `faults` counts faults by (role, fault), `lost` counts lost attempts by stage, and `alive` counts running requests
+    by phase.
     """
 
     def __init__(self, process, url, roles, *, clients=5, seed=1):

@@ -1,4 +1,4 @@
-"""Executor for plans that evaluates trials immediately, with an analytic cluster."""
+"""Executor of the planner's trials that evaluates them immediately, with an analytic cluster."""
 
 from concurrent.futures import Future
 

@@ -141,7 +141,7 @@ def processes_of(worker):
 
 
 def until(true, tries=6000, pause_s=0.1):
-    """Poll `true` until it returns a true value, and return that value."""
+    """Call `true` repeatedly until it returns a true value, and return that value."""
     for _ in range(tries):
         found = true()
         if found:

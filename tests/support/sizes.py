@@ -39,7 +39,7 @@ def _mappings(pid):
 
 
 def disk_bytes(directory):
-    """Return the size of a directory: the larger of file sizes and allocated blocks."""
+    """Return the size of a directory: the sum of file sizes or of allocated disk blocks, the larger of both."""
     apparent = allocated = 0
     for path in directory.glob("*"):
         try:

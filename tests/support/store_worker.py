@@ -116,7 +116,10 @@ class StoreWorker:
         self._thread.join()
 
     def submit(self, name, prompt, output, *, target=None):
-        """Submit a request as the inbox thread does; with a `target`, it is for a hand-off, which gets no lease."""
+        """Submit a request as the inbox thread does.
+
+        With a `target`, the worker prepares a hand-off to it, but never gets a lease.
+        """
         request = Request(
             id=name,
             arrival_s=0.0,

@@ -107,7 +107,7 @@ class ToyRun:
         self.cluster.kernel.run(until_events=1 << 60)
 
     def facts(self):
-        """Return all results of the run in a form that compares exactly."""
+        """Return all results of the run as nested values that can be compared exactly."""
         statistics = self.statistics
         slow = statistics.slowdowns
         histograms = (

@@ -210,7 +210,7 @@ class VirtualCluster:
     # -- instances ------------------------------------------------------------------------------------------------
 
     def _settle(self) -> None:
-        """After each event, start idle instances and cut runs short where `changed` is set."""
+        """After each event, start idle instances, and cut short the runs of instances with `changed` set."""
         for name, instance in self.instances.items():
             if name not in self._running:
                 self._begin(name, instance)
@@ -313,7 +313,7 @@ def check_blocks(instance: InstanceScheduler) -> None:
 
 
 def check_shared(blocks: PrefixBlockAllocator) -> None:
-    """Check that owner counts match the holders, and that shared and idle blocks are found by key."""
+    """Check block owner counts, that shared blocks have keys, and that idle blocks are free or cached by key."""
     held = Counter(block for each in blocks._tables.values() for block in each) + Counter(blocks._copies.values())
     assert blocks._owners == [held[block] for block in range(blocks.num_blocks)]
     assert blocks.num_free == blocks._owners.count(0)

@@ -36,7 +36,7 @@ class World:
                 given_up = given_up or self.heard_s + WATCHDOG_S + WATCHDOG_MARGIN_S
             left = self.watchdog.left_s(self.theirs(now))
             if left == 0.0 and ended is None:
-                ended = now  # an upper bound: it ended after its last event
+                ended = now  # an upper bound: the worker ended after its last event
             if what == "says" and ended is None:
                 there, back = value
                 if there is not None:

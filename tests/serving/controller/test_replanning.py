@@ -74,7 +74,7 @@ def findings(job, split=RoleSplit(1, 3)):  # noqa: B008  (a split never changes)
 
 
 async def step(live, clock, *, before_s=300.0, after_s=60.0):
-    """Report requests at 10 per second, then at 25 per second from `before_s` on; each ends when it arrives."""
+    """Report requests to `live` at 10 per second, then at 25 per second from `before_s` on; each ends immediately."""
     draw, number = Random(0), 0
     while clock.now < before_s + after_s:
         clock.now += draw.expovariate(10.0 if clock.now < before_s else 25.0)

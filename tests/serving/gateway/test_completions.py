@@ -69,7 +69,7 @@ def test_streams_one_chunk_per_token(complete, events):
 
 
 def test_cached_tokens_count_once_per_prompt(events):
-    """The count of a prompt is the minimum over its choices, whole and streamed."""
+    """The cached tokens of a prompt are the minimum over its choices, in whole and in streamed answers."""
     reused = [4, 3, 2, 5]
 
     def script(generation):
@@ -86,7 +86,7 @@ def test_cached_tokens_count_once_per_prompt(events):
 
 
 def test_choices_do_not_depend_on_other_prompts(complete):
-    """Choice i of a prompt has seed + i, alone or in a list, and index prompt * n + i."""
+    """Choice i of a prompt has the seed `seed` + i, alone or in a list, and the index prompt * n + i."""
     fields = {"seed": 7, "max_tokens": 20, "n": 2}
     listed = complete(prompt=["The", "fox"], **fields).json()
     assert [choice["index"] for choice in listed["choices"]] == [0, 1, 2, 3]
@@ -101,7 +101,7 @@ def test_choices_do_not_depend_on_other_prompts(complete):
 
 
 def test_text_and_token_ids_are_the_same_prompt(complete):
-    """The answers are equal for a single prompt and for a list."""
+    """A prompt as text or as token ids, alone or in a list, gets the same answer."""
     ids = ids_of("The fox")
     texts = {
         complete(prompt=prompt, seed=1).json()["choices"][0]["text"] for prompt in ("The fox", ["The fox"], ids, [ids])

@@ -20,7 +20,7 @@ def detokenize(tokenizer, token_ids, skip):
 
 @given(kinds, st.data(), st.booleans())
 def test_pieces_join_to_the_librarys_decoding(kind, data, skip):
-    """The incremental text of any tokens equals the tokenizers library's text of all of them.
+    """Text pieces decoded token by token join to the text that the tokenizers library decodes at once.
 
     With byte fallback, this holds only if the tokens form whole characters; see Detokenizer.
     """
@@ -46,7 +46,7 @@ def test_text_round_trips_in_whole_characters(kind, text):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_partial_characters_are_held_back(kind):
-    """The bytes of a partial character produce no text until it is complete, or U+FFFD at the end of the output."""
+    """A partial character adds no text until it is complete; at the end of the output it becomes U+FFFD."""
     tokenizer = KINDS[kind]()
     token_ids = [tokenizer.backend.token_to_id(piece) for piece in pieces_of_smile(kind)]
     assert detokenize(tokenizer, token_ids, skip=True)[1] == ["", "", "", "😀", ""]

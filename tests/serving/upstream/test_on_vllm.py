@@ -162,7 +162,7 @@ def test_streams_survive_a_crashed_or_hung_server(watched_fleet, role, number):
     assert tokens == [alone] * 3
     if role == "decode":
         assert metric(fleet.url, "request_replays_total") - replays >= 3
-    # Meanwhile the other server does both.
+    # Meanwhile the other server serves both phases.
     assert asyncio.run(complete_all(fleet.url, [asked], at_once=1, **LONG)) == [alone]
     if number == signal.SIGKILL:
         server.kill()

@@ -51,7 +51,7 @@ def test_own_requests_are_not_external_load():
 
 
 def test_a_stalled_engine_has_no_load():
-    """The metrics of a stalled engine do not count, because they may include requests aborted since its last step."""
+    """The metrics of a stalled engine are ignored, because they may include requests aborted since its last step."""
     idle = cluster()
     others = ExternalLoads(idle.pools)
     for _ in range(3):
@@ -60,7 +60,7 @@ def test_a_stalled_engine_has_no_load():
 
 
 def test_one_reading_does_not_count():
-    """A single reading may include requests that have already ended at the gateway."""
+    """A single reading is ignored, because it may include requests that have already ended at the gateway."""
     quick = cluster()
     others = ExternalLoads(quick.pools)
     for step, running in enumerate((0, 3, 0, 3, 0)):

@@ -1,4 +1,4 @@
-"""Attempts of requests on two scripted servers, whose responses have a chosen timing and content."""
+"""Attempts of requests on two scripted servers, with responses that real servers give only by chance."""
 
 import asyncio
 import json

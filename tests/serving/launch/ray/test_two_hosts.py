@@ -18,7 +18,7 @@ pytest.importorskip("ray")
 
 from support.ray_cluster import PATIENT
 
-CUT_S = 9.0  # workers beyond must have ended by then
+CUT_S = 9.0  # workers behind the cut must have ended by then
 
 
 @contextmanager

@@ -19,8 +19,8 @@ class Vllm:
     def __init__(self):
         self.free = set(range(TOTAL))
         self.held = {}  # blocks by request
-        self.over = set()  # requests that have ended and whose blocks are not free yet
-        self.awaited = set()  # those whose KV is to come
+        self.over = set()  # ended requests with blocks that are still held
+        self.awaited = set()  # requests that wait for their KV
         self.instance = VllmScheduler(
             lambda: VllmBlockCounts(TOTAL, len(self.free)), BLOCK, instance="d", epoch=EPOCH, lease_s=10.0, watcher=None
         )

@@ -110,7 +110,7 @@ class End:
 
 @contextmanager
 def two_ends(hosts: TwoHosts, model: Path) -> Iterator[tuple[End, StartupFacts]]:
-    """Start both ends; yield the prefill end, connected to the decode end, and its startup measurements."""
+    """Start both ends of the hand-off; yield the prefill end, connected to the decode end, and its measurements."""
     ends: list[End] = []
     try:
         for host, role in enumerate(("prefill", "decode")):

@@ -46,13 +46,13 @@ sys.setprofile(_profile)
 
 
 def simulate(folder: Path, flags: list[str]) -> None:
-    """Run a traced simulation of ten requests with these flags."""
+    """Simulate ten requests with these flags, and trace the functions that receive the flags' values."""
     command = [*_twofold("simulate"), "512+16", "--model", "llama2-70b", "--cluster", str(folder / "cluster.yaml")]
     subprocess.run([*command, *flags, "--num-requests", "10"], check=True, env=_traced(folder), stdout=subprocess.PIPE)
 
 
 def serve(folder: Path, flags: list[str]) -> None:
-    """Serve one request of a small model on a traced 1P+1D service with these flags."""
+    """Serve one request on a 1P+1D service with these flags, and trace the functions that receive the flags' values."""
     model, port = folder / "model", free_port()
     shape = ("--hidden-size", "32", "--layers", "2", "--heads", "2", "--kv-heads", "2", "--vocab-size", "512")
     subprocess.run([*_twofold("model"), "create", str(model), *shape], check=True, capture_output=True)

@@ -1,4 +1,4 @@
-"""Simulate a burst of requests under three hand-off policies: where requests queue, and what running ones suffer.
+"""Simulate a burst of requests under three hand-off policies: where requests queue, and the effect on running ones.
 
     python bench/distserve/bursts.py [--burst 150] [--output-tokens 100 700] [--kv-tokens 40000] [--every 2] [--seed 0]
 

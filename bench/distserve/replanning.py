@@ -124,7 +124,7 @@ def step(minutes: int, seed: int, console: Console) -> None:
 
 
 def stationary(hours: float, seeds: int, console: Console) -> None:
-    """Count the re-planning decisions during stationary traffic, where every decision is unnecessary; print a table."""
+    """Print a table of the re-planning decisions during stationary traffic, where every decision is unnecessary."""
     table = Table(title=f"{hours:g} h of stationary traffic", title_justify="left")
     for heading in ("requests/s", "seed", "requests", "decisions", "moves", "CPU s"):
         table.add_column(heading, justify="right")

@@ -152,7 +152,7 @@ class Rounds:
         return cold.ttft_s, remote.ttft_s, local.ttft_s
 
     def _prompt(self) -> list[int]:
-        """Return a prompt that ends within a block, because the last token of a prompt is always computed."""
+        """Return a random prompt that ends within a block, so that all its full blocks can come from a cache."""
         return [self._draw.randrange(10, self._vocabulary) for _ in range(self.found.prompt_tokens - 1)]
 
     async def _computed(self, prompt: list[int], host: str) -> Answer:

@@ -69,7 +69,7 @@ def arguments() -> argparse.Namespace:
 
 
 def merge_earlier(path: Path, report: Report) -> Report:
-    """Return the report of an earlier run, to add new results to, or `report` if there is none.
+    """Return the report that an earlier run wrote to `path`; without such a file, return `report`.
 
     Raises ConfigurationError if the settings of the two runs differ.
     """

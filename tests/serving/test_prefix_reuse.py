@@ -47,7 +47,7 @@ async def ask_in_turn(url, prompts, **fields):
 
 
 def shared_with_earlier(prompts):
-    """Return the tokens that each prompt can reuse from earlier prompts: whole blocks, never its last token."""
+    """Return how many tokens each prompt can reuse from earlier ones: whole blocks, never its last token."""
     found = []
     for number, prompt in enumerate(prompts):
         best = 0

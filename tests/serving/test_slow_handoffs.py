@@ -1,4 +1,4 @@
-"""Hand-offs that stall beyond their lease or break."""
+"""Hand-offs that break or stall for longer than their lease."""
 
 import asyncio
 import os

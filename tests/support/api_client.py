@@ -65,13 +65,13 @@ def block_counts(url: str) -> dict[str, dict[str, float]]:
 
 
 def metric(url: str, name: str) -> float:
-    """Return the sum of all samples of a metric; `name` lacks the prefix `twofold:` and may end in labels."""
+    """Return the sum of all samples that start with `twofold:` and `name`, which may include labels."""
     lines = metrics(url).splitlines()
     return sum(float(line.split()[-1]) for line in lines if line.startswith(f"twofold:{name}"))
 
 
 def metric_reaches(url: str, name: str, least: float, *, tries: int = 6000, pause_s: float = 0.1) -> bool:
-    """Poll until a metric is at least `least`; False after `tries`. Workers may report metrics after the answer."""
+    """Poll until a metric is at least `least`, as workers may report it late; return False after `tries` polls."""
     for _ in range(tries):
         if metric(url, name) >= least:
             return True
@@ -80,7 +80,7 @@ def metric_reaches(url: str, name: str, least: float, *, tries: int = 6000, paus
 
 
 def metric_falls(url: str, name: str, most: float, *, tries: int = 6000, pause_s: float = 0.1) -> bool:
-    """Poll until a metric is at most `most`; False after `tries`."""
+    """Poll until a metric is at most `most`; return False after `tries` polls."""
     for _ in range(tries):
         if metric(url, name) <= most:
             return True
@@ -89,7 +89,7 @@ def metric_falls(url: str, name: str, most: float, *, tries: int = 6000, pause_s
 
 
 async def all_blocks_free(url: str, *, tries: int = 6000, pause_s: float = 0.1) -> bool:
-    """Poll until every block of every instance is free; False after `tries`."""
+    """Poll until every block of every instance is free; return False after `tries` polls."""
     for _ in range(tries):
         counts = await asyncio.to_thread(block_counts, url)
         if counts and all(c["free"] == c["total"] and c["in_flight"] == 0 for c in counts.values()):

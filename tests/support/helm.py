@@ -19,7 +19,7 @@ def rendered(name, values):
 
 
 def by_name(objects):
-    """Return objects by kind and name, which must be unique."""
+    """Return Kubernetes objects by (kind, name); fails if two have the same."""
     found = {}
     for each in objects:
         key = each["kind"], each["metadata"]["name"]

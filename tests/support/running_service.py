@@ -28,7 +28,7 @@ def running_service(model, *flags, port=None, program=("-m", "twofold.cli.main",
 
 
 def ended(processes, tries=6000):
-    """Poll until all of these psutil processes have ended or are zombies; False after `tries`."""
+    """Poll until all of these psutil processes have ended or are zombies; return False after `tries` polls."""
     for _ in range(tries):
         if not any(_running(process) for process in processes):
             return True

@@ -75,7 +75,7 @@ class VllmServer:
         return sum(values)
 
     def frees_all_blocks(self, *, tries: int = 300) -> bool:
-        """Poll until every KV block of the server is free; False after `tries`."""
+        """Poll until every KV block of the server is free; return False after `tries` polls."""
         for _ in range(tries):
             if self.metric("kv_cache_usage_perc") == 0.0:
                 return True

@@ -67,7 +67,7 @@ def test_readiness_waits_for_required_links_only():
 
 
 def test_the_path_into_a_host_is_its_slowest_crossing_link():
-    """Only measured links from other hosts count; a host without any gets a default network speed."""
+    """Links within the host are ignored; a host without measured links gets a default network speed."""
     paths = MeasuredPaths()
     assert paths.into("far") is None
     paths.registered(registered("p0", PrefillSpeed(fixed_s=0.0, s_per_token=1e-4)))

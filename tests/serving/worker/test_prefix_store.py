@@ -93,7 +93,7 @@ def test_a_layer_is_handed_off_when_it_was_loaded(model, host):
 
 
 def test_prompts_with_the_same_prefix_share_a_load(model, host, expected):
-    """A fully cached prompt shares the load too, and copies its last block afterwards."""
+    """Three prompts wait for one load; the fully cached one then copies its last block."""
     _, client = host
     other = BEGIN + tokens("other", 9)
     with store_worker(model, client) as worker:

@@ -1,4 +1,4 @@
-"""The modules that `TWOFOLD_COMPILE=1` turns into machine code; all else about the package is in pyproject.toml."""
+"""Compile the hot modules to machine code if `TWOFOLD_COMPILE=1`; all other package settings are in pyproject.toml."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Routing cost: CPU time of a cluster scheduler that holds a constant number of requests."""
+"""Measure the CPU time of routing decisions in a cluster scheduler; several benchmarks use these functions."""
 
 import random
 import time
@@ -12,14 +12,14 @@ LOOP_ITERATIONS = 1_000_000
 
 
 def cpu_seconds(work: Callable[[], object]) -> float:
-    """Return the CPU seconds that this process spends in the call `work()`."""
+    """Call `work` and return the CPU seconds that this process spent in the call."""
     began = time.process_time()
     work()
     return time.process_time() - began
 
 
 def reference_loop() -> int:
-    """Run a plain Python loop a million times; its time is the speed reference between machines."""
+    """Run a million iterations of a plain Python loop, the unit for comparing CPU times across machines."""
     total = 0
     for number in range(LOOP_ITERATIONS):
         total += number & 7
@@ -27,7 +27,7 @@ def reference_loop() -> int:
 
 
 def sample_requests(count: int) -> list[Request]:
-    """Yield reproducible requests with random lengths of up to 4,000 prompt tokens and 500 output tokens."""
+    """Return `count` requests with seeded random lengths: 1 to 4,000 prompt tokens and 1 to 500 output tokens."""
     draw = random.Random(0)
     return [
         Request(id=f"r{n}", arrival_s=0.0, prompt_tokens=draw.randint(1, 4000), output_tokens=draw.randint(1, 500))
@@ -36,9 +36,9 @@ def sample_requests(count: int) -> list[Request]:
 
 
 def decisions_per_s(cluster: ClusterScheduler, decisions: int, *, held: int) -> float:
-    """Return the routing decisions per CPU second of a cluster that always holds `held` requests.
+    """Return the routing decisions per CPU second of a cluster scheduler that always holds `held` requests.
 
-    One decision includes all bookkeeping of one request.
+    One decision places a new request and finishes the oldest one.
     """
     held_ids: deque[str] = deque()
 

@@ -1,8 +1,8 @@
-"""Derive the length quantiles of a named workload from its trace.
+"""Compute the length quantiles of a trace, as the data of a named workload.
 
     python bench/derive_quantiles.py TRACE NAME
 
-Writes src/twofold/workload/data/NAME.json. The traces are those of the Azure Public Dataset of 2023.
+Writes src/twofold/workload/data/NAME.json. TRACE is a trace of the Azure Public Dataset of 2023.
 """
 
 import argparse
@@ -31,7 +31,7 @@ def grid() -> npt.NDArray[np.float64]:
 
 
 def derive(trace: Path, name: str) -> LengthDistribution:
-    """Compute the length distribution of the requests in a trace."""
+    """Return the distribution of prompt and output lengths in a trace file, as the workload `name`."""
     requests = list(open_trace(trace))
     shares = grid()
 

@@ -2,9 +2,9 @@
 
     python bench/emulated_fidelity.py [--cluster FILE] [--workload azure-conv] [--rate 4] [--duration 30]
 
-The service runs on this machine in real time and is loaded as by `twofold bench`; the simulator runs the same
-requests. Latencies are compared request by request. Sequential requests then show the overhead of the idle service,
-and the CPU time of its processes shows the cost of emulation.
+The service runs on this machine in real time under the load of `twofold bench`; the simulator runs the same requests.
+Latencies are compared request by request: first for sequential requests, which show the overhead of an idle service,
+then under load. The CPU time of the service's processes shows the cost of emulation.
 """
 
 import argparse
@@ -42,7 +42,7 @@ pools:
   - {machines: 2, machine: dgx-h100, role: decode}
 """
 METRICS = ("ttft_s", "tpot_s", "e2e_s")
-# Request spans recorded in both worlds, with their names in the service's metrics.
+# Request spans that are both recorded live and simulated, with their names in the service's metrics.
 SPANS = {
     "queue_prefill_s": "request_queue_time_seconds",
     "ttft_s": "time_to_first_token_seconds",
@@ -53,8 +53,7 @@ IDLE_S = 5.0
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
-    """Resource usage of a service: CPU seconds per second of the mean worker and of gateway with controller, and memory
-    in MB."""
+    """Resource usage of a service: CPU seconds per second of a mean worker and of the gateway, total memory in MB."""
 
     worker: float
     gateway: float
@@ -62,16 +61,17 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Span(msgspec.Struct, frozen=True, kw_only=True):
-    """Mean duration of one request phase in seconds: in the simulation, and as recorded by the live controller."""
+    """Mean duration of one request phase in seconds, in the simulation and as recorded by the live controller."""
 
     simulated: float
     live: float
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
-    """Latencies of one load, live and simulated; `added_s` is live − simulated for the same request, by metric.
+    """Live and simulated latencies of the same requests.
 
-    `live` is measured at the client; `spans` exclude the time between client and controller.
+    `live` is measured at the client. `added_s` is live − simulated for the same request, by metric. `spans` are
+    measured in the service, without the path between client and controller.
     """
 
     requests: int
@@ -82,7 +82,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """All comparisons of one run; `ready_s` is the time from starting the service to its first healthy response."""
+    """Results of one run; `ready_s` is the time from the start of the service until it is ready."""
 
     cluster: ClusterSpec
     instances: int
@@ -94,7 +94,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Processes:
-    """The process tree of a service, for measuring CPU time and memory."""
+    """Process tree of the service; measures its CPU time and memory."""
 
     def __init__(self) -> None:
         (self._gateway,) = psutil.Process().children()
@@ -104,7 +104,7 @@ class Processes:
 
     @contextmanager
     def measured(self) -> Iterator[list[Usage]]:
-        """Measure resource usage during the context; the yielded list contains it after the context ends."""
+        """Measure resource usage during the context; afterwards the yielded list contains one `Usage`."""
         usage: list[Usage] = []
         began, before = time.monotonic(), self._seconds()
         yield usage
@@ -145,7 +145,7 @@ Totals = dict[str, tuple[float, float]]
 
 
 def _totals(url: str) -> Totals:
-    """Return the cumulative sum in seconds and the count of each span, from the metrics of the service at `url`."""
+    """Return the cumulative seconds and the count of each span in `SPANS`, from the metrics of the service at `url`."""
     values = dict(line.rsplit(" ", 1) for line in metrics(url).splitlines() if not line.startswith("#"))
 
     def value(name: str) -> float:
@@ -166,7 +166,7 @@ def _added(pairs: Sequence[tuple[Timeline, Timeline]], name: str) -> LatencyDist
 
 
 def one_by_one(count: int) -> list[Request]:
-    """Return sequential requests: each arrives after the previous one has ended."""
+    """Return requests that arrive 2.5 s apart, so that the service is idle at each arrival."""
     return [
         Request(id=f"alone-{i}", arrival_s=2.5 * i, prompt_tokens=200 * (i + 1), output_tokens=20) for i in range(count)
     ]

@@ -1,9 +1,10 @@
-"""Overhead of the torch engine over transformers' own forward pass, with the same model in the same process.
+"""Measure the overhead of the torch engine over transformers' own forward pass, for the same model in one process.
 
 Three cases: a decode step of 1 and of 16 sequences with about 512 tokens of context each, and a prefill of
 1,024 tokens. The reference is the model with `sdpa` attention, a DynamicCache and `logits_to_keep=1`, followed by
-argmax; ours is one `TorchEngine.run` over a cache with shuffled blocks. Both alternate, so that background load
-affects them equally. The result is the median over rounds of the ratio of their times; 1.0 means no overhead.
+argmax. The engine runs one `TorchEngine.run` over a cache with shuffled blocks. Engine and reference alternate, so that
+background load affects them equally. The result is the median over rounds of the ratio of their times; 1.0 means no
+overhead.
 
     python bench/engine_overhead.py [--model DIR] [--threads 1] [--rounds 25] [--json OUT]
 """
@@ -39,7 +40,7 @@ Timed = Callable[[], float]  # runs the work once and returns its seconds
 
 
 class Case(msgspec.Struct, frozen=True):
-    """Comparison of the torch engine with transformers in one case; times are medians over rounds."""
+    """Result of one case: median times of the torch engine and of transformers, and the median of their ratios."""
 
     name: str
     engine_ms: float
@@ -48,7 +49,7 @@ class Case(msgspec.Struct, frozen=True):
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
-    """All measurements, and a description of the machine on which they ran."""
+    """All measurements of a run, with the machine, the torch version and the model."""
 
     cpu: str
     cores: int
@@ -90,7 +91,7 @@ def _make_model(directory: Path) -> Path:
 
 
 def measure(directory: Path, threads: int, rounds: int) -> Result:
-    """Load the model into the torch engine and into transformers, and compare both in all cases."""
+    """Load the model into the torch engine and into transformers, and compare their times in all cases."""
     torch.set_num_threads(threads)
     loaded, load_s = _timed(lambda: load_model(directory))
     blocks = 16 * (CONTEXT + PREFILL) // BLOCK_SIZE
@@ -135,8 +136,7 @@ def _compare(name: str, ours: Timed, theirs: Timed, rounds: int) -> Case:
 
 
 def _engine_decode(engine: TorchEngine, vocab_size: int, batch: int) -> Timed:
-    """Prepare a decode step of `batch` sequences on the torch engine; contexts differ and have the mean length
-    `CONTEXT`."""
+    """Return a function that times one decode step of `batch` sequences with a mean context of `CONTEXT` tokens."""
     rng = random.Random(0)
     blocks = rng.sample(range(engine.num_blocks), engine.num_blocks)
     greedy = SamplingParams(max_tokens=PREFILL, temperature=0.0)

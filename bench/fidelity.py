@@ -44,7 +44,7 @@ def settings(flags: argparse.Namespace, profile: Path) -> VerifySettings:
 
 
 def summary(comparisons: list[Comparison]) -> Table:
-    """Return the table of simulation errors (and replay spreads) in percent; a star marks an error above tolerance."""
+    """Return a table of simulation errors (and replay spreads) in percent; `*` marks an error above tolerance."""
     names = [figure.name for figure in comparisons[0].figures()]
     table = Table("", "requests/s", "host", *names, title="Error of the simulation (spread of the replays), %")
     for one in comparisons:

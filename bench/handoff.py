@@ -1,17 +1,17 @@
-"""Hand-off time visible to the user after the first token: serialized, layer-wise and auto, at two link speeds.
+"""Measure the visible transfer (the part of a hand-off after the first token) by hand-off mode at two link speeds.
 
     python bench/handoff.py [--model DIR] [--rounds 5] [--json OUT]
 
-Two network namespaces stand for two hosts, joined by a link of 1 Gbit/s and then 200 Mbit/s (needs root). One process
-prefills with the service's engine and hands off with its sender over NIXL and TCP; the other lends its memory. Each
-round hands off every prompt length in both modes; figures are medians over rounds. `auto` applies the policy of that
-name to the link and prefill speed measured at the start; it reuses the measurement of the mode that it picks.
+Two network namespaces stand for two hosts (needs root), joined by a link of 1 Gbit/s and then of 200 Mbit/s. A process
+on the first host prefills with the service's engine and hands off with the service's sender over NIXL and TCP; a
+process on the second provides the KV memory. Each round hands off every prompt length serialized and layer-wise;
+figures are medians over rounds. `auto` is not run: its policy picks one of both modes from the link and prefill speed
+measured at the start, and the figure of that mode is used. Finally, measures over shared memory by how many decode
+steps the second token of a split service is later than that of a colocated one.
 
-Last, measures over shared memory how many decode steps later a split service yields its second token than a colocated
-one. Exits with 1 unless:
-
-    layer-wise leaves at most one layer's transfer + 10%, if computing a layer takes longer than sending it
-    auto is at most 5% worse than the better mode
+Exits with 1 unless, at every prompt length:
+    layer-wise leaves at most one layer's transfer + 10% visible, if computing a layer takes longer than sending it
+    the mode picked by auto is at most 5% worse than the better mode
 """
 
 import argparse
@@ -51,7 +51,7 @@ T = TypeVar("T")
 
 
 class Cell(msgspec.Struct, frozen=True, kw_only=True):
-    """Result for one prompt length on one link: median seconds over rounds; `visible_s` is by hand-off mode."""
+    """Median seconds for one prompt length on one link; `visible_s` is the visible transfer by hand-off mode."""
 
     tokens: int
     prefill_s: float
@@ -62,8 +62,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def hidden(self) -> bool:
-        """Return whether layer-wise hand-off leaves at most one layer's transfer visible; True if the link is too slow
-        for it."""
+        """Return whether layer-wise leaves at most one layer's transfer visible; True if the link is too slow."""
         return not self.covered or self.visible_s[HandoffMode.LAYER_WISE] <= SLACK * self.layer_s
 
     @property
@@ -84,7 +83,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class End:
-    """Process for one end of the hand-off on one host; it communicates in JSON lines."""
+    """Process that runs one end of the hand-off on its host; exchanges JSON lines with the benchmark."""
 
     def __init__(self, hosts: TwoHosts, host: int, role: str, model: Path) -> None:
         cores = sorted(os.sched_getaffinity(0))
@@ -111,8 +110,7 @@ class End:
 
 @contextmanager
 def two_ends(hosts: TwoHosts, model: Path) -> Iterator[tuple[End, StartupFacts]]:
-    """Start the processes of both ends; yield the prefill end, connected to the decode end, and its startup
-    measurements."""
+    """Start both ends of the hand-off; yield the prefill end, connected to the decode end, and its measurements."""
     ends: list[End] = []
     try:
         for host, role in enumerate(("prefill", "decode")):
@@ -127,7 +125,7 @@ def two_ends(hosts: TwoHosts, model: Path) -> Iterator[tuple[End, StartupFacts]]
 
 
 def measure(hosts: TwoHosts, model: Path, bits_per_s: int, rounds: int) -> LinkReport:
-    """Run all rounds over a link limited to `bits_per_s`; the order of the hand-off modes alternates between rounds."""
+    """Run all rounds over a link of `bits_per_s`; the order of the hand-off modes alternates between rounds."""
     hosts.limit(bits_per_s)
     seen: dict[tuple[int, HandoffMode], list[HandoffTimes]] = {}
     with two_ends(hosts, model) as (prefill, facts):

@@ -1,4 +1,4 @@
-"""The two ends of a hand-off, one process per host: decode-side memory and the prefill side.
+"""Prefill end and decode end of a hand-off, each run as a process on its own host.
 
 Started by `handoff.py`, which writes requests to stdin and reads replies from stdout, one JSON object per line.
 """
@@ -30,7 +30,7 @@ BLOCK_SIZE = 16
 
 
 class StartupFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """Startup measurements of the prefill end, and the sizes of the layers in a hand-off."""
+    """Link and prefill speed measured by the prefill end at startup, with the KV size and layers of the model."""
 
     link: LinkSpeed
     prefill: PrefillSpeed
@@ -39,14 +39,14 @@ class StartupFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HandoffRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Message that asks the prefill end to prefill a prompt and hand it off."""
+    """Request to the prefill end: prefill a prompt of `tokens` tokens and hand it off in this mode."""
 
     tokens: int
     mode: HandoffMode
 
 
 class HandoffTimes(msgspec.Struct, frozen=True, kw_only=True):
-    """Durations in seconds of the prefill, of the whole hand-off, and of the hand-off's part after the first token."""
+    """Seconds of the prefill, of the whole hand-off, and of the hand-off's part after the first token."""
 
     prefill_s: float
     transfer_s: float
@@ -54,7 +54,7 @@ class HandoffTimes(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def decode_end(model: Path, blocks: int, answers: TextIO) -> None:
-    """Run the decode end: lend its KV memory to the prefill end until stdin closes."""
+    """Provide KV memory that the prefill end writes to, until stdin closes."""
     layout = load_model(model, dtype="float32").layout(BLOCK_SIZE)
     transport = NixlTransport(KvCacheSpec("decode-0", 1, layout, blocks))
     _answer(answers, transport.descriptor)
@@ -62,7 +62,7 @@ def decode_end(model: Path, blocks: int, answers: TextIO) -> None:
 
 
 def prefill_end(model: Path, blocks: int, answers: TextIO) -> None:
-    """Run the prefill end: connect to the decode end, print the startup measurements, then process requests."""
+    """Connect to the decode end, print startup measurements, then serve the requests on stdin."""
     loaded = load_model(model, dtype="float32")
     transport = NixlTransport(KvCacheSpec("prefill-0", 1, loaded.layout(BLOCK_SIZE), blocks))
     engine = TorchEngine(loaded, transport.engine_pool)
@@ -83,7 +83,7 @@ def prefill_end(model: Path, blocks: int, answers: TextIO) -> None:
 
 
 class PrefillSide:
-    """Prefill end of a hand-off: prefills with the service's engine and hands off with the service's sender."""
+    """Prefills prompts with the service's engine and hands them off with the service's sender."""
 
     def __init__(self, engine: TorchEngine, write: Callable[[range, list[int], list[int]], int]) -> None:
         self._engine, self._write = engine, write

@@ -1,11 +1,11 @@
-"""Hand-off time visible to the user after the first token with GPU workers, for every hand-off mode.
+"""Measure the visible transfer of every transport and hand-off mode with GPU workers.
 
     python bench/handoff_on_gpu.py [--model DIR] [--device cuda:0] [--prompts 512 2048 8192] [--json OUT]
 
-Starts a service of one prefill and one decode worker per mode, and a colocated one. `--device cuda:0` puts all on one
-GPU, `cuda` puts each on its own. Requests are sequential; the result is the median time from the first token to the
-second, minus that of the colocated service. Without --model, creates a model with random weights: 16 layers of the
-width of Llama 3.1 8B, 2.9 billion parameters in bfloat16, 64 KiB of KV per token.
+Starts a colocated service, then a service of one prefill and one decode worker per transport and mode. `--device
+cuda:0` puts all workers on one GPU, `cuda` puts each on its own. Requests are sequential; the result is the median time
+from the first token to the second, minus that of the colocated service. Without --model, creates a model with random
+weights: 16 layers of the width of Llama 3.1 8B, 2.9 billion parameters in bfloat16, 64 KiB of KV per token.
 """
 
 import argparse
@@ -36,8 +36,7 @@ SHAPE = {"hidden-size": 4096, "layers": 16, "heads": 32, "kv-heads": 8, "max-mod
 
 
 class TokenTimes(msgspec.Struct, frozen=True, kw_only=True):
-    """Median times of one service at one prompt length: TTFT, gap from first to second token, and later gaps, in
-    seconds."""
+    """Median seconds of one service at one prompt length: TTFT, gap to the second token, and later gaps."""
 
     service: str
     prompt_tokens: int
@@ -65,7 +64,7 @@ def measure(model: Path, service: str, given: argparse.Namespace) -> list[TokenT
 
 
 def table(seen: list[TokenTimes], device: str) -> Table:
-    """Return the table of results, with one row per hand-off mode and one column per prompt length."""
+    """Return a table of the second token's delay, with one row per service and one column per prompt length."""
     lengths = sorted({each.prompt_tokens for each in seen})
     plain = {each.prompt_tokens: each for each in seen if each.service == COLOCATED}
     drawn = Table(

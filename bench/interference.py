@@ -1,4 +1,4 @@
-"""Interference of prefill with decode: P99 inter-token time with long prompts arriving, relative to decode alone.
+"""Measure how arriving long prompts disturb decodes: P99 inter-token time with them, relative to decode alone.
 
 Three services alternate on the same machine, with the same streams and the same long prompts:
 
@@ -47,7 +47,7 @@ SERVICES = {
 
 
 class Setting(msgspec.Struct, frozen=True, kw_only=True):
-    """Load of the benchmark: numbers of rounds and streams, and lengths in tokens."""
+    """Load of the benchmark: rounds, streams, lengths in tokens, and utilisation of a worker by long prompts."""
 
     rounds: int
     streams: int
@@ -88,7 +88,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Subject:
-    """A service that the benchmark measures."""
+    """Client of one compared service: sends streams and long prompts and measures them."""
 
     def __init__(self, endpoint: Endpoint, setting: Setting) -> None:
         self._endpoint, self._setting = endpoint, setting
@@ -97,8 +97,7 @@ class Subject:
         self._number = 0
 
     async def prefill_s(self) -> float:
-        """Return the seconds of one long prompt on the idle service (minimum of three); the prompts also warm the
-        service up."""
+        """Return the fastest of three prefills of a long prompt in seconds; the prefills also warm up the service."""
         timelines: list[Timeline] = []
         async with self._client(timelines) as client:
             for _ in range(3):
@@ -106,8 +105,7 @@ class Subject:
         return min(timeline.ttft_s or 0.0 for timeline in timelines)
 
     async def phase(self, name: str, spacing_s: float | None) -> Phase:
-        """Run the streams to their end; if `spacing_s` is given, send a long prompt every `spacing_s`
-        seconds."""
+        """Run all streams to their end; with `spacing_s`, also send a long prompt every `spacing_s` seconds."""
         timelines: list[Timeline] = []
         async with self._client(timelines) as client, asyncio.TaskGroup() as tasks:
             replies = [Reply() for _ in range(self._setting.streams)]
@@ -166,7 +164,7 @@ class Subject:
 
 
 async def measure(urls: dict[str, str], setting: Setting) -> Report:
-    """Measure the prefill time on the split service, then run the rounds; the order of services rotates."""
+    """Measure the prefill time on the split service, then run the rounds; the order of the services rotates."""
     subjects = {name: Subject(await discover(url), setting) for name, url in urls.items()}
     prefills = {name: await subject.prefill_s() for name, subject in subjects.items()}
     prefill_s = prefills["split"]

@@ -1,12 +1,12 @@
-"""Goodput of workers that change roles against every fixed split, when traffic shifts between prompts and outputs.
+"""Compare the goodput of workers that change roles with every fixed split, under traffic that shifts between phases.
 
     python bench/moving_roles.py [--simulate-only] [--period 40] [--seed 0]
 
-Four machines. For one period most work is prompts, for the next it is outputs, then prompts again. The same requests
-run with Splitwise's router, which moves machines between the phases, and with every fixed split (join the shortest
-queue), simulated and live on emulated machines with the real gateway, controller, workers and hand-offs. Sixteen long
-streams run throughout; live, each must produce the tokens that it produced before the traffic. Goodput is requests/s
-within the SLO, without the streams.
+The cluster has four machines. For one period most work is prompts, for the next it is outputs, then prompts again. The
+same requests run with Splitwise's router, which moves machines between the phases, and with every fixed split (join the
+shortest queue), simulated and live on emulated machines with the real gateway, controller, workers and hand-offs.
+Sixteen long streams run throughout; live, each must produce the tokens that it produced before the traffic. Goodput is
+requests/s within the SLO, without the streams.
 """
 
 import argparse
@@ -74,8 +74,7 @@ class TimelineCollector(Observer):
 
 
 def traffic(period_s: float, seed: int) -> Iterator[Request]:
-    """Yield three periods of traffic, of mostly prompts, outputs and prompts, with Poisson arrivals and uniform
-    lengths."""
+    """Yield the requests of three periods (mostly prompts, outputs, prompts): Poisson arrivals, uniform lengths."""
     draw = random.Random(seed)
     now, number = 0.0, 0
     for place, phase in enumerate((PROMPTS, OUTPUTS, PROMPTS)):
@@ -92,7 +91,7 @@ def traffic(period_s: float, seed: int) -> Iterator[Request]:
 
 
 def streams(period_s: float) -> Iterator[Request]:
-    """Yield the requests of the long streams, which repeat throughout; their ids are `s-NUMBER-RUN`."""
+    """Yield the requests of the long streams; each stream repeats every `STREAM_EVERY_S` with id `s-NUMBER-RUN`."""
     for run in range(round(3 * period_s / STREAM_EVERY_S)):
         for number in range(STREAMS):
             at = (run + number / STREAMS) * STREAM_EVERY_S
@@ -111,8 +110,7 @@ def designs() -> dict[str, str]:
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """Goodput (requests/s) and SLO attainment: over the run, in each period, and in each period after `RECOVERY_S`
-    seconds."""
+    """Goodput in requests/s, and SLO attainment of the run, of each period, and of each period after `RECOVERY_S`."""
 
     goodput: float
     all: float
@@ -167,7 +165,7 @@ async def stream(session: aiohttp.ClientSession, url: str, model: str, number: i
 
 
 async def live(url: str, requests: Sequence[Request], period_s: float) -> tuple[Outcome, int]:
-    """Run one design live; return its outcome and the number of streams compared with their earlier tokens."""
+    """Run one design live; return its outcome and the number of streams checked against their earlier tokens."""
     endpoint = await discover(url)
     lowest, vocabulary = token_range(endpoint.vocab_size)
     config = LoadConfig(

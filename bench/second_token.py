@@ -1,4 +1,4 @@
-"""Delay of a split service's second token relative to a colocated one, over shared memory."""
+"""Measure how much later a split service yields its second token than a colocated one, over shared memory."""
 
 import asyncio
 import statistics
@@ -20,8 +20,7 @@ PROMPT_TOKENS, OUTPUT_TOKENS, TIMES = 512, 24, 4
 
 
 class SecondToken(msgspec.Struct, frozen=True, kw_only=True):
-    """Median seconds from the first to the second token by service, and median seconds of the split service's decode
-    step."""
+    """Median gap to the second token by service, and median decode step of the split service, in seconds."""
 
     gap_s: dict[str, float]
     step_s: float
@@ -39,7 +38,7 @@ class SecondToken(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def second_token(model: Path, rounds: int) -> SecondToken:
-    """Measure with sequential requests; the services alternate, so that both run under the same conditions."""
+    """Measure both services with sequential requests; the services alternate, so that conditions are equal."""
     gaps: dict[str, list[float]] = {name: [] for name in SERVICES}
     steps: list[float] = []
     for _ in range(max(1, rounds // 2)):
@@ -55,7 +54,7 @@ def second_token(model: Path, rounds: int) -> SecondToken:
 
 
 async def ask(url: str, prompt_tokens: int) -> list[Timeline]:
-    """Send sequential requests and measure them; the first request is a warm-up and is not counted."""
+    """Send sequential requests and return their timelines, without that of the first request (a warm-up)."""
     endpoint = await discover(url)
     lowest, vocabulary = token_range(endpoint.vocab_size)
     prompts, timelines = PromptMaker(seed=0, lowest=lowest, vocabulary=vocabulary), list[Timeline]()

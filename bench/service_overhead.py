@@ -1,11 +1,11 @@
-"""Serving overhead besides model execution: CPU time of gateway and controller, and routing decisions per second.
+"""Measure serving overhead besides model execution: CPU time of gateway and controller, and routing decisions.
 
     python bench/service_overhead.py [--decisions 40000] [--requests 200]
 
 Decisions: requests pass through a cluster scheduler with 40 and with 1,000 instances that holds eight per instance on
-average; a decision is the bookkeeping of one request. Service: an emulated service with 40 instances runs streams of
-one token and long streams; the difference gives the cost per token. CPU seconds are of the process that holds gateway
-and controller. A fixed plain-Python loop is timed in the same run for comparison across machines.
+average; one decision places a request and finishes another. Service: an emulated service with 40 instances runs
+streams of one token and long streams; the difference gives the cost per token. CPU seconds are of the process that
+holds gateway and controller. A fixed plain-Python loop is timed in the same run for comparison across machines.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""Cost of a simulated request by cluster size and workload length.
+"""Measure the cost of a simulated request by cluster size and workload length.
 
     python bench/simulator_scale.py [--quick] [--instances 10 40 1000] [--requests 10000 1000000] [--json OUT]
 
@@ -35,7 +35,7 @@ QUICK = (10, 40, 400), (5_000,)
 
 
 class Case(msgspec.Struct, frozen=True, kw_only=True):
-    """Result of one simulation; its median TTFT verifies that all cases have the same load."""
+    """Result of one simulation; equal median TTFTs show that all cases have the same load."""
 
     instances: int
     requests: int
@@ -74,7 +74,7 @@ def run(instances: int, requests: int) -> Case:
 
 
 def run_in_process(instances: int, requests: int) -> Case:
-    """Run one case in its own process."""
+    """Run one case in a new process, so that its peak memory is its own."""
     command = [sys.executable, __file__, "--case", str(instances), str(requests)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:

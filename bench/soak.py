@@ -1,9 +1,9 @@
-"""Soak test: leaks of memory, files, threads and blocks in a service under long load.
+"""Soak test: find leaks of memory, files, threads and blocks in a service under long load.
 
     python bench/soak.py [--minutes 30] [--share 0.9] [--model DIR] [--json OUT] [-- FLAGS of twofold serve]
 
 Runs a service with a real model (default --prefill 1 --decode 1; FLAGS may also be --engine emulated --cluster FILE).
-A short closed loop at the best concurrency measures its capacity, then Poisson arrivals run at `--share` of it for
+A short closed loop at a fixed concurrency measures its capacity, then Poisson arrivals run at `--share` of it for
 `--minutes`. One client in ten disconnects at a random time. Every process is sampled every few seconds. Exits with 1
 on any error, wrong output length, worker restart or growing resource.
 """
@@ -37,7 +37,7 @@ MEMORY, COUNTS = ("anonymous", "uss", "rss"), ("files", "sockets", "threads", "s
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
-    """Measured trend of one resource of one process; `rest` has the values at rest before and after the load.
+    """Trend of one resource of one process; `rest` has its values at rest before and after the load.
 
     `uss` and `rss` have no verdict, because they also grow without leaks (see `ProcessSample`).
     """

@@ -17,7 +17,7 @@ AT_ONCE = 24
 
 
 class Load:
-    """Clients that load one service; all randomness comes from one seed."""
+    """Client that loads a service with requests of random sizes; one seed determines all randomness."""
 
     def __init__(self, client: Client, prompts: PromptMaker, ends: dict[str, Timeline], seed: int) -> None:
         self._client, self._prompts, self._ends = client, prompts, ends
@@ -27,8 +27,7 @@ class Load:
         self.ended: Counter[str] = Counter()
 
     async def capacity(self, seconds: float) -> float:
-        """Return the capacity: requests that end per second, including disconnects, with `AT_ONCE` requests always in
-        flight."""
+        """Return the requests that end per second (including disconnects) with `AT_ONCE` requests always in flight."""
         over_s = time.monotonic() + seconds
         ended_s: list[float] = []
         stays: list[float] = []
@@ -47,7 +46,7 @@ class Load:
         return sum(begin_s <= at < over_s for at in ended_s) / (0.7 * seconds)
 
     async def run(self, rate_per_s: float, seconds: float) -> None:
-        """Send requests with Poisson arrivals and read every answer; a concurrency limit avoids rejections."""
+        """Send requests with Poisson arrivals for `seconds`; a concurrency limit avoids rejections."""
         slots = asyncio.Semaphore(8 * AT_ONCE)
         due_s = time.monotonic()
         over_s = due_s + seconds

@@ -26,7 +26,7 @@ class Verdict(StrEnum):
 
 
 class Trend(msgspec.Struct, frozen=True, kw_only=True):
-    """Trend of a series: `start` and `end` are the means of its first and last part; slope and noise are per hour."""
+    """Trend of a series: means of its first and last part, slope per hour, and the slope's 95% interval (±)."""
 
     start: float
     end: float
@@ -57,7 +57,10 @@ class Trend(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def verdict_of(times_s: Sequence[float], values: Sequence[float]) -> Verdict:
-    """Return the verdict on a series. Raises ValueError for fewer samples than twice the number of parts."""
+    """Return the verdict on a series; STEPPED if it grows overall but not in its second half.
+
+    Raises ValueError for fewer samples than twice the number of parts.
+    """
     half = len(values) // 2
     whole, late = Trend.of(times_s, values).verdict, Trend.of(times_s[half:], values[half:]).verdict
     return Verdict.STEPPED if whole is Verdict.GROWS and late is not Verdict.GROWS else whole

@@ -1,4 +1,4 @@
-"""Two hosts emulated by network namespaces, joined by a rate-limited link that can be cut. Needs root."""
+"""Emulate two hosts by network namespaces, joined by a rate-limited link that can be cut. Needs root."""
 
 import os
 import shutil
@@ -14,7 +14,7 @@ QUEUE = "20ms"
 
 
 class TwoHosts:
-    """Network namespaces (None for this process's namespace), link devices and addresses of both hosts."""
+    """Two emulated hosts: network namespaces (None for this process's own), link devices and addresses."""
 
     def __init__(self, *, first_local: bool) -> None:
         number = os.getpid()
@@ -42,16 +42,17 @@ class TwoHosts:
             _run(self.command(host, ["tc", "qdisc", "replace", "dev", device, "root", *lose]))
 
     def restore(self) -> None:
-        """Restore the link to full bandwidth."""
+        """Restore the link at full bandwidth after a cut or a limit."""
         for host, device in enumerate(self.devices):
             _run(self.command(host, ["tc", "qdisc", "replace", "dev", device, "root", "pfifo", "limit", "1000"]))
 
 
 @contextmanager
 def two_hosts(*, first_local: bool = False) -> Iterator[TwoHosts]:
-    """Create both hosts for the context. Raises ConfigurationError without permission or kernel support.
+    """Create both hosts for the context and delete them afterwards.
 
     With `first_local`, the first host is this process's namespace, so that this process can connect to its services.
+    Raises ConfigurationError without permission or kernel support.
     """
     hosts = TwoHosts(first_local=first_local)
     try:

@@ -1,4 +1,4 @@
-"""Derive a load and an SLO from the latencies of a few lone requests, and state the demo's verdict."""
+"""Derive the demo's request rate and SLO from the latencies of a few sequential requests, and state its verdict."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Write the values, their schema and their table for the Helm chart: `python tools/chart.py DIR`."""
+"""Generate the Helm chart's values, their JSON schema and their table: `python tools/chart.py DIR`."""
 
 import re
 import sys
@@ -43,7 +43,7 @@ def values_yaml() -> str:
 
 
 def table() -> str:
-    """Return the table of chart values for the README; the values of all roles share rows."""
+    """Return the table of chart values for the README; the prefill, decode and mixed roles share rows."""
     rows: dict[str, str] = {}
     for path, each, default in _leaves("Values", msgspec.to_builtins(Values()), ""):
         name = _ROLE.sub("workers.ROLE.", path)
@@ -71,7 +71,7 @@ def _group(name: str) -> dict[str, _Property]:
 
 
 def _below(each: _Property, default: object) -> tuple[str, Json] | None:
-    """Return the name and the defaults of a group of values; None for a single value."""
+    """Return a group's name and default values; None if `each` is a single value."""
     if each.ref is None or not isinstance(default, dict):
         return None
     return each.ref.rpartition("/")[2], default

@@ -2,8 +2,8 @@
 
     python tools/data.py [--folder data] [--list tools/data.toml]
 
-The list has path, address and SHA-256 of each file. Files that are present and unchanged are not downloaded again;
-nothing with another checksum is kept. Exits with 1 when a file cannot be downloaded.
+The list has path, address and SHA-256 of each file. Files that are present and unchanged are not downloaded again, and
+files with another checksum are not kept. Exits with 1 when a file cannot be downloaded.
 """
 
 import argparse

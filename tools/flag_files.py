@@ -1,8 +1,8 @@
-"""Count the source files that the value of a flag passes, from the command line to its use.
+"""Count the source files that the value of a flag passes through, from the command line to its use.
 
     python tools/flag_files.py [--list]
 
-Each flag gets a number that occurs nowhere else, in every process of the command. The count is the sum of the file
+Each flag gets a number that occurs nowhere else, and every process is traced for it. The count is the sum of the file
 that declares the option, the files of the packages that pass settings on (command line, cluster spec, launcher) in
 which a function receives the number, and one for its use. Structs carry the number without being counted.
 """
@@ -46,13 +46,13 @@ sys.setprofile(_profile)
 
 
 def simulate(folder: Path, flags: list[str]) -> None:
-    """Run a simulation of ten requests with these flags."""
+    """Simulate ten requests with these flags, and trace the functions that receive the flags' values."""
     command = [*_twofold("simulate"), "512+16", "--model", "llama2-70b", "--cluster", str(folder / "cluster.yaml")]
     subprocess.run([*command, *flags, "--num-requests", "10"], check=True, env=_traced(folder), stdout=subprocess.PIPE)
 
 
 def serve(folder: Path, flags: list[str]) -> None:
-    """Serve one request of a small model, split and with shared settings, with these flags."""
+    """Serve one request on a 1P+1D service with these flags, and trace the functions that receive the flags' values."""
     model, port = folder / "model", free_port()
     shape = ("--hidden-size", "32", "--layers", "2", "--heads", "2", "--kv-heads", "2", "--vocab-size", "512")
     subprocess.run([*_twofold("model"), "create", str(model), *shape], check=True, capture_output=True)

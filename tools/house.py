@@ -1,4 +1,4 @@
-"""Check the structure of the source tree: import circles, folder sizes, loose modules, class names.
+"""Check the structure of the source tree: import cycles, folder sizes, loose modules, class names.
 
     python tools/house.py
 
@@ -17,12 +17,12 @@ MAX_FILES_IN_FOLDER = 15
 # A folder of policies grows by one file with each policy.
 REGISTRIES = {"scheduling/routers", "scheduling/batchers", "kvcache/eviction"}
 LOOSE_IN_SERVING = {"__init__.py", "config.py", "messages.py"}
-# Worlds that share decisions only: neither may import the other.
+# The live packages must not import the simulation.
 FORBIDDEN = [(room, "twofold.simulation") for room in ("serving", "engine", "transport")]
 
 
 def modules() -> dict[str, ast.Module]:
-    """Return every module of the package, parsed, by dotted name."""
+    """Return the syntax tree of every module of the package by dotted name."""
     found = {}
     for path in sorted(PACKAGE.rglob("*.py")):
         parts = ("twofold", *path.relative_to(PACKAGE).with_suffix("").parts)
@@ -31,7 +31,7 @@ def modules() -> dict[str, ast.Module]:
 
 
 def imports(name: str, known: dict[str, ast.Module]) -> Iterator[str]:
-    """Return the package's modules that a module imports anywhere in its text, even under `TYPE_CHECKING`."""
+    """Yield the package's modules that a module imports anywhere in its text, even under `TYPE_CHECKING`."""
     for node in ast.walk(known[name]):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names if alias.name in known)
@@ -45,7 +45,7 @@ def imports(name: str, known: dict[str, ast.Module]) -> Iterator[str]:
 
 
 def circle(graph: dict[str, set[str]]) -> list[str]:
-    """Return one import circle, with the first module repeated at the end; empty if there is none."""
+    """Return the modules of one import cycle, with the first repeated at the end; empty if there is none."""
     try:
         TopologicalSorter(graph).prepare()
     except CycleError as error:

@@ -2,9 +2,10 @@
 
     python tools/request_files.py [--list]
 
-The live request goes through `twofold serve --engine emulated` with one prefill and one decode worker, all processes
-together; the simulated request through `twofold.simulation` on the same cluster shape. A file counts when one of its
-functions is called between the request's arrival and its last token (modules that only execute at import do not).
+The live request passes through `twofold serve --engine emulated` with one prefill and one decode worker; the files of
+all its processes count together. The simulated request passes through `twofold.simulation` on a cluster of the same
+shape. A file counts if one of its functions is called between the request's arrival and its last token, not if it only
+executes at import.
 """
 
 import argparse
@@ -60,7 +61,7 @@ def live(package: Path) -> dict[str, set[str]]:
         service = subprocess.Popen(command, env=env, stderr=subprocess.DEVNULL)
         try:
             wait(lambda: healthy(port))
-            ask(port)  # the first request also imports and caches
+            ask(port)  # the first request also imports modules and fills caches
             workers = [p for p in psutil.Process(service.pid).children(recursive=True) if not p.children()]
             processes = {"gateway": service.pid, **{f"worker {n}": p.pid for n, p in enumerate(workers)}}
             _signal(processes.values(), signal.SIGUSR1, folder, "on")
@@ -76,7 +77,7 @@ def live(package: Path) -> dict[str, set[str]]:
 
 
 def simulated(package: Path) -> set[str]:
-    """Return the files of `package` that one request executes while the simulation's kernel runs."""
+    """Return the files of `package` that one simulated request executes while the kernel runs."""
     with tempfile.TemporaryDirectory() as folder:
         paths = [str(package.parent), os.environ.get("PYTHONPATH", "")]
         run = subprocess.run(

@@ -45,7 +45,7 @@ _WORD = re.compile(r"[A-Za-z]{2,}")
 
 
 def texts(path: Path) -> Iterator[tuple[str, int, str]]:
-    """Return every text of a file: its kind, line and content."""
+    """Yield every text of a file as (kind, line, content)."""
     if path.suffix == ".md":
         yield from _sentences(path.read_text())
     elif path.suffix == ".py":
@@ -53,7 +53,7 @@ def texts(path: Path) -> Iterator[tuple[str, int, str]]:
 
 
 def _sentences(text: str) -> Iterator[tuple[str, int, str]]:
-    """Return the sentences of Markdown outside fenced code."""
+    """Yield the sentences of a Markdown text outside fenced code, as (kind, line, sentence)."""
     paragraph: list[str] = []
     fenced, start = False, 1
     for number, line in enumerate([*text.splitlines(), ""], 1):

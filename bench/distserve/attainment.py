@@ -1,11 +1,11 @@
-"""SLO attainment over request rate, simulated and live: figure 11 of DistServe (OSDI'24), on this host.
+"""Compare simulated and live SLO attainment over the request rate, as in figure 11 of DistServe (OSDI'24).
 
     python bench/distserve/attainment.py MODEL [--profile FILE] [--requests 250] [--loads 0.4,0.7,0.9,1.1,1.4,2]
 
-Loads a split service with a real model at six rates. Each rate is a multiple of the highest rate whose simulation
-keeps the SLO for 90% of requests, and is replayed `--replays` times. Without --profile, measures the host first
-(`twofold calibrate live`). Exits with 1 if simulated and live attainment differ by more than five points beyond the
-difference between two replays.
+Loads a split service with a real model on this host at six rates. Each rate is a multiple (`--loads`) of the highest
+rate at which 90% of requests meet the SLO in simulation, and is replayed `--replays` times. Without --profile, measures
+the host first (`twofold calibrate live`). Exits with 1 if simulated and live attainment differ by more than five
+percentage points beyond the difference between replays.
 """
 
 import argparse
@@ -25,7 +25,7 @@ from twofold.slo import Slo
 
 
 def attainments(comparisons: list[Comparison]) -> tuple[Table, bool]:
-    """Return the table of simulated and live SLO attainment, and whether every difference is within the tolerance."""
+    """Return a table of simulated and live SLO attainment by rate, and whether all differences are within tolerance."""
     table = Table(title="Share of requests within the SLO", title_justify="left")
     for heading in ("requests/s", "host", "simulated", "live", "difference, points", "between replays"):
         table.add_column(heading, justify="right")

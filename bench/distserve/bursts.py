@@ -1,12 +1,12 @@
-"""Simulate a burst of requests: where it queues, and what it costs the running requests.
+"""Simulate a burst of requests under three hand-off policies: where requests queue, and the effect on running ones.
 
     python bench/distserve/bursts.py [--burst 150] [--output-tokens 100 700] [--kv-tokens 40000] [--every 2] [--seed 0]
 
 Simulates llama2-70b on two DGX-H100, one per phase, with `--kv-tokens` of KV memory each. Two requests arrive per
-second for a minute, and `--burst` more within one second after ten seconds. Three hand-off policies run on the same
-requests: layer-wise writes into decode memory reserved at arrival; pull when decode has room, so that prefill memory
-is the queue (DistServe, section 4.3); and pull with decode memory allocated on demand, with the youngest requests
-swapped out over PCIe when it is full. Prints one line per `--every` seconds for the second and third, and a summary.
+second for a minute, and `--burst` more within one second after ten seconds. The same requests run with three policies:
+layer-wise writes into decode memory reserved at arrival; pull when decode has room, so that prefill memory is the
+queue (DistServe, section 4.3); and pull with decode memory allocated on demand, with the youngest requests swapped out
+over PCIe when it is full. Prints both pull policies over time, one row per `--every` seconds, and a summary of all.
 """
 
 import argparse
@@ -46,7 +46,7 @@ class TimelineCollector(Observer):
 
 
 class BurstRun(msgspec.Struct):
-    """Result of a burst simulation: periodic samples of both instances, their peak KV usage, and request timelines."""
+    """Result of a simulated burst: samples of both instances, peaks over the run, and the timeline of every request."""
 
     every_s: float
     looks: list[tuple[float, InstanceStatus, InstanceStatus]] = []
@@ -68,7 +68,7 @@ def used(status: InstanceStatus) -> float:
 
 
 def requests(burst: int, output_tokens: tuple[int, int], seed: int) -> list[Request]:
-    """Yield requests with Poisson arrivals and one burst, in order of arrival."""
+    """Return requests with Poisson arrivals and one burst, in order of arrival."""
     draw = random.Random(seed)
     arrivals = [BURST_AT_S + draw.random() for _ in range(burst)]
     now = draw.expovariate(RATE)
@@ -87,7 +87,7 @@ def requests(burst: int, output_tokens: tuple[int, int], seed: int) -> list[Requ
 
 
 def watch(spec: ClusterSpec, some: Sequence[Request], catalog: Catalog, every_s: float) -> BurstRun:
-    """Simulate the requests and sample the status of the prefill and the decode instance before every event."""
+    """Simulate the requests; update the peaks at every event, and sample both instances every `every_s` seconds."""
     ends, seen = TimelineCollector(), BurstRun(every_s=every_s)
     statistics = RunStatistics(None, None, over_all_tokens=False)
     cluster = build_cluster(spec, catalog, instance_profiles(spec, catalog), statistics, [ends], 1 << 60)
@@ -101,7 +101,7 @@ def watch(spec: ClusterSpec, some: Sequence[Request], catalog: Catalog, every_s:
 
 
 def over_time(seen: BurstRun, title: str) -> Table:
-    """Return a table with the number of requests in each state, one row per sample."""
+    """Return a table of requests by state and KV memory in use over time, one row per sample."""
     headings = ("s", "prompts wait", "held by prefill", "its memory", "decode memory", "decoding", "swapped out")
     table = Table(title=title, title_justify="left")
     for heading in headings:
@@ -115,7 +115,7 @@ def over_time(seen: BurstRun, title: str) -> Table:
 
 
 def summary(runs: dict[str, BurstRun]) -> Table:
-    """Return a table with the memory usage, latencies and swaps of each run."""
+    """Return a table of memory usage, latencies and swaps, one row per hand-off policy."""
     headings = ("", "max held by prefill", "max decode memory", "TTFT P50 / P99 s", "TPOT P50 / P99 ms",
                 "last token s", "lost", "swaps out", "blocks swapped")  # fmt: skip
     table = Table(title="outcome", title_justify="left")

@@ -1,4 +1,4 @@
-"""DistServe's claims in simulation: rate per GPU and SLO tightness against colocated serving.
+"""Check DistServe's claims in simulation: request rate per GPU and SLO tightness relative to colocated serving.
 
     python bench/distserve/claims.py [--requests 1000] [--tolerance 0.05] [--only chat-13b]
 
@@ -6,8 +6,8 @@ For each application of the paper (OSDI'24, table 1), finds the placement with t
 as many GPUs as the paper's. It is compared with colocated instances of the paper's parallelism: with mixed batches,
 with chunked prefill, and as the paper's baseline (prefill first, at vLLM's speed as measured by DistServe's authors).
 *Rate* is the ratio of goodputs per GPU, with the colocated goodput in brackets. *Tighter* is how much smaller the SLO
-could be at the colocated design's maximum rate. One more row is the example of the paper's figure 1, at vLLM's speed
-for all designs. Models without published profiles use the roofline estimate and are marked.
+could be at the colocated design's maximum rate. An additional row has the example of the paper's figure 1, at vLLM's
+speed for all designs. Models without published profiles use the roofline estimate and are marked.
 """
 
 import argparse
@@ -45,7 +45,7 @@ OWN, VLLM, ESTIMATED = "distserve-published", "distserve-published-vllm", "roofl
 
 
 class Application(msgspec.Struct, frozen=True):
-    """One application of the paper's table 1, with the improvements over vLLM (rate, tighter) of section 6.2."""
+    """One application of the paper's table 1: model, SLO, the paper's placement, and its claimed gains over vLLM."""
 
     name: str
     workload: str
@@ -89,7 +89,7 @@ def problem(one: Application, performance: str, requests: int) -> Problem:
 def colocated(
     what: Problem, tensor_parallel: int, ways: Sequence[tuple[str, int | None]], where: RunSettings, grid: RateGrid
 ) -> list[SimulatedPlacement | None]:
-    """Return the goodput of one colocated instance under each batching policy."""
+    """Return the goodput of one colocated instance for each (batcher, token budget); None if no rate meets the SLO."""
     kind = what.instance(MACHINE, tensor_parallel)
     designs = [
         Design(family=Family(kinds=(kind,), batcher=batcher, max_num_batched_tokens=budget), counts=(1,))
@@ -107,7 +107,7 @@ def colocated(
 
 
 def tightest(what: Problem, design: Design, rate: float, where: RunSettings, grid: RateGrid) -> float | None:
-    """Return the smallest SLO scale that a design meets at the given request rate."""
+    """Return the smallest factor on the SLO bounds with which a design still meets the SLO at a request rate."""
 
     async def one(search: RateSearch) -> float | None:
         return (await search.evaluate(Trial(design, rate))).slo_scale
@@ -125,7 +125,7 @@ def _search(what: Problem, where: RunSettings, grid: RateGrid, ask: Callable[[Ra
 
 
 def degrees(plan: PlacementPlan) -> str:
-    """Format parallelism as in the paper, for example `2,1 / 1,1`."""
+    """Format tensor and pipeline parallelism of prefill / decode as in the paper, for example `2,1 / 1,1`."""
     return " / ".join(f"{kind.tensor_parallel},{kind.pipeline_parallel}" for kind in plan.best.design.family.kinds)
 
 

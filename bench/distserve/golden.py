@@ -1,11 +1,11 @@
-"""Compare `rules: distserve-published` with the output of DistServe's own simulator.
+"""Compare simulations under `rules: distserve-published` with the output of DistServe's own simulator.
 
     python bench/distserve/golden.py [FILE …] [--slo-ms 200,100]
 
-Each FILE holds that simulator's output per request; the default is golden/distserve under TWOFOLD_DATA. The file name
-gives engine, model, and tensor and pipeline parallelism of prefill and decode. Errors are relative, and the maximum
-over requests is printed. Attainment is the share of requests within TTFT and TPOT jointly, at 0.5, 0.75, 1 and 1.5
-times the SLO.
+Each FILE is the output of one run of DistServe's simulator, a row per request; the default is all files in
+golden/distserve under TWOFOLD_DATA. The file name gives engine, model, and tensor and pipeline parallelism of prefill
+and decode. Prints the largest relative error over requests, and the attainment of both simulators: the share of
+requests within both TTFT and TPOT, at 0.5, 0.75, 1 and 1.5 times the SLO.
 """
 
 import argparse
@@ -43,7 +43,7 @@ class Golden(msgspec.Struct, frozen=True):
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
-    """Largest relative errors over all requests, and attainment by SLO scale as pairs (DistServe's, Twofold's)."""
+    """Result for one file: largest relative errors, and attainment by SLO scale as pairs (DistServe's, Twofold's)."""
 
     requests: int
     ttft_error: float
@@ -62,7 +62,7 @@ class _Ends(Observer):
 
 
 def cluster_of(name: str) -> ClusterSpec:
-    """Derive the cluster spec from the name of an output file."""
+    """Return the cluster spec that the name of an output file describes."""
     found = NAME.match(name)
     if found is None:
         raise SystemExit(f"{name} is not named golden-ENGINE-MODEL-TPPPTPPP-rRATE-N…")
@@ -80,7 +80,7 @@ def _pool(role: Role, degrees: str) -> PoolSpec:
 
 
 def compare(path: Path, slo_ms: tuple[float, float]) -> Comparison:
-    """Simulate the run that a file records and compare it with the file request by request."""
+    """Simulate the requests of an output file and compare their latencies with the recorded ones."""
     theirs = [msgspec.convert(row, Golden) for row in json.loads(path.read_text())]
     requests = [
         Request(

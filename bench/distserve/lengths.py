@@ -3,8 +3,8 @@
     python bench/distserve/lengths.py
 
 The paper (OSDI'24, figure 7) gives the mean prompt and output lengths of ShareGPT (chat), HumanEval (code) and
-LongBench (summaries). Lengths are log-normal with these means and an assumed coefficient of variation (below). They
-are truncated at the context length of the paper's OPT models.
+LongBench (summaries). Lengths are log-normal with these means and an assumed coefficient of variation, clipped to the
+context length of the paper's OPT models (2,048 tokens).
 """
 
 import math
@@ -22,8 +22,7 @@ STEPS = 400
 
 
 class Application(msgspec.Struct, frozen=True):
-    """An application of DistServe's paper; `prompt` and `output` are (mean, coefficient of variation) of lengths in
-    tokens."""
+    """One application of DistServe; `prompt` and `output` are (mean, coefficient of variation) of token counts."""
 
     name: str
     data_set: str
@@ -39,7 +38,7 @@ APPLICATIONS = (
 
 
 def quantiles(mean: float, variation: float, shares: list[float]) -> list[float]:
-    """Return the quantiles of a log-normal distribution that is truncated at `LONGEST` and then has the given mean."""
+    """Return the quantiles of a log-normal distribution clipped to `LONGEST`; `mean` is its mean after clipping."""
     low, high = 0.1 * mean, 10.0 * mean
     for _ in range(60):
         middle = (low + high) / 2

@@ -1,18 +1,18 @@
-"""Compare long simulations with queueing formulas, and find where tensor and pipeline parallelism cross.
+"""Compare long simulations with queueing formulas, and find the rate where tensor and pipeline parallelism cross.
 
     python bench/distserve/queueing.py [--requests 20000] [--recursion 12800000] [--prefill-ms 72.149] [--speedup 1.5]
 
 Prompts of one length arrive at random at one prefill instance that takes `--prefill-ms` for each. It runs as a single
 stage, as a pipeline of two equal stages, or with tensor parallelism over two accelerators, `--speedup` times faster.
 
-Two estimates are compared with the formulas of twofold.performance.queueing. The *simulator* is Twofold's, on
-`--requests` arrivals; these are too few, because waiting times are correlated in heavy traffic. The *recursion* is
-Lindley's, applied to each stage: W' = max(0, W + service - gap), on `--recursion` arrivals in independent parts, whose
-spread gives the standard error. On the same arrivals both agree, except for the 17 µs that the pipeline's first stage
-takes to send activations. The recursion therefore serves as a control variate for the simulator, and its error is the
-error of the result.
+Two estimates of the mean TTFT are compared with the formulas of twofold.performance.queueing. The *simulator* is
+Twofold's, on `--requests` arrivals. Its mean is imprecise, because waiting times are correlated in heavy traffic. The
+*recursion* is Lindley's, W' = max(0, W + service - gap), applied to each stage, on `--recursion` arrivals in
+independent parts; the spread of the parts gives the standard error. On the same arrivals both estimates agree, except
+for the 17 µs in which the pipeline's first stage sends activations. The recursion therefore serves as a control
+variate: it corrects the simulator's mean, and its standard error is the error of the result.
 
-The crossover is found by bisection over the rate, with the same arrivals for both sides of a comparison.
+The crossover is found by bisection over the rate, with the same arrivals for tensor and pipeline parallelism.
 """
 
 import argparse
@@ -50,7 +50,7 @@ Means = Callable[[tuple[int, int], float], float]
 
 
 class Constant(PerformanceModel):
-    """Performance model in which every prefill takes the same time and decode takes none."""
+    """Performance model in which every iteration takes the same time."""
 
     def __init__(self, prefill_s: float) -> None:
         self.name = f"{prefill_s * 1e3:g} ms"
@@ -81,7 +81,7 @@ class Constant(PerformanceModel):
 
 
 class Simulator:
-    """Twofold's simulator with one prefill instance; `mean_s` returns the mean TTFT of the given arrivals."""
+    """Estimates the mean TTFT of one prefill instance with Twofold's simulator, on given gaps between arrivals."""
 
     def __init__(self, prefill_s: float, speedup: float, gaps: Gaps) -> None:
         def constant(model: Model, machine: Machine, tensor_parallel: int) -> PerformanceModel:  # noqa: ARG001
@@ -117,7 +117,7 @@ class Simulator:
 
 
 class Recursion:
-    """Lindley's recursion for the queue of the same prefill instance, applied to each pipeline stage."""
+    """Estimates the mean TTFT of one prefill instance with Lindley's recursion, applied to each pipeline stage."""
 
     def __init__(self, prefill_s: float, speedup: float, gaps: Gaps) -> None:
         self._prefill_s, self._speedup, self._gaps = prefill_s, speedup, gaps
@@ -147,12 +147,12 @@ def arrivals(generator: np.random.Generator, requests: int) -> Gaps:
 
 
 def mean_and_error(values: list[float]) -> tuple[float, float]:
-    """Return the mean of estimates from independent parts, and the standard error of this mean."""
+    """Return the mean of independent estimates and the standard error of this mean."""
     return float(np.mean(values)), float(np.std(values, ddof=1)) / math.sqrt(len(values))
 
 
 def crossover(mean_s: Means, low: float, high: float) -> float:
-    """Return the request rate at which pipeline and tensor parallelism have the same mean TTFT."""
+    """Return the rate between `low` and `high` at which tensor and pipeline parallelism have equal mean TTFT."""
     while high - low > 1e-3:
         rate = (low + high) / 2
         if mean_s(SHAPES["tensor of 2"], rate) < mean_s(SHAPES["pipeline of 2"], rate):

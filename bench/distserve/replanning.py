@@ -1,11 +1,12 @@
-"""Benefit of re-planning under a sudden traffic change, and its rate of unnecessary decisions.
+"""Simulate re-planning of roles: its benefit after a sudden traffic change, and its decisions without any change.
 
     python bench/distserve/replanning.py [--minutes 10] [--hours 1] [--seeds 3]
 
 Four machines are split for long prompts and short outputs. Half-way, the rate nearly doubles, with short prompts and
-long outputs. The same requests are simulated with fixed roles, with Splitwise's router, and with re-planned roles
-under either; the table gives SLO attainment per minute of arrival. Then stationary traffic is simulated for hours,
-where every decision is unnecessary.
+long outputs. The same requests run with two routers (join the shortest queue, Splitwise's), each with fixed and with
+re-planned roles; the table gives SLO attainment per minute of arrival. Next, the delay from the change to the first
+role change is measured over many seeds. Last, stationary traffic runs for hours, so that every decision in it is
+unnecessary.
 """
 
 import argparse
@@ -61,7 +62,7 @@ class TimelineCollector(Observer):
 
 
 def requests(parts: Sequence[tuple[Traffic, float]], seed: int) -> Iterator[Request]:
-    """Yield requests with Poisson arrivals and lengths from a gamma distribution of shape 2 (CV = 0.7)."""
+    """Yield the requests of consecutive parts of traffic: Poisson arrivals, gamma lengths of shape 2 (CV = 0.7)."""
     draw = random.Random(seed)
     now, end, number = 0.0, 0.0, 0
     for traffic, duration_s in parts:
@@ -123,7 +124,7 @@ def step(minutes: int, seed: int, console: Console) -> None:
 
 
 def stationary(hours: float, seeds: int, console: Console) -> None:
-    """Count the re-planning decisions under stationary traffic, where every decision is unnecessary."""
+    """Print a table of the re-planning decisions during stationary traffic, where every decision is unnecessary."""
     table = Table(title=f"{hours:g} h of stationary traffic", title_justify="left")
     for heading in ("requests/s", "seed", "requests", "decisions", "moves", "CPU s"):
         table.add_column(heading, justify="right")
@@ -140,7 +141,7 @@ def stationary(hours: float, seeds: int, console: Console) -> None:
 
 
 def delays(seeds: int, console: Console) -> None:
-    """Measure the delay from the traffic change to the first role change, for each of many seeds."""
+    """Print the delay from the traffic change to the first role change: median and maximum over seeds."""
     half_s, found = 300.0, []
     for seed in range(seeds):
         wanted = list(requests(((BEFORE, half_s), (AFTER, 120.0)), 1000 + seed))

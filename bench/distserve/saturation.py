@@ -1,10 +1,10 @@
-"""Compare prefill batches up to the saturation length with shorter and longer ones.
+"""Compare the prefill TTFT with batches up to the saturation length L_m and with smaller and larger batches.
 
     python bench/distserve/saturation.py [--model opt-13b] [--requests 4000] [--seed 0]
 
-Prefill on a machine of A100s with the times of DistServe's simulator. Arrivals are Poisson, at shares of the rate that
-full batches of L_m tokens sustain; prompts are chat-like (log-normal, median 220 tokens, at most 2,048). L_m is the
-shortest prompt that reaches 90% of the peak token rate (`performance/saturation.py`).
+Simulates prefill on a machine of A100s with the times of DistServe's simulator. Arrivals are Poisson, at shares of the
+rate that full batches of L_m tokens sustain; prompts are chat-like (log-normal, median 220 tokens, at most 2,048). L_m
+is the shortest prompt that reaches 90% of the peak token rate (`saturating_tokens` in `performance/queueing.py`).
 """
 
 import argparse

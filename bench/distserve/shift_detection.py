@@ -2,9 +2,10 @@
 
     python bench/distserve/shift_detection.py [--hours 1] [--seeds 10] [--trace FILE ...]
 
-Stationary traffic of several rates and burstinesses, with lengths of the Azure traces, runs for hours, and every alarm
-is counted. Then the rate, the prompt length or the output length doubles or halves after an hour, and the delay to the
-alarm is measured in requests and seconds. Recorded traces, if given, are watched unchanged; their alarms may be true.
+Stationary traffic of several rates and burstinesses, with lengths of the Azure traces, runs for hours; every alarm is
+counted as false. Then the rate, the prompt length or the output length doubles or halves after an hour, and the delay
+to the alarm is measured in requests and seconds. The detector also reads recorded traces (`--trace`) unchanged; an
+alarm on them may be a true shift.
 """
 
 import argparse
@@ -21,7 +22,7 @@ from twofold.workload.distributions import load_lengths
 from twofold.workload.trace import open_trace
 
 RATES = (1.0, 10.0, 50.0)
-BURSTINESSES = (1.0, 0.25, 0.1)  # Poisson; gaps with CV = 2; with CV = 3.2
+BURSTINESSES = (1.0, 0.25, 0.1)  # CV of gaps: 1 (Poisson), 2 and 3.2
 STATIONARY_S, DEADLINE_S = 3600.0, 3600.0
 FACTORS = (2.0, 0.5)
 
@@ -48,8 +49,7 @@ def false_alarms(rate: float, burstiness: float, name: str, hours: float, seed: 
 
 
 def delay(quantity: Quantity, factor: float, rate: float, burstiness: float, seed: int) -> tuple[int, float] | None:
-    """Return the delay of the alarm after a step in traffic, as (requests, seconds); None without an alarm within an
-    hour."""
+    """Return the delay of the alarm after a traffic step, as (requests, seconds); None without an alarm in an hour."""
     watch, now, since = TrafficMonitor(), 0.0, 0
     lengths = load_lengths("azure-conv").sample(seed)
     for gap, (prompt, output) in zip(arrivals(rate, burstiness, seed), lengths, strict=False):
@@ -100,7 +100,7 @@ def steps(seeds: int) -> Table:
 
 
 def recorded(path: Path) -> Table:
-    """Return the alarms that the detector raises on a recorded trace."""
+    """Return a table of the alarms that the detector raises on a recorded trace."""
     table = _table(path.name, ("at s", "what", "before", "after", "since requests", "sigmas"))
     watch = TrafficMonitor()
     for request in open_trace(path):

@@ -1,10 +1,10 @@
-"""Hit rates of KV caches of every size from one pass over a trace, compared with simulated caches.
+"""Compute hit rates of KV caches of any size in one pass over a trace, and compare them with simulated caches.
 
     python bench/mooncake/capacity.py [--trace traces/mooncake-conversation.jsonl] [--tokens 3000000] [--requests N]
 
-First compares LRU hit rates from one pass (`twofold.planning.capacity`) with the live cache replayed at each capacity,
-and the CPU seconds of both. Then compares one pool over all nodes with a separate cache per node under round-robin
-requests, as in Mooncake (FAST'25), with `--tokens` per node.
+First compares the LRU hit rates of one pass (`twofold.planning.capacity`) with those of the service's prefix cache
+simulated at each capacity, and the CPU seconds of both. Then compares one pool over all nodes with a separate cache per
+node under round-robin requests, as in Mooncake (FAST'25), with `--tokens` per node.
 """
 
 import argparse
@@ -33,7 +33,7 @@ Prompts = Sequence[Sequence[BlockKey]]
 
 
 def replayed(prompts: Prompts, capacity: int) -> float:
-    """Return the prefix hit rate of the requests in a simulated cache."""
+    """Return the prefix hit rate of the prompts in an LRU cache of `capacity` blocks."""
     cache = PrefixCache(capacity, create_eviction("lru"))
     for prompt in prompts:
         count = cache.match(prompt)

@@ -1,4 +1,4 @@
-"""Effect of chunked pipeline prefill on the TTFT of long and short prompts.
+"""Measure the effect of chunked pipeline prefill on the TTFT of long and short prompts, live and simulated.
 
     OMP_NUM_THREADS=1 python bench/mooncake/chunked_pipeline.py [--model DIR] [--long 6144] [--short 512] [--chunk 768]
 
@@ -6,13 +6,14 @@ Three services alternate with the same sequential prompts: one stage, two stages
 is a process with one thread, so the host needs two idle cores. The result is TTFT relative to one stage: live as the
 median ratio of consecutive prompts, and simulated.
 
-The simulator's times are fitted to iterations of the serving engine: measured alone for alternating stages, and
-beside a second process for concurrent stages, because the cores of a host share its memory bandwidth. Each round also
-runs the long prompt on the engine, and the simulation is scaled to the drift. The service's overhead per prompt (the
-part of the one-stage service's short TTFT beyond the engine's time) is added in both worlds.
+The simulator's times are fitted to iterations of the serving engine. The engine is measured alone for stages that run
+in turn, and beside a second process for stages that run concurrently, because the cores of a host share its memory
+bandwidth. Each round also times the long prompt on the engine, and the simulated times are scaled by the drift since
+the fit. The service's overhead per prompt (the one-stage service's short TTFT minus the engine's time) is added to the
+simulated times.
 
-Exits with 1 if, live or simulated, a long prompt is not faster with chunks, a short one takes over 5% longer, or both
-worlds differ by more than 15%.
+Exits with 1 if, live or simulated, a long prompt is not faster with chunks, a short one takes over 5% longer, or live
+and simulated seconds differ by more than 15%.
 """
 
 import argparse
@@ -64,7 +65,7 @@ SHORT, APART = 1.05, 0.15
 
 
 class Setting(msgspec.Struct, frozen=True, kw_only=True):
-    """Lengths in tokens and number of rounds; in each round `shorts` short prompts follow one long prompt.
+    """Lengths in tokens and number of rounds; each round sends one long prompt and `shorts` short prompts.
 
     `boundary_gb_per_s` is the bandwidth for activations between two processes of a host.
     """
@@ -78,7 +79,7 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Ttft(msgspec.Struct, frozen=True, kw_only=True):
-    """TTFT of a long and a short prompt in seconds, and relative to the service with one stage."""
+    """TTFT of a long and a short prompt: in seconds, and relative to the service with one stage."""
 
     long_s: float
     short_s: float
@@ -87,7 +88,7 @@ class Ttft(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """Live and simulated TTFTs by service, with the engine times behind the simulation."""
+    """Live and simulated TTFT by service, with the engine times measured alone and beside a second process."""
 
     setting: Setting
     live: dict[str, Ttft]
@@ -132,7 +133,7 @@ def paired(seconds: Sequence[float], of: Sequence[float]) -> float:
 
 
 class MeasuredService:
-    """A service under measurement with its TTFTs of long and short prompts."""
+    """Client of one service; collects the TTFTs of its long and short prompts."""
 
     def __init__(self, name: str, client: Client, prompts: PromptMaker, timelines: list[Timeline]) -> None:
         self.name = name
@@ -149,7 +150,7 @@ class MeasuredService:
             yield cls(name, client, PromptMaker(lowest=lowest, vocabulary=vocabulary), timelines)
 
     async def ttft_s(self, name: str, prompt_tokens: int) -> float:
-        """Return the TTFT in seconds of a new, uncached prompt on the idle service."""
+        """Send a new, uncached prompt to the idle service and return its TTFT in seconds."""
         asked = request(name, prompt_tokens)
         outcome = await self._client.send(asked, self._client.body(asked, self._prompts.prompt(asked)))
         if outcome.error is not None:
@@ -176,9 +177,9 @@ class FirstTokens(Observer):
 
 
 def simulated(times: PackedTimes, token_s: float, stages: int, chunk: int | None, prompt: int) -> float:
-    """Return the simulated TTFT of one prompt on a pipelined instance with these engine times.
+    """Return the simulated TTFT of one prompt on a pipeline of `stages` stages with these engine times.
 
-    The machine type of the cluster spec is arbitrary, because its times are not used.
+    The machine type in the cluster spec has no effect, because all times come from `times`.
     """
     whole = PackedModel("the engine", times)
     first, later = LayersStage(whole, 1 / stages, 0.0), LayersStage(whole, 1 / stages, token_s)
@@ -235,7 +236,7 @@ def simulate_all(
 
 
 def measure_engine(directory: Path, longest: int) -> list[MeasuredIteration]:
-    """Measure iterations of a single sequence on one thread; each time is the median of three runs."""
+    """Time prefill iterations of several lengths and contexts on one thread; each time is the median of three runs."""
     engine, made = make_engine(directory, longest), list[MeasuredIteration]()
     for tokens, context in [*cells(longest), (longest // 2, 0), (longest, 0)]:
         step = new_step(tokens, context)
@@ -265,7 +266,7 @@ def make_engine(directory: Path, longest: int) -> "TorchEngine":
 
 
 def new_step(tokens: int, context: int) -> SequenceStep:
-    """Return a step that prefills a number of tokens after a context of a given length."""
+    """Return a step that prefills `tokens` tokens after `context` cached tokens."""
     return SequenceStep("a", [7] * tokens, context, list(range(blocks_of(tokens + context))), None)
 
 
@@ -278,7 +279,7 @@ def cells(longest: int) -> list[tuple[int, int]]:
 
 
 class Engine:
-    """An engine in its own process, which runs the long prompt on request."""
+    """Engine in its own process that times the long prompt on request."""
 
     def __init__(self, directory: Path, longest: int) -> None:
         self.seconds: list[float] = []
@@ -316,7 +317,7 @@ def engine_command(what: str, directory: Path, longest: int) -> list[str]:
 
 
 def engine_times(directory: Path, longest: int, processes: int) -> PackedTimes:
-    """Measure the engine in concurrent processes; return a performance model fitted to the first process's times."""
+    """Time the engine in concurrent processes; return a performance model fitted to the first process's times."""
     command = engine_command("--measure-engine", directory, longest)
     running = [subprocess.Popen(command, stdout=subprocess.PIPE) for _ in range(processes)]
     sentences = [process.communicate()[0] for process in running]
@@ -408,7 +409,7 @@ def main() -> int:
 
 
 def services(setting: Setting) -> dict[str, Sequence[str]]:
-    """Start the services without CPU pinning, because each stage needs its own core."""
+    """Return the flags of each service; workers are not pinned, because each stage needs its own core."""
     common = ["--no-pin-cores", "--kv-cache-memory-bytes", "256MiB"]
     chunks = ["--pipeline-chunk", str(setting.chunk)]
     return {ONE: common, TWO: [*common, "--prefill-pp", "2"], CHUNKED: [*common, "--prefill-pp", "2", *chunks]}

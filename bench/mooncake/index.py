@@ -1,4 +1,4 @@
-"""Lookup speed and memory of a prefix index with a thousand instances and millions of blocks.
+"""Measure lookup speed and memory of a prefix index with a thousand instances and millions of blocks.
 
     python bench/mooncake/index.py [--instances 1000] [--blocks 2000000]
 
@@ -39,7 +39,7 @@ Where = tuple[str, Prompt]
 
 
 class Prompts:
-    """Shared documents and prompts that begin with them, drawn reproducibly from a seed."""
+    """Generator of reproducible prompts that begin with one of a set of shared documents."""
 
     def __init__(self, documents: int, instances: int) -> None:
         self._draw = random.Random(0)
@@ -52,7 +52,7 @@ class Prompts:
         return [self._draw.randbytes(KEY_BYTES) for _ in range(blocks)]
 
     def known(self) -> Prompt:
-        """Return a prompt that begins with a cached document and ends with uncached blocks."""
+        """Return a prompt: a shared document, drawn by popularity, and then new blocks of its own."""
         (document,) = self._draw.choices(self._documents, cum_weights=self._weights)
         return document + self.fresh(OWN_BLOCKS)
 
@@ -60,19 +60,19 @@ class Prompts:
         return self._draw.choice(self._names)
 
     def documents(self) -> Iterator[Where]:
-        """Yield (instance, document) for every copy of every document; popular documents have more copies."""
+        """Yield (instance, document) for every cached copy of a document; popular documents have more copies."""
         most = min(MOST_COPIES, len(self._names))
         for rank, document in enumerate(self._documents, start=1):
             for name in self._draw.sample(self._names, max(1, most // rank)):
                 yield name, document
 
     def conversations(self, count: int) -> list[Where]:
-        """Yield complete prompts with the instance that caches all their blocks."""
+        """Return `count` pairs (instance, prompt); the instance caches all blocks of the prompt."""
         return [(self.instance(), self.known()) for _ in range(count)]
 
 
 class Work(msgspec.Struct, frozen=True, kw_only=True):
-    """Measurement of an operation that ran `times` times in `cpu_s` CPU seconds on `blocks` blocks in total."""
+    """CPU seconds of one kind of operation: `times` calls, on `blocks` blocks in total."""
 
     what: str
     times: int
@@ -81,7 +81,7 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def fill(index: PrefixIndex, prompts: Prompts, blocks: int) -> tuple[Work, list[Where]]:
-    """Fill the index to a number of blocks; return the measurement and a sample of the stored prompts."""
+    """Store prompts until the index has `blocks` blocks; return the measurement and the prompts stored last."""
 
     def store(stored: list[Where]) -> None:
         for name, keys in stored:
@@ -99,7 +99,7 @@ def fill(index: PrefixIndex, prompts: Prompts, blocks: int) -> tuple[Work, list[
 
 
 def ask(what: str, questions: list[Prompt], answer: Callable[[Prompt], int]) -> Work:
-    """Measure index lookups; the function `answer` returns the number of matched blocks of a prompt."""
+    """Measure one lookup per prompt in `questions`; `answer` looks up a prompt and returns its matched blocks."""
     found = [0]
 
     def work() -> None:
@@ -113,7 +113,7 @@ def ask(what: str, questions: list[Prompt], answer: Callable[[Prompt], int]) -> 
 
 
 def measure(index: PrefixIndex, prompts: Prompts, stored: list[Where]) -> list[Work]:
-    """Measure every kind of lookup in the index and of removal from the index."""
+    """Measure every kind of lookup in the index, and the removal of blocks and of an instance."""
     known = [prompts.known() for _ in range(QUESTIONS)]
     strangers = [prompts.fresh(DOCUMENT_BLOCKS + OWN_BLOCKS) for _ in range(QUESTIONS)]
     name = prompts.instance()

@@ -1,4 +1,4 @@
-"""Time of a prompt with a loaded prefix and a stored suffix, against the longest of load, compute and store alone.
+"""Measure a prompt that loads its prefix and stores its suffix layer by layer, against load, compute and store alone.
 
     python bench/mooncake/layer_wise.py [--lengths 1024 2048 4096] [--shares 0.5 0.9] [--throttle GB/s]
 
@@ -8,8 +8,8 @@ memory) and store are measured alone, then overlapped layer by layer, from the p
 The first token must equal that of the computation alone.
 
 Copies are far faster than CPU compute, so each case runs twice: as is, and with throttled copies (to `--throttle`, or
-so that loading takes as long as computing). Figures are medians over rounds. Exits with 1 unless each case is within
-10% of the longest of the three and of the prediction of `performance/layer_wise.py`.
+so that loading takes as long as computing). Figures are medians over rounds. Exits with 1 unless the overlapped time of
+each case is within 10% of the longest of the three times and of the prediction of `performance/reuse.py`.
 """
 
 import argparse
@@ -67,8 +67,7 @@ STORE_PROMPTS = 8  # store capacity in longest prompts
 
 
 class Lanes(msgspec.Struct, kw_only=True):
-    """Measured times of one case in seconds, one per round; `bytes_per_s` is the copy speed limit, or None without a
-    limit."""
+    """Measured times of one case in seconds, one per round; `bytes_per_s` limits the copies (None: no limit)."""
 
     layers: int
     prompt_tokens: int
@@ -80,12 +79,12 @@ class Lanes(msgspec.Struct, kw_only=True):
     overlapped_s: list[float] = []
 
     def over_longest(self) -> float:
-        """Return the overlapped time divided by the longest of the load, compute and store times."""
+        """Return the overlapped time relative to the longest of load, compute and store alone."""
         lanes = zip(self.load_s, self.compute_s, self.store_s, strict=True)
         return _ratio(self.overlapped_s, [max(lane) for lane in lanes])
 
     def over_predicted(self) -> float:
-        """Return the overlapped time divided by the time that the performance model predicts."""
+        """Return the overlapped time relative to the prediction of the layer-wise performance model."""
         lanes = zip(self.load_s, self.compute_s, self.store_s, strict=True)
         return _ratio(self.overlapped_s, [layer_wise(self.layers, *lane) for lane in lanes])
 
@@ -98,7 +97,7 @@ def _ratio(times: Sequence[float], others: Sequence[float]) -> float:
 
 
 class Throttled:
-    """A block copier whose speed is limited to `bytes_per_s`, or unlimited if `bytes_per_s` is None."""
+    """Block copier that limits its speed to `bytes_per_s`; None means no limit."""
 
     def __init__(self, copier: BlockCopier, bytes_per_layer: int) -> None:
         self.layers, self.span = copier.layers, copier.span
@@ -120,7 +119,7 @@ class Throttled:
 
 
 class Answer(Outbox):
-    """Stub of a worker's outbox that receives the worker's messages and stops the worker at the first token."""
+    """Outbox stub that records the first token of a prompt and then stops the worker's loop."""
 
     token_id = reused_tokens = 0
     ends: Callable[[], None]
@@ -133,7 +132,7 @@ class Answer(Outbox):
 
 
 class Worker:
-    """A worker with KV memory for `tokens` tokens that runs one prompt at a time, with or without a KV store."""
+    """Worker with KV memory for `tokens` tokens that runs one prompt at a time, with or without a KV store."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], model: LoadedModel, tokens: int) -> None:
         layout, blocks = model.layout(BLOCK), tokens // BLOCK
@@ -162,12 +161,12 @@ class Worker:
         self._prompts = 0
 
     def use(self, client: StoreClient) -> None:
-        """Connect the worker to a KV store, so that it loads prefixes from the store and stores new blocks there."""
+        """Connect the worker to a KV store, which then provides prefixes and receives computed blocks."""
         self.state.prefixes = StoredPrefixes(self.state, self._scheduler, client, self.copier)
         self.state.prefixes.start()
 
     def prefill(self, tokens: list[int], keys: Sequence[bytes]) -> float:
-        """Return the seconds from a prompt's arrival until its first token is computed and its KV is stored."""
+        """Run a prompt; return the seconds from its arrival until its first token is computed and its KV is stored."""
         state, began_s = self.state, time.perf_counter()
         self._prompts += 1
         request = Request(
@@ -200,7 +199,10 @@ class Bench:
         self._fill_store(longest)
 
     def measure(self, prompt_tokens: int, share: float, rounds: int, throttle: float | None) -> list[Lanes]:
-        """Measure each case twice: unthrottled, and with copies slowed to `throttle` bytes/s or to the compute time."""
+        """Measure one prompt length and reused share twice: with unthrottled and with throttled copies.
+
+        Throttled copies run at `throttle` bytes/s or, without it, so slowly that loading takes as long as computing.
+        """
         reused = int(prompt_tokens * share) // BLOCK * BLOCK
         begin, begin_keys = self._tokens(reused), self._keys(reused)
         self._has.prefill(begin, begin_keys)
@@ -225,8 +227,10 @@ class Bench:
     def _round(
         self, begin: list[int], begin_keys: Sequence[bytes], rest: int, bytes_per_s: float | None
     ) -> tuple[float, float, float, float]:
-        """Measure load, compute and store alone, then overlapped; each measurement stores the prefix under new block
-        keys."""
+        """Return the seconds of load, compute and store alone, and of all three overlapped.
+
+        The prefix is first stored under new block keys, so that the store has no block of an earlier round to reuse.
+        """
         has, loads = self._has, self._loads
         blocks = self._blocks(begin_keys)
         stored_keys, end, end_keys = self._keys(len(begin)), self._tokens(rest), self._keys(rest)
@@ -250,14 +254,14 @@ class Bench:
         return load_s, compute_s, store_s, overlapped_s
 
     def _blocks(self, keys: Sequence[bytes]) -> Sequence[int]:
-        """Return the ids of a prompt's cached blocks; the ids stay valid because no other request runs."""
+        """Return the ids of the cached blocks with these keys; the ids stay valid because no other request runs."""
         grant, _ = self._has.shared.borrow("bench", keys)
         blocks = tuple(self._has.shared.blocks_of(grant))
         self._has.shared.release(grant)
         return blocks
 
     def _fill_store(self, longest: int) -> None:
-        """Write to all memory of the store, so that page faults happen before the measurement."""
+        """Write to all memory of the store, so that its page faults happen before the measurement."""
         blocks = range(longest // BLOCK)
         for _ in range(STORE_PROMPTS + 1):
             self._client.store(self._keys(longest), self._has.copier, blocks)
@@ -276,7 +280,7 @@ def _timed(act: Callable[[], object]) -> float:
 
 
 def running_client(stack: ExitStack, folder: Path, model: LoadedModel, longest: int) -> StoreClient:
-    """Start a store client and close it when the exit stack unwinds."""
+    """Start the store process and return a client of it; the exit stack stops the process."""
     layout = model.layout(BLOCK)
     config = ServiceConfig(
         engine=EngineConfig(model="none"),

@@ -1,10 +1,10 @@
-"""TTFT of prompts with a cached prefix on a live service, relative to cold prompts.
+"""Measure the TTFT of prompts with a cached prefix on a live service, relative to uncached prompts.
 
     python bench/mooncake/live_reuse.py [--model DIR] [--lengths 1024 2048] [-- FLAGS OF twofold serve]
 
-Each round sends a prompt without a shared prefix, then for each share a prefix and a prompt that starts with it.
-Requests are sequential and figures are medians over rounds. Prompts with 95% cached should take at most 20% of the
-cold TTFT.
+Each round sends an uncached ("cold") prompt, and for each cached share a prefix followed by a prompt that starts with
+it. Requests are sequential and figures are medians over rounds. Exits with 1 if prompts with 95% cached take more than
+20% of the cold TTFT.
 """
 
 import argparse
@@ -36,19 +36,19 @@ GOAL_SHARE, GOAL_RATIO = 0.95, 0.2
 
 
 class Reuse(msgspec.Struct, frozen=True, kw_only=True):
-    """TTFTs in seconds at one prompt length: of cold prompts, and of prompts with each cached share."""
+    """TTFTs in seconds at one prompt length, one per round: of uncached prompts, and of prompts by cached share."""
 
     prompt_tokens: int
     cold_s: list[float]
     warm_s: dict[float, list[float]]
 
     def ratio(self, share: float) -> float:
-        """Return the median TTFT of prompts with a cached share, divided by the median TTFT of cold prompts."""
+        """Return the median TTFT of prompts with this cached share, divided by that of uncached prompts."""
         return statistics.median(self.warm_s[share]) / statistics.median(self.cold_s)
 
 
 class PromptSender:
-    """Client that sends sequential prompts of fresh random tokens."""
+    """Client that sends prompts of random tokens one after another and measures their TTFT."""
 
     def __init__(self, client: Client, timelines: list[Timeline], vocabulary: int | None) -> None:
         self._client, self._timelines = client, timelines
@@ -68,7 +68,7 @@ class PromptSender:
 
 
 async def measure(url: str, lengths: list[int], rounds: int) -> list[Reuse]:
-    """Run all rounds; the first one is a warm-up."""
+    """Measure the TTFTs of all prompt lengths and cached shares; the first round is a warm-up."""
     endpoint, timelines = await discover(url), list[Timeline]()
     found = [Reuse(prompt_tokens=n, cold_s=[], warm_s={share: [] for share in SHARES}) for n in lengths]
     async with Client(endpoint, Recorder([timelines.append]), ClientConfig()) as client:

@@ -1,17 +1,16 @@
-"""Requests rejected by each overload rule at twice a trace's rate, on 8 prefill and 8 decode machines.
+"""Simulate overload at twice a trace's rate: requests rejected by each overload rule on 8 + 8 machines.
 
     python bench/mooncake/overload.py [--trace FILE] [--speed 2] [--slo ttft=30,tpot=0.1] [--only early]
 
 Mooncake (arXiv 2407.00079, section 7) reports 4,183 rejections for its baseline, 3,771 for early rejection and 3,589
-for early rejection by prediction, of 23,000 requests that are not public. This script uses LLaMA2-70B on machines of
-8 A100 and the conversation trace. It reports rejections by stage, wasted prefills, latencies of served requests, and
-mean, fluctuation and correlation of both phases' loads. Exits with 1 unless:
-
+for early rejection by prediction, of 23,000 requests that are not public. This script uses LLaMA2-70B on 8 prefill and
+8 decode machines of 8 A100 and the conversation trace. It reports rejections by stage, wasted prefills, latencies of
+served requests, and mean, fluctuation and correlation of both phases' loads. Exits with 1 unless:
 - the baseline rejects more than early rejection, which rejects more than early rejection by prediction
 - both loads fluctuate less with prediction than without (standard deviation)
-- early rejection wastes fewer prefills than the baseline, and with prediction no more than without; every wasted
-  prefill was rejected by its decode instance
-- 90% of served requests are within the SLO, in TTFT and in TPOT
+- early rejection wastes fewer prefills than the baseline, and prediction at most as many as early rejection; a prefill
+  is wasted if the decode instance rejects its request
+- 90% of served requests are within the TTFT bound, and 90% within the TPOT bound
 """
 
 import argparse

@@ -1,12 +1,11 @@
-"""Overload control of a live service at twice its capacity: SLO attainment of admitted requests, and rejection latency.
+"""Measure overload control of a live service at twice its capacity: SLO attainment and latency of rejections.
 
     python bench/mooncake/overload_live.py MODEL [--profile FILE] [--rule predicted] [--load 2] [--requests 300]
 
-A service of real workers (1P+1D) on this host. Its capacity is the highest rate at which 90% of requests are within
-the SLO in the simulation of its profile, measured first unless given (`twofold calibrate live`). Requests of a
-workload are sent open-loop at `--load` times that rate; clients, gateway and workers share the host's cores. Exits
-with 1 unless:
-
+Runs a service of real workers (1P+1D) on this host. Its capacity is the highest rate at which 90% of requests meet the
+SLO in the simulation of its host profile; without --profile, the host is measured first (`twofold calibrate live`).
+Requests of a workload are sent open-loop at `--load` times the capacity; clients, gateway and workers share the host's
+cores. Exits with 1 unless:
 - at least 90% of admitted requests are within the SLO, measured at the client
 - 90% of rejections are answered within 50 ms
 - the median error of predicted TTFT, from the service's metrics, is at most 15%
@@ -59,7 +58,7 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 class Load:
-    """Load generator that sends requests at their arrival times; `timelines` has the timeline of every request sent."""
+    """Open-loop load generator; records the answer and the timeline of every request."""
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -89,7 +88,7 @@ class Load:
 
 
 def median_error(exposition: str) -> float | None:
-    """Return the upper bound of the histogram bucket that contains the median error."""
+    """Return the median error of predicted TTFT, as the upper bound of its histogram bucket; None without samples."""
     name = "twofold:ttft_prediction_error_ratio"
     counts = [
         (float(line.split('le="')[1].split('"')[0]), float(line.split()[-1]))

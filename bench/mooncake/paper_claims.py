@@ -1,19 +1,17 @@
-"""Mooncake's claims in simulation: throughput within the SLO against colocated serving.
+"""Check Mooncake's claims in simulation: throughput within the SLO against colocated serving.
 
     python bench/mooncake/paper_claims.py [--only 16k] [--requests 400] [--trace-requests 4000] [--jobs 2]
 
-Three tables, of `systems.py` with the `settings.py` of the papers:
-
+Prints three tables. `systems.py` defines the compared clusters, `settings.py` the papers' generated workloads.
 - `arxiv`, `l-eval`, `16k` to `128k`: the highest rate at which P90 TTFT and P90 TBT meet the SLO, for 3P+1D and 2P+2D
   against four colocated machines. The SLO is the paper's: 10 times the TTFT and 5 times the TBT at its lowest rate,
   averaged over its three systems. TBT is the time per output token of a request.
-- `trace`: the conversation trace at 10P+10D against 20 machines, with 30 s and 0.1 s: the highest replay rate, and the
-  share of requests within both bounds, as recorded and at the paper's prompt tokens per second.
+- `trace`: the conversation trace on 10P+10D against 20 colocated machines, with bounds of 30 s and 0.1 s: the highest
+  replay rate, and the share of requests within both bounds, as recorded and at the paper's prompt tokens per second.
 - `fast25`: the same trace on 16 machines, as recorded: the share of requests within 30 s and 100, 200 or 300 ms,
   where TBT is the mean of the longest tenth of a request's gaps.
-
-A cell gives the rate and the bound that is missed at the next rate. The claims about directions follow; exits with 1
-if one does not hold and `EXPLAINED` gives no reason.
+A rate is printed with the bound that the next higher rate misses. After the tables, each of the papers' claims (which
+system is better) is printed with whether it holds; exits with 1 if one does not and `EXPLAINED` gives no reason.
 """
 
 import argparse
@@ -72,7 +70,7 @@ EXPLAINED = {"fast25, 200 ms, chunks": _CHUNKS, "fast25, 300 ms, chunks": _CHUNK
 
 
 class Share(msgspec.Struct, frozen=True):
-    """Shares of all requests that meet the TTFT bound and each of the TBT bounds."""
+    """Share of all requests that meet the TTFT bound and a TBT bound, for each TBT bound."""
 
     shares: tuple[float, ...]
     cpu_s: float
@@ -82,7 +80,7 @@ class Share(msgspec.Struct, frozen=True):
 
 
 def generated_systems(setting: Setting) -> dict[str, ClusterSpec]:
-    """Return the cluster specs of all systems by name; the paper's three systems come first."""
+    """Return the cluster specs of the systems compared on generated workloads, the paper's three first."""
     alone = setting.individually
     return {
         SPLIT: mooncake(3, 1),
@@ -94,7 +92,7 @@ def generated_systems(setting: Setting) -> dict[str, ClusterSpec]:
 
 
 def bounds(setting: Setting) -> Slo:
-    """Return the SLO: multiples of P90 TTFT and P90 TBT at the lowest rate, averaged over the paper's systems."""
+    """Return the SLO: multiples of P90 TTFT and P90 TBT at the lowest rate, averaged over the paper's three systems."""
     specs = generated_systems(setting)
     arriving = requests(setting, setting.lowest, ALONE)
     results = [run(specs[name], arriving) for name in setting.published]
@@ -150,8 +148,7 @@ def search_trace(system: str, path: Path, count: int, grid: RateGrid) -> SearchR
 
 
 def within_at(system: str, path: Path, count: int, rate: float | None) -> Share:
-    """Return the share of requests within both bounds of `TRACE_SLO`, at a replay rate, or as recorded if the rate is
-    None."""
+    """Return the share of requests within `TRACE_SLO` when the trace is replayed at `rate` (None: as recorded)."""
     arriving = trace(path)[:count]
     if rate is not None:
         arriving = list(scale_rate(arriving, rate / (mean_rate(arriving) or 1.0)))
@@ -166,8 +163,7 @@ def paper_rate(path: Path, count: int) -> float:
 
 
 def effective(system: str, path: Path, count: int) -> Share:
-    """Return the shares of requests with TTFT within 30 s and mean TBT of the longest tenth within each of
-    `TBT_BOUNDS_S`."""
+    """Return the shares of requests with TTFT within 30 s and mean TBT of the longest tenth within each TBT bound."""
     gaps = TokenGaps()
     arriving = trace(path)[:count]
     result = simulate(fast25_systems()[system], arriving, catalog=load_catalog(), observers=[gaps], series=False)
@@ -190,7 +186,7 @@ def table_of(title: str, *headings: str) -> Table:
 
 
 def rate_ratio(one: SearchResult, other: SearchResult) -> float:
-    """Return the ratio of two rates; infinite if the second design meets the SLO at no rate."""
+    """Return the ratio of two highest rates; infinite if the second system meets the SLO at no rate."""
     return (one.rate or 0.0) / other.rate if other.rate else math.inf
 
 
@@ -228,7 +224,7 @@ def trace_claims(found: Mapping[str, SearchResult], shares: Mapping[str, Share])
 
 
 def fast25_claims(shares: Mapping[str, Share]) -> Iterator[Claim]:
-    """Yield claims of the FAST'25 paper: against the best baseline with whole prompts, and against chunked prefill."""
+    """Yield whether 8P+8D serves more requests in time than colocated clusters with whole and with chunked prompts."""
     for place, bound_s in enumerate(TBT_BOUNDS_S):
         for what, others in (("whole prompts", (VLLM, PREFIX)), ("chunks", (CHUNKED,))):
             ours, best = (_best(shares, names, place) for names in (("8P+8D",), others))
@@ -244,7 +240,7 @@ def _best(shares: Mapping[str, Share], names: Sequence[str], place: int) -> floa
 
 
 class Job:
-    """One simulation for a worker process, with the key of its result."""
+    """Simulates the systems of each table in worker processes, prints the table, and yields the claims."""
 
     def __init__(self, pool: ProcessPoolExecutor, given: argparse.Namespace, console: Console) -> None:
         self._pool, self._given, self._console = pool, given, console

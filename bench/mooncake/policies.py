@@ -1,11 +1,11 @@
-"""Mooncake's Conductor against random, load-balancing and local-prefix routing on its conversation trace.
+"""Simulate Mooncake's Conductor against random, load-balancing and local-prefix routing on its conversation trace.
 
     python bench/mooncake/policies.py [TRACE] [--machine dgx-a100] [--room "3000000 tokens"] [--instances 8]
 
-Eight prefill and eight decode instances, one machine each. The `--model` has the layers, width and KV heads of the
-paper's (LLaMA2-70B) and a context long enough for the trace; times are roofline estimates. Each prefill instance
-caches prompt KV in its machine's memory. A machine's link carries 100 GB/s, the paper's 800 Gb/s, for hand-offs and
-for transfers between caches.
+The cluster has eight prefill and eight decode instances, one machine each. The `--model` has the layers, width and KV
+heads of the paper's (LLaMA2-70B) and a context long enough for the trace; times are roofline estimates. Each prefill
+instance caches prompt KV in its machine's memory. A machine's link carries 100 GB/s, the paper's 800 Gb/s, for
+hand-offs and for transfers between caches.
 
 The table gives TTFT, the shares of blocks found locally and in another cache, the busiest instance's share of prompts,
 and the replication of the ten hottest blocks. The claims follow; exits with 1 if one does not hold.

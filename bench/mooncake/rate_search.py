@@ -16,7 +16,7 @@ _HOPELESS = 0.01  # give-up threshold relative to the starting rate
 
 
 class SearchResult(msgspec.Struct, frozen=True):
-    """Result of a rate search: highest rate within the SLO (or None), and the bound missed at the next higher rate."""
+    """Result of a rate search: highest rate within the SLO (None: no rate), and the bound that the next rate misses."""
 
     rate: float | None
     bound: str
@@ -29,7 +29,7 @@ class SearchResult(msgspec.Struct, frozen=True):
 def search(
     spec: ClusterSpec, arriving: Callable[[float], Sequence[Request]], slo: Slo, start: float, grid: RateGrid
 ) -> SearchResult:
-    """Search for the highest rate of a cluster within the SLO; `arriving(rate)` returns the requests at a rate."""
+    """Return the highest rate of a simulated cluster within the SLO; `arriving` returns the requests at a rate."""
     spent = 0.0
 
     def misses(rate: float) -> str:
@@ -47,7 +47,10 @@ def run(spec: ClusterSpec, arriving: Sequence[Request], slo: Slo | None = None) 
 
 
 def missed(result: SimulationResult, slo: Slo) -> str:
-    """Return the name of the SLO bound that P90 exceeds, or "". TBT here is the time per output token of a request."""
+    """Return the SLO bound that P90 exceeds, TTFT or TBT (time per output token), or "" if both are met.
+
+    Returns "refused" if a request was not completed.
+    """
     for name, histogram, bound_s in (("TTFT", result.ttft_s, slo.ttft_s), ("TBT", result.tpot_s, slo.tpot_s)):
         value = histogram.percentile(90)
         if value is not None and bound_s is not None and value > bound_s:
@@ -56,7 +59,11 @@ def missed(result: SimulationResult, slo: Slo) -> str:
 
 
 def highest(misses: Callable[[float], str], start: float, grid: RateGrid) -> tuple[float | None, str]:
-    """Return the highest rate of the grid that passes, and the bound missed at the next. Steps grow, then halve."""
+    """Return the highest rate of the grid that misses no bound, and the bound that the next rate misses.
+
+    Steps away from `start` double until they bracket the limit, then halve. The rate is None if even 1% of `start`
+    misses.
+    """
     step, stride = grid.step(start), grid.stride
     kept: int | None = None
     lost: tuple[int, str] | None = None

@@ -1,12 +1,13 @@
-"""TTFT of prompts on a second host: computed there, fetched from the first host's store, and cached in its own.
+"""Measure TTFT on a second host for prompts it computes, fetches from the first host's store, or has in its own store.
 
     python bench/mooncake/remote_blocks.py [--model DIR] [--lengths 1024 4000] [--rounds 5] [--bits-per-s N]
 
-Each host has a worker and a store, and prompts alternate between them (serve_fetching.py). Both hosts are this
-machine: they use TCP with the cluster key, with --bits-per-s over a rate-limited link between network namespaces
-(needs root). In each round a prompt is computed on the first host and then sent to the second, which fetches it; and
-once more after other prompts have evicted it from the second engine's small memory. Exits with 1 unless all answers to
-a prompt have the same tokens and the last one finds every block without a fetch.
+Each host has a worker and a store, and prompts alternate between the hosts (serve_fetching.py). Both hosts are
+emulated on this machine and use TCP with the cluster key; with --bits-per-s, a rate-limited link joins their network
+namespaces (needs root). In each round a prompt is computed on the first host and then sent to the second, which fetches
+it. The prompt is sent to the second host again after other prompts have evicted it from that host's small engine
+memory. Exits with 1 unless all answers to a prompt have the same tokens and the last one finds every block without a
+fetch.
 """
 
 import argparse
@@ -93,13 +94,13 @@ class Service:
         return Answer(ttft_s, tokens, cached)
 
     def count(self, name: str, **labels: str) -> float:
-        """Return the value of a metric: of `host` if it is given, otherwise summed over all hosts."""
+        """Return the sum of a metric over all samples with the given labels."""
         lines = re.findall(rf"^twofold:{name}{{(.*)}} (\S+)$", metrics(self._url), re.MULTILINE)
         wanted = [f'{label}="{value}"' for label, value in labels.items()]
         return sum(float(value) for found, value in lines if all(each in found for each in wanted))
 
     async def until(self, name: str, least: float, **labels: str) -> None:
-        """Wait until a metric reaches a value; KV stores report metrics once a second."""
+        """Wait until a metric reaches `least`; KV stores report metrics once a second."""
         end_s = time.monotonic() + WAIT_S
         while await asyncio.to_thread(self.count, name, **labels) < least:
             if time.monotonic() > end_s:
@@ -108,7 +109,7 @@ class Service:
 
 
 class Rounds:
-    """Runs all rounds for one prompt length; every prompt consists of fresh random tokens."""
+    """Runs all rounds for one prompt length; every prompt consists of new random tokens."""
 
     def __init__(self, service: Service, prompt_tokens: int, vocabulary: int, block_bytes: int) -> None:
         self._service, self._block_bytes = service, block_bytes
@@ -116,7 +117,7 @@ class Rounds:
         self.found = LengthResult(prompt_tokens=prompt_tokens, cold_s=[], remote_s=[], local_s=[], wrong=[])
 
     async def run(self, rounds: int) -> None:
-        """Run all rounds; the first one is a warm-up."""
+        """Run a warm-up round and `rounds` measured ones."""
         for number in range(rounds + 1):
             cold_s, remote_s, local_s = await self._round()
             if number:
@@ -125,7 +126,10 @@ class Rounds:
                 self.found.local_s.append(local_s)
 
     async def _round(self) -> tuple[float, float, float]:
-        """Run one round, in which requests alternate between the first and the second host."""
+        """Return the TTFTs of an uncached, a fetched and a locally stored prompt on the second host.
+
+        Requests alternate between the first and the second host.
+        """
         service, prompt = self._service, self._prompt()
         first = await self._computed(prompt, FIRST)
         hits = service.count("kv_store_hits_total", host=SECOND)
@@ -137,7 +141,7 @@ class Rounds:
         cold = await self._computed(self._prompt(), SECOND)
         await self._computed(self._prompt(), FIRST)
         local = await service.ask(prompt)
-        await service.until("kv_store_hits_total", hits + blocks + 1, host=SECOND)  # the engine may still hold some
+        await service.until("kv_store_hits_total", hits + blocks + 1, host=SECOND)  # the engine may still have some
         again = service.count("kv_store_bytes_total", host=SECOND, way="peer_read") - brought
         self._check("tokens differ", first.tokens == remote.tokens == local.tokens)
         self._check("the prompt was not fully cached", remote.cached == local.cached == blocks * BLOCK)
@@ -148,11 +152,11 @@ class Rounds:
         return cold.ttft_s, remote.ttft_s, local.ttft_s
 
     def _prompt(self) -> list[int]:
-        """Return a prompt that ends within a block, because the last token of a prompt is always computed."""
+        """Return a random prompt that ends within a block, so that all its full blocks can come from a cache."""
         return [self._draw.randrange(10, self._vocabulary) for _ in range(self.found.prompt_tokens - 1)]
 
     async def _computed(self, prompt: list[int], host: str) -> Answer:
-        """Send a prompt and wait until the KV store of its host contains the prompt's KV."""
+        """Send a prompt to the next host and wait until that host's KV store has stored all its blocks."""
         before = self._service.count("kv_store_bytes_total", host=host, way="stored")
         answer = await self._service.ask(prompt)
         more = len(prompt) // BLOCK * self._block_bytes

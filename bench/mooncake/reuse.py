@@ -1,11 +1,11 @@
-"""Hit rates of one cache on a trace by capacity and eviction policy, beside published ones, and their CPU cost.
+"""Measure hit rate and CPU cost of the prefix cache on a trace, by capacity and eviction policy.
 
     python bench/mooncake/reuse.py [TRACE] [--eviction lru] [--capacity 1000 3000]
 
-TRACE needs prefix blocks; the default is Mooncake's conversation trace under TWOFOLD_DATA, whose published figures are
-in FIGURES. The cache is `kvcache.cache.PrefixCache`, shared by simulated instances and the live store. CPU seconds are
-of this process, without reading the trace. A fixed plain-Python loop is timed in the same run, so that costs can be
-compared across machines.
+TRACE needs prefix blocks; the default is Mooncake's conversation trace under TWOFOLD_DATA, for which FIGURES has
+published hit rates. The cache is `kvcache.cache.PrefixCache`, which simulated instances and the live store use. CPU
+seconds are of this process, without reading the trace. A fixed plain-Python loop is timed in the same run, so that
+costs can be compared across machines.
 """
 
 import argparse

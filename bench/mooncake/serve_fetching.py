@@ -1,9 +1,9 @@
-"""`twofold serve` that fetches each prompt from the host whose store holds most of it, at any cost.
+"""Run `twofold serve` so that the chosen worker always fetches a prompt's prefix from the store with most of it.
 
     python bench/mooncake/serve_fetching.py FLAGS OF twofold serve
 
-For tests and benchmarks of transfers between stores. The router chooses the worker, for example round robin;
-`--router conductor` fetches only when it pays.
+For tests and benchmarks of transfers between stores. The router still chooses the worker, for example round-robin.
+Unmodified, only `--router conductor` fetches prefixes, and only when that is faster than computing them.
 """
 
 import sys
@@ -21,7 +21,7 @@ LIMIT_S = 60.0
 
 
 class Registrations:
-    """Registry of the host of each worker and of the blocks in each KV store."""
+    """Index of the host of each worker and of the blocks in each KV store."""
 
     def __init__(self) -> None:
         self._hosts: dict[str, str] = {}  # by instance
@@ -40,8 +40,7 @@ class Registrations:
         self._blocks[message.host].update(message.stored)
 
     def fetch(self, instance: str, keys: Sequence[BlockKey]) -> StoreFetch | None:
-        """Return a fetch from the store with the longest prefix of `keys`; None if the instance's own host has as long
-        a prefix."""
+        """Return a fetch from the store with the longest prefix of `keys`; None if the instance's host has as much."""
         own = self._leading(self._hosts[instance], keys)
         best = max(self._stores.values(), key=lambda store: self._leading(store.host, keys), default=None)
         if best is None or best.address is None or self._leading(best.host, keys) <= own:
@@ -55,7 +54,7 @@ class Registrations:
 
 
 def listen(told: Registrations) -> None:
-    """Observe the messages of workers and stores, and add a fetch to each prefill message."""
+    """Patch the controller: record the hosts of workers and the blocks of stores, and add a fetch to each prefill."""
     register, handle, send = WorkerRegistry.register, Controller.handle, WorkerRegistry.send
 
     def registering(self: WorkerRegistry, message: Registered, now: float) -> bool:

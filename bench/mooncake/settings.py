@@ -1,7 +1,7 @@
-"""Generated workloads of Mooncake's section 8.1 (arXiv 2407.00079v3, table 2), with published figures.
+"""Generated workloads of Mooncake's section 8.1 (arXiv 2407.00079v3, table 2), with the paper's results.
 
-`published` has the highest rate at which P90 TTFT and P90 TBT are within the SLO among the rates that the paper
-tested, read from the vector curves of figures 11 and 12.
+`published` is the highest of the paper's tested rates at which P90 TTFT and P90 TBT meet the SLO, by system, read from
+the vector curves of figures 11 and 12.
 """
 
 import random
@@ -20,10 +20,10 @@ _RECENT = 50
 
 
 class Setting(msgspec.Struct, frozen=True, kw_only=True):
-    """A generated workload: Poisson arrivals of requests of equal size; `lowest` is the lowest rate in the paper (1/s).
+    """A generated workload: Poisson arrivals of requests of equal size; `lowest` is the paper's lowest rate (1/s).
 
-    About `prompts_each` prompts share their first `shared_tokens` tokens; each such group has its own prefix. With
-    `individually`, the paper's vLLM baseline serves one request at a time and then also caches the computed prefixes.
+    The prompts form groups of about `prompts_each` with a common prefix of `shared_tokens` tokens. With `individually`,
+    the vLLM baseline serves one request at a time and caches prefixes, as in the paper.
     """
 
     name: str
@@ -97,7 +97,7 @@ def requests(setting: Setting, rate: float, count: int, seed: int = 0) -> list[R
 
 
 def _groups(prompts_each: int, count: int, seed: int) -> list[int]:
-    """Yield the prefix group of each prompt: some prompts start a new group, the others join a recent group."""
+    """Return the prefix group of each prompt: a prompt either starts a new group or joins a recent one."""
     chance, groups, begun = random.Random(seed), [], 0
     for _ in range(count):
         if not begun or chance.random() * prompts_each < 1.0:

@@ -1,8 +1,8 @@
-"""Crash test of a host's store: kill it during puts and gets and verify every block that is read.
+"""Crash-test a host's KV store: kill it during puts and gets, and verify every block that is read.
 
     python bench/mooncake/store_crash.py --rounds 100
 
-Several client processes behave like workers: load a prompt's prefix from the store, compute the rest (fill in the
+Several client processes behave like workers: they load a prompt's prefix from the store, compute the rest (fill in the
 pattern of each block's key) and put it. Every loaded block is compared byte by byte with its key's pattern. The store
 is killed (SIGKILL) while a client is in a put or a get, alternately, and restarted; every few rounds a client is
 killed too. Disk usage must stay within the capacity across restarts, and the disk's final contents are verified. Exits
@@ -68,7 +68,7 @@ def main() -> None:
 
 
 class Crashes:
-    """Starts the store and its clients, and kills them during operations."""
+    """The crash test: starts the store and its clients, and kills them during operations."""
 
     def __init__(self, directory: Path, rounds: int, clients: int, seed: int) -> None:
         self._directory, self._rounds = directory, rounds
@@ -140,7 +140,7 @@ class Crashes:
     # -- the right moment ---------------------------------------------------------------------------------------
 
     def _let_work(self) -> None:
-        """Wait until every client has loaded and stored blocks again."""
+        """Wait until every client has loaded and stored further blocks."""
         before, began_s = [(t.loaded, t.stored) for t in self._tallies], time.monotonic()
         _until(
             lambda: all(
@@ -153,7 +153,7 @@ class Crashes:
         time.sleep(self._draw.uniform(0.0, 0.1))
 
     def _catch(self, what: int) -> None:
-        """Wait until a client executes the operation `what`, then wait for a random part of its duration."""
+        """Wait until a client is in the operation `what` (a get or a put), and up to 3 ms longer."""
         _until(lambda: any(tally.doing == what for tally in self._tallies))
         until_s = time.monotonic() + self._draw.uniform(0.0, 0.003)
         while time.monotonic() < until_s:
@@ -206,7 +206,7 @@ def _until(happens: Callable[[], bool], pause_s: float = 0.0) -> None:
 
 
 def use(directory: str, life: int, tally: Tally) -> None:
-    """Run a client: issue store requests one after the other until this process is killed."""
+    """Run a client that loads, computes and stores one random prompt after another until the process is killed."""
     torch.set_num_threads(1)
     draw = random.Random(life)
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -242,7 +242,7 @@ def key_of(prompt: int, index: int) -> bytes:
 
 
 def pattern(key: bytes, layer: int) -> torch.Tensor:
-    """Return the contents of one layer of a block: numbers that are unique to this block and layer."""
+    """Return the expected contents of one layer of a block: numbers that are unique to this block and layer."""
     size = LAYOUT.layer_bytes_per_block(layer) // 8
     return torch.arange(size) + (int.from_bytes(key[:2], "big") * len(LAYOUT.layers) + layer) * size
 

@@ -1,7 +1,8 @@
-"""The systems compared in Mooncake's papers, and stronger colocated ones, as simulated clusters.
+"""Cluster specs of the systems compared in Mooncake's papers, and of stronger colocated systems.
 
-A machine is a DGX-A100 (the papers' A800 except for NVLink) with one LLaMA2-70B instance on its 8 accelerators and a
-link of 100 GB/s (800 Gb/s). Times are roofline estimates, because no measurements of such long prompts are published.
+A machine is a DGX-A100 (equal to the papers' A800 except for NVLink) with one LLaMA2-70B instance on its 8 accelerators
+and a link of 100 GB/s (800 Gb/s). Times are roofline estimates, because no measurements of such long prompts are
+published.
 """
 
 from msgspec.structs import replace
@@ -27,7 +28,7 @@ def mooncake(prefill: int, decode: int) -> ClusterSpec:
 
 
 def vllm(machines: int, *, individually: bool = False, prefix_caching: bool = False) -> ClusterSpec:
-    """Return the papers' baseline cluster, in which whole prompts run before decodes and stall them.
+    """Return the papers' baseline cluster: colocated instances that run whole prompts before decodes.
 
     Requests go to the instance with the fewest pending tokens. With `individually`, each instance serves one request at
     a time.

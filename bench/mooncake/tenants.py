@@ -1,10 +1,10 @@
-"""Timing side channel between tenants of a live service: whether TTFT reveals another tenant's prompts.
+"""Test whether the TTFT of a live service reveals to one tenant the prompts of another (timing side channel).
 
     python bench/mooncake/tenants.py [--pairs 200] [--tokens 1024] [-- FLAGS OF twofold serve]
 
-Two API keys. In each pair tenant B sends a prompt that tenant A has just sent, and a fresh prompt; A sends another
-prompt of the same length before the fresh one, so that both follow the same load. Their order is random. As a control,
-A repeats its own prompt.
+Two tenants, A and B, have an API key each. In each pair B sends a prompt that A has just sent, and a new prompt just
+after A has sent a different one, so that both of B's prompts follow the same load. Their order is random. As a
+control, A repeats its own prompt.
 
 The two times of a pair are compared by a permutation test: under the null hypothesis they are exchangeable. The
 statistic is the sum of differences of ranks, which is robust to outliers. Exits with 1 if the test finds a difference
@@ -51,7 +51,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Pair(msgspec.Struct, frozen=True, kw_only=True):
-    """Three answers: tenant B's to a prompt sent by A, B's to a fresh prompt, and A's to its own prompt repeated."""
+    """Three answers: tenant B's to a prompt that A sent, B's to a new prompt, and A's to its own prompt repeated."""
 
     sent: Answer
     unsent: Answer
@@ -59,7 +59,7 @@ class Pair(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Tenant:
-    """Client that sends sequential prompts with the API key of one tenant."""
+    """Client that sends prompts one after another with the API key of one tenant."""
 
     def __init__(self, client: Client, timelines: list[Timeline]) -> None:
         self._client, self._timelines = client, timelines
@@ -76,7 +76,7 @@ class Tenant:
 
 
 async def measure(url: str, tokens: int, pairs: int) -> list[Pair]:
-    """Run all pairs, one request at a time."""
+    """Send the prompts of all pairs, one request at a time, and return the answers without the warm-up pairs."""
     endpoint = await discover(url, api_key=KEYS[0])
     draw, (low, end) = random.Random(0), token_range(endpoint.vocab_size)
 
@@ -104,10 +104,10 @@ async def measure(url: str, tokens: int, pairs: int) -> list[Pair]:
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
-    """Comparison of two kinds of times: `p` of the permutation test, and the differences within pairs.
+    """Comparison of two kinds of TTFT: the p-value `p` of the permutation test, and the differences within pairs.
 
     `told` is the probability that the shorter of two random times, one of each kind, is of the first kind (0.5:
-    indistinguishable). `median_s` is the median difference within a pair, `error_s` its standard error.
+    indistinguishable). `median_s` is the median difference within a pair, and `error_s` its standard error.
     """
 
     p: float
@@ -117,7 +117,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def compare(first_s: list[float], second_s: list[float]) -> Comparison:
-    """Run a two-sided test by random sign changes of rank differences; tied times share their mean rank."""
+    """Run a two-sided permutation test by random sign changes of rank differences; tied times share their mean rank."""
     first, second = np.array(first_s), np.array(second_s)
     _, place, counts = np.unique(np.concatenate([first, second]), return_inverse=True, return_counts=True)
     ranks = (np.cumsum(counts) - (counts - 1) / 2)[place]
@@ -137,7 +137,7 @@ def compare(first_s: list[float], second_s: list[float]) -> Comparison:
 
 
 def tables(found: list[Pair]) -> tuple[Table, Table, list[Comparison]]:
-    """Print the distributions and the test results."""
+    """Return a table of the TTFT distributions, a table of the tests, and both comparisons (B's prompts, control)."""
     kinds = {
         "B, prompt sent by A": [pair.sent for pair in found],
         "B, fresh prompt": [pair.unsent for pair in found],
@@ -165,7 +165,7 @@ def tables(found: list[Pair]) -> tuple[Table, Table, list[Comparison]]:
 
 
 def counters_right(found: list[Pair], tokens: int) -> bool:
-    """Return whether tenant B has no cached tokens in any answer and tenant A nearly all of its own prompt's tokens."""
+    """Return whether B's answers report no cached tokens and A's repeated prompts at least half of their tokens."""
     strangers = [answer.cached_tokens for pair in found for answer in (pair.sent, pair.unsent)]
     return not any(strangers) and all(pair.own.cached_tokens >= tokens // 2 for pair in found)
 

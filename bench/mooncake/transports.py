@@ -1,11 +1,12 @@
-"""Speed of each transport for KV between two processes of this machine, in one run.
+"""Measure the speed of every KV transport between two processes of this machine.
 
     python bench/mooncake/transports.py [--rounds 7] [--json OUT]
 
-One process lends its memory; the other writes prompt KV into it layer by layer, like a hand-off, and reads it back.
-Blocks are contiguous on both sides, or none are adjacent. Figures are medians over rounds, each of which uses every
-transport. Transports between hosts run over loopback, so the result is their cost for both processes. Transports
-without their extra installed are skipped. Exits with 1 if the data read differs from the data written.
+The lending process provides its KV memory; the other writes prompt KV into it layer by layer, like a hand-off, and
+reads it back. Blocks are contiguous on both sides, or none are adjacent. Figures are medians over rounds, and every
+round uses every transport. Transports between hosts run over loopback, so their figures measure the cost in both
+processes. Transports without their extra installed are skipped. Exits with 1 if the data read differs from the data
+written.
 """
 
 import argparse
@@ -46,7 +47,7 @@ WAYS = {
 
 
 class Case(msgspec.Struct, frozen=True):
-    """KV of one prompt, in contiguous blocks or in every other block."""
+    """KV of one prompt, in contiguous blocks (`apart` = 1) or in every other block (`apart` = 2)."""
 
     tokens: int
     apart: int
@@ -71,8 +72,7 @@ class Figure(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def make(way: str, role: str, key: Path) -> PooledTransport:
-    """Create one end of a transport; the environment is set first, because the transport's library reads it at
-    creation."""
+    """Create one end of a transport, with the environment variables that the transport's library reads at creation."""
     name, settings = WAYS[way]
     os.environ.update(settings)
     network = HostNetwork(host=role, address="127.0.0.1", key_file=str(key), controller="tcp://127.0.0.1:1")
@@ -85,7 +85,7 @@ def make(way: str, role: str, key: Path) -> PooledTransport:
 
 
 def lend(way: str, key: Path) -> None:
-    """Lend this process's KV memory to the other process until stdin closes."""
+    """Provide this process's KV memory to the measuring process until stdin closes."""
     transport = make(way, "decode", key)
     blocks = tuple(range(BLOCKS))
     transport.granted(
@@ -97,7 +97,10 @@ def lend(way: str, key: Path) -> None:
 
 @contextmanager
 def joined(way: str, key: Path) -> Iterator[tuple[PooledTransport, Connection]]:
-    """Start a lender; yield a transport connected to it. Raises ConfigurationError if it is not installed."""
+    """Start a lending process; yield a transport and its connection to that process.
+
+    Raises ConfigurationError if the transport is not installed.
+    """
     transport = make(way, "prefill", key)
     command = [sys.executable, __file__, "--lend", way, str(key)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as lender:
@@ -116,7 +119,7 @@ def joined(way: str, key: Path) -> Iterator[tuple[PooledTransport, Connection]]:
 
 
 def measure(way: str, case: Case, transport: PooledTransport, connection: Connection) -> Figure:
-    """Measure the time to write the KV of one prompt, and read the KV back."""
+    """Measure the speed of writing the KV of one prompt, and read the KV back to verify it."""
     blocks, layers = case.blocks, range(len(LAYOUT.layers))
     parts = [part for layer in layers for part in transport.engine_pool.block_rows(layer)]
     for part in parts:

@@ -1,11 +1,11 @@
-"""Routing cost by number of instances: decisions, applied load reports, and memory.
+"""Measure the cost of routing by number of instances: decisions, applied load reports, and memory.
 
     python bench/scale/decisions.py [--instances 100 1000 10000] [--decisions 20000]
 
-Requests pass through a cluster scheduler that holds eight per instance on average, as in service_overhead.py; a
-decision is the bookkeeping of one request. A quarter of the instances prefill, and a cell has a hundred instances.
-Routers that predict get an empty cache index and a constant time per token, so only the decision is timed. A report is
-the load of one instance, applied by a controller that uses reports. CPU seconds are of this process; memory is the
+Requests pass through a cluster scheduler that holds eight per instance on average, as in service_overhead.py; one
+decision places a request and finishes another. A quarter of the instances prefill, and a cell has a hundred instances.
+Routers that predict get an empty cache index and a constant time per token, so only the decision is timed. A report
+carries the load of one instance to a controller that routes by reports. CPU seconds are of this process; memory is the
 growth of its resident set before the first request. A plain loop is timed in the same run for comparison across
 machines.
 """
@@ -46,7 +46,7 @@ BY_LAYER = FixedHandoff(HandoffMode.LAYER_WISE)
 
 
 class Proportional(Prediction):
-    """Prediction stub in which each prompt token takes 100 µs."""
+    """Prediction stub: 100 µs per computed prompt token, 1 µs per transferred token."""
 
     def prefill_s(self, tokens: int, reused: int = 0) -> float:
         return (tokens - reused) * 1e-4
@@ -56,8 +56,7 @@ class Proportional(Prediction):
 
 
 def populate(cluster: ClusterScheduler, instances: int) -> None:
-    """Add instances to the cluster: a quarter are prefill instances, and each hundred instances form a cell with both
-    roles."""
+    """Add instances to a cluster: a quarter for prefill, the others for decode, in cells of a hundred."""
     prediction = Proportional()
     forecast = cluster.pools.forecast = ClusterForecast(PrefixIndex(), 512)
     for number in range(instances):
@@ -68,7 +67,10 @@ def populate(cluster: ClusterScheduler, instances: int) -> None:
 
 
 def rate_of(name: str, instances: int, decisions: int) -> float:
-    """Return the routing decisions per CPU second of a scheduler that holds `HELD` requests per instance."""
+    """Return the decisions per CPU second of a router when the scheduler holds `HELD` requests per instance.
+
+    Conductor scans all instances, so it gets fewer decisions and at most 200 held requests.
+    """
     cluster, held = ClusterScheduler(KNOWN[name](), BY_LAYER), HELD * instances
     populate(cluster, instances)
     if name == "conductor":
@@ -97,7 +99,7 @@ def reports_per_s(name: str, instances: int, reports: int) -> float:
 
 
 def bytes_per_instance(name: str, instances: int) -> float:
-    """Return the bytes of memory per instance in the cluster state, including the rankings of instances."""
+    """Return the memory of a cluster scheduler in bytes per instance, including the rankings of instances."""
     process = psutil.Process()
     before = process.memory_info().rss
     cluster = ClusterScheduler(KNOWN[name](), BY_LAYER)

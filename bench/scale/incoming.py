@@ -1,14 +1,17 @@
-"""Throughput of one controller: worker messages, requests and tokens per CPU second, by number of workers.
+"""Measure a controller's CPU cost of worker messages, requests and tokens, by number of workers.
 
     python bench/scale/incoming.py [--workers 40 100 400] [--messages 40000]
 
 The controller of a live service, with its worker registry, telemetry and health monitor, runs in this process. The
 workers are sockets of another process that sends their messages as fast as it can without computing. Only the
-controller is timed, without HTTP and without waiting. Registration is timed too, including the `Peers` messages to all
-workers. A request covers everything until the end of its hand-off: prompt, reservation, lease, first token and
-hand-off. Its tokens then arrive with those of others, `--batch` per iteration. CPU seconds are of this process with
-ZeroMQ's threads. A plain loop is timed in the same run. Bytes are frame sizes for a model of 32 layers. Last, sockets
-are opened up to the system's limit.
+controller is timed, without HTTP and without waiting. CPU seconds are of this process with ZeroMQ's threads.
+
+- Registration includes the `Peers` messages to all workers.
+- A request covers everything until the end of its hand-off: prompt, reservation, lease, first token and hand-off.
+- Further tokens arrive in iterations of `--batch` requests.
+
+A plain loop is timed in the same run for comparison across machines. Message sizes are of frames for a model of 32
+layers. Finally, sockets are opened up to the system's limit.
 """
 
 import argparse
@@ -48,7 +51,7 @@ from decision_cost import LOOP_ITERATIONS, cpu_seconds, reference_loop
 
 WORKERS = Path(__file__).with_name("talking_workers.py")
 MOST_SOCKETS = 4_000
-PATIENCE_S = 300.0  # timeout for the workers' process to send all ordered messages
+PATIENCE_S = 300.0  # timeout until all ordered messages have arrived
 
 
 class CountedInbox(Inbox[ToController]):
@@ -83,7 +86,7 @@ class Measured(msgspec.Struct, frozen=True):
 
 
 class ControllerBench:
-    """A live controller, with the other process that sends its workers' messages."""
+    """A live controller, and the process that sends the messages of its workers."""
 
     def __init__(self, directory: Path, workers: int) -> None:
         context = new_context()
@@ -115,7 +118,7 @@ class ControllerBench:
         self._process.stdin.flush()
 
     async def timed(self, what: str, order: str, messages: int, times: int) -> Measured:
-        """Return the CPU time of receiving the messages that `order` makes the workers send, for `times` operations."""
+        """Send `order` to the workers' process; return the CPU time of receiving its `messages` messages."""
         began, end = time.process_time(), self.inbox.count + messages
         self.order(order)
         await until(lambda: self.inbox.count >= end)
@@ -128,7 +131,7 @@ class ControllerBench:
         return Measured("idle second", 1, (time.process_time() - began) / seconds)
 
     async def requests(self, count: int, tokens: int, batch: int) -> tuple[Measured, Measured]:
-        """Run requests until their hand-offs have ended, then receive all their tokens."""
+        """Run requests; return the CPU time until all hand-offs have ended, and the CPU time of all further tokens."""
         began, before = time.process_time(), self.inbox.count
         self.order(f"requests {count}")
         tasks = [asyncio.create_task(self._follow(number, tokens)) for number in range(count)]
@@ -198,7 +201,7 @@ async def measure(workers: int, messages: int, batches: list[int]) -> list[Measu
 
 
 def sizes(workers: int) -> list[tuple[str, int]]:
-    """Return the size in bytes of each kind of message frame."""
+    """Return the size in bytes of one frame of each kind of message."""
     peer = registered(1, "ipc:///run/user/1000/twofold/decode-1.sock")
     tokens = [(f"chatcmpl-{number:032x}.1", outputs(5, 9)) for number in range(32)]
     step = StepDone(instance="decode-1", epoch=1, started_s=1.0, started=[], tokens=tokens, status=STATUS, number=9)
@@ -213,7 +216,7 @@ def sizes(workers: int) -> list[tuple[str, int]]:
 
 
 def sockets(context: zmq.Context[zmq.Socket[bytes]]) -> str:
-    """Open connections to a controller's inboxes until the system's limit is reached."""
+    """Open connections to worker inboxes up to the system's limit; return a sentence with their number."""
     most, why = MOST_SOCKETS, "no more were tried"
     with tempfile.TemporaryDirectory() as directory:
         outbox, before = Outbox(context), len(list(Path("/proc/self/fd").iterdir()))

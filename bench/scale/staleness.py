@@ -1,9 +1,9 @@
-"""Cost of stale load information, by delay, router and number of controllers.
+"""Simulate the cost of stale load information, by report interval, router and number of controllers.
 
     python bench/scale/staleness.py [--instances 1000] [--seconds 15] [--reports 0 0.01 0.1 1 10] [--json OUT]
     python bench/scale/staleness.py --controllers 1 4 16 64 --reports 0.2 1 [--instances 1000]
 
-Poisson arrivals with the lengths of the Azure conversation trace, `--rate` per second and instance, at BLOOM-176B on
+Poisson arrivals with the lengths of the Azure conversation trace, `--rate` per second and instance, for BLOOM-176B on
 DGX-H100, two prefill machines to three decode machines (twofold.simulation, fitted times, hand-off by size). Instances
 report their load periodically, each at its own offset, or immediately with 0. The policies:
 
@@ -51,7 +51,7 @@ POLICIES = {
 
 
 class Case(msgspec.Struct, frozen=True, kw_only=True):
-    """Result of one simulation: policy, cluster size, report interval and goodput."""
+    """Result of one simulation: policy, cluster size, report interval, goodput and latencies."""
 
     policy: str
     instances: int

@@ -1,4 +1,4 @@
-"""Worker process of incoming.py: sockets that send worker messages as fast as possible without computing."""
+"""Process that plays the workers of incoming.py: sends their messages as fast as possible without computing."""
 
 import sys
 from collections import defaultdict
@@ -64,7 +64,7 @@ def outputs(index: int, last: int) -> TokenOutput:
 
 
 class Workers:
-    """Sockets of all workers in one process; they send the messages ordered on stdin (kind and count per line)."""
+    """Sockets of all workers; each line on stdin is an order to send messages (a method name and its arguments)."""
 
     def __init__(self, directory: Path, count: int) -> None:
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -118,13 +118,13 @@ class Workers:
             self.say(number, Status(instance=name_of(number), epoch=1, status=STATUS, number=self._next(number)))
 
     def steps(self, count: int) -> None:
-        """Send completed iterations without tokens, as chunked prefill causes them."""
+        """Send `count` completed iterations without tokens, as in chunked prefill."""
         for turn in range(count):
             number = turn % self._count
             self.say(number, self._step(number, []))
 
     def requests(self, count: int) -> None:
-        """Answer each reservation, prompt and hand-off immediately."""
+        """Run `count` requests without computing: grant the lease, send the first token and report the hand-off."""
         while count:
             message = self._decoder.decode(self._pull.recv())
             if isinstance(message, Prefill) and message.target is not None:

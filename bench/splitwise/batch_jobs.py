@@ -1,4 +1,4 @@
-"""Batch jobs (section 6 of the paper): maximum throughput of a cluster without SLOs."""
+"""Batch jobs (Splitwise, section 6): maximum throughput of each design without SLOs."""
 
 from designs import KINDS, family, paper_set, power_units
 from show import split_name, table, times
@@ -22,7 +22,7 @@ _OVERLOAD = 1.5  # multiple of the maximum throughput, so that there is always w
 
 
 def batch_jobs(settings: Settings, catalog: Catalog, workload: str) -> None:
-    """Print a table of the maximum throughput of each design, one table per timing."""
+    """Print the maximum throughput of each design, one table per timing (`published`, `corrected`)."""
     counts = paper_set("iso-power", workload).counts
     for timing in timings(settings, catalog).values():
         problem = problem_of(timing, workload, settings, catalog)

@@ -2,9 +2,9 @@
 
     python bench/splitwise/derive_knots.py [PROFILE]
 
-Writes src/twofold/performance/data/splitwise-published.toml: for each pair, the medians of prompt_time and token_time
-of all rows with the same prompt_size × batch_size, in seconds with all digits. Linear interpolation between them
-equals SplitwiseSim's. Outliers are kept, as SplitwiseSim keeps them.
+Writes src/twofold/performance/data/splitwise-published.toml: for each pair of model and machine, the medians of
+prompt_time and token_time of all rows with the same prompt_size × batch_size, in seconds with all digits. Linear
+interpolation between them equals SplitwiseSim's. Outliers are kept, as SplitwiseSim keeps them.
 """
 
 import argparse
@@ -22,7 +22,7 @@ DATE = "2023-11"
 
 
 def knots(rows: Sequence[ProfileRow]) -> list[str]:
-    """Return the interpolation curves of prefill and decode times for one pair of model and machine."""
+    """Return the TOML lines with the interpolation points of prefill and decode times of one model and machine."""
     groups: dict[int, list[ProfileRow]] = defaultdict(list)
     for row in rows:
         groups[row.prompt_size * row.batch_size].append(row)

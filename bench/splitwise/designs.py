@@ -1,4 +1,4 @@
-"""Designs and claims of Splitwise (ISCA'24, section 6) as data."""
+"""Cluster designs of Splitwise (ISCA'24, section 6) as data, with their budgets."""
 
 from typing import Final
 
@@ -18,8 +18,7 @@ WORKLOADS: Final = ("conv", "code")
 
 
 class Kind(msgspec.Struct, frozen=True, kw_only=True):
-    """A design family of the paper, by name. A family with one machine type is a baseline: its machines run both
-    phases."""
+    """A kind of cluster design in the paper: a machine type per phase, or one type for both (a baseline)."""
 
     name: str
     machines: tuple[str, ...]
@@ -39,7 +38,7 @@ KINDS: Final = (BASELINE_A100, BASELINE_H100, AA, HH, HA, HHCAP)
 
 
 class PaperSet(msgspec.Struct, frozen=True, kw_only=True):
-    """Clusters of equal power or cost that the paper tuned for one workload: number of machines by design kind."""
+    """Clusters of equal power or cost that the paper tuned for one workload, as machine counts by design kind."""
 
     name: str
     workload: str
@@ -102,7 +101,7 @@ def paper_set(name: str, workload: str) -> PaperSet:
 
 
 def family(kind: Kind, catalog: Catalog, mixed_batcher: str) -> Family:
-    """Return the planner's family for a kind; `mixed_batcher` is the batching policy if the kind is a baseline."""
+    """Return the planner's family for a design kind; `mixed_batcher` is the batcher of a baseline."""
     kinds = tuple(machine_kind(name, catalog) for name in kind.machines)
     return Family(kinds=kinds, batcher=None if kind.split else mixed_batcher)
 
@@ -114,13 +113,13 @@ def machine_kind(name: str, catalog: Catalog) -> MachineKind:
 
 
 def power_units(design: Design, catalog: Catalog) -> float:
-    """Return the design's power in the units of the paper's notebooks."""
+    """Return a design's power in the units of the paper's notebooks."""
     units = (count * (catalog.machine(kind.name).power_units or 0.0) for kind, count in design.parts())
     return round(sum(units), 6)
 
 
 def within(name: str, catalog: Catalog) -> Allows:
-    """Return whether a design is within the budget that the set fixes: the power or the cost of 40 DGX-H100."""
+    """Return a function that tests a design against a budget: the power (`iso-power`) or cost of 40 DGX-H100."""
     h100 = catalog.machine(H100)
     if name == "iso-cost":
         return lambda design: design.price_per_h <= H100_MACHINES * h100.price_per_h

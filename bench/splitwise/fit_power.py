@@ -2,9 +2,10 @@
 
     python bench/splitwise/fit_power.py [PROFILE]
 
-Writes src/twofold/performance/data/power.toml. Only A100 rows have power. Decode uses average_power of short prompts,
-whose runs are mostly decode. Prefill uses peak_power of one prompt minus the decode power of the same pair; prompts
-with the peak of any run (tensor parallelism 2, always at TDP) carry no information about saturation.
+Writes src/twofold/performance/data/power.toml. Only A100 rows have power. Decode is fitted to the average_power of
+short prompts, because their runs are mostly decode. Prefill is fitted to the peak_power of single prompts, which rises
+from the decode power of the same pair of model and machine to TDP. Pairs that are always at TDP (tensor parallelism 2)
+are left out, because they do not show where it is reached.
 """
 
 import argparse
@@ -26,7 +27,7 @@ SATURATIONS = range(256, 4097, 64)
 
 
 def fit_decode(pairs: Sequence[Pair]) -> tuple[Floats, float]:
-    """Fit the decode constants (decode, memory, sequence); return them and the mean relative error of the shares."""
+    """Return the fitted decode constants (decode, memory, sequence) and the mean relative error of the TDP shares."""
     lines, shares = [], []
     for pair in pairs:
         alone_s = min(one.token_time for one in pair.kept) / 1e3

@@ -1,9 +1,10 @@
-"""Fit the roofline constants to all measured pairs, and compute leave-one-out errors.
+"""Fit the roofline constants to all measured pairs of model and machine, and compute leave-one-out errors.
 
     python bench/splitwise/fit_roofline.py [PROFILE]
 
 Writes src/twofold/performance/data/roofline.toml. Decode is linear in its constants. Prefill is nonlinear and is
-fitted by Levenberg-Marquardt on the logarithms of the time above the peak, so no efficiency exceeds 1.
+fitted by Levenberg-Marquardt on the logarithms of its constants. They are times beyond the theoretical peak, so
+positive values keep every efficiency below 1.
 """
 
 import argparse
@@ -29,7 +30,7 @@ START = np.array([1e-4, 0.5, 2.0, 0.2])  # prefill launch, extra compute, extra 
 
 
 def fit(pairs: Sequence[Pair]) -> RooflineConstants:
-    """Return the roofline constants that predict the times of these pairs best."""
+    """Return the roofline constants that fit the measured pairs best."""
     launch, step, memory, sequence, kv = fit_decode(pairs)
     floors = [
         needs.layers * launch + needs.steps * step + needs.weights_s * (1 + memory) for needs in map(_needs, pairs)
@@ -63,7 +64,7 @@ def fit_decode(pairs: Sequence[Pair]) -> list[float]:
 
 
 def fit_prefill(pairs: Sequence[Pair], floors: Sequence[float]) -> list[float]:
-    """Fit the prefill constants: launch per layer beyond decode's, compute and all-reduce time, share of long batches.
+    """Fit the prefill constants: extra launch per layer, compute and all-reduce time, and cost of long batches.
 
     Attention uses the efficiency of the other operations: the profile cannot separate it from the cost of long batches.
     """
@@ -102,7 +103,7 @@ def minimise(errors: Callable[[Floats], Floats], start: Floats) -> Floats:
 
 
 def left_out(pairs: Sequence[Pair]) -> list[LeftOut]:
-    """Return the error on each pair of constants that were fitted to all other pairs."""
+    """Return the error on each pair of model and machine, with constants fitted to all other pairs."""
     return [_error(pair, fit([other for other in pairs if other is not pair])) for pair in pairs]
 
 

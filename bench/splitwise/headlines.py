@@ -1,4 +1,4 @@
-"""Claims of the paper's abstract under the published and the corrected timing."""
+"""Claims of Splitwise's abstract, checked under the published and the corrected timing."""
 
 import asyncio
 
@@ -14,10 +14,10 @@ _A100_MACHINES = 70
 
 
 class Claim(msgspec.Struct, frozen=True, kw_only=True):
-    """Claim that the design `kind` surpasses the baseline `against` with a fixed number of machines.
+    """Claim that a split design of one kind has a higher rate than `machines` machines of a baseline.
 
-    The split design costs at most `price` times and draws at most `power` times the budget of the baseline, within the
-    power of 40 DGX-H100.
+    The split may cost at most `price` times and draw at most `power` times as much as the baseline, and never more than
+    the power of 40 DGX-H100.
     """
 
     text: str
@@ -53,7 +53,7 @@ _HEADER = ("claim", "workload", "timing", "cluster", "req/s", "baseline", "req/s
 
 
 def headlines(settings: Settings, catalog: Catalog) -> None:
-    """Print the claims of the abstract, for both workloads and both timings."""
+    """Print the rates of each claim's split and baseline, by workload and timing (`published`, `corrected`)."""
     rows = []
     for workload in WORKLOADS:
         for timing in timings(settings, catalog).values():

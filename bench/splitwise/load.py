@@ -1,4 +1,4 @@
-"""Latency over load (figure 16 of the paper): percentiles of each cluster of a design set by rate."""
+"""Latency over load (Splitwise, figure 16): latency percentiles of each cluster design by request rate."""
 
 from collections.abc import Sequence
 
@@ -16,7 +16,7 @@ _HEADER = ("cluster", "req/s", "TTFT P50", "P90", "P99", "TBT P50", "P90", "P99"
 
 
 def latency_over_load(settings: Settings, catalog: Catalog, workload: str, rates: Sequence[float]) -> None:
-    """Print a table of latency by rate for each timing; TTFT and E2E are in seconds, TBT in milliseconds."""
+    """Print latency by rate, one table per timing (`published`, `corrected`): TTFT and E2E in s, TBT in ms."""
     counts = paper_set("iso-power", workload).counts
     for timing in timings(settings, catalog).values():
         problem = problem_of(timing, workload, settings, catalog)

@@ -1,4 +1,4 @@
-"""Measured pairs of the Splitwise profile with their catalog entries."""
+"""Measured pairs of model and machine in the Splitwise profile, with their catalog entries."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,7 +22,7 @@ class Pair(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def measured_pairs(profile: Path) -> Iterator[Pair]:
-    """Return all measured pairs, sorted by name."""
+    """Yield all measured pairs of a profile, sorted by name."""
     catalog = load_catalog()
     rows = read_profile(profile)
     for model, hardware, tensor_parallel in sorted({row.pair for row in rows if row.hardware in MACHINES}):

@@ -1,4 +1,4 @@
-"""Provisioning (figure 12 of the paper): numbers of prefill and decode machines that meet the nine SLOs at a rate."""
+"""Provisioning (Splitwise, figure 12): numbers of prefill and decode machines that meet the nine SLOs at a rate."""
 
 import asyncio
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from twofold.planning.design import Design
 from twofold.planning.evaluation import Evaluation, Trial
 
 Plane = dict[tuple[int, int], Evaluation]
-_OVER = 9.9  # a run that was ended early says only that it was worse
+_OVER = 9.9  # limit of printed ratios; a run that was stopped early has no exact ratio
 
 
 def provisioning(
@@ -27,9 +27,10 @@ def provisioning(
     decode: Sequence[int],
     html: Path | None,
 ) -> None:
-    """Print the plane for each timing: the worst ratio of slow-down to bound, so 1 or less meets all nine.
+    """Print the worst ratio of slow-down to SLO bound by number of prefill and decode machines, a table per timing.
 
-    `*` marks the frontier, where one machine fewer of either kind misses an SLO. With `html`, draw the planes.
+    A ratio of at most 1 meets all nine SLOs. `*` marks the frontier, where one machine fewer of either kind misses an
+    SLO. With `html`, draw the same as heat maps.
     """
     kind = next(each for each in KINDS if each.split and each.name.lower().endswith(f"-{kind_name.lower()}"))
     planes: dict[str, Plane] = {}
@@ -81,7 +82,7 @@ def _cell(plane: Plane, first: int, second: int) -> str:
 
 
 def _on_frontier(plane: Plane, first: int, second: int) -> bool:
-    """Return whether every neighbour with fewer machines of one role misses an SLO."""
+    """Return whether the next smaller number of prefill machines and that of decode machines each miss an SLO."""
     prefill, decode = _axes(plane)
     fewer = [(each, second) for each in prefill if each < first][-1:]
     fewer += [(first, each) for each in decode if each < second][-1:]
@@ -95,7 +96,7 @@ def _worst(told: Evaluation) -> float:
 
 
 def _page(planes: dict[str, Plane], title: str) -> str:
-    """Return a standalone HTML page with one picture per timing."""
+    """Return a standalone HTML page with one heat map per timing."""
     import plotly.graph_objects as go  # noqa: PLC0415  (needed for pictures only)
     from plotly.subplots import make_subplots  # noqa: PLC0415
 

@@ -1,4 +1,4 @@
-"""Robustness (section 6 of the paper): clusters tuned for one workload are simulated under the other workload."""
+"""Robustness (Splitwise, section 6): clusters tuned for one workload are simulated under the other workload."""
 
 import asyncio
 
@@ -27,7 +27,7 @@ def robustness(settings: Settings, catalog: Catalog) -> None:
 
 
 async def _own(searches: Study, workload: str) -> dict[str, BestDesign]:
-    """Return the best design of each split kind when it is tuned for the given workload."""
+    """Return the best design of each split kind, tuned for the given workload."""
     kinds = [kind for kind in KINDS if kind.split]
     found = await asyncio.gather(*(_tuned(searches, kind, workload) for kind in kinds))
     return {kind.name: each for kind, each in zip(kinds, found, strict=True)}

@@ -1,4 +1,4 @@
-"""Design sets of the paper's section 6: requests per second of each cluster within the nine SLOs."""
+"""Design sets of Splitwise (section 6): highest rate of each cluster design within the nine SLOs."""
 
 import asyncio
 from collections.abc import Sequence
@@ -13,14 +13,14 @@ from twofold.planning.design import Design
 
 
 class Column(msgspec.Struct, frozen=True, kw_only=True):
-    """Results under one timing, by kind: the paper's design, and the best split within the budget."""
+    """Results under one timing, by design kind: the paper's machine counts, and the best split within the budget."""
 
     paper: dict[str, BestDesign]
     tuned: dict[str, BestDesign]
 
 
 def design_sets(settings: Settings, catalog: Catalog) -> None:
-    """Print a table of the highest rates for each design set."""
+    """Print a table of the highest rates for each set of designs with equal power or cost."""
     for each in SETS:
         columns = {}
         for timing in timings(settings, catalog).values():
@@ -31,7 +31,7 @@ def design_sets(settings: Settings, catalog: Catalog) -> None:
 
 
 def model_errors(settings: Settings, catalog: Catalog) -> None:
-    """Print the errors of the performance models against measurements."""
+    """Print the errors of each timing's performance models against measurements."""
     for timing in timings(settings, catalog).values():
         with study(timing, "conv", settings, catalog) as searches:
             print(f"\nModels of the {timing.name} timing:\n")

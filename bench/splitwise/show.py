@@ -1,4 +1,4 @@
-"""Tables as Markdown text, and progress on stderr."""
+"""Print Markdown tables and progress messages, and format ratios."""
 
 import sys
 from collections.abc import Iterable, Sequence
@@ -23,7 +23,7 @@ def table(title: str, header: Sequence[str], rows: Iterable[Sequence[str]]) -> N
 
 
 def progress(what: str) -> None:
-    """Print a progress message."""
+    """Print a progress message to stderr."""
     print(what, file=sys.stderr, flush=True)
 
 

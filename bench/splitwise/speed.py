@@ -1,12 +1,12 @@
-"""CPU time of a simulation compared with SplitwiseSim on the same runs.
+"""Compare the CPU time of Twofold's simulator with that of SplitwiseSim on the same runs.
 
     python bench/splitwise/speed.py CHECKOUT [--python PYTHON] [--rounds 3] [--json OUT]
 
-CHECKOUT is a clone of https://github.com/Mutinifni/splitwise-sim, PYTHON an interpreter with its dependencies. Both
-run the three reference runs alternately, each in its own process, `--rounds` times. Event loop: CPU seconds from the
-first event to the last, without reading the trace or writing results. Process: everything from interpreter start.
-Twofold records no time series, like SplitwiseSim; their cost is printed separately. Every round checks that both
-completed every request at the same times. Figures are medians over rounds.
+CHECKOUT is a clone of https://github.com/Mutinifni/splitwise-sim, PYTHON an interpreter with its dependencies. The
+simulators execute the three reference runs alternately, each in its own process, `--rounds` times. Event loop: CPU
+seconds from the first event to the last, without reading the trace or writing results. Process: everything from
+interpreter start. Twofold records no time series, like SplitwiseSim; their cost is printed separately. Every round
+checks that both simulators complete every request at the same times. Figures are medians over rounds.
 """
 
 import argparse
@@ -29,14 +29,14 @@ HERE = Path(__file__).parent
 
 
 class Cost(msgspec.Struct, frozen=True, kw_only=True):
-    """CPU seconds of one simulator run."""
+    """CPU seconds of one simulator run: of its event loop and of its whole process."""
 
     event_loop_cpu_s: float
     process_cpu_s: float
 
 
 class Round(msgspec.Struct, frozen=True, kw_only=True):
-    """One run of both simulators, and the largest relative difference between their request times."""
+    """Cost of one run of both simulators, and the largest relative difference between their request times."""
 
     splitwise_sim: Cost
     twofold: Cost

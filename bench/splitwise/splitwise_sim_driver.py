@@ -1,11 +1,11 @@
-"""Run SplitwiseSim once from a checkout and print the cost of the run.
+"""Run SplitwiseSim once from a checkout and print the CPU time of the run.
 
     PYTHON_OF_SPLITWISE_SIM bench/splitwise/splitwise_sim_driver.py CHECKOUT TRACE FOLDER OVERRIDE...
 
-CHECKOUT is a clone of https://github.com/Mutinifni/splitwise-sim, TRACE a csv of its format, FOLDER the output folder
-(detailed/0.csv has a row per request), and the overrides are those of its run.py. Needs SplitwiseSim's dependencies
-(hydra-core, numpy, pandas, scipy, networkx, requests) and nothing of Twofold. Prints one line of JSON: CPU seconds of
-the event loop, without reading the trace and writing results, and of the process.
+CHECKOUT is a clone of https://github.com/Mutinifni/splitwise-sim, TRACE a CSV trace in its format, FOLDER the output
+folder (detailed/0.csv has a row per request), and the overrides are those of its run.py. Needs SplitwiseSim's
+dependencies (hydra-core, numpy, pandas, scipy, networkx, requests) and nothing of Twofold. Prints one line of JSON: CPU
+seconds of the event loop, without reading the trace and writing results, and of the process.
 """
 
 import argparse
@@ -47,7 +47,7 @@ def configuration(checkout: Path, trace: Path, folder: Path, overrides: list[str
 
 
 class Simulator(Protocol):
-    """Type of the attributes of SplitwiseSim's simulator that this script uses."""
+    """Attributes of SplitwiseSim's simulator that this script uses."""
 
     save_results: Callable[[], None]
 

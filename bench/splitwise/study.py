@@ -1,4 +1,4 @@
-"""Capacity of designs under the published and the corrected timing, by the planner's search."""
+"""Find the capacity of cluster designs under the published and the corrected timing, with the planner's search."""
 
 import asyncio
 from collections.abc import Iterator, Sequence
@@ -25,7 +25,7 @@ from twofold.slo import SPLITWISE
 
 
 class Timing(msgspec.Struct, frozen=True, kw_only=True):
-    """One timing: performance models and rules as a cluster spec, and the batching policies that baselines may use."""
+    """A timing: performance model and scheduling rules as a cluster spec, and the batchers that baselines may use."""
 
     name: str
     template: ClusterSpec
@@ -33,8 +33,7 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """Settings of the study: model, simulated minutes, parallelism, tolerance of the rate search, cache file and
-    traces."""
+    """Settings of a study: model, simulated minutes, parallel jobs, rate tolerance, cache file and trace folder."""
 
     minutes: float = 2.0
     jobs: int = 1
@@ -44,8 +43,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     traces: Path | None = None
 
     def workload(self, name: str) -> WorkloadArguments:
-        """Return `conv` or `code`: the lengths of the 2023 Azure trace of that name with Poisson arrivals, as in the
-        paper."""
+        """Return `conv` or `code`: lengths of the Azure trace of 2023 with Poisson arrivals, as in the paper."""
         if self.traces is None:
             return WorkloadArguments(workload=f"azure-{name}", duration_s=60 * self.minutes)
         path = self.traces / f"azure-2023-{name}.csv"
@@ -60,8 +58,7 @@ class BestDesign(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def timings(settings: Settings, catalog: Catalog) -> dict[str, Timing]:
-    """Return both timings: `published` with SplitwiseSim's times and rules, `corrected` with fitted times and Twofold's
-    rules."""
+    """Return two timings: `published` (SplitwiseSim's times and rules), `corrected` (fitted times, Twofold's rules)."""
     split = (PoolSpec(machines=1, machine="dgx-h100", role=Role.PREFILL),)
     published = replace(splitwise_sim(split, settings.model, catalog=catalog), pools=())
     return {
@@ -80,7 +77,7 @@ def problem_of(timing: Timing, workload: str, settings: Settings, catalog: Catal
 
 
 class Study:
-    """Searches for the best designs of one timing and one workload; caches simulation results."""
+    """Searches for the best cluster designs under one timing (`published` or `corrected`) and one workload."""
 
     def __init__(self, timing: Timing, problem: Problem, search: RateSearch) -> None:
         self.timing, self.problem, self.search = timing, problem, search
@@ -89,23 +86,23 @@ class Study:
         return Design(family=self._families(kind)[0], counts=tuple(counts))
 
     async def capacity(self, kind: Kind, counts: Sequence[int]) -> BestDesign:
-        """Return the best rate of a kind with these numbers of machines; a baseline uses its best batching policy."""
+        """Return the highest rate of a design kind with these machine counts; a baseline uses its best batcher."""
         designs = [Design(family=each, counts=tuple(counts)) for each in self._families(kind)]
         found = await asyncio.gather(*(self.search.highest(design) for design in designs))
         return max(map(self._found, found), key=lambda each: each.rate)
 
     async def tuned(self, kind: Kind, equal: str) -> BestDesign:
-        """Return the best split within the power or cost of 40 DGX-H100."""
+        """Return the best split of a kind within the power (`iso-power`) or cost (`iso-cost`) of 40 DGX-H100."""
         return await self.best(kind, within(equal, self.problem.catalog))
 
     async def best(self, kind: Kind, allows: Allows) -> BestDesign:
-        """Return the best split that satisfies the constraint."""
+        """Return the split of a kind with the highest rate among the designs that `allows` admits."""
         frontiers = [frontier(each, allows) for each in self._families(kind)]
         found = await asyncio.gather(*(most_throughput(self.search, designs) for designs in frontiers))
         return max(map(self._found, found), key=lambda each: each.rate)
 
     def errors(self) -> list[str]:
-        """Return the errors of the performance model relative to measurements, one line per machine."""
+        """Return the errors of the performance model relative to measurements, one line per machine type."""
         lines = []
         for machine in (A100, H100, CAPPED):
             model = self.problem.performance(machine_kind(machine, self.problem.catalog))
@@ -130,7 +127,7 @@ class Study:
 
 @contextmanager
 def study(timing: Timing, workload: str, settings: Settings, catalog: Catalog) -> Iterator[Study]:
-    """Yield a study whose worker processes run until the context ends."""
+    """Yield a study; its worker processes run until the context ends."""
     problem = problem_of(timing, workload, settings, catalog)
     path = settings.store or Path(":memory:")
     with EvaluationStore(path) as store, LocalExecutor(problem, settings.jobs) as executor:

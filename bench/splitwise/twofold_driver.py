@@ -1,4 +1,4 @@
-"""Run one of the reference runs once with Twofold and print its cost, like splitwise_sim_driver.py.
+"""Run one of the reference runs once with Twofold and print its CPU time, like splitwise_sim_driver.py.
 
 python bench/splitwise/twofold_driver.py NAME [--series] [--table CSV]
 """

@@ -1,4 +1,4 @@
-"""Complete simulations, several in parallel, for figures beyond SLO attainment."""
+"""Run complete simulations in parallel, for throughput and latencies besides SLO attainment."""
 
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor

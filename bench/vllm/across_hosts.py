@@ -1,4 +1,4 @@
-"""vLLM split over two hosts with a slow link, with its own connector or with Twofold."""
+"""Start vLLM split over two hosts with a slow link, by vLLM's own connector or by Twofold."""
 
 import os
 import sys
@@ -22,8 +22,7 @@ SPLITS = (NIXL, *MODES)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AcrossHosts:
-    """vLLM split over two hosts: prefill in this process's namespace, decode on the second host, each with half of the
-    cores."""
+    """Starts vLLM split over two hosts: prefill on this one, decode on the second, each with half of the cores."""
 
     hosts: TwoHosts
     stock: StockVllm
@@ -32,7 +31,7 @@ class AcrossHosts:
     folder: Path
 
     def start(self, split: str, processes: Processes) -> str:
-        """Start the split service of the given name in `SPLITS`; return its URL when it is ready."""
+        """Start the split service with this name in `SPLITS`; return its URL when it is ready."""
         if split == NIXL:
             places = (self._place(0), self._place(1))
             return self.stock.proxied(processes, check_proxy(self.proxy), places)
@@ -58,7 +57,7 @@ class AcrossHosts:
         return ready(processes, Place(), port)
 
     def _place(self, host: int) -> Place:
-        """Return the place of a server on a host, with an environment that makes NIXL use the link."""
+        """Return address and command prefix of a host, with an environment that makes NIXL use the link."""
         network = {"UCX_TLS": "tcp", "UCX_NET_DEVICES": self.hosts.devices[host]}
         return Place(address=self.hosts.addresses[host], enter=self.hosts.command(host, []), environment=network)
 

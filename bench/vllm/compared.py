@@ -1,4 +1,4 @@
-"""The systems that the comparison measures: each consists of a few processes on the same cores behind one URL."""
+"""Systems of the comparison; each is a set of processes behind one URL."""
 
 import sys
 from collections.abc import Callable

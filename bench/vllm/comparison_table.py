@@ -1,4 +1,4 @@
-"""Tables of the results, for the terminal and as Markdown."""
+"""Tables of the comparison's results, for the terminal and as Markdown."""
 
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -42,7 +42,7 @@ def rows(results: Mapping[str, Sequence[Measured]]) -> Iterable[list[str]]:
 
 
 def sustained(measured: Sequence[Measured]) -> float | None:
-    """Return the highest rate up to which, at every measured rate, 90% of requests met the SLO."""
+    """Return the highest measured rate up to which, at every measured rate, 90% of requests met the SLO."""
     best = None
     for each in sorted(measured, key=lambda each: each.rate):
         if each.attainment < ATTAINED:

@@ -4,7 +4,7 @@
 
 Each system runs alone on the same cores, with the same small model in float32 and without prefix caching. The client
 is `vllm bench serve` with uniformly distributed lengths, Poisson arrivals and greedy sampling; at one rate every
-system receives the same requests at the same times. Run it with a Python that has vLLM and Twofold
+system receives the same requests at the same times. Run this script with a Python that has vLLM and Twofold
 (docs/comparison.md). Results are written after each system; with --only, earlier results of other systems are kept.
 Exits with 1 if a system does not start or leaves a request unanswered.
 """
@@ -41,7 +41,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def machine() -> str:
-    """Name of the processor from the kernel."""
+    """Return the name of the processor from the kernel."""
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         if line.startswith("model name"):
             return line.split(":", 1)[1].strip()
@@ -69,7 +69,10 @@ def arguments() -> argparse.Namespace:
 
 
 def merge_earlier(path: Path, report: Report) -> Report:
-    """Add the systems of an earlier report to `report`. Raises ConfigurationError if the settings differ."""
+    """Return the report that an earlier run wrote to `path`; without such a file, return `report`.
+
+    Raises ConfigurationError if the settings of the two runs differ.
+    """
     if not path.exists():
         return report
     before = msgspec.json.decode(path.read_bytes(), type=Report)
@@ -80,7 +83,7 @@ def merge_earlier(path: Path, report: Report) -> Report:
 
 
 def rates(setting: Setting, system: str, given: argparse.Namespace, report: Report, logs: Path) -> list[Measured]:
-    """Start one system, measure it at all rates, and stop it."""
+    """Start one system, measure it at every rate, and stop it."""
     found = []
     began_s = time.monotonic()
     with Processes(logs) as processes:
@@ -112,7 +115,7 @@ def title(report: Report) -> str:
 
 
 def run(given: argparse.Namespace, folder: Path) -> tuple[Report, list[str]]:
-    """Measure every system in turn; report the systems that failed at the end."""
+    """Measure every system in turn; return the report and one sentence per failure."""
     load = Load(
         prompt_tokens=tuple(given.prompts),
         output_tokens=tuple(given.outputs),

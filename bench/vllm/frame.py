@@ -1,4 +1,4 @@
-"""Common frame of the comparisons: model, progress messages and exit status."""
+"""Parts that the comparison scripts share: model, progress messages and exit status."""
 
 import signal
 import subprocess
@@ -21,7 +21,7 @@ def say(what: str) -> None:
 
 
 def model_directory(model: Path | None, folder: Path, *flags: str) -> Path:
-    """Return the directory of the given model; without one, create a small model in `folder`."""
+    """Return the directory `model`; if it is None, create a small model in `folder`."""
     if model is None:
         model = folder / "model"
         subprocess.run([*TWOFOLD, "model", "create", str(model), *flags], check=True)

@@ -19,7 +19,7 @@ SETTLE_S = 600.0  # timeout for client startup and delayed answers
 
 
 class Load(msgspec.Struct, frozen=True, kw_only=True):
-    """Load of the client: ranges of uniform prompt and output lengths, seconds, and the SLO in seconds."""
+    """Load of the client: ranges of uniform prompt and output lengths, duration in seconds, and SLO in seconds."""
 
     prompt_tokens: tuple[int, int]
     output_tokens: tuple[int, int]
@@ -56,7 +56,7 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Result(msgspec.Struct, frozen=True, kw_only=True):
-    """Fields of the client's result file."""
+    """Fields of the result file of `vllm bench serve`."""
 
     completed: int
     duration: float
@@ -72,7 +72,7 @@ class _Result(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def measure(url: str, stock: StockVllm, load: Load, rate: float, folder: Path, cores: Sequence[int]) -> Measured:
-    """Run the client once on these cores, with its files in `folder`.
+    """Run `vllm bench serve` at one rate on the given cores, with its files in `folder`.
 
     Raises ConfigurationError with the client's output if the client fails or does not end.
     """
@@ -135,7 +135,7 @@ def _measured(result: _Result, rate: float, sent: int) -> Measured:
 
 
 def _lengths(load: Load) -> list[str]:
-    """Convert a range of lengths to its mean and relative half-width, as the client expects."""
+    """Return the client's flags for the ranges of lengths, as means and relative half-widths."""
     (prompt, prompt_share), (output, output_share) = (
         ((low + high) / 2, (high - low) / (high + low)) for low, high in (load.prompt_tokens, load.output_tokens)
     )

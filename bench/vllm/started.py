@@ -19,7 +19,7 @@ LAST_LINES = 25
 
 
 class Processes:
-    """Context manager that ends the processes started through it on exit, in reverse order."""
+    """Context manager that starts processes and ends all of them on exit, in reverse order."""
 
     def __init__(self, logs: Path) -> None:
         self._logs = logs
@@ -54,7 +54,10 @@ class Processes:
         self._started.append((name, process))
 
     def wait(self, url: str) -> None:
-        """Wait until `url` responds. Raises ConfigurationError with the log of a process that ends first."""
+        """Wait until `url` responds.
+
+        Raises ConfigurationError with the log of a process that ends first, or after a timeout.
+        """
         deadline_s = time.monotonic() + START_S
         while not _answers(url):
             for name, process in self._started:

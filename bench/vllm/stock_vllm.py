@@ -21,7 +21,7 @@ VLLM = [sys.executable, "-m", "vllm.entrypoints.cli.main"]
 
 
 def vllm_environment(folder: Path) -> dict[str, str]:
-    """Environment variables for vLLM on this CPU; missing libraries are taken from `folder`.
+    """Return environment variables for vLLM on a CPU; package metadata that its wheel lacks is written to `folder`.
 
     Raises ConfigurationError if vLLM is not installed.
     """
@@ -48,7 +48,7 @@ def vllm_environment(folder: Path) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where a server runs: address, command prefix and environment."""
+    """Place where a server runs: address, command prefix and environment."""
 
     address: str = HERE
     enter: Sequence[str] = ()
@@ -60,7 +60,7 @@ BESIDE = Place()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StockVllm:
-    """`vllm serve` for one model, without prefix caching, in float32."""
+    """Starts `vllm serve` for one model, without prefix caching, in float32."""
 
     model: Path
     environment: Mapping[str, str]
@@ -68,12 +68,12 @@ class StockVllm:
     threads: int  # total over all servers
 
     def colocated(self, processes: Processes, place: Place = BESIDE, *, threads: int | None = None) -> str:
-        """Start one server for both phases, by default with all threads; returns its URL."""
+        """Start one server for both phases, by default with all threads; return its URL."""
         port = self._serve(processes, "colocated", place, threads or self.threads, {}, ())
         return ready(processes, place, port)
 
     def pair(self, processes: Processes, places: tuple[Place, Place] = (BESIDE, BESIDE)) -> tuple[int, int]:
-        """Start one server per phase, each with half of the threads; return the ports of both servers."""
+        """Start a prefill and a decode server with NixlConnector, each with half of the threads; return both ports."""
         _need_nixl()
         transfer = {"kv_connector": "NixlConnector", "kv_role": "kv_both", "kv_buffer_device": "cpu"}
         ports = []
@@ -87,7 +87,7 @@ class StockVllm:
         return prefill, decode
 
     def proxied(self, processes: Processes, proxy: Path, places: tuple[Place, Place] = (BESIDE, BESIDE)) -> str:
-        """Start a pair behind the example proxy of vLLM's repository; returns the proxy's URL."""
+        """Start a pair behind the example proxy of vLLM's repository; return the proxy's URL."""
         prefill, decode = self.pair(processes, places)
         port = free_port()
         command = [sys.executable, str(proxy), "--port", str(port)]
@@ -123,7 +123,7 @@ def ready(processes: Processes, place: Place, port: int) -> str:
 
 
 def check_proxy(proxy: Path | None) -> Path:
-    """Check the path of the example proxy. Raises ConfigurationError if the file does not exist."""
+    """Return the path of the example proxy. Raises ConfigurationError if the file does not exist."""
     if proxy is None or not proxy.is_file():
         where = f"vLLM's example proxy, {PROXY} of https://github.com/vllm-project/vllm"
         raise ConfigurationError(f"--proxy must name {where}: download it, or skip its system with --only")

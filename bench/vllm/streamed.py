@@ -1,4 +1,4 @@
-"""Sequential streamed completions with the times of their first tokens."""
+"""Send a streamed completion and time its first two tokens."""
 
 import time
 
@@ -27,7 +27,10 @@ class _Chunk(msgspec.Struct, frozen=True):
 
 
 async def ask(url: str, model: str, prompt: list[int], max_tokens: int) -> Streamed:
-    """Send a greedy request over its own connection. Raises ConfigurationError if the answer is incomplete."""
+    """Send a greedy request over its own connection and return the streamed answer.
+
+    Raises ConfigurationError if the server fails or the answer is incomplete.
+    """
     try:
         return await _ask(url, model, prompt, max_tokens)
     except (aiohttp.ClientError, TimeoutError) as error:

@@ -1,13 +1,14 @@
-"""Delay of the second token when vLLM is split over two hosts, by its own connector and by Twofold.
+"""Measure the delay of the second token when vLLM is split over two hosts, by its own connector and by Twofold.
 
     python bench/vllm/visible_transfer.py --proxy FILE [--lengths 256 … 4096] [--bits-per-s N] [--rounds 5] [--only …]
 
 Two network namespaces stand for two hosts, joined by a link of --bits-per-s (needs root). A colocated vLLM runs all
-the time; beside it run, one after the other, vLLM split by its NixlConnector and example proxy, and Twofold's vLLM
-workers with each hand-off mode. For each round and prompt length both get the same sequential requests, alternately;
-the visible transfer is the delay of the split one's second token. Figures are medians over rounds after a warm-up.
-Every server computes a prompt with half of the cores. Exits with 1 if a system fails, if greedy tokens differ from the
-colocated ones, or if layer-wise is not faster than vLLM's connector at a length.
+the time. Split services run beside it, one after the other: vLLM split by its NixlConnector and example proxy, and
+Twofold's vLLM workers with each hand-off mode. For each round and prompt length, the colocated and the split service
+get the same sequential requests, alternately; the visible transfer is the split service's time to the second token,
+minus that of the colocated one. Figures are medians over rounds after a warm-up. Every server computes a prompt with
+half of the cores. Exits with 1 if a system fails, if greedy tokens differ from the colocated ones, or if layer-wise is
+not faster than vLLM's connector at a length.
 """
 
 import argparse
@@ -67,7 +68,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def compare(urls: dict[str, str], split: str, given: argparse.Namespace) -> list[Pair]:
-    """Run all rounds of one split service beside the colocated one."""
+    """Measure one split service beside the colocated service in all rounds."""
     draw, pairs = random.Random(given.seed), list[Pair]()
     for number in range(given.rounds + 1):
         for length in given.lengths:
@@ -103,7 +104,7 @@ def measure(across: AcrossHosts, given: argparse.Namespace, report: Report) -> I
 
 
 def merge_earlier(given: argparse.Namespace) -> list[Pair]:
-    """Return the results of the systems that `--only` excludes, from an earlier run at the same link speed."""
+    """Return the results of services that `--only` excludes, from an earlier run at the same link speed."""
     if not given.only or not given.json.exists():
         return []
     before = msgspec.json.decode(given.json.read_bytes(), type=Report)
@@ -159,7 +160,10 @@ def arguments() -> argparse.Namespace:
 
 
 def run(given: argparse.Namespace, folder: Path) -> tuple[Report, list[str]]:
-    """Measure all systems. Raises UserError without network namespaces or vLLM."""
+    """Measure all services; return the report and one sentence per failure.
+
+    Raises UserError without network namespaces or vLLM.
+    """
     longest = max(given.lengths) + 2 * OUTPUT
     model = model_directory(given.model, folder, "--max-model-len", str(longest))
     given.vocabulary = msgspec.json.decode((model / "config.json").read_bytes())["vocab_size"]

@@ -1,4 +1,4 @@
-"""Real services shared by end-to-end tests, and a pair of hosts to run them on."""
+"""Services that end-to-end tests share, and two emulated hosts."""
 
 from contextlib import ExitStack
 from pathlib import Path
@@ -11,11 +11,11 @@ from twofold.bench.services import served
 from twofold.errors import ConfigurationError
 
 HERE = Path(__file__).parent
-MOST = 4  # services at once: each takes memory and, even idle, part of a core
+MOST = 4  # services at once; each needs memory and, even idle, part of a core
 
 
 class Services:
-    """Running services by model and flags; the least recently used one is stopped first."""
+    """Running services by model and flags; the least recently used one is stopped when a new one needs room."""
 
     def __init__(self):
         self._running = {}
@@ -52,7 +52,7 @@ def service(pytestconfig, tiny_model_dir):
 
 @pytest.fixture(scope="module")
 def hosts():
-    """Yield two hosts joined by a link that tests can cut; skip the test without network namespaces."""
+    """Yield two emulated hosts with a link that tests can cut; skip the test without network namespaces."""
     try:
         with two_hosts(first_local=True) as joined:
             yield joined

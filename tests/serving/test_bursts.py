@@ -1,4 +1,4 @@
-"""Bursts beyond KV memory: pulled hand-offs, KV growth and swapping."""
+"""Bursts beyond KV memory: pulled hand-offs, memory on demand and swapping."""
 
 import asyncio
 import random
@@ -27,7 +27,7 @@ def prompts(count):
 
 @pytest.fixture(scope="module")
 def expected(service):
-    """Return the answers of a service with enough memory for all 14 prompts."""
+    """Return the outputs of a service with enough KV memory for all 14 prompts."""
     return asyncio.run(complete_all(service("llama", COLOCATED), prompts(14), at_once=14, **HOW))
 
 

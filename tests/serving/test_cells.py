@@ -1,4 +1,4 @@
-"""Cell-aware routing over two hosts with both phases each."""
+"""Cell-aware routing over two hosts, each with both phases."""
 
 import asyncio
 import json
@@ -26,7 +26,7 @@ def joined(tiny_model_dir, tmp_path_factory):
 
 
 def routes(log):
-    """Return the prefill and decode instance of each finished request."""
+    """Yield the (prefill, decode) instances of each finished request in a service's log."""
     for line in log.splitlines():
         fields = json.loads(line) if line.startswith("{") else {}
         if fields.get("prefill_instance"):

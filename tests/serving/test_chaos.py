@@ -1,6 +1,6 @@
-"""Workers are killed, stopped and delayed at random under load.
+"""Streams survive workers that are killed, stopped and paused at random under load.
 
-TWOFOLD_CHAOS_ROUNDS sets the rounds per worker; by default each role is hit once in each way. `-rP` lists the hits.
+TWOFOLD_CHAOS_ROUNDS sets the number of faults; by default, each role gets each fault once. `-rP` prints a report.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ pools:
 
 
 def check(process, url, roles):
-    """Assert complete, identical streams and no leaked block, memory, socket or process."""
+    """Inject faults under load; assert complete, unchanged streams and no leaked block, memory, socket or process."""
     rounds = int(os.environ.get("TWOFOLD_CHAOS_ROUNDS", len(roles) * len(Fault)))
     chaos = Chaos(process, url, roles)
     asyncio.run(chaos.learn())

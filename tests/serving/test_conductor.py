@@ -35,7 +35,7 @@ def tokens(seed, count):
 
 
 async def ask(url, *prompts):
-    """Send all prompts at once and return the cached tokens of each."""
+    """Send all prompts at once; return the number of cached tokens of each."""
 
     async def one(session, name, prompt):
         body = {"model": name, "prompt": prompt, "max_tokens": OUTPUT, "temperature": 0, "ignore_eos": True}
@@ -51,7 +51,7 @@ async def ask(url, *prompts):
 
 
 def computed_on(url):
-    """Return the prompt tokens received by each prefill worker."""
+    """Return the prompt tokens that each prefill worker has received."""
     found = re.findall(
         r'^twofold:prefix_cache_queries_total\{instance="(prefill-\d)"\} (\S+)$', metrics(url), re.MULTILINE
     )
@@ -84,7 +84,7 @@ def test_prompts_are_routed_to_their_cached_prefix(emulated):
 
 
 def test_a_busy_worker_with_the_prefix_is_bypassed(emulated):
-    """The other worker computes the prefix again, so both workers cache it."""
+    """In a burst of prompts with one prefix, the second worker computes the prefix again, so that both cache it."""
     _, url = emulated
     begin = tokens("in demand", SHARED)
     asyncio.run(ask(url, begin))
@@ -116,7 +116,7 @@ def test_the_prefixes_of_a_killed_worker_are_recomputed(emulated):
 
 
 def test_output_equals_the_models(tiny_model_dir):
-    """The output is equal on real workers with measured speeds, one of which is killed."""
+    """Workers with measured speeds generate the same tokens as transformers, even when one worker is killed."""
     begin = [tokens(f"real {number}", 40 * BLOCK) for number in range(4)]
     prompts = [prompt + tokens(f"{number} {turn}", 30) for turn in range(4) for number, prompt in enumerate(begin)]
     expected = greedy_outputs(tiny_model_dir("llama"), prompts, OUTPUT)

@@ -1,4 +1,4 @@
-"""Client disconnects leave nothing behind."""
+"""Client disconnects leave no block or request behind."""
 
 import asyncio
 import json
@@ -18,7 +18,7 @@ OUTPUT = 200
 
 
 async def leave(url, body, *, after_tokens=0, after_s=0.0):
-    """Request a completion and disconnect after `tokens` tokens and a delay in seconds."""
+    """Request a completion, and disconnect `after_s` seconds after its first `after_tokens` events."""
     address = urlsplit(url)
     reader, writer = await asyncio.open_connection(address.hostname, address.port)
     sent = json.dumps(body).encode()
@@ -37,7 +37,7 @@ async def leave(url, body, *, after_tokens=0, after_s=0.0):
 
 
 def occasions(draw, answer_s):
-    """Return disconnect times: in the queue or prefill, at random, in the hand-off, during decode.
+    """Yield arguments of `leave`: disconnect at once, at a random time, after the first token, and during decode.
 
     Delays are in tokens or fractions of a measured answer time, so they fit any machine.
     """
@@ -78,10 +78,10 @@ COUNTERS = (
 
 
 def check_disconnects(url, disconnects, settled=all_blocks_free):
-    """Repeat the disconnects until requests were aborted both before and after their first token.
+    """Repeat random disconnects until requests were aborted both before and after their first token.
 
-    The progress of a request when its client disconnects depends on the machine's load, so one run may lack one of the
-    two cases.
+    The progress of a request when its client disconnects depends on the machine's load, so one repetition may lack one
+    of the two cases.
     """
     before = [metric(url, counter) for counter in COUNTERS]
     for seed in range(20):

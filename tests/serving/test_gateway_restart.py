@@ -29,7 +29,7 @@ ASK = {"prompt": [5, 6, 7] * 30, "temperature": 1.0, "seed": 6, "ignore_eos": Tr
 
 
 class Client:
-    """One stream: its tokens and its outcome (complete, error or broken)."""
+    """Client of one stream; `read` returns its outcome: `whole`, `error` or `broken`."""
 
     def __init__(self, session, url, name, max_tokens):
         self.session, self.url = session, url
@@ -56,7 +56,7 @@ class Client:
 
 
 async def end_under_load(process, url, number, max_tokens):
-    """Return outcome and tokens of each stream after a signal to the gateway."""
+    """Send a signal to the gateway while streams run; return the outcome and the tokens of each stream."""
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None)) as session:
         name = await served_name(session, url)
         clients = [Client(session, url, name, max_tokens) for _ in range(STREAMS)]
@@ -75,7 +75,7 @@ async def answer(url, max_tokens):
 
 
 def left_behind(processes, named):
-    """Return the remaining processes and shared memory files."""
+    """Return the processes and the shared memory files that remain after the service has ended."""
     _, alive = psutil.wait_procs(processes, timeout=600)
     return alive, [path for path in named if Path(path).exists()]
 

@@ -1,4 +1,4 @@
-"""Workers that join over TCP from a second host process."""
+"""Workers of a second host process, which joins the service over TCP."""
 
 import asyncio
 import signal
@@ -20,14 +20,14 @@ QUESTIONS = [
 
 
 async def ask(url):
-    """Send all prompts at once and return their outputs."""
+    """Send all `QUESTIONS` at once and return their output tokens."""
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=300)) as session:
         return await asyncio.gather(*(complete(session, url, **question) for question in QUESTIONS))
 
 
 @pytest.fixture(scope="module")
 def expected(service):
-    """Return the outputs of colocated workers."""
+    """Return the outputs of colocated workers on one host, as the reference."""
     return asyncio.run(ask(service("llama", COLOCATED)))
 
 
@@ -64,7 +64,7 @@ def test_a_failed_worker_is_restarted_on_its_host(joined, expected, name, number
 
 @pytest.mark.parametrize("key", ["none", "another"])
 def test_rejects_clients_without_the_cluster_key(joined, expected, tmp_path, key):
-    """The service logs the attempt and continues."""
+    """The service logs the refused connection and continues to serve requests."""
     before = len(joined.logged("serve.log"))
     if key == "another":
         write_key(tmp_path / "key")
@@ -126,7 +126,7 @@ def test_a_killed_host_may_rejoin_under_its_names(joined, expected):
 
 
 def test_hosts_outlive_a_killed_service_and_end_with_a_stopped_one(joined, expected):
-    """The test runs last, because it stops the shared service."""
+    """The joined host rejoins the successor of a killed service; this test runs last, because it stops the service."""
     joined.service.kill()
     joined.service.wait()
     joined.serve("--prefill", "1", "--decode", "0")

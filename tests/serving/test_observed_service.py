@@ -1,4 +1,4 @@
-"""Logs, traces and dashboard of a real service."""
+"""Logs, traces, metrics and dashboard of a real service."""
 
 import asyncio
 import json
@@ -27,7 +27,7 @@ async def ask(url, **fields):
 
 @pytest.fixture(scope="module")
 def observed(tiny_model_dir, tmp_path_factory):
-    """Return answers, logs and traces of one service, and its last dashboard snapshot."""
+    """Run a service and some requests; return answers, logs, spans, metrics and a dashboard snapshot."""
     port, log = free_port(), tmp_path_factory.mktemp("log") / "log"
     url = f"http://127.0.0.1:{port}"
     flags = ("--port", str(port), "--served-model-name", "m", "--log-format", "json", "--slo", "e2e=600")
@@ -53,7 +53,7 @@ def observed(tiny_model_dir, tmp_path_factory):
 
 
 def test_the_log_has_one_json_line_per_request(observed):
-    """No line contains a prompt."""
+    """No log line contains a prompt."""
     ended = [line for line in observed["lines"] if line["message"] == "request ended"]
     assert [(line["request_id"], line["trace_id"], line["finish_reason"]) for line in ended] == [
         ("mine", TRACE, "length")

@@ -1,4 +1,4 @@
-"""Live scheduling decisions are reproduced under a virtual clock from recorded times."""
+"""The schedulers repeat the decisions of a live run when its recorded events are replayed under a virtual clock."""
 
 import asyncio
 import heapq
@@ -26,7 +26,7 @@ from twofold.serving.telemetry.journal import ENCODER, read_journal
 
 
 class VirtualRun:
-    """A minimal simulation with times from a live run; it repeats every decision and compares."""
+    """Replays the journals of a live run in virtual time, and compares every decision with the recorded one."""
 
     def __init__(self):
         self.cluster = ClusterScheduler(ROUTERS["jsq"](), FixedHandoff(HandoffMode.LAYER_WISE))
@@ -112,7 +112,7 @@ class VirtualRun:
         self.instances[name].end_lease(**args)
 
     def on_handed_off(self, name, request_id):
-        """Record the end of the hand-off in the prefill worker's and the controller's schedulers."""
+        """Record the end of a hand-off in the scheduler of the prefill worker or of the controller."""
         if name in self.instances:
             self.instances[name].handed_off(request_id)
         else:
@@ -129,7 +129,7 @@ class VirtualRun:
 
 
 def timed(name, entries):
-    """Return the journal entries of one process in order, with monotonic times."""
+    """Yield (time, process, number, entry) for one process's journal, with times that never decrease."""
     latest = 0.0
     for number, entry in enumerate(entries):
         latest = max(latest, entry.at)
@@ -138,7 +138,7 @@ def timed(name, entries):
 
 @pytest.mark.parametrize("flags", [SPLIT, COLOCATED], ids=["split", "colocated"])
 def test_replaying_a_live_run_takes_the_same_decisions(flags, tiny_model_dir, tmp_path):
-    """Placements, leases, batches and outcomes are equal under load with aborted requests."""
+    """Placements, leases, batches and outcomes of a loaded service are equal in the replay."""
     draw = random.Random(3)
     prompts = [[draw.randint(10, 500) for _ in range(draw.randint(1, 700))] for _ in range(60)]
     beginning = [draw.randint(10, 500) for _ in range(200)]

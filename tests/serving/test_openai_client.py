@@ -1,7 +1,7 @@
-"""The OpenAI client against the gateway.
+"""The OpenAI Python client works with the gateway.
 
-The tests make no assumption about the text: any service passes that has deterministic greedy output, the
-tokenizer's vocabulary and a context of some hundred tokens. `openai_base_url` selects the service.
+The tests assume nothing about the text: they pass on any service with deterministic greedy output, the tokenizer's
+vocabulary and a context of some hundred tokens. `openai_base_url` selects the service.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ FIXED = {"temperature": 0, "max_tokens": 24, "extra_body": {"ignore_eos": True}}
 
 @pytest.fixture(scope="module", params=["split", "colocated", "scripted"])
 def openai_base_url(request, service):
-    """Base URL of the API: two real services, and a gateway in front of a scripted one."""
+    """Yield the API's base URL, in turn of a split service, a colocated service and a scripted service."""
     if request.param == "scripted":
         with running_app(create_app(ScriptedService(), byte_level(), keys=None)) as url:
             yield f"{url}/v1"
@@ -54,7 +54,7 @@ def chat(client, model):
 
 
 def counts(usage):
-    """Token usage without cached tokens, which depend on earlier requests."""
+    """Return the token usage without cached tokens, which depend on earlier requests."""
     return usage.prompt_tokens, usage.completion_tokens, usage.total_tokens
 
 

@@ -1,4 +1,4 @@
-"""Prefix caching changes no token and skips computed prefixes."""
+"""Prefix caching skips the computation of cached prefixes and changes no output token."""
 
 import asyncio
 import os
@@ -28,7 +28,7 @@ def tokens(seed, count):
 
 
 def family(seed):
-    """Return a long prompt, and prompts that share part of it up to, before and after block boundaries."""
+    """Return a long prompt, and prompts that share its beginning up to, before or after a block boundary."""
     whole = tokens(seed, 40 * BLOCK)
     kept = (1, BLOCK, BLOCK + 1, 20 * BLOCK - 1, 20 * BLOCK, len(whole) - 1, len(whole))
     tails = [whole[:count] + tokens(f"{seed} {count}", 30) for count in kept]
@@ -36,7 +36,7 @@ def family(seed):
 
 
 async def ask(url, prompt, key=None, **fields):
-    """Return output tokens and cached prompt tokens of one completion."""
+    """Return the output tokens and the number of cached prompt tokens of one completion."""
     headers = {} if key is None else {"Authorization": f"Bearer {key}"}
     async with aiohttp.ClientSession(headers=headers) as session:
         return await complete_cached(session, url, prompt, **fields)
@@ -47,7 +47,7 @@ async def ask_in_turn(url, prompts, **fields):
 
 
 def shared_with_earlier(prompts):
-    """Return the longest reusable prefix of each prompt: whole blocks, never its last token."""
+    """Return how many tokens each prompt can reuse from earlier ones: whole blocks, never its last token."""
     found = []
     for number, prompt in enumerate(prompts):
         best = 0
@@ -106,14 +106,14 @@ def test_prefix_reuse_across_parallelism_and_routers(flags, tiny_model_dir):
 
 @pytest.fixture(scope="module")
 def split_tight(tiny_model_dir):
-    """Return process and URL of a split service with little KV memory."""
+    """Yield process and URL of a split service with little KV memory."""
     with running_service(tiny_model_dir("llama"), *TIGHT, *SPLIT) as running:
         yield running
 
 
 @pytest.fixture(scope="module")
 def mixed_tight(tiny_model_dir):
-    """Return process and URL of one swapping worker with little KV memory."""
+    """Yield process and URL of a service with one swapping worker and little KV memory."""
     flags = ("--colocated", "1", "--swap-space", "16MiB")
     with running_service(tiny_model_dir("llama"), *TIGHT, *flags) as running:
         yield running
@@ -126,7 +126,7 @@ def tight(request):
 
 @pytest.fixture(scope="module")
 def more_than_fits(tiny_model_dir):
-    """Return prompts with shared prefixes that request 40 output tokens each."""
+    """Return prompts with shared prefixes that exceed the KV memory, and their expected outputs of 40 tokens."""
     prompts = [prompt[:400] for seed in range(4) for prompt in family(f"tight {seed}")]
     random.Random(2).shuffle(prompts)
     return prompts, greedy_outputs(tiny_model_dir("llama"), prompts, 40)
@@ -212,7 +212,7 @@ def test_no_reuse_without_prefix_caching(tiny_model_dir):
 
 
 def test_a_restarted_worker_starts_with_an_empty_cache(tight):
-    """Late reports of the killed worker are ignored."""
+    """The first prompt after the restart finds no cached prefix and gets the same tokens."""
     prompt = tokens("killed", 30 * BLOCK + 1)
     process, url = tight
     before = [asyncio.run(ask(url, prompt, **GREEDY)) for _ in range(2)]

@@ -1,4 +1,4 @@
-"""Prefixes reused from the host store."""
+"""Prefixes reused from the KV store of the host."""
 
 import asyncio
 

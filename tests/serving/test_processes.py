@@ -1,4 +1,4 @@
-"""Processes of a service: clean shutdown and recovery."""
+"""Processes of a service: clean shutdown, and recovery of killed workers."""
 
 import asyncio
 import glob
@@ -23,7 +23,7 @@ def own_service(tiny_model_dir):
 
 @pytest.fixture(scope="module")
 def lasting_service(tiny_model_dir):
-    """Return a service that survives repeated kills of its workers."""
+    """Yield a service with short restart delays, so that tests can kill its workers repeatedly."""
     with running_service(tiny_model_dir("llama"), *ENGINE, *SPLIT, "--max-restart-delay", "1") as running:
         yield running
 
@@ -38,7 +38,7 @@ def leftovers():
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_stopping_leaves_no_process_and_no_file(own_service, number):
-    """Ctrl-C and SIGTERM both stop all processes and delete all files."""
+    """Ctrl-C and SIGTERM both end all processes and delete all files of the service."""
     process, _ = own_service
     family = children(process)
     assert len(family) == 3, "a fork server and two workers"
@@ -61,7 +61,7 @@ def test_workers_end_with_a_killed_service(own_service):
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 @pytest.mark.parametrize("name", ["prefill", "decode"])
 def test_the_only_worker_of_a_phase_is_restarted(lasting_service, name, number):
-    """The stream continues without a missing, repeated or changed token."""
+    """Running streams continue without a missing, repeated or changed token."""
     process, url = lasting_service
 
     async def watch():

@@ -1,4 +1,4 @@
-"""Prefixes fetched from the store of another host."""
+"""Prefixes fetched from the KV store of another host."""
 
 import asyncio
 import os
@@ -22,7 +22,7 @@ IN_TURN = ("--colocated", "1", "--router", "round-robin", "--kv-checksums")
 
 
 class TwoHosts:
-    """Two hosts with a worker and a store each, and round-robin routing."""
+    """Two hosts with a worker and a KV store each; requests alternate between them."""
 
     def __init__(self, joined):
         self.url = joined.url
@@ -34,7 +34,7 @@ class TwoHosts:
         return asyncio.run(ask(self.url, prompt))
 
     def with_blocks(self, count):
-        """Return the hosts with and without this many blocks in their store."""
+        """Wait until the stores have `count` blocks in total; return the hosts, the one with more blocks first."""
         until(lambda: sum(stored(self.url, host) for host in self._processes) == count)
         return sorted(self._processes, key=lambda host: -stored(self.url, host))
 
@@ -45,7 +45,7 @@ class TwoHosts:
         kill(self._processes[host], "store")
 
     def store(self, host):
-        """Return the pid of a host's store."""
+        """Return the pid of a host's KV store."""
         return running(self._processes[host], "store")
 
 
@@ -74,7 +74,7 @@ def test_the_same_tokens_from_a_remote_store_and_its_copy(tiny_model_dir, tmp_pa
 
 
 def test_the_conductor_fetches_from_a_busy_host(tiny_model_dir, tmp_path):
-    """By the profile, a burst with a shared prefix is faster on both hosts."""
+    """A burst of prompts with one cached prefix is faster on both hosts, so the second host fetches the prefix."""
     model, path = tiny_model_dir("llama"), tmp_path / "host.yaml"
     slow = replace(profile(), model=read_model(model), engine=TIMES.slower(10.0))  # 10 ms a token
     path.write_text(dump_host_profile(slow))

@@ -1,4 +1,4 @@
-"""Hand-offs that stall or break."""
+"""Hand-offs that break or stall for longer than their lease."""
 
 import asyncio
 import os
@@ -25,7 +25,7 @@ ARRIVING = 'num_requests{instance="decode-0",state="arriving"}'
 
 
 class Load:
-    """Clients with long prompts and short outputs, so that some hand-off is always in flight."""
+    """Clients with long prompts and short outputs, so that a hand-off is always in flight."""
 
     def __init__(self, url):
         draw = random.Random(4)
@@ -39,7 +39,7 @@ class Load:
 
     @asynccontextmanager
     async def running(self):
-        """Keep the clients running in this context; raises TimeoutError if one hangs."""
+        """Run the clients during the context; raises TimeoutError if a request hangs."""
         over = asyncio.Event()
         async with aiohttp.ClientSession() as session, asyncio.TaskGroup() as tasks:
             for number in range(len(self.prompts)):
@@ -60,7 +60,7 @@ class Load:
             await asyncio.sleep(0.005)
 
     async def more_answers(self):
-        """Wait for further answers to half as many requests as there are prompts."""
+        """Wait for further answers, half as many as there are prompts."""
         enough = self.answered + len(self.prompts) // 2
         while self.answered < enough:  # noqa: ASYNC110 (what it waits for is many tasks)
             await asyncio.sleep(0.02)
@@ -71,7 +71,7 @@ def worker(process, name):
 
 
 def test_requests_are_replayed_when_a_source_outsleeps_its_lease(tiny_model_dir):
-    """The leased blocks stay held until the source's late writes end."""
+    """A prefill worker suspended for longer than a lease during hand-offs changes no answer and leaks no block."""
     model = tiny_model_dir("llama")
     with running_service(model, *ENGINE, *SPLIT, program=(serve_with_lease.__file__, LEASE_S)) as (process, url):
         load = Load(url)

@@ -1,4 +1,4 @@
-"""A split service's output equals the model's in float32."""
+"""The output of a split service equals the model's own output in float32."""
 
 import asyncio
 import random
@@ -15,7 +15,7 @@ VOCABULARY = (10, 500)
 
 
 def random_prompts(seed):
-    """Return prompts of all magnitudes, with lengths at block and context boundaries."""
+    """Return 100 random prompts of 1 to 1,500 tokens, including lengths at block boundaries."""
     draw = random.Random(seed)
     lengths = [1, 2, 15, 16, 17, LONGEST] + [round(LONGEST ** draw.random()) for _ in range(PROMPTS - 6)]
     return [[draw.randint(*VOCABULARY) for _ in range(length)] for length in lengths]
@@ -23,7 +23,7 @@ def random_prompts(seed):
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_greedy_output_equals_generate(arch, service, tiny_model_dir):
-    """100 prompts of 1 to 1,500 tokens run alone, in batches, and at random arrivals."""
+    """100 prompts are sent one at a time, in batches and at random times; transformers' `generate` is the reference."""
     prompts = random_prompts(seed=ARCHITECTURES.index(arch))
     expected = greedy_outputs(tiny_model_dir(arch), prompts, OUTPUT)
     url = service(arch, SPLIT)
@@ -40,7 +40,7 @@ def test_greedy_output_equals_generate(arch, service, tiny_model_dir):
 
 
 def test_sampled_output_depends_on_the_seed_alone(service):
-    """The output is equal split, colocated, with serialized hand-offs, and in another order."""
+    """The output is equal split and colocated, with serialized hand-offs, and in any order of requests."""
     prompts = random_prompts(seed=7)[:24]
     how = {"max_tokens": 24, "temperature": 0.9, "top_p": 0.95, "top_k": 50, "ignore_eos": True}
     runs = [

@@ -1,4 +1,4 @@
-"""Workers on two hosts (network namespaces) with a link that is cut."""
+"""A service over two emulated hosts with a link that is cut."""
 
 import asyncio
 
@@ -19,14 +19,14 @@ CLIENT = aiohttp.ClientTimeout(total=900)
 
 
 async def ask(url):
-    """Send all prompts at once and return their outputs."""
+    """Send all `QUESTIONS` at once and return their output tokens."""
     async with aiohttp.ClientSession(timeout=CLIENT) as session:
         return await asyncio.gather(*(complete(session, url, **question) for question in QUESTIONS))
 
 
 @pytest.fixture(scope="module")
 def expected(service):
-    """Return the outputs of colocated workers."""
+    """Return the outputs of colocated workers on one host, as the reference."""
     return asyncio.run(ask(service("llama", COLOCATED)))
 
 
@@ -47,7 +47,7 @@ ONE_SIDED = (pytest.param("nixl", marks=NIXL), pytest.param("mooncake", marks=MO
 
 @pytest.fixture(scope="module", params=["curve", "pull", "from there", *ONE_SIDED])
 def running(request, hosts, tiny_model_dir, tmp_path_factory):
-    """Return the URL of a service on both hosts."""
+    """Yield a service with one phase on each host, by transport and placement (`KINDS`)."""
     here, there, flags, cuts_s = KINDS[request.param]
     folder, model = tmp_path_factory.mktemp("hosts"), tiny_model_dir("llama")
     with joined_service(model, folder, *here, *flags, "--kv-checksums", there=there, hosts=hosts) as made:
@@ -56,7 +56,7 @@ def running(request, hosts, tiny_model_dir, tmp_path_factory):
 
 
 async def with_cable_cut(running, expected, *, after_s, for_s):
-    """Return the outputs while the link is cut during KV transfers."""
+    """Send all questions, cut the link after `after_s` seconds for `for_s` seconds, and check the outputs."""
     asked = asyncio.create_task(ask(running.url))
     await asyncio.sleep(after_s)
     running.hosts.cut()
@@ -66,7 +66,7 @@ async def with_cable_cut(running, expected, *, after_s, for_s):
 
 
 def test_a_cut_link_changes_no_answer(running, expected):
-    """The link is cut for shorter than the heartbeat timeout, longer than it, and longer than the watchdog term."""
+    """The cuts are shorter than the heartbeat timeout, longer than it, and longer than the watchdog term."""
     for for_s in running.cuts_s:
         assert asyncio.run(ask(running.url)) == expected
         cut_while_busy(running, expected, for_s)
@@ -77,7 +77,7 @@ def test_a_cut_link_changes_no_answer(running, expected):
 
 
 def cut_while_busy(running, expected, for_s):
-    """Cut the link while it is slowed, so that a KV transfer is in flight."""
+    """Cut the link during a KV transfer, which a bandwidth limit slows down."""
     running.hosts.limit(SLOW_BITS_PER_S)
     try:
         asyncio.run(with_cable_cut(running, expected, after_s=0.4, for_s=for_s))
@@ -86,7 +86,7 @@ def cut_while_busy(running, expected, for_s):
 
 
 def test_deadlines_hold_while_the_link_is_cut(running):
-    """Blocks are freed when the link is restored."""
+    """Requests end by their timeout during the cut, and all blocks are free after it."""
 
     async def hasty(session, name, question):
         body = {"model": name, "timeout": 4, **question}

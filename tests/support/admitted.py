@@ -1,4 +1,4 @@
-"""Admission queues of named requests, without instances."""
+"""Admission queues with requests by name, for tests without instances."""
 
 from twofold.request import Request
 from twofold.scheduling.admission.admission import Admission, QueuedRequest
@@ -19,7 +19,7 @@ def offer(door: Admission, name: str, *, now: float = 0.0, **fields) -> Refusal 
 
 
 def drain(door: Admission, now: float) -> list[QueuedRequest]:
-    """Start all requests that may start now and return them."""
+    """Start every request that may start now, and return the started requests."""
     started = []
     while (each := door.next(now)) is not None:
         started.append(each)

@@ -1,4 +1,4 @@
-"""Clusters with analytic capacity, to test the planner's searches."""
+"""Stub of the planner's simulations: clusters with analytic capacity."""
 
 from twofold.planning.design import Design, Family, MachineKind
 from twofold.planning.evaluation import Evaluation
@@ -18,10 +18,11 @@ def design(*counts, family=SPLIT):
 
 
 class AnalyticCluster:
-    """Meets the SLO up to the capacity of its weakest pool; the upper bound is `slack` times the capacity.
+    """Evaluates trials without simulation: the weakest pool of a design determines its capacity.
 
-    `per_prefill`, `per_decode` and `per_mixed` are requests/s per machine of any kind; a split cluster loses
-    `overhead` requests/s. `asked` lists the evaluated trials. With `tells`, evaluations name the limiting phase.
+    A trial meets the SLO up to the capacity; the upper bound is `slack` times the capacity. `per_prefill`, `per_decode`
+    and `per_mixed` are requests/s per machine of any kind; a split cluster loses `overhead` requests/s. `asked` lists
+    the evaluated trials. With `tells`, evaluations name the limiting phase.
     """
 
     def __init__(self, per_prefill=5.0, per_decode=3.0, per_mixed=2.0, *, slack=1.2, overhead=0.0, tells=True):

@@ -1,4 +1,4 @@
-"""Instances with analytic goodput, to test the placement search."""
+"""Stub of the placement search's simulations: instances with analytic goodput."""
 
 from twofold.planning.design import MachineKind
 from twofold.planning.evaluation import Evaluation
@@ -20,7 +20,7 @@ def kind(tensor, pipeline=1, name="dgx-node"):
 
 
 class AnalyticPlacement:
-    """Meets the SLO up to the capacity of its weaker phase.
+    """Evaluates trials without simulation: the weaker phase of a placement determines its capacity.
 
     `prefill` and `decode` map an instance kind to requests/s; a colocated instance has a third of the lesser rate.
     """

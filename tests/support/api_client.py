@@ -1,4 +1,4 @@
-"""Client of the completions API with token ids in both directions, and readers of its metrics."""
+"""Client of the completions API that sends and receives token ids, and readers of a service's metrics."""
 
 import asyncio
 import random
@@ -20,7 +20,7 @@ async def complete(session: aiohttp.ClientSession, url: str, prompt: list[int], 
 async def complete_cached(
     session: aiohttp.ClientSession, url: str, prompt: list[int], **fields: object
 ) -> tuple[list[int], int]:
-    """Return the output token ids of one completion and its number of cached prompt tokens."""
+    """Return the output token ids and the number of cached prompt tokens of one completion."""
     answer = await _answer(session, url, prompt, **fields)
     return answer["choices"][0]["token_ids"], answer["usage"]["prompt_tokens_details"]["cached_tokens"]
 
@@ -41,7 +41,7 @@ async def served_name(session: aiohttp.ClientSession, url: str) -> str:
 async def complete_all(
     url: str, prompts: Sequence[list[int]], *, at_once: int, spread_s: float = 0.0, **fields: object
 ) -> list[list[int]]:
-    """Run all completions, at most `at_once` in flight, with random delays of up to `spread_s`."""
+    """Return the outputs of all prompts, sent after delays of up to `spread_s`, with at most `at_once` in flight."""
     waits = random.Random(0)
     slots = asyncio.Semaphore(at_once)
 
@@ -65,13 +65,13 @@ def block_counts(url: str) -> dict[str, dict[str, float]]:
 
 
 def metric(url: str, name: str) -> float:
-    """Return the sum of the samples with a name that starts with `twofold:` and `name`."""
+    """Return the sum of all samples that start with `twofold:` and `name`, which may include labels."""
     lines = metrics(url).splitlines()
     return sum(float(line.split()[-1]) for line in lines if line.startswith(f"twofold:{name}"))
 
 
 def metric_reaches(url: str, name: str, least: float, *, tries: int = 6000, pause_s: float = 0.1) -> bool:
-    """Poll until a metric reaches a value; False after `tries`. Reports may follow the answer."""
+    """Poll until a metric is at least `least`, as workers may report it late; return False after `tries` polls."""
     for _ in range(tries):
         if metric(url, name) >= least:
             return True
@@ -80,7 +80,7 @@ def metric_reaches(url: str, name: str, least: float, *, tries: int = 6000, paus
 
 
 def metric_falls(url: str, name: str, most: float, *, tries: int = 6000, pause_s: float = 0.1) -> bool:
-    """Poll until a metric falls to a value; False after `tries`."""
+    """Poll until a metric is at most `most`; return False after `tries` polls."""
     for _ in range(tries):
         if metric(url, name) <= most:
             return True
@@ -89,7 +89,7 @@ def metric_falls(url: str, name: str, most: float, *, tries: int = 6000, pause_s
 
 
 async def all_blocks_free(url: str, *, tries: int = 6000, pause_s: float = 0.1) -> bool:
-    """Poll until every block of every instance is free; False after `tries`."""
+    """Poll until every block of every instance is free; return False after `tries` polls."""
     for _ in range(tries):
         counts = await asyncio.to_thread(block_counts, url)
         if counts and all(c["free"] == c["total"] and c["in_flight"] == 0 for c in counts.values()):

@@ -89,7 +89,7 @@ class Page:
         return str(await self.evaluate(f"document.querySelector({json.dumps(selector)}).innerText"))
 
     async def screenshot(self, path: Path) -> None:
-        """Write the full page as a PNG."""
+        """Write a picture of the whole page as PNG."""
         shot = await self.call("Page.captureScreenshot", captureBeyondViewport=True)
         path.write_bytes(base64.b64decode(shot["data"]))  # noqa: ASYNC240 (nothing else runs here)
 

@@ -37,10 +37,10 @@ class CachePeer:
 
 
 class Cache:
-    """A transport and its pools."""
+    """KV cache of one process: a transport with its pools and connections."""
 
     def __init__(self, name, key=None, host=None):
-        """Start the process; with a `key`, the cache is on `host`, by default on a separate host."""
+        """Create a cache without a transport; with a `key` it is on `host`, by default on a host of its own."""
         self.name, self.network = name, None
         self.transport, self.connections = None, []
         if key is not None:
@@ -49,7 +49,7 @@ class Cache:
             )
 
     def make(self, transport, epoch, layout, num_blocks, everything=True):
-        """Create the transport, by default with leases on all blocks for all sources."""
+        """Create the transport, by default with leases on all blocks for both peers; return its descriptor."""
         make = load_transport(transport)
         self.transport = make(KvCacheSpec(self.name, epoch, layout, num_blocks, DEVICE, self.network))
         if everything:
@@ -58,7 +58,7 @@ class Cache:
         return self.transport.descriptor
 
     def connect(self, peer):
-        """Connect until the cache is closed."""
+        """Connect to a peer; the connection stays open until the cache is closed."""
         self.connections.append(self.transport.connect(peer))
         return self.connections[-1]
 
@@ -75,7 +75,7 @@ class Cache:
         self.transport.ended(ended)
 
     def fill(self, seed):
-        """Fill the blocks with random contents, reproducible by seed and layout."""
+        """Fill all blocks with random contents that depend on the seed and the layout only."""
         torch.manual_seed(seed)
         for layer in range(len(self.transport.engine_pool.layout.layers)):
             for part in self.transport.engine_pool.block_rows(layer):
@@ -83,7 +83,7 @@ class Cache:
         self.transport.publish(range(self.transport.engine_pool.num_blocks))
 
     def rows(self):
-        """Return the blocks of each layer as bytes: keys, then values."""
+        """Return the blocks of each layer as bytes, keys before values."""
         pool = self.transport.landing_pool
         return [torch.cat(pool.block_rows(k), dim=1).cpu().numpy().copy() for k in range(len(pool.layout.layers))]
 

@@ -1,4 +1,4 @@
-"""Prompts with common prefixes, and an observer that records notifications."""
+"""Prompts with common prefixes, and a recording observer of prefix caches."""
 
 from hypothesis import strategies as st
 
@@ -7,13 +7,13 @@ from twofold.kvcache.prefix import prefix_keys
 
 
 def prompts(alphabet, longest):
-    """Strategy for prompts as keys of one-token blocks; a smaller alphabet makes more common prefixes."""
+    """Strategy for prompts, as keys of one-token blocks; a smaller `alphabet` makes common prefixes more frequent."""
     tokens = st.lists(st.integers(0, alphabet - 1), min_size=1, max_size=longest)
     return tokens.map(lambda drawn: tuple(prefix_keys(drawn, 1)))
 
 
 class RecordingObserver(CacheObserver):
-    """Records the keys and removal reasons reported to a cache observer."""
+    """Cache observer that records the cached keys and the reasons of removals."""
 
     def __init__(self):
         self.keys, self.reasons = set(), []

@@ -1,4 +1,4 @@
-"""Clients that check every response while workers are killed, stopped and paused."""
+"""Fault injection into a service, under load from clients that check every response."""
 
 import asyncio
 import json
@@ -30,8 +30,9 @@ class Fault(StrEnum):
 class Chaos:
     """Injects each fault into each role while clients stream: call `learn` for the reference outputs, then `run`.
 
-    `roles` are prefixes of worker names. One seed determines all random choices. `wrong` lists incorrect responses;
-    `faults` counts faults by (role, fault), `lost` lost attempts by stage, `alive` running requests by phase.
+    `roles` are prefixes of worker names. One seed determines all random choices. `wrong` lists incorrect responses,
+    `faults` counts faults by (role, fault), `lost` counts lost attempts by stage, and `alive` counts running requests
+    by phase.
     """
 
     def __init__(self, process, url, roles, *, clients=5, seed=1):
@@ -87,7 +88,7 @@ class Chaos:
         )
 
     async def _client(self, session, name):
-        """Send prompts one after another and compare the output; one in ten requests disconnects early."""
+        """Send prompts one after another and compare the outputs; one request in ten disconnects early."""
         while not self.over:
             number = self.draw.randrange(len(self.questions))
             leave_after = self.draw.randrange(60) if self.draw.random() < 0.1 else None
@@ -102,7 +103,7 @@ class Chaos:
                 self.wrong.append((number, got, right))
 
     async def _stream(self, session, body, leave_after):
-        """Return the output tokens of a stream and whether it finished. An error event raises AssertionError."""
+        """Return the output tokens of a stream and whether it finished. Raises AssertionError on an error event."""
         body = {**body, "stream": True, "return_token_ids": True}
         tokens = []
         async with session.post(f"{self.url}/v1/completions", json=body) as response:

@@ -28,7 +28,7 @@ class Collector:
 
 @contextmanager
 def collecting() -> Iterator[Collector]:
-    """Run a collector that accepts all exports."""
+    """Run a collector that accepts all exports during the context."""
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_POST(self) -> None:

@@ -11,9 +11,9 @@ _PIDFD_GETFD = 438  # in the common Linux syscall table
 
 
 def cut_between(processes):
-    """Shut down all connections among `processes`; returns their number.
+    """Shut down all TCP connections among `processes`; return their number.
 
-    Duplicates the socket of the owning process with pidfd_getfd, because shutdown acts on all its descriptors.
+    Duplicates the socket of the owning process with pidfd_getfd, because shutdown acts on all descriptors of a socket.
     """
     ends = [
         (process, one)

@@ -1,4 +1,4 @@
-"""Sets of chart values; each changes the rendered objects."""
+"""Sets of Helm chart values for tests: valid cases, and mistakes that the chart rejects."""
 
 PLAN = """\
 # A plan.

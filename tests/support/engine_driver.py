@@ -1,4 +1,4 @@
-"""Run requests on an engine, with scattered blocks and mixed, chunked iterations."""
+"""Runs requests on an engine without a scheduler: scattered blocks, mixed batches, chunked prefill."""
 
 import random
 from collections.abc import Callable, Sequence
@@ -10,7 +10,7 @@ from twofold.request import SamplingParams
 
 @dataclass
 class Driven:
-    """State of a request that an engine runs."""
+    """A request that runs on an engine, with its blocks and its output so far."""
 
     id: str
     prompt: list[int]
@@ -50,7 +50,7 @@ def drive(
     seed: int = 0,
     scatter: bool = True,
 ) -> list[list[Sampled]]:
-    """Return the outputs of all prompts, with `sampling.max_tokens` tokens each; EOS tokens do not stop them.
+    """Run all prompts and return their outputs of `sampling.max_tokens` tokens each; EOS tokens do not end an output.
 
     Each iteration takes up to `max_batch` unfinished requests in random order, with at most `chunk()` tokens each.
     Blocks are shuffled unless `scatter` is False.

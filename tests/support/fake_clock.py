@@ -1,4 +1,4 @@
-"""A clock that advances only during sleeps, and oversleeps by a fixed time."""
+"""A clock that advances only by sleeps and by `pass_time`; sleeps last a fixed time too long."""
 
 
 class FakeClock:

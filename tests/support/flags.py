@@ -1,4 +1,4 @@
-"""Flags of services in end-to-end tests."""
+"""Flags of `twofold serve` in end-to-end tests."""
 
 from support.device import DEVICE
 

@@ -1,4 +1,4 @@
-"""Emulated services forked from one process that has already imported what they need."""
+"""Emulated services forked from one process that has already imported Twofold, so that they start quickly."""
 
 import multiprocessing
 import os
@@ -16,7 +16,7 @@ FORKS.set_forkserver_preload(["support.forked_service", "twofold.cli.serve.run"]
 
 @contextmanager
 def forked_service(*flags):
-    """Run `twofold serve FLAGS…` and yield its URL; fails with its log if it ends during startup."""
+    """Run `twofold serve FLAGS…` during the context and yield its URL; fails with its log if it ends during startup."""
     port = free_port()
     arguments = ["twofold", "serve", "--port", str(port), *map(str, flags)]
     url = f"http://127.0.0.1:{port}"

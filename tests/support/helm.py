@@ -13,13 +13,13 @@ _KUBERNETES = "1.30.0"  # rendered for this version, because there is no cluster
 
 
 def rendered(name, values):
-    """Return the objects of the chart by kind and name; raises ValueError with helm's error message."""
+    """Return the chart's rendered objects by kind and name; raises ValueError with helm's error message."""
     texts = _by_binary(name, values) if shutil.which("helm") else _by_library(name, values)
     return by_name(each for text in texts for each in yaml.safe_load_all(text) if each)
 
 
 def by_name(objects):
-    """Return objects by kind and name, which must be unique."""
+    """Return Kubernetes objects by (kind, name); fails if two have the same."""
     found = {}
     for each in objects:
         key = each["kind"], each["metadata"]["name"]

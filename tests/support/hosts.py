@@ -36,7 +36,7 @@ NONE = ContentionFactors()
 
 
 def profile(*, cores=2, threads=1, front=NO_FRONT, prefill=NONE, decode=NONE, latency_s=0.0, sync_s=0.0):
-    """Return a host profile with links of zero transfer time by default."""
+    """Return a host profile; by default, links and gateway take no time."""
     return HostProfile(
         model=MODEL,
         cores=cores,

@@ -1,4 +1,4 @@
-"""A plan executor that evaluates trials immediately with an analytic cluster."""
+"""Executor of the planner's trials that evaluates them immediately, with an analytic cluster."""
 
 from concurrent.futures import Future
 
@@ -7,7 +7,7 @@ from twofold.planning.evaluation import SimulatedTrial
 
 
 class InlineExecutor:
-    """Counts trials in `runs`; raises KeyboardInterrupt after `interrupt_after` trials."""
+    """Executor that counts trials in `runs` and raises KeyboardInterrupt after `interrupt_after` trials."""
 
     def __init__(self, cluster=None, interrupt_after=None):
         self.cluster = cluster or AnalyticCluster(slack=3.0)

@@ -1,4 +1,4 @@
-"""A service with a prefill worker, joined by a host with a decode worker."""
+"""A service with a prefill worker, and a host with a decode worker that joins it."""
 
 import os
 import subprocess
@@ -17,7 +17,7 @@ TWOFOLD = [sys.executable, "-m", "twofold.cli.main"]
 
 
 class JoinedService:
-    """Processes of a service and of its joined hosts, on this host or on the emulated `hosts`."""
+    """Processes of a service and of hosts that join it, on this machine or on the emulated `hosts`."""
 
     def __init__(self, model, folder, hosts=None):
         self.model, self.folder, self.hosts = model, Path(folder), hosts
@@ -39,7 +39,7 @@ class JoinedService:
         return self.service
 
     def join(self, *flags, model=None, key=None, log="join.log", name="other"):
-        """Start `twofold join` with `flags`."""
+        """Start `twofold join` with `flags`; return its process."""
         address = ["--name", name, "--address", self.addresses[1]]
         command = [*TWOFOLD, "join", self.controller, "--cluster-key", str(key or self.key)]
         return self._start(1, [*command, "--model", str(model or self.model), *address, *flags], log)
@@ -78,7 +78,7 @@ class JoinedService:
 
 @contextmanager
 def joined_service(model, folder, *flags, there=("--decode", "1"), hosts=None, program=None):
-    """Run both processes until ready; `flags` are for the service, `there` for the joined host."""
+    """Run a service with `flags` and a joined host with the flags `there`; yield both when they are ready."""
     running = JoinedService(model, folder, hosts)
     try:
         running.serve(*flags, program=program)

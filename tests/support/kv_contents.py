@@ -1,4 +1,4 @@
-"""Contents of device and host blocks: the request and token range of each."""
+"""Model of KV memory that tracks the request and position behind each device and host block."""
 
 from collections.abc import Callable, Iterable, Sequence
 
@@ -12,10 +12,10 @@ Label = BlockKey | tuple[str, int]
 
 
 class KvContents:
-    """KV memory of a worker, with every copy delayed as long as allowed.
+    """Checks that every sequence of a worker finds its own KV, with each copy delayed as long as allowed.
 
-    Peers write leased blocks as soon as they are granted. Full prompt blocks with equal keys (`keys_of` their
-    request) are interchangeable; other blocks belong to one request.
+    Peers write leased blocks as soon as they are granted. Full prompt blocks with equal keys (`keys_of` their request)
+    are interchangeable; other blocks belong to one request.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class KvContents:
             self._here[block] = ("torn", place) if torn else self._whole(request_id, place)
 
     def begins(self, batch: Batch, copies: list[BlockCopy]) -> None:
-        """Record the copies and blocks of a batch without executing it."""
+        """Record the copies and blocks of a batch; `ends` executes them."""
         self._copies = copies
         self._tables = {i.request_id: tuple(self._instance.blocks_of(i.request_id)) for i in batch.items}
         wanted = (self._instance.copy_of(item.request_id) for item in batch.items)
@@ -49,7 +49,7 @@ class KvContents:
         self.shared_copies += len(self._shared_copies)
 
     def ends(self, batch: Batch, gone: Iterable[str]) -> None:
-        """Execute a batch and check that every live sequence finds its KV in place."""
+        """Execute a batch and check that every live sequence of the batch finds its KV in place."""
         for copy in self._copies:
             for here, there in zip(copy.device_blocks, copy.host_blocks, strict=True):
                 if copy.out:

@@ -26,13 +26,13 @@ def control(rule, *names, **how):
 
 
 def placed(name, *, prompt=100, prefill="p0", decode="d0", arrival_s=0.0, output=2, reused=0, fetch=None):
-    """Return a placed request."""
+    """Return a request placed on a prefill and a decode instance."""
     request = Request(id=name, arrival_s=arrival_s, prompt_tokens=prompt, output_tokens=output)
     return PlacedRequest(request, Route(prefill, decode, (), reused, fetch))
 
 
 def decoding(made, *names, prompt=100, decode="d0", now=0.0):
-    """Add requests to a ledger that decode from `now` on."""
+    """Add requests to the ledger `made` that decode from `now` on."""
     for name in names:
         each = placed(name, prompt=prompt, decode=decode)
         made.placed(each, now)

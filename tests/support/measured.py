@@ -1,4 +1,4 @@
-"""Registration and link measurement messages of workers."""
+"""Messages in which workers register and report measured links."""
 
 from twofold.engine.base import KvLayout, LayerShape
 from twofold.instance import Role

@@ -24,7 +24,7 @@ CLIENTS = 3
 
 
 class RayService:
-    """A `twofold serve --launcher ray` process; `output` is its output."""
+    """A `twofold serve --launcher ray` process; `output` is the text that it has logged."""
 
     def __init__(self, model, address, folder, flags):
         self.log = folder / "serve.log"
@@ -40,7 +40,7 @@ class RayService:
         return self.log.read_text()
 
     def nodes(self):
-        """Return the latest node of each worker."""
+        """Return the node of each worker, by the latest log line about it."""
         return dict(re.findall(r"(\w+-\d) is on node (\w+)", re.sub(r"\s+", " ", self.output)))
 
     def states(self):
@@ -65,7 +65,7 @@ def ray_service(model, address, folder, *flags):
 
 
 class Load:
-    """Clients that send prompts one after another until `over`, and compare each output."""
+    """Clients that send prompts one after another until `over` is set, and compare each output."""
 
     def __init__(self, url, answers):
         self._url, self._answers = url, answers
@@ -87,7 +87,7 @@ class Load:
 
 
 async def _stream(session, url, body):
-    """Return the output tokens of a stream, which must finish."""
+    """Return the output tokens of a stream; fails if the stream does not finish."""
     tokens = []
     body = {**body, "stream": True, "return_token_ids": True}
     async with session.post(f"{url}/v1/completions", json=body) as response:
@@ -103,7 +103,7 @@ async def _stream(session, url, body):
 
 
 def answers_of(model):
-    """Return the outputs of colocated workers on this host as a reference."""
+    """Return the outputs of colocated workers on this machine, as the reference."""
 
     async def ask(url):
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=300)) as session:
@@ -114,7 +114,7 @@ def answers_of(model):
 
 
 def under_load(service, answers, what):
-    """Call `what` under load and check that no stream breaks or changes, and that all blocks are free at the end."""
+    """Call `what` under load; check that all streams are complete and unchanged, and that all blocks are freed."""
     load = Load(service.url, answers)
     with ThreadPoolExecutor(1) as pool:  # Ray's test cluster needs the main thread
         clients = pool.submit(asyncio.run, load.run())
@@ -135,13 +135,13 @@ def under_load(service, answers, what):
 
 
 def processes_of(worker):
-    """Return the processes of a worker on any node, found by process name with a Ray actor as ancestor."""
+    """Return the processes of a worker on any node, found by process name and a Ray actor as ancestor."""
     named = [one for one in psutil.process_iter() if one.name() == worker]
     return [one for one in named if any("twofold.serving.launch.ray.host" in each.cmdline() for each in one.parents())]
 
 
 def until(true, tries=6000, pause_s=0.1):
-    """Poll `true` until it returns a true value; return that value."""
+    """Call `true` repeatedly until it returns a true value, and return that value."""
     for _ in range(tries):
         found = true()
         if found:

@@ -1,4 +1,4 @@
-"""Output of transformers, the reference for all generated tokens."""
+"""Greedy outputs of transformers, the reference for generated tokens."""
 
 from collections.abc import Sequence
 from pathlib import Path

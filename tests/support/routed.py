@@ -1,4 +1,4 @@
-"""Idle clusters, and pools in a given state."""
+"""Idle clusters, and instance loads in a given state, for tests of routers."""
 
 from functools import partial
 from types import SimpleNamespace
@@ -32,7 +32,7 @@ def cluster(roles: list[Role], router: str = "jsq", capacity_tokens: int | None 
 
 
 def load(name: str, capacity: int | None = None, queued: int = 0, **numbers: int) -> InstanceLoad:
-    """Return the load of an instance with `queued` waiting sequences; its name's first letter gives the role."""
+    """Return the load of an instance with `queued` waiting sequences; the first letter of its name gives its role."""
     made = InstanceLoad(name, _ROLES[name[0]], capacity)
     made.queued = partial(int, queued)
     made.replace(NO_LOAD, LoadTotals(**numbers))
@@ -40,13 +40,13 @@ def load(name: str, capacity: int | None = None, queued: int = 0, **numbers: int
 
 
 def numbers(load: InstanceLoad | LoadTotals) -> SimpleNamespace:
-    """Return the numbers of a load, which compare by value."""
+    """Return the totals of a load as an object that compares by value."""
     names = ("pending_prefill_tokens", "reserved_tokens", "prefills", "decodes", "requests")
     return SimpleNamespace(**{name: getattr(load, name) for name in names})
 
 
 def predicted(prefill: str, decode: str, reused_tokens: int = 0, fetch: PrefixFetch | None = None) -> Route:
-    """A route that equals those with any predicted TTFT."""
+    """Return a route that equals the same route with any predicted TTFT."""
     return Route(prefill, decode, (), reused_tokens, fetch, ANY)
 
 

@@ -1,4 +1,4 @@
-"""A service process for a single test, which may break it."""
+"""A service process for a single test, so that the test may break it."""
 
 import subprocess
 import sys
@@ -14,7 +14,7 @@ ROUTE = ("-m", "twofold.cli.main", "route")  # alternative `program`
 
 @contextmanager
 def running_service(model, *flags, port=None, program=("-m", "twofold.cli.main", "serve")):
-    """Run `twofold serve MODEL FLAGS…` and yield (process, URL); killed at exit. None omits MODEL."""
+    """Run `twofold serve MODEL FLAGS…`, yield (process, URL), and kill it at exit. A MODEL of None is omitted."""
     port = free_port() if port is None else port
     given = [] if model is None else [str(model)]
     command = [sys.executable, *program, *given, *flags, "--port", str(port)]
@@ -28,7 +28,7 @@ def running_service(model, *flags, port=None, program=("-m", "twofold.cli.main",
 
 
 def ended(processes, tries=6000):
-    """Poll until all of these psutil processes have ended (or are zombies); False after a timeout."""
+    """Poll until all of these psutil processes have ended or are zombies; return False after `tries` polls."""
     for _ in range(tries):
         if not any(_running(process) for process in processes):
             return True

@@ -1,4 +1,4 @@
-"""Idle instance schedulers and requests for them."""
+"""Idle instance schedulers, requests for them, and single iterations."""
 
 from twofold.kvcache.allocator import BlockAllocator, LeaseTable
 from twofold.kvcache.paged import PagedBlockAllocator
@@ -36,20 +36,20 @@ def request(name: str, prompt: int = 10, output: int = 3, arrival_s: float = 0.0
 
 
 def arrive(instance: InstanceScheduler, made: Request, source: str = "p") -> None:
-    """Lease blocks to a request prefilled on `source` and receive its KV cache."""
+    """Lease blocks to a request prefilled on `source`, and mark its KV cache as received."""
     assert instance.lease_now(made, source, 0.0) is not None
     assert instance.kv_received(made.id, EPOCH)
 
 
 def step(instance: InstanceScheduler, stopped: tuple[str, ...] | set[str] = ()) -> list[StepResult]:
-    """Run one iteration; returns its results."""
+    """Run one iteration and return its results."""
     batch = instance.next_batch(0.0)
     assert batch is not None
     return instance.complete(batch, stopped)
 
 
 def ran(instance: InstanceScheduler) -> list[str]:
-    """Run one iteration; returns the ids of its requests in order."""
+    """Run one iteration and return the ids of its requests in order."""
     batch = instance.next_batch(0.0)
     assert batch is not None
     instance.complete(batch)

@@ -12,38 +12,38 @@ from aiohttp import web
 
 @dataclass(frozen=True)
 class Send:
-    """Write these bytes in one piece."""
+    """Script step: write these bytes in one piece."""
 
     data: bytes
 
 
 @dataclass(frozen=True)
 class Pause:
-    """Sleep."""
+    """Script step: sleep."""
 
     seconds: float
 
 
 @dataclass(frozen=True)
 class UntilAsked:
-    """Wait until `count` completions have been requested."""
+    """Script step: wait until `count` completions have been requested."""
 
     count: int
 
 
 @dataclass(frozen=True)
 class Hang:
-    """Keep the connection open and send nothing."""
+    """Script step: keep the connection open and send nothing."""
 
 
 @dataclass(frozen=True)
 class Drop:
-    """Abort the connection in the middle of the response."""
+    """Script step: abort the connection in the middle of the response."""
 
 
 @dataclass(frozen=True)
 class Refuse:
-    """Respond with an HTTP error before the stream starts."""
+    """Script step: respond with an HTTP error before the stream starts."""
 
     status: int
     body: bytes = b'{"error": {"message": "refused by the script"}}'
@@ -71,7 +71,7 @@ DONE = b"data: [DONE]\n\n"
 
 
 def well_behaved(body: Body) -> list[Step]:
-    """Return a response with one chunk per requested token, then usage and [DONE]."""
+    """Return the script of a response with one chunk per requested token, then usage and [DONE]."""
     wanted = int(str(body["max_tokens"]))
     prompt = body["prompt"]
     length = len(prompt) if isinstance(prompt, list) else len(str(prompt).split())
@@ -81,7 +81,7 @@ def well_behaved(body: Body) -> list[Step]:
 
 @dataclass
 class ScriptedEndpoint:
-    """A running server with its URL, and the bodies and headers of all completion requests in order."""
+    """A running server: its URL, and the bodies and headers of all completion requests in order."""
 
     script: Script = well_behaved
     models: Sequence[Body] = ({"id": "scripted", "max_model_len": 4096},)

@@ -1,4 +1,4 @@
-"""A Service that follows a script and records calls, to test the gateway without workers."""
+"""A service stub that follows a script and records calls, to test the gateway without workers."""
 
 import asyncio
 import threading
@@ -18,7 +18,7 @@ FIRST_TEXT_TOKEN = 2
 
 
 class Gate:
-    """A step at which the service waits until the test calls `open`."""
+    """Script step at which the service waits until the test calls `open`."""
 
     def __init__(self) -> None:
         self._open = threading.Event()
@@ -42,7 +42,7 @@ def served_model(**changes: object) -> ServedModel:
 
 
 class ScriptedService:
-    """Generates tokens from prompt, seed and position, or from `script` if given."""
+    """Service stub that generates tokens from prompt, seed and position, or from `script` if given."""
 
     def __init__(self, script: Script | None = None, *, model: ServedModel | None = None, delay_s: float = 0.0) -> None:
         self.model = model or served_model()

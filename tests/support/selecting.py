@@ -1,4 +1,4 @@
-"""Queues in a given state, and the batches that a batcher selects."""
+"""Scheduler queues in a given state, and the batches that a batcher selects from them."""
 
 from dataclasses import dataclass, field
 
@@ -14,7 +14,7 @@ OUTPUT_TOKENS = 8
 
 @dataclass
 class State:
-    """Part of a queue state; parts can be merged."""
+    """Sequences by queue; `selected` merges several states into one."""
 
     waiting: list[ScheduledSequence] = field(default_factory=list)
     prefilling: list[ScheduledSequence] = field(default_factory=list)
@@ -40,17 +40,17 @@ def sequence(name: str, prompt: int = 10, output: int = OUTPUT_TOKENS, **more: i
 
 
 def waiting(*prompts: int, name: str = "w") -> State:
-    """Return waiting prompts of these lengths."""
+    """Return a state with waiting prompts of these lengths."""
     return State(waiting=[sequence(f"{name}{i}", prompt) for i, prompt in enumerate(prompts)])
 
 
 def prefilling(prompt: int, computed: int, name: str = "s") -> State:
-    """Return a prompt with `computed` tokens already computed."""
+    """Return a state with one prompt, of which `computed` tokens are computed."""
     return State(prefilling=[sequence(name, prompt, computed=computed)])
 
 
 def ready(count: int, output_tokens: tuple[int, ...] = ()) -> State:
-    """Return sequences that may start to decode; `output_tokens` are reserved with their first decode."""
+    """Return a state with sequences that may start to decode, each of which reserves its `output_tokens` then."""
     made = [sequence(f"r{i}", computed=10, generated=1) for i in range(count)]
     for each, tokens in zip(made, output_tokens, strict=False):
         each.decode_tokens = tokens
@@ -58,7 +58,7 @@ def ready(count: int, output_tokens: tuple[int, ...] = ()) -> State:
 
 
 def decoding(count: int) -> State:
-    """Return decoding sequences with one generated token."""
+    """Return a state with decoding sequences of one generated token each."""
     return State(decodes=[sequence(f"d{i}", computed=10, generated=1) for i in range(count)])
 
 
@@ -91,7 +91,7 @@ def named(selection: SchedulerOutput) -> Selected:
 
 
 def selected(batcher: Batcher, *parts: State | SchedulingBudget) -> Selected:
-    """Queue the sequences, decoding ones first, and return the batch that `batcher` selects."""
+    """Queue the sequences of all states, decoding ones first, and return the batch that `batcher` selects."""
     states = tuple(part for part in parts if isinstance(part, State))
     running = merged((State(ready=[each for state in states for each in state.decodes]),))
     for each in running.ready:

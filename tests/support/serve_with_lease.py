@@ -1,4 +1,4 @@
-"""`twofold serve` with leases of a given duration, which has no flag: serve_with_lease.py SECONDS FLAGS…"""
+"""Run `twofold serve` with leases of SECONDS, for which there is no flag: `serve_with_lease.py SECONDS FLAGS…`."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Sample the memory and disk usage of a service's KV stores while a test runs."""
+"""Samples the shared memory and disk usage of a service while a test runs."""
 
 import threading
 from contextlib import contextmanager
@@ -12,7 +12,7 @@ _SHARED = "/memfd:twofold-"  # prefix of Twofold's segments in /proc/PID/maps
 
 
 def shared_bytes(process):
-    """Return the bytes of shared memory that a service maps, by segment name; each segment counts once."""
+    """Return the bytes of shared memory that a service has mapped, by segment name; each segment counts once."""
     sizes = {}
     for child in children(process):
         mapped = {}
@@ -39,7 +39,7 @@ def _mappings(pid):
 
 
 def disk_bytes(directory):
-    """Return the size of a directory: the larger of file sizes and allocated blocks."""
+    """Return the size of a directory: the sum of file sizes or of allocated disk blocks, the larger of both."""
     apparent = allocated = 0
     for path in directory.glob("*"):
         try:
@@ -52,7 +52,7 @@ def disk_bytes(directory):
 
 @contextmanager
 def largest(*measures):
-    """Sample the measures in a thread; yields the maximum of each measure by name."""
+    """Call the measures repeatedly in a thread; yield, for each measure, the maximum of each value by name."""
     most = [{} for _ in measures]
     looks, done = [0], threading.Event()
 

@@ -2,7 +2,8 @@
 
 Arguments: a directory for files; then for each model its directory and its degrees, as in 2x1,1x2 (tensor x
 pipeline). Reads prompts from stdin as JSON. Prints one JSON line per model, with an entry per pair of degrees:
-[[[token id, log probability], …] per prompt, announced layers, first token of each prompt in a pipelined run].
+[[[token id, log probability], …] per prompt, layers reported by one iteration, first token of each prompt in a
+pipelined run].
 """
 
 import json
@@ -39,7 +40,10 @@ def main(files, *models):
 
 
 def of_split(model, files, split, prompts):
-    """Run one pair of degrees. The first rank is forked too, because ranks shard the model in place."""
+    """Run a model with one pair of degrees and return its results.
+
+    The first rank is forked too, because ranks shard the model in place.
+    """
     plan = MemoryPlan(layout=model.layout(16), num_blocks=BLOCKS, max_model_len=model.max_model_len)
     factory = TorchFactory(model, "", plan, "cpu", None, None)
     spec = WorkerConfig(instance="w", role=Role.MIXED, batcher="mixed", max_num_batched_tokens=512, split=split)
@@ -76,7 +80,7 @@ def fork(run):
 
 
 def driven(engine, prompts):
-    """Return outputs with chunked prefill, announced layers of one iteration, and first tokens of a pipelined run."""
+    """Return outputs with chunked prefill, layers reported by one iteration, and first tokens of a pipelined run."""
     sizes = iter([40, 200, 3] * 1000)
     outputs = drive(engine, prompts, GREEDY, chunk=lambda: next(sizes), max_batch=3)
     layers = []
@@ -86,7 +90,7 @@ def driven(engine, prompts):
 
 
 def first_tokens(engine, prompts):
-    """Return the first tokens of a pipelined run, where a chunk starts when the previous one leaves the first stage."""
+    """Return the first tokens of a pipelined run, in which several chunks of a prompt are in flight."""
     begin = getattr(engine, "begin", lambda steps, on_layer, ended: ended(engine.run(steps, on_layer)))
     ended, begun, block = queue.SimpleQueue(), 0, 0
     for prompt in prompts:

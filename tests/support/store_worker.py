@@ -1,4 +1,4 @@
-"""A worker with a model and its host's KV store in one process."""
+"""A worker with a model and a client of its host's KV store, in the test's process."""
 
 import threading
 import time
@@ -36,7 +36,7 @@ def until(happens):
 
 
 class GatedCopier:
-    """Blocks reads from layer `held` on until opened; `done` lists finished copies."""
+    """Block copier with a gate: `hold(layer)` blocks reads from that layer on until `open`; `done` lists copies."""
 
     def __init__(self, copier):
         self.layers, self.span = copier.layers, copier.span
@@ -64,7 +64,7 @@ class GatedCopier:
 
 
 class RecordingOutbox:
-    """Outbox stub that records tokens and reused prompt tokens of each request."""
+    """Outbox stub that records the tokens and the reused prompt tokens of each request."""
 
     def __init__(self):
         self.tokens, self.reused, self.failed = {}, {}, set()
@@ -79,7 +79,7 @@ class RecordingOutbox:
 
 
 class StoreWorker:
-    """Runs a worker's batch loop on a thread."""
+    """Worker that runs its batch loop on a thread and loads prefixes from a KV store."""
 
     def __init__(self, model, client, num_blocks):
         self.pool = KvPool(model.layout(BLOCK), num_blocks)
@@ -116,7 +116,10 @@ class StoreWorker:
         self._thread.join()
 
     def submit(self, name, prompt, output, *, target=None):
-        """Submit a request as the inbox thread does. Hand-offs have no lease and no target."""
+        """Submit a request as the inbox thread does.
+
+        With a `target`, the worker prepares a hand-off to it, but never gets a lease.
+        """
         request = Request(
             id=name,
             arrival_s=0.0,
@@ -141,7 +144,7 @@ class StoreWorker:
             self.state.changed.notify()
 
     def answer(self, name, prompt, output):
-        """Run a request; returns its tokens and the number of reused prompt tokens."""
+        """Run a request; return its tokens and the number of reused prompt tokens."""
         self.submit(name, prompt, output)
         until(lambda: len(self.outbox.tokens.get(name, ())) == output)
         return self.outbox.tokens[name], self.outbox.reused[name]

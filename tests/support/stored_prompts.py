@@ -1,4 +1,4 @@
-"""Prompts with prefixes in the hosts' KV stores, and the store metrics."""
+"""Prompts with prefixes in the KV stores of hosts, and metrics of the stores."""
 
 import os
 import random
@@ -21,7 +21,7 @@ def tokens(seed, count):
 
 
 async def ask(url, prompt):
-    """Return the greedy output tokens of one completion and its number of cached prompt tokens."""
+    """Return the greedy output tokens and the number of cached prompt tokens of one completion."""
     async with aiohttp.ClientSession() as session:
         return await complete_cached(session, url, prompt, **GREEDY)
 
@@ -35,7 +35,7 @@ def until(happens):
 
 
 def running(process, name):
-    """Return the pid of the child process of that name."""
+    """Return the pid of a service's child process with this name."""
     (found,) = [child.pid for child in children(process) if child.name() == name]
     return found
 
@@ -48,7 +48,7 @@ def kill(process, name):
 
 
 def moved(url, way, host="home"):
-    """Return the number of blocks moved in this direction."""
+    """Return the number of blocks that a host's KV store has moved in the direction `way`."""
     return metric(url, f'kv_store_bytes_total{{host="{host}",way="{way}"}}') / BLOCK_BYTES
 
 
@@ -57,5 +57,5 @@ def hits(url, tier, host="home"):
 
 
 def stored(url, host):
-    """Return the number of blocks in the memory tier of a store."""
+    """Return the number of blocks in the memory tier of a host's KV store."""
     return metric(url, f'kv_store_blocks{{host="{host}",tier="memory"}}')

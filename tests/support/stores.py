@@ -28,12 +28,12 @@ BLOCK_BYTES = LAYOUT.bytes_per_block
 
 
 def keys_of(prompt, count):
-    """Return the keys of the first blocks of a prompt."""
+    """Return the keys of the first `count` blocks of a prompt."""
     return [bytes([prompt, index]) * 8 for index in range(count)]
 
 
 class Blocks:
-    """An engine's memory of `count` blocks, filled by key."""
+    """Engine memory of `count` blocks; the contents of a block are derived from its key."""
 
     def __init__(self, count):
         self.pool = KvPool(LAYOUT, count)
@@ -58,7 +58,7 @@ def _pattern(key, number, size):
 
 
 class RunningPeering:
-    """A store's exchange with stores of other emulated hosts, authenticated by `key`."""
+    """Block exchange of a KV store with the stores of other emulated hosts, authenticated by `key`."""
 
     def __init__(self, manager, memory, key, contents, at_once):
         self._context = zmq.Context()
@@ -74,9 +74,9 @@ class RunningPeering:
 
 
 class RunningStore:
-    """One epoch of a store on a thread; `reports` has the messages to its controller.
+    """One epoch of a KV store on a thread; `reports` has its messages to the controller.
 
-    With a `key` it exchanges blocks with other stores, `at_once` at a time.
+    With a `key`, the store exchanges blocks with other stores, `at_once` at a time.
     """
 
     def __init__(
@@ -127,7 +127,7 @@ class RunningStore:
             self._store.turn(0.01)
 
     def pause(self):
-        """Stop replying to clients."""
+        """Stop the store's thread, so that clients get no more replies."""
         self._stop.set()
         self._thread.join()
 
@@ -147,7 +147,7 @@ class RunningStore:
 
 @contextmanager
 def running_store(directory, slots=32, disk_bytes=0, **options):
-    """Yield a store with memory slots and a limited directory on disk."""
+    """Yield a KV store with `slots` memory slots and `disk_bytes` of disk."""
     directory.mkdir(exist_ok=True)
     disk = DiskBlocks(directory / "disk", disk_bytes, BLOCK_BYTES, "test") if disk_bytes else None
     store = RunningStore(directory, slots, disk, **options)
@@ -161,7 +161,7 @@ def running_store(directory, slots=32, disk_bytes=0, **options):
 
 @contextmanager
 def store_client(directory, name="client", **options):
-    """Yield a connected client of the store in `directory`."""
+    """Yield a client of the KV store in `directory`."""
     directory.mkdir(exist_ok=True)
     context = zmq.Context()
     client = StoreClient(
@@ -175,7 +175,7 @@ def store_client(directory, name="client", **options):
 
 
 def filled(keys):
-    """Return the computed blocks of a prompt."""
+    """Return engine memory that contains the blocks with these keys."""
     blocks = Blocks(len(keys))
     for block, key in enumerate(keys):
         blocks.fill(block, key)
@@ -183,12 +183,12 @@ def filled(keys):
 
 
 def put(client, keys):
-    """Store the blocks of a prompt; return the number of new ones."""
+    """Put the blocks with these keys into the KV store; return the number of new ones."""
     return client.store(keys, filled(keys).copier, range(len(keys)))
 
 
 def load(client, keys, **options):
-    """Load blocks, check their contents, and return their number."""
+    """Load the blocks with these keys, check their contents, and return the number of loaded blocks."""
     blocks = Blocks(2 * len(keys))
     places = range(1, 2 * len(keys), 2)  # arbitrary positions
     count = client.load(keys, blocks.copier, places, **options)

@@ -1,4 +1,4 @@
-"""Timelines of requests."""
+"""Timelines of requests with given times."""
 
 from collections.abc import Sequence
 

@@ -47,7 +47,7 @@ def byte_level_dir() -> Path:
 
 @cache
 def byte_fallback_dir() -> Path:
-    """Return a model directory with a tokenizer that decodes complete words and falls back to bytes."""
+    """Return a model directory with a tokenizer of a few whole words that falls back to bytes."""
     vocabulary = {"<unk>": 0, "<s>": 1, "</s>": 2} | {f"<0x{byte:02X}>": byte + 3 for byte in range(256)}
     for piece in ("▁", "▁the", "▁quick", "a", "b", "c", "ü", "世", "▁dog", ".", "e", "▁T"):
         vocabulary[piece] = len(vocabulary)

@@ -23,7 +23,7 @@ SPLIT_BATCHERS = ("splitwise", "splitwise-sim")
 
 
 class ToyModel(PerformanceModel):
-    """Performance model with whole milliseconds, so that events often coincide."""
+    """Performance model with times of whole milliseconds, so that events often coincide."""
 
     name = "toy"
     error = ModelAccuracy(prefill=None, decode=None, basis="made up")
@@ -53,7 +53,7 @@ class ToyModel(PerformanceModel):
 
 
 class Ends(Observer):
-    """Keeps the timeline of every request."""
+    """Observer that collects the timeline of every request."""
 
     def __init__(self):
         self.timelines = []
@@ -63,7 +63,7 @@ class Ends(Observer):
 
 
 class ToyRun:
-    """A cluster after its run."""
+    """Simulates requests on a toy cluster; the attributes hold the state and the results after the run."""
 
     def __init__(
         self,
@@ -107,7 +107,7 @@ class ToyRun:
         self.cluster.kernel.run(until_events=1 << 60)
 
     def facts(self):
-        """Return all results of a run in an exactly comparable form."""
+        """Return all results of the run as nested values that can be compared exactly."""
         statistics = self.statistics
         slow = statistics.slowdowns
         histograms = (
@@ -196,7 +196,7 @@ def clusters(draw, swapping=False, failures=True):
 
 @st.composite
 def pipelines(draw, failures=True):
-    """Strategy for clusters of instances with two or three stages of different speeds."""
+    """Strategy for clusters of instances with two or three pipeline stages of different speeds."""
     spec, batchers, first, capacity = draw(clusters(failures=failures))
     batchers = {role: "splitwise" if not BATCHERS[name].pipelined else name for role, name in batchers.items()}
     stages = draw(st.integers(2, 3))

@@ -1,4 +1,4 @@
-"""Paths of public traces, and requests as hypothesis strategies."""
+"""Paths of public traces, and hypothesis strategies for requests."""
 
 from pathlib import Path
 

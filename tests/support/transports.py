@@ -1,4 +1,4 @@
-"""Marks for transports that need optional packages."""
+"""Pytest marks for transports that need optional packages."""
 
 import importlib
 import importlib.util

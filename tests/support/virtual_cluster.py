@@ -1,7 +1,7 @@
 """A small simulation: the live schedulers under a virtual clock, with given durations.
 
-Batches, hand-offs and messages take as long as the callables return, in whole numbers so that sums are exact.
-Every event is checked as it happens.
+Callables return the durations of batches and hand-offs, as whole numbers, so that sums are exact. Every event is
+checked as it happens.
 """
 
 import heapq
@@ -33,7 +33,7 @@ ARRIVAL, ABORT, LANDING, COMPLETION = range(4)
 
 @dataclass
 class Run:
-    """Iterations that run on an instance: start, duration of each, and number."""
+    """A run of equal iterations on an instance: start, duration of each iteration, and their number."""
 
     began: float
     each_s: float
@@ -110,7 +110,7 @@ class VirtualCluster:
         heapq.heappush(self._events, (when, kind, number, next(self._count), action))
 
     def check_ended(self, requests: list[Request], aborts: Collection[str]) -> None:
-        """Check that every request ended once with its tokens in order, and that no instance holds anything."""
+        """Check that every request ended once with its tokens in order, and that no instance holds any of its state."""
         assert len(self.ended) == len(requests)
         for request in requests:
             made, reason = self.tokens[request.id], self.ended[request.id]
@@ -152,7 +152,7 @@ class VirtualCluster:
         return self._requests[request_id].prefix_blocks
 
     def _reserve(self, request_id: str, source: str) -> None:
-        """Reserve blocks on the decode instance (docs/decisions/0007)."""
+        """Reserve blocks for a request on its decode instance (docs/decisions/0007)."""
         decode = self._decode_of.pop(request_id, None)
         if decode is not None and request_id not in self.ended:
             self.instances[decode].reserve(self._requests[request_id], source)
@@ -192,7 +192,7 @@ class VirtualCluster:
             self._give_up(request_id)
 
     def _give_up(self, request_id: str) -> None:
-        """End the transfer of a request on both sides, unless it is being sent."""
+        """End the KV transfer of a request on both instances, unless it is in flight."""
         if request_id in self._sending:
             return
         for instance in self.instances.values():
@@ -210,7 +210,7 @@ class VirtualCluster:
     # -- instances ------------------------------------------------------------------------------------------------
 
     def _settle(self) -> None:
-        """After each event, start idle instances and cut runs short where `changed` is set."""
+        """After each event, start idle instances, and cut short the runs of instances with `changed` set."""
         for name, instance in self.instances.items():
             if name not in self._running:
                 self._begin(name, instance)
@@ -298,7 +298,7 @@ class VirtualCluster:
 
 
 def check_blocks(instance: InstanceScheduler) -> None:
-    """Check that no block is lost and, where blocks are numbered, that none has two owners."""
+    """Check that no block is lost and, where blocks are numbered, that no block has two owners."""
     blocks = instance.blocks
     if isinstance(blocks, PrefixBlockAllocator):
         check_shared(blocks)
@@ -313,7 +313,7 @@ def check_blocks(instance: InstanceScheduler) -> None:
 
 
 def check_shared(blocks: PrefixBlockAllocator) -> None:
-    """Check that owner counts match the holders, and that shared and idle blocks are found by key."""
+    """Check block owner counts, that shared blocks have keys, and that idle blocks are free or cached by key."""
     held = Counter(block for each in blocks._tables.values() for block in each) + Counter(blocks._copies.values())
     assert blocks._owners == [held[block] for block in range(blocks.num_blocks)]
     assert blocks.num_free == blocks._owners.count(0)

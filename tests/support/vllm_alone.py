@@ -1,4 +1,4 @@
-"""Output of vLLM without Twofold, the reference for vLLM workers."""
+"""Greedy outputs of vLLM without Twofold, the reference for vLLM workers."""
 
 import json
 import os

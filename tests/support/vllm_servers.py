@@ -21,7 +21,7 @@ METADATA = "Metadata-Version: 2.1\nName: vllm\nVersion: {version}+cpu\n"
 
 
 class VllmServer:
-    """A server on its own port that a test may kill and restart; NIXL uses TCP."""
+    """A vLLM server on its own port, which a test may kill and restart; NIXL uses TCP."""
 
     def __init__(self, model: Path, directory: Path, *, lease_s: int = 30) -> None:
         self.port, self._side_port, self.events_port = free_port(), free_port(), free_port()
@@ -49,7 +49,7 @@ class VllmServer:
         os.killpg(self.process.pid, number)
 
     def kill(self) -> None:
-        """Kill the server and wait for its processes."""
+        """Kill the server and wait until its processes have ended."""
         if self.process is None:
             return
         with suppress(ProcessLookupError):  # ended by a test
@@ -59,14 +59,14 @@ class VllmServer:
         self.process = None
 
     def complete(self, **fields: object) -> list[int]:
-        """Return the output token ids of this server without Twofold."""
+        """Return the output token ids of one completion, requested directly from this server."""
         body = {"model": NAME, "return_token_ids": True, "temperature": 0, "ignore_eos": True, **fields}
         answer = httpx.post(f"{self.url}/v1/completions", json=body, timeout=600)
         assert answer.status_code == 200, answer.text
         return answer.json()["choices"][0]["token_ids"]
 
     def metric(self, name: str) -> float:
-        """Return a gauge or counter of vLLM, read after a step because only steps update them."""
+        """Return a metric of vLLM, read after an engine step because only steps update metrics."""
         self.complete(prompt=[7] * 3, max_tokens=2)
         values = [
             float(line.split()[-1]) for line in metrics(self.url).splitlines() if line.startswith(f"vllm:{name}{{")
@@ -75,7 +75,7 @@ class VllmServer:
         return sum(values)
 
     def frees_all_blocks(self, *, tries: int = 300) -> bool:
-        """Poll until every KV block of the server is free; False after `tries`."""
+        """Poll until every KV block of the server is free; return False after `tries` polls."""
         for _ in range(tries):
             if self.metric("kv_cache_usage_perc") == 0.0:
                 return True
@@ -131,7 +131,7 @@ def _metadata() -> str:
 
 @contextmanager
 def vllm_servers(model: Path, directory: Path, count: int):
-    """Run `count` servers of one model, started in parallel."""
+    """Run `count` servers of one model during the context, started in parallel."""
     servers = [VllmServer(model, directory) for _ in range(count)]
     try:
         for server in servers:

@@ -1,4 +1,4 @@
-"""Degraded plans when the launcher cannot place all workers."""
+"""Role changes when the launcher cannot place all workers of the plan."""
 
 import pytest
 
@@ -11,7 +11,7 @@ P, D, M = Role.PREFILL, Role.DECODE, Role.MIXED
 
 
 class Staff:
-    """Stub of the workers by name; workers in `stuck` cannot change role."""
+    """Stub of a service with workers by name; workers in `stuck` cannot change role."""
 
     def __init__(self, **roles):
         self.roles = {name.replace("_", "-"): role for name, role in roles.items()}

@@ -1,4 +1,4 @@
-"""The parent watchdog: a worker presumed dead has ended."""
+"""Heartbeats and the parent watchdog: a worker has ended before the controller presumes it dead."""
 
 from heapq import heapify, heappop, heappush
 
@@ -27,7 +27,7 @@ class World:
         self.heard_s = None
 
     def run(self):
-        """Return when the worker ends and when the controller presumes it dead."""
+        """Return the true times at which the worker ends and at which the controller presumes it dead."""
         heapify(self.events)
         ended = given_up = None
         while self.events:
@@ -36,7 +36,7 @@ class World:
                 given_up = given_up or self.heard_s + WATCHDOG_S + WATCHDOG_MARGIN_S
             left = self.watchdog.left_s(self.theirs(now))
             if left == 0.0 and ended is None:
-                ended = now  # an upper bound: it ended after its last event
+                ended = now  # an upper bound: the worker ended after its last event
             if what == "says" and ended is None:
                 there, back = value
                 if there is not None:
@@ -51,13 +51,13 @@ class World:
         return min(ends, ends if ended is None else ended), given_up or self.heard_s + WATCHDOG_S + WATCHDOG_MARGIN_S
 
     def _until(self):
-        """Convert a true time to the worker's clock."""
+        """Return the watchdog's deadline on the worker's clock, relative to the start."""
         return self.watchdog._until_s - self.theirs(0.0)
 
 
 @given(st.floats(0, 5), st.lists(SAID, max_size=40), st.floats(-1e6, 1e6), st.floats(1 - 0.1, 1 + 0.1))
 def test_a_live_worker_is_never_presumed_dead(registered_s, said, offset, rate):
-    """The property holds for any delays, losses and orders of messages, and clock rates up to 10% apart."""
+    """The property holds for any delays, losses and orders of messages, and for clock rates up to 10% apart."""
     ended, given_up = World(registered_s, said, offset, rate).run()
     assert ended <= given_up + 1e-6
 

@@ -1,4 +1,4 @@
-"""The controller's index of host stores."""
+"""The controller's index of the blocks in each host's KV store."""
 
 from twofold.serving.controller.forecast import HostStores
 from twofold.serving.messages import StoreChanged

@@ -1,4 +1,4 @@
-"""Live requests: token order and attempts."""
+"""A live request: order of its tokens, and its attempts."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""Mailboxes: message order, malformed frames, encryption."""
+"""Mailboxes between processes: message order, malformed frames, encryption."""
 
 import logging
 
@@ -55,7 +55,7 @@ SECRET = b"do not repeat this"
 
 
 class Post:
-    """An inbox, and a raw socket that can send it any bytes."""
+    """An inbox, an outbox, and a raw socket that can send the inbox any bytes."""
 
     def __init__(self, address, **options):
         self.context = zmq.Context()
@@ -65,7 +65,7 @@ class Post:
         self.raw.connect(address)
 
     def received(self, *frames):
-        """Return the messages decoded from these frames, up to a final message."""
+        """Send these frames and a final message; return the messages that the inbox received before the final one."""
         for frame in frames:
             self.raw.send(frame)
         self.raw.send(encode(LAST))
@@ -88,7 +88,7 @@ def encode(message):
 
 
 def read(frame):
-    """Decode a frame, or return None."""
+    """Return the message that a frame decodes to; None if the frame is malformed."""
     try:
         return msgspec.msgpack.decode(frame, type=ToWorker | ToController)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
@@ -104,7 +104,7 @@ def post(tmp_path_factory):
 
 @st.composite
 def mutated(draw):
-    """Return a message frame with changed, removed and inserted bytes."""
+    """Strategy for message frames with changed, removed and inserted bytes."""
     frame = bytearray(encode(draw(st.sampled_from(MESSAGES))))
     lengths = [b"\xdd\xff\xff\xff\xff", b"\xdf\xff\xff\xff\xff", b"\xdb\xff\xff\xff\xff", b"\x91" * 3000]
     for _ in range(draw(st.integers(1, 4))):

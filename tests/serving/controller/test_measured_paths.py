@@ -1,4 +1,4 @@
-"""Link and prefill measurements in the controller."""
+"""Measured link and prefill speeds in the controller."""
 
 import asyncio
 
@@ -30,7 +30,7 @@ def test_unmeasured_links_have_no_transfer_model():
 
 
 def test_the_crossover_follows_from_link_and_prefill_speed():
-    """A layer of n tokens is 800 n bytes; prefill hides four of five layers, at one millisecond each."""
+    """The crossover is 1,250 tokens: there, hiding four of five layers saves as much as four extra transfers cost."""
     paths = measured(link("p0", "d0"))
     assert paths.transfer("p0", "d0").kv_bytes_per_token == 4000
     assert paths.crossover("p0") in {1250, 1251}
@@ -67,7 +67,7 @@ def test_readiness_waits_for_required_links_only():
 
 
 def test_the_path_into_a_host_is_its_slowest_crossing_link():
-    """An unmeasured host gets a default network."""
+    """Links within the host are ignored; a host without measured links gets a default network speed."""
     paths = MeasuredPaths()
     assert paths.into("far") is None
     paths.registered(registered("p0", PrefillSpeed(fixed_s=0.0, s_per_token=1e-4)))
@@ -111,7 +111,7 @@ def test_the_crossover_is_updated_by_new_measurements():
 
 
 def test_ranks_transfer_in_parallel():
-    """Two source ranks hold half of each layer; a rank that serves two target ranks needs two transfers."""
+    """Two source ranks send half of each layer each; one source rank needs two transfers for two target ranks."""
     layout = KvLayout(layers=(LayerShape(2, 50, 50),) * 5, block_size=16, dtype="float32", itemsize=4)
 
     def path(source, target):

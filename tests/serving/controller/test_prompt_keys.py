@@ -1,4 +1,4 @@
-"""Block keys of prompts."""
+"""Block keys of prompts: equal for equal prefixes, separate by tenant and cache salt."""
 
 import msgspec
 

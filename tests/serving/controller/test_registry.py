@@ -59,7 +59,10 @@ def registered(instance, epoch=1, model="/m", layout=LAYOUT, host=HOME, now_s=0.
 
 
 class Scene:
-    """A registry of two workers, p and d. `look` advances time while the workers in `living` send heartbeats."""
+    """A registry with the workers p and d.
+
+    `look` advances time while the workers in `living` send heartbeats, and returns the lost workers.
+    """
 
     def __init__(self):
         self.outbox, self.orders, self.now = Outbox(), Orders(), 0.0
@@ -104,7 +107,7 @@ def test_a_worker_with_heartbeats_is_kept():
 
 
 def test_a_silent_worker_is_killed_within_two_seconds_then_restarted():
-    """The restart waits for the exit of the old process, which may still write."""
+    """The restart waits for the exit of the old process, which may still write to memory."""
     scene = Scene().up()
     began = scene.now
     lost = []
@@ -194,7 +197,7 @@ def test_rejects_an_incompatible_worker_at_registration(message, reason):
 
 
 def test_heartbeats_of_remote_workers_are_acknowledged():
-    """Local workers need no acknowledgement: they end with the controller."""
+    """Local workers get no acknowledgement, because they end with the controller."""
     scene = Scene().up()
     scene.registry.expect("r", Role.DECODE)
     scene.registry.register(registered("r", host="b"), 0.0)
@@ -258,7 +261,7 @@ def test_a_removed_worker_is_not_restarted():
 
 
 def test_a_retired_worker_is_restarted_on_request_only():
-    """Retirement does not count as a failure."""
+    """Retirement releases the worker's resources and does not count as a failure."""
     scene = Scene().up()
     scene.registry.retire("d")
     assert scene.registry.retiring() == ["d"]

@@ -1,4 +1,4 @@
-"""Remote hosts as the controller tracks them, on a fake clock."""
+"""The controller's view of remote hosts and their workers, on a fake clock."""
 
 import pytest
 from hypothesis import given
@@ -86,7 +86,7 @@ def running(*lives):
 
 
 def test_a_welcome_carries_the_hosts_workers():
-    """The welcome message omits local settings of the service."""
+    """The welcome message omits settings that are local to the service, such as its directories."""
     scene = Scene()
     joined = scene.joins()
     assert dict(joined.workers) == {"decode-0": Role.DECODE, "decode-1": Role.DECODE}
@@ -159,7 +159,7 @@ def test_commands_are_repeated_until_executed():
 
 
 def test_workers_of_a_silent_host_are_presumed_dead_after_the_watchdog_term():
-    """A worker heard through another path keeps the host alive."""
+    """A host stays alive while messages of any of its workers arrive."""
     scene = Scene()
     scene.joins()
     scene.alive(1.0, running(1, 1))
@@ -170,7 +170,7 @@ def test_workers_of_a_silent_host_are_presumed_dead_after_the_watchdog_term():
 
 
 def test_a_returning_host_kills_workers_presumed_dead():
-    """The next start of these workers waits for the exit of the old processes."""
+    """The host starts a killed worker again only after the exit of its old process."""
     scene = Scene()
     scene.joins()
     scene.hosts.sweep(LONG, lambda _: 0.0)
@@ -183,7 +183,7 @@ def test_a_returning_host_kills_workers_presumed_dead():
 
 
 def test_a_restarted_host_reuses_worker_names_after_the_watchdog_term():
-    """Additional workers get new names; missing ones are removed."""
+    """Additional workers get new names, and names that the host no longer uses are removed."""
     scene = Scene()
     scene.joins()
     scene.told()
@@ -229,7 +229,7 @@ def test_a_launched_host_runs_the_worker_of_its_name():
 
 
 def test_a_launched_host_is_replaced_once_presumed_dead():
-    """Before the host is presumed dead, it restarts its worker itself."""
+    """A live host restarts its worker itself; for a host presumed dead, the launcher starts another host."""
     scene = Scene(own=["prefill-0"])
     scene.joins(host="prefill-0", workers={Role.PREFILL: 1})
     scene.hosts.start_worker("prefill-0")
@@ -266,7 +266,7 @@ def test_present_hosts_are_told_of_the_shutdown():
 
 
 class Lossy:
-    """A host with one worker, and a lossy channel between it and the controller."""
+    """A host with one worker, and a lossy channel between the host and the controller."""
 
     def __init__(self):
         self.scene, self.now = Scene(), 0.0

@@ -1,4 +1,4 @@
-"""Live re-planning: the controller's side, the search process and end to end."""
+"""Live re-planning: in the controller, in the search process and end to end."""
 
 import asyncio
 import json
@@ -36,7 +36,7 @@ CONFIG = ReplanConfig(cluster=SPEC, slo=Slo(ttft_s=1.0, tpot_s=0.05))
 
 
 class Service:
-    """Service stub that applies role changes, except for workers in `stuck`."""
+    """Service stub that records role changes; workers in `stuck` cannot change role."""
 
     def __init__(self, stuck=()):
         self.roles, self.decisions, self.stuck = [], [], stuck
@@ -61,7 +61,7 @@ class Service:
 
 
 class Clock:
-    """A clock set by the test."""
+    """Replacement of `time.monotonic` that the test sets."""
 
     def __init__(self, monkeypatch):
         self.now = 0.0
@@ -74,7 +74,7 @@ def findings(job, split=RoleSplit(1, 3)):  # noqa: B008  (a split never changes)
 
 
 async def step(live, clock, *, before_s=300.0, after_s=60.0):
-    """Send 2.5 times the requests after a while; outputs end at once."""
+    """Report requests to `live` at 10 per second, then at 25 per second from `before_s` on; each ends immediately."""
     draw, number = Random(0), 0
     while clock.now < before_s + after_s:
         clock.now += draw.expovariate(10.0 if clock.now < before_s else 25.0)
@@ -92,7 +92,7 @@ async def step(live, clock, *, before_s=300.0, after_s=60.0):
 
 
 def planned(monkeypatch, run_search, stuck=()):
-    """Return the decisions of a service after the traffic step."""
+    """Return the service stub and its re-planning after a step in the request rate."""
     service, clock = Service(stuck), Clock(monkeypatch)
     pools = cluster([Role.PREFILL] * 3 + [Role.DECODE], "jsq-planned").pools
     live = LiveReplanning(CONFIG, pools, service, Recorder(), run_search)
@@ -205,7 +205,7 @@ pools:
 
 
 def traffic(begin_s, seconds, output, seed, rate=25.0):
-    """Generate prompts of 100 tokens at `rate` requests/s."""
+    """Yield requests with 100 prompt tokens at `rate` requests/s, for `seconds` from `begin_s` on."""
     draw, now = Random(seed), begin_s
     while (now := now + draw.expovariate(rate)) < begin_s + seconds:
         tokens = round(output * draw.uniform(0.5, 1.5))
@@ -220,7 +220,7 @@ async def load(url, requests):
 
 
 def send(url, requests):
-    """Send streams and require each to be complete."""
+    """Send the requests and check that every stream is complete."""
     sent = list(requests)
     result = asyncio.run(load(url, sent))
     assert result.errors == {}
@@ -229,7 +229,7 @@ def send(url, requests):
 
 
 def send_until(url, said, outputs):
-    """Send streams until a decision contains this text."""
+    """Send traffic until a re-planning decision contains the text `said`."""
     for seed in range(100, 108):
         if any(said in decision for decision in pools_of(url)["replans"]):
             return
@@ -242,7 +242,7 @@ def pools_of(url):
 
 
 def test_role_moves_break_no_stream(tmp_path):
-    """Outputs become 15 times as long, so prefill workers become decode workers while streams continue."""
+    """When outputs become 15 times as long, prefill workers become decode workers while streams continue."""
     path = tmp_path / "cluster.yaml"
     path.write_text(CLUSTER)
     flags = ["--engine", "emulated", "--cluster", str(path), "--replan", "--slo", "ttft=2,tpot=0.045"]

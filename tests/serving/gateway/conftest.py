@@ -10,14 +10,14 @@ from support.scripted_service import ScriptedService
 
 @pytest.fixture(scope="module")
 def client():
-    """Client of a shared gateway in front of a service that generates pseudo-random tokens."""
+    """Yield a client of a shared gateway, in front of a service that generates pseudo-random tokens."""
     with running_gateway(ScriptedService()) as client:
         yield client
 
 
 @pytest.fixture
 def complete(client):
-    """Request a completion with these fields; model and prompt have defaults."""
+    """Return a function that requests a completion with the given fields; model and prompt have defaults."""
 
     def ask(**fields):
         return client.post("/v1/completions", json={"model": "tiny", "prompt": "The fox", **fields})
@@ -27,7 +27,7 @@ def complete(client):
 
 @pytest.fixture
 def chat(client):
-    """Request a chat completion with these fields; model and messages have defaults."""
+    """Return a function that requests a chat completion with the given fields; model and messages have defaults."""
     message = {"role": "user", "content": "Hello"}
 
     def ask(**fields):
@@ -38,7 +38,7 @@ def chat(client):
 
 @pytest.fixture
 def events():
-    """Return the data of every event of a stream; the last is `[DONE]` if it succeeded."""
+    """Return a function from a streamed response to its events; the last event is `[DONE]` if the stream succeeded."""
 
     def read(response):
         assert response.headers["content-type"].startswith("text/event-stream")

@@ -10,7 +10,7 @@ from support.scripted_service import Gate, ScriptedService
 
 
 def send(client, **fields):
-    """Send a request on a bare socket that can be closed at any time."""
+    """Send a completion request on a bare socket, which the test can close at any time."""
     body = json.dumps({"model": "tiny", "prompt": "The", "max_tokens": 100, **fields}).encode()
     head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode()
     sock = socket.create_connection((client.base_url.host, client.base_url.port), timeout=600)
@@ -22,7 +22,7 @@ def send(client, **fields):
 @pytest.mark.parametrize("n", [1, 3])
 @pytest.mark.parametrize("tokens", [0, 5])
 def test_a_disconnect_aborts_every_generation(stream, n, tokens, caplog):
-    """The abort works before and after the first token, with and without streaming, and for several choices."""
+    """All choices are aborted, before and after the first token, with and without streaming."""
     service = ScriptedService(lambda _: [*[5] * tokens, Gate()])
     with running_gateway(service) as client:
         sock = send(client, stream=stream, n=n)
@@ -74,7 +74,7 @@ def test_tokens_are_streamed_immediately():
 
 
 def test_stopping_the_server_aborts_running_answers():
-    """After the grace period, running answers are cancelled."""
+    """Answers that still run after the grace period are aborted."""
     service = ScriptedService(lambda _: [5, Gate()])
     with running_gateway(service) as client:
         sock = send(client, stream=True)

@@ -1,4 +1,4 @@
-"""Paths, request ids, errors and limits of the gateway."""
+"""The gateway's paths, request ids, errors and body limit."""
 
 import json
 import re
@@ -23,7 +23,7 @@ def test_unknown_paths_are_404(client, path):
 
 @pytest.mark.parametrize(("method", "path"), [("GET", "/v1/completions"), ("POST", "/v1/models"), ("PUT", "/health")])
 def test_wrong_methods_are_405(client, method, path):
-    """The Allow header names the right methods."""
+    """The Allow header of the response names the supported methods."""
     response = client.request(method, path)
     assert response.status_code == 405
     assert response.headers["allow"]
@@ -54,7 +54,7 @@ def test_health_follows_the_service():
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/health", "/nothing"])
 def test_echoes_safe_request_ids(client, path):
-    """Unsafe ids are replaced by new ones."""
+    """Empty, long or otherwise unsafe request ids are replaced by new ones."""
     given = client.post(path, json=ASK, headers={"x-request-id": "my-id.1"})
     assert given.headers["x-request-id"] == "my-id.1"
     ids = {
@@ -66,7 +66,7 @@ def test_echoes_safe_request_ids(client, path):
 
 
 def test_continues_the_clients_trace(client):
-    """Without a traceparent header, a new trace starts."""
+    """A request without a traceparent header starts a new trace."""
     trace = "0af7651916cd43dd8448eb211c80319c"
     given = client.post("/v1/completions", json=ASK, headers={"traceparent": f"00-{trace}-b7ad6b7169203331-01"})
     assert re.fullmatch(rf"00-{trace}-(?!b7ad6b7169203331)[0-9a-f]{{16}}-01", given.headers["traceparent"])
@@ -75,7 +75,7 @@ def test_continues_the_clients_trace(client):
 
 
 def test_answer_id_contains_the_request_id():
-    """Generation ids are unique even for equal request ids."""
+    """The ids of the generations are unique even if two requests have the same id."""
     service = ScriptedService()
     with running_gateway(service) as client:
         for _ in range(2):
@@ -85,7 +85,7 @@ def test_answer_id_contains_the_request_id():
 
 
 def test_rejects_large_bodies():
-    """The limit applies with and without Content-Length."""
+    """The limit on the body applies with and without Content-Length."""
     with running_gateway(ScriptedService(), limits=RequestLimits(body_bytes=1000)) as client:
         big = b'{"model": "tiny", "prompt": "' + b"a" * 2000 + b'"}'
         for content in (big, iter([big[:500], big[500:1500], big[1500:]])):
@@ -96,7 +96,7 @@ def test_rejects_large_bodies():
 
 
 def test_unexpected_errors_are_500_and_logged(caplog):
-    """The next request is served."""
+    """The gateway continues to serve requests after an unexpected error."""
     service = ScriptedService()
     service.metrics = lambda: 1 / 0
     with running_gateway(service) as client:

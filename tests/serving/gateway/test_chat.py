@@ -16,7 +16,7 @@ def ask(client, messages, **fields):
 
 
 def test_answer_has_openais_form(chat):
-    """The output is as long as the context allows."""
+    """Without a token limit, the answer fills the context."""
     answer = chat().json()
     assert answer["id"].startswith("chatcmpl-")
     assert answer["object"] == "chat.completion"
@@ -27,7 +27,7 @@ def test_answer_has_openais_form(chat):
 
 
 def test_stream_equals_the_whole_answer(chat, events):
-    """The stream of each choice starts with its role."""
+    """The stream of each choice starts with the role `assistant`."""
     fields = {"max_completion_tokens": 50, "max_tokens": 9, "seed": 3, "n": 2, "logprobs": True, "top_logprobs": 3}
     whole = chat(**fields).json()
     *chunks, usage, done = events(chat(**fields, stream=True, stream_options={"include_usage": True}))
@@ -45,7 +45,7 @@ def test_stream_equals_the_whole_answer(chat, events):
 
 
 def test_logprob_bytes_join_to_the_text():
-    """The bytes are complete even for tokens that hold part of a character."""
+    """The bytes are exact even for tokens that hold part of a character."""
     said = byte_level().backend.encode("café 😀 世界").ids
     with running_gateway(ScriptedService(lambda _: [*said, EOS])) as client:
         choice = ask(client, HELLO, logprobs=True).json()["choices"][0]
@@ -57,7 +57,7 @@ def test_logprob_bytes_join_to_the_text():
 
 
 def test_prompt_follows_the_chat_template():
-    """Special tokens in the template's text are encoded as such."""
+    """Special tokens in the template are encoded as special tokens."""
     service = ScriptedService()
     messages = [
         {"role": "developer", "content": "Be brief."},
@@ -73,7 +73,6 @@ def test_prompt_follows_the_chat_template():
 
 
 def test_long_prompts_are_tokenized_in_a_thread():
-    """The token ids are the same."""
     service = ScriptedService(model=served_model(max_model_len=50000))
     text = "The quick brown fox. " * 1000
     with running_gateway(service) as client:

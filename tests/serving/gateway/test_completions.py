@@ -14,7 +14,7 @@ def ids_of(text):
 
 
 def say(text, more=()):
-    """Return a script that generates `text` and then the tokens `more`."""
+    """Return a script that generates the tokens of `text` and then the tokens `more`."""
     return lambda _: [*ids_of(text), *more]
 
 
@@ -23,7 +23,7 @@ def ask(client, **fields):
 
 
 def test_answer_has_openais_form(complete):
-    """The default is 16 output tokens."""
+    """Without a token limit, a completion has 16 output tokens."""
     answer = complete().json()
     assert answer["id"].startswith("cmpl-")
     assert (answer["object"], answer["model"]) == ("text_completion", "tiny")
@@ -61,7 +61,7 @@ def test_stream_equals_the_whole_answer(complete, events, fields):
 
 
 def test_streams_one_chunk_per_token(complete, events):
-    """Chunks contain running usage if requested."""
+    """Each chunk has the usage so far if the request asks for it."""
     options = {"continuous_usage_stats": True}
     chunks = events(complete(max_tokens=9, stream=True, stream_options=options))[:-1]
     assert [chunk["usage"]["completion_tokens"] for chunk in chunks] == list(range(1, 10))
@@ -69,7 +69,7 @@ def test_streams_one_chunk_per_token(complete, events):
 
 
 def test_cached_tokens_count_once_per_prompt(events):
-    """The count is the minimum over the choices of the prompt, in streams too."""
+    """The cached tokens of a prompt are the minimum over its choices, in whole and in streamed answers."""
     reused = [4, 3, 2, 5]
 
     def script(generation):
@@ -86,7 +86,7 @@ def test_cached_tokens_count_once_per_prompt(events):
 
 
 def test_choices_do_not_depend_on_other_prompts(complete):
-    """Choice i of a prompt has seed + i, alone or in a list, and index prompt * n + i."""
+    """Choice i of a prompt has the seed `seed` + i, alone or in a list, and the index prompt * n + i."""
     fields = {"seed": 7, "max_tokens": 20, "n": 2}
     listed = complete(prompt=["The", "fox"], **fields).json()
     assert [choice["index"] for choice in listed["choices"]] == [0, 1, 2, 3]
@@ -101,7 +101,7 @@ def test_choices_do_not_depend_on_other_prompts(complete):
 
 
 def test_text_and_token_ids_are_the_same_prompt(complete):
-    """The answers are equal for a single prompt and for a list."""
+    """A prompt as text or as token ids, alone or in a list, gets the same answer."""
     ids = ids_of("The fox")
     texts = {
         complete(prompt=prompt, seed=1).json()["choices"][0]["text"] for prompt in ("The fox", ["The fox"], ids, [ids])
@@ -110,7 +110,7 @@ def test_text_and_token_ids_are_the_same_prompt(complete):
 
 
 def test_random_seeds_per_prompt():
-    """A given seed is reduced to 63 bits."""
+    """Prompts without a seed get different random seeds; a given seed is reduced to 63 bits."""
     service = ScriptedService()
     with running_gateway(service) as client:
         ask(client, prompt=[[5], [5]])
@@ -135,7 +135,7 @@ def test_passes_every_sampling_field_to_the_service():
 
 
 def test_stop_strings_match_across_tokens():
-    """The text ends before the stop string, the generation stops, and tokens up to it count in usage."""
+    """The text ends before the stop string, the generation stops, and tokens up to the stop string count in usage."""
     service = ScriptedService(say("The quick brown fox jumps over the lazy dog.", [5] * 50))
     with running_gateway(service) as client:
         answer = ask(client, stop=["fox ju", "zzz"], max_tokens=100).json()
@@ -200,7 +200,7 @@ def test_completion_logprobs():
     ],
 )
 def test_errors_before_the_first_token_are_http_errors(stream, error, status, kind, caplog):
-    """The status of a stream is an error too, and the service stays healthy."""
+    """Streamed requests get the same error status as others, and the gateway stays healthy."""
     with running_gateway(ScriptedService(lambda _: [error])) as client:
         response = ask(client, stream=stream, n=2)
         assert client.get("/health").status_code == 200
@@ -228,7 +228,7 @@ def test_a_truncated_generation_is_an_error(script):
 
 
 def test_token_ids_without_a_tokenizer():
-    """A model without a tokenizer takes and returns token ids."""
+    """A model without a tokenizer accepts and returns token ids only."""
     with running_gateway(ScriptedService(model=served_model(vocab_size=10)), tokenizer=False) as client:
         answer = ask(client, prompt=[1, 2], return_token_ids=True, logprobs=0, max_tokens=3).json()["choices"][0]
         refused = [ask(client), ask(client, prompt=[1], stop="a")]

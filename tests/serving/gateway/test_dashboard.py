@@ -27,7 +27,7 @@ def shifted(moments, by):
 
 
 def busy_service():
-    """Return a service with some history: three instances, one lost, and several requests."""
+    """Return a scripted service with history: three instances, one of them lost, and several requests."""
     service, now = ScriptedService(), time.monotonic()
     instances = service.telemetry.instances
     for name, role in {"prefill-0": Role.PREFILL, "prefill-1": Role.PREFILL, "decode-0": Role.DECODE}.items():
@@ -73,7 +73,7 @@ def test_the_page_loads_no_external_assets(client):
 
 @needs_chromium
 def test_a_browser_renders_the_dashboard():
-    """The page shows pools, phases, events and requests, with text alternatives for drawings."""
+    """The page shows pools, phases, events and requests, and every drawing has a text alternative."""
 
     async def look(url):
         async with browsing(chromium()) as page:
@@ -105,7 +105,7 @@ def test_a_browser_renders_the_dashboard():
 
 @needs_chromium
 def test_a_browser_renders_an_idle_service():
-    """Empty panels show a text."""
+    """Panels without data show a placeholder text."""
 
     async def look(url):
         async with browsing(chromium()) as page:

@@ -1,4 +1,4 @@
-"""`until_deadline` ends the wait for an item and nothing else."""
+"""`until_deadline`: iteration over an asynchronous generator until a deadline."""
 
 import asyncio
 import time
@@ -13,7 +13,7 @@ SOON = 0.05
 
 
 class Items:
-    """An asynchronous generator of `ready` numbers that then waits forever or ends."""
+    """Asynchronous generator of `ready` numbers that then ends or waits forever."""
 
     def __init__(self, ready, *, ends=False):
         self.ready, self.ends, self.closed = ready, ends, False
@@ -46,7 +46,7 @@ def test_all_items_come_before_a_late_deadline():
 
 @pytest.mark.parametrize("ready", [0, 2])
 def test_the_deadline_ends_the_wait_for_an_item(ready):
-    """The deadline raises a 504, closes the generator and leaves the task uncancelled."""
+    """The iteration raises a 504, closes the generator and leaves the task uncancelled."""
 
     async def check():
         items, got = Items(ready), []
@@ -62,7 +62,7 @@ def test_the_deadline_ends_the_wait_for_an_item(ready):
 
 @pytest.mark.parametrize("ends", [True, False])
 def test_work_with_an_item_is_not_interrupted(ends):
-    """A deadline during work with an item ends the next wait, if there is one."""
+    """A deadline that passes while the caller works on an item takes effect at the next wait."""
 
     async def check():
         items, deadline_s, got = Items(1, ends=ends), soon(), []
@@ -82,7 +82,7 @@ def test_work_with_an_item_is_not_interrupted(ends):
 
 
 def test_other_cancellations_pass_through():
-    """A client disconnect is not reported as an expired deadline."""
+    """A cancellation by a client disconnect is not reported as an expired deadline."""
 
     async def check():
         items = Items(0)
@@ -110,7 +110,7 @@ def test_cancellation_wins_over_a_simultaneous_deadline():
 
 
 def test_errors_of_the_generator_pass_through():
-    """An error raised while the deadline cancels the generator passes through too."""
+    """An error passes through even if the generator raises it while being cancelled by the deadline."""
 
     async def items():
         try:

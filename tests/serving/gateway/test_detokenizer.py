@@ -20,9 +20,9 @@ def detokenize(tokenizer, token_ids, skip):
 
 @given(kinds, st.data(), st.booleans())
 def test_pieces_join_to_the_librarys_decoding(kind, data, skip):
-    """The texts are equal for any tokens, including partial characters and special tokens.
+    """Text pieces decoded token by token join to the text that the tokenizers library decodes at once.
 
-    With byte fallback this holds for whole characters only; see Detokenizer.
+    With byte fallback, this holds only if the tokens form whole characters; see Detokenizer.
     """
     tokenizer = KINDS[kind]()
     ids = st.integers(0, tokenizer.backend.get_vocab_size() - 1)
@@ -46,7 +46,7 @@ def test_text_round_trips_in_whole_characters(kind, text):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_partial_characters_are_held_back(kind):
-    """Bytes are held back until the character is complete, or become U+FFFD at the end."""
+    """A partial character adds no text until it is complete; at the end of the output it becomes U+FFFD."""
     tokenizer = KINDS[kind]()
     token_ids = [tokenizer.backend.token_to_id(piece) for piece in pieces_of_smile(kind)]
     assert detokenize(tokenizer, token_ids, skip=True)[1] == ["", "", "", "😀", ""]
@@ -63,7 +63,7 @@ def pieces_of_smile(kind):
 
 
 def test_ids_beyond_the_vocabulary_add_no_text():
-    """Padded vocabularies have ids without tokens."""
+    """Models with a padded vocabulary can generate ids without tokens."""
     tokenizer = byte_level()
     hello = tokenizer.backend.encode("he").ids
     assert "".join(detokenize(tokenizer, [5000, *hello, 5001], skip=True)[1]) == "he"

@@ -1,4 +1,4 @@
-"""`unless_disconnected` cancels work when its client disconnects."""
+"""`unless_disconnected` cancels the work of a request when its client disconnects."""
 
 import asyncio
 
@@ -30,7 +30,7 @@ def test_returns_the_result_or_error_of_the_work():
 
 
 def test_a_disconnect_cancels_the_work():
-    """The work has ended before ClientDisconnect is raised."""
+    """The work has ended by the time ClientDisconnect is raised."""
     ended = []
 
     async def work():

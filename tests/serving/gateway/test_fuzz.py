@@ -29,7 +29,7 @@ names = {"/v1/completions": CompletionFields.__struct_fields__, "/v1/chat/comple
 @given(st.data())
 @settings(max_examples=150)
 def test_any_fields(client, data):
-    """The body has known field names with values of any type."""
+    """Bodies with known field names and values of any type get a 200, 400 or 404."""
     path = data.draw(st.sampled_from(sorted(names)))
     body = {"model": "tiny", **data.draw(st.fixed_dictionaries({}, optional=tame[path]))}
     body |= data.draw(st.dictionaries(st.sampled_from(names[path]), values, max_size=2))
@@ -42,5 +42,5 @@ def test_any_fields(client, data):
 @given(st.binary(max_size=50))
 @settings(max_examples=50)
 def test_any_bytes(client, body):
-    """The body may not be JSON."""
+    """Bodies of random bytes get a 400."""
     assert client.post("/v1/completions", content=body).status_code == 400

@@ -49,7 +49,7 @@ def test_an_error_closes_all_sources():
 
 @pytest.mark.parametrize("sources", [1, 3])
 def test_closing_closes_the_sources(sources):
-    """Every source has run its finally block when aclose returns."""
+    """When `aclose` of the merged generator returns, every source has run its finally block."""
 
     async def scenario():
         closed = []

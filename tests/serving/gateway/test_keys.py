@@ -52,7 +52,7 @@ def test_the_key_name_is_passed_with_the_generation(guarded, service, header, na
 
 
 def test_health_and_metrics_need_no_key(guarded):
-    """Probes send no key."""
+    """Health probes and metric scrapers send no key."""
     assert guarded.get("/health").status_code == 200
     assert guarded.get("/metrics").status_code == 200
 
@@ -68,7 +68,7 @@ def test_more_generations_than_the_keys_limit_are_400(guarded):
 
 
 def test_the_secret_is_never_shown(guarded, service, caplog):
-    """Logs, errors, /metrics and reprs do not contain the key."""
+    """Logs, responses, /metrics and reprs do not contain an API key."""
     caplog.set_level(logging.DEBUG)
     right = {"authorization": f"Bearer {SECRET}"}
     said = [
@@ -141,6 +141,6 @@ def test_a_missing_key_file_is_reported_by_name(tmp_path):
 
 @pytest.mark.parametrize("secret", ["", "two words", "sécret"])
 def test_rejects_keys_that_no_header_can_carry(secret):
-    """The keys are rejected at startup, not at the first request."""
+    """Empty and non-ASCII keys are rejected at startup instead of at the first request."""
     with pytest.raises(ConfigurationError, match="printable ASCII"):
         read_keys([secret], None)

@@ -18,7 +18,10 @@ def client():
 
 
 def exchange(client, *parts):
-    """Send raw bytes; return status, head and rest. The last request must ask to close the connection."""
+    """Send raw bytes; return the status, the head and the rest of the response.
+
+    The last request in the bytes must close the connection.
+    """
     address = (client.base_url.host, client.base_url.port)
     with socket.create_connection(address, timeout=600) as sock:
         try:
@@ -47,7 +50,7 @@ LINE = b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
     ],
 )
 def test_rejects_large_headers(client, parts):
-    """A long value, many fields, a long name and a long path give a 431 with an error JSON."""
+    """A long value, many fields, a long name and a long path each get a 431 with an error JSON."""
     status, head, body = exchange(client, *parts)
     assert status == 431
     assert b"application/json" in head
@@ -55,7 +58,7 @@ def test_rejects_large_headers(client, parts):
 
 
 def test_rejects_endless_headers_while_they_arrive(client):
-    """The buffered size is bounded."""
+    """The server closes the connection as soon as the headers exceed the limit."""
     address = (client.base_url.host, client.base_url.port)
     with socket.create_connection(address, timeout=600) as sock:
         sock.sendall(LINE + b"X: ")
@@ -65,7 +68,7 @@ def test_rejects_endless_headers_while_they_arrive(client):
 
 
 def test_header_limit_is_per_request_and_excludes_the_body(client):
-    """The limit is independent of how packets split the bytes."""
+    """The limit does not depend on how packets split the bytes."""
     body = b'{"model": "tiny", "prompt": [1], "max_tokens": 1, "user": "' + b"u" * 5000 + b'"}'
     post = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body)
     big = LINE + b"X: " + b"a" * 1800 + b"\r\n\r\n"
@@ -76,7 +79,7 @@ def test_header_limit_is_per_request_and_excludes_the_body(client):
 
 
 def test_invalid_http_is_400(client):
-    """The response has an error JSON."""
+    """The 400 response has an error JSON."""
     status, _, body = exchange(client, b"\x16\x03\x01 hello\r\n\r\n")
     assert status == 400
     assert '"invalid_http"' in body
@@ -93,7 +96,7 @@ def test_invalid_http_is_400(client):
     ],
 )
 def test_rejects_long_prompts(client, fields, status):
-    """The limit applies to characters before tokenization and to tokens after it."""
+    """The limits apply to characters before tokenization and to tokens after it."""
     response = client.post("/v1/completions", json={"model": "tiny", "max_tokens": 1, **fields})
     assert response.status_code == status
     if status == 400:
@@ -103,7 +106,7 @@ def test_rejects_long_prompts(client, fields, status):
 
 @pytest.mark.parametrize("content", ["a" * 41, "The quick brown fox"])
 def test_rejects_long_messages(client, content):
-    """Tokens of the chat template count too."""
+    """Tokens of the chat template count towards the prompt limit."""
     body = {"model": "tiny", "messages": [{"role": "user", "content": content}]}
     response = client.post("/v1/chat/completions", json=body)
     assert response.status_code == 400

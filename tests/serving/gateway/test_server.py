@@ -12,7 +12,7 @@ from twofold.serving.gateway.server import HttpServer
 
 
 def test_starts_and_stops():
-    """The server accepts connections from start to stop and never changes signal handlers."""
+    """The server accepts connections from start to stop and does not change signal handlers."""
 
     async def scenario():
         sock = socket.create_server(("127.0.0.1", 0))

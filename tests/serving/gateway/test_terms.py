@@ -25,7 +25,7 @@ def client(service):
 
 
 def left(generation):
-    """Return the seconds between arrival and deadline."""
+    """Return the seconds from a generation's arrival to its deadline."""
     return pytest.approx(generation.deadline_s - generation.request.arrival_s)
 
 
@@ -35,7 +35,7 @@ def left(generation):
     [({}, None, 600), ({"timeout": 5}, None, 5), ({}, "7.5", 7.5), ({"timeout": 9}, "8", 8), ({"timeout": 8}, "9", 8)],
 )
 def test_timeout_from_field_and_header(client, service, path, body, fields, header, seconds):
-    """The shorter timeout applies; without either, the service default does."""
+    """The shorter of both timeouts applies; without both, the service's default applies."""
     headers = {} if header is None else {"X-Request-Timeout": header}
     assert client.post(path, json={**body, **fields}, headers=headers).status_code == 200
     assert left(service.started[-1]) == seconds
@@ -43,7 +43,7 @@ def test_timeout_from_field_and_header(client, service, path, body, fields, head
 
 @pytest.mark.parametrize("priority", [None, -3, 7])
 def test_priority_field(client, service, priority):
-    """The default is 0, as in vLLM."""
+    """The default priority is 0, as in vLLM."""
     assert client.post("/v1/completions", json={**ASK, "priority": priority}).status_code == 200
     assert service.started[-1].priority == (priority or 0)
 
@@ -63,7 +63,7 @@ def test_priority_field(client, service, priority):
     ],
 )
 def test_rejects_invalid_timeouts_and_priorities(client, fields, header, param):
-    """The 400 names the field or the header."""
+    """The 400 response names the invalid field or header."""
     headers = {} if header is None else {"X-Request-Timeout": header}
     response = client.post("/v1/completions", json={**ASK, **fields}, headers=headers)
     assert (response.status_code, response.json()["error"]["param"]) == (400, param)
@@ -71,7 +71,7 @@ def test_rejects_invalid_timeouts_and_priorities(client, fields, header, param):
 
 @pytest.mark.parametrize("n", [1, 2])
 def test_timeout_before_the_first_token_is_504(n):
-    """The generations are aborted."""
+    """All generations of the request are aborted."""
     service = ScriptedService(lambda _: [Gate()])
     with running_gateway(service) as client:
         response = client.post("/v1/completions", json={**ASK, "n": n, "timeout": 0.05})
@@ -80,7 +80,7 @@ def test_timeout_before_the_first_token_is_504(n):
 
 
 def test_timeout_within_a_stream_ends_with_an_error_event(events):
-    """The stream ends without `[DONE]`."""
+    """The stream ends without `[DONE]`, and its generation is aborted."""
     service = ScriptedService(lambda _: [40, 41, Gate()])
     with running_gateway(service) as client:
         body = {**ASK, "max_tokens": 9, "stream": True, "timeout": 0.5}
@@ -113,7 +113,7 @@ def test_permanent_rejection_is_400_without_retry_after():
 
 
 def test_every_refusal_reason_has_a_message():
-    """A missing message would raise KeyError under overload."""
+    """A missing message would raise KeyError in the gateway under overload."""
     assert all(isinstance(rejection_error(Refusal(reason, 1)), RequestError) for reason in RefusalReason)
 
 

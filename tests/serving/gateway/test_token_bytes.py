@@ -1,4 +1,4 @@
-"""Bytes and names of tokens."""
+"""Bytes and printable names of tokens, for log probabilities."""
 
 import pytest
 from hypothesis import given
@@ -25,14 +25,13 @@ def test_byte_level_bytes_join_to_the_text(token_ids):
     ],
 )
 def test_byte_fallback_tokens(piece, raw, name):
-    """The test covers bytes, words with a leading space, and special tokens."""
     tokens = byte_fallback().bytes
     token_id = byte_fallback().backend.token_to_id(piece)
     assert (tokens.bytes_of(token_id), tokens.name_of(token_id)) == (raw, name)
 
 
 def test_added_token_stands_for_itself():
-    """Added tokens do not use the byte-level alphabet."""
+    """The text of an added token is not decoded with the byte-level alphabet."""
     tokenizer = byte_level()
     assert tokenizer.bytes.bytes_of(tokenizer.backend.token_to_id("<tool call>")) == b"<tool call>"
 

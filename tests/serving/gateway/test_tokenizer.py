@@ -38,7 +38,7 @@ def test_a_broken_tokenizer_error_names_the_directory(tmp_path):
 
 
 def test_disables_truncation(tmp_path):
-    """A tokenizer saved with truncation still encodes whole prompts."""
+    """A tokenizer that was saved with truncation and padding encodes whole prompts."""
     tokenizer = Tokenizer.from_file(str(byte_level_dir() / "tokenizer.json"))
     tokenizer.enable_truncation(2)
     tokenizer.enable_padding(length=9)

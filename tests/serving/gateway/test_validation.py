@@ -1,4 +1,4 @@
-"""Rejected requests: always OpenAI's error JSON with the name of the field."""
+"""Rejected requests get OpenAI's error JSON with the name of the invalid field."""
 
 import pytest
 
@@ -82,13 +82,13 @@ def test_rejects_missing_required_fields(client, missing):
     ],
 )
 def test_rejects_unsupported_fields(complete, chat, field, value):
-    """Both endpoints reject unsupported fields, because ignoring one would change the answer."""
+    """Both endpoints reject unsupported fields, because ignoring a field would change the answer."""
     assert refused(complete(**{field: value}), param=field)["code"] == "unsupported_parameter"
     refused(chat(**{field: value}), param=field)
 
 
 def test_accepts_neutral_values_of_unsupported_fields(complete, chat):
-    """Neutral values are explicit defaults, null, and unknown fields."""
+    """Neutral values are explicit defaults and null; unknown fields are accepted too."""
     neutral = {"presence_penalty": 0, "frequency_penalty": 0.0, "logit_bias": None, "tools": [], "user": "me"}
     for ask in (complete, chat):
         answer = ask(**neutral, best_of=2, n=2, max_tokens=2, response_format={"type": "text"}, nonsense=[1])
@@ -121,13 +121,13 @@ def test_rejects_json_that_is_not_an_object(client, body):
 
 
 def test_an_unknown_model_is_404(complete, chat, client):
-    """Every path that names a model returns a 404."""
+    """The completions, chat and models endpoints return a 404."""
     for response in (complete(model="other"), chat(model="other"), client.get("/v1/models/other")):
         assert refused(response, 404, "model")["code"] == "model_not_found"
 
 
 def test_rejects_requests_beyond_the_context(complete, chat):
-    """The message contains the token counts."""
+    """The error message contains the token counts."""
     error = refused(complete(prompt=[5] * 200, max_tokens=57), param="max_tokens")
     assert error["code"] == "context_length_exceeded"
     assert all(number in error["message"] for number in ("256", "200", "57", "257"))

@@ -1,4 +1,4 @@
-"""Workers planned from a cluster spec."""
+"""Planning of emulated workers from a cluster spec."""
 
 import pytest
 

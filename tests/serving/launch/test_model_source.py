@@ -1,4 +1,4 @@
-"""Model fingerprints."""
+"""Fingerprints of model directories."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Workers of several ranks."""
+"""Planning of workers with several ranks (tensor and pipeline parallelism)."""
 
 import msgspec
 import pytest

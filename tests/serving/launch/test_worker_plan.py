@@ -1,4 +1,4 @@
-"""Workers and memory planned from flags."""
+"""Planning of workers and their memory from flags."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Crashes of a store: a short form of bench/mooncake/store_crash.py."""
+"""Crash test of a KV store; a short form of bench/mooncake/store_crash.py."""
 
 import subprocess
 import sys
@@ -8,9 +8,9 @@ SCRIPT = Path(__file__).parents[3] / "bench" / "mooncake" / "store_crash.py"
 
 
 def test_reads_no_torn_block_after_crashes():
-    """Stores and clients are killed during gets and puts.
+    """The store and its clients are killed during gets and puts.
 
-    Requests continue, and the disk recovers within its capacity.
+    Requests continue, no torn block is read, and the disk recovers within its capacity.
     """
     ended = subprocess.run(
         [sys.executable, str(SCRIPT), "--rounds", "6", "--clients", "2"], capture_output=True, text=True, check=False

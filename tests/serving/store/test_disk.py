@@ -1,4 +1,4 @@
-"""Blocks on disk."""
+"""The disk tier of a KV store."""
 
 import os
 import signal
@@ -33,7 +33,7 @@ def write(disk, number):
 
 
 def read(disk, number):
-    """Return contents and checksum of a block; None if it is missing."""
+    """Return the contents of a block on disk; None if the block is missing."""
     into = memoryview(bytearray(SIZE))
     return None if disk.read(bytes([number]), into) is None else bytes(into)
 

@@ -1,4 +1,4 @@
-"""The store's manager, tested with random events of clients and disk."""
+"""The block manager of a KV store, tested with random events of clients and disk."""
 
 from collections import deque
 
@@ -15,7 +15,7 @@ CLIENTS = ("a", "b", "c")
 
 
 def put(manager, keys, requester=("a", 1)):
-    """Put blocks with identifying checksums, as a client does, and complete all disk writes."""
+    """Put blocks, each with the last byte of its key as checksum, and complete all disk writes."""
     manager.put(requester, keys, 0)
     last = False
     while not last:
@@ -105,7 +105,7 @@ def test_rejects_a_single_slot(slots):
 
 
 class StoreLives(RuleBasedStateMachine):
-    """Clients put, load and die at any time, and the disk is late, fails or damages blocks.
+    """State machine in which clients put, load and die at any time, and the disk is late, fails or damages blocks.
 
     `memory` and `disk` have the actual contents: the key of a complete block, or None.
     """
@@ -122,7 +122,7 @@ class StoreLives(RuleBasedStateMachine):
         self.known = set()
 
     def turn(self):
-        """Process pending events as the store does."""
+        """Collect the manager's block moves, grants and changes, as the store does after each event."""
         self.moves.extend(self.manager.take_moves())
         for granted in self.manager.take_grants():
             keys = (self.puts if granted.puts else self.loads).get(granted.requester)
@@ -224,7 +224,7 @@ class StoreLives(RuleBasedStateMachine):
         self.turn()
 
     def write(self, key, spare):
-        """Write to the simulated disk."""
+        """Write a block to the simulated disk; return False if there is no room."""
         self.spare.pop(key, None)
         if key not in self.disk and len(self.disk) == DISK_BLOCKS and self.spare:
             oldest = next(iter(self.spare))
@@ -253,7 +253,7 @@ class StoreLives(RuleBasedStateMachine):
         assert self.known == {key for prompt in PROMPTS for key in prompt if key in self.manager.tiers}
 
     def teardown(self):
-        """After all clients end, only stored blocks occupy slots."""
+        """Check that only stored blocks occupy slots after all clients have ended."""
         for client in CLIENTS:
             self.die(client)
         while self.moves:

@@ -1,4 +1,4 @@
-"""Block exchange between stores, tested with random events."""
+"""Exchange of blocks between KV stores, tested with random events."""
 
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -14,7 +14,7 @@ CLIENTS = ("a", "b", "c")
 
 
 class Server:
-    """Stub that sends replies on request."""
+    """Stub of the block server that sends a reply when the test decides."""
 
     def __init__(self):
         self.events, self.replies = [], []
@@ -28,7 +28,7 @@ class Server:
 
 
 class Fetcher:
-    """Stub that fills slots on request, except those of an ended fetch."""
+    """Stub of the block fetcher that fills slots when the test decides, except those of an ended fetch."""
 
     def __init__(self):
         self.brought, self.orders = [], {}
@@ -46,7 +46,7 @@ class Fetcher:
 
 
 class PeersLive(RuleBasedStateMachine):
-    """Clients fetch, put and die; other stores send all, some or no blocks, or reply too late."""
+    """State machine in which clients fetch, put and die; other stores send all, some or no blocks, or reply late."""
 
     def __init__(self):
         super().__init__()
@@ -143,7 +143,6 @@ class PeersLive(RuleBasedStateMachine):
 
     @invariant()
     def nothing_is_filled_twice(self):
-        """No slot and no block is filled twice."""
         orders = self.fetcher.orders.values()
         slots = [slot for order in orders for slot in order.slots]
         keys = [key for order in orders for key in order.keys]
@@ -171,7 +170,7 @@ class PeersLive(RuleBasedStateMachine):
         assert len(self.manager.tiers.tiers[MEMORY]) < SLOTS
 
     def teardown(self):
-        """After all fetches end, only readable blocks occupy slots."""
+        """Check that only readable blocks occupy slots after all fetches have ended."""
         for client in CLIENTS:
             for of in (self.puts, self.putting):
                 for requester in [requester for requester in of if requester[0] == client]:

@@ -1,4 +1,4 @@
-"""Fetches between the stores of two hosts, over TCP on this one."""
+"""Block fetches between the KV stores of two emulated hosts, over TCP on this machine."""
 
 import itertools
 import threading
@@ -22,7 +22,7 @@ LONG_S = 300.0  # longer than any test
 
 
 class Hosts:
-    """Two hosts, each with a store and a client."""
+    """Two emulated hosts, each with a KV store and a client of it."""
 
     def __init__(self, tmp_path, running, here, there):
         self.here = running.enter_context(running_store(tmp_path / "here", **{"key": KEY, **here}))
@@ -37,11 +37,11 @@ class Hosts:
         return self.client.fetch(keys, self.address, limit_s)
 
     def close_there(self):
-        """Close the other store without notice, like a crash."""
+        """Close the second host's store without notice, like a crash."""
         self.closing.close()
 
     def brought(self):
-        """Return the number of blocks received from the other host."""
+        """Return the number of blocks that the first host's store has received from the second's."""
         return self.here.manager.moved["peer_read"]
 
 
@@ -212,7 +212,7 @@ def test_refuses_blocks_of_another_model(tmp_path):
 
 @contextmanager
 def guarded(kind):
-    """Return a socket with the cluster key."""
+    """Yield a guard with the cluster key, and a ZeroMQ socket that the guard can authenticate."""
     context = zmq.Context()
     guard, socket = Guard(context, KEY), context.socket(kind)
     socket.setsockopt(zmq.LINGER, 0)
@@ -225,7 +225,7 @@ def guarded(kind):
 
 
 def frames_near(message, kind):
-    """Strategy for random bytes, and for messages with cuts or wrong values."""
+    """Strategy for random bytes, truncated messages, and messages with wrong values."""
     whole = msgspec.msgpack.encode(message)
     values = st.recursive(
         st.none() | st.integers(-(2**63), 2**64 - 1) | st.binary(max_size=80) | st.booleans(),

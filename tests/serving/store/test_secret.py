@@ -1,4 +1,4 @@
-"""The secret of a service's block keys."""
+"""The secret of a service's block keys, kept in a directory."""
 
 import stat
 

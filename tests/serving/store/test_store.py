@@ -1,4 +1,4 @@
-"""A store and its clients."""
+"""A KV store and its clients, without other hosts."""
 
 import pytest
 

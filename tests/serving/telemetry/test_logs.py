@@ -1,4 +1,4 @@
-"""JSON logs."""
+"""Request logs in JSON."""
 
 import json
 import logging
@@ -13,7 +13,7 @@ from twofold.serving.telemetry.logs import JsonFormatter, configure_logs, log_en
 
 @pytest.fixture
 def lines(caplog):
-    """Return the logged lines, parsed as JSON."""
+    """Return a function that parses the logged lines as JSON."""
     caplog.set_level(logging.INFO, "twofold.requests")
     formatter = JsonFormatter()
     return lambda: [json.loads(formatter.format(record)) for record in caplog.records]

@@ -22,7 +22,7 @@ def telemetry():
 
 @pytest.fixture
 def value(telemetry):
-    """Return the value of a sample, or None."""
+    """Return a function from a metric's name and labels to its value, or None without such a sample."""
 
     def find(name, **labels):
         for family in text_string_to_metric_families(telemetry.exposition().decode()):

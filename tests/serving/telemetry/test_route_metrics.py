@@ -1,4 +1,4 @@
-"""Metrics of predictive routers."""
+"""Metrics of routers that predict TTFT."""
 
 from prometheus_client import generate_latest
 

@@ -1,4 +1,4 @@
-"""Snapshots of the service: its state and recent history."""
+"""Snapshots of a service: its state and recent history."""
 
 import msgspec
 import pytest
@@ -17,19 +17,19 @@ def status(**counts):
 
 
 class TimedTelemetry(Telemetry):
-    """Telemetry whose methods get the time."""
+    """Telemetry with a clock that the test sets."""
 
     def __init__(self):
         self.now = 100.0
         super().__init__("tiny", slo=Slo(ttft_s=2.0), clock=lambda: self.now)
 
     def at(self, now):
-        """Return the telemetry of instances at this time."""
+        """Set the clock and return the telemetry of instances."""
         self.now = now
         return self.instances
 
     def seen(self, now, *live):
-        """Return the snapshot at this time."""
+        """Set the clock and return a snapshot."""
         self.now = now
         return self.snapshot(live)
 
@@ -49,7 +49,7 @@ def only(snapshot):
 
 
 def test_series_have_one_sample_per_second(telemetry):
-    """Batch sizes are averages; gauges are sampled at the end of each second."""
+    """Batch sizes are averaged over each second; gauges are sampled at its end."""
     telemetry.at(100.5).status("prefill-0", status(waiting=2, running=1, blocks_total=10, blocks_free=4))
     telemetry.at(100.6).step("prefill-0", 1)
     telemetry.at(100.7).step("prefill-0", 2)

@@ -1,4 +1,4 @@
-"""Stages of a request."""
+"""Stages of a request: queue, prefill, hand-off, decode."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Metrics of host stores."""
+"""Metrics of the KV stores of hosts."""
 
 from prometheus_client import generate_latest
 

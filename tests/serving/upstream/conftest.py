@@ -1,4 +1,4 @@
-"""Two stock vLLM servers behind `twofold route`."""
+"""Two vLLM servers behind a gateway (`twofold route`)."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ from support.vllm_servers import NAME, VllmServer, vllm_servers
 
 @dataclass
 class RoutedFleet:
-    """Address and process of the gateway, and the servers behind it."""
+    """A gateway with its process, and the two vLLM servers behind it."""
 
     url: str
     process: object
@@ -24,7 +24,7 @@ class RoutedFleet:
 
 @pytest.fixture(scope="session")
 def vllm_pair(tiny_model_dir, tmp_path_factory):
-    """Return the model directory and two servers, started once per session."""
+    """Yield a model directory and two vLLM servers of the model, started once per session."""
     pytest.importorskip("vllm")
     pytest.importorskip("nixl", reason="vLLM's NixlConnector needs the package nixl")
     model = tiny_model_dir("llama")
@@ -33,7 +33,7 @@ def vllm_pair(tiny_model_dir, tmp_path_factory):
 
 
 def routed_fleet(vllm_pair, probe_timeout):
-    """Yield a gateway of two servers: one prefills and the other decodes; when one is missing, the other does both."""
+    """Yield a gateway that prefills on one server and decodes on the other, or does both on the only available one."""
     model, (prefill, decode) = vllm_pair
     flags = (
         *("--model", str(model), "--served-model-name", NAME, "--router", "jsq-planned"),
@@ -46,11 +46,11 @@ def routed_fleet(vllm_pair, probe_timeout):
 
 @pytest.fixture(scope="module")
 def fleet(vllm_pair):
-    """Return a gateway with long timeouts, so that each request is handed off even on a busy machine."""
+    """Yield a gateway with long timeouts, so that each request is handed off even on a busy machine."""
     yield from routed_fleet(vllm_pair, 600)
 
 
 @pytest.fixture(scope="module")
 def watched_fleet(vllm_pair):
-    """Return a gateway with a short probe timeout that detects a hung server."""
+    """Yield a gateway with a probe timeout that is short enough to detect a hung server."""
     yield from routed_fleet(vllm_pair, 20)

@@ -1,4 +1,4 @@
-"""Requests to and responses from vLLM, with bytes recorded from vLLM 0.32."""
+"""Requests to vLLM and responses from it, with bytes recorded from vLLM 0.32."""
 
 import asyncio
 import json
@@ -49,7 +49,7 @@ def test_reads_a_prefill_response():
 
 
 def test_reads_several_tokens_in_an_event():
-    """Indices continue from the stream position, and the last token has the finish reason."""
+    """Token indices continue from the stream position, and the last token has the finish reason."""
     tokens = read_completion(STOPPED).choices[0].outputs(4)
     assert [(token.index, token.token_id, token.finish_reason) for token in tokens] == [
         (4, 17, None),
@@ -77,7 +77,7 @@ def test_rejects_unknown_finish_reasons(reason):
 
 
 def test_every_sampling_field_is_explicit():
-    """A server fills in omitted fields from its model's generation_config.json."""
+    """A vLLM server would fill in omitted fields from the model's generation_config.json."""
     fields = asked()
     assert (fields["prompt"], fields["max_tokens"], fields["temperature"]) == ([1, 2, 3], 8, 1.0)
     assert (fields["top_p"], fields["top_k"], fields["min_p"], fields["repetition_penalty"]) == (1.0, 0, 0.0, 1.0)
@@ -92,14 +92,14 @@ def test_seed_is_sent_for_sampled_output_only():
 
 
 def test_a_prefill_requests_one_token():
-    """`min_tokens` is lowered too; vLLM rejects more than `max_tokens`."""
+    """`min_tokens` is lowered to 1 too, because vLLM rejects a `min_tokens` above `max_tokens`."""
     fields = asked({"min_tokens": 6}, max_tokens=1, kv=REMOTE_DECODE)
     assert (fields["max_tokens"], fields["min_tokens"]) == (1, 1)
     assert fields["kv_transfer_params"] == {"do_remote_decode": True, "do_remote_prefill": False}
 
 
 def test_logprobs_are_requested_by_token_id():
-    """Different tokens can have the same text."""
+    """Log probabilities by text would be ambiguous, because different tokens can have the same text."""
     fields = asked({"logprobs": 2})
     assert (fields["logprobs"], fields["return_tokens_as_token_ids"]) == (2, True)
     assert "logprobs" not in asked()

@@ -1,4 +1,4 @@
-"""The KV event feed over real sockets: order and replay of missed events."""
+"""The feed of vLLM's KV events over real sockets: order, and replay of missed events."""
 
 import asyncio
 
@@ -20,7 +20,7 @@ def batch(number):
 
 
 class Publisher:
-    """Publishes events as vLLM does and replays published ones."""
+    """Stub of vLLM's event publisher, which can also replay published events."""
 
     def __init__(self, context, replays):
         self.events, self.replay = (f"tcp://127.0.0.1:{free_port()}" for _ in range(2))
@@ -53,7 +53,7 @@ class Publisher:
 
 
 def feed(numbers, lost=(), *, replays=False):
-    """Return the batches that a feed receives while some are `lost`; `gap` marks missing ones."""
+    """Return the batches that a feed receives if those in `lost` are not delivered; `gap` marks a reported gap."""
     heard = []
 
     async def scenario():
@@ -85,16 +85,15 @@ def feed(numbers, lost=(), *, replays=False):
 
 
 def test_receives_batches_in_order():
-    """The first batch that a server publishes is received too."""
     assert feed([0, 1, 2, 3])[-4:] == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize(("replays", "heard"), [(False, ["gap", 3]), (True, [1, 2, 3])])
 def test_missed_batches_are_replayed(replays, heard):
-    """Without a replay address the feed reports a gap."""
+    """With a replay address the feed gets missed batches; without one it reports a gap."""
     assert feed([0, 1, 2, 3], lost=[1, 2], replays=replays)[-len(heard) :] == heard
 
 
 def test_a_restarted_server_resets_the_feed():
-    """After a restart, batch numbers start at 0 and the server's cache is empty."""
+    """Batch numbers that start at 0 again are reported as a gap, because the restarted server's cache is empty."""
     assert feed([5, 6, 0, 1])[-3:] == ["gap", 0, 1]

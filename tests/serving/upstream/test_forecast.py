@@ -1,4 +1,4 @@
-"""Early rejection of requests with a predicted TTFT over the limit."""
+"""Early rejection of requests with a predicted TTFT over the limit, and prefill speeds of servers."""
 
 import pytest
 
@@ -17,7 +17,7 @@ from twofold.serving.upstream.metrics import PrefillTotals
 
 @pytest.fixture
 def busy():
-    """Return a cluster with a server that prefills 100 tokens/s, and admission with a TTFT limit of two seconds."""
+    """Return a cluster of one server that prefills 100 tokens/s, and its admission with a TTFT limit of 2 s."""
     speeds = PrefillSpeeds()
     speeds.read("one", PrefillTotals(10.0, 1000, 1))
     cluster = ClusterScheduler(ROUTERS["load"](), FixedHandoff(HandoffMode.PULL))
@@ -32,7 +32,7 @@ def request(name, tokens):
 
 
 def test_rejects_when_the_queue_is_too_long(busy):
-    """Retry-After is the time until the queue is short enough."""
+    """Retry-After is the time until the queue is short enough for the request."""
     cluster, door = busy
     assert door.offer(QueuedRequest(request("a", 150), "", 0, None), 0.0) is None
     cluster.place(request("a", 150), 0.0)
@@ -50,7 +50,7 @@ def test_queues_without_any_server(busy):
 
 
 def test_unmeasured_servers_have_the_mean_speed():
-    """A server without measurements is assumed to be as fast as the others."""
+    """A server without measurements is assumed to be as fast as the mean of the others."""
     speeds = PrefillSpeeds()
     assert speeds.of("new") == NOMINAL_S
     speeds.read("one", PrefillTotals(25.0, 100, 1))
@@ -72,7 +72,7 @@ def test_decode_servers_do_not_affect_the_speed():
 
 
 def test_speed_follows_recent_measurements():
-    """Older measurements decay, also across a server restart."""
+    """Older measurements lose weight, and a server restart does not reset them."""
     speeds = PrefillSpeeds()
     speeds.read("one", PrefillTotals(1e4, 1e6, 1000))
     assert speeds.of("one") == 0.01

@@ -15,7 +15,7 @@ CLEARED = {"type": "AllBlocksCleared"}
 
 
 def stored(first, last, parent=None, prompt=PROMPT, **fields):
-    """Return an event for blocks `first` to `last` of a prompt; vLLM's hash of block n is `h<n>`."""
+    """Return a `BlockStored` event for blocks `first` to `last` - 1 of a prompt; block n has the hash `h<n>`."""
     return {
         "type": "BlockStored",
         "block_hashes": [b"h%d" % number for number in range(first, last)],
@@ -36,7 +36,7 @@ def removed(*numbers, **fields):
 
 
 class Index:
-    """Index stub that records its changes."""
+    """Stub of the prefix index that records its changes."""
 
     def __init__(self):
         self.changes = []
@@ -52,20 +52,20 @@ class Index:
 
 
 def follow(*events):
-    """Translate events and return the recorded changes of the index."""
+    """Translate events and return the changes that the prefix index records."""
     index = Index()
     CachedBlocks("one", index, SIZE).follow(decode(msgspec.msgpack.encode([1.5, events, 0])))
     return index.changes
 
 
 def test_stored_blocks_get_the_prompt_keys():
-    """Blocks may be in one event or in several, each after its parent block."""
+    """The blocks of a prompt may be in one event or in several."""
     changes = follow(stored(0, 2), stored(2, 5, parent=b"h1"))
     assert changes == [("stored", KEYS[:2]), ("stored", KEYS[2:])]
 
 
 def test_removed_blocks_are_forgotten():
-    """Unknown hashes are ignored."""
+    """Removals of unknown hashes and of other memory tiers are ignored."""
     changes = follow(stored(0, 3), removed(2, 9), removed(0, medium="CPU"), removed(0, group_idx=1))
     assert changes[1:] == [("removed", [KEYS[2]])]
 
@@ -88,13 +88,13 @@ def test_clearing_forgets_every_block():
     ],
 )
 def test_ignores_blocks_that_no_prompt_can_match(event):
-    """Such blocks have images, adapters, other memory tiers or unknown parents."""
+    """Such blocks have images, adapters, other memory tiers or block sizes, or unknown parents."""
     assert follow(event) == []
 
 
 @pytest.mark.parametrize(("key", "salt"), [("", ""), ("", "mine"), ("alice", ""), ("alice", "mine"), ("bob", "")])
 def test_prompt_keys_equal_event_keys(key, salt):
-    """vLLM puts the prompt's cache salt into the event of the first block."""
+    """The keys are equal with and without an API key and a cache salt; vLLM reports the salt with the first block."""
     names = UpstreamPromptKeys()
     names.block_tokens = SIZE
     request = Request(id="r", arrival_s=0.0, prompt_tokens=20, output_tokens=3)
@@ -108,7 +108,7 @@ def test_prompt_keys_equal_event_keys(key, salt):
 
 
 def test_api_keys_do_not_share_prefixes():
-    """Requests of one API key with different salts do not share prefixes either."""
+    """Each pair of API key and cache salt gets its own salt for vLLM's prefix cache."""
     names = UpstreamPromptKeys()
     request = Request(id="r", arrival_s=0.0, prompt_tokens=20, output_tokens=3)
     salts = {

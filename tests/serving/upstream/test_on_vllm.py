@@ -1,4 +1,4 @@
-"""Requests on stock vLLM servers: token equality with one server, and no leaked blocks."""
+"""Requests through the gateway to two stock vLLM servers: equal tokens and no leaked blocks."""
 
 import asyncio
 import json
@@ -28,7 +28,7 @@ def handoffs(fleet):
 
 
 async def settled(fleet):
-    """Return whether no server holds a block, by vLLM's own metrics."""
+    """Return whether all servers free all blocks, by vLLM's own metrics."""
     free = [await asyncio.to_thread(server.frees_all_blocks) for server in fleet.servers]
     return all(free)
 
@@ -37,10 +37,10 @@ BLOCKS = 8  # of 128 tokens
 
 
 def test_conductor_routes_to_cached_prefixes(vllm_pair):
-    """KV events report cached prefixes, including prompts of other clients.
+    """The gateway learns cached prefixes from KV events, even of prompts that other clients sent.
 
-    One server caches all but one token of each prompt, and no other request runs, so its predicted TTFT is the shortest
-    at any measured speed.
+    The server with the prefix has to compute only one token and no other request runs, so its predicted TTFT is the
+    shortest at any measured speed.
     """
     model, servers = vllm_pair
     flags = ("--model", str(model), "--served-model-name", "tiny", "--router", "conductor", "--probe-timeout", "600")
@@ -49,7 +49,7 @@ def test_conductor_routes_to_cached_prefixes(vllm_pair):
     with running_service(None, *flags, *both, program=ROUTE) as (_, url):
 
         def announced(server, *, tries):
-            """Return a prompt that another client sent to a server, and whether the gateway received its KV events."""
+            """Send a new prompt directly to a server; return it, and whether the gateway received its KV events."""
             prompt = [draw.randint(10, 500) for _ in range(BLOCKS * 128 + 1)]
             known = metric(url, "prefix_index_blocks")
             server.complete(prompt=prompt, max_tokens=1)
@@ -67,7 +67,7 @@ def test_conductor_routes_to_cached_prefixes(vllm_pair):
 
 
 def test_greedy_tokens_equal_one_server(fleet):
-    """Requests run concurrently, each with prefill and decode on different servers; some end on a block boundary."""
+    """Concurrent requests prefill on one server and decode on the other; some prompts end on a block boundary."""
     asked = [*prompts(8, 1), *([(number * 7) % 500 for number in range(n)] for n in (127, 128, 129, 256, 384))]
     alone = [fleet.decode.complete(prompt=prompt, max_tokens=40) for prompt in asked]
     before = handoffs(fleet)
@@ -77,7 +77,7 @@ def test_greedy_tokens_equal_one_server(fleet):
 
 
 def test_sampled_tokens_equal_one_server(fleet):
-    """Both servers draw the first token with the same seed and result."""
+    """Both servers sample the same first token, because they get the same seed."""
     (prompt,) = prompts(1, 2)
     fields = {"temperature": 1.0, "top_p": 0.9, "seed": 7, "max_tokens": 40, "ignore_eos": True}
     assert asyncio.run(complete_all(fleet.url, [prompt], at_once=1, **fields)) == [
@@ -86,7 +86,7 @@ def test_sampled_tokens_equal_one_server(fleet):
 
 
 def test_one_token_needs_no_decode(fleet):
-    """No KV is handed over for an output of one token."""
+    """A request for one output token causes no KV hand-off."""
     before = handoffs(fleet)
     fields = {**GREEDY, "max_tokens": 1}
     (tokens,) = asyncio.run(complete_all(fleet.url, prompts(1, 3), at_once=1, **fields))
@@ -95,7 +95,7 @@ def test_one_token_needs_no_decode(fleet):
 
 
 def test_unfetched_kv_is_released_immediately(fleet):
-    """The output ends at the first token; the prefill server does not wait for the end of the lease."""
+    """If the output ends at the first token, the prefill server frees its KV before the lease expires."""
     expired = fleet.prefill.metric("nixl_num_kv_expired_reqs_total")
     (prompt,) = prompts(1, 4)
     (first,) = fleet.decode.complete(prompt=prompt, max_tokens=1)
@@ -123,7 +123,7 @@ def test_disconnects_free_every_block(fleet):
 
 
 async def streaming(fleet, asked, count, hit):
-    """Return the tokens of `count` streams of one prompt; call `hit` once all have some."""
+    """Run `count` streams of one prompt, call `hit` once all have tokens, and return their tokens."""
     going, tokens = asyncio.Event(), [[] for _ in range(count)]
 
     async def one(session, number):
@@ -162,7 +162,7 @@ def test_streams_survive_a_crashed_or_hung_server(watched_fleet, role, number):
     assert tokens == [alone] * 3
     if role == "decode":
         assert metric(fleet.url, "request_replays_total") - replays >= 3
-    # Meanwhile the other server does both.
+    # Meanwhile the other server serves both phases.
     assert asyncio.run(complete_all(fleet.url, [asked], at_once=1, **LONG)) == [alone]
     if number == signal.SIGKILL:
         server.kill()
@@ -175,7 +175,7 @@ def test_streams_survive_a_crashed_or_hung_server(watched_fleet, role, number):
 
 
 async def handed_off_again(fleet, asked, alone):
-    """Wait until the recovered server takes hand-offs again."""
+    """Send requests until one is handed off between the servers again."""
     before = handoffs(fleet)
     async with aiohttp.ClientSession() as session:
         for _ in range(6000):
@@ -187,7 +187,7 @@ async def handed_off_again(fleet, asked, alone):
 
 
 def test_a_killed_gateway_leaves_no_requests(fleet):
-    """Closed connections end the requests on the servers."""
+    """The gateway's connections close with it, which aborts its requests on the servers."""
 
     async def leave():
         async with aiohttp.ClientSession() as session:

@@ -1,4 +1,4 @@
-"""The OpenAI client works the same with vLLM servers behind `twofold route` as with Twofold's workers."""
+"""The OpenAI client tests, run against vLLM servers behind `twofold route`."""
 
 import pytest
 
@@ -9,5 +9,5 @@ from serving.test_openai_client import *  # noqa: F403  (reuses the tests with a
 
 @pytest.fixture(scope="module")
 def openai_base_url(fleet):
-    """Base URL of the API, with /v1."""
+    """Return the base URL of the gateway's API."""
     return f"{fleet.url}/v1"

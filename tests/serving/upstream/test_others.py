@@ -1,4 +1,4 @@
-"""Load that other clients put on a server counts in routing decisions."""
+"""Routing decisions consider load that other clients put on a server."""
 
 from twofold.handoff import HandoffMode
 from twofold.instance import Role
@@ -30,7 +30,7 @@ def request(number):
 
 
 def test_external_load_diverts_requests():
-    """Two consecutive readings show external load on the first server."""
+    """Consecutive readings with external load on the first server divert requests to the second."""
     busy = cluster()
     others = ExternalLoads(busy.pools)
     for step in range(3):
@@ -51,7 +51,7 @@ def test_own_requests_are_not_external_load():
 
 
 def test_a_stalled_engine_has_no_load():
-    """The last metrics of a stalled engine still count a request that was aborted since."""
+    """The metrics of a stalled engine are ignored, because they may include requests aborted since its last step."""
     idle = cluster()
     others = ExternalLoads(idle.pools)
     for _ in range(3):
@@ -60,7 +60,7 @@ def test_a_stalled_engine_has_no_load():
 
 
 def test_one_reading_does_not_count():
-    """The request may have ended at the gateway and still be in the server's metrics."""
+    """A single reading is ignored, because it may include requests that have already ended at the gateway."""
     quick = cluster()
     others = ExternalLoads(quick.pools)
     for step, running in enumerate((0, 3, 0, 3, 0)):

@@ -1,4 +1,4 @@
-"""Attempts on two scripted servers, for responses that real servers give at uncontrollable times."""
+"""Attempts of requests on two scripted servers, with responses that real servers give only by chance."""
 
 import asyncio
 import json
@@ -32,7 +32,7 @@ def stream(*chunks):
 
 
 class Events:
-    """Records the events that the controller receives."""
+    """Controller stub that records the events of an attempt."""
 
     def __init__(self):
         self.tokens, self.reused, self.arrivals = [], 0, 0
@@ -52,7 +52,10 @@ class Events:
 
 @pytest.fixture
 def attempt():
-    """Run an attempt on scripted servers; return its events, its error and the requests to each server."""
+    """Return a function that runs an attempt on scripted servers.
+
+    The function returns the recorded events, the error, and the requests to each server.
+    """
 
     def run(prefill, decode=None, max_tokens=4, seed=0, first_index=0):
         heard, raised = Events(), None
@@ -99,7 +102,7 @@ def test_the_first_token_comes_from_the_prefill(attempt):
 
 
 def test_a_different_first_token_on_decode_loses_the_attempt(attempt):
-    """The client already has another token. Neither server is marked unavailable."""
+    """The client already has the prefill server's token; neither server is marked unavailable."""
     heard, raised, _ = attempt(whole(7), stream(chunk(8), chunk(9)))
     assert heard.tokens == [(0, 7, "p")]
     assert not raised.unavailable
@@ -113,7 +116,7 @@ def test_one_output_token_needs_no_handoff(attempt):
 
 
 def test_an_output_that_ends_at_the_first_token_releases_the_kv(attempt):
-    """The gateway sends a request that the decode server must reject, which frees the prompt's KV."""
+    """The gateway sends the decode server a request that it must reject, which frees the prompt's KV."""
     heard, raised, (_, refused) = attempt(whole(7, finish="stop"), [Refuse(400)])
     assert (heard.tokens, heard.finish, raised) == ([(0, 7, "p")], FinishReason.STOP, None)
     assert refused[0]["kv_transfer_params"] == KV
@@ -121,7 +124,7 @@ def test_an_output_that_ends_at_the_first_token_releases_the_kv(attempt):
 
 
 def test_one_server_for_both_phases(attempt):
-    """One server streams both phases without KV transfer parameters."""
+    """The server gets one request without KV transfer parameters and streams its output."""
     heard, raised, (asked,) = attempt(stream(chunk(7), chunk(8, finish="stop")))
     assert (heard.tokens, raised) == ([(0, 7, "p"), (1, 8, "p")], None)
     assert "kv_transfer_params" not in asked[0]
@@ -144,7 +147,7 @@ def test_one_server_for_both_phases(attempt):
     ],
 )
 def test_errors_lose_the_attempt(attempt, prefill, decode, where, unavailable):
-    """Each error also decides whether the server counts as unavailable."""
+    """Each kind of error also determines whether the server is marked unavailable."""
     _, raised, _ = attempt(prefill, decode)
     assert isinstance(raised, AttemptLostError)
     assert (raised.instance, raised.unavailable) == (where, unavailable)
@@ -156,14 +159,14 @@ def test_a_disconnect_after_the_last_token_is_ignored(attempt):
 
 
 def test_a_rejected_request_is_not_retried(attempt):
-    """Every server would reject such a request."""
+    """A 400 fails the request, because every server would reject it."""
     _, raised, _ = attempt([Refuse(400)], [])
     assert isinstance(raised, RejectedError)
     assert (raised.status, str(raised)) == (400, "refused by the script")
 
 
 def test_resumed_attempts_have_their_own_seed():
-    """The seed depends on the request's seed and on the resume position only."""
+    """An attempt's seed depends only on the request's seed and on the position at which the attempt resumes."""
     assert seed_of(9, 0) == 9
     assert seed_of(9, 5) == seed_of(9, 5)
     assert len({seed_of(seed, index) for seed in (8, 9) for index in range(50)}) == 100

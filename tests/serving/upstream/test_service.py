@@ -20,7 +20,7 @@ PROMPT = [5, 6, 7] * 30
 
 @pytest.fixture(scope="module")
 def behind(tiny_model_dir):
-    """Return two mixed-role services as (process, URL), shared by all tests."""
+    """Yield two mixed-role services as (process, URL), shared by all tests."""
     with ExitStack() as running:
         flags = (*ENGINE, "--colocated", "1", "--served-model-name", "tiny")
         yield [running.enter_context(running_service(tiny_model_dir("llama"), *flags)) for _ in range(2)]
@@ -28,7 +28,7 @@ def behind(tiny_model_dir):
 
 @pytest.fixture(scope="module")
 def routes(behind, tiny_model_dir):
-    """Return a function from a probe timeout in seconds to a gateway's URL."""
+    """Yield a function from a probe timeout in seconds to the URL of a gateway in front of both services."""
     with ExitStack() as running:
 
         def start(probe_timeout):
@@ -42,7 +42,7 @@ def routes(behind, tiny_model_dir):
 
 @pytest.fixture
 def route(routes):
-    """Return a gateway that waits for slow servers, because replays of sampled output differ."""
+    """Return the URL of a gateway that never gives up on slow servers, because a replay would change sampled output."""
     return routes(3600)
 
 
@@ -51,7 +51,7 @@ def alone(url, prompts, **fields):
 
 
 def test_answers_equal_the_servers_answers(route, behind):
-    """Greedy and sampled answers are equal on both servers under concurrency."""
+    """Greedy and sampled answers through the gateway equal those of one server; both servers get requests."""
     prompts = [[number, 9, 11] * 20 for number in range(6)]
     for fields in ({}, {"temperature": 1.0, "seed": 5}):
         assert alone(route, prompts, **fields) == alone(behind[0][1], prompts, **fields)

@@ -1,4 +1,4 @@
-"""Fixtures of tests with vLLM workers: models with supported shapes, and services."""
+"""Fixtures for tests with vLLM workers: models and services."""
 
 from contextlib import ExitStack
 from importlib.util import find_spec

@@ -1,4 +1,4 @@
-"""Requests survive vLLM workers that are killed, stopped and paused at random under load.
+"""Streams survive vLLM workers that are killed, stopped and paused at random under load.
 
 TWOFOLD_CHAOS_ROUNDS sets the number of faults; by default, each role gets each fault once.
 """
@@ -12,7 +12,7 @@ from support.running_service import running_service
 
 @pytest.mark.parametrize("flags", [("--handoff", "layer-wise"), ("--handoff", "pull", "--kv-checksums")])
 def test_streams_survive_faults_of_vllm_workers(flags, vllm_model_dir):
-    """A prefill and a decode worker restart, and all blocks are free at the end."""
+    """Streams are complete and unchanged, and all blocks are free at the end."""
     given = (*ENGINE, *SOON, "--prefill", "1", "--decode", "1", "--transport", "nixl", *flags)
     with running_service(vllm_model_dir("llama"), *given) as (process, url):
         check(process, url, SPLIT)

@@ -1,4 +1,4 @@
-"""Two vLLM workers with hand-offs generate the tokens of one vLLM, in float32, and free every block."""
+"""Hand-offs between two vLLM workers: the tokens equal those of one vLLM in float32, and every block is freed."""
 
 import asyncio
 import random
@@ -27,7 +27,7 @@ OUTPUT, LONGEST = 12, 1500
 
 @cache
 def prompts():
-    """Return prompts with lengths around multiples of the block size 32 and of every order of magnitude."""
+    """Return 40 prompts of 1 to 1,500 tokens, including lengths around multiples of the block size 32."""
     draw = random.Random(3)
     lengths = [1, 2, 31, 32, 33, 64, LONGEST] + [round(LONGEST ** draw.random()) for _ in range(33)]
     return [[draw.randint(10, 500) for _ in range(length)] for length in lengths]
@@ -43,7 +43,7 @@ def handed_off(url):
 
 
 def check(url, arch, directory):
-    """Compare output sequentially and concurrently; both workers end with their initial number of free blocks."""
+    """Compare outputs with one vLLM's, sequentially and concurrently; check that all blocks are free afterwards."""
     before = block_counts(url)
     for how in ({"at_once": 1}, {"at_once": 40, "spread_s": 1.0}):
         made = asyncio.run(complete_all(url, prompts(), **how, max_tokens=OUTPUT, temperature=0, ignore_eos=True))
@@ -56,7 +56,7 @@ def check(url, arch, directory):
 
 @pytest.mark.parametrize("way", WAYS)
 def test_split_llama_equals_one_vllm(way, vllm_service, vllm_model_dir):
-    """The output is equal in every hand-off mode."""
+    """The output is equal in every hand-off mode and over both transports."""
     check(vllm_service("llama", *SPLIT, *WAYS[way]), "llama", vllm_model_dir("llama"))
 
 
@@ -66,7 +66,7 @@ def test_split_qwen3_equals_one_vllm(vllm_service, vllm_model_dir):
 
 
 def test_sampled_output_is_independent_of_the_split(vllm_service):
-    """Random draws are keyed by seed and position."""
+    """Split and colocated outputs are equal, because random draws are keyed by seed and position."""
     how = {"max_tokens": OUTPUT, "temperature": 0.9, "top_p": 0.95, "seed": 4, "ignore_eos": True}
     made = [
         asyncio.run(complete_all(vllm_service("llama", *flags), prompts(), at_once=20, **how))
@@ -82,7 +82,7 @@ def test_disconnected_clients_free_every_block(way, vllm_service):
 
 
 def test_preempted_decodes_continue(vllm_service, vllm_model_dir):
-    """Memory fits few decodes at a time; vLLM recomputes preempted ones including the prompt."""
+    """Memory fits few decodes at a time; vLLM recomputes the KV of preempted ones, and their output is unchanged."""
     some = [prompt[:300] for prompt in prompts() if len(prompt) >= 200] * 4
     assert len(some) >= 12
     long = greedy_by_vllm(vllm_model_dir("llama"), some, 200)

@@ -1,4 +1,4 @@
-"""The router uses vLLM's prefix cache."""
+"""The router sends prompts to the vLLM worker that has their prefix cached."""
 
 import asyncio
 import random
@@ -13,7 +13,7 @@ BLOCK, OUTPUT = 32, 8
 
 
 async def twice(url, prompts):
-    """Send every prompt twice; return (first outputs, (output, cached tokens) of the second round)."""
+    """Send every prompt twice; return the first outputs, and (output, cached tokens) of the second round."""
     async with aiohttp.ClientSession() as session:
         how = {"max_tokens": OUTPUT, "temperature": 0, "ignore_eos": True}
         first = [await complete(session, url, prompt, **how) for prompt in prompts]
@@ -21,7 +21,7 @@ async def twice(url, prompts):
 
 
 def test_routes_prompts_to_their_cached_prefix(vllm_service, vllm_model_dir):
-    """All full blocks of the second round are cached, and the output does not change."""
+    """In the second round every full block of each prompt is cached, and the output does not change."""
     draw = random.Random(8)
     prompts = [[draw.randint(10, 500) for _ in range(draw.randint(200, 600))] for _ in range(8)]
     first, again = asyncio.run(twice(vllm_service("llama", *FLAGS), prompts))

@@ -1,4 +1,4 @@
-"""The parts of emulated workers."""
+"""Engine, transport and memory of emulated workers."""
 
 import pytest
 
@@ -23,7 +23,7 @@ def config(pools="1xa100:prefill,1xh100:decode", model="bloom-176b", **engine):
 
 
 def test_memory_equals_the_simulators():
-    """Each instance has the simulator's number of blocks, and its KV cache has the model's bytes."""
+    """An emulated worker has as many blocks as the simulated instance, and each block has the model's KV bytes."""
     made = config()
     prepared = prepare(made, print)
     for worker, kind in zip(made.workers, instance_profiles(made.cluster, CATALOG), strict=True):
@@ -35,7 +35,7 @@ def test_memory_equals_the_simulators():
 
 
 def test_sizes_default_to_the_model():
-    """The context may exceed the model's own, as far as the KV cache holds it."""
+    """A context longer than the model's is allowed if the KV cache can hold it."""
     assert (prepare(config(), print).max_model_len, prepare(config(), print).vocab_size) == (2048, DEFAULT_VOCAB_SIZE)
     told = prepare(config(max_model_len=8192, vocab_size=99), print)
     assert (told.max_model_len, told.vocab_size) == (8192, 99)
@@ -47,7 +47,7 @@ def test_refuses_a_context_beyond_the_smallest_memory():
 
 
 def test_waiting_pauses_the_engine():
-    """After a wait, the next iteration starts when it is run."""
+    """After a wait for work, the next iteration is timed from its own start instead of from the end of the last one."""
     made = config()
     parts = prepare(made, print).parts(made.workers[0], epoch=1)
     parts.engine._busy_until = 5

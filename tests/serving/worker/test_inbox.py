@@ -1,4 +1,4 @@
-"""The decode worker's side of pulled and checksummed hand-offs."""
+"""Pulled and checksummed hand-offs on a decode worker."""
 
 import pytest
 import torch
@@ -28,7 +28,7 @@ class Sent(list):
 
 
 class Decode:
-    """Worker state and receiver of a decode worker, stepped by hand, with the source's KV pool in this process."""
+    """Decode worker stepped by hand: its state and hand-off receiver, with the source's KV pool in this process."""
 
     def __init__(self):
         self.source = SharedMemoryTransport(KvCacheSpec("p", 11, LAYOUT, BLOCKS))

@@ -1,4 +1,4 @@
-"""Synchronization of layers."""
+"""Threads that wait for layers which another thread loads or computes."""
 
 import threading
 
@@ -6,14 +6,14 @@ from twofold.serving.worker.prefixes import LayerSync, ReadyLayers
 
 
 def in_thread(act):
-    """Start a function in a thread and return the thread."""
+    """Run a function in a thread and return the thread."""
     thread = threading.Thread(target=act)
     thread.start()
     return thread
 
 
 def test_wait_returns_when_the_layer_is_ready():
-    """Waits for earlier layers return as well."""
+    """A ready layer makes all earlier layers ready."""
     layers, seen = ReadyLayers(), []
     waiting = in_thread(lambda: seen.append(layers.wait(2)))
     layers.ready(0)
@@ -25,7 +25,7 @@ def test_wait_returns_when_the_layer_is_ready():
 
 
 def test_giving_up_ends_waits():
-    """Ready layers stay ready."""
+    """Waits for missing layers return False; layers that were ready stay ready."""
     layers, seen = ReadyLayers(), []
     layers.ready(1)
     waiting = in_thread(lambda: seen.append(layers.wait(2)))

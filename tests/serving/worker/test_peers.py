@@ -1,4 +1,4 @@
-"""Peers and the connections to them."""
+"""Connections of a worker to its peers."""
 
 from contextlib import suppress
 
@@ -58,7 +58,7 @@ def use(peers, epoch=7, error=None):
 
 
 def test_a_connection_is_made_once(peers, transport):
-    """Each epoch of a peer has one connection."""
+    """All transfers with one epoch of a peer share one connection."""
     assert use(peers) is use(peers)
     assert len(transport.made) == 1
 
@@ -73,7 +73,7 @@ def test_reconnects_after_a_failure(peers, transport):
 
 
 def test_a_late_failure_keeps_the_new_connection(peers, transport):
-    """Two transfers fail on one connection, and a new one is open at the second failure."""
+    """When a second transfer fails on a broken connection, the connection that replaced it stays open."""
     with suppress(InstanceLostError), peers.connected("d", 7):
         with pytest.raises(InstanceLostError):
             use(peers, error=InstanceLostError("reset"))

@@ -1,4 +1,4 @@
-"""Swapping blocks to host memory."""
+"""Swapping of KV blocks to host memory and back."""
 
 import torch
 
@@ -19,7 +19,7 @@ def contents(pool, blocks):
 
 
 def test_swapped_blocks_return_unchanged():
-    """Keys and values of all layers are equal in their new blocks, and copies run in order."""
+    """Blocks keep the keys and values of all layers, and copies run in order."""
     pool = KvPool(LAYOUT, 8)
     for layer in range(len(LAYOUT.layers)):
         pool.keys(layer).copy_(torch.randn(pool.keys(layer).shape))

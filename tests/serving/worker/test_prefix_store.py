@@ -1,4 +1,4 @@
-"""Prompts with prefixes from the host's store get the tokens of uncached ones."""
+"""Prompts with a prefix loaded from the host's KV store get the same tokens as uncached prompts."""
 
 import random
 
@@ -31,7 +31,7 @@ def model(tiny_model_dir):
 
 @pytest.fixture(scope="module")
 def expected(tiny_model_dir):
-    """Return the output tokens of an uncached prompt."""
+    """Return a function from a prompt to its output tokens, computed without a cache."""
     known = {}
 
     def output(prompt):
@@ -44,7 +44,7 @@ def expected(tiny_model_dir):
 
 @pytest.fixture
 def host(tmp_path, model):
-    """Return a store that has the first blocks of `BEGIN`, and a new client of it."""
+    """Yield a KV store that has the blocks of `BEGIN`, and a new client of it."""
     block_bytes = model.layout(BLOCK).bytes_per_block
     with running_store(tmp_path, slots=64, block_bytes=block_bytes) as store:
         with store_client(tmp_path, "first") as first:
@@ -62,7 +62,7 @@ def stored(client, prompt):
 
 
 def test_a_prompt_runs_while_its_prefix_is_loaded(model, host, expected):
-    """The first layer is computed and put before the next is loaded; no layer is computed before its load."""
+    """The first layer is computed and stored while the second still loads; no layer is computed before its load."""
     _, client = host
     with store_worker(model, client) as worker:
         worker.copier.hold(1)
@@ -77,7 +77,7 @@ def test_a_prompt_runs_while_its_prefix_is_loaded(model, host, expected):
 
 
 def test_a_layer_is_handed_off_when_it_was_loaded(model, host):
-    """The KV of the whole prompt is sent, including the loaded part."""
+    """The hand-off proceeds layer by layer with the load, and includes the loaded prefix."""
     _, client = host
     with store_worker(model, client) as worker:
         worker.copier.hold(1)
@@ -93,7 +93,7 @@ def test_a_layer_is_handed_off_when_it_was_loaded(model, host):
 
 
 def test_prompts_with_the_same_prefix_share_a_load(model, host, expected):
-    """A fully cached prompt copies its last block after the load."""
+    """Three prompts wait for one load; the fully cached one then copies its last block."""
     _, client = host
     other = BEGIN + tokens("other", 9)
     with store_worker(model, client) as worker:
@@ -110,7 +110,7 @@ def test_prompts_with_the_same_prefix_share_a_load(model, host, expected):
 
 
 def test_a_fully_cached_prompt_waits_for_its_last_block(model, host, expected):
-    """The block copy that the prompt writes to has all layers."""
+    """The prompt's last block is copied once all its layers are loaded, and the prompt writes to the copy."""
     _, client = host
     with store_worker(model, client) as worker:
         most = WHOLE[: -BLOCK + 1]
@@ -125,7 +125,7 @@ def test_a_fully_cached_prompt_waits_for_its_last_block(model, host, expected):
 
 
 def test_an_abort_does_not_stop_loads_and_puts(model, host, expected):
-    """Later prompts use these blocks."""
+    """Later prompts reuse the blocks that an aborted prompt loaded and computed."""
     _, client = host
     with store_worker(model, client) as worker:
         worker.copier.hold(1)
@@ -153,7 +153,7 @@ def test_a_load_survives_the_death_of_the_store(model, host, expected):
 
 
 def test_recomputes_corrupt_blocks(model, host, expected):
-    """Checksums are verified before the prompt starts, and blocks before the corrupt one are used."""
+    """Checksums are verified before the prompt starts; blocks before the corrupt one are reused."""
     store, client = host
     key = list(prefix_keys(PROMPT, BLOCK))[7]
     store.memory.slot(store.manager._blocks[key].slot)[99] ^= 1
@@ -163,7 +163,7 @@ def test_recomputes_corrupt_blocks(model, host, expected):
 
 
 def test_a_failed_batch_puts_nothing(model, host, expected):
-    """Layers that were already copied are discarded, and the next prompt runs."""
+    """Layers that were copied to the store before the failure are discarded, and the next prompt runs."""
     _, client = host
     with store_worker(model, client) as worker:
         run = worker.engine.run
@@ -184,7 +184,7 @@ def test_a_failed_batch_puts_nothing(model, host, expected):
 
 
 def test_any_order_of_prompts_and_aborts_with_little_memory(model, host, expected):
-    """Two prompts do not fit at once, so blocks are evicted, loaded again, and put beside running prompts."""
+    """With memory for about one prompt, blocks are evicted, loaded again, and put while other prompts run."""
     _, client = host
     draw = random.Random(4)
     prompts = [BEGIN[: BLOCK * draw.randint(2, 12)] + tokens(number, draw.randint(1, 70)) for number in range(12)]

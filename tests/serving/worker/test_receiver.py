@@ -1,4 +1,4 @@
-"""The hand-off receiver reads in order and ends each hand-off once."""
+"""The hand-off receiver reads hand-offs in order and ends each one once."""
 
 import threading
 
@@ -6,7 +6,7 @@ from twofold.serving.worker.receiver import HandoffReceiver, IncomingHandoff
 
 
 class Recording:
-    """A receiver that records its steps; `gate` blocks reads."""
+    """Hand-off receiver that records its steps; `gate` blocks its reads."""
 
     def __init__(self):
         self.log = []

@@ -1,4 +1,4 @@
-"""The Ray driver process against a fake Ray."""
+"""The driver process of the Ray launcher, against a fake Ray."""
 
 import sys
 from types import ModuleType, SimpleNamespace
@@ -14,7 +14,7 @@ from twofold.serving.launch.ray.launcher import HostJob, RayJob
 
 
 class FakeRay:
-    """Fake Ray of nodes with CPUs; a placement group is created at once unless its node is full or `stuck`."""
+    """Fake Ray with CPUs by node; a placement group is created at once unless its node is full or in `stuck`."""
 
     class exceptions:  # noqa: N801  (as Ray calls it)
         class RayError(Exception):
@@ -114,7 +114,7 @@ class Scene:
         self.driver.poll()
 
     def ends(self, worker, outcome):
-        """End a worker's actor."""
+        """End the Ray actor of a worker with this outcome, and let the driver notice."""
         self.ray.outcomes[self.driver._placed[worker].end] = outcome
         self.look()
 

@@ -1,4 +1,4 @@
-"""Model facts read without loading weights equal those of the loaded model."""
+"""Model facts that are read without loading weights equal those of the loaded model."""
 
 import json
 import shutil
@@ -22,7 +22,7 @@ def test_facts_equal_those_of_the_loaded_model(arch, tiny_model_dir):
 
 
 def test_longrope_is_limited_to_its_original_length(tiny_model_dir, tmp_path):
-    """vLLM serves the extended length."""
+    """The torch engine serves the original context length of a longrope model, and vLLM the extended length."""
     config = json.loads((tiny_model_dir("llama") / "config.json").read_bytes())
     rope = {"rope_type": "longrope", "rope_theta": 10000.0, "original_max_position_embeddings": 512}
     half = config["hidden_size"] // config["num_attention_heads"] // 2

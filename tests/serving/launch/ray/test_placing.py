@@ -1,4 +1,4 @@
-"""Node choice for workers, without Ray."""
+"""Choice of the Ray node for each worker, without Ray."""
 
 from collections import Counter
 
@@ -19,7 +19,7 @@ def node(name, cpus, rack=None):
 
 
 def placed(roles, nodes, bundle=CPU):
-    """Return the nodes of workers placed one after the other, each taking its resources."""
+    """Return the nodes chosen for workers of these roles, placed one after the other until none has room."""
     free, found = {each.id: dict(each.free) for each in nodes}, []
     for role in roles:
         now = [RayNode(id=each.id, address="", labels=each.labels, free=free[each.id]) for each in nodes]

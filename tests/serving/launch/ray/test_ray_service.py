@@ -1,4 +1,4 @@
-"""A service on a Ray cluster of three nodes; raylets are killed under load."""
+"""A service on a Ray cluster of three nodes, some of which are killed under load."""
 
 import pytest
 
@@ -19,7 +19,7 @@ def answers(tiny_model_dir):
 
 @pytest.fixture(scope="module")
 def cluster():
-    """Return a cluster of three nodes with room for four workers; the head has room for two."""
+    """Yield a Ray cluster of three nodes with room for four workers, two of them on the head node."""
     with ray_nodes(2) as nodes:
         for _ in range(2):
             nodes.add(1)
@@ -56,7 +56,7 @@ def test_workers_of_a_lost_node_move_to_the_others(service, cluster, answers):
 
 
 def test_the_plan_shrinks_without_room_and_is_restored(service, cluster, answers):
-    """With two of three nodes lost, one worker of each phase is left."""
+    """With only the head node left, the service continues as 1P+1D; a new node restores the plan."""
     (lost,) = set(service.nodes().values()) - {cluster.head}
 
     def kill():
@@ -75,7 +75,7 @@ def test_the_plan_shrinks_without_room_and_is_restored(service, cluster, answers
 
 
 def test_no_actor_or_process_is_left(service, cluster):
-    """No actor and no process remains after the service stops; this test runs last."""
+    """All workers end when the service is killed; this test runs last."""
     family = [one for name in service.up() for one in processes_of(name)]
     assert len(family) == 3
     service.process.kill()

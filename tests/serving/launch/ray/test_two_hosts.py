@@ -1,4 +1,4 @@
-"""A Ray cluster over two hosts (network namespaces) with a link that is cut."""
+"""A service on a Ray cluster over two emulated hosts with a link that is cut."""
 
 import os
 import socket
@@ -18,12 +18,12 @@ pytest.importorskip("ray")
 
 from support.ray_cluster import PATIENT
 
-CUT_S = 9.0  # workers beyond must have ended by then
+CUT_S = 9.0  # workers behind the cut must have ended by then
 
 
 @contextmanager
 def raylet(command):
-    """Run `ray start …` until the end of the test, then stop its processes."""
+    """Run `ray start …` during the context, then kill its processes."""
     process = subprocess.Popen(command, env=os.environ | PATIENT, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
     try:
         yield process
@@ -35,7 +35,7 @@ def raylet(command):
 
 @pytest.fixture(scope="module")
 def cluster(hosts):
-    """Return the address of a cluster with room for two workers on this host and one on the other."""
+    """Yield the address of a Ray cluster with room for two workers on this host and one on the other."""
     here, there = hosts.addresses
     address = f"{here}:{free_port()}"
     start = [str(Path(sys.executable).with_name("ray")), "start", "--block", "--object-store-memory=80000000"]
@@ -63,7 +63,7 @@ def service(cluster, tiny_model_dir, tmp_path_factory):
 
 
 def test_a_cut_link_breaks_no_stream(service, hosts, tiny_model_dir):
-    """The remote worker ends by its watchdog and is replaced locally."""
+    """The watchdog ends the remote worker, and the service replaces it on the local host."""
     nodes = service.nodes()
     before = {name: processes_of(name) for name in nodes}
     assert len(set(nodes.values())) == 2

@@ -1,4 +1,4 @@
-"""vLLM's scheduler behind `WorkerScheduler`: no leaks, and one report to vLLM per hand-off."""
+"""vLLM's scheduler behind the worker's scheduler interface: no leaked blocks, one report to vLLM per hand-off."""
 
 import pytest
 from hypothesis import given
@@ -14,13 +14,13 @@ EPOCH = 7
 
 
 class Vllm:
-    """A fake of vLLM's block pool, which allocates and frees by vLLM's rules."""
+    """Fake of vLLM's block pool; allocates and frees blocks by vLLM's rules."""
 
     def __init__(self):
         self.free = set(range(TOTAL))
         self.held = {}  # blocks by request
-        self.over = set()  # requests that have ended and whose blocks are not free yet
-        self.awaited = set()  # those whose KV is to come
+        self.over = set()  # ended requests with blocks that are still held
+        self.awaited = set()  # requests that wait for their KV
         self.instance = VllmScheduler(
             lambda: VllmBlockCounts(TOTAL, len(self.free)), BLOCK, instance="d", epoch=EPOCH, lease_s=10.0, watcher=None
         )
@@ -46,7 +46,7 @@ class Vllm:
         self.over.discard(request_id)
 
     def settle(self):
-        """Report finished transfers to vLLM, which asserts that it knows the requests."""
+        """Report finished transfers to the fake vLLM; like vLLM, it asserts that it knows the requests."""
         settled = self.instance.settle()
         for request_id in settled.received:
             assert request_id in self.awaited
@@ -58,7 +58,7 @@ class Vllm:
             self.give_back(request_id)
 
     def obey(self):
-        """Apply the orders as the vLLM thread does."""
+        """Apply the scheduler's orders to the fake vLLM, as the vLLM thread does."""
         for order, request_id in self.instance.take_orders():
             held = self.instance.find(request_id)
             if order is VllmOrder.ABORT:
@@ -68,7 +68,7 @@ class Vllm:
 
 
 class Instance(RuleBasedStateMachine):
-    """State machine of random events from peers, clients and vLLM."""
+    """State machine with random events of peers, clients and vLLM."""
 
     queued, leased, running, sending = (Bundle("queued"), Bundle("leased"), Bundle("running"), Bundle("sending"))
 
@@ -94,7 +94,7 @@ class Instance(RuleBasedStateMachine):
 
     @rule(target=leased, request=consumes(queued))
     def vllm_makes_room(self, request):
-        """Let vLLM allocate blocks for a remote prompt, which may be aborted before."""
+        """Let vLLM allocate blocks for a request prefilled on another worker, unless it was aborted before."""
         self.vllm.obey()
         if not self.instance.is_remote(request.id) or len(self.vllm.free) < 8:
             self.instance.abort(request.id)
@@ -175,7 +175,7 @@ class Instance(RuleBasedStateMachine):
         assert self.instance.status().blocks_in_flight == 0
 
     def teardown(self):
-        """After aborting everything, all blocks are free in vLLM's pool."""
+        """Check that all blocks are free in vLLM's pool after all requests have been aborted."""
         for lost in self.instance.peer_lost("p"):
             self.instance.abort(lost)
         for number in range(1, self.count + 1):
@@ -192,7 +192,7 @@ TestInstance = Instance.TestCase
 
 
 def test_rejects_a_duplicate_request():
-    """Attempts have their own names."""
+    """The id of an attempt is unique on a worker."""
     instance = Vllm().instance
     request = Request(id="a", arrival_s=0.0, prompt_tokens=3, output_tokens=2)
     instance.submit(request, decodes_here=True)
@@ -202,7 +202,7 @@ def test_rejects_a_duplicate_request():
 
 @given(aborted=st.booleans())
 def test_an_abort_during_allocation_returns_the_blocks(aborted):
-    """vLLM waits for the KV after `is_remote`, so it must be reported as received."""
+    """After `is_remote`, vLLM frees the blocks of an aborted request only once its KV is reported as received."""
     vllm = Vllm()
     vllm.instance.reserve(Request(id="a", arrival_s=0.0, prompt_tokens=3, output_tokens=2), "p")
     vllm.obey()

@@ -49,7 +49,7 @@ class _Dispatcher(Router):
 
 
 class ReplicatedControllers(ClusterScheduler):
-    """Cluster scheduler of a cluster with several controllers. It tracks the actual loads; each controller has a view.
+    """Cluster scheduler with several controllers: it tracks the actual loads, while each controller has its own view.
 
     `router` creates one router per controller. A controller is informed of the progress of its own requests at once.
     """

@@ -8,7 +8,7 @@
                                                                                 ended ◄────────── finished
 
 Events up to `admitted`, and `ended`, concern the client's request. The events from `placed` to `finished` or `aborted`
-concern one placement of it and carry the id of that placement. Times are seconds on the clock of service or simulator.
+concern one placement of it and carry the id of that placement. Times are seconds on the emitter's clock.
 The live controller emits every event. The simulator has no admission queue and runs many iterations as one, so it
 emits neither `admitted`, `decode_started` nor `token`.
 """

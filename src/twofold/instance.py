@@ -78,7 +78,7 @@ class InstanceLoad(LoadTotals):
     role: role of its current pool.
     home: role of its home pool, for which it was started.
     pending_prefill_tokens: prompt tokens routed to the instance and not yet prefilled.
-    reserved_tokens: KV tokens of the full length of all requests routed to the instance.
+    reserved_tokens: KV tokens that all requests routed to the instance may occupy on it.
     capacity_tokens: KV tokens that fit in its memory, None if unknown.
     prefills, decodes: requests routed to the instance for this phase that have not completed it.
     requests: requests in either phase.

@@ -74,7 +74,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
 class Generation(msgspec.Struct, frozen=True, kw_only=True):
     """A live request: sizes, token ids, sampling parameters, and properties for admission and caching.
 
-    `key` is the name of its API key, or empty. A lower `priority` is served first, as in vLLM. `deadline_s`
+    `key` is the name of the API key, or empty. A lower `priority` is served first, as in vLLM. `deadline_s`
     is on the clock of `arrival_s`; None selects the default timeout. Prompts are cached separately per `cache_salt`,
     as in vLLM.
     """

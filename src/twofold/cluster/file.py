@@ -38,8 +38,7 @@ def parse_cluster(text: str, *, model: str, catalog: Catalog | None = None) -> C
     """Parse a pool string into a cluster with default settings.
 
     A pool is COUNTxMACHINE, optionally followed by `@TP` or `@TPxPP` (PP pipeline stages of TP accelerators), `:ROLE`
-    (default: mixed) and `/BATCHER`. `catalog` None stands for the installed catalog with the user's additions. Raises
-    ConfigurationError for invalid text.
+    (default: mixed) and `/BATCHER`. `catalog` None is the installed one with additions. Raises ConfigurationError.
     """
     require(bool(text.strip()), f"the cluster has no pools: {_POOL_SYNTAX}")
     known = catalog or load_catalog()

@@ -100,7 +100,7 @@ def performance_of(
     *,
     across: bool = False,
 ) -> PerformanceModel:
-    """Create the performance model of an instance, from the host profile if the instance is a worker on that host.
+    """Create the performance model of an instance. A worker of a profiled host uses the host profile.
 
     With `across`, the pipeline stages are on several machines and exchange activations over the network.
     """

@@ -85,8 +85,8 @@ def parse_cache(text: str) -> CacheSpec:
 class ControlSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """Several controllers that share the requests of a cluster and route by delayed load reports.
 
-    Each instance (with a router of cells, each cell) reports a changed load every `reports_every_s` seconds, or
-    immediately if it is 0. Reports arrive `report_delay_s` seconds later. `own_load` selects how controllers count
+    Each instance (with a router of cells, each cell) reports a changed load every `reports_every_s` seconds; with 0,
+    immediately. Reports arrive `report_delay_s` seconds later. `own_load` selects how controllers count
     their own requests between reports. Raises ConfigurationError for values out of range.
     """
 

@@ -65,7 +65,7 @@ class StagewiseScheduler(InstanceScheduler):
         return chunks
 
     def take_ready(self) -> list[ScheduledSequence]:
-        """Move all ready sequences to the decoding ones and return them, in order to queue them at the first stage."""
+        """Start the decode of all ready sequences; return them, to be queued at the first stage."""
         ready = list(self.queues.ready)
         for sequence in ready:
             self.queues.ready.remove(sequence)

@@ -159,7 +159,7 @@ class LeaseTable:
         return lease
 
     def renew(self, source: str | None, now: float) -> None:
-        """Renew the leases held by `source` until `lease_s` seconds from now, after a heartbeat of this instance.
+        """Renew the leases held by `source` until `lease_s` seconds from now, because `source` sent a heartbeat.
 
         With `source` None, renew all leases: use this after a time in which no heartbeats could be received.
         """

@@ -185,7 +185,7 @@ class PrefixCache:
         return self._positions[key]
 
     def evict(self, keep: Container[BlockKey] = ()) -> tuple[BlockKey, int] | None:
-        """Evict a block that is not in `keep`; return its key and index in its prompt, or None if there is none."""
+        """Evict a block that is not in `keep`; return its key and index in its prompt, or None without such a block."""
         victim = self._eviction.first(keep)
         if victim is None:
             return None

@@ -41,7 +41,7 @@ UNSHARDED = Sharding()
 
 
 def check_sharding(sharding: Sharding, kv_heads: Sequence[int], heads: int, model: str) -> None:
-    """Raise ConfigurationError if a model cannot be divided in this way.
+    """Raise ConfigurationError if a model does not support this sharding.
 
     `kv_heads` are the key-value heads of each layer, `heads` the number of query heads of every layer. Ranks do not
     replicate key-value heads: each byte of KV is stored on exactly one rank.

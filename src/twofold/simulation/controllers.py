@@ -49,7 +49,7 @@ class _Dispatcher(Router):
 
 
 class ReplicatedControllers(ClusterScheduler):
-    """Cluster scheduler with several controllers: it tracks the actual loads, while each controller has its own view.
+    """Cluster scheduler with several controllers: it tracks actual loads, while controllers see delayed reports.
 
     `router` creates one router per controller. A controller is informed of the progress of its own requests at once.
     """

@@ -75,7 +75,7 @@ class HostedCluster(VirtualCluster):
         self._ended.append(life)
 
     def _streamed(self, streamed: tuple[list[SimulatedRequest], list[SimulatedRequest]]) -> None:
-        """Record that the tokens of an iteration have reached the clients: first tokens, and ended requests."""
+        """Record that the tokens of an iteration have reached the clients."""
         firsts, ended = streamed
         now = self.kernel.now
         for life in firsts:

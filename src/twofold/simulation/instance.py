@@ -35,7 +35,7 @@ class InstanceEnvironment(ABC):
     def ran(
         self, instance: "SimulatedInstance", batch: RunningBatch, timing: RunTiming, count: int, begun: int, since: int
     ) -> None:
-        """Report `count` complete iterations of a batch that began at `begun`; its previous tokens were at `since`."""
+        """Report `count` complete iterations of a batch begun at `begun`; its previous tokens came at `since`."""
 
     @abstractmethod
     def stepped(self, instance: "SimulatedInstance", results: list[StepResult]) -> None: ...

@@ -22,7 +22,7 @@ Action = Callable[[Any], None]
 
 
 class EventOrder:
-    """Kinds of events, in the order of simultaneous events. `Event.order` is a kind plus the number of a subject."""
+    """Order of simultaneous events by kind. `Event.order` is one of these plus the number of an instance or request."""
 
     COMPLETION: Final = 0
     TRANSFER: Final = 1 << 40
@@ -135,8 +135,8 @@ class MachineLink:
 class PacedWork:
     """Work that progresses at a varying rate, such as a transfer or computation.
 
-    At picosecond `since`, the amount `left` was left and has progressed with `rate` from then on. `end` is the event
-    that happens when the work is complete.
+    At picosecond `since`, the amount `left` remained; from then on the work progresses at `rate`. The event `end`
+    happens when the work is complete.
     """
 
     def __init__(self, left: float = 0.0, end: Event | None = None) -> None:

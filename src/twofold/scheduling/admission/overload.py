@@ -87,7 +87,7 @@ class OverloadControl:
         return RefusalReason.DECODE_LOAD if decode_load > max(limit, decode_alone) else None
 
     def refusal(self, placed: PlacedRequest, reason: RefusalReason, now: float, priority: int = 0) -> Refusal:
-        """Return a refusal for `reason` with the predicted time until the load is low enough without new arrivals."""
+        """Return a refusal for `reason` with the seconds until the load is low enough if no further requests arrive."""
         ledger, limit = self.ledger, _load_limit(priority)
         alone, decode_alone = ledger.alone(placed)
         if reason is RefusalReason.BEYOND_SLO:

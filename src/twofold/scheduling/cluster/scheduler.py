@@ -23,7 +23,7 @@ class TransferPaths(ABC):
         self.crossovers = crossovers
 
     def crossover(self, prefill: str) -> int:
-        """Return the prompt length in tokens above which layer-wise transfer is faster than serialized transfer."""
+        """Return the prompt length in tokens from which on layer-wise transfer is faster than serialized transfer."""
         return self.crossovers[prefill]
 
     @abstractmethod
@@ -196,7 +196,7 @@ class ClusterScheduler(RequestSubscriber):
             self._move(load, role)
 
     def idle(self, instance_id: str) -> None:
-        """Record that an instance has no running and no waiting sequences."""
+        """Record that an instance has no sequences left, so that the router may return it to its home pool."""
         load = self.pools.get(instance_id)
         if load is not None:
             self._settle(load, idle=True)

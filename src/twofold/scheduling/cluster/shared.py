@@ -36,7 +36,7 @@ class LoadReport:
 
 
 class SharedCluster(ClusterScheduler):
-    """Cluster scheduler of one of several controllers, with load reports about the requests of the others.
+    """Cluster scheduler of one of several controllers, which knows the load of the others only from reports.
 
     The load of an instance is its last report, minus this controller's share of it, plus the current load of this
     controller's requests. A single controller with `OwnLoad.FOLLOWED` behaves like `ClusterScheduler`: reports do not

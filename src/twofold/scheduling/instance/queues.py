@@ -34,9 +34,8 @@ _UNCHANGED: Final = SchedulerOutput()
 class RunningBatch:
     """A running batch of a lane.
 
-    `limit` is the number of iterations that the batch can run unchanged: 1 with prefills, else until the first decode
-    ends. `joined` lists the sequences that start or resume decoding with this batch, `paused` the decodes that it
-    preempted.
+    `limit` is the number of iterations that it can run unchanged: 1 with prefills, else until the first decode ends.
+    `joined` lists the sequences that start or resume decoding with this batch, `paused` the decodes that it preempted.
     """
 
     def __init__(self, changes: SchedulerOutput, decodes: int, context_tokens: int, limit: int, lane: int = 0) -> None:

@@ -10,7 +10,7 @@ from twofold.request import Phase, Request
 
 
 class KvReservation:
-    """Rule for the KV tokens that a request reserves on its instances, and for the time of the reservation.
+    """Rule for when and how many KV tokens a request reserves on its instances.
 
     By default the decode instance reserves prompt and output at once, so an admitted request always finishes. With
     `output_at_decode_start`, it reserves the output with the first decode iteration; until then the request may have to

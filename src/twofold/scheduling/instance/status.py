@@ -1,4 +1,4 @@
-"""The status of an instance. mypyc does not compile this module, because the status is a part of messages."""
+"""Status of an instance. mypyc does not compile this module, because the status is sent in messages."""
 
 import msgspec
 

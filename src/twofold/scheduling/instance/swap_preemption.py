@@ -96,7 +96,7 @@ class SwapPreemption:
             self._free_host(sequence, sequence.swapped)
 
     def iterations_left(self, sequence: ScheduledSequence) -> int:
-        """Return the number of iterations for which a sequence, not in the decode set, has blocks."""
+        """Return for how many iterations a sequence has blocks. The sequence must not be in the decode set."""
         allocation = sequence.allocation
         return 0 if allocation is None else allocation.blocks * self.blocks.block_size - sequence.computed
 
@@ -143,7 +143,7 @@ class SwapPreemption:
         self._returning.clear()
 
     def _make_room(self, sequence: ScheduledSequence, preempted: list[ScheduledSequence]) -> bool:
-        """Swap out sequences admitted later if that frees enough blocks for this one's next step, else False."""
+        """Swap out later sequences if that frees enough blocks for the next step of this one; else return False."""
         needed, free = self.blocks.blocks_for(self._step_of(sequence)), self.blocks.num_free
         if needed <= free:
             return True

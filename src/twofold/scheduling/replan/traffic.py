@@ -111,7 +111,7 @@ class TrafficSample(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Stream:
-    """Batch means of one traffic quantity. `tested` transforms a mean to nearly normal, `natural` back."""
+    """Batch means of one traffic quantity. `tested` makes a mean nearly normal; `natural` is its inverse."""
 
     def __init__(self, tested: Callable[[float], float], natural: Callable[[float], float]) -> None:
         self.changes = ChangePoint()

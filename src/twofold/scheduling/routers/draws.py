@@ -40,10 +40,9 @@ class TwoChoices(Router):
     """Draws two instances for each phase and picks the one with fewer pending tokens (prefill) or less reserved memory
     (decode).
 
-    This balances nearly as well as the least loaded of all instances (Mitzenmacher, The Power of Two Choices in
-    Randomized Load Balancing, IEEE TPDS 2001), and better if loads are outdated, because not all requests go to the
-    same instance (How Useful Is Old Information?, IEEE TPDS 2000). Without a prefill pool, one mixed instance runs both
-    phases.
+    Balances nearly as well as picking the least loaded of all (Mitzenmacher, The Power of Two Choices in Randomized
+    Load Balancing, IEEE TPDS 2001), and better if loads are outdated, as requests do not all go to the same instance
+    (How Useful Is Old Information?, IEEE TPDS 2000). Without a prefill pool, one mixed instance runs both phases.
     """
 
     def route(self, request: Request, tokens: int, pools: Pools, now: float) -> Route | None:
@@ -71,7 +70,7 @@ class InTurn(Router):
     repeats_routes: ClassVar[bool] = False
 
     def __init__(self, number: Callable[[int], int]) -> None:
-        """`number` maps n earlier prefill choices (or ~n decode choices) to an index, taken modulo the pool size."""
+        """`number(n)` is the index of the instance for prefill n, `number(~n)` for decode n, counted from 0."""
         self._number = number
         self._prefills = 0
         self._decodes = 0

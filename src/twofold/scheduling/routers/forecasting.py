@@ -54,7 +54,7 @@ class ForecastingRouter(Router):
 
 
 class ShortestPredictedQueue(ForecastingRouter):
-    """Picks the prefill instance with the shortest predicted queue; among equals, the one with the least work so far.
+    """Picks the prefill instance with the shortest predicted queue; among equals, the least total prefill time so far.
 
     Cached blocks are reused but do not affect the choice.
     """
@@ -86,7 +86,7 @@ class Conductor(ForecastingRouter):
     baseline with local prefixes.
 
     In the paper, an instance fetches above the threshold even if computing is faster, and transfer and queueing time
-    are added; here they overlap. Among equals, the instance with the least work so far is picked.
+    are added; here they overlap. Among equals, the least total prefill time so far decides.
     """
 
     reads_prefix_caches: ClassVar[bool] = True

@@ -182,7 +182,7 @@ class ClusterSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 @dataclass(frozen=True, slots=True)
 class ClusterRules:
-    """Behaviour in which simulators differ.
+    """Behaviour in which Twofold and other simulators differ.
 
     `memory` is the KV reservation. `lease_retry_s` None reserves decode memory on arrival, first come first served. A
     number requests it after the prefill and retries at that interval in seconds. `over_all_tokens` computes TPOT over

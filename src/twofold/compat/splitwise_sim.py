@@ -3,7 +3,7 @@
 The rules follow the implementation of SplitwiseSim (`SplitwiseInstance`), in the same order. They differ from the paper
 and from the batcher `splitwise`:
 
-- Waiting prompts and paused decodes age: each selection without them counts as a preemption. Tasks with four or more
+- Waiting prompts and paused decodes age: each selection that skips them counts as a preemption. Tasks with four or more
   preemptions come first. Their queue is not always sorted by age, because tasks continue to age in it.
 - A prompt that does not fit beside the running decodes does not interrupt them: it waits until one of them ends.
 - A decode on the same instance as its prefill is queued together with the prompt, and may interrupt a batch, too.
@@ -21,7 +21,7 @@ from twofold.scheduling.instance.sequence import ScheduledSequence
 
 @mypyc_attr(free_list_len=1)
 class _Task:
-    """The prompt task or the decode task of one sequence. A queued task ages with every selection without it."""
+    """The prompt task or the decode task of one sequence. A queued task ages with every selection that skips it."""
 
     def __init__(self, sequence: ScheduledSequence, prompt: bool, arrival_s: float, arrival: int) -> None:
         self.sequence = sequence
@@ -31,7 +31,7 @@ class _Task:
         self.arrival = arrival
         self.missed = 0
         self.left_out = False
-        self.since = 0  # number of the first selection without it
+        self.since = 0  # number of the first selection that skipped it
         self.pending = False
         self.chosen = False
         self.chained: _Task | None = None  # of a prompt: the decodes queued together with it

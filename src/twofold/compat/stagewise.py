@@ -5,8 +5,8 @@ Rules that differ from those of `VirtualInstance`:
 - A free stage runs waiting prompts, if any, or else decodes, but never both in one batch.
 - The first stage batches prompts in order, up to the tokens that fit in memory as measured by DistServe's authors.
   Later stages keep these batches. Any number of batches may be in the pipeline.
-- A stage batches all decodes that wait for it, up to 50,000 KV tokens, regardless of earlier batches. The others
-  precede decodes that arrive at the stage later.
+- A stage batches all decodes that wait for it, up to 50,000 KV tokens, regardless of earlier batches. The rest is
+  batched before decodes that arrive at the stage later.
 - A request generates its full number of output tokens in addition to the token of its prefill, so one too many.
 - An idle stage reads its queues after all other events at the same time, so simultaneous arrivals share a batch.
 """

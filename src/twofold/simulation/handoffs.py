@@ -21,8 +21,8 @@ _SERIALIZED: Final = HandoffMode.SERIALIZED
 class SimulatedHandoffs:
     """Simulates hand-offs: lease, transfer, and release of the blocks on both instances.
 
-    A layer-wise transfer starts when the first layer is computed. It ends when the last layer has been transferred and
-    synchronized after its computation, or later on a busy link. On an idle link it takes the time of `TransferModel`.
+    A layer-wise transfer starts when the first layer is computed. It ends, at the earliest, one layer transfer and one
+    synchronization after the last layer is computed. On an idle link it takes the time predicted by `TransferModel`.
 
     KV memory on the decode instance is reserved at arrival. If instances change roles (`docs/decisions/0007`) or the KV
     cache is pulled, it is reserved at the start of the prefill instead.

@@ -100,7 +100,7 @@ class Kernel:
         return len(self._queue)
 
     def run(self, until_events: int) -> bool:
-        """Run events until `until_events` have happened since the start; return False if no event is left."""
+        """Run events until `until_events` have happened in total; return False if no event is left."""
         queue, before = self._queue, self.before_step
         while queue:
             if self.events >= until_events:

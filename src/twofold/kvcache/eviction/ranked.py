@@ -26,7 +26,7 @@ class RankedEviction(EvictionPolicy):
         self._heap: list[int] = []
 
     def add(self, key: BlockKey, rank: int) -> None:
-        """Add a new block with a rank, behind the other blocks of this rank."""
+        """Insert a new block at the end of the queue of its rank."""
         self._ranks[key] = rank
         self._enter(key, rank)
 

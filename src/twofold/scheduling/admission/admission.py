@@ -60,7 +60,7 @@ class AdmissionQueue:
         return bisect_right(self._turns, priority, key=_priority)
 
     def join(self, queued: QueuedRequest) -> None:
-        """Insert a request at the position given by its priority and number."""
+        """Insert a request in order of priority and then of admission number."""
         self._requests[queued.id] = queued
         insort(self._turns, queued, key=_turn)
 

@@ -16,8 +16,8 @@ from twofold.scheduling.instance.swap_preemption import SwapPreemption
 class SchedulingBudget:
     """Free KV blocks and sequence slots from which a batcher can admit sequences to one batch.
 
-    With `leases_first`, requests wait for a lease on this instance, and prompts to be handed off are not admitted. Two
-    instances that prefill for each other could otherwise fill up with KV caches that neither can send.
+    `leases_first` is set while requests wait for a lease on this instance. Prompts to be handed off are then not
+    admitted: two instances that prefill for each other could fill up with KV caches that neither can send.
 
     The scheduler sets `swap` under swap preemption, and `shared` with a prefix cache. With `shared`, `admit` allocates
     the blocks of a prompt at once, so that its cached prefix is not evicted for prompts that are admitted later.

@@ -56,9 +56,9 @@ class InstanceScheduler(KvReceiver):
     fewest decodes. With a `chunked` batcher, lanes also share partly computed prompts: batches pass each stage in
     order, so a chunk finds the KV of the previous chunks (Mooncake section 5.1).
 
-    With a `PrefixBlockAllocator`, a prompt shares the blocks of its cached prefix from its start on. Waiting requests
-    hold no blocks (docs/decisions/0007). `copy_of` returns a block to copy before the first batch, if any. The
-    allocator publishes a prompt's own blocks for reuse after the batch that fills them.
+    With a `PrefixBlockAllocator`, a prompt gets the blocks of its cached prefix when it starts. Waiting requests hold
+    no blocks (docs/decisions/0007). `copy_of` returns the block to copy before the prompt's first batch, if any. Blocks
+    that the prompt fills are published for reuse after each batch.
     """
 
     def __init__(

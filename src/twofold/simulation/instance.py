@@ -261,7 +261,7 @@ def pass_through(now: int, first: int, later: int, free_at: list[int]) -> list[i
 
 @mypyc_attr(free_list_len=1)
 class _Run(Event):
-    """Event at the end of `count` iterations of a batch. `void` is set if it is shortened or the instance fails."""
+    """Event at the end of `count` iterations of a batch. `void`: the run was shortened, or the instance failed."""
 
     __slots__ = ("batch", "begun", "count", "instance", "timing", "void")
 

@@ -83,7 +83,7 @@ class SimulationResult(msgspec.Struct, frozen=True, kw_only=True):
         return self.energy_j / self.duration_s if self.duration_s else 0.0
 
     def tightest_scale(self, attainment: float) -> float | None:
-        """Return the least factor on the SLO bounds at which a share `attainment` of requests meets the SLO, if any."""
+        """Return the least factor on the SLO bounds at which a share `attainment` of requests meets them; else None."""
         needed = attainment * self.arrived
         if self.slo_scale is None or not 0 < needed <= self.completed:
             return None

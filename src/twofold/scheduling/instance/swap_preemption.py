@@ -38,9 +38,9 @@ class SwapPreemption:
     """Swaps sequences of one instance out to `host` blocks and back.
 
     `reservation` is the KV reservation under swap preemption. `swapped` counts the sequences on the host, `swaps` all
-    swap-outs so far. The scheduler sets `queues`. The driver carries out `copies`, in order, before the batch started
-    with them. Blocks of a swapped-out sequence are free at once: only sequences of this batch can get them, because no
-    other is admitted meanwhile. Blocks of a returning sequence are in flight until this batch ends.
+    swap-outs so far. The scheduler sets `queues`. The driver carries out `copies`, in order, before it runs the next
+    batch. Blocks of a swapped-out sequence are free at once: only sequences of that batch can get them, because no
+    other is admitted meanwhile. Blocks of a returning sequence are in flight until that batch ends.
     """
 
     def __init__(self, blocks: BlockAllocator, host: BlockAllocator, step_tokens: int = STEP_TOKENS) -> None:
@@ -137,7 +137,7 @@ class SwapPreemption:
         return copies
 
     def batch_ended(self) -> None:
-        """Record that the batch started with the last copies has ended."""
+        """Record that the batch that followed the last copies has ended: returned blocks are no longer in flight."""
         for allocation in self._returning:
             self.blocks.end_transfer(allocation)
         self._returning.clear()

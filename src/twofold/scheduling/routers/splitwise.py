@@ -16,7 +16,7 @@ _MIXED: Final = Role.MIXED
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class SplitwiseRouter(Router):
-    """Chooses both instances at arrival by the shortest queue (Splitwise section 4.1).
+    """Chooses the prefill and the decode instance at arrival by the shortest queue (Splitwise section 4.1).
 
     Prefill runs on the instance of the prefill pool with the fewest pending tokens. If its queue exceeds
     `MAX_PENDING_TOKENS`, the mixed pool is used; if that is full, too, an instance of the decode pool becomes mixed.

@@ -26,7 +26,7 @@ class OwnLoad(StrEnum):
 class LoadReport:
     """Reported load of an instance or cell: the total, and the share `yours` of the receiving controller's requests.
 
-    Under `OwnLoad.SENT`, both the controller and `yours` count every request that the controller ever placed.
+    Under `OwnLoad.SENT`, `yours` counts every request that the controller ever placed.
     """
 
     def __init__(self, instance: str, total: LoadTotals, yours: LoadTotals) -> None:

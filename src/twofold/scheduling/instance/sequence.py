@@ -47,8 +47,8 @@ FULL_RESERVATION = KvReservation()
 class ScheduledSequence:
     """Progress of a request on one instance.
 
-    `computed` counts the tokens with KV in this instance's cache, `generated` all output tokens so far. Both are only
-    updated when the sequence leaves its `DecodeSet`, which counts iterations until then. `decodes_here` is False for a
+    `computed` counts the tokens with KV in this instance's cache, `generated` all output tokens so far. In a
+    `DecodeSet`, which counts iterations, both are only updated when the sequence leaves. `decodes_here` is False for a
     request that is handed off after prefill. `start_tokens` and `decode_tokens` are the KV tokens reserved before
     prefill and with the first decode (`KvReservation`). `allocation` holds the blocks of the sequence.
 

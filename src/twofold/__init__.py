@@ -1,3 +1,3 @@
-"""Twofold plans, simulates and serves large language models in two phases."""
+"""Twofold plans, simulates and serves LLMs in two phases, prefill and decode, on separate pools."""
 
 __version__ = "0.1.0"

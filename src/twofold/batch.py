@@ -6,10 +6,10 @@ from twofold.request import Phase
 
 
 class BatchItem(msgspec.Struct, frozen=True):
-    """The part of one sequence in an iteration.
+    """The tokens of one sequence that an iteration computes.
 
-    The iteration computes `num_tokens` tokens, which follow `context_tokens` tokens in the KV cache. `samples` is true
-    if the item completes the prompt or extends the output, so that the engine samples a token.
+    The `num_tokens` tokens follow `context_tokens` tokens in the KV cache. `samples` is true if the item
+    completes the prompt or extends the output, so that the engine samples a token.
     """
 
     request_id: str
@@ -20,7 +20,7 @@ class BatchItem(msgspec.Struct, frozen=True):
 
 
 class Batch(msgspec.Struct, frozen=True):
-    """The items of one iteration, in order. `id` is the number of the batch on its instance, counted from 0."""
+    """The items that one iteration computes, in order. `id` numbers the batches of an instance from 0."""
 
     id: int
     items: tuple[BatchItem, ...]

@@ -1,4 +1,4 @@
-"""The exceptions that Twofold raises, and what each of them reports."""
+"""Exceptions raised by Twofold."""
 
 
 class TwofoldError(Exception):
@@ -6,7 +6,7 @@ class TwofoldError(Exception):
 
 
 class UserError(TwofoldError):
-    """Invalid user input, shown as one sentence without a traceback."""
+    """Base class of errors in user input. The message is one sentence, shown without a traceback."""
 
 
 class ConfigurationError(UserError):
@@ -24,7 +24,7 @@ class ModelError(UserError):
 
 
 class WorkloadError(UserError):
-    """A trace is unreadable; the message has file, line and reason."""
+    """A trace or workload is invalid; the message contains file, line and reason."""
 
     def __init__(self, path: str, reason: str, line: int | None = None) -> None:
         super().__init__(f"{path}:{line}: {reason}" if line is not None else f"{path}: {reason}")
@@ -32,7 +32,7 @@ class WorkloadError(UserError):
 
 
 class RequestError(UserError):
-    """An invalid request. `param` is the name of the field and `status` the HTTP status.
+    """A request is invalid. `param` is the name of the invalid field and `status` the HTTP status.
 
     `retry_after_s` is the number of whole seconds after which a retry may succeed.
     """

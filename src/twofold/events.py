@@ -1,4 +1,4 @@
-"""The events of a request, their subscribers, and the recorder that writes timelines from them.
+"""Request events, their subscribers, and the recorder of timelines.
 
     arrived ─┬─ rejected
              └─ admitted ─ placed ─ prefill_started ─ first_token ─ handed_off ─ decode_started ─ token …
@@ -8,7 +8,7 @@
                                                                                 ended ◄────────── finished
 
 Events up to `admitted`, and `ended`, concern the client's request. The events from `placed` to `finished` or `aborted`
-concern one placement of it and carry the id of that placement. Times are seconds on the clock of the emitting world.
+concern one placement of it and carry the id of that placement. Times are seconds on the emitter's clock.
 The live controller emits every event. The simulator has no admission queue and runs many iterations as one, so it
 emits neither `admitted`, `decode_started` nor `token`.
 """
@@ -26,7 +26,7 @@ from twofold.timeline import Moment, Timeline
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class PlacedRequest:
-    """A request with its route and, if two instances run it, its hand-off mode.
+    """A request with its route and, if it runs on two instances, its hand-off mode.
 
     `id` is the id under which the instances know the request. After the loss of an instance, a live service places the
     request again under a new `id`; `request_id` is always the id of the client's request.
@@ -43,13 +43,13 @@ class PlacedRequest:
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class RequestSubscriber:
-    """Base class of the receivers of request events. A subclass overrides the methods of the events it needs."""
+    """Base class of receivers of request events. Subclasses override the methods of the events that they need."""
 
     def arrived(self, request: Request, now: float) -> None:
         """The request reached the service."""
 
     def rejected(self, timeline: Timeline, reason: str, now: float) -> None:
-        """The request was refused, by admission or because no instance can run it. It has no further events."""
+        """The request was refused by admission control or because no instance can run it. No further events follow."""
 
     def admitted(self, request: Request, now: float) -> None:
         """The request was accepted and waits for placement."""
@@ -61,10 +61,10 @@ class RequestSubscriber:
         """The first iteration that computes tokens of the prompt began."""
 
     def first_token(self, request_id: str, now: float) -> None:
-        """The prompt is computed, and the first output token is sampled."""
+        """The prefill is complete, and the first output token is sampled."""
 
     def handed_off(self, request_id: str, started: float, now: float) -> None:
-        """The KV cache of the request left the prefill instance. The transfer began at `started`."""
+        """The KV transfer of the hand-off, which began at `started`, is complete."""
 
     def decode_started(self, request_id: str, now: float) -> None:
         """The iteration that produced the second token began at `now`."""
@@ -86,7 +86,7 @@ _EVENTS: Final = [name for name in vars(RequestSubscriber) if not name.startswit
 
 
 class RequestEvents:
-    """Dispatches each event of requests to the subscribers that override its method, in order of subscription.
+    """Dispatches each request event to the subscribers that override its method, in order of subscription.
 
     `records_timelines` is true if some subscriber reads the timelines of rejected or ended requests.
     """
@@ -157,10 +157,10 @@ Sink = Callable[[Timeline], None]
 
 
 class Recorder(RequestSubscriber):
-    """Writes the timelines of live requests.
+    """Records the timelines of live requests.
 
-    A request ends exactly once. Moments and tokens of requests that never began or have ended are dropped, because late
-    messages about aborted requests are normal in a live service.
+    A request ends exactly once. Events of unknown or ended requests are dropped, because late messages about aborted
+    requests are normal in a live service.
     """
 
     def __init__(self, sinks: Iterable[Sink] = ()) -> None:
@@ -174,7 +174,7 @@ class Recorder(RequestSubscriber):
         return self._open.values()
 
     def get(self, request_id: str) -> Timeline | None:
-        """Return the timeline of an unended request, found by the request's id or the id of its placement."""
+        """Return the timeline of a request that has not ended, by the id of the request or of its placement."""
         return self._placements.get(request_id) or self._open.get(request_id)
 
     def admitted(self, request: Request, now: float) -> None:
@@ -211,7 +211,7 @@ class Recorder(RequestSubscriber):
         return timeline
 
     def mark(self, request_id: str, moment: Moment, now: float) -> None:
-        """Record the time of a moment of a request. Later reports of the same moment are ignored."""
+        """Record the time of a moment of a request, unless this moment was already recorded."""
         timeline = self.get(request_id)
         if timeline is not None:
             timeline.moments.setdefault(moment, now)
@@ -227,7 +227,7 @@ class Recorder(RequestSubscriber):
         timeline.moments[Moment.LAST_TOKEN] = now
 
     def end(self, request_id: str, reason: FinishReason) -> Timeline | None:
-        """Close the timeline of a request and pass it to the sinks; returns None if it was closed before."""
+        """Close the timeline of a request, pass it to the sinks and return it; None if it is not open."""
         timeline = self._open.pop(request_id, None)
         if timeline is None:
             return None

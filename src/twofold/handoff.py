@@ -7,7 +7,7 @@ import msgspec
 
 
 class HandoffMode(StrEnum):
-    """When the KV cache is transferred, and by which side (Splitwise section 4.3; pull: DistServe section 4.3)."""
+    """When and by which side the KV cache is transferred (Splitwise section 4.3; pull: DistServe section 4.3)."""
 
     SERIALIZED = "serialized"  # all layers after the last one is computed
     LAYER_WISE = "layer-wise"  # layer k while layer k+1 computes
@@ -17,8 +17,8 @@ class HandoffMode(StrEnum):
 class Lease(msgspec.Struct, frozen=True, kw_only=True):
     """Permission for `source` to write a request's KV cache into `blocks` of `instance`.
 
-    `epoch` changes whenever `instance` restarts; writes and messages with another epoch are refused. The lease ends at
-    `deadline_s` on the clock of `instance` unless `source` renews it by heartbeat.
+    `epoch` changes whenever `instance` restarts; writes and messages with another epoch are refused. The lease expires
+    at `deadline_s` on the clock of `instance`, unless `source` renews it by a heartbeat.
     """
 
     request_id: str
@@ -30,7 +30,7 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LeaseWatcher(Protocol):
-    """Observer that is called when a lease is granted, before writes, and ends, before its blocks are freed."""
+    """Observer of leases: called when a lease is granted, before writes, and when it ends, before blocks are freed."""
 
     def granted(self, lease: Lease) -> None: ...
 

@@ -1,4 +1,4 @@
-"""Instances: one copy of the model that runs batches, its role and its load."""
+"""Roles and loads of instances. An instance is one copy of the model that runs batches."""
 
 from collections.abc import Callable
 from enum import StrEnum
@@ -7,7 +7,7 @@ from mypy_extensions import i64
 
 
 class Role(StrEnum):
-    """The phases that an instance runs (Splitwise section 4.1: prompt, token and mixed pools)."""
+    """Role of an instance: the phases that it runs (Splitwise section 4.1: prompt, token and mixed pools)."""
 
     PREFILL = "prefill"
     DECODE = "decode"
@@ -23,7 +23,7 @@ class Role(StrEnum):
 
 
 class HeapEntry:
-    """The entry of an instance in the heap that ranks the instances of its pool: the sort key and the heap position."""
+    """Entry of an instance in a heap that ranks the instances of a pool: sort key (`number`) and heap position."""
 
     __slots__ = ("load", "number", "position")
 
@@ -34,7 +34,7 @@ class HeapEntry:
 
 
 class LoadTotals:
-    """The numbers of a load that can be added over requests and instances. `InstanceLoad` explains each number."""
+    """The part of a load that can be summed over requests and instances. `InstanceLoad` explains each number."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class LoadTotals:
         self.requests = requests
 
     def less(self, other: "LoadTotals") -> "LoadTotals":
-        """Return the difference of each number: these numbers minus those of `other`."""
+        """Return the difference of two loads: this load minus `other`, number by number."""
         return LoadTotals(
             self.pending_prefill_tokens - other.pending_prefill_tokens,
             self.reserved_tokens - other.reserved_tokens,
@@ -61,7 +61,7 @@ class LoadTotals:
         )
 
     def replace(self, old: "LoadTotals", new: "LoadTotals") -> None:
-        """Subtract the numbers of `old` from this load and add the numbers of `new`."""
+        """Replace the part `old` of this load by `new`: subtract `old` and add `new`."""
         self.pending_prefill_tokens += new.pending_prefill_tokens - old.pending_prefill_tokens
         self.reserved_tokens += new.reserved_tokens - old.reserved_tokens
         self.prefills += new.prefills - old.prefills
@@ -75,17 +75,18 @@ NO_LOAD = LoadTotals()
 class InstanceLoad(LoadTotals):
     """The load of an instance, as routers see it.
 
-    role: the current pool.
-    home: the pool the instance was started for.
+    role: role of its current pool.
+    home: role of its home pool, for which it was started.
     pending_prefill_tokens: prompt tokens routed to the instance and not yet prefilled.
-    reserved_tokens: KV tokens that its requests may come to hold, including those on their way.
+    reserved_tokens: KV tokens that all requests routed to the instance may occupy on it.
     capacity_tokens: KV tokens that fit in its memory, None if unknown.
-    prefills, decodes: requests routed to it for that phase that have not completed it.
+    prefills, decodes: requests routed to the instance for this phase that have not completed it.
     requests: requests in either phase.
-    queued: returns the number of sequences waiting on the instance, 0 if unknown.
-    cache: the prefix cache it uses, its own or one shared with other instances of its host.
-    cell: the group of nearby instances it belongs to, if the router uses cells.
-    place, standings: belong to the pools; the place is the order of joining its pool, 0 if it is in none.
+    queued: function that returns the number of waiting sequences on the instance, 0 if unknown.
+    cache: name of its prefix cache, which other instances of its host may share.
+    cell: name of its group of nearby instances, if the router uses cells.
+    place: order of joining its pool, 0 while it is in no pool; set by the pools.
+    standings: its heap entries; set by the pools.
     """
 
     def __init__(

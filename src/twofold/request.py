@@ -1,4 +1,4 @@
-"""Requests: their sizes for scheduling, and their tokens and sampling parameters in a live service."""
+"""Requests: sizes for scheduling and, in a live service, token ids and sampling parameters."""
 
 from enum import StrEnum
 
@@ -13,7 +13,7 @@ class Phase(StrEnum):
 
 
 class FinishReason(StrEnum):
-    """Reasons for which a request ends: `STOP` and `LENGTH` are OpenAI's reasons."""
+    """Reason for the end of a request. `STOP` and `LENGTH` have the same meaning as in OpenAI's API."""
 
     STOP = "stop"
     LENGTH = "length"
@@ -22,21 +22,21 @@ class FinishReason(StrEnum):
 
     @property
     def complete(self) -> bool:
-        """Whether the finish reason is that of a complete output."""
+        """Whether the output is complete with this finish reason."""
         return self is FinishReason.STOP or self is FinishReason.LENGTH
 
 
-BlockKey = int | bytes  # the name of a block and all before it: a number in traces, a hash in a live service
+BlockKey = int | bytes  # identifies a block and all blocks before it: a number in traces, a hash in a live service
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
-    """The sizes and times of a request, without its text.
+    """Arrival time and sizes of a request, without its text.
 
-    `arrival_s` is in seconds on the clock of the simulation or service. `output_tokens` is the exact length in a
-    trace and the limit (`max_tokens`) in a live service. `prefix_blocks` are the keys of the prompt's blocks: equal
-    keys mean equal blocks after equal prefixes. Traces number blocks of 512 tokens (Mooncake's `hash_ids`, including
-    a partial last block); a live service hashes full blocks of its engine's block size with a salt per tenant
-    (`kvcache.prefix`). Instances keep the computed blocks for at least `retain_s` seconds if memory allows.
+    `arrival_s` is in seconds on the clock of the simulation or service. `output_tokens` is the exact length in a trace,
+    but the limit (`max_tokens`) in a live service. `prefix_blocks` are the block keys of the prompt: equal keys mean
+    equal blocks after equal prefixes. In traces they are numbers of 512-token blocks (Mooncake's `hash_ids`, including
+    a partial last block). A live service hashes full blocks of its engine's block size with a salt per tenant
+    (`kvcache.prefix`). Instances cache the computed blocks for at least `retain_s` seconds if memory allows.
     """
 
     id: str
@@ -72,9 +72,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Generation(msgspec.Struct, frozen=True, kw_only=True):
-    """A live request: sizes, token ids, sampling parameters and client.
+    """A live request: sizes, token ids, sampling parameters, and properties for admission and caching.
 
-    `key` is the name of its API key, empty without one. A lower `priority` is served first, as in vLLM. `deadline_s`
+    `key` is the name of the API key, or empty. A lower `priority` is served first, as in vLLM. `deadline_s`
     is on the clock of `arrival_s`; None selects the default timeout. Prompts are cached separately per `cache_salt`,
     as in vLLM.
     """

@@ -1,4 +1,4 @@
-"""Routes: the instances that run a request, and the role changes and prefix fetches that precede its prefill."""
+"""Routes: the instances that run a request, and the role changes and prefix fetch that precede its prefill."""
 
 import msgspec
 
@@ -13,7 +13,7 @@ class RoleMove(msgspec.Struct, frozen=True):
 
 
 class PrefixFetch(msgspec.Struct, frozen=True):
-    """Copy of a prompt's missing blocks, among the first `blocks`, from `source` to the prefill instance's cache."""
+    """Fetch of missing blocks among a prompt's first `blocks` from cache `source` to the prefill instance's cache."""
 
     source: str
     blocks: int

@@ -9,7 +9,7 @@ from twofold.timeline import Timeline
 
 
 class Slo(msgspec.Struct, frozen=True, kw_only=True):
-    """Latency bounds in seconds; None means unbounded. A request meets the SLO if it meets every bound.
+    """SLO with latency bounds in seconds (None: unbounded). A request meets the SLO if it meets every bound.
 
     Goodput is the rate of requests that meet the SLO (DistServe, OSDI'24, section 1).
     """
@@ -41,7 +41,7 @@ class Slo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SlowdownSlo(msgspec.Struct, frozen=True, kw_only=True):
-    """Bounds on slowdowns, as a multiple for each percentile. A run meets the SLO if it meets every bound.
+    """SLO on slowdowns: an upper bound for each percentile. A run meets the SLO if it meets every bound.
 
     A slowdown is a latency divided by that of the same request alone on a reference machine. Splitwise (ISCA'24,
     table VI) bounds the P50, P90 and P99.

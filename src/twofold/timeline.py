@@ -15,8 +15,8 @@
     transfer = HANDOFF_ENDED − HANDOFF_STARTED         transfer of the KV cache
     visible transfer = max(0, HANDOFF_ENDED − FIRST_TOKEN)   the part of it that delays the second token
 
-Times are seconds on one monotonic clock of the recording world. A request without a hand-off has no hand-off moments,
-and its decode starts with the iteration after its first token.
+Times are seconds on one monotonic clock of the service or simulator. A request without a hand-off has no hand-off
+moments, and its decode starts with the iteration after its first token.
 """
 
 from dataclasses import dataclass, field
@@ -27,7 +27,7 @@ from twofold.request import FinishReason, Request
 
 
 class Moment(StrEnum):
-    """The points in the life of a request that a timeline records with their times, in order."""
+    """Moments in the life of a request that a timeline records, in order."""
 
     ARRIVED = "arrived"
     ROUTED = "routed"
@@ -41,10 +41,10 @@ class Moment(StrEnum):
 
 @dataclass(slots=True)
 class Timeline:
-    """The moments and tokens of one request; times are in seconds.
+    """Times of the moments and tokens of one request, in seconds.
 
-    A live service records the time of every token. A simulation records only their number (`output_tokens`), leaves
-    `token_times_s` empty and aggregates the gaps of all requests.
+    A live service records the time of every token. A simulation records only the number of tokens (`output_tokens`),
+    leaves `token_times_s` empty, and aggregates the token gaps of all requests.
     """
 
     request: Request
@@ -77,7 +77,7 @@ class Timeline:
 
     @property
     def itl_s(self) -> list[float]:
-        """Return the inter-token latencies in seconds; n tokens have n − 1 of them."""
+        """Return the inter-token latencies in seconds, n − 1 for n tokens."""
         return [later - earlier for earlier, later in pairwise(self.token_times_s)]
 
     @property
@@ -106,7 +106,7 @@ class Timeline:
 
     @property
     def queue_decode_s(self) -> float | None:
-        """Seconds between the arrival of the KV cache and the first decode iteration."""
+        """Seconds from readiness to decode (first token sampled, KV cache received) to the first decode iteration."""
         if Moment.DECODE_STARTED not in self.moments or Moment.FIRST_TOKEN not in self.moments:
             return None
         first = self.moments[Moment.FIRST_TOKEN]

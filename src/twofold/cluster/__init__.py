@@ -1,1 +1,1 @@
-"""Cluster descriptions: files, validation, instance profiles and transfer paths."""
+"""Cluster specs: files, validation, instance profiles and KV transfer paths."""

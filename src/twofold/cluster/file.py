@@ -37,8 +37,8 @@ _YAML_KEY = re.compile(r"^([A-Za-z_]+)[ \t]*:", re.MULTILINE)
 def parse_cluster(text: str, *, model: str, catalog: Catalog | None = None) -> ClusterSpec:
     """Parse a pool string into a cluster with default settings.
 
-    A pool is COUNTxMACHINE, then `@TP` or `@TPxPP` (PP pipeline stages of TP accelerators), `:ROLE` (default: mixed)
-    and `/BATCHER`. `catalog` None is the installed catalog with the user's additions. Raises ConfigurationError.
+    A pool is COUNTxMACHINE, optionally followed by `@TP` or `@TPxPP` (PP pipeline stages of TP accelerators), `:ROLE`
+    (default: mixed) and `/BATCHER`. `catalog` None is the installed one with additions. Raises ConfigurationError.
     """
     require(bool(text.strip()), f"the cluster has no pools: {_POOL_SYNTAX}")
     known = catalog or load_catalog()
@@ -48,7 +48,7 @@ def parse_cluster(text: str, *, model: str, catalog: Catalog | None = None) -> C
 def load_cluster(path: Path, *, catalog: Catalog | None = None) -> ClusterSpec:
     """Read a cluster file with the fields of `ClusterSpec`, YAML or TOML by its suffix.
 
-    A deployment file of `twofold plan --output` is read as the cluster in it. Raises ConfigurationError.
+    A deployment file of `twofold plan --output` is accepted, too: the cluster in it is read. Raises ConfigurationError.
     """
     return read_cluster(read_text("cluster", path), str(path), catalog=catalog)
 
@@ -144,7 +144,7 @@ def _from_yaml(text: str, name: str) -> object:
 
 
 def _describe(error: msgspec.ValidationError) -> str:
-    """Describe a validation error by its place and reason; suggest a similar name for an unknown field."""
+    """Return a message with the place and reason of a validation error; suggest a similar name for an unknown field."""
     place, what = explain_validation(error)
     kinds = {"pools": PoolSpec, "failures": InstanceFailure, "kv_cache": CacheSpec, "control": ControlSpec}
     kind = next((kind for start, kind in kinds.items() if place.startswith(start)), ClusterSpec)

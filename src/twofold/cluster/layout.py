@@ -1,4 +1,4 @@
-"""Layouts: the pipeline stages of a pool on its machines, and workers on the CPU cores of a host."""
+"""Layouts: assign the pipeline stages of a pool to machines, and the workers of a host to CPU cores."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -15,7 +15,7 @@ _NAME = re.compile(r"[\w-]+")
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """`instances` pipelines of `stages` stages, with up to `per_machine` stages on each machine, in order.
+    """Layout of a pool: `instances` pipelines of `stages` stages, up to `per_machine` stages on each machine, in order.
 
     A stage uses `tensor_parallel` accelerators of one machine.
     """
@@ -27,7 +27,7 @@ class Layout:
 
     @property
     def spans(self) -> bool:
-        """Whether an instance of this layout spans several machines."""
+        """Whether some instance of this layout spans several machines."""
         return self.per_machine % self.stages != 0
 
     @property
@@ -84,8 +84,8 @@ def check_shared_nodes(pools: Sequence[tuple[PoolSpec, Machine]]) -> None:
 def share_cores(cores: Sequence[int], workers: int) -> list[tuple[int, ...]]:
     """Divide the cores equally among the workers; with more workers than cores, workers share cores.
 
-    The workers that must share are assigned to cores forwards and then backwards. Routers prefer the first of equal
-    instances, so the first workers (prefill before decode) should be the last to share a core.
+    If workers share cores, they are assigned to the cores forwards and then backwards. Routers prefer the first of
+    equally loaded instances, so the first workers (prefill before decode) should be the last to share a core.
     """
     each = len(cores) // workers
     if each:
@@ -97,8 +97,8 @@ def share_cores(cores: Sequence[int], workers: int) -> list[tuple[int, ...]]:
 def gateway_cores(cores: Iterable[int], workers: Iterable[tuple[Role, Sequence[int]]]) -> tuple[int, ...]:
     """Return the cores for the gateway: the cores without a decode worker, or all cores if every core has one.
 
-    The gateway rather shares cores with prefill workers: a delay of a few milliseconds hardly lengthens a prefill, but
-    it is a gap in every stream of a decode worker.
+    The gateway should share cores with prefill workers rather than decode workers: a delay of a few milliseconds hardly
+    matters for a prefill, but interrupts every stream of a decode worker.
     """
     everywhere = set(cores)
     decoding = {core for role, own in workers if role.decodes for core in own}

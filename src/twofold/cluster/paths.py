@@ -1,4 +1,4 @@
-"""KV transfer paths between instances, from their performance models."""
+"""KV transfer paths between instances, modelled from the cluster spec."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -10,18 +10,18 @@ from twofold.performance.host_profile import read_host_profile
 from twofold.performance.transfer import TransferModel, default_sync_s
 from twofold.scheduling.cluster.scheduler import TransferPaths
 
-_NO_CROSSOVER = 1 << 62  # layer-wise transfer never pays: synchronisation costs more than prefill hides
+_NO_CROSSOVER = 1 << 62  # layer-wise transfer is never faster: synchronisation takes longer than the overlap saves
 
 
 class KvEgress(NamedTuple):
-    """The network path on which an instance sends KV caches, and its prefill time as a function of prompt tokens."""
+    """Transfer model of the KV caches sent by an instance, and its prefill time as a function of prompt tokens."""
 
     transfer: TransferModel
     prefill_s: Callable[[int], float]
 
 
 class ModelledPaths(TransferPaths):
-    """KV transfer paths of prefill instances, each the same for every decode instance (see `TransferModel`)."""
+    """KV transfer paths of prefill instances. The path of an instance is the same to every decode instance."""
 
     def __init__(self, egress: dict[str, KvEgress]) -> None:
         found = {path: path.transfer.crossover_tokens(path.prefill_s) for path in set(egress.values())}
@@ -43,7 +43,7 @@ def paths_of(spec: ClusterSpec, model: Model, profiles: Sequence[InstanceProfile
 
 
 def transfer_model(spec: ClusterSpec, model: Model, profile: InstanceProfile) -> TransferModel:
-    """Model the KV transfers from an instance, which uses its share of the network of its machines."""
+    """Create the model of KV transfers from an instance, which has a share of its machines' network bandwidth."""
     layout = profile.layout
     share = layout.tensor_parallel * layout.stages / profile.machine.count
     override = spec.link_bytes_per_s and spec.link_bytes_per_s * len(layout.machines_of(0))

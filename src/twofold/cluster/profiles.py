@@ -1,4 +1,4 @@
-"""Instance profiles of pools (speed, memory, batching), and the names and machines of single instances."""
+"""Instance profiles of pools (speed, memory, batching), and names and machines of the instances."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -39,7 +39,7 @@ NO_SWAP = SwapCapacity(0, 0, 0.0)
 
 @dataclass(frozen=True, slots=True)
 class InstanceProfile:
-    """Speed, memory and batching of a pool's instances. With `swap` set, decodes reserve KV blocks as they grow."""
+    """Speed, memory and batching of the instances of a pool. With `swap`, decodes reserve KV blocks as they grow."""
 
     pool: PoolSpec
     machine: Machine
@@ -56,7 +56,7 @@ class InstanceProfile:
         return max(1, self.capacity_tokens // block_size)
 
     def longest(self, block_size: int) -> int:
-        """Number of tokens of the longest request that one instance can hold, including swap space."""
+        """Number of tokens of the longest request that one instance can run, given its KV memory and swap space."""
         swap = self.swap.blocks * block_size
         return min(self.capacity_tokens, swap) if swap else self.capacity_tokens
 
@@ -65,12 +65,12 @@ class InstanceProfile:
         return layout_of(self.pool, self.machine)
 
     def prefill_s(self, tokens: int) -> float:
-        """Return the seconds in which an instance prefills one prompt alone."""
+        """Return the prefill time of one prompt alone, in seconds."""
         return self.model.prefill_s(tokens, tokens * tokens)
 
 
 def instance_profiles(spec: ClusterSpec, catalog: Catalog) -> list[InstanceProfile]:
-    """Validate a cluster and profile each of its pools; raises ConfigurationError."""
+    """Validate a cluster and create the profile of each pool; raises ConfigurationError."""
     check_spec(spec)
     catalog = with_host_profile(spec, catalog)
     model = catalog.model(spec.model)
@@ -87,7 +87,7 @@ def instance_profiles(spec: ClusterSpec, catalog: Catalog) -> list[InstanceProfi
 
 
 def with_host_profile(spec: ClusterSpec, catalog: Catalog) -> Catalog:
-    """Extend the catalog by the host and the model of the cluster's host profile, if it has one."""
+    """Return the catalog, extended by the host and the model of the cluster's host profile, if there is one."""
     return catalog if spec.profile is None else read_host_profile(spec.profile).extend(catalog)
 
 
@@ -100,7 +100,7 @@ def performance_of(
     *,
     across: bool = False,
 ) -> PerformanceModel:
-    """Create the performance model of an instance; a worker of a profiled host uses the host profile.
+    """Create the performance model of an instance. A worker of a profiled host uses the host profile.
 
     With `across`, the pipeline stages are on several machines and exchange activations over the network.
     """
@@ -134,7 +134,7 @@ def _profile(
         performance = performance_of(spec, model, machine, tensor_parallel, stages, across=across)
         timings[key] = Timing(performance, ps(swap.copy_s))
     timing = timings[key]
-    # A host profile gives the KV memory of a worker, all of which may be filled.
+    # The KV memory in a host profile is that of a worker and can be used completely.
     share = spec.memory_utilization if spec.profile is None else 1.0
     tokens = _ENDLESS_TOKENS if cluster_rules(spec.rules).endless_memory else spec.kv_capacity_tokens
     if tokens is None:
@@ -176,7 +176,7 @@ def _swap_capacity(spec: ClusterSpec, model: Model, tensor_parallel: int, catalo
 
 
 def _batcher(spec: ClusterSpec, pool: PoolSpec) -> str:
-    """Return the pool's batcher; without one, that of the cluster's rules; else the default batcher of the role."""
+    """Return the batcher of a pool: its own, or that of the cluster's rules, or the default of its role."""
     batcher = pool.batcher
     if batcher is None:
         by_role = _ROLE_BATCHERS[pool.role] if spec.router in FIXED_ROLE_ROUTERS else "splitwise"
@@ -203,7 +203,7 @@ def _token_budget(spec: ClusterSpec, batcher: str, model: PerformanceModel, long
 
 @dataclass(frozen=True, slots=True)
 class InstanceSlot:
-    """Name, cluster index, pool index and machine of one instance. Names of several machines are joined by `+`."""
+    """Name, index in the cluster, pool index and machine of one instance. Several machine names are joined by `+`."""
 
     name: str
     number: int
@@ -213,7 +213,7 @@ class InstanceSlot:
 
 
 def instance_slots(profiles: Sequence[InstanceProfile]) -> Iterator[InstanceSlot]:
-    """Yield a slot for every instance in pool order. Names number the instances of each role over all pools."""
+    """Yield a slot for every instance in pool order. Instances of a role are numbered over all pools: `prefill-0`, …"""
     numbers: dict[Role, int] = dict.fromkeys(Role, 0)
     for pool, profile in enumerate(profiles):
         role, layout = profile.pool.role, profile.layout
@@ -225,7 +225,7 @@ def instance_slots(profiles: Sequence[InstanceProfile]) -> Iterator[InstanceSlot
 
 
 def cells_of(spec: ClusterSpec, slots: Sequence[InstanceSlot]) -> dict[str, str]:
-    """Map instance names to cells. Each role's instances are divided evenly among the cells, in order."""
+    """Return the cell of each instance by name. The instances of each role are divided evenly among the cells."""
     if not isinstance(spec.cells, int):
         return {}
     of_role = {role: [slot.name for slot in slots if slot.profile.pool.role is role] for role in Role}

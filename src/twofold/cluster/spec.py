@@ -1,6 +1,6 @@
-"""ClusterSpec: pools of instances, the model they serve and the policies that run them.
+"""Cluster specs: pools of instances, the model that they serve, and policies.
 
-ClusterRules: behaviour of other simulators as options of a cluster.
+`ClusterRules` are options that reproduce the behaviour of other simulators.
 """
 
 import re
@@ -85,9 +85,9 @@ def parse_cache(text: str) -> CacheSpec:
 class ControlSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """Several controllers that share the requests of a cluster and route by delayed load reports.
 
-    Each instance (each cell, under a router of cells) reports a changed load every `reports_every_s` seconds, or at
-    once with 0. Reports arrive `report_delay_s` later. `own_load` selects how controllers count their own requests
-    between reports. Raises ConfigurationError for values out of range.
+    Each instance (with a router of cells, each cell) reports a changed load every `reports_every_s` seconds; with 0,
+    immediately. Reports arrive `report_delay_s` seconds later. `own_load` selects how controllers count
+    their own requests between reports. Raises ConfigurationError for values out of range.
     """
 
     controllers: int = 1
@@ -105,14 +105,14 @@ class ControlSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class PoolSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Equal machines with one role.
+    """A pool: equal machines with instances of one role.
 
     An instance is a pipeline of `pipeline_parallel` stages of `tensor_parallel` accelerators each (None: all of a
     machine). A machine may hold several instances and an instance may span machines, but a stage is on one machine.
-    `instances` is their number (None: as many as fit).
-    Pools with the same `nodes` name share machines, which must be equal in type and number. Stages are spread evenly:
-    with one two-stage instance in each of two pools on the same two machines, stage i of both is on machine i.
-    `batcher` None selects the default of the role.
+    `instances` is the number of instances (None: as many as fit).
+    Pools with the same `nodes` name share their machines and must have the same type and number of machines. Stages are
+    spread evenly: if two pools on the same two machines have one two-stage instance each, stage i of both is on
+    machine i. `batcher` None selects the default of the role.
     """
 
     machines: int
@@ -126,7 +126,7 @@ class PoolSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class InstanceFailure(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """An instance fails at `at_s` seconds and restarts empty at `back_s` (None: never)."""
+    """Failure of an instance at `at_s` seconds; it restarts without requests or cache at `back_s` (None: never)."""
 
     instance: str
     at_s: float
@@ -137,21 +137,21 @@ class ClusterSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """A cluster and its policies; names refer to the catalog and the policy registries.
 
     Batching: `max_num_batched_tokens` is a number or `auto`, the shortest prompt that saturates an instance
-    (`performance.queueing`), for batchers that take whole prompts. `pipeline_chunk` limits the chunks of pipelined
-    prefill pools, whose stages then compute chunks of one prompt at once. `inline_tbt_s` is the iteration time up to
-    which the batcher `inlined` adds prompts to decodes.
+    (`performance.queueing`), for batchers that batch whole prompts. `pipeline_chunk` is the maximum chunk size of
+    pipelined prefill pools; several stages then compute chunks of one prompt at the same time. `inline_tbt_s` is the
+    iteration time up to which the batcher `inlined` adds prompts to decodes.
     Memory: `memory_utilization` is the share of accelerator memory for weights and KV. `kv_bytes_per_token` and
     `kv_capacity_tokens` (per instance) override the values computed from the model. With `swap_space_bytes` (host
-    memory per instance) decodes reserve KV as they grow and the latest are swapped out when KV memory is full;
-    `swap_bytes_per_s` None is PCIe 4.0 per accelerator. `kv_cache` configures prefix caches, which serve requests
-    with `Request.prefix_blocks`.
-    Network: `link_bytes_per_s` and `link_latency_s` override the machines' network. Without `contention` each transfer
-    gets the full bandwidth.
-    Control: `handoff` is a hand-off mode or policy. `cells` divides the instances of each role into groups for
-    two-level routers. `control` configures several controllers with delayed load reports.
-    `profile` is a file written by `twofold calibrate live`: the machine `host` is then one worker on that host. The
-    workers and the gateway share its cores. `rules` is `twofold`, `splitwise-sim` or `distserve-published`, the
-    rules of other simulators (docs/simulation.md).
+    memory per instance), decodes reserve KV as they grow, and the latest are swapped out when KV memory is full;
+    `swap_bytes_per_s` None is PCIe 4.0 per accelerator. `kv_cache` configures prefix caches, for requests with
+    `Request.prefix_blocks`.
+    Network: `link_bytes_per_s` and `link_latency_s` override the network of the machines. Without `contention`, each
+    transfer gets the full bandwidth.
+    Control: `handoff` is a hand-off mode or policy. `cells` is the number of groups into which two-level routers divide
+    the instances of each role. `control` configures several controllers with delayed load reports.
+    `profile` is a file written by `twofold calibrate live`: a machine called `host` is then one worker on that host.
+    The workers and the gateway share its cores. `rules` selects the scheduling rules: `twofold`, or those of another
+    simulator, `splitwise-sim` or `distserve-published` (docs/simulation.md).
     """
 
     pools: tuple[PoolSpec, ...]
@@ -182,12 +182,12 @@ class ClusterSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 @dataclass(frozen=True, slots=True)
 class ClusterRules:
-    """Behaviour on which simulators differ.
+    """Behaviour in which Twofold and other simulators differ.
 
-    `memory` is the KV reservation. `lease_retry_s` None reserves decode memory on arrival, first come first served;
-    a number requests it after prefill and retries at that interval. `over_all_tokens` divides the time after the first
-    token by the number of output tokens, not by the number of gaps. `endless_memory` removes the KV limit.
-    `instant_handoff` makes KV transfers take no time. `stagewise` selects the instances of `compat/stagewise.py`.
+    `memory` is the KV reservation. `lease_retry_s` None reserves decode memory on arrival, first come first served. A
+    number requests it after the prefill and retries at that interval in seconds. `over_all_tokens` computes TPOT over
+    the number of output tokens instead of the number of gaps. `endless_memory` removes the KV limit. With
+    `instant_handoff`, KV transfers take no time. `stagewise` selects the instances of `compat/stagewise.py`.
     """
 
     memory: KvReservation = FULL_RESERVATION

@@ -1,7 +1,7 @@
 """Durations and power of iterations in whole picoseconds and milliwatts, from a performance model.
 
-Times are integers, so sums of them are exact: a run of a thousand iterations ends at the same picosecond as a
-thousand single ones.
+Times are integers, so their sums are exact: a run of a thousand iterations ends at the same picosecond as a thousand
+runs of one iteration.
 """
 
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ _MAX_PROMPT_TIMINGS: Final = 1 << 16
 
 
 def nearest(number: float) -> int:
-    """Round a number to the nearest integer, like `round` but faster."""
+    """Round a number to the nearest integer, like the built-in `round` but faster."""
     return int(number + _INTEGERS - _INTEGERS) if 0.0 <= number < _INTEGERS else round(number)
 
 
@@ -49,7 +49,7 @@ def squares_of(tokens: int, context: int) -> int:
 
 @mypyc_attr(acyclic=True, free_list_len=1)
 class RunTiming:
-    """The duration of a run of similar iterations: the first takes `first_ps`, each next one `step_ps` longer."""
+    """Duration of a run of iterations: the first takes `first_ps`, each further one `step_ps` more than the last."""
 
     __slots__ = ("first_ps", "milliwatts", "step_ps")
 
@@ -59,17 +59,17 @@ class RunTiming:
         self.milliwatts = milliwatts
 
     def end_ps(self, iterations: int) -> int:
-        """Return the time in which `iterations` iterations are complete, in picoseconds."""
+        """Return the total time of the first `iterations` iterations, in picoseconds."""
         if iterations == 1:
             return self.first_ps
         end = product(self.first_ps, iterations)
         return end + product(iterations * (iterations - 1) // 2, self.step_ps) if self.step_ps else end
 
     def under_way(self, elapsed_ps: int) -> int:
-        """Return the number, from 1, of the iteration that runs just after `elapsed_ps`."""
+        """Return the number, counted from 1, of the iteration in progress `elapsed_ps` after the start of the run."""
         if not self.step_ps:
             return elapsed_ps // self.first_ps + 1
-        # Solves the series for the count: floats come close, integers decide.
+        # Solve the series for the count: estimate in floats, then correct in integers.
         half = self.first_ps / self.step_ps - 0.5
         count = int((half * half + 2.0 * elapsed_ps / self.step_ps) ** 0.5 - half)
         while count > 0 and self.end_ps(count) > elapsed_ps:
@@ -80,10 +80,10 @@ class RunTiming:
 
 
 class Timing:
-    """Computes the timings of runs of batches on instances of one profile.
+    """Computes the timing of batches with a performance model, in integers.
 
-    Results of the performance model are cached as integers by number of sequences, so an iteration takes the same
-    time alone and as part of a run. `copy_ps` is the time to copy a block to host memory, or back.
+    Results of the performance model are cached as integers by number of sequences, so an iteration takes the same time
+    alone and as a part of a run. `copy_ps` is the time to copy a block to host memory or back.
     """
 
     def __init__(self, model: PerformanceModel, copy_ps: int = 0) -> None:
@@ -96,13 +96,13 @@ class Timing:
         self._stages: tuple[Timing, Timing] | None = None
 
     def stages(self) -> "tuple[Timing, Timing]":
-        """Return the timings of the first stage of a pipeline and of each later stage."""
+        """Return the `Timing` of the first stage of a pipeline and the one of each later stage."""
         if self._stages is None:
             self._stages = Timing(self.model.first_stage), Timing(self.model.later_stage)
         return self._stages
 
     def batch(self, batch: RunningBatch) -> RunTiming:
-        """Return the timing of a batch."""
+        """Return the timing of a run of a batch."""
         sequences, context = batch.decode_sequences, batch.context_tokens
         if batch.prefills:
             squares = 0
@@ -112,7 +112,7 @@ class Timing:
         return self.decodes(sequences, context)
 
     def copying(self, copies: Sequence[BlockCopy]) -> int:
-        """Return the picoseconds in which that many blocks are copied one after another."""
+        """Return the picoseconds to carry out `copies` one after another."""
         blocks = 0
         for copy in copies:
             blocks += copy.blocks

@@ -10,7 +10,7 @@ from twofold.scheduling.batchers import BATCHERS, INLINED, batchers_with
 from twofold.scheduling.cluster.scheduler import HANDOFF_POLICIES
 from twofold.scheduling.routers import CELL_ROUTERS, FIXED_ROLE_ROUTERS, ROUTERS
 
-# Values outside of these limits are typing errors; in picoseconds they would also exceed float precision.
+# Values outside these limits are typing errors. In picoseconds, they would also exceed the precision of floats.
 MAX_SECONDS: Final = 1e9
 MIN_BYTES_PER_S: Final = 1.0
 _SPEEDS: Final = ("link_bytes_per_s", "swap_bytes_per_s")
@@ -21,7 +21,7 @@ _POSITIVE: Final = (
 
 
 def check_numbers(spec: ClusterSpec) -> None:
-    """Check the numbers of a cluster and its failures; raises ConfigurationError."""
+    """Check that all numbers in a cluster spec and its failures are in range; raises ConfigurationError."""
     for field in _POSITIVE:
         value = getattr(spec, field)
         given = value is not None and value != SATURATING
@@ -39,7 +39,7 @@ def check_numbers(spec: ClusterSpec) -> None:
 
 
 def check_spec(spec: ClusterSpec) -> None:
-    """Check all parts of a spec that need no catalog of machines or models; raises ConfigurationError."""
+    """Check everything in a spec that does not depend on the machine and model catalog; raises ConfigurationError."""
     check_numbers(spec)
     roles = {pool.role for pool in spec.pools}
     both_phases = any(role.prefills for role in roles) and any(role.decodes for role in roles)
@@ -62,7 +62,7 @@ def check_spec(spec: ClusterSpec) -> None:
 
 
 def check_batchers(spec: ClusterSpec, batchers: Collection[str]) -> None:
-    """Check that each batching option is supported by one of the pools' `batchers`; raises ConfigurationError."""
+    """Check that some pool's batcher supports each batching option of the spec; raises ConfigurationError."""
     classes = [BATCHERS[batcher] for batcher in batchers]
     require(
         spec.max_num_batched_tokens != SATURATING or any(batcher.whole_prompts for batcher in classes),
@@ -86,7 +86,7 @@ def check_batchers(spec: ClusterSpec, batchers: Collection[str]) -> None:
 
 
 def check_cells(spec: ClusterSpec, instances: Mapping[Role, int]) -> None:
-    """Check that each role has enough instances for the number of cells; raises ConfigurationError."""
+    """Check that the router uses cells, and each role has an instance per cell; raises ConfigurationError."""
     if isinstance(spec.cells, int):
         known = spec.router in CELL_ROUTERS
         require(known, f"cells need one of the routers {', '.join(CELL_ROUTERS)}, not {spec.router}")

@@ -1,1 +1,1 @@
-"""Reproductions of the rules of other simulators, to compare the results of Twofold with theirs."""
+"""Scheduling rules of other simulators, reproduced in order to compare Twofold's results with theirs."""

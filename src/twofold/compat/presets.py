@@ -1,4 +1,4 @@
-"""Presets that create the clusters of published experiments."""
+"""Cluster specs that reproduce the published experiments of Splitwise and DistServe."""
 
 from collections.abc import Sequence
 
@@ -12,9 +12,9 @@ _LINK_BYTES_PER_S = 200 * 1024**3  # SplitwiseSim: transfer_bandwidth 200, in Gi
 def splitwise_sim(pools: Sequence[PoolSpec], model: str = "bloom-176b", *, catalog: Catalog) -> ClusterSpec:
     """Create a cluster with the timing and rules of SplitwiseSim, the simulator of Splitwise (ISCA'24).
 
-    With mixed pools only, it is a baseline of the paper: least pending tokens, no hand-off. Otherwise machines move
-    between pools and KV is transferred after prefill, without contention. KV size is that of multi-head attention,
-    more than a model with grouped queries needs. Raises ConfigurationError for an unknown model.
+    With mixed pools only, the cluster is a baseline of the paper, routed by least pending tokens. Otherwise machines
+    move between pools, and KV is transferred after prefill, without contention. The KV size assumes multi-head
+    attention, even for models with grouped queries. Raises ConfigurationError for an unknown model.
     """
     known = catalog.model(model)
     split = any(pool.role is not Role.MIXED for pool in pools)
@@ -36,7 +36,7 @@ def splitwise_sim(pools: Sequence[PoolSpec], model: str = "bloom-176b", *, catal
 def distserve_sim(pools: Sequence[PoolSpec], model: str, *, engine: str = "distserve") -> ClusterSpec:
     """Create a cluster with the timing and rules of DistServe's simulator (OSDI'24).
 
-    With mixed pools only and `engine` "vllm", it is the baseline of the paper.
+    With mixed pools only and `engine` "vllm", the cluster is the baseline of the paper.
     """
     suffix = "" if engine == "distserve" else f"-{engine}"
     return ClusterSpec(

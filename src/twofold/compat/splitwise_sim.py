@@ -1,12 +1,12 @@
-"""The machine-level scheduler of SplitwiseSim, rule by rule.
+"""The machine-level scheduler of SplitwiseSim, reproduced rule by rule.
 
-Its rules depart from the Splitwise paper, and from the batcher `splitwise`, because of its implementation. The order
-of the rules is that of its `SplitwiseInstance`:
+The rules follow the implementation of SplitwiseSim (`SplitwiseInstance`), in the same order. They differ from the paper
+and from the batcher `splitwise`:
 
-- Tasks that wait, prompts or paused decodes, age: each selection counts as a preemption. Tasks with four or more go
-  first, in a queue that is sorted by age only where it was when its last task was added.
-- A prompt that does not fit beside the running decodes does not end their run: it waits until one of them ends.
-- A decode on the instance of its prefill is queued together with its prompt, and may interrupt a run as well.
+- Waiting prompts and paused decodes age: each selection that skips them counts as a preemption. Tasks with four or more
+  preemptions come first. Their queue is not always sorted by age, because tasks continue to age in it.
+- A prompt that does not fit beside the running decodes does not interrupt them: it waits until one of them ends.
+- A decode on the same instance as its prefill is queued together with the prompt, and may interrupt a batch, too.
 """
 
 from typing import ClassVar
@@ -21,7 +21,7 @@ from twofold.scheduling.instance.sequence import ScheduledSequence
 
 @mypyc_attr(free_list_len=1)
 class _Task:
-    """The prompt task or the decode task of one sequence. A queued task ages with every batch that leaves it out."""
+    """The prompt task or the decode task of one sequence. A queued task ages with every selection that skips it."""
 
     def __init__(self, sequence: ScheduledSequence, prompt: bool, arrival_s: float, arrival: int) -> None:
         self.sequence = sequence
@@ -31,13 +31,13 @@ class _Task:
         self.arrival = arrival
         self.missed = 0
         self.left_out = False
-        self.since = 0  # the selection from which on it is left out
+        self.since = 0  # number of the first selection that skipped it
         self.pending = False
         self.chosen = False
         self.chained: _Task | None = None  # of a prompt: the decodes queued together with it
 
     def is_younger(self, other: "_Task", selections: int) -> bool:
-        """Whether this task was left out of fewer selections than `other`; among equals, whether it arrived earlier."""
+        """Whether this task has missed fewer selections than `other` or, among equals, arrived earlier."""
         age, other_age = self.age(selections), other.age(selections)
         return age < other_age if age != other_age else self.arrival_s < other.arrival_s
 
@@ -57,11 +57,11 @@ class _Draft:
         self.tasks: list[_Task] = []
 
     def full(self, tokens: int) -> bool:
-        """Whether a task of `tokens` tokens does not fit. An empty batch with a free slot accepts any task."""
+        """Whether a task of `tokens` tokens does not fit. An empty batch with a free slot has room for any task."""
         return self.seats < 1 or (len(self.tasks) > 0 and tokens > self.tokens)
 
     def take(self, task: _Task) -> bool:
-        """Add a task to the batch; False without blocks for it. A paused sequence already holds its blocks."""
+        """Add a task to the batch; False if too few blocks are free. A paused sequence already has its blocks."""
         if task.sequence.queue is not self.queues.paused and not _admit(task, self.budget):
             return False
         task.chosen = True
@@ -73,10 +73,10 @@ class _Draft:
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class SplitwiseSimBatcher(Batcher):
-    """The machine-level scheduler of SplitwiseSim, to reproduce its results.
+    """Batches by the rules of SplitwiseSim's machine-level scheduler, in order to reproduce its results.
 
-    A batch has at most `max_num_seqs` (512) sequences and `max_num_batched_tokens` (2,048) tokens. A task that was
-    preempted four times goes first.
+    A batch has at most `max_num_seqs` (512) sequences and `max_num_batched_tokens` (2,048) tokens. Tasks that were
+    preempted at least four times come first.
     """
 
     MAX_PREEMPTIONS: ClassVar[int] = 4
@@ -155,7 +155,7 @@ class SplitwiseSimBatcher(Batcher):
     # -- selection ----------------------------------------------------------------------------------------------------
 
     def select(self, queues: Queues, budget: SchedulingBudget) -> SchedulerOutput:
-        budget.free_seats = self.max_num_seqs  # its only limit on sequences is per batch
+        budget.free_seats = self.max_num_seqs  # SplitwiseSim limits only the sequences of a batch
         if len(self._left_out) == 1 and not queues.paused.size:
             task, decodes = self._left_out[0], queues.decoding.size
             if decodes < self.max_num_seqs and (not decodes or decodes + task.tokens <= self.max_num_batched_tokens):
@@ -169,7 +169,7 @@ class SplitwiseSimBatcher(Batcher):
         return self._settle(draft, queues.decoding.latest(queues.decoding.size - kept))
 
     def _one_more(self, task: _Task, budget: SchedulingBudget) -> SchedulerOutput:
-        """Do the full selection faster if exactly one task waits and fits beside the running decodes (most often)."""
+        """Select faster in the most frequent case: exactly one task waits, and it fits beside the running decodes."""
         output = SchedulerOutput()
         if _admit(task, budget):
             self._choose(task, output)
@@ -199,7 +199,7 @@ class SplitwiseSimBatcher(Batcher):
             sequence = sequence.next
 
     def _keep_running(self, draft: _Draft, decodes: int) -> int:
-        """Return how many running decodes continue, in the order in which they joined; the other decodes are paused."""
+        """Return how many running decodes continue, in order of joining; the other running decodes are paused."""
         kept = min(decodes, draft.seats, max(draft.tokens, 0 if draft.tasks else 1))
         draft.seats -= kept
         draft.tokens -= kept
@@ -235,7 +235,7 @@ class SplitwiseSimBatcher(Batcher):
     # -- queues -------------------------------------------------------------------------------------------------------
 
     def _set_next(self, task: _Task) -> None:
-        """Queue a task as the next task of its sequence."""
+        """Make a task the next task of its sequence, and queue it."""
         self._tasks[task.sequence.id] = task
         if not task.pending:
             self._append(task)
@@ -275,7 +275,7 @@ def _admit(task: _Task, budget: SchedulingBudget) -> bool:
 
 
 def _place(tasks: list[_Task], task: _Task) -> int:
-    """Return the index at which a task is, or would be inserted, in a list sorted by arrival."""
+    """Return the index of a task, or its insertion index, in a list sorted by arrival."""
     low, high = 0, len(tasks)
     while low < high:
         middle = (low + high) // 2

@@ -2,13 +2,13 @@
 
 Rules that differ from those of `VirtualInstance`:
 
-- A free stage runs prompts if any wait, else decodes; never both in one batch.
-- The first stage batches prompts in order, up to the tokens that fit in memory as measured by DistServe's authors;
-  later stages keep its batches. Any number of batches may be in the pipeline.
-- A stage takes every decode that waits for it, up to 50,000 tokens, regardless of earlier batches. The rest goes
-  before decodes that return later.
-- A request makes all its output tokens after the one made by prefill: one too many.
-- An idle stage looks at its queues after everything else at that moment: simultaneous arrivals are batched together.
+- A free stage runs waiting prompts, if any, or else decodes, but never both in one batch.
+- The first stage batches prompts in order, up to the tokens that fit in memory as measured by DistServe's authors.
+  Later stages keep these batches. Any number of batches may be in the pipeline.
+- A stage batches all decodes that wait for it, up to 50,000 KV tokens, regardless of earlier batches. The rest is
+  batched before decodes that arrive at the stage later.
+- A request generates its full number of output tokens in addition to the token of its prefill, so one too many.
+- An idle stage reads its queues after all other events at the same time, so simultaneous arrivals share a batch.
 """
 
 from collections import deque
@@ -28,14 +28,14 @@ from twofold.scheduling.instance.sequence import KvReservation, PrefillChunk, Sc
 from twofold.simulation.instance import InstanceEnvironment, SimulatedInstance
 from twofold.simulation.kernel import EventOrder, MachineLink
 
-_MAX_DECODE_TOKENS: Final = 50_000  # per batch of decodes; each counts its context and the token it makes
+_MAX_DECODE_TOKENS: Final = 50_000  # per batch of decodes; a decode counts its context and one new token
 _LAST: Final = EventOrder.FAILURE + (1 << 40)  # after everything else at the same time
 
 
 class StagewiseScheduler(InstanceScheduler):
-    """The queues before the first stage, and the KV allocator of an instance.
+    """Scheduler of a stage-wise instance: the queues before the first stage, and KV allocation.
 
-    `max_tokens` is the KV capacity. It is also the limit on the prompt tokens of a batch and on the decodes of a batch.
+    `max_tokens` limits the prompt tokens of a batch and the number of decodes of a batch.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class StagewiseScheduler(InstanceScheduler):
         return chunks
 
     def take_ready(self) -> list[ScheduledSequence]:
-        """Remove and return the sequences that are ready to decode and wait before the first stage."""
+        """Start the decode of all ready sequences; return them, to be queued at the first stage."""
         ready = list(self.queues.ready)
         for sequence in ready:
             self.queues.ready.remove(sequence)
@@ -73,7 +73,7 @@ class StagewiseScheduler(InstanceScheduler):
         return ready
 
     def prefilled(self, chunks: list[PrefillChunk]) -> list[StepResult]:
-        """Record the first token of each prompt that has passed all stages."""
+        """Record the first token of each prompt that has passed all stages, and return the results."""
         results: list[StepResult] = []
         self.finish_prefills(self.queues, chunks, (), results)
         return results
@@ -119,10 +119,10 @@ class PipelineStage:
         self.prompts: deque[list[PrefillChunk]] = deque()
         self.decodes: deque[ScheduledSequence] = deque()
         self.work: _Work | None = None
-        self.woken = False  # it is idle and will look at its queues
+        self.woken = False  # idle, with an event scheduled to read its queues
 
     def duration(self, batch: RunningBatch) -> int:
-        """Return the picoseconds of a batch, rounded once. `Timing` rounds per token, which would add up."""
+        """Return the picoseconds of a batch, rounded only once: the rounding per token of `Timing` would add up."""
         if batch.prefills:
             return self.timing.batch(batch).first_ps
         cost = self.timing.model.decode_cost(batch.decode_sequences)
@@ -167,7 +167,7 @@ class StagewiseInstance(SimulatedInstance):
         self.milliwatts = 0
 
     def _wake(self, stage: PipelineStage) -> None:
-        """Let an idle stage read its queues after all other events at this time."""
+        """Schedule an idle stage to read its queues after all other events at this time."""
         if stage.work is None and not stage.woken:
             stage.woken = True
             self.kernel.schedule(self.kernel.now, _LAST, self._look, stage)
@@ -197,7 +197,7 @@ class StagewiseInstance(SimulatedInstance):
         batch.joined = decodes
 
     def _next_batch(self, stage: PipelineStage) -> tuple[RunningBatch | None, list[ScheduledSequence]]:
-        """Return a stage's next batch and its decodes; the batch's `joined` lists first-time decodes."""
+        """Return a stage's next batch and its decodes; `batch.joined` lists first-time decodes."""
         if stage.number == 0:
             chunks = self._queues.take_prompts()
             if chunks:

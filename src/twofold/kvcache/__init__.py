@@ -1,1 +1,1 @@
-"""Bookkeeping of the KV cache: blocks, leases and cached prefixes. No memory is touched here."""
+"""Bookkeeping of the KV cache: blocks, leases and cached prefixes. The memory itself is not accessed."""

@@ -1,7 +1,7 @@
-"""Block allocation and leases: the owners of the blocks of a paged KV cache, and the peers that may write to them.
+"""Block allocation and leases: which request owns the blocks of a paged KV cache, and which peer may write them.
 
-A block stays allocated while its owner needs the contents or a transfer may still touch the memory. An aborted request
-therefore never frees blocks that a peer, or the running batch, is still writing.
+A block stays allocated while its owner needs the contents or a transfer may still access the memory. An aborted request
+therefore never frees blocks that a peer or the running batch is still writing.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from twofold.handoff import Lease, LeaseWatcher
 
 @mypyc_attr(free_list_len=1)
 class BlockAllocation:
-    """Blocks of one owner. They become free together, once released by the owner and untouched by transfers."""
+    """Blocks of one owner. They become free together, once the owner has released them and no transfer uses them."""
 
     def __init__(self, owner: str, blocks: int) -> None:
         self.owner = owner
@@ -27,8 +27,8 @@ class BlockAllocation:
 class BlockAllocator:
     """Counts the free blocks of a cache of `num_blocks` blocks with `block_size` tokens each.
 
-    Every operation takes constant time, so simulations use this class as it is. The allocators of a live worker
-    (`paged.py`) also track block ids. `num_in_flight` counts the blocks that a transfer may still touch.
+    Every operation takes constant time. Simulations use this class directly; the allocators of a live worker
+    (`paged.py`) also track block ids. `num_in_flight` counts the blocks that a transfer may still access.
     """
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
@@ -40,7 +40,7 @@ class BlockAllocator:
         self.num_in_flight = 0
 
     def blocks_of(self, allocation: BlockAllocation) -> Sequence[int]:
-        """Return the block ids of an allocation in token order; an allocator that only counts blocks returns none."""
+        """Return the block ids of an allocation in token order; empty if the allocator only counts blocks."""
         return ()
 
     def blocks_for(self, tokens: int) -> int:
@@ -69,7 +69,7 @@ class BlockAllocator:
             self.num_in_flight += blocks
 
     def release(self, allocation: BlockAllocation) -> None:
-        """End the owner's use of an allocation. Its blocks become free as soon as no transfer touches them."""
+        """End the owner's use of an allocation. Its blocks become free as soon as no transfer uses them."""
         if not allocation.owned:
             raise ValueError(f"{allocation.owner} has already released these blocks")
         allocation.owned = False
@@ -77,14 +77,14 @@ class BlockAllocator:
             self._free(allocation)
 
     def freed_by(self, allocations: Sequence[BlockAllocation]) -> int:
-        """Return how many blocks become free when the owners release these allocations and no transfer touches them."""
+        """Return how many blocks become free if the owners release these allocations and no transfer uses them."""
         blocks = 0
         for allocation in allocations:
             blocks += allocation.blocks
         return blocks
 
     def begin_transfer(self, allocation: BlockAllocation) -> None:
-        """Count one more transfer that may touch the blocks of an allocation."""
+        """Record the start of a transfer that may access the blocks of an allocation."""
         if not allocation.owned:
             raise ValueError(f"{allocation.owner} has already released these blocks")
         allocation.transfers += 1
@@ -92,7 +92,7 @@ class BlockAllocator:
             self.num_in_flight += allocation.blocks
 
     def end_transfer(self, allocation: BlockAllocation) -> None:
-        """End one transfer; the blocks become free if it was the last one and the owner has released them."""
+        """Record the end of a transfer; the blocks become free if it was the last and the owner has released them."""
         if not allocation.transfers:
             raise ValueError(f"no transfer of the blocks of {allocation.owner} is in flight")
         allocation.transfers -= 1
@@ -110,7 +110,7 @@ class BlockAllocator:
 
 @mypyc_attr(free_list_len=1)
 class _Term:
-    """One lease with its allocation, and the deadline for the next heartbeat of its source."""
+    """A lease with its allocation and the deadline for the next heartbeat of its source."""
 
     def __init__(self, lease: Lease, grant: BlockAllocation, deadline: float) -> None:
         self.lease = lease
@@ -120,7 +120,7 @@ class _Term:
 
 
 class LeaseTable:
-    """The leases on blocks of one instance in one epoch.
+    """Leases on the blocks of one instance in one epoch.
 
     The blocks of a lease are in flight until the lease ends, because the source may write them at any moment. A lease
     expires `lease_s` seconds after the last heartbeat of its source. The caller supplies the clock.
@@ -159,16 +159,16 @@ class LeaseTable:
         return lease
 
     def renew(self, source: str | None, now: float) -> None:
-        """Extend the leases of the instance `source` to `lease_s` from now, because it sent a heartbeat.
+        """Renew the leases held by `source` until `lease_s` seconds from now, because `source` sent a heartbeat.
 
-        None extends all leases, after a period in which this instance could not receive heartbeats.
+        With `source` None, renew all leases: use this after a time in which no heartbeats could be received.
         """
         for term in self._terms.values():
             if source is None or term.lease.source == source:
                 term.deadline = now + self._lease_s
 
     def end(self, request_id: str, epoch: int) -> bool:
-        """End the lease of a request; False if it has none. Raises StaleEpochError for another epoch."""
+        """End the lease of a request; False if it has none. Raises StaleEpochError if `epoch` is not current."""
         if epoch != self.epoch:
             raise StaleEpochError(f"epoch {epoch} of {self._instance} is over; its epoch is {self.epoch}")
         term = self._terms.get(request_id)
@@ -181,7 +181,7 @@ class LeaseTable:
         return True
 
     def expired(self, now: float) -> list[Lease]:
-        """Return the leases with a missed deadline for the heartbeat of the source, each lease once.
+        """Return the newly expired leases: their sources missed the deadline for a heartbeat.
 
         Their blocks stay in flight until `end`, because a stalled source may still write.
         """

@@ -1,4 +1,4 @@
-"""The prefix cache of one memory: its blocks by key, protection of blocks by holds and pins, and eviction."""
+"""Prefix cache of one memory: blocks by key, holds and pins that protect blocks, and eviction."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Container, Sequence
@@ -12,7 +12,7 @@ from twofold.request import BlockKey
 
 
 class RemovalReason(StrEnum):
-    """The reasons for which a block is removed from a memory."""
+    """Reasons for the removal of a block from a memory."""
 
     CAPACITY = "capacity"  # evicted to make room
     MOVED = "moved"  # now in another tier
@@ -31,16 +31,16 @@ class CacheObserver(ABC):
 
     @abstractmethod
     def removed(self, key: BlockKey, reason: RemovalReason) -> None:
-        """A block was removed from the memory and must not be read. The memory is reused after this call returns."""
+        """A block was removed and must no longer be read: its memory is reused after this call returns."""
 
 
 class PinnedBlocks:
-    """The expiry times of pinned blocks. A block that is pinned again keeps the later of the two times."""
+    """Pinned blocks with their expiry times. A block that is pinned again keeps the later time."""
 
     def __init__(self) -> None:
         self._until: dict[BlockKey, float] = {}
-        # (until, −number, key). Of pins that expire together the last one goes first, because the end of a prompt is
-        # useless without its beginning. Replaced entries are skipped, and swept out once they are the majority.
+        # (until, −number, key). Of pins with equal expiry the last one expires first, because the end of a prompt is
+        # useless without its beginning. Outdated entries are skipped, and removed once they are the majority.
         self._expiries: list[tuple[float, int, BlockKey]] = []
         self._entries = 0
 
@@ -86,12 +86,11 @@ class PinnedBlocks:
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class PrefixCache:
-    """Up to `capacity` blocks of one memory by key. It moves no data.
+    """Prefix cache of up to `capacity` blocks of one memory, by block key. It only does bookkeeping and moves no data.
 
-    Prompts are sequences of block keys: equal keys mean equal blocks after equal prefixes. Held blocks and pinned
-    blocks are never evicted. `hits` counts the blocks that requests reused, `misses` the blocks they had to compute,
-    `removals` the blocks that left by reason. At most `max_pinned` blocks can be pinned, half of the capacity by
-    default.
+    Prompts are sequences of block keys: equal keys mean equal blocks after equal prefixes. Held and pinned blocks are
+    never evicted. `hits` counts the blocks that requests reused, `misses` the blocks that they had to compute, and
+    `removals` the removed blocks by reason. At most `max_pinned` blocks can be pinned, by default half of the capacity.
     """
 
     def __init__(
@@ -149,8 +148,8 @@ class PrefixCache:
     def insert(self, keys: Sequence[BlockKey], start: int = 0) -> list[BlockKey]:
         """Store the blocks of a prompt from index `start` on; return the evicted blocks in order.
 
-        A block that is already cached counts as used again. A block of a prompt is never evicted for another block of
-        the same prompt: if no more blocks of a prompt can be stored, the rest of the prompt is left out.
+        For the eviction policy, a block that is already cached counts as used again. Blocks of a prompt are never
+        evicted for other blocks of the same prompt: if no other block can be evicted, the rest is not stored.
         """
         evicted: list[BlockKey] = []
         positions, eviction = self._positions, self._eviction
@@ -171,14 +170,14 @@ class PrefixCache:
         return evicted
 
     def put(self, key: BlockKey, position: int) -> None:
-        """Store a new block at index `position` of its prompt. The caller ensures that there is space for it."""
+        """Store a new block, which has index `position` in its prompt. The caller ensures that there is space."""
         self._positions[key] = position
         self._eviction.stored(key, position)
         if self._observer is not None:
             self._observer.stored(key)
 
     def use(self, key: BlockKey) -> None:
-        """Report a hit of a block to the eviction policy, without counting the hit."""
+        """Report a hit of a block to the eviction policy, without counting it in `hits`."""
         self._eviction.hit(key)
 
     def position(self, key: BlockKey) -> int:
@@ -186,7 +185,7 @@ class PrefixCache:
         return self._positions[key]
 
     def evict(self, keep: Container[BlockKey] = ()) -> tuple[BlockKey, int] | None:
-        """Evict a block that is not in `keep`; return its key and index in its prompt, or None if no block can go."""
+        """Evict a block that is not in `keep`; return its key and index in its prompt, or None without such a block."""
         victim = self._eviction.first(keep)
         if victim is None:
             return None
@@ -223,7 +222,7 @@ class PrefixCache:
         return key in self._holds
 
     def pin(self, keys: Sequence[BlockKey], until: float) -> int:
-        """Protect the cached leading blocks of a prompt until a time; return how many of them are now pinned."""
+        """Pin the cached leading blocks of a prompt until a time; return how many of them are now pinned."""
         count = self.match(keys)
         for position in range(count):
             key = keys[position]
@@ -235,7 +234,7 @@ class PrefixCache:
         return count
 
     def unpin_next(self) -> bool:
-        """Unpin the block with the earliest expiry time; False if no block is pinned."""
+        """Unpin the block with the earliest expiry time, so that it can be evicted; False if no block is pinned."""
         key = self._pins.pop()
         if key is not None:
             self.release(key)

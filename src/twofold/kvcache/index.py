@@ -6,17 +6,17 @@ from mypy_extensions import mypyc_attr
 
 from twofold.request import BlockKey
 
-_MAX_LOST = 16  # limit of lost instances with bits in the index
+_MAX_LOST = 16  # lost instances that may have bits in the index before a sweep
 _BITS = [tuple(bit for bit in range(8) if byte >> bit & 1) for byte in range(256)]  # set bits of each byte
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class PrefixIndex:
-    """One bit set per block, in which each bit stands for an instance.
+    """Index of the instances that cache each block: a bit set per block, with one bit per instance.
 
-    A lookup walks the keys of a prompt only while some instance has the whole prefix. A block takes one bit operation
-    for any number of instances. A lost instance is masked out at once. Its bits are swept out later, because a sweep
-    visits every block.
+    A lookup follows the keys of a prompt as long as some instance has the whole prefix. Each block takes one bit
+    operation for any number of instances. A lost instance is masked out at once. Its bits are removed later by a sweep,
+    which visits every block.
     """
 
     def __init__(self) -> None:

@@ -1,13 +1,13 @@
-"""Block allocators of a live worker, which track block ids and share the blocks of common prompt prefixes.
+"""Block allocators of a live worker: they track block ids and share the blocks of common prompt prefixes.
 
     allocate_prompt ──▶ owned ── publish ──▶ owned, with a key ── last owner gone ──▶ cached ── evicted ──▶ free
                                                   ▲ another request with that prefix │
                                                   └──────────────────────────────────┘
 
 When a prompt starts, call `allocate_prompt` with the keys of its full blocks (`prefix.prefix_keys`, salted). The first
-`PromptAllocation.tokens` tokens are cached and need no computation. If it asks for a `copy`, the engine copies that
-block before the prompt's next batch and then calls `copied`. After each batch, call `publish` with the keys of the
-blocks that are full by then.
+`PromptAllocation.tokens` tokens are cached and need no computation. If `PromptAllocation.copy` is set, the engine must
+copy this block before the prompt's next batch; then call `copied`. After each batch, call `publish` with the keys of
+all blocks that are now full.
 """
 
 from collections import Counter
@@ -48,10 +48,10 @@ class PagedBlockAllocator(BlockAllocator):
 
 
 class PromptAllocation(NamedTuple):
-    """Blocks of a prompt and the number of leading tokens that they already contain.
+    """Blocks of a prompt and the number of leading tokens with cached KV in them.
 
-    `copy` (source, target) asks the engine to copy a block before anything is computed. It is set if the whole prompt
-    is cached: the last token must be computed again, and its block belongs to other requests too.
+    `copy` (source, target) is a block that the engine must copy before it computes the prompt. It is set if the whole
+    prompt is cached and another request uses its last block, because the last token must be computed again.
     """
 
     grant: BlockAllocation
@@ -62,10 +62,10 @@ class PromptAllocation(NamedTuple):
 class PrefixBlockAllocator(PagedBlockAllocator):
     """Allocator that reuses the full blocks of earlier prompts by key.
 
-    A block with a key is read-only. It stays cached when its last owner releases it, and counts as free: the eviction
-    policy chooses among such blocks when the free list is empty. Pinned blocks are evicted only when nothing else is
-    left. `cache` holds the keys with their pins and hit counts. A block shared by several allocations in transfer
-    counts as in flight for each.
+    A block with a key is read-only. After its last owner has released it, it stays cached but counts as free: if the
+    free list is empty, the eviction policy chooses one of these blocks. Pinned blocks are evicted only if no other
+    block is left. `cache` holds the keys, pins and hit counts. `num_in_flight` counts a shared block once for each
+    allocation in transfer.
     """
 
     def __init__(self, block_size: int, cache: PrefixCache) -> None:
@@ -82,8 +82,8 @@ class PrefixBlockAllocator(PagedBlockAllocator):
         """Allocate blocks for `tokens` tokens, of which the first `prompt_tokens` are the prompt.
 
         `keys` are the block keys of the prompt's full blocks. Cached leading blocks are shared, but the last prompt
-        token is always left to compute. Raises OutOfBlocksError and changes nothing if too few blocks are free. Takes
-        at most as many free blocks as `allocate`.
+        token must always be computed. Takes at most as many free blocks as `allocate`. Raises OutOfBlocksError and
+        changes nothing if too few blocks are free.
         """
         full, total = prompt_tokens // self.block_size, self.blocks_for(tokens)
         matched = self.cache.match(keys[:full])
@@ -96,7 +96,7 @@ class PrefixBlockAllocator(PagedBlockAllocator):
         return PromptAllocation(allocation, matched * self.block_size - whole, copy)
 
     def borrow(self, owner: str, keys: Sequence[BlockKey]) -> tuple[BlockAllocation, int]:
-        """Allocate the blocks of a prefix to read the cached ones, or to fill and publish the others.
+        """Allocate the blocks of a prefix, in order to read the cached ones or to fill and publish the others.
 
         Returns the allocation and the number of leading blocks that are cached. Hit counts do not change. Raises
         OutOfBlocksError and changes nothing if too few blocks are free.
@@ -107,12 +107,12 @@ class PrefixBlockAllocator(PagedBlockAllocator):
         return allocation, cached
 
     def reusable_tokens(self, keys: Sequence[BlockKey], prompt_tokens: int) -> int:
-        """Return how many leading tokens of a prompt `allocate_prompt` would find in cached blocks."""
+        """Return how many leading tokens of a prompt need no computation because their blocks are cached."""
         matched = self.cache.match(keys[: prompt_tokens // self.block_size])
         return min(matched * self.block_size, prompt_tokens - 1)
 
     def blocks_taken(self, tokens: int, keys: Sequence[BlockKey], prompt_tokens: int) -> int:
-        """Return how many free blocks `allocate_prompt` would take."""
+        """Return how many free blocks `allocate_prompt` would take for these arguments."""
         shared = self.reusable_tokens(keys, prompt_tokens) // self.block_size
         return self._taken(self.blocks_for(tokens), [self._cached[key] for key in keys[:shared]])
 
@@ -127,10 +127,10 @@ class PrefixBlockAllocator(PagedBlockAllocator):
             self._leave(source)
 
     def publish(self, allocation: BlockAllocation, keys: Sequence[BlockKey], start: int = 0) -> None:
-        """Make the full, written blocks of an allocation available under `keys`.
+        """Make the full, written blocks of an allocation available to other requests under `keys`.
 
-        `keys` has a key for every full block of the prefix; the first `start` blocks are already published. A block is
-        not shared if another block already has its key.
+        `keys` has a key for every full block of the prefix; the first `start` blocks are already published. A block
+        is skipped if another block already has its key.
         """
         table = self._tables[allocation]
         if len(keys) > len(table):
@@ -145,7 +145,7 @@ class PrefixBlockAllocator(PagedBlockAllocator):
             self.cache.hold(key)
 
     def _share(self, owner: str, keys: Sequence[BlockKey], total: int) -> BlockAllocation:
-        """Reserve `total` blocks for a new allocation, which starts with the cached blocks of `keys`."""
+        """Create an allocation with the cached blocks of `keys`, and reserve free blocks up to `total`."""
         shared = [self._cached[key] for key in keys]
         taken = self._taken(total, shared)
         if taken > self.num_free:
@@ -161,7 +161,7 @@ class PrefixBlockAllocator(PagedBlockAllocator):
         return allocation
 
     def _taken(self, total: int, shared: Sequence[int]) -> int:
-        """Return how many free blocks an allocation of `total` blocks takes. Unowned cached blocks count as free."""
+        """Return how many free blocks an allocation of `total` blocks takes. Cached blocks without owners are free."""
         return total - sum(self._owners[block] > 0 for block in shared)
 
     def _take(self) -> int:
@@ -169,7 +169,7 @@ class PrefixBlockAllocator(PagedBlockAllocator):
             block = heappop(self._free_ids)
         else:
             while (evicted := self.cache.evict()) is None:
-                # A running request comes before a prefix that is kept for later ones.
+                # A running request has precedence over a prefix that is pinned for later requests.
                 if not self.cache.unpin_next():
                     raise OutOfBlocksError("no block is free")  # unreachable while num_free is right
             block = self._forget(evicted[0])
@@ -188,7 +188,7 @@ class PrefixBlockAllocator(PagedBlockAllocator):
             self._leave(block)
 
     def _leave(self, block: int) -> None:
-        """Remove one owner of a block; without owners the block is cached or free."""
+        """Remove one owner of a block; after the last one, the block is cached or free."""
         self._owners[block] -= 1
         if not self._owners[block]:
             self.num_free += 1
@@ -199,9 +199,9 @@ class PrefixBlockAllocator(PagedBlockAllocator):
                 self.cache.release(key)
 
     def _rewrite_last(self, allocation: BlockAllocation, key: BlockKey) -> tuple[int, int] | None:
-        """Append a writable block with the contents of a cached one; returns the copy to make, if any.
+        """Append a writable block with the contents of a cached block; return the copy that the engine must make.
 
-        A cached block without an owner leaves the cache instead of being copied.
+        A cached block without an owner is taken from the cache itself, without a copy.
         """
         source, table = self._cached[key], self._tables[allocation]
         if not self._owners[source]:

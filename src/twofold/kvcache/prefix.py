@@ -19,7 +19,7 @@ def prefix_keys(token_ids: Sequence[int], block_size: int, salt: bytes = b"") ->
 
 
 def root_key(salt: bytes) -> bytes:
-    """Return the first link of a hash chain, from which the key of the first block is computed."""
+    """Return the start of a hash chain with this salt, from which the key of the first block is computed."""
     return blake2b(salt, digest_size=KEY_BYTES).digest()
 
 
@@ -29,9 +29,9 @@ def next_key(key: bytes, token_ids: Sequence[int]) -> bytes:
 
 
 def tenant_salt(tenant: str, model: str = "", secret: bytes = b"") -> bytes:
-    """Salt of a tenant's chains, so that tenants and models never share keys.
+    """Return the salt of a tenant's hash chains, so that different tenants or models never share keys.
 
-    `secret` (at most 64 bytes) belongs to the cluster and keeps outsiders from computing keys.
+    `secret` (at most 64 bytes) is shared by the cluster, so that outsiders cannot compute keys.
     """
     names = b"".join(len(name).to_bytes(4) + name for name in (tenant.encode(), model.encode()))
     return blake2b(names, digest_size=KEY_BYTES, key=secret).digest()

@@ -27,12 +27,12 @@ class Sharding(msgspec.Struct, frozen=True):
         return self.tensor * self.pipeline
 
     def layers(self, rank: int, num_layers: int) -> range:
-        """Return the layers of the stage of a rank. Stages have numbers of layers that are as equal as possible."""
+        """Return the layers of a rank's stage. Layers are divided as equally as possible among the stages."""
         stage = rank // self.tensor
         return range(-(-stage * num_layers // self.pipeline), -(-(stage + 1) * num_layers // self.pipeline))
 
     def heads(self, rank: int, num_heads: int) -> range:
-        """Return the heads that a rank has in a layer of `num_heads` heads."""
+        """Return the heads of a rank in a layer with `num_heads` heads."""
         shard, each = rank % self.tensor, num_heads // self.tensor
         return range(shard * each, (shard + 1) * each)
 
@@ -41,10 +41,10 @@ UNSHARDED = Sharding()
 
 
 def check_sharding(sharding: Sharding, kv_heads: Sequence[int], heads: int, model: str) -> None:
-    """Raise ConfigurationError if a model cannot have this sharding.
+    """Raise ConfigurationError if a model does not support this sharding.
 
     `kv_heads` are the key-value heads of each layer, `heads` the number of query heads of every layer. Ranks do not
-    replicate key-value heads, so that each byte of KV has one place in an instance.
+    replicate key-value heads: each byte of KV is stored on exactly one rank.
     """
     if sharding.pipeline > len(kv_heads):
         raise ConfigurationError(
@@ -58,7 +58,7 @@ def check_sharding(sharding: Sharding, kv_heads: Sequence[int], heads: int, mode
 
 
 class ReshardPiece(NamedTuple):
-    """KV that rank `source` of the sender moves to rank `target` of the receiver.
+    """A piece of KV that rank `source` of the sender transfers to rank `target` of the receiver.
 
     Layers and heads are numbered as in the whole model.
     """
@@ -96,7 +96,7 @@ def overlap(one: range, other: range) -> range:
 
 
 def _runs(kv_heads: Sequence[int]) -> Iterator[tuple[range, int]]:
-    """Yield each run of consecutive layers with the same number of heads, and this number."""
+    """Yield each range of consecutive layers with the same number of heads, and this number."""
     start = 0
     for count, layers in groupby(kv_heads):
         stop = start + len(list(layers))
@@ -105,7 +105,7 @@ def _runs(kv_heads: Sequence[int]) -> Iterator[tuple[range, int]]:
 
 
 class LayerTraffic(NamedTuple):
-    """The load of the busiest sending rank for one layer: key-value heads, and pieces sent one after the other."""
+    """Traffic of the busiest sending rank for one layer: number of key-value heads, and of pieces sent in sequence."""
 
     heads: int
     pieces: int

@@ -1,4 +1,4 @@
-"""Slots of a block memory that several processes share. Each process fills and reads slots, and may crash."""
+"""Access rights to the slots of a block memory, which several processes fill and read. A process may crash."""
 
 from collections.abc import Collection, Hashable
 from heapq import heappop, heappush
@@ -14,10 +14,10 @@ class SlotAllocator:
         free ── lease ──▶ leased ── commit ──▶ kept ── drop ──▶ dropped ── last hold ends ──▶ free
                             └────── give_up ──▶ free
 
-    Only the holder of its lease may access a leased slot. A committed slot is read-only and becomes free when it is
-    neither kept nor held, so readers can finish after `drop`. `lose` ends all rights of a holder at once: call it only
-    after the holder can no longer touch the memory. Methods raise ValueError and change nothing if the holder lacks the
-    right.
+    A leased slot may be accessed only by the holder of its lease. A committed slot is read-only. It becomes free when
+    it is neither kept nor held, so readers can finish after `drop`. `lose` ends all rights of a holder at once: call it
+    only after the holder can no longer access the memory. If a holder lacks the required right, methods raise
+    ValueError and change nothing.
     """
 
     def __init__(self, count: int) -> None:
@@ -36,7 +36,7 @@ class SlotAllocator:
         return len(self._free)
 
     def had_by(self, holder: Holder) -> Collection[int]:
-        """Return the slots that a holder has leased or holds as a reader."""
+        """Return the slots that a holder has leased for writing or holds for reading."""
         return self._had.get(holder, ())
 
     def leased_to(self, slot: int, holder: Holder) -> bool:
@@ -52,7 +52,7 @@ class SlotAllocator:
         return slot
 
     def give_up(self, slot: int, holder: Holder) -> None:
-        """End the lease of a slot that was not written; the slot becomes free."""
+        """End the lease of a slot that was not completely written; the slot becomes free."""
         self._end_lease(slot, holder)
         heappush(self._free, slot)
 
@@ -79,7 +79,7 @@ class SlotAllocator:
             self._end_holds(slot, holder)
 
     def drop(self, slot: int) -> None:
-        """Stop keeping a committed slot: it becomes free at once, or when its last reader releases it."""
+        """Stop keeping a committed slot: it becomes free at once or when its last reader releases it."""
         if slot not in self._kept:
             raise ValueError(f"slot {slot} is not kept")
         self._kept.remove(slot)
@@ -87,7 +87,7 @@ class SlotAllocator:
             heappush(self._free, slot)
 
     def lose(self, holder: Holder) -> None:
-        """End all leases and holds of one holder."""
+        """End all leases and holds of a holder that has crashed or left."""
         for slot in sorted(self._had.get(holder, ())):
             if self.leased_to(slot, holder):
                 self.give_up(slot, holder)

@@ -1,4 +1,4 @@
-"""A prefix cache of several memory tiers of one host, the fastest tier first."""
+"""Prefix cache over several memory tiers of one host, the fastest tier first."""
 
 from collections.abc import Container, Sequence
 
@@ -10,11 +10,11 @@ from twofold.request import BlockKey
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class TieredCache:
-    """A prefix cache over tiers such as host memory and disk. Every block is in one tier at a time.
+    """Prefix cache over tiers such as host memory and disk. Every block is in one tier at a time.
 
-    New blocks enter the first tier. A block evicted from a tier moves to the next one, and leaves the cache after the
-    last. A hit moves a block up to the first tier. Each tier counts its own hits, misses and removals. The cache moves
-    no data: observers of the tiers do.
+    New blocks enter the first tier. A block evicted from a tier moves to the next tier; a block evicted from the last
+    tier leaves the cache. A hit moves a block to the first tier. Each tier counts its own hits, misses and removals.
+    The cache moves no data: observers of the tiers do.
     """
 
     def __init__(self, tiers: Sequence[PrefixCache]) -> None:
@@ -27,14 +27,14 @@ class TieredCache:
         return self.tier_of(key) is not None
 
     def tier_of(self, key: BlockKey) -> int | None:
-        """Return the index of the tier that contains a block."""
+        """Return the index of the tier that contains a block; None if it is not cached."""
         for index, tier in enumerate(self.tiers):
             if key in tier:
                 return index
         return None
 
     def match(self, keys: Sequence[BlockKey]) -> list[int]:
-        """Return the number of cached leading blocks of a prompt in each tier. All of them can be reused."""
+        """Return how many of the cached leading blocks of a prompt are in each tier; the sum is the reusable prefix."""
         counts = [0] * len(self.tiers)
         counts[0] = self._first.match(keys)
         for position in range(counts[0], len(keys)):
@@ -45,9 +45,9 @@ class TieredCache:
         return counts
 
     def touch(self, keys: Sequence[BlockKey], count: int) -> list[BlockKey]:
-        """Count the first `count` blocks of a prompt, which are cached, as hits and move them to the first tier.
+        """Count the first `count` blocks of a prompt, all of them cached, as hits, and move them to the first tier.
 
-        Returns the blocks that left the last tier, in order. Held blocks stay in their tier.
+        Held blocks stay in their tier. Returns the blocks evicted from the last tier, in order.
         """
         gone: list[BlockKey] = []
         for position in range(count):
@@ -58,10 +58,10 @@ class TieredCache:
         return gone
 
     def insert(self, keys: Sequence[BlockKey], start: int = 0) -> list[BlockKey]:
-        """Store the blocks of a prompt from index `start` on; returns the blocks that left the last tier, in order.
+        """Store the blocks of a prompt from index `start` on; return the blocks evicted from the last tier, in order.
 
-        Cached blocks move up without being counted. Blocks of the same prompt are never evicted for each other: a
-        block that finds no room in any tier is not stored, and is among those returned.
+        Blocks already cached move to the first tier, without counting as hits. Blocks of a prompt are never evicted for
+        other blocks of the same prompt. A block that fits in no tier is not stored and is returned as well.
         """
         gone: list[BlockKey] = []
         own = frozenset(keys)
@@ -90,7 +90,7 @@ class TieredCache:
         return self.tiers[index]
 
     def _use(self, tier: PrefixCache, key: BlockKey, keep: Container[BlockKey], gone: list[BlockKey]) -> None:
-        """Record a hit in `tier` and move the block to the first tier."""
+        """Report a use of a block in `tier` to the eviction policy, and move the block to the first tier."""
         tier.use(key)
         if tier is not self._first and not tier.held(key) and self._first.has_room:
             position = tier.position(key)
@@ -98,7 +98,7 @@ class TieredCache:
             self._store(0, key, position, keep, gone)
 
     def _store(self, index: int, key: BlockKey, position: int, keep: Container[BlockKey], gone: list[BlockKey]) -> None:
-        """Store a block in the tier with this index, or in the next slower tier that can store it."""
+        """Store a block in the tier with this index or, if the tier cannot make room, in the next one that can."""
         if index == len(self.tiers):
             gone.append(key)
             return

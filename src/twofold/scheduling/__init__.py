@@ -1,1 +1,1 @@
-"""Pure scheduling decisions, without clock, I/O or threads. The live service and the simulator run the same classes."""
+"""Scheduling logic without clock, I/O or threads, shared by the live service and the simulator."""

@@ -1,1 +1,1 @@
-"""The cluster simulator: virtual instances and links on a virtual clock, driven by the schedulers of the service."""
+"""Cluster simulator: simulated instances and links on a virtual clock, scheduled by the live service's code."""

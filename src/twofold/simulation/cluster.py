@@ -1,4 +1,4 @@
-"""The virtual cluster: it connects arrivals, instances, hand-offs and failures with the live cluster scheduler."""
+"""The simulated cluster: connects arrivals, instances, hand-offs and failures with the live cluster scheduler."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final
@@ -39,10 +39,10 @@ class _Arrival(Event):
 
 
 class VirtualCluster(InstanceEnvironment):
-    """Runs requests through the schedulers of the live service and emits their events.
+    """Simulated cluster: runs requests through the live service's schedulers and emits the request events.
 
     The builder fills `instances` and calls `join` for each instance. With `overload` set, overload control can reject
-    requests at arrival or after prefill. Subscribers are registered in `events`.
+    requests at arrival or after prefill. `events` dispatches the request events to subscribers.
     """
 
     def __init__(
@@ -51,11 +51,11 @@ class VirtualCluster(InstanceEnvironment):
         self.kernel, self.scheduler, self.statistics = kernel, scheduler, statistics
         self.instances: dict[str, SimulatedInstance] = {}
         self.handoffs: SimulatedHandoffs
-        self.reuse: PrefixReuse | None = None  # where there are caches
+        self.reuse: PrefixReuse | None = None  # set if the cluster has prefix caches
         self.capacities: dict[str, int] = {}
-        self.cells: dict[str, str] = {}  # of each instance, where they are divided
+        self.cells: dict[str, str] = {}  # cell of each instance, if the cluster has cells
         self.new_scheduler: Callable[[str, int], InstanceScheduler]
-        self.requests: dict[str, SimulatedRequest] = {}  # under way
+        self.requests: dict[str, SimulatedRequest] = {}  # placed and not ended
         self.overload: SimulatedOverload | None = None
         self.events = RequestEvents((scheduler, *observers))
         self._observers = tuple(observers)
@@ -77,14 +77,14 @@ class VirtualCluster(InstanceEnvironment):
         self._note_role(name, instance.role)
 
     def feed(self, requests: Iterable[Request]) -> None:
-        """Set the requests to simulate, in order of arrival."""
+        """Set the requests to simulate, sorted by arrival, and schedule the first arrival."""
         self._arrivals = iter(requests)
         self._schedule_arrival(None)
 
     # -- arrivals ---------------------------------------------------------------------------------------------------
 
     def _schedule_arrival(self, before: Request | None) -> None:
-        """Schedule the arrival of the request that follows `before`, if there is one."""
+        """Schedule the arrival of the next request, if there is one; `before` is the previous request."""
         request = next(self._arrivals, None)
         if request is None:
             return
@@ -109,7 +109,7 @@ class VirtualCluster(InstanceEnvironment):
         self._schedule_arrival(request)
 
     def enter(self, request: Request, number: int, arrived: int) -> None:
-        """Place a request. `number` counts arrivals from 1; `arrived` is the arrival time in picoseconds."""
+        """Place or reject a request. `number` counts arrivals from 1; `arrived` is the arrival time in picoseconds."""
         request_id, now, statistics = request.id, self.kernel.now, self.statistics
         if request_id in self.requests:
             raise WorkloadError("the workload", f"two requests under way have the id {request_id}")
@@ -139,7 +139,7 @@ class VirtualCluster(InstanceEnvironment):
             self.handoffs.expect(simulated)
         prefill.poke()
 
-    # -- World, for instances -----------------------------------------------------------------------------------------
+    # -- InstanceEnvironment ------------------------------------------------------------------------------------------
 
     def loading(self, iteration: RunningBatch, pace: RunTiming) -> RunTiming:
         return pace if self.reuse is None else self.reuse.loading(iteration, pace)
@@ -147,7 +147,7 @@ class VirtualCluster(InstanceEnvironment):
     def started(self, instance: SimulatedInstance, iteration: RunningBatch, end: int) -> None:
         for part in iteration.prefills:
             if part.context_tokens and self.reuse is None:
-                continue  # not the first of its prompt
+                continue  # not the first chunk of the prompt
             life = self.requests[part.sequence.id]
             if life.prefill_started == NEVER:
                 life.prefill_started = now = self.kernel.now
@@ -212,14 +212,14 @@ class VirtualCluster(InstanceEnvironment):
         life.last_token = now
         life.ended = True
         del self.requests[life.id]
-        if life.splits and life.handoff_ended == NEVER:  # it ended with its first token: nothing is to be decoded
+        if life.splits and life.handoff_ended == NEVER:  # the first token was the last: nothing to decode
             self.handoffs.give_up(life)
             life.decode.poke()
         self.events.finished(life.id, life.output_tokens, now / PS)
         self.record(life)
 
     def record(self, life: SimulatedRequest) -> None:
-        """Record a completed request."""
+        """Record a completed request in the statistics, and emit its `ended` event."""
         self.statistics.complete(life, self.kernel.now)
         self._tell_ended(life, _LENGTH, life.output_tokens)
 
@@ -232,7 +232,7 @@ class VirtualCluster(InstanceEnvironment):
         self._tell_ended(life, FinishReason.ERROR, 0)
 
     def take_down(self, instance: SimulatedInstance) -> None:
-        """Let an instance fail, and with it all requests that it prefills or decodes."""
+        """Simulate the failure of an instance, which also fails all requests that it prefills or decodes."""
         if instance.load is None:
             return
         self.note("failure", instance.name, "down")
@@ -270,6 +270,6 @@ class VirtualCluster(InstanceEnvironment):
             observer.role(instance, role, self.kernel.now)
 
     def note(self, kind: str, subject: str, detail: str) -> None:
-        """Pass an event for the log to the observers."""
+        """Pass a log note, such as a failure, to the observers."""
         for observer in self._observers:
             observer.note(self.kernel.now, kind, subject, detail)

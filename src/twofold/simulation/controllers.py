@@ -1,8 +1,8 @@
-"""Several controllers that route one virtual cluster by delayed load reports.
+"""Simulation of several controllers that route requests to one cluster by delayed load reports.
 
 Each request is assigned to one controller, which places it by its own view of the cluster. Load reports reach all
-controllers with a delay. With a router of cells, a controller chooses a cell by the reported loads, and then instances
-are chosen within the cell by their current loads.
+controllers with a delay. With a router of cells, a controller chooses a cell by the reported loads. Instances within
+the cell are then chosen by their current loads.
 """
 
 from collections.abc import Callable
@@ -23,13 +23,13 @@ from twofold.scheduling.routers.cells import CellLoad, CellPools, CellRouter, Ce
 from twofold.scheduling.routers.draws import drawn
 from twofold.simulation.kernel import EventOrder, Kernel
 
-# Instances report in turn: their phases are multiples of the golden ratio, which are evenly spread for any number.
+# Instances report at different times: multiples of the golden ratio spread any number of phases evenly.
 _PHASE_STEP = 0.6180339887498949
-_HANDOFF = FixedHandoff(HandoffMode.LAYER_WISE)  # the actual cluster chooses the hand-off mode
+_HANDOFF = FixedHandoff(HandoffMode.LAYER_WISE)  # placeholder: `ReplicatedControllers` chooses the hand-off mode
 
 
 class _Dispatcher(Router):
-    """Routes each request with one of the controllers, chosen by a pseudo-random draw from the request's id."""
+    """Routes each request with one of the controllers, chosen pseudo-randomly by the id of the request."""
 
     def __init__(self, controllers: list[SharedCluster], cells: CellRouter | None) -> None:
         self._controllers, self._cells = controllers, cells
@@ -49,9 +49,9 @@ class _Dispatcher(Router):
 
 
 class ReplicatedControllers(ClusterScheduler):
-    """The actual state of a cluster with several controllers, with the interface of a single controller.
+    """Cluster scheduler with several controllers: it tracks actual loads, while controllers see delayed reports.
 
-    `router` creates one router per controller. A controller learns of the progress of its own requests at once.
+    `router` creates one router per controller. A controller is informed of the progress of its own requests at once.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class ReplicatedControllers(ClusterScheduler):
         return held
 
     def _show(self, cell: CellLoad) -> None:
-        """Update the instance counts of a cell in every controller, and pause the cell if it lacks a role."""
+        """Update the instance counts of a cell in every controller, and pause the cell if it cannot run both phases."""
         for controller in self.controllers:
             pools = controller.pools
             known = pools.get(cell.id)
@@ -151,7 +151,7 @@ class ReplicatedControllers(ClusterScheduler):
     # -- reports ----------------------------------------------------------------------------------------------------
 
     def _unit(self, instance_id: str) -> InstanceLoad:
-        """Return what reports the load of an instance: the instance or, with a router of cells, its cell."""
+        """Return the load that is reported for an instance: its own or, with a router of cells, that of its cell."""
         load = self.pools.get(instance_id)
         assert load is not None  # noqa: S101  (a request was just placed on it)
         return self.pools.cells[load.cell].load if isinstance(self.pools, CellPools) else load
@@ -162,7 +162,7 @@ class ReplicatedControllers(ClusterScheduler):
             self._report_soon(second)
 
     def _report_soon(self, unit: InstanceLoad) -> None:
-        """Schedule a report of a load that changed, for the next time at which reports are sent."""
+        """Schedule a report of a changed load at the next report time of its instance or cell."""
         name, every, now = unit.id, self._every, self._kernel.now
         if not every:
             self._report(unit)
@@ -174,7 +174,7 @@ class ReplicatedControllers(ClusterScheduler):
             self._kernel.schedule(now + (phase - now) % every, EventOrder.REPORT, self._report, unit)
 
     def _report(self, unit: InstanceLoad) -> None:
-        """Send the current load of an instance or cell to every controller; it arrives after the report delay."""
+        """Send the current load of an instance or cell to every controller, where it arrives after the report delay."""
         self._due.discard(unit.id)
         total = unit.less(NO_LOAD)
         reports = [LoadReport(unit.id, total, controller.own(unit.id)) for controller in self.controllers]

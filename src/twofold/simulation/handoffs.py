@@ -33,13 +33,13 @@ class _Sent(Event):
 
 
 class SimulatedHandoffs:
-    """Runs the hand-off protocol: lease, transfer, and release on both instances.
+    """Simulates hand-offs: lease, transfer, and release of the blocks on both instances.
 
-    A layer-wise transfer starts when the first layer is computed. After the last layer is computed, it takes at least
-    the transfer of one layer and the synchronization; on an idle link it takes the time of `TransferModel`.
+    A layer-wise transfer starts when the first layer is computed. It ends, at the earliest, one layer transfer and one
+    synchronization after the last layer is computed. On an idle link it takes the time predicted by `TransferModel`.
 
-    Memory on the decode instance is reserved at arrival. It is reserved at the start of the prefill instead if
-    instances change roles (`docs/decisions/0007`) or the KV cache is pulled.
+    KV memory on the decode instance is reserved at arrival. If instances change roles (`docs/decisions/0007`) or the KV
+    cache is pulled, it is reserved at the start of the prefill instead.
     """
 
     def __init__(
@@ -59,11 +59,11 @@ class SimulatedHandoffs:
         self._sync = ps(times.sync_s)
         self._retry = None if rules.lease_retry_s is None else ps(rules.lease_retry_s)
         self._at_arrival, self._instant = reserve_at_arrival, rules.instant_handoff
-        self._asking = 0  # requests that ask for a lease until they get one
-        self._waiting: dict[str, SimulatedRequest] = {}  # requests that were promised a lease
+        self._asking = 0  # requests that retry until they get a lease
+        self._waiting: dict[str, SimulatedRequest] = {}  # requests in the lease queue of their decode instance
 
     def expect(self, life: SimulatedRequest) -> None:
-        """Prepare the hand-off of a placed request that two instances run."""
+        """Reserve KV memory for the hand-off of a placed request, if memory is reserved at arrival."""
         if self._retry is None and self._at_arrival and life.mode is not _PULL:
             self._reserve(life)
 
@@ -73,7 +73,7 @@ class SimulatedHandoffs:
         self.grant(life.decode)
 
     def grant(self, instance: SimulatedInstance) -> None:
-        """Grant waiting leases on an instance on which memory may have become free."""
+        """Grant waiting leases on an instance after some of its memory may have become free."""
         if not instance.scheduler.lease_queue.size:
             return
         for lease in instance.scheduler.grant(self._kernel.now):
@@ -85,7 +85,7 @@ class SimulatedHandoffs:
                 self._send(life, max(self._kernel.now, life.first_layer))
 
     def prefill_started(self, life: SimulatedRequest, end: int) -> None:
-        """Record that the prefill of a request with a hand-off runs until picosecond `end`."""
+        """Record that the prefill of a split request has started and will end at picosecond `end`."""
         now = self._kernel.now
         life.first_layer = now + (end - now) // self._layers
         if self._retry is None and not (self._at_arrival and life.mode is not _PULL):
@@ -94,7 +94,7 @@ class SimulatedHandoffs:
             self._send(life, life.first_layer)
 
     def prefilled(self, life: SimulatedRequest) -> None:
-        """Record that the prefill of a request with a hand-off has ended."""
+        """Record that the prefill of a split request has ended."""
         if life.lease is None:
             if self._retry is not None:
                 self._asking += 1
@@ -105,7 +105,7 @@ class SimulatedHandoffs:
             self._land_after_tail(life)
 
     def give_up(self, life: SimulatedRequest) -> None:
-        """Cancel the hand-off of a request that ended, and free its memory on both instances."""
+        """Cancel the hand-off of a request that has ended, and free its KV memory on both instances."""
         self._waiting.pop(life.id, None)
         for instance in (life.prefill, life.decode):
             if instance.load is None:
@@ -124,7 +124,7 @@ class SimulatedHandoffs:
         life.lease = life.decode.scheduler.lease_now(life.request, life.prefill.name, self._kernel.now)
         if life.lease is not None:
             self._send_all(life)
-        elif self._kernel.pending > self._asking:  # else nothing else is left to happen: there will never be room
+        elif self._kernel.pending > self._asking:  # otherwise no other event is left, and memory will never become free
             self._asking += 1
             at = self._kernel.now + (self._retry or 0)
             self._kernel.schedule(at, EventOrder.RETRY + life.number, self._ask, life)
@@ -133,7 +133,7 @@ class SimulatedHandoffs:
         return life.mode is _LAYER_WISE and not self._instant
 
     def _send_all(self, life: SimulatedRequest) -> None:
-        """Transfer all layers at once: in serialized mode, or after a lease that was too late for layer-wise mode."""
+        """Transfer all layers at once: in serialized mode, or if the lease came too late for layer-wise mode."""
         life.mode = _SERIALIZED
         if self._instant:
             life.handoff_started = self._kernel.now
@@ -150,7 +150,7 @@ class SimulatedHandoffs:
         return life.prompt_tokens * self._kv_bytes_per_token
 
     def sent(self, life: SimulatedRequest) -> None:
-        """Continue the hand-off of a request after the last byte of its KV cache was transferred."""
+        """Complete a hand-off after the last byte was sent; in layer-wise mode, also wait for the prefill to end."""
         if life.ended:
             return
         if life.mode is _LAYER_WISE:
@@ -161,7 +161,7 @@ class SimulatedHandoffs:
             self._land(life)
 
     def _land_after_tail(self, life: SimulatedRequest) -> None:
-        """Schedule the end of a layer-wise hand-off: after the transfer of the last layer and the synchronization."""
+        """Schedule the end of a layer-wise hand-off: after transfer and synchronization of the last layer."""
         layer = ps(self._size(life) / self._layers / life.prefill.link.bytes_per_s(life.decode.link))
         at = max(self._kernel.now, life.first_token + layer) + self._sync
         self._kernel.schedule(at, EventOrder.TRANSFER + life.number, self._land, life)

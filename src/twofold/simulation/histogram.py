@@ -1,4 +1,4 @@
-"""Histograms that use constant memory and have the same buckets as `Tally`."""
+"""Histograms in constant memory, created from a `Tally` and with the same buckets."""
 
 import math
 from bisect import bisect_right
@@ -15,10 +15,10 @@ _ROUNDING: Final = 1.0 + 2.0**-51
 
 
 class Histogram(msgspec.Struct):
-    """Counts of integers from 0 to 2⁶³ − 2, each standing for a quantity of integer × `unit`.
+    """Histogram of integers from 0 to 2⁶³ − 2. Statistics are returned as quantities, integer × `unit`.
 
     `unit` is, for example, 1e-9 for seconds counted in nanoseconds. `counts` maps the lowest value of a bucket to its
-    count, `total` is the exact sum of all values, `low` and `high` are the minimum and maximum (`high` is −1 when
+    count. `total` is the exact sum of all values, `low` the minimum and `high` the maximum (−1 if the histogram is
     empty). Statistics of an empty histogram are None.
     """
 
@@ -30,7 +30,7 @@ class Histogram(msgspec.Struct):
 
     @classmethod
     def of(cls, tally: Tally, unit: float) -> "Histogram":
-        """Create a histogram from a tally."""
+        """Create a histogram with the counts of a tally, in multiples of `unit`."""
         return cls(unit, tally.counts, tally.total, tally.low, tally.high)
 
     @property
@@ -59,7 +59,7 @@ class Histogram(msgspec.Struct):
         return self._quantiles([p / 100])[0] if self.counts else None
 
     def fraction_at_most(self, value: float) -> float | None:
-        """Return the share of values that are at most `value` (in units), interpolated within its bucket."""
+        """Return the share of quantities that are at most `value`, interpolated within a bucket."""
         if not self.counts:
             return None
         bound = math.floor(min(value / self.unit * _ROUNDING, float(LIMIT)))
@@ -74,9 +74,9 @@ class Histogram(msgspec.Struct):
         return below / self.count
 
     def cdf(self, points: int) -> list[tuple[float, float]]:
-        """Return the cumulative distribution as `points` pairs (value, fraction), evenly spaced in fraction.
+        """Return the cumulative distribution as `points` pairs (quantity, fraction) with evenly spaced fractions.
 
-        Empty without values. Raises ValueError if points < 2.
+        The list is empty if the histogram is empty. Raises ValueError if points < 2.
         """
         if points < 2:
             raise ValueError(f"a cdf needs at least 2 points, not {points}")
@@ -86,7 +86,7 @@ class Histogram(msgspec.Struct):
         return list(zip(self._quantiles(fractions), fractions, strict=True))
 
     def _quantiles(self, fractions: Sequence[float]) -> list[float]:
-        """Return the values at these fractions of the range of ranks."""
+        """Return the quantiles of these fractions (0 to 1), interpolated linearly between ranks."""
         buckets = sorted(self.counts)
         ends = list(accumulate(self.counts[bucket] for bucket in buckets))
         last = ends[-1] - 1

@@ -1,7 +1,7 @@
-"""A simulated cluster of CPU workers on one host, which the gateway and its clients share.
+"""Simulated cluster of CPU workers on one host, together with the gateway and its clients.
 
-Workers on the same core take turns, and each request and each streamed token costs CPU time on a core that a worker may
-be using. The times are those of a `HostProfile`.
+Workers on the same core take turns. Each request and each streamed token costs CPU time of the gateway, possibly on a
+core of a worker. Times are taken from a `HostProfile`.
 """
 
 from collections import deque
@@ -22,9 +22,9 @@ from twofold.simulation.statistics import RunStatistics, SimulatedRequest
 
 
 class HostedCluster(VirtualCluster):
-    """A virtual cluster on one host with a gateway that processes requests and tokens one after another.
+    """Simulated cluster on one host, with a gateway that processes requests and tokens one after another.
 
-    `cores` has the cores of the host that each instance uses.
+    `cores` maps the name of each instance to its cores of the host.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class HostedCluster(VirtualCluster):
         self.cores = {slot.name: HostCores(host, share, profile) for slot, share in zip(slots, shares, strict=True)}
         self._first_seen: dict[str, int] = {}
         self._firsts: list[SimulatedRequest] = []  # requests with their first token in the last iteration
-        self._ended: list[SimulatedRequest] = []  # requests that ended with it
+        self._ended: list[SimulatedRequest] = []  # requests that ended with the last iteration
 
     def enter(self, request: Request, number: int, arrived: int) -> None:
         times = self._times
@@ -86,7 +86,7 @@ class HostedCluster(VirtualCluster):
             super().record(life)
 
     def _do(self, order: int, work: int, delay: int, action: Action, argument: object) -> None:
-        """Queue `work` picoseconds of CPU time for the gateway; call `action(argument)` `delay` picoseconds later."""
+        """Queue gateway work of `work` picoseconds; call `action(argument)` `delay` picoseconds after its end."""
         self._chores.append((work, Call(order, self._done, (order, delay, action, argument))))
         if len(self._chores) == 1:
             self._host.begin(self._gateway, *self._chores[0])

@@ -12,21 +12,21 @@ from twofold.scheduling.instance.queues import RunningBatch, StepResult
 from twofold.scheduling.instance.scheduler import InstanceScheduler
 from twofold.simulation.kernel import Event, EventOrder, HostCores, Kernel, MachineLink
 
-# Products of durations are summed in two parts, because compiled code is fast with integers below 2⁶² only (and
-# multiplies those below 2³⁰): the part in whole units of 2²⁰ ps, and the rest.
+# Sums of products of durations have two parts, whole units of 2²⁰ ps and the rest, because compiled code is fast only
+# for integers below 2⁶² (factors below 2³⁰).
 _UNIT: Final = 20
 _REST: Final = (1 << _UNIT) - 1
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class InstanceEnvironment(ABC):
-    """Interface of the cluster for its instances, which report their events to it."""
+    """Interface of the simulated cluster to which simulated instances report their events."""
 
     kernel: Kernel
 
     @abstractmethod
     def loading(self, batch: RunningBatch, timing: RunTiming) -> RunTiming:
-        """Return the timing of a batch with prompts, including the time to load their cached prefixes."""
+        """Return the timing of a batch with prompts, including the time to load the cached prefixes of the prompts."""
 
     @abstractmethod
     def started(self, instance: "SimulatedInstance", batch: RunningBatch, end: int) -> None: ...
@@ -35,7 +35,7 @@ class InstanceEnvironment(ABC):
     def ran(
         self, instance: "SimulatedInstance", batch: RunningBatch, timing: RunTiming, count: int, begun: int, since: int
     ) -> None:
-        """`count` iterations of a batch, which began at `begun`, have ended. Their token gaps began at `since`."""
+        """Report `count` complete iterations of a batch begun at `begun`; its previous tokens came at `since`."""
 
     @abstractmethod
     def stepped(self, instance: "SimulatedInstance", results: list[StepResult]) -> None: ...
@@ -46,10 +46,10 @@ class InstanceEnvironment(ABC):
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class SimulatedInstance(ABC):
-    """Base class of simulated instances: name, scheduler, and counts of time and energy.
+    """Base class of simulated instances, with a scheduler and totals of time and energy.
 
-    `busy` is the time spent running batches, in picoseconds; for a pipeline it is the mean over its stages. `batch` is
-    the most recently started batch that is still running.
+    `busy` is the total time of batches in picoseconds; for a pipeline, the mean over its stages. `batch` is the most
+    recently started batch that is still running.
     """
 
     def __init__(
@@ -70,28 +70,28 @@ class SimulatedInstance(ABC):
 
     @property
     def energy(self) -> int:
-        """Energy above idle that the batches have used, in milliwatt-picoseconds."""
+        """Energy that batches have used in addition to the idle power, in milliwatt-picoseconds."""
         return (self._energy << _UNIT) + self._energy_rest
 
     @property
     def sequence_time(self) -> int:
-        """Time that sequences have spent in batches, in picoseconds, summed over the sequences."""
+        """Total time that sequences have spent in batches, in picoseconds, summed over all sequences."""
         return (self._sequence_time << _UNIT) + self._sequence_time_rest
 
     @abstractmethod
     def poke(self) -> None:
-        """React to a command to the scheduler: start a batch, or end the current run at the next iteration."""
+        """React to a change in the scheduler: start a batch, or end the running batch after its current iteration."""
 
     @abstractmethod
     def die(self) -> None:
-        """Drop all iterations in progress when the instance fails; the complete iterations of a run count."""
+        """Stop the instance because of a failure: drop the iterations in progress, and count only complete ones."""
 
     def queued(self) -> int:
         """Number of sequences that wait on this instance, as reported to routers."""
         return self.scheduler.queued
 
     def charge(self, duration: int, milliwatts: int, batch: RunningBatch, stages: int = 1) -> None:
-        """Add the time and energy of a batch on which stages worked for `duration` in all, `milliwatts` above idle."""
+        """Add time and energy of a batch: `duration` picoseconds summed over `stages`, with `milliwatts` above idle."""
         self._energy += (duration >> _UNIT) * milliwatts
         self._energy_rest += (duration & _REST) * milliwatts
         if stages > 1:
@@ -103,15 +103,15 @@ class SimulatedInstance(ABC):
 
 
 class VirtualInstance(SimulatedInstance):
-    """Runs the batches of an instance scheduler.
+    """Simulated instance: runs the batches of an instance scheduler on the virtual clock.
 
-    A batch runs for as many iterations per event as it may run unchanged, at most `max_run`. `max_run` 1 gives the
-    same results with one event per iteration. `cores` models a host with shared cores, which slow iterations down; as
-    other workers may start to compute in the middle of any iteration, each is then one event.
+    One event covers all iterations for which a batch is unchanged, but at most `max_run`. `max_run` 1 gives the same
+    results with one event per iteration. `cores` models the shared cores of a host. Each iteration is then one event,
+    because other workers may start during the iteration and slow it down.
 
     A pipeline runs one iteration per event. It starts an iteration when the first stage is free and a lane has work.
     Each stage computes one iteration at a time, in order. An iteration that waits for a stage does not block the
-    stage before it. Iterations of different lengths, or fewer iterations than stages, leave stages idle.
+    previous stage. Iterations of different lengths, or fewer iterations than stages, leave stages idle.
     """
 
     def __init__(
@@ -129,10 +129,10 @@ class VirtualInstance(SimulatedInstance):
         self._stages = self.timing.model.stages
         self._first, self._later = self.timing.stages() if self._stages > 1 else (self.timing, self.timing)
         self._idle_mw = self._first.idle_mw
-        self.order = EventOrder.COMPLETION + slot.number  # of the events of its runs
+        self.order = EventOrder.COMPLETION + slot.number  # event order of its runs
         self._runs = [_Run(self) for _ in range(self._stages)]  # by lane
         self._running = 0  # number of active runs
-        self._cut = False  # the run ends at its next iteration
+        self._cut = False  # whether the run was shortened to end after the current iteration
         self._free_at = [0] * self._stages
         self._last_token = [0] * self._stages  # by lane: end of its last iteration
 
@@ -206,7 +206,7 @@ class VirtualInstance(SimulatedInstance):
                 sequence.last_token_at = self._last_token[batch.lane]
 
     def complete(self, run: "_Run") -> None:
-        """Complete the oldest run of iterations."""
+        """Complete the oldest run of iterations, report its results, and start the next batch."""
         now, batch, timing, count, stages = self.kernel.now, run.batch, run.timing, run.count, self._stages
         begun = since = run.begun
         run.active = False
@@ -233,7 +233,7 @@ class VirtualInstance(SimulatedInstance):
         self.start()
 
     def _repeat(self, batch: RunningBatch, run: "_Run") -> None:
-        """Begin a run of a batch with as many iterations as allowed."""
+        """Begin a run of a batch with as many iterations as the batch and `max_run` allow."""
         now, timing = self.kernel.now, self.timing.batch(batch)
         if batch.prefills:
             timing = self.environment.loading(batch, timing)
@@ -246,14 +246,14 @@ class VirtualInstance(SimulatedInstance):
         run.begin(batch, timing, now + timing.end_ps(count), count, now)
 
     def _pass_stages(self, batch: RunningBatch, run: "_Run") -> None:
-        """Begin one iteration of a batch on all stages of a pipeline, one after another."""
+        """Begin a run of one iteration of a batch, which passes all stages of a pipeline one after another."""
         first, later = self._first.batch(batch), self._later.batch(batch)
         begins = pass_through(self.kernel.now, first.first_ps, later.first_ps, self._free_at)
         run.begin(batch, first, self._free_at[-1], 1, begins[-1])
         run.begins, run.later_ps = begins, later.first_ps
 
     def _entrance_free(self, run: "_Run") -> None:
-        """Start the next batch because the first stage has become free, unless the instance has died since."""
+        """Start the next batch because the first stage has become free, unless the instance has failed meanwhile."""
         if run is self._runs[run.batch.lane]:
             self.start()
 
@@ -261,8 +261,8 @@ class VirtualInstance(SimulatedInstance):
 def pass_through(now: int, first: int, later: int, free_at: list[int]) -> list[int]:
     """Return the times at which each stage begins an iteration that enters at `now`, all in picoseconds.
 
-    The iteration takes `first` on the first stage and `later` on each later stage. The function updates `free_at`,
-    which has the time at which each stage is free.
+    The iteration takes `first` on the first stage and `later` on each later stage. `free_at` contains the time at which
+    each stage becomes free, and is updated.
     """
     begins: list[int] = []
     at, duration = now, first
@@ -275,11 +275,11 @@ def pass_through(now: int, first: int, later: int, free_at: list[int]) -> list[i
 
 
 class _Run(Event):
-    """The run of a lane: `count` iterations of a batch, begun at `begun`.
+    """Event at the end of `count` iterations of a batch, which began at `begun`.
 
-    A lane uses the same object for each of its runs. If a run is cut short or the instance dies, its event is still
-    scheduled but no longer `active`, and the lane gets a new object. In a pipeline a run is one iteration: `begins`
-    has its start on each stage, and each later stage takes `later_ps`.
+    A lane uses one object for all its runs. When a run is shortened or the instance fails, its event stays scheduled,
+    but is no longer `active`, and the lane gets a new object. In a pipeline a run is one iteration: `begins` are its
+    start times by stage; each stage but the first takes `later_ps`.
     """
 
     __slots__ = ("active", "batch", "begins", "begun", "count", "instance", "later_ps", "timing")

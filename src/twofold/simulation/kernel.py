@@ -1,10 +1,10 @@
-"""The event kernel: a virtual clock in whole picoseconds, a queue of events, and shared resources.
+"""Event kernel of the simulator: a virtual clock in whole picoseconds, an event queue, and shared resources.
 
 Events at the same time happen in order of their kind and subject (`order`), then in the order of scheduling. Equal
-inputs therefore give equal runs, no matter how many iterations an instance runs per event.
+inputs therefore give equal results, no matter how many iterations an instance runs per event.
 
-Resources that work shares: network links between machines, and CPU cores of a host. Transfers on a link, and tasks on
-a core, get equal shares of it. Workers on accelerators share no cores.
+The shared resources are network links between machines and CPU cores of a host. The transfers on a link get equal
+shares of it, as do the tasks on a core. Workers on accelerators share no cores.
 """
 
 from abc import ABC, abstractmethod
@@ -22,7 +22,7 @@ Action = Callable[[Any], None]
 
 
 class EventOrder:
-    """Kinds of events, in the order of simultaneous events; the number of an event's subject is added to its kind."""
+    """Order of simultaneous events by kind. `Event.order` is one of these plus the number of an instance or request."""
 
     COMPLETION: Final = 0
     TRANSFER: Final = 1 << 40
@@ -35,19 +35,19 @@ class EventOrder:
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Event(ABC):
-    """An event at time `at` in picoseconds."""
+    """Base class of events. An event happens at time `at` in picoseconds; `order` ranks simultaneous events."""
 
     __slots__ = ("at", "order")
 
-    at: int
-    order: int
+    at: i64
+    order: i64
 
     @abstractmethod
     def happen(self) -> None: ...
 
 
 class Call(Event):
-    """An event that calls a function with one argument. A resource that schedules the event may set `at` later."""
+    """Event that calls `action(argument)`. For the end of a transfer or task, the shared resource sets `at`."""
 
     __slots__ = ("action", "argument")
 
@@ -64,8 +64,8 @@ class Call(Event):
 class Kernel:
     """Runs events in order of time.
 
-    Events are in a sorted list, the next one last. Up to many thousands of events, moving the end of the list costs
-    less than the comparisons of a heap.
+    Events are in a sorted list, the next event last. For up to many thousands of events, an insertion takes less time
+    than the comparisons of a heap.
     """
 
     def __init__(self) -> None:
@@ -75,11 +75,11 @@ class Kernel:
         self._queue: list[Event] = []
 
     def schedule(self, at: int, order: int, action: Action, argument: object = None) -> None:
-        """Call `action(argument)` at picosecond `at`; raises ValueError for the past."""
+        """Schedule the call `action(argument)` at picosecond `at`; raises ValueError for a time in the past."""
         self.add(Call(order, action, argument, at))
 
     def add(self, event: Event) -> None:
-        """Schedule an event; raises ValueError for the past."""
+        """Schedule an event; raises ValueError for a time in the past."""
         if event.at < self.now:
             raise ValueError(f"an event was scheduled {self.now - event.at} ps in the past")
         queue, at, order = self._queue, event.at, event.order
@@ -88,8 +88,7 @@ class Kernel:
         while low < high:
             middle = (low + high) >> 1
             other = queue[middle]
-            other_at = other.at
-            if other_at > at or (other_at == at and other.order > order):
+            if other.at > at or (other.at == at and other.order > order):
                 low = middle + 1
             else:
                 high = middle
@@ -97,11 +96,11 @@ class Kernel:
 
     @property
     def pending(self) -> int:
-        """Number of scheduled events, including events that will have no effect."""
+        """Number of scheduled events, including outdated events without effect."""
         return len(self._queue)
 
     def run(self, until_events: int) -> bool:
-        """Run events until `until_events` events have happened in all; False if no event is left."""
+        """Run events until `until_events` have happened in total; return False if no event is left."""
         queue, before = self._queue, self.before_step
         while queue:
             if self.events >= until_events:
@@ -119,7 +118,7 @@ _PS = 1e12
 
 
 class MachineLink:
-    """The network of a machine: egress and ingress, each shared equally by its transfers, and the local bandwidth."""
+    """Network of a machine: egress and ingress, each shared equally by its transfers, and local bandwidth."""
 
     def __init__(self, network_bytes_per_s: float, local_bytes_per_s: float) -> None:
         self.network_bytes_per_s, self.local_bytes_per_s = network_bytes_per_s, local_bytes_per_s
@@ -127,16 +126,17 @@ class MachineLink:
         self.ingress: dict[int, KvFlow] = {}
 
     def bytes_per_s(self, target: "MachineLink") -> float:
-        """Return the bandwidth of a transfer to `target` that shares no link."""
+        """Return the bandwidth of an uncontended transfer to `target`, in bytes per second."""
         if target is self:
             return self.local_bytes_per_s
         return min(self.network_bytes_per_s, target.network_bytes_per_s)
 
 
 class PacedWork:
-    """Work at a varying rate: at picosecond `since`, `left` was left, and `rate` is done per `unit` picoseconds.
+    """Work that progresses at a varying rate, such as a transfer or computation.
 
-    `end` is the event that happens when the work is complete.
+    At picosecond `since`, the amount `left` remained; from then on the work progresses at `rate`. The event `end`
+    happens when the work is complete.
     """
 
     def __init__(self, left: float = 0.0, end: Event | None = None) -> None:
@@ -147,7 +147,7 @@ class PacedWork:
         self.version = 0
 
     def pace(self, kernel: Kernel, rate: float, unit: float, leave: Action) -> None:
-        """Change the rate of the work. When the work is done, call `leave` with it; then its event `end` happens."""
+        """Set the rate to `rate` per `unit` picoseconds. On completion, `leave(self)` is called; then `end` happens."""
         if rate == self.rate:
             return
         now = kernel.now
@@ -167,7 +167,7 @@ class PacedWork:
 
 
 class KvFlow(PacedWork):
-    """A KV transfer in progress: `left` bytes at `rate` bytes/s. The order of its end event is its number."""
+    """A KV transfer in progress: `left` bytes at `rate` bytes/s. `number` is the order of its end event."""
 
     def __init__(self, source: MachineLink, target: MachineLink, left: float, landed: Event) -> None:
         super().__init__(left, landed)
@@ -176,11 +176,11 @@ class KvFlow(PacedWork):
 
 
 class VirtualNetwork:
-    """The network between machines. Each link of a machine is shared equally among its transfers.
+    """Simulated network between machines. Transfers share the egress and ingress link of a machine equally.
 
-    A transfer runs at the smaller of its egress and ingress shares. Unused bandwidth is not redistributed as under
-    max-min fairness, so transfer times are upper bounds. Without `contention` every transfer has its own link.
-    Transfers within a machine use its local bandwidth and do not contend.
+    A transfer runs at the smaller of its egress and ingress shares. Unused bandwidth is not redistributed, unlike under
+    max-min fairness, so transfer times are upper bounds. Without `contention`, every transfer has its own link.
+    Transfers within a machine use the local bandwidth and do not contend.
     """
 
     def __init__(self, kernel: Kernel, *, contention: bool, latency_s: float) -> None:
@@ -221,9 +221,9 @@ _NONE: Final = ContentionFactors()
 
 
 class HostTask(PacedWork):
-    """A worker or the gateway on a host.
+    """CPU work of a worker or the gateway on a host.
 
-    It computes on `cores` with `threads` threads; `phase` is the running phase of a worker. `left` is in picoseconds at
+    The task runs `threads` threads on `cores`. `phase` is the phase that a worker computes. `left` is in picoseconds at
     full speed.
     """
 
@@ -236,7 +236,7 @@ class HostTask(PacedWork):
 
 
 class Host:
-    """The cores of a host and the tasks that are busy on them."""
+    """The cores of a host and the tasks that run on them."""
 
     def __init__(self, kernel: Kernel, cores: int) -> None:
         self.kernel = kernel
@@ -244,13 +244,13 @@ class Host:
         self._busy: dict[HostTask, None] = {}
 
     def begin(self, task: HostTask, work: int, end: Event) -> None:
-        """Start `work` picoseconds of work of a task. The event `end` happens when the work is complete."""
+        """Start a task with `work` picoseconds at full speed. The event `end` happens when the task is complete."""
         task.left, task.rate, task.since, task.end = float(work), 0.0, self.kernel.now, end
         self._busy[task] = None
         self._share()
 
     def drop(self, task: HostTask) -> None:
-        """Cancel the work of a task."""
+        """Cancel a task; its end event does not happen."""
         if self._busy.pop(task, task) is None:
             task.version += 1
             self._share()
@@ -283,7 +283,7 @@ class Host:
 
 
 class HostCores(HostTask):
-    """The cores of one worker on a host. A batch that starts after `COLD_AFTER_S` without work takes longer."""
+    """Cores of one worker on a host. A batch takes longer after an idle time of more than `COLD_AFTER_S` seconds."""
 
     def __init__(self, host: Host, cores: Sequence[int], profile: HostProfile) -> None:
         super().__init__(cores, len(cores))
@@ -293,7 +293,7 @@ class HostCores(HostTask):
         self._ended_at = -self._cold_after - 1
 
     def compute(self, batch: RunningBatch, work: int, end: Event) -> None:
-        """Compute a batch that takes `work` picoseconds alone. The event `end` happens when the batch is complete."""
+        """Start to compute a batch of `work` picoseconds at full speed. The event `end` happens when it is complete."""
         self.contention = self._prefill if batch.prefills else self._decode
         self.phase = Phase.PREFILL if batch.prefills else Phase.DECODE
         if self._host.kernel.now - self._ended_at > self._cold_after:
@@ -305,5 +305,5 @@ class HostCores(HostTask):
         self._ended_at = self._host.kernel.now
 
     def drop(self) -> None:
-        """Cancel the batch that the worker computes."""
+        """Cancel the batch that the worker is computing; its end event does not happen."""
         self._host.drop(self)

@@ -1,4 +1,4 @@
-"""Overload control in the simulator: rejections, wasted prefills and loads over time."""
+"""Overload control in the simulator, with statistics of rejections, wasted prefills and loads over time."""
 
 import statistics
 from collections import Counter
@@ -14,10 +14,10 @@ PREFILL, DECODE = "load/prefill", "load/decode"
 
 
 class OverloadResult(msgspec.Struct, frozen=True, kw_only=True):
-    """The results of overload control: rejections by reason, and the prompt tokens of requests rejected after prefill.
+    """Results of overload control: rejections by reason, and the prompt tokens of requests rejected after prefill.
 
-    `load_correlation` is Pearson's correlation of the prefill and decode loads over time: −1 if one phase is idle
-    whenever the other is full, None if either load is constant.
+    `load_correlation` is Pearson's correlation of the prefill and decode loads over time: near −1 if one phase is idle
+    whenever the other is overloaded, None if either load is constant.
     """
 
     rule: str
@@ -37,7 +37,7 @@ class SimulatedOverload:
         self._wasted_tokens = 0
 
     def rejection(self, placed: PlacedRequest, now: int) -> str | None:
-        """The reason to reject a request that arrives at picosecond `now`; None to accept it."""
+        """Return the reason to reject a request that arrives at picosecond `now`, or None to accept it."""
         now_s = now / PS
         for name, load in zip((PREFILL, DECODE), self.control.ledger.loads(now_s), strict=True):
             self.series[name].set(now, load)
@@ -48,7 +48,7 @@ class SimulatedOverload:
         return reason.value
 
     def admits_decode(self, request_id: str, now: int) -> bool:
-        """Whether a request may decode after its prefill ended at picosecond `now`."""
+        """Whether overload control admits a request to decode after its prefill ended at picosecond `now`."""
         reason = self.control.admit_decode(request_id, now / PS)
         if reason is None:
             return True
@@ -66,7 +66,7 @@ class SimulatedOverload:
 
 
 def correlation(one: Series, other: Series) -> float | None:
-    """Return Pearson's correlation of the bin means of two equally sampled series; None if either is constant."""
+    """Return Pearson's correlation between the bin means of two equally sampled series; None if either is constant."""
     means = [[mean for _, mean, _ in series.points()] for series in (one, other)]
     try:
         return statistics.correlation(*means)

@@ -1,4 +1,4 @@
-"""Re-planning in the simulator. Searches and starts of instances take simulated time."""
+"""Re-planning in the simulator: searches for a better split, and starts of instances, take simulated time."""
 
 from collections.abc import Sequence
 
@@ -25,10 +25,10 @@ from twofold.timeline import Timeline
 
 
 class SimulatedReplanning(Observer):
-    """Re-plans a simulated cluster: an observer that changes the roles of instances, starts them and retires them.
+    """Observer that re-plans a simulated cluster: it changes the roles of instances, and starts and retires instances.
 
-    A search takes `search_s` simulated seconds. The last `spare` instances of the cluster start only when a plan needs
-    them. Instances that change their role or retire finish their requests first.
+    A search takes `search_s` simulated seconds. The last `spare` instances of the cluster are started only if a plan
+    needs them. After a role change or retirement, an instance finishes its placed requests.
     """
 
     def __init__(self, replanner: Replanner, search: ReplanSearch, *, search_s: float, spare: int = 0) -> None:
@@ -95,7 +95,7 @@ class SimulatedReplanning(Observer):
 
 
 def assign(cluster: VirtualCluster, split: RoleSplit) -> None:
-    """Assign the roles of an idle cluster: the first instances prefill, the next decode, the others are paused."""
+    """Assign roles in an idle cluster: the first instances prefill, the next ones decode, the others are paused."""
     roles = [Role.PREFILL] * split.prefill + [Role.DECODE] * split.decode
     for place, name in enumerate(cluster.instances):
         if place < len(roles):
@@ -105,7 +105,7 @@ def assign(cluster: VirtualCluster, split: RoleSplit) -> None:
 
 
 def require_movable(spec: ClusterSpec, kinds: Sequence[InstanceProfile]) -> None:
-    """Raise ConfigurationError unless every instance of the cluster can take the place of every other."""
+    """Raise ConfigurationError unless the router can change roles and all instances are interchangeable."""
     movers = [name for name in ROUTERS if name not in FIXED_ROLE_ROUTERS]
     moves = spec.router in movers
     require(moves, f"the router {spec.router} never moves an instance: re-plan with {', '.join(movers)}")

@@ -1,4 +1,4 @@
-"""Results of a simulation, and the verdict whether the run met an SLO."""
+"""Result of a simulation, and the verdict on an SLO."""
 
 import msgspec
 
@@ -13,10 +13,10 @@ from twofold.slo import Slo, SlowdownSlo
 
 
 class PoolResult(msgspec.Struct, frozen=True, kw_only=True):
-    """Results of one pool.
+    """Simulation results of one pool.
 
-    `utilization` is the share of instance time (of stage time in pipelines) in which a batch ran. `energy_j` covers all
-    machines of the pool.
+    `utilization` is the share of time in which an instance (or pipeline stage) ran a batch, averaged over the pool.
+    `energy_j` covers all machines of the pool.
     """
 
     role: str
@@ -33,13 +33,13 @@ class PoolResult(msgspec.Struct, frozen=True, kw_only=True):
 class SimulationResult(msgspec.Struct, frozen=True, kw_only=True):
     """Counts, latency distributions, time series, energy and cost of a run.
 
-    Latencies are seconds; slowdowns are multiples of the uncontended reference (None without one). arrived =
-    completed + rejected + failed + unfinished. `itl_s` has every inter-token gap. `slo_met` counts completed requests
-    within all bounds of the SLO (None without an SLO), and `slo_scale` is the factor on the bounds at which each
-    completed request just meets them. `duration_s` runs from the first arrival to the last completion, `arrival_s` to
-    the last arrival. `swaps` counts swap-outs, and `swap_bytes` the bytes copied in both directions. `series` has
-    `power_w` and, per role, `queue/ROLE`, `batch/ROLE` and `pool/ROLE` (instances in that role). `overload` is set
-    under overload control, which adds the series `load/prefill` and `load/decode`; `reuse` is set with prefix caches.
+    Latencies are in seconds. Slowdowns are multiples of the latency on an uncontended reference (None without one).
+    arrived = completed + rejected + failed + unfinished. `itl_s` contains every gap between tokens. `slo_met` counts
+    the completed requests within all bounds of the SLO (None without an SLO). `slo_scale` contains, for each completed
+    request, the least factor on the bounds with which it meets them. `duration_s` is the time from the first arrival to
+    the last completion, `arrival_s` to the last arrival. `swaps` counts swap-outs, `swap_bytes` the bytes copied in
+    both directions. `series` has `power_w` and, per role, `queue/ROLE`, `batch/ROLE` and `pool/ROLE` (instances in the
+    role). Overload control sets `overload` and adds `load/prefill` and `load/decode`. Prefix caches set `reuse`.
     """
 
     spec: ClusterSpec
@@ -83,7 +83,7 @@ class SimulationResult(msgspec.Struct, frozen=True, kw_only=True):
         return self.energy_j / self.duration_s if self.duration_s else 0.0
 
     def tightest_scale(self, attainment: float) -> float | None:
-        """Return the smallest SLO scale that a share `attainment` of all requests meets; None if too few completed."""
+        """Return the least factor on the SLO bounds at which a share `attainment` of requests meets them; else None."""
         needed = attainment * self.arrived
         if self.slo_scale is None or not 0 < needed <= self.completed:
             return None
@@ -91,10 +91,10 @@ class SimulationResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Check(msgspec.Struct, frozen=True, kw_only=True):
-    """One bound of an SLO and the measured value.
+    """Check of one bound of an SLO against the measured value.
 
-    `value` is None without measurements (TPOT of one-token outputs); such a bound is met. `at_least` marks a lower
-    bound.
+    `value` is None if nothing was measured (such as the TPOT of one-token outputs); the bound is then met. `at_least`
+    marks a lower bound.
     """
 
     name: str
@@ -105,14 +105,14 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
-    """Whether a run met its SLO, bound by bound."""
+    """Whether a run met its SLO, with a check of each bound."""
 
     met: bool
     checks: tuple[Check, ...]
 
 
 def verdict(result: SimulationResult, slo: Slo | SlowdownSlo, attainment: float = 0.9) -> Verdict:
-    """Check a run against an SLO.
+    """Check the result of a run against an SLO.
 
     For an `Slo`, at least `attainment` of all requests must complete within all bounds; rejected, failed and unfinished
     requests are misses. For a `SlowdownSlo`, each percentile must be within its bound and all requests must complete.
@@ -142,6 +142,6 @@ def verdict(result: SimulationResult, slo: Slo | SlowdownSlo, attainment: float 
 
 
 def _share_check(name: str, part: int, whole: int, bound: float) -> Check:
-    """Check a lower bound on a share of the requests, which is 0 without requests."""
+    """Check that the share `part` / `whole` of requests is at least `bound`; without requests the share is 0."""
     value = part / whole if whole else 0.0
     return Check(name=name, value=value, bound=bound, met=value >= bound, at_least=True)

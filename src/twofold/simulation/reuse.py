@@ -1,7 +1,7 @@
-"""Prefix caches in the simulator: lookups, fetches between caches, loading beside prefills, and hit statistics.
+"""Prefix caches in the simulator: lookups, fetches between caches, loading during prefills, and hit statistics.
 
-A prompt pins the blocks found in its instance's cache until it is computed. Then all of its blocks are stored there:
-each layer is written as it is computed.
+A prompt pins the blocks found in the cache of its prefill instance until it is computed. Then all its blocks are stored
+in this cache. Storing takes no extra time, because each layer is written as it is computed.
 """
 
 from collections.abc import Mapping, Sequence
@@ -32,26 +32,26 @@ _MANY: Final = 1 << 20
 
 
 class TierHits(msgspec.Struct, frozen=True):
-    """The number of blocks that were found in one tier of the prefill instances' caches."""
+    """Number of prompt blocks that were found in one tier of the prefill instances' caches."""
 
     tier: str
     blocks: int
 
 
 class HotBlock(msgspec.Struct, frozen=True):
-    """A frequently used block: the prompts with this block, and the caches of the instances that prefilled them."""
+    """A frequently used block: number of prompts with this block, and of caches in which they stored it."""
 
     uses: int
     caches: int
 
 
 class ReuseResult(msgspec.Struct, frozen=True, kw_only=True):
-    """Prefix reuse of the computed prompts.
+    """Prefix reuse of all computed prompts of a run.
 
-    `blocks` counts all blocks of the prompts, `hits` those in the local cache by tier, and `fetched` those from other
-    caches. `reused_tokens` are prompt tokens that were not computed. `requests` counts prompts by prefill instance.
-    `hottest` are the blocks of the most prompts. `ttft_error` is the relative error of the predicted TTFT, None if the
-    router does not predict it.
+    `blocks` counts all blocks of the prompts, `hits` the blocks found in the local cache by tier, and `fetched` the
+    blocks fetched from other caches. `reused_tokens` counts prompt tokens that were not computed. `requests` counts
+    prompts by prefill instance. `hottest` are the blocks used by the most prompts. `ttft_error` is the relative error
+    of the predicted TTFT, None if the router does not predict it.
     """
 
     caches: int
@@ -77,7 +77,7 @@ class ReuseResult(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def spread(self) -> float:
-        """Mean share of the caches that contain a hot block."""
+        """Share of all caches that a hot block has been stored in, averaged over the hottest blocks."""
         if not self.hottest:
             return 0.0
         return sum(block.caches for block in self.hottest) / (len(self.hottest) * self.caches)
@@ -89,7 +89,7 @@ BLOCK_TOKENS: Final = 512  # block size of traces
 class HostCache:
     """The prefix cache of an instance, which instances on the same machine may share.
 
-    `block_ps` has the time to load a block from each tier, in picoseconds. `link` connects the machine to others.
+    `block_ps` is the time to load a block from each tier, in picoseconds. `link` connects the machine to the network.
     """
 
     def __init__(self, name: str, cache: TieredCache, block_ps: Sequence[int], link: MachineLink) -> None:
@@ -97,7 +97,7 @@ class HostCache:
         self.block_ps = tuple(block_ps)
 
     def hold(self, keys: Sequence[BlockKey]) -> list[int]:
-        """Pin the cached leading blocks of a prompt until `release`; return their number in each tier."""
+        """Count a prompt's cached leading blocks as hits and pin them until `release`; return their number per tier."""
         counts = self.cache.match(keys)
         for position in range(sum(counts)):
             self.cache.hold(keys[position])
@@ -110,12 +110,12 @@ class HostCache:
             self.cache.release(key)
 
     def loading_ps(self, counts: Sequence[int]) -> int:
-        """Return the picoseconds in which these numbers of blocks are loaded from the tiers."""
+        """Return the picoseconds to load `counts` blocks from the tiers, one count per tier."""
         return sum(map(mul, counts, self.block_ps))
 
 
 def make_cache(name: str, spec: CacheSpec, prefixes: PrefixIndex, kv_bytes_per_token: int) -> TieredCache:
-    """Create an empty cache that registers its blocks in `prefixes`.
+    """Create an empty tiered cache called `name` that registers its blocks in the index `prefixes`.
 
     Raises ConfigurationError if a tier is smaller than a block.
     """
@@ -131,7 +131,7 @@ def make_cache(name: str, spec: CacheSpec, prefixes: PrefixIndex, kv_bytes_per_t
 
 
 class _Watcher(CacheObserver):
-    """Updates the prefix index when blocks are stored and removed."""
+    """Updates the prefix index when blocks are stored in or removed from a cache."""
 
     def __init__(self, name: str, prefixes: PrefixIndex) -> None:
         self._name, self._prefixes = name, prefixes
@@ -147,7 +147,7 @@ _FETCH: Final = EventOrder.TRANSFER + (1 << 39)  # after hand-offs that land at 
 
 
 class _Use:
-    """The pinned blocks of one prompt from its placement until its prefill ends, and the time to load these blocks."""
+    """Pinned blocks of one prompt from its placement until its prefill ends, and the time to load these blocks."""
 
     __slots__ = ("fetched", "hits", "host", "keys", "life", "loading", "ttft_s")
 
@@ -171,7 +171,7 @@ class _Use:
 
 
 class PrefixReuse(RequestSubscriber):
-    """Runs the prefix caches of a virtual cluster; `hosts` has the cache of each instance."""
+    """Simulates the prefix caches of a cluster; `hosts` maps each instance to its cache."""
 
     def __init__(
         self,
@@ -203,7 +203,7 @@ class PrefixReuse(RequestSubscriber):
         return self._hosts[instance].name if instance in self._hosts else instance
 
     def submit(self, life: SimulatedRequest, route: Route) -> None:
-        """Pin the cached blocks of a placed request, start the route's fetch, if any, and queue the request."""
+        """Pin the cached blocks of a placed request, start the prefix fetch of its route, if any, and submit it."""
         host = self._hosts[life.prefill.name]
         use = self._uses[life.id] = _Use(life, host, route.ttft_s)
         self._requests[life.prefill.name] += 1
@@ -215,7 +215,7 @@ class PrefixReuse(RequestSubscriber):
         )
 
     def loading(self, iteration: RunningBatch, pace: RunTiming) -> RunTiming:
-        """Lengthen the time of an iteration by the layer-wise loading of the cached blocks of its prompts."""
+        """Return the timing of an iteration, extended by the layer-wise loading of the cached blocks of its prompts."""
         loading = 0
         for part in iteration.prefills:
             use = self._uses.get(part.sequence.id)
@@ -241,7 +241,7 @@ class PrefixReuse(RequestSubscriber):
             use.host.release(use.keys[: use.blocks])
 
     def _land(self, fetched: tuple[_Use, HostCache, tuple[BlockKey, ...]]) -> None:
-        """Store the blocks that were fetched for a prompt, and let the prompt start."""
+        """Store the blocks that were fetched for a prompt in its local cache, and let the prompt start."""
         use, source, keys = fetched
         source.release(keys)
         if use.life.ended:
@@ -255,7 +255,7 @@ class PrefixReuse(RequestSubscriber):
         use.life.prefill.poke()
 
     def _fetch(self, use: _Use, fetch: PrefixFetch) -> bool:
-        """Transfer the missing blocks of a prompt from another cache; False if that cache has none of them."""
+        """Start the transfer of a prompt's missing blocks from another cache; False if that cache has none of them."""
         source, start = self._by_name[fetch.source], use.blocks
         keys = use.keys[start : fetch.blocks]
         counts = source.hold(keys)
@@ -291,7 +291,7 @@ class PrefixReuse(RequestSubscriber):
             self._error.add(round(abs(use.ttft_s - real_s) / real_s * _MICRO))
 
     def result(self) -> ReuseResult:
-        """Return the statistics of the run. If there are many blocks, blocks of only one prompt are left out."""
+        """Return the statistics of the run. With over 2²⁰ blocks, `hottest` is an approximation."""
         hottest = sorted(self._counts, key=lambda key: -self._counts[key])[:_HOTTEST]
         return ReuseResult(
             caches=len(self._bits),

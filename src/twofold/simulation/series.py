@@ -1,4 +1,4 @@
-"""Step functions of time in constant memory."""
+"""Time series as step functions, in constant memory."""
 
 from itertools import pairwise, zip_longest
 from typing import Final
@@ -14,9 +14,9 @@ _PS_PER_S: Final = 1e12
 class Series(msgspec.Struct):
     """A step function of time, stored as mean and maximum over at most 1,024 equal bins.
 
-    Times are picoseconds. The function begins with the first `set`; bin widths double as it grows. Values
-    replaced at the time they were set are ignored. `areas` are value × picoseconds and `peaks` maxima, one per bin;
-    the last bin ends at `at_ps`, and `value` holds from there on.
+    Times are picoseconds. The function begins with the first `set`. The bin width doubles as the function grows. A
+    value that is replaced at the same time is ignored. `areas` (value × picoseconds) and `peaks` (maxima) have one
+    entry per bin. The last bin ends at `at_ps`, and the function has the value `value` from there on.
     """
 
     start_ps: int = _NEVER
@@ -59,7 +59,7 @@ class Series(msgspec.Struct):
         return max(self.peaks, default=self.value)
 
     def points(self) -> list[tuple[float, float, float]]:
-        """Return (start in seconds, mean, maximum) of every bin."""
+        """Return the tuple (start in seconds, mean, maximum) of every bin."""
         starts = [self.start_ps + i * self.width_ps for i in range(len(self.areas))]
         widths = [end - start for start, end in pairwise([*starts, self.at_ps])]
         rows = zip(starts, self.areas, widths, self.peaks, strict=True)

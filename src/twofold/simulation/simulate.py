@@ -1,4 +1,4 @@
-"""Build a virtual cluster from its spec, run a workload on it, and collect the result."""
+"""Build a simulated cluster from its spec, run a workload on it, and collect the result."""
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -52,7 +52,7 @@ from twofold.simulation.statistics import MICRO, RunStatistics, Sampler
 from twofold.slo import Slo
 
 _DRAM_LINK, _DISK_LINK = "pcie4", "nvme"
-_DEFAULT_CACHE: Final = CacheSpec(dram="1 tokens")  # gives forecasting routers load times without a cache
+_DEFAULT_CACHE: Final = CacheSpec(dram="1 tokens")  # load times for forecasts if there is no cache
 
 
 def build_cluster(
@@ -63,7 +63,7 @@ def build_cluster(
     observers: Sequence[Observer],
     max_run: int,
 ) -> VirtualCluster:
-    """Build an idle cluster at time 0; raises ConfigurationError for a failure of an unknown instance."""
+    """Build an idle cluster at time 0; raises ConfigurationError if `spec.failures` names an unknown instance."""
     rules = cluster_rules(spec.rules)
     kernel = Kernel()
     model = with_host_profile(spec, catalog).model(spec.model)
@@ -134,7 +134,7 @@ def _attach_caches(
     slots: Sequence[InstanceSlot],
     transfers: Sequence[TransferModel],
 ) -> None:
-    """Give a forecasting router its forecast, and every machine that may prefill a prefix cache."""
+    """Set up the load forecast of a forecasting router, and a prefix cache on every machine that may prefill."""
     cache = spec.kv_cache
     if cache is None and spec.router not in FORECASTING_ROUTERS:
         return
@@ -167,7 +167,7 @@ def _attach_caches(
 
 
 def _cache_speeds(cache: CacheSpec, catalog: Catalog, tensor_parallel: int) -> tuple[float, float]:
-    """Return (DRAM, disk) bandwidth to an instance, in bytes per second."""
+    """Return the bandwidths from the DRAM tier and the disk tier to an instance, in bytes per second."""
     dram = cache.dram_bytes_per_s or catalog.link(_DRAM_LINK).bytes_per_s * tensor_parallel
     return dram, cache.disk_bytes_per_s or catalog.link(_DISK_LINK).bytes_per_s
 
@@ -209,11 +209,11 @@ def simulate(
 ) -> SimulationResult:
     """Simulate `requests`, in order of arrival, until the last has ended.
 
-    `reference` is the performance model of the uncontended instance for slowdowns. `progress` gets the number of
-    ended requests and the simulated seconds. `stop_when` may end the run early; requests in progress are then
-    unfinished. Without `series` no time series are kept, which is faster. `max_run` limits the iterations simulated
-    at a time and affects only speed. `prepare` is called with the cluster before the first arrival. `overload` names
-    an overload rule that rejects requests which would miss `slo`.
+    `reference` is the performance model of the uncontended instance for slowdowns. `progress` is called with the number
+    of ended requests and the simulated seconds. `stop_when` may end the run early; requests in progress then count as
+    unfinished. Without `series`, no time series are recorded, which is faster. `max_run` limits the iterations per
+    simulated event and affects only speed. `prepare` is called with the cluster before the first arrival. `overload`
+    names an overload rule that rejects requests predicted to miss `slo`.
 
     Raises ConfigurationError for an invalid cluster and WorkloadError without requests.
     """

@@ -28,15 +28,15 @@ _PLACES: Final = range(_ROW)
 
 
 def width_of(lowest: int) -> int:
-    """Return how many integers are in the bucket with the lowest value `lowest`."""
+    """Return how many integers the bucket with the lowest value `lowest` covers."""
     return 1 << max(0, lowest.bit_length() - 11)
 
 
 class Tally:
-    """Counts of non-negative integers in buckets, with their exact total, minimum and maximum (−1 when empty).
+    """Counts of non-negative integers in buckets, with their exact total, minimum and maximum (−1 if empty).
 
-    A bucket holds the values that share their top eleven bits: every value below 2,048 has its own bucket, and larger
-    buckets are at most 2⁻¹⁰ of their values wide (the layout of HdrHistogram). A bucket is identified by its lowest
+    A bucket contains the values with equal top eleven bits: every value below 2,048 has its own bucket, and the width
+    of other buckets is at most 2⁻¹⁰ of their values (the layout of HdrHistogram). A bucket is identified by its lowest
     value.
     """
 
@@ -51,7 +51,7 @@ class Tally:
 
     @property
     def counts(self) -> dict[int, int]:
-        """Return the counts of the non-empty buckets by the lowest value of each bucket, in ascending order."""
+        """Return a mapping from the lowest value of each non-empty bucket to its count, in ascending order."""
         return {
             (_ROW + place << row - 1) if row else place: counts[place]
             for row, counts in enumerate(self._rows)
@@ -59,7 +59,7 @@ class Tally:
         }
 
     def add(self, value: int, weight: int = 1) -> None:
-        """Count `value` `weight` times (at least once); raises ValueError if out of range."""
+        """Add a value `weight` (≥ 1) times; raises ValueError if it is out of range."""
         if value < self.low or value > self.high:
             self._extend(value, value)
         self.total += value if weight == 1 else product(value, weight)
@@ -75,9 +75,9 @@ class Tally:
         counts[place] = before + weight
 
     def add_ramp(self, first: int, step: int, count: int, weight: int = 1) -> None:
-        """Count `first`, `first + step`, … (`count` values), each `weight` times.
+        """Add the `count` values `first`, `first + step`, …, each `weight` times.
 
-        Equals adding them one by one, in time proportional to the number of buckets.
+        The result is the same as if they were added one by one, but the time is proportional to the number of buckets.
         Raises ValueError if the step is negative or a value is out of range.
         """
         if step < 0:
@@ -110,7 +110,7 @@ class Tally:
 
 @mypyc_attr(free_list_len=1)
 class SimulatedRequest:
-    """A request in the simulation: its moments so far (see `twofold.timeline`) and the state of its hand-off."""
+    """State of a simulated request: its moments so far in picoseconds (see `twofold.timeline`), and its hand-off."""
 
     def __init__(
         self,
@@ -139,14 +139,14 @@ class SimulatedRequest:
         self.handoff_ended = NEVER
         self.decode_started = NEVER
         self.last_token = NEVER
-        # End of a layer-wise transfer that waits for the end of the prefill.
+        # End of the layer-wise transfer, if it precedes the end of the prefill.
         self.layers_sent = NEVER
         self.preemptions = 0
         self.lease: Lease | None = None
         self.ended = False
 
     def timeline(self, reason: FinishReason, output_tokens: int) -> Timeline:
-        """Return the timeline of this request, in seconds."""
+        """Return the timeline of this request, with times in seconds."""
         moments = (
             (Moment.ARRIVED, self.arrived),
             (Moment.ROUTED, self.arrived),
@@ -172,7 +172,7 @@ MICRO = 10**6  # slowdowns are tallied in millionths
 
 
 class SlowdownTallies:
-    """Tallies of latencies divided by those of the same request alone on a reference instance (Splitwise section 5)."""
+    """Tallies of slowdowns: latency divided by that of the same request alone on a reference (Splitwise section 5)."""
 
     def __init__(self, reference: PerformanceModel) -> None:
         self.ttft, self.tpot, self.e2e = Tally(), Tally(), Tally()
@@ -194,10 +194,10 @@ class SlowdownTallies:
 
 
 class RunStatistics:
-    """Counts requests and tokens, and tallies latencies in picoseconds.
+    """Statistics of a run: counts of requests and tokens, and tallies of latencies in picoseconds.
 
-    With `over_all_tokens`, TPOT divides the time after the first token by all output tokens, as SplitwiseSim does for
-    its TBT, and not by the number of gaps. Requests with one output token have no TPOT.
+    With `over_all_tokens`, TPOT is the time after the first token divided by the number of output tokens, not by the
+    number of gaps, like the TBT of SplitwiseSim. Requests with one output token have no TPOT.
     """
 
     def __init__(self, slo: Slo | None, reference: PerformanceModel | None, *, over_all_tokens: bool) -> None:
@@ -244,7 +244,7 @@ class RunStatistics:
             self.slo_scale.add(nearest(needed * MICRO))
 
     def gaps(self, pace: RunTiming, count: int, decodes: int, start: int, joined: Sequence[ScheduledSequence]) -> None:
-        """Record the gaps between tokens in a run of decodes. `joined` sequences have waited since their last token."""
+        """Record the token gaps of a run of decodes. `joined` sequences may have waited since their previous token."""
         first, itl = pace.first_ps, self.itl
         if not joined:
             itl.add_ramp(first, pace.step_ps, count, decodes)
@@ -259,14 +259,14 @@ class RunStatistics:
 
 
 class _PoolNow:
-    """The current totals over the instances of one role."""
+    """Current number of instances, queued sequences and running sequences of one role."""
 
     def __init__(self) -> None:
         self.members = self.queue = self.batch = 0
 
 
 class Sampler:
-    """Samples queue, batch and pool sizes and power at equal intervals. The interval doubles after 1,024 samples."""
+    """Samples queue, batch and pool sizes and power at an interval that doubles after every 1,024 samples."""
 
     _MANY = 1024
 

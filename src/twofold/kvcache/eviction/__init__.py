@@ -1,4 +1,4 @@
-"""The registry of eviction policies, with one class and one line for each policy."""
+"""Registry of eviction policies: the class of each policy by name."""
 
 from twofold.errors import ConfigurationError
 from twofold.kvcache.eviction.base import EvictionPolicy
@@ -11,7 +11,7 @@ EVICTIONS: dict[str, type[EvictionPolicy]] = {"lru": Lru, "lfu": Lfu, "length-aw
 
 
 def create_eviction(name: str) -> EvictionPolicy:
-    """Create a policy for one memory. Raises ConfigurationError for an unknown name."""
+    """Create the eviction policy called `name` for one memory. Raises ConfigurationError for an unknown name."""
     policy = EVICTIONS.get(name)
     if policy is None:
         raise ConfigurationError(f"unknown eviction policy {name!r}: choose one of {', '.join(EVICTIONS)}")

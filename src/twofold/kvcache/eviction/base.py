@@ -1,4 +1,4 @@
-"""The interface of eviction policies. A policy chooses the block that a full memory removes next."""
+"""Interface of eviction policies, which choose the block to remove from a full memory."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Container
@@ -11,10 +11,10 @@ from twofold.request import BlockKey
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class EvictionPolicy(ABC):
-    """Ranks the blocks of one memory that may be evicted.
+    """Ranks the blocks of one memory for eviction.
 
-    The memory reports each event of a block once: `stored`, each `hit`, alternating `hold` and `release`, and `forget`
-    when the block is removed, held or not. The time of an operation does not depend on the number of blocks.
+    The memory reports every event of a block: `stored`, each `hit`, alternating `hold` and `release`, and `forget` when
+    the block is removed, held or not. The time of an operation must not depend on the number of blocks.
     """
 
     help: ClassVar[str] = ""  # one line for command-line help
@@ -33,7 +33,7 @@ class EvictionPolicy(ABC):
 
     @abstractmethod
     def release(self, key: BlockKey) -> None:
-        """The block may be evicted again. This call counts as the end of its last use."""
+        """The block may be evicted again. Its last use ends with this call."""
 
     @abstractmethod
     def forget(self, key: BlockKey) -> None:

@@ -1,4 +1,4 @@
-"""Eviction of the least recently used block (LRU)."""
+"""LRU eviction policy: evict the least recently used block."""
 
 from collections import OrderedDict
 from collections.abc import Container

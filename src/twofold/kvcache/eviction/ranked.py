@@ -1,4 +1,4 @@
-"""Eviction by a rank that grows with every use."""
+"""Eviction policies that rank blocks by number of uses: LFU and length-aware."""
 
 from collections import OrderedDict
 from collections.abc import Container
@@ -12,10 +12,10 @@ from twofold.request import BlockKey
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class RankedEviction(EvictionPolicy):
-    """Evicts the block of the lowest rank; ties go to the block that reached the rank first.
+    """Evicts the block with the lowest rank; among equals, the block that reached the rank first.
 
-    Every hit raises a rank by `step`. Each rank has a queue of the blocks that are not held. The heap contains every
-    rank that has a queue, and some without one, which are skipped and swept out once they are the majority.
+    Every hit raises the rank of a block by `step`. Each rank has a queue of its blocks that are not held. A heap orders
+    the ranks. Ranks without a queue may remain in the heap until they are the majority, and are skipped.
     """
 
     def __init__(self, step: int) -> None:
@@ -26,7 +26,7 @@ class RankedEviction(EvictionPolicy):
         self._heap: list[int] = []
 
     def add(self, key: BlockKey, rank: int) -> None:
-        """Add a new block to its rank, behind the other blocks of that rank."""
+        """Insert a new block at the end of the queue of its rank."""
         self._ranks[key] = rank
         self._enter(key, rank)
 
@@ -90,9 +90,9 @@ class RankedEviction(EvictionPolicy):
 
 
 class Lfu(RankedEviction):
-    """Evicts the block with the fewest uses since it was stored, which counts as its first use.
+    """Evicts the block with the fewest uses since it was stored; storing counts as the first use.
 
-    Ties go to the block that reached its count first. A block that returns starts again at one.
+    Among equals, the block that reached its count first is evicted. An evicted block that returns starts again at one.
     """
 
     help = "least frequently used since the block was stored"
@@ -108,9 +108,9 @@ _POSITION_BITS = 24  # a prompt has fewer than 2^24 blocks
 
 
 class LengthAware(RankedEviction):
-    """Evicts the block with the fewest uses since it was stored; ties go to the block latest in its prompt.
+    """Evicts the block with the fewest uses since it was stored; among equals, the block latest in its prompt.
 
-    A block is useful only together with all blocks before it, so the end of a prompt is worth least. Source: the
+    A block is useful only together with all blocks before it, so the end of a prompt is evicted first. Source: the
     LengthAwareCache of Mooncake (arXiv 2407.00079 section 4, Table 1).
     """
 

@@ -1,1 +1,1 @@
-"""Admission control: the bounded queue before the cluster, limits per API key, and overload rules."""
+"""Admission control: the bounded queue in front of the cluster, limits per API key, and overload rules."""

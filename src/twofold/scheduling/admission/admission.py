@@ -1,4 +1,4 @@
-"""Admission: a bounded priority queue before the cluster; rejects requests early if they cannot be served in time."""
+"""Admission control: a bounded priority queue in front of the cluster, with limits per API key and deadlines."""
 
 from bisect import bisect_left, bisect_right, insort
 from math import ceil, floor
@@ -18,10 +18,10 @@ from twofold.timeline import Timeline
 
 
 class QueuedRequest:
-    """A request with its API key, priority and deadline.
+    """A request offered to admission control, with its API key, priority and deadline.
 
-    A lower `priority` is served first, as in vLLM. `deadline_s` is on the clock of `arrival_s`; None selects the
-    default of the service. `number` is the admission order, counted from 1.
+    Requests with a lower `priority` are served first, as in vLLM. `deadline_s` is a time on the clock of `arrival_s`;
+    None selects the service's default timeout. `number` counts admitted requests from 1.
     """
 
     __slots__ = ("arrival_s", "deadline_s", "key", "number", "priority", "request")
@@ -43,7 +43,7 @@ _priority, _turn, _deadline = attrgetter("priority"), attrgetter("priority", "nu
 
 
 class AdmissionQueue:
-    """A priority queue of requests, kept as a sorted list from which any request can be removed."""
+    """Priority queue of requests that also supports the removal of any request."""
 
     def __init__(self) -> None:
         self._requests: dict[str, QueuedRequest] = {}
@@ -60,25 +60,25 @@ class AdmissionQueue:
         return bisect_right(self._turns, priority, key=_priority)
 
     def join(self, queued: QueuedRequest) -> None:
-        """Insert a request at the position given by its priority and number."""
+        """Insert a request in order of priority and then of admission number."""
         self._requests[queued.id] = queued
         insort(self._turns, queued, key=_turn)
 
     def leave(self, request_id: str) -> QueuedRequest | None:
-        """Remove and return a request; None if it is not queued."""
+        """Remove a request from the queue and return it; None if it is not queued."""
         queued = self._requests.pop(request_id, None)
         if queued is not None:
             del self._turns[bisect_left(self._turns, _turn(queued), key=_turn)]
         return queued
 
     def pop(self, now: float) -> QueuedRequest | None:
-        """Remove and return the first request before its deadline; `expired` removes requests past their deadline."""
+        """Remove and return the first request with a deadline after `now` or no deadline; None if there is none."""
         timely = (each for each in self._turns if each.deadline_s is None or each.deadline_s > now)
         queued = next(timely, None)
         return None if queued is None else self.leave(queued.id)
 
     def expired(self, now: float) -> list[QueuedRequest]:
-        """Remove and return the requests past their deadline, earliest deadline first."""
+        """Remove and return all requests past their deadline, earliest deadline first."""
         late = [each for each in self._requests.values() if each.deadline_s is not None and each.deadline_s <= now]
         late.sort(key=_deadline)
         for queued in late:
@@ -87,16 +87,16 @@ class AdmissionQueue:
 
 
 class Admission(RequestSubscriber):
-    """Decides which requests may wait, which runs next and which are refused.
+    """Admission control: queues requests within limits, refuses the others, and selects the next request to run.
 
-    A driver calls `offer` for each arrival, then `next` until it returns None, and `next` again whenever a request
-    ended or the cluster has room again. It calls `put_back` if the cluster could not place the request. Times must
-    not decrease. Policies with further grounds for refusal override `judge`.
+    The driver calls `offer` for each arrival, then `next` until it returns None. It calls `next` again after a request
+    has ended or the cluster has regained capacity, and `put_back` if the cluster could not place a request. The times
+    passed as `now` must not decrease. Subclasses override `judge` to refuse requests for further reasons.
 
-    Requests wait by priority and, within a priority, in order of arrival. A queued request is never dropped for a later
-    one. A steady stream of urgent requests can delay others until their deadline.
+    Requests are queued by priority, then by arrival. A queued request is never dropped in favor of a later one. A
+    steady stream of urgent requests can delay less urgent ones until their deadline.
 
-    `refusals` counts refused requests by reason, `expirations` the queued ones that passed their deadline.
+    `refusals` counts refused requests by reason, `expirations` queued requests that reached their deadline.
     """
 
     def __init__(self, limits: AdmissionLimits) -> None:
@@ -110,9 +110,9 @@ class Admission(RequestSubscriber):
         self._admitted = 0
 
     def offer(self, queued: QueuedRequest, now: float) -> Refusal | None:
-        """Queue a request, or return why it is refused and when to retry.
+        """Queue a request and return None, or return a refusal with its reason and the time until a retry.
 
-        Raises ValueError if the request is queued or running already.
+        Raises ValueError if the request is already queued or running.
         """
         if queued.id in self._queue or queued.id in self._running:
             raise ValueError(f"request {queued.id} was admitted already")
@@ -130,7 +130,7 @@ class Admission(RequestSubscriber):
         return refusal
 
     def next(self, now: float) -> QueuedRequest | None:
-        """Take the next request to run; None if the queue is empty or `max_running` requests run."""
+        """Dequeue the next request to run; None if the queue is empty or `max_running` requests are running."""
         if len(self._running) >= self.limits.max_running:
             return None
         queued = self._queue.pop(now)
@@ -141,9 +141,9 @@ class Admission(RequestSubscriber):
         return queued
 
     def put_back(self, queued: QueuedRequest, now: float) -> None:
-        """Return a running request to its place in the queue, even if the queue is full.
+        """Put a running request back at its former position in the queue, even if the queue is full.
 
-        A driver calls this for a request that could not be placed or that lost its instance.
+        The driver calls this for a request that could not be placed or that lost its instance.
         """
         del self._running[queued.id]
         self._keys[queued.key].waiting += 1
@@ -154,7 +154,7 @@ class Admission(RequestSubscriber):
         self.release(timeline.request.id, now)
 
     def release(self, request_id: str, now: float) -> None:
-        """Remove a request that left the service, running or queued; unknown requests are ignored."""
+        """Remove a running or queued request that has left the service; ignore unknown requests."""
         queued = self._running.pop(request_id, None)
         if queued is None:
             self.cancel(request_id, now)
@@ -172,7 +172,7 @@ class Admission(RequestSubscriber):
         return True
 
     def expired(self, now: float) -> list[QueuedRequest]:
-        """Remove and return the queued requests past their deadline."""
+        """Remove and return all queued requests past their deadline, and count them in `expirations`."""
         expired = self._queue.expired(now)
         for queued in expired:
             self._drop(queued, now)
@@ -188,15 +188,15 @@ class Admission(RequestSubscriber):
         return len(self._running)
 
     def by_key(self) -> dict[str, tuple[int, int]]:
-        """Return the waiting and running requests of each API key seen so far."""
+        """Return the numbers of waiting and running requests of each API key seen so far."""
         return {name: (account.waiting, account.running) for name, account in self._keys.items()}
 
     def judge(self, queued: QueuedRequest, now: float) -> Refusal | None:
-        """Hook for subclasses: return a refusal of a request that is within all limits. Here the result is None."""
+        """Hook for subclasses: refuse a request that is within all limits by returning a refusal; None accepts it."""
         return None
 
     def _refusal(self, queued: QueuedRequest, now: float) -> Refusal | None:
-        """Return the refusal with the longest wait before a retry; None if no limit refuses the request."""
+        """Check all limits; return the refusal with the longest time until a retry, or None if no limit is exceeded."""
         refusals: list[Refusal | None] = []
         key_wait_s = self._account(queued.key, now).wait_s(now)
         if key_wait_s > 0.0:
@@ -208,7 +208,7 @@ class Admission(RequestSubscriber):
         return max((each for each in refusals if each is not None), key=attrgetter("retry_after_s"), default=None)
 
     def _deadline_refusal(self, queued: QueuedRequest, now: float) -> Refusal | None:
-        """Refuse a request that is past its deadline or is expected to reach its deadline in the queue."""
+        """Return a refusal if a request is past its deadline or is expected to reach its deadline in the queue."""
         left_s = (queued.deadline_s or 0.0) - now
         ends = 0 if self._starts_at_once() else self._queue.ahead_of(queued.priority) + 1
         if left_s <= 0.0:

@@ -1,4 +1,4 @@
-"""The overload ledger: the placed requests of each instance, and the latencies predicted from them."""
+"""Overload ledger: tracks the placed requests of each instance and predicts latencies from them."""
 
 from collections.abc import Mapping, Sequence
 from operator import itemgetter
@@ -18,7 +18,7 @@ from twofold.scheduling.cluster.pools import Pools
 
 
 class InstanceCapacity(msgspec.Struct, frozen=True, kw_only=True):
-    """The token and sequence limits of an instance, and the performance model of its iterations."""
+    """Token and sequence limits of an instance, and the performance model of its iterations."""
 
     model: PerformanceModel
     max_num_batched_tokens: int
@@ -27,7 +27,7 @@ class InstanceCapacity(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DecodeLoad(msgspec.Struct, frozen=True):
-    """The number of sequences that decode on an instance, and the sum of their prompt tokens."""
+    """Number of sequences that decode on an instance, and the sum of their prompt tokens."""
 
     sequences: int = 0
     prompt_tokens: int = 0
@@ -40,10 +40,10 @@ class DecodeLoad(msgspec.Struct, frozen=True):
 
 
 class InstanceDecodes:
-    """The requests that decode on an instance (`current`) and those still in prefill for it (`promised`).
+    """Decode load of an instance: requests that decode on it (`current`) or will after their prefill (`promised`).
 
-    Times are those of `model`, corrected by `speed`. Beyond `max_num_seqs` sequences or `capacity_tokens` KV tokens,
-    sequences take turns, and the time between tokens grows at least in proportion.
+    Times are predicted by `model` and corrected by `speed`. Beyond `max_num_seqs` sequences or `capacity_tokens` KV
+    tokens, sequences take turns, and the time between tokens grows at least in proportion.
     """
 
     def __init__(self, model: PerformanceModel, max_num_seqs: int, capacity_tokens: int, speed: SpeedFactor) -> None:
@@ -52,16 +52,16 @@ class InstanceDecodes:
         self._speed = speed
         self._max_num_seqs = max_num_seqs
         self._capacity_tokens = capacity_tokens
-        self.coming: dict[str, DecodeLoad] = {}  # the announced requests
-        self.members: dict[str, tuple[float, DecodeLoad]] = {}  # the decoding ones with its start, in that order
+        self.coming: dict[str, DecodeLoad] = {}  # the promised requests
+        self.members: dict[str, tuple[float, DecodeLoad]] = {}  # start and load of each decoding request, in order
 
     def promise(self, request_id: str, prompt_tokens: int) -> None:
-        """Announce a request that will decode on this instance after its prefill."""
+        """Add a request that will decode on this instance after its prefill."""
         self.coming[request_id] = one = DecodeLoad(1, prompt_tokens)
         self.promised += one
 
     def join(self, request_id: str, now: float) -> None:
-        """Count an announced request as decoding from `now` on."""
+        """Move a promised request to the decoding requests."""
         one = self.coming.pop(request_id)
         self.promised -= one
         self.members[request_id] = now, one
@@ -78,14 +78,14 @@ class InstanceDecodes:
         return began
 
     def observe_iteration(self, sequences: int, seconds: float, written: float) -> None:
-        """Correct the predictions by a measured iteration; sequences have `written` output tokens on average."""
+        """Correct the predictions by a measured iteration; `written` is the mean number of output tokens so far."""
         if self.current.sequences:
             prompt_tokens = self.current.prompt_tokens / self.current.sequences
             modelled_s = self._iteration_s(sequences, sequences * (prompt_tokens + written))
             self._speed.observe(modelled_s, seconds)
 
     def tbt_s(self, load: DecodeLoad, written: float) -> float:
-        """Predict the seconds between tokens of sequences that have `written` output tokens on average."""
+        """Predict the seconds between tokens under a load; `written` is the mean number of output tokens so far."""
         sequences = load.sequences
         if not sequences:
             return 0.0
@@ -94,17 +94,17 @@ class InstanceDecodes:
         return rounds * self._iteration_s(min(sequences, self._max_num_seqs), context) * self._speed.factor
 
     def _iteration_s(self, sequences: int, context: float) -> float:
-        """Return the iteration time of the performance model, without the correction by measurements."""
+        """Return the iteration time predicted by the performance model, without the speed correction."""
         cost = self._model.decode_cost(sequences)
         return cost.base_s + cost.context_s * context
 
 
 class OverloadLedger(RequestSubscriber):
-    """Follows placed requests through the instances of `pools` and predicts prefill and decode loads.
+    """Tracks the placed requests on the instances of `pools` and predicts their prefill and decode loads.
 
-    A load is a predicted latency over its bound: `ttft_s` for prefill, `tbt_s` for decode. Decode times and output
-    lengths are predicted by the mean of the finished requests. Loads include a margin for prediction errors, chosen so
-    that 90% of the requests with a load of at most 1 meet their bound.
+    A load is a predicted latency divided by its bound: `ttft_s` for prefill, `tbt_s` for decode. Decode times and
+    output lengths are predicted by the mean over finished requests. The prefill load of a request includes a margin for
+    prediction errors, chosen so that 90% of the requests with a load of at most 1 meet the bound.
     """
 
     def __init__(
@@ -173,28 +173,28 @@ class OverloadLedger(RequestSubscriber):
         return self._decodes[placed.route.decode].leave(request_id)
 
     def computed_tokens(self, request_id: str) -> int:
-        """Return the number of prompt tokens of a placed request that are not reused from a cache."""
+        """Return the number of prompt tokens of a placed request that must be computed, not reused from a cache."""
         return _prompt(self._placed[request_id]).tokens
 
     def predicted_ttft_s(self, request_id: str) -> float | None:
-        """Return the TTFT predicted when the request was placed; None after its prefill."""
+        """Return the TTFT in seconds that was predicted when the request was placed; None after its prefill."""
         return self._predicted_ttft_s.get(request_id)
 
     def ttft(self, placed: PlacedRequest, now: float) -> float:
-        """Predict the TTFT of a request that joins the prefill queue of its instance now, in seconds."""
+        """Predict the TTFT in seconds of a request that joins the prefill queue of its instance now."""
         wait_s = self._queues[placed.route.prefill].wait_s(_prompt(placed), now)
         return now - placed.request.arrival_s + wait_s
 
     def alone(self, placed: PlacedRequest) -> tuple[float, float]:
-        """Return the prefill load and the decode load that a request would have on idle instances."""
+        """Return the prefill load and the decode load that a request would cause on idle instances."""
         alone_s = self._queues[placed.route.prefill].alone_s(_prompt(placed))
         return alone_s / self.ttft_s, self._load_with(placed, DecodeLoad())
 
     def prefill_load(self, placed: PlacedRequest, now: float) -> float:
-        """Return the predicted TTFT divided by its bound.
+        """Return the predicted TTFT of a request, with the error margin, divided by its bound.
 
-        This TTFT is that of the oldest request in the iteration that the new request would join, so that new requests
-        do not delay admitted requests beyond their bound.
+        If the request would join a queued iteration, the TTFT of the oldest request in that iteration is used instead,
+        so that new requests do not delay admitted requests beyond the bound.
         """
         ttft_s = self.ttft(placed, now)
         first = self._queues[placed.route.prefill].oldest_companion(_prompt(placed), now)
@@ -203,24 +203,24 @@ class OverloadLedger(RequestSubscriber):
         return ttft_s * self._margin.factor / self.ttft_s
 
     def decode_load(self, placed: PlacedRequest, *, coming: bool = False) -> float:
-        """Return the predicted time between tokens, with this request added to its decode instance, over its bound.
+        """Return the predicted time between tokens of a request on its decode instance, divided by its bound.
 
-        With `coming`, requests that are still in prefill for that instance count as decoding.
+        With `coming`, requests that are in prefill and will decode on that instance count as decoding.
         """
         decodes = self._decodes[placed.route.decode]
         return self._load_with(placed, decodes.current + decodes.promised if coming else decodes.current)
 
     def loads(self, now: float) -> tuple[float, float]:
-        """Return the mean prefill load and the mean decode load of the instances, without a further request."""
+        """Return the mean current load of the prefill instances and that of the decode instances."""
         prefill = [self._queues[load.id].busy_s(now) / self.ttft_s for load in self._pools.prefill]
         decodes = [self._decodes[load.id] for load in self._pools.decode]
         return _mean(prefill), _mean([self._load(each, each.current) for each in decodes])
 
     def decode_relief_s(self, placed: PlacedRequest, limit: float, now: float) -> float:
-        """Return the seconds until the decode load drops to `limit` if no further requests arrive.
+        """Predict the seconds until the decode load has dropped to `limit` if no further requests arrive.
 
-        Requests in prefill count from the start. The decode time of a request is predicted by the mean over the
-        finished requests or, before any has finished, by the time for which the oldest request has decoded so far.
+        Requests in prefill count as decoding. Each request is expected to decode for the mean decode time of finished
+        requests or, before any has finished, for as long as the oldest request has decoded so far.
         """
         decodes = self._decodes[placed.route.decode]
         oldest = next(iter(decodes.members.values()), (now, None))[0]
@@ -239,7 +239,7 @@ class OverloadLedger(RequestSubscriber):
         return 0.0
 
     def _load_with(self, placed: PlacedRequest, others: DecodeLoad) -> float:
-        """Return the decode load of a request beside `others`; 0 if the request has one output token."""
+        """Return the decode load if a request decodes together with `others`; 0 for a request with one output token."""
         if not _decodes(placed):
             return 0.0
         total = others + DecodeLoad(1, placed.request.prompt_tokens)
@@ -250,7 +250,7 @@ class OverloadLedger(RequestSubscriber):
 
     @property
     def _mean_written(self) -> float:
-        """Mean number of output tokens of a decoding request at any moment: half the mean output length."""
+        """Expected number of output tokens that a decoding request has so far: half the mean output length."""
         return self._output_tokens.value / 2
 
 

@@ -1,4 +1,4 @@
-"""Admission limits, the accounts of API keys, and the estimation of waiting times from the completion rate."""
+"""Admission limits, request counts per API key, and estimates of waiting times from recent completions."""
 
 from collections import deque
 from enum import StrEnum
@@ -10,8 +10,8 @@ import msgspec
 class KeyLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Limits of one API key; None means unlimited.
 
-    `max_concurrent` bounds its waiting and running requests. `requests_per_minute` is a token bucket that holds one
-    minute's worth.
+    `max_concurrent` bounds the sum of waiting and running requests. `requests_per_minute` is enforced by a token bucket
+    that holds one minute of requests.
     """
 
     max_concurrent: int | None = None
@@ -22,7 +22,7 @@ class AdmissionLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Limits of the whole service.
 
     At most `max_running` requests are in the cluster and `max_waiting` in the queue. A request without a deadline
-    expires `timeout_s` seconds after its arrival. `keys` has the limits of each API key by its name.
+    expires `timeout_s` seconds after its arrival. `keys` maps the names of API keys to their limits.
     """
 
     max_running: int = 1024
@@ -32,7 +32,7 @@ class AdmissionLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RefusalReason(StrEnum):
-    """Reasons for the refusal of a request."""
+    """Reasons for which admission control refuses a request."""
 
     QUEUE_FULL = "queue-full"
     KEY_LIMIT = "key-limit"
@@ -43,9 +43,9 @@ class RefusalReason(StrEnum):
 
 
 class Refusal(msgspec.Struct, frozen=True):
-    """A refused request and the whole seconds (at least 1) after which a retry is expected to succeed.
+    """Refusal of a request: the reason, and the estimated whole seconds (at least 1) until a retry succeeds.
 
-    The estimate assumes that requests keep finishing at the recent rate and that no others arrive.
+    The estimate assumes that requests keep finishing at the recent rate and that no new requests arrive.
     """
 
     reason: RefusalReason
@@ -58,7 +58,7 @@ _ALMOST_ONE: Final = 1.0 - 1e-9  # a bucket token refilled in steps, less roundi
 
 
 class KeyAccount:
-    """The waiting and running requests of one API key, and the token bucket for its requests per minute."""
+    """Account of one API key: its waiting and running requests, and the token bucket for its request rate."""
 
     def __init__(self, limits: KeyLimits, now: float) -> None:
         self.waiting = 0
@@ -81,7 +81,7 @@ class KeyAccount:
         self.waiting += 1
 
     def release(self, request_id: str, now: float, completed: bool) -> None:
-        """Remove a request. If it `completed`, remember its duration."""
+        """Remove a request, and record its duration if it `completed`."""
         since = self._since.pop(request_id)
         if completed:
             self._durations.append(now - since)
@@ -95,10 +95,10 @@ class KeyAccount:
         return max(self._until_slot(now), token_s)
 
     def _until_slot(self, now: float) -> float:
-        """Return the expected seconds until the key has fewer than `max_concurrent` requests; 0.0 if it does now.
+        """Estimate the seconds until the key has fewer than `max_concurrent` requests; 0.0 if it already has.
 
-        The oldest request is expected to take as long as the slowest of the last requests, or twice its age if it is
-        already older.
+        The oldest request is expected to take as long as the slowest recent request, or twice its current age if it
+        has already run longer.
         """
         if self._max_concurrent is None or len(self._since) < self._max_concurrent:
             return 0.0
@@ -114,10 +114,10 @@ class KeyAccount:
 
 
 class CompletionRate:
-    """Estimates waiting times from the recent gaps between ends of requests.
+    """Estimates waiting times from the recent gaps between request completions.
 
-    Only time in which the service was saturated counts: at low load, requests end as rarely as they arrive. The gap
-    since the last end counts as soon as it is the longest one, so that a stall is noticed.
+    Only time in which the service is saturated counts, because at low load the arrivals limit the completions. The gap
+    since the last completion counts as soon as it is the longest, so that a stall raises the estimate.
     """
 
     def __init__(self) -> None:
@@ -128,11 +128,11 @@ class CompletionRate:
 
     @property
     def known(self) -> bool:
-        """Whether at least one gap has been measured."""
+        """Whether at least one gap between completions has been measured."""
         return len(self._gaps) > 0
 
     def add(self, now: float) -> None:
-        """Record the end of a request."""
+        """Record the completion of a request."""
         self._advance(now)
         if self._saturated:
             self._gaps.append(self._open)
@@ -144,16 +144,16 @@ class CompletionRate:
         self._saturated = saturated
 
     def mean_gap_s(self, now: float) -> float:
-        """Return the mean seconds between the ends of two successive requests."""
+        """Return the mean seconds between two successive completions."""
         gaps = self._recent(now)
         return sum(gaps, 0.0) / len(gaps)
 
     def time_for(self, ends: int, now: float) -> float:
-        """Estimate the seconds until `ends` more requests have ended.
+        """Estimate the seconds until `ends` more requests have completed.
 
-        The estimate is the longest recent time in which so many requests ended. The mean would be too optimistic:
-        batched requests end in bursts, and a retry between two bursts would fail. Before any request has ended, the
-        estimate is the time waited so far.
+        The estimate is the longest recent time that `ends` completions took. The mean would be too optimistic: batched
+        requests complete in bursts, and a retry between two bursts would fail. Before the first completion, the
+        estimate is the time for which the service has been saturated so far.
         """
         gaps = self._recent(now)
         if not self._gaps:
@@ -171,7 +171,7 @@ class CompletionRate:
         self._at = now
 
     def _recent(self, now: float) -> list[float]:
-        """Return the recent gaps between ends of requests; the list has at least one gap."""
+        """Return the recent gaps between completions in seconds, at least one."""
         gaps = list(self._gaps)
         still_open = self._open + (max(0.0, now - self._at) if self._saturated else 0.0)
         if not gaps or still_open > max(gaps):

@@ -1,8 +1,7 @@
 """Overload control: reject requests that would miss the SLO (Mooncake, arXiv 2407.00079, section 7).
 
-A rule compares the load a request would find with the bounds of the SLO. The prefill load is the predicted TTFT over
-its bound, the decode load the predicted time between tokens over its bound. A load above 1 means that the request
-would miss the SLO.
+The prefill load is the predicted TTFT divided by its bound, the decode load the predicted time between tokens divided
+by its bound. A load above 1 means that the request would miss the SLO. An overload rule selects the loads to check.
 """
 
 from math import ceil
@@ -19,10 +18,10 @@ from twofold.scheduling.cluster.scheduler import ClusterScheduler
 
 
 class OverloadRule(msgspec.Struct, frozen=True):
-    """Selects the loads that a rule compares with the bounds; other loads never reject a request.
+    """The load checks of an overload rule.
 
-    `phases` checks each phase when it begins. `decode` checks the decode load at arrival too; with `coming` this check
-    counts requests that are still in prefill as decoding.
+    `phases`: check the prefill load at arrival and the decode load after prefill. `decode`: check the decode load at
+    arrival, too. `coming`: count requests that are still in prefill as decoding in that check.
     """
 
     help: str
@@ -50,7 +49,7 @@ OVERLOAD_RULES: Final = {
 
 
 def create_overload_rule(name: str) -> OverloadRule:
-    """Create the overload rule called `name`; raises ConfigurationError for an unknown name."""
+    """Return the overload rule called `name`; raises ConfigurationError for an unknown name."""
     if name not in OVERLOAD_RULES:
         raise ConfigurationError(f"unknown overload rule {name!r}: choose one of {', '.join(OVERLOAD_RULES)}")
     return OVERLOAD_RULES[name]
@@ -61,10 +60,10 @@ _PRIORITY_STEP, _MAX_STEPS = 0.1, 5
 
 
 class OverloadControl:
-    """Applies an overload rule: at arrival (`rejection`) and after prefill (`admit_decode`).
+    """Applies an overload rule to requests at arrival (`rejection`) and after prefill (`admit_decode`).
 
-    Requests with a load above 1 are rejected. For each level of priority above 0 (less urgent), the admissible load is
-    lowered by a tenth, at most to a half, which keeps capacity for more urgent requests.
+    Requests with a load above 1 are rejected. At arrival, the limit is 0.1 lower for each priority level above 0 (less
+    urgent), but at least 0.5. This keeps capacity for more urgent requests.
     """
 
     def __init__(self, rule: OverloadRule, ledger: OverloadLedger) -> None:
@@ -72,7 +71,7 @@ class OverloadControl:
         self._rule = rule
 
     def rejection(self, placed: PlacedRequest, now: float, priority: int = 0) -> RefusalReason | None:
-        """The reason to reject an arriving request on this route; None to accept it."""
+        """Return the reason to reject an arriving request with this route, or None to accept it."""
         rule, ledger, limit = self._rule, self.ledger, _load_limit(priority)
         if not rule.phases:
             return None
@@ -88,7 +87,7 @@ class OverloadControl:
         return RefusalReason.DECODE_LOAD if decode_load > max(limit, decode_alone) else None
 
     def refusal(self, placed: PlacedRequest, reason: RefusalReason, now: float, priority: int = 0) -> Refusal:
-        """Return `reason` with the seconds until the load is low enough if no further requests arrive."""
+        """Return a refusal for `reason` with the seconds until the load is low enough if no further requests arrive."""
         ledger, limit = self.ledger, _load_limit(priority)
         alone, decode_alone = ledger.alone(placed)
         if reason is RefusalReason.BEYOND_SLO:
@@ -101,9 +100,10 @@ class OverloadControl:
         return Refusal(reason, max(1, ceil(wait_s)))
 
     def admit_decode(self, request_id: str, now: float, *, force: bool = False) -> RefusalReason | None:
-        """Move a request from prefill to decode, or return the reason to reject it; `force` skips the check.
+        """Move a request from prefill to decode in the ledger, or return the reason to reject it.
 
-        Call after its `first_token` event. A rejected request stays in the ledger until its `aborted` event.
+        Call this after the request's `first_token` event. `force` skips the check of the decode load. A rejected
+        request stays in the ledger until its `aborted` event.
         """
         placed = self.ledger.get(request_id)
         if placed is None or placed.request.output_tokens <= 1:
@@ -119,9 +119,9 @@ def _load_limit(priority: int) -> float:
 
 
 class OverloadAdmission(Admission):
-    """Admission that also applies overload control, on the route the cluster would give the request now.
+    """Admission control that also applies an overload rule, assuming the route that a request would get now.
 
-    It requires a stateless router. A request that no instance can take now is not judged: it waits.
+    Requires a stateless router. A request that cannot be routed now is queued without the check.
     """
 
     def __init__(self, limits: AdmissionLimits, cluster: ClusterScheduler, control: OverloadControl) -> None:

@@ -1,5 +1,5 @@
-"""The predicted prefill queue of an instance, and the running estimates of overload control: arrival rates, means,
-prediction margins and speed corrections.
+"""Predicted prefill queue of an instance, and running estimates for overload control: arrival rate, mean, prediction
+margin and speed factor.
 """
 
 from bisect import insort
@@ -22,7 +22,7 @@ _SPEED_MAX: Final = 10.0  # limits the effect of a single delayed iteration
 
 
 class ArrivalRate:
-    """The arrival rate and the mean length of the prompts placed most recently on an instance."""
+    """Arrival rate and mean length of the prompts most recently placed on an instance."""
 
     def __init__(self) -> None:
         self._arrivals: deque[tuple[float, int]] = deque()
@@ -36,7 +36,7 @@ class ArrivalRate:
 
     @property
     def tokens_per_s(self) -> float:
-        """Number of prompt tokens that arrive per second; 0 with fewer than two arrivals."""
+        """Arrival rate in prompt tokens per second; 0 with fewer than two arrivals."""
         if len(self._arrivals) < 2:
             return 0.0
         seconds = self._arrivals[-1][0] - self._arrivals[0][0]
@@ -48,9 +48,9 @@ class ArrivalRate:
 
 
 class PredictionMargin:
-    """A factor by which predictions are multiplied to cover their errors.
+    """Safety factor for predicted times: about 90% of the actual times are below prediction × `factor`.
 
-    `factor` is the 90th percentile of the ratio of actual to predicted time, limited to the range from 1 to 3.
+    `factor` is the 90th percentile of the recent ratios of actual to predicted time, limited to the range from 1 to 3.
     """
 
     def __init__(self) -> None:
@@ -59,7 +59,7 @@ class PredictionMargin:
         self._sorted: list[float] = []
 
     def observe(self, predicted_s: float, actual_s: float) -> None:
-        """Update the factor by a prediction and the actual time."""
+        """Update the factor with a predicted time and the actual time."""
         if predicted_s <= 0.0:
             return
         ratio = actual_s / predicted_s
@@ -73,7 +73,7 @@ class PredictionMargin:
 
 
 class RunningMean:
-    """The mean of the first 128 values; after that, each new value has a weight of 1/128."""
+    """Mean of all values up to the 128th; after that an exponential average with weight 1/128 for each new value."""
 
     def __init__(self) -> None:
         self.value = 0.0
@@ -90,14 +90,14 @@ class RunningMean:
 
 
 class SpeedFactor:
-    """The mean ratio of measured to modelled iteration times, which corrects a performance model; it starts at 1."""
+    """Correction factor of a performance model: mean ratio of measured to modelled iteration times, initially 1."""
 
     def __init__(self) -> None:
         self.factor = 1.0
         self._seen = 1  # the model weighs as much as one iteration
 
     def observe(self, modelled_s: float, measured_s: float) -> None:
-        """Update the ratio by one iteration; `modelled_s` is its time by the uncorrected performance model."""
+        """Update the factor with one iteration; `modelled_s` is its time predicted by the uncorrected model."""
         if modelled_s > 0.0:
             self._seen = min(self._seen + 1, _SPEED_ITERATIONS)
             ratio = min(max(measured_s / modelled_s, 1.0 / _SPEED_MAX), _SPEED_MAX)
@@ -105,9 +105,9 @@ class SpeedFactor:
 
 
 class QueuedPrompt(msgspec.Struct, frozen=True):
-    """A prompt with `tokens` tokens to compute after `reused` cached ones.
+    """A queued prompt with `tokens` tokens to compute after `reused` cached tokens.
 
-    With `fetches`, cached blocks are copied from another instance first, and other prompts may overtake this one.
+    With `fetches`, cached blocks are copied from another instance first, and the start of the prefill is uncertain.
     """
 
     request_id: str
@@ -117,12 +117,12 @@ class QueuedPrompt(msgspec.Struct, frozen=True):
 
     @property
     def squares(self) -> int:
-        """The prompt's attention term, as `PerformanceModel.prefill_s` expects it."""
+        """Attention cost term of the prompt: the argument `squares` of `PerformanceModel.prefill_s`."""
         return self.tokens * (self.tokens + 2 * self.reused)
 
 
 class _PredictedIteration:
-    """Prompts that are expected to be computed in one iteration; the model predicts `seconds` for it."""
+    """Prompts that are expected to run in one iteration, and the modelled time of the iteration in `seconds`."""
 
     __slots__ = ("prompts", "seconds", "squares", "tokens")
 
@@ -133,11 +133,11 @@ class _PredictedIteration:
 
 
 class PrefillQueue:
-    """Predicts the iterations of an instance that batches whole prompts first come, first served.
+    """Predicts the prefill iterations of an instance that batches whole prompts first come, first served.
 
-    An iteration has up to `max_num_batched_tokens` tokens; a longer prompt has an iteration of its own. Times are those
-    of `model`, corrected by `speed`, which learns from each iteration. An overdue iteration is expected to end at once.
-    Later arrivals join an iteration until it starts and lengthen it; they are predicted from the recent arrival rate.
+    An iteration has up to `max_num_batched_tokens` tokens; a longer prompt runs alone. Times are predicted by `model`
+    and corrected by `speed`, which is updated after each iteration. An overdue iteration is expected to end at once.
+    Later arrivals lengthen an iteration until it starts; their tokens are estimated from the recent arrival rate.
     """
 
     def __init__(self, model: PerformanceModel, max_num_batched_tokens: int, speed: SpeedFactor) -> None:
@@ -172,7 +172,7 @@ class PrefillQueue:
             self._begin(now)
 
     def done(self, request_id: str, now: float) -> None:
-        """Record that a prompt is computed. The other prompts of its iteration are then expected to be computed too."""
+        """Record that a prompt is computed; the other prompts of its iteration are expected to end at the same time."""
         self._requeue_late(now)
         iteration = self._iteration_of.get(request_id)
         if iteration is None:
@@ -187,7 +187,7 @@ class PrefillQueue:
         self.drop(request_id, now)
 
     def drop(self, request_id: str, now: float) -> None:
-        """Remove a prompt from the queue, whether it is computed or not."""
+        """Remove a computed or aborted prompt from the queue."""
         self._requeue_late(now)
         iteration = self._iteration_of.pop(request_id, None)
         if iteration is None:
@@ -205,7 +205,7 @@ class PrefillQueue:
             self._iterations.remove(iteration)
 
     def wait_s(self, prompt: QueuedPrompt, now: float) -> float:
-        """Predict the seconds until a prompt is computed if it joins the queue now."""
+        """Predict the seconds until the prefill of a prompt ends if the prompt joins the queue now."""
         self._requeue_late(now)
         joined, before_s = self._open_iteration(prompt), self.busy_s(now)
         if joined is not None:
@@ -220,13 +220,13 @@ class PrefillQueue:
         return before_s + model_s * self._speed.factor
 
     def oldest_companion(self, prompt: QueuedPrompt, now: float) -> str | None:
-        """Return the oldest request of the iteration that a prompt would join now; None for a new iteration."""
+        """Return the oldest request in the iteration that a prompt would join now; None if it would start a new one."""
         self._requeue_late(now)
         joined = self._open_iteration(prompt)
         return None if joined is None else next(iter(joined.prompts))
 
     def alone_s(self, prompt: QueuedPrompt) -> float:
-        """Predict the seconds of the prefill of a prompt on an idle instance."""
+        """Predict the prefill time of a prompt on an idle instance, in seconds."""
         return self._model.prefill_s(prompt.tokens, prompt.squares) * self._speed.factor
 
     def busy_s(self, now: float) -> float:
@@ -244,7 +244,7 @@ class PrefillQueue:
                 yield request_id, end
 
     def _requeue_late(self, now: float) -> None:
-        """Move prompts that were expected in the ended iteration, but did not run in it, to the next one."""
+        """After an iteration has ended, move its predicted prompts that did not run in it to the next iteration."""
         if self._ended is None or now <= self._ended or not self._iterations:
             return
         late, ended = self._iterations.popleft(), self._ended
@@ -266,7 +266,7 @@ class PrefillQueue:
         self._begin(ended)
 
     def _learn(self, tokens: int, squares: int) -> None:
-        """Correct `speed` by the time of the iteration that ended, unless the start of that iteration is unknown."""
+        """Update `speed` with the measured time of the iteration that ended, if its start is known."""
         if self._measures and self._ended is not None and self._ended > self._began:
             self._speed.observe(self._model.prefill_s(tokens, squares), self._ended - self._began)
 
@@ -275,7 +275,7 @@ class PrefillQueue:
         return max(0.0, self._began + self._iterations[0].seconds * self._speed.factor - now)
 
     def _open_iteration(self, prompt: QueuedPrompt) -> _PredictedIteration | None:
-        """Return the last iteration; None if it is running or the prompt does not fit in it."""
+        """Return the last queued iteration if it has not started and the prompt fits in it, else None."""
         last = self._iterations[-1] if len(self._iterations) > 1 else None
         return None if last is None or last.tokens + prompt.tokens > self._max_num_batched_tokens else last
 
@@ -285,7 +285,7 @@ class PrefillQueue:
         waiting.seconds = seconds
 
     def _begin(self, now: float) -> None:
-        """Record that the first iteration, if there is one, starts now."""
+        """Record that the first queued iteration, if any, starts now."""
         self._began, self._ended = now, None
         self._measures = bool(self._iterations) and not any(
             prompt.fetches for prompt in self._iterations[0].prompts.values()

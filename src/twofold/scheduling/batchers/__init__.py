@@ -1,4 +1,4 @@
-"""The registry of batchers, with one class and one line for each batcher."""
+"""Registry of batchers: the class of each batcher by name."""
 
 from twofold.compat.splitwise_sim import SplitwiseSimBatcher
 from twofold.performance.base import PerformanceModel
@@ -7,7 +7,7 @@ from twofold.scheduling.batchers.one_phase import DecodeFcfs, PrefillBalanced, P
 from twofold.scheduling.batchers.splitwise import SplitwiseMixed
 from twofold.scheduling.instance.batcher import Batcher
 
-# Each is constructed with the token budget of an iteration and the maximum number of sequences in it.
+# Each class is called with the token budget and the maximum number of sequences of an iteration.
 BATCHERS: dict[str, type[Batcher]] = {
     "prefill": PrefillFcfs,
     "prefill-balanced": PrefillBalanced,
@@ -31,17 +31,17 @@ def create_batcher(
     times: PerformanceModel | None = None,
     tbt_s: float | None = None,
 ) -> Batcher:
-    """A batcher by name; `inlined` bounds its iterations to `tbt_s` by the expected `times`."""
+    """Create the batcher called `name`; `inlined` limits iterations to `tbt_s` seconds, as predicted by `times`."""
     if name == INLINED and times is not None and tbt_s is not None:
         return InlinedPrefill(max_num_batched_tokens, max_num_seqs, times, tbt_s)
     return BATCHERS[name](max_num_batched_tokens, max_num_seqs)
 
 
 def can_swap(name: str) -> bool:
-    """Whether a batcher allows that decodes are swapped out to host memory (`SwapPreemption`)."""
+    """Whether a batcher supports swapping decodes out to host memory (`SwapPreemption`)."""
     return BATCHERS[name].decodes and not BATCHERS[name].may_preempt
 
 
 def batchers_with(trait: str) -> list[str]:
-    """Return the names of the batchers that have a trait. Traits are class attributes of `Batcher`."""
+    """Return the names of all batchers with a given trait (a boolean class attribute of `Batcher`)."""
     return [name for name, batcher in BATCHERS.items() if getattr(batcher, trait)]

@@ -11,10 +11,10 @@ from twofold.scheduling.instance.sequence import PrefillChunk
 
 
 class MixedContinuous(Batcher):
-    """Whole prompts up to the token budget, beside all decodes (colocated baseline, Splitwise section 2.3).
+    """Batches all decodes with whole prompts up to the token budget (colocated baseline, Splitwise section 2.3).
 
-    A long prompt delays every decode of its iteration: the interference that phase splitting removes. The token
-    budget is for prompts alone.
+    A long prompt delays every decode in its iteration. Splitting the phases removes this interference. The token budget
+    counts prompt tokens only.
     """
 
     whole_prompts: ClassVar[bool] = True
@@ -27,10 +27,10 @@ class MixedContinuous(Batcher):
 
 
 class PrefillFirst(Batcher):
-    """Prompts first, and all decodes paused meanwhile (colocated baseline of DistServe, vLLM before chunked prefill).
+    """Batches waiting prompts alone and pauses decodes meanwhile (DistServe's baseline; vLLM before chunked prefill).
 
-    Paused decodes keep their KV cache and count as preempted. Decodes never slow a prompt, and prompts delay decodes
-    for as long as they keep coming.
+    Paused decodes keep their KV cache and count as preempted. Decodes never slow down a prompt, but a steady stream of
+    prompts stalls all decodes.
     """
 
     whole_prompts: ClassVar[bool] = True
@@ -48,10 +48,10 @@ class PrefillFirst(Batcher):
 
 
 class ChunkedPrefill(Batcher):
-    """Decodes first, then prompt chunks up to the token budget (Sarathi-Serve, vLLM's default).
+    """Batches all decodes, then prompt chunks up to the token budget (Sarathi-Serve, vLLM's default).
 
-    The stronger colocated baseline (OSDI'24): a long prompt delays every iteration by a bounded time instead of one
-    iteration by a long time.
+    This is the stronger colocated baseline (OSDI'24): a long prompt is spread over many iterations and delays each by a
+    bounded time.
     """
 
     cuts_prompts: ClassVar[bool] = True
@@ -79,11 +79,11 @@ class ChunkedPrefill(Batcher):
 
 
 class InlinedPrefill(Batcher):
-    """Decodes first, then whole prompts while the iteration stays within the TBT bound (Mooncake section 5).
+    """Batches all decodes, then whole prompts while the iteration meets the TBT bound (Mooncake section 5).
 
     Prompts join in order while they fit in the token budget and `times` predicts an iteration of at most `tbt_s`
-    seconds. A prompt that does not fit waits, with those behind it, until enough decodes have ended; without decodes
-    it always starts.
+    seconds. A prompt that does not fit blocks the prompts behind it until enough decodes have ended. If no sequence
+    decodes, the first prompt always starts.
     """
 
     whole_prompts: ClassVar[bool] = True
@@ -105,7 +105,7 @@ class InlinedPrefill(Batcher):
         return SchedulerOutput(select_prompts(queues.waiting, budget, self.max_num_batched_tokens, self.max_num_seqs))
 
     def _beside(self, queues: Queues, budget: SchedulingBudget, decodes: int, context: int) -> list[PrefillChunk]:
-        """Select the prompts that may run beside `decodes` decodes, which read `context` KV tokens in all."""
+        """Select the prompts to batch with `decodes` decodes, which read `context` KV tokens in total."""
         chunks: list[PrefillChunk] = []
         times, tokens, squares = self._times, 0, 0
         sequence = queues.waiting.first

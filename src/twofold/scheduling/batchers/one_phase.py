@@ -9,7 +9,7 @@ from twofold.scheduling.instance.sequence import PrefillChunk
 
 
 class PrefillFcfs(Batcher):
-    """Prefills whole prompts, first come first served, up to the token budget (Splitwise section 4.2).
+    """Batches only whole prompts, first come first served, up to the token budget (Splitwise section 4.2).
 
     A prompt longer than the budget runs alone.
     """
@@ -22,7 +22,7 @@ class PrefillFcfs(Batcher):
 
 
 class DecodeFcfs(Batcher):
-    """Decodes only, first come first served, up to `max_num_seqs` (Splitwise section 4.2)."""
+    """Batches only decodes, first come first served, up to `max_num_seqs` (Splitwise section 4.2)."""
 
     prefills: ClassVar[bool] = False
 
@@ -37,11 +37,11 @@ _LOOKAHEAD = 4  # token budgets
 
 
 class PrefillBalanced(Batcher):
-    """Prefills whole prompts in iterations of nearly equal length (DistServe section 4.3).
+    """Batches whole prompts into prefill iterations of nearly equal length (DistServe section 4.3).
 
-    Iterations of different lengths leave bubbles in a pipeline. If more prompts wait than fit in one iteration, those
-    at the head of the queue are divided into as few iterations as needed, all about equal. A prompt longer than the
-    budget runs alone.
+    Iterations of different lengths leave bubbles in a pipeline. If the prompts at the head of the queue do not fit in
+    one iteration, they are divided evenly among the fewest possible iterations. A prompt longer than the token budget
+    runs alone.
     """
 
     decodes: ClassVar[bool] = False
@@ -51,7 +51,7 @@ class PrefillBalanced(Batcher):
         return SchedulerOutput(select_prompts(queues.waiting, budget, share, self.max_num_seqs))
 
     def _share(self, queues: Queues, budget: SchedulingBudget) -> int:
-        """Return the tokens of the next iteration: the sum of first prompts that is nearest to an equal share."""
+        """Return the prompt tokens of the next iteration: the whole prompts that come nearest to an equal share."""
         limit, ahead = self.max_num_batched_tokens, 0
         for sequence in queues.waiting:
             tokens = budget.prefill_tokens(sequence)
@@ -71,11 +71,11 @@ class PrefillBalanced(Batcher):
 
 
 class PrefillChunks(Batcher):
-    """Prefills prompts in equal chunks of at most the token budget (Mooncake section 5.1).
+    """Batches only prompts, in nearly equal chunks of at most the token budget (Mooncake section 5.1).
 
-    A longer prompt is divided into as few chunks as possible, all about equal, because iterations of different
-    lengths leave bubbles in a pipeline. A prompt that fits in one iteration is not cut: it waits for one with enough
-    tokens left.
+    A prompt longer than the budget is divided into the fewest possible chunks of nearly equal length, because
+    iterations of different lengths leave bubbles in a pipeline. A shorter prompt is not divided: it waits for an
+    iteration with enough tokens left.
     """
 
     decodes: ClassVar[bool] = False

@@ -12,10 +12,10 @@ from twofold.scheduling.instance.sequence import ScheduledSequence
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class SplitwiseMixed(Batcher):
-    """Whole prompts first, then decodes, within one token budget; serves any role (Splitwise section 4.2).
+    """Batches whole prompts, then decodes, within one token budget, for any role (Splitwise section 4.2).
 
-    A prompt longer than the budget runs alone. Decodes that do not fit are paused and keep their KV cache; one left
-    out of `MAX_PREEMPTIONS` selections in a row goes before the prompts.
+    A prompt longer than the budget runs alone. Decodes that do not fit are paused and keep their KV cache. A decode
+    that was left out of `MAX_PREEMPTIONS` selections in a row takes precedence over prompts.
     """
 
     MAX_PREEMPTIONS: ClassVar[int] = 4

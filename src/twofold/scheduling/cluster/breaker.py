@@ -1,4 +1,4 @@
-"""A circuit breaker for failing instances."""
+"""Circuit breaker that stops routing to a failing instance."""
 
 from enum import StrEnum
 from typing import Final
@@ -13,10 +13,10 @@ class BreakerState(StrEnum):
 
 
 class Breaker:
-    """A circuit breaker: closed ─ fail ─▶ open ─ back ─▶ half-open ─ first token of a request ─▶ closed.
+    """Circuit breaker of an instance: closed ─ fail ─▶ open ─ back ─▶ half-open ─ succeed ─▶ closed.
 
-    The time in the open state doubles with each failure, from `FIRST_S` up to `longest_s`. After `HEALED_S` in the
-    closed state it starts at `FIRST_S` again. Times are in seconds on the caller's clock.
+    Half-open admits one request at a time as a probe. The time in the open state doubles with each failure, from
+    `FIRST_S` to `longest_s`, and is reset after `HEALED_S` in the closed state. The caller supplies the clock.
     """
 
     FIRST_S: Final = 0.25
@@ -39,28 +39,28 @@ class Breaker:
         return now + wait_s
 
     def back(self, now: float) -> None:
-        """Record that the instance runs again. The breaker becomes half-open after failures, else it is closed."""
+        """Record that the instance has started or restarted. After a failure, the breaker becomes half-open."""
         if self.failures:
             self.state, self.probe = BreakerState.HALF_OPEN, None
         else:
             self._closed_s = now
 
     def begin(self, request_id: str) -> bool:
-        """Record that a request was placed on the instance; True if it is the probe of a half-open breaker."""
+        """Record that a request was placed on the instance; True if it becomes the probe of a half-open breaker."""
         if self.state is not BreakerState.HALF_OPEN or self.probe is not None:
             return False
         self.probe = request_id
         return True
 
     def succeed(self, request_id: str, now: float) -> bool:
-        """Record that a request got a token from the instance; True if this closes the breaker."""
+        """Record that the instance produced a token of a request; True if that closes the breaker."""
         if self.probe != request_id:
             return False
         self.state, self.probe, self._closed_s = BreakerState.CLOSED, None, now
         return True
 
     def release(self, request_id: str) -> bool:
-        """Record that a request ended without a token; True if it was the probe."""
+        """Record that a request ended without a token; True if the request was the probe."""
         if self.probe != request_id:
             return False
         self.probe = None

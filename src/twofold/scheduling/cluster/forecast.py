@@ -1,6 +1,6 @@
-"""Load forecasts: predicted prefill queues and the cached blocks of each instance.
+"""Load forecasts: predicted prefill queues and cached blocks of each instance, for prediction-based routers.
 
-A simulation predicts times with the performance model. A live service uses a profile of its host or measurements.
+A simulation predicts times with the performance model. A live service uses a host profile or measurements.
 """
 
 from abc import ABC, abstractmethod
@@ -21,7 +21,7 @@ _MANY: Final = 1 << 14  # cached prefill times
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Prediction(ABC):
-    """Predicted times of one instance, in seconds."""
+    """Predicts prefill and transfer times of one instance, in seconds."""
 
     @abstractmethod
     def prefill_s(self, tokens: int, reused: int = 0) -> float:
@@ -29,11 +29,11 @@ class Prediction(ABC):
 
     @abstractmethod
     def transfer_s(self, tokens: int) -> float:
-        """Predict the time to fetch the KV of `tokens` tokens from another cache on an idle path; inf without one."""
+        """Predict the time to fetch the KV of `tokens` tokens from another cache on an idle link; inf if impossible."""
 
 
 class ModelPrediction(Prediction):
-    """Predictions of a performance model; `load_token_s` is the time to load one token from the prefix cache."""
+    """Predicts times with a performance model; `load_token_s` is the time to load the KV of one cached token."""
 
     def __init__(self, model: PerformanceModel, transfer: TransferModel, load_token_s: float) -> None:
         self._model = model
@@ -57,9 +57,9 @@ class ModelPrediction(Prediction):
 
 
 class _Queue:
-    """The unfinished prefills of an instance in order, with their predicted seconds.
+    """The unfinished prefills of an instance in order, with their predicted durations in seconds.
 
-    `since` is the start time of the first prefill: the time of its placement or of the end of the prefill before it.
+    `since` is the start of the first prefill: its placement or the end of the previous prefill, the later of the two.
     """
 
     def __init__(self, prediction: Prediction) -> None:
@@ -71,7 +71,7 @@ class _Queue:
 
 
 class PrefixMatches:
-    """The cached leading blocks of one prompt in each cache. The cache `source` has the most of them, `longest`."""
+    """Number of cached leading blocks of one prompt in each cache; the cache `source` has the most, `longest`."""
 
     def __init__(self, caches: dict[str, int], memories: dict[str, int]) -> None:
         self._caches, self._memories = caches, memories
@@ -81,16 +81,16 @@ class PrefixMatches:
                 self.longest, self.source = blocks, cache
 
     def cached_blocks(self, load: InstanceLoad) -> int:
-        """Return how many leading blocks of the prompt an instance has in its cache or its memory."""
+        """Return how many leading blocks of the prompt an instance has in its prefix cache or its own memory."""
         return max(self._caches.get(load.cache, 0), self._memories.get(load.id, 0))
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class ClusterForecast:
-    """Predictions, predicted prefill queues and cached blocks of all instances.
+    """Time predictions, predicted prefill queues and cached blocks of all instances.
 
-    `prefixes` indexes the blocks of each shared cache (`InstanceLoad.cache`), from which other instances can fetch.
-    `memories` indexes the private blocks of each instance. The driver updates both. A block has `block_tokens`
+    `prefixes` indexes the blocks of the shared caches (`InstanceLoad.cache`), from which other instances can fetch.
+    `memories` indexes the blocks in each instance's own memory. The driver updates both. A block has `block_tokens`
     tokens. Times are seconds on the driver's clock.
     """
 
@@ -108,7 +108,7 @@ class ClusterForecast:
         self._queues[instance] = _Queue(prediction)
 
     def leave(self, instance: str) -> None:
-        """Empty the queue of an instance; the predictions for the instance are kept."""
+        """Empty the queue of an instance that left, but keep its predictions."""
         queue = self._queues.get(instance)
         if queue is not None:
             for request_id in queue.prefills:
@@ -128,7 +128,7 @@ class ClusterForecast:
         return max(0.0, queue.total_s - min(max(0.0, now - queue.since), first_s))
 
     def assigned_s(self, instance: str) -> float:
-        """Return the predicted seconds of all prefills ever placed on an instance, by which routers break ties."""
+        """Return the predicted seconds of all prefills ever placed on an instance, which routers use to break ties."""
         return self._queues[instance].assigned_s
 
     def matches(self, keys: Sequence[BlockKey]) -> PrefixMatches:
@@ -136,11 +136,11 @@ class ClusterForecast:
         return PrefixMatches(self.prefixes.prefixes(keys), self.memories.prefixes(keys))
 
     def cached_blocks(self, load: InstanceLoad, keys: Sequence[BlockKey]) -> int:
-        """Return how many leading blocks of a prompt one instance has in its cache or its memory."""
+        """Return how many leading blocks of a prompt one instance has in its prefix cache or its own memory."""
         return max(self.prefixes.prefix(load.cache, keys), self.memories.prefix(load.id, keys))
 
     def reused_tokens(self, blocks: int, prompt_tokens: int) -> int:
-        """Return the prompt tokens not computed with `blocks` cached blocks. The last token is always computed."""
+        """Return how many prompt tokens `blocks` cached blocks save. The last prompt token is always computed."""
         return min(blocks * self.block_tokens, prompt_tokens - 1)
 
     def placed(self, request_id: str, instance: str, tokens: int, reused: int, now: float) -> None:
@@ -158,7 +158,7 @@ class ClusterForecast:
         self._placed[request_id] = instance
 
     def prefill_ended(self, request_id: str, now: float | None = None) -> None:
-        """Remove a computed or aborted prefill. If `now` is None, the latest known time is used."""
+        """Remove a completed or aborted prefill from its queue; `now` None stands for the latest known time."""
         instance = self._placed.pop(request_id, None)
         if instance is None:
             return

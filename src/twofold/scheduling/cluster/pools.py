@@ -19,7 +19,7 @@ _DECODE: Final = Role.DECODE
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class LoadMeasure(ABC):
-    """A function that computes from a load the number by which instances are ranked."""
+    """Function that maps the load of an instance to the number by which routers rank instances."""
 
     @abstractmethod
     def of(self, load: InstanceLoad) -> int: ...
@@ -40,16 +40,16 @@ class _Requests(LoadMeasure):
         return load.requests
 
 
-# Tokens of work that wait: prompts to prefill, and one for each request that decodes.
+# Pending work in tokens: prompt tokens to prefill, and one token for each request that decodes.
 pending_tokens: Final = _PendingTokens()
 reserved_tokens: Final = _ReservedTokens()
 requests: Final = _Requests()
 
 
 class _Ranking:
-    """The members of a pool in a heap by one measure; ties are broken by the order of joining.
+    """Heap of the instances of a pool, ordered by one load measure and then by the order of joining.
 
-    Comparisons are written out: every placement makes about twenty of them.
+    Comparisons are inlined for speed, because every placement makes about twenty of them.
     """
 
     def __init__(self, measure: LoadMeasure) -> None:
@@ -146,7 +146,7 @@ class Pool:
             self._rankings[number].changed(standing)
 
     def least(self, measure: LoadMeasure) -> InstanceLoad | None:
-        """Return the instance with the lowest load; among equals, the first that joined. None if the pool is empty."""
+        """Return the instance with the lowest load; among equals, the first to join. None if the pool is empty."""
         if not self._members:
             return None
         for ranking in self._rankings:
@@ -168,7 +168,7 @@ class Pool:
 
 
 class Pools:
-    """One pool for each role. Every instance is in the pool of its current role.
+    """One pool for each role. Every instance that is not paused is in the pool of its current role.
 
     `forecast` is set if the router needs a load forecast.
     """
@@ -216,13 +216,13 @@ class Pools:
             self.enter(load)
 
     def enter(self, load: InstanceLoad) -> None:
-        """Append an instance to the pool of its role. Subclasses that have more pools override this method."""
+        """Append an instance to the pool of its role. Subclasses with further pools override this method."""
         self[load.role].add(load)
 
     def leave(self, load: InstanceLoad) -> None:
-        """Remove an instance from its pool. Subclasses that have more pools override this method."""
+        """Remove an instance from its pool. Subclasses with further pools override this method."""
         self[load.role].remove(load)
 
     def changed(self, load: InstanceLoad) -> None:
-        """Update the rankings of its pool after the load of an instance changed."""
+        """Update the rankings of an instance's pool after its load changed."""
         self[load.role].changed(load)

@@ -1,4 +1,4 @@
-"""The router interface: a router chooses the prefill and the decode instance of a request."""
+"""Interface of routers, which choose the prefill and the decode instance of a request."""
 
 from abc import ABC, abstractmethod
 from typing import ClassVar
@@ -13,9 +13,9 @@ from twofold.scheduling.cluster.pools import Pools
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Router(ABC):
-    """Picks the route of a request from the loads of the instances, without changing them.
+    """Chooses the route of each request by the loads of the instances, but does not change the loads.
 
-    Its class variables state what the router needs from a driver.
+    The class attributes declare the router's requirements, which the driver must meet.
     """
 
     fixed_roles: ClassVar[bool] = True  # instances run only the phases they were started for
@@ -27,15 +27,15 @@ class Router(ABC):
 
     @abstractmethod
     def route(self, request: Request, tokens: int, pools: Pools, now: float) -> Route | None:
-        """Return a route, or None if no instance can run one of the phases.
+        """Return the route of a request, or None if no instance can run its prefill or its decode.
 
-        `tokens` is the KV cache size of the request, in tokens.
+        `tokens` is the KV cache size of the complete request, in tokens.
         """
 
     def new_pools(self) -> Pools:
-        """Create empty pools of the class that this router reads."""
+        """Create empty pools of the class that this router requires."""
         return Pools()
 
     def role_of(self, load: InstanceLoad, idle: bool) -> Role:
-        """Return the role of an instance that did some work outside its home pool; `idle` if no work is left."""
+        """Return the new role of an instance that completed work outside its home pool; `idle`: it has no work left."""
         return load.role

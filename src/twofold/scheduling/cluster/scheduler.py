@@ -1,4 +1,4 @@
-"""The cluster scheduler: places requests, chooses hand-off modes, and accounts for the load on the instances."""
+"""Cluster scheduler: places requests on instances, chooses hand-off modes, and tracks the load of each instance."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -17,13 +17,13 @@ from twofold.scheduling.instance.sequence import FULL_RESERVATION, KvReservation
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class TransferPaths(ABC):
-    """The KV transfer speeds and prefill speeds of the instances. `crossovers` caches the results of `crossover`."""
+    """Predicts KV transfer and prefill times; `crossovers` maps each prefill instance to its result of `crossover`."""
 
     def __init__(self, crossovers: dict[str, int]) -> None:
         self.crossovers = crossovers
 
     def crossover(self, prefill: str) -> int:
-        """Return the prompt length in tokens from which layer-wise transfer is faster than serialized transfer."""
+        """Return the prompt length in tokens from which on layer-wise transfer is faster than serialized transfer."""
         return self.crossovers[prefill]
 
     @abstractmethod
@@ -32,7 +32,7 @@ class TransferPaths(ABC):
 
     @abstractmethod
     def prefill_s(self, prefill: str, tokens: int) -> float:
-        """Predict the seconds of the prefill of `tokens` tokens on an instance."""
+        """Predict the time to prefill `tokens` tokens on an instance, in seconds."""
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -43,7 +43,7 @@ class HandoffPolicy(ABC):
     def choose(self, request: Request, route: Route) -> HandoffMode: ...
 
     def ended(self, request_id: str) -> None:  # noqa: B027  (most have no accounts to keep)
-        """Record that the hand-off of a request completed or was cancelled; repeated calls do no harm."""
+        """Record that the hand-off of a request completed or was cancelled; repeated calls have no effect."""
 
 
 class FixedHandoff(HandoffPolicy):
@@ -73,8 +73,8 @@ class BySizeHandoff(HandoffPolicy):
 class AutoHandoff(HandoffPolicy):
     """Uses the hand-off mode with the shortest predicted visible transfer.
 
-    `outstanding` counts the bytes still to be transferred to each decode instance, which go first. If the path is
-    unknown, the mode is layer-wise, which costs at most the overhead of its layers over serialized transfer.
+    `outstanding` counts the bytes of earlier transfers to each decode instance, which delay a new transfer. If the
+    path is unknown, the mode is layer-wise: at worst, it adds its overhead per layer to a serialized transfer.
     """
 
     def __init__(self, paths: TransferPaths) -> None:
@@ -115,7 +115,7 @@ HANDOFF_POLICIES: dict[str, Callable[[TransferPaths], HandoffPolicy]] = {
 
 @mypyc_attr(free_list_len=1)
 class _AccountedRequest(PlacedRequest):
-    """A placed request, and the load that it still adds to its prefill and decode instance."""
+    """A placed request and the load that it still adds to its prefill and its decode instance."""
 
     def __init__(
         self,
@@ -140,10 +140,10 @@ class _AccountedRequest(PlacedRequest):
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class ClusterScheduler(RequestSubscriber):
-    """Pure state of the cluster: instances in pools, their loads and the requests placed on them.
+    """Places requests on instances, and tracks the pools and loads of the instances.
 
-    `place` adds the load of a request, and the request's events subtract it again; events of unknown requests are
-    ignored. `on_role_change` is called with the instance and its new role when an instance moves to another pool.
+    `place` adds the load of a request to its instances, and later events of the request subtract it. Events of unknown
+    requests are ignored. `on_role_change` is called with instance and new role when an instance changes its pool.
     """
 
     def __init__(self, router: Router, handoffs: HandoffPolicy, reservation: KvReservation = FULL_RESERVATION) -> None:
@@ -155,11 +155,11 @@ class ClusterScheduler(RequestSubscriber):
         self._placed: dict[str, _AccountedRequest] = {}
 
     def add_instance(self, instance_id: str, role: Role, capacity_tokens: int | None = None, cell: str = "") -> None:
-        """Add an instance to a cell. Its KV capacity is `capacity_tokens` tokens (None if unknown)."""
+        """Add an instance to the pool of a role; `capacity_tokens` is its KV capacity, or None if unknown."""
         self.pools.add(InstanceLoad(instance_id, role, capacity_tokens, cell))
 
     def remove_instance(self, instance_id: str) -> list[str]:
-        """Remove an instance; return its unfinished requests, which stay placed until they end."""
+        """Remove an instance; return the ids of its unfinished requests, which stay placed until they end."""
         load = self.pools.get(instance_id)
         self.pools.remove(instance_id)
         if self.pools.forecast is not None:
@@ -196,13 +196,13 @@ class ClusterScheduler(RequestSubscriber):
             self._move(load, role)
 
     def idle(self, instance_id: str) -> None:
-        """Record that an instance has no running and no waiting sequences."""
+        """Record that an instance has no sequences left, so that the router may return it to its home pool."""
         load = self.pools.get(instance_id)
         if load is not None:
             self._settle(load, idle=True)
 
     def would_place(self, request: Request, now: float) -> PlacedRequest | None:
-        """Return the route that a request would get now, without placing it; None if no instance can run it."""
+        """Return the placement that a request would get now, without placing it; None if no instance can run it."""
         tokens = self._reservation.in_all(request.prompt_tokens, request.output_tokens)
         route = self._router.route(request, tokens, self.pools, now)
         decode = None if route is None else self.pools.get(route.decode)
@@ -211,7 +211,7 @@ class ClusterScheduler(RequestSubscriber):
         return PlacedRequest(request, route)
 
     def place(self, request: Request, now: float) -> PlacedRequest | None:
-        """Route a request and add its load to the instances; None if no instance can run the request."""
+        """Route a request and add its load to the chosen instances; None if no instance can run the request."""
         request_id, reservation = request.id, self._reservation
         prompt_tokens, output_tokens = request.prompt_tokens, request.output_tokens
         tokens = reservation.in_all(prompt_tokens, output_tokens)
@@ -264,7 +264,7 @@ class ClusterScheduler(RequestSubscriber):
         self.withdraw(request_id)
 
     def withdraw(self, request_id: str) -> None:
-        """Subtract the remaining load of a request from its instances."""
+        """Stop tracking a request, and subtract its remaining load from its instances."""
         placed = self._placed.get(request_id)
         if placed is None:
             return
@@ -321,5 +321,5 @@ class ClusterScheduler(RequestSubscriber):
 
 
 def _fits(load: InstanceLoad, tokens: int) -> bool:
-    """Whether a request fits on an instance without other requests; if not, it would wait forever."""
+    """Whether a request of `tokens` KV tokens fits on an otherwise empty instance; if not, it would wait forever."""
     return load.capacity_tokens is None or tokens <= load.capacity_tokens

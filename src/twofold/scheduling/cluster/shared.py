@@ -1,8 +1,8 @@
-"""A cluster scheduler for one of several controllers that share the instances.
+"""Cluster scheduler of one of several controllers that share the instances.
 
-A single controller places every request and knows all loads. With several, each instance reports its load
-periodically, with the share of each controller. A report is outdated when it arrives. Each controller knows the
-current load of its own requests and substitutes it for its share of the report.
+A single controller places every request and knows all loads. Several controllers depend on load reports: each instance
+periodically reports its total load and the share of each controller. A report is outdated when it arrives, so each
+controller replaces its own share by the current load of its requests.
 """
 
 from enum import StrEnum
@@ -16,17 +16,17 @@ from twofold.scheduling.instance.sequence import FULL_RESERVATION, KvReservation
 
 
 class OwnLoad(StrEnum):
-    """The knowledge of a controller about its own requests, in addition to the load reports."""
+    """How much of the load of its own requests a controller tracks between load reports."""
 
-    FOLLOWED = "followed"  # everything, from placement to end
-    SENT = "sent"  # the requests placed since the last report; ends are reported only
+    FOLLOWED = "followed"  # all requests, from placement to end
+    SENT = "sent"  # requests placed since the last report; their ends only appear in reports
     IGNORED = "ignored"  # nothing: the controller keeps no state and routes by reports alone
 
 
 class LoadReport:
-    """The load of an instance or cell at one moment: `total`, and in it the receiving controller's share `yours`.
+    """Reported load of an instance or cell: the total, and the share `yours` of the receiving controller's requests.
 
-    If the controller does not follow its requests, `yours` counts every request that it ever sent.
+    Under `OwnLoad.SENT`, `yours` counts every request that the controller ever placed.
     """
 
     def __init__(self, instance: str, total: LoadTotals, yours: LoadTotals) -> None:
@@ -36,11 +36,11 @@ class LoadReport:
 
 
 class SharedCluster(ClusterScheduler):
-    """The cluster as seen by one of several controllers.
+    """Cluster scheduler of one of several controllers, which knows the load of the others only from reports.
 
-    The load of an instance is the last report, minus this controller's share in it, plus the current load of this
-    controller's requests. A single controller with `OwnLoad.FOLLOWED` behaves like `ClusterScheduler` and ignores the
-    contents of reports.
+    The load of an instance is its last report, minus this controller's share of it, plus the current load of this
+    controller's requests. A single controller with `OwnLoad.FOLLOWED` behaves like `ClusterScheduler`: reports do not
+    change its loads.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class SharedCluster(ClusterScheduler):
         return NO_LOAD if load is None else load.less(self._others.get(instance_id, NO_LOAD))
 
     def reported(self, report: LoadReport) -> None:
-        """Update the load that other controllers add to an instance; reports of unknown instances are ignored."""
+        """Apply a load report: update the load from other controllers' requests. Ignores unknown instances."""
         load = self.pools.get(report.instance)
         if load is None:
             return

@@ -1,4 +1,4 @@
-"""The interface of batchers, which choose the sequences in the next batch of an instance."""
+"""Interface of batchers, which select the sequences of the next batch of an instance."""
 
 from abc import ABC, abstractmethod
 from typing import ClassVar
@@ -14,14 +14,13 @@ from twofold.scheduling.instance.swap_preemption import SwapPreemption
 
 @mypyc_attr(free_list_len=1)
 class SchedulingBudget:
-    """Free blocks and sequence slots for one selection.
+    """Free KV blocks and sequence slots from which a batcher can admit sequences to one batch.
 
-    While a lease is pending on this instance (`leases_first`), no prompt starts that will be handed off: two instances
-    that prefill for each other could otherwise fill up with KV caches that neither can send.
+    `leases_first` is set while requests wait for a lease on this instance. Prompts to be handed off are then not
+    admitted: two instances that prefill for each other could fill up with KV caches that neither can send.
 
-    The scheduler sets `swap` and `shared`. With `swap`, admission is subject to swap preemption. With `shared`, a
-    prompt gets its blocks as soon as it is selected, so that its cached prefix is not evicted for prompts selected
-    after it.
+    The scheduler sets `swap` under swap preemption, and `shared` with a prefix cache. With `shared`, `admit` allocates
+    the blocks of a prompt at once, so that its cached prefix is not evicted for prompts that are admitted later.
     """
 
     def __init__(self, blocks: BlockAllocator, free_blocks: int, free_seats: int, leases_first: bool = False) -> None:
@@ -40,7 +39,7 @@ class SchedulingBudget:
         return sequence.prefill_remaining
 
     def admit(self, sequence: ScheduledSequence) -> bool:
-        """Take blocks and a slot for a waiting sequence. If the budget lacks either, take nothing and return False."""
+        """Reserve blocks and a slot for a waiting sequence; if that is impossible, change nothing and return False."""
         shared, keys = self.shared, sequence.request.prefix_blocks
         if shared is None:
             needed = self.blocks.blocks_for(sequence.start_tokens)
@@ -61,7 +60,7 @@ class SchedulingBudget:
         return True
 
     def admit_decode(self, sequence: ScheduledSequence) -> bool:
-        """Take blocks for the output of a ready sequence, unless they were reserved before; False without blocks."""
+        """Reserve blocks for the output of a ready sequence, unless it has them already; False if too few are free."""
         if sequence.decode_tokens == 0:
             return True
         needed = self.blocks.blocks_for(sequence.decode_tokens)
@@ -73,16 +72,16 @@ class SchedulingBudget:
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Batcher(ABC):
-    """Selects the sequences of the next batches. It changes only the budget and its own state.
+    """Base class of batchers, which select the sequences of each batch.
 
-    A selection holds until a sequence in it ends or a prompt in it is done. Until then decode iterations repeat
-    without another call, unless `should_reschedule` asks for one.
+    A batcher changes only the budget and its own state. A batch of decodes repeats without a new selection until one of
+    its sequences ends or `should_reschedule` returns True.
 
-    The class attributes are the traits by which configurations are checked.
+    The class attributes are traits, by which configurations are validated.
     """
 
-    prefills: ClassVar[bool] = True  # runs prompts
-    decodes: ClassVar[bool] = True  # runs decodes
+    prefills: ClassVar[bool] = True  # selects prompts
+    decodes: ClassVar[bool] = True  # selects decodes
     whole_prompts: ClassVar[bool] = False  # fills the token budget with whole prompts, in order
     cuts_prompts: ClassVar[bool] = False  # computes at most the token budget of a prompt at a time
     chunked: ClassVar[bool] = False  # cuts prompts into chunks that a pipeline may run concurrently
@@ -99,18 +98,18 @@ class Batcher(ABC):
     def select(self, queues: Queues, budget: SchedulingBudget) -> SchedulerOutput:
         """Select the next batch.
 
-        Waiting sequences start in order, each after `budget.admit`, so that large requests are not starved by small
-        ones behind them; ready ones after `budget.admit_decode`.
+        Select waiting sequences in order, each after `budget.admit` returned True: small requests must not overtake and
+        starve a large one. Select ready sequences after `budget.admit_decode` returned True.
         """
 
     def on_queued(self, sequence: ScheduledSequence) -> None:  # noqa: B027  (a hook, not an obligation)
-        """A sequence was queued. It waits for prefill if it has no output token, else it is ready to decode."""
+        """Hook: a sequence was queued for prefill or, if it has an output token already, for decode."""
 
     def on_finished(self, sequence: ScheduledSequence) -> None:  # noqa: B027  (a hook)
-        """A queued sequence left the instance: it finished, was aborted or continues on another instance."""
+        """Hook: a sequence finished, was aborted, or will continue on another instance."""
 
     def num_queued(self, queues: Queues) -> int:
-        """Return how many sequences of the instance are not in the running batch, as reported to routers."""
+        """Return how many sequences in `queues` are not in the running batch; routers see this number."""
         return queues.waiting.size + queues.ready.size + queues.paused.size
 
     def should_reschedule(
@@ -118,13 +117,13 @@ class Batcher(ABC):
     ) -> bool:
         """Whether to select a new batch at the next iteration.
 
-        The cause is that `sequence` was queued or, if `sequence` is None, that blocks were freed.
+        Called after `sequence` was queued or, with `sequence` None, after blocks were freed.
         """
         return True
 
 
 def select_prompts(waiting: SequenceQueue, budget: SchedulingBudget, tokens: int, seqs: int) -> list[PrefillChunk]:
-    """Select whole prompts in order: at most `seqs` with `tokens` tokens in all, or one longer prompt alone."""
+    """Select whole prompts in order: at most `seqs` prompts and `tokens` tokens, or one longer prompt alone."""
     chunks: list[PrefillChunk] = []
     sequence = waiting.first
     while sequence is not None:
@@ -139,7 +138,7 @@ def select_prompts(waiting: SequenceQueue, budget: SchedulingBudget, tokens: int
 
 
 def select_ready(ready: SequenceQueue, budget: SchedulingBudget, seqs: int) -> list[ScheduledSequence]:
-    """Select ready sequences in order to start their decode: at most `seqs`, and as many as have blocks."""
+    """Select up to `seqs` ready sequences for decode, in queue order, while the budget has blocks for them."""
     chosen: list[ScheduledSequence] = []
     sequence = ready.first
     while sequence is not None and len(chosen) < seqs and budget.admit_decode(sequence):

@@ -1,4 +1,4 @@
-"""The decode side of hand-offs: leases on blocks, and the KV caches that arrive in them."""
+"""Decode side of hand-offs: grant leases on blocks, and receive KV caches into them."""
 
 from mypy_extensions import mypyc_attr
 
@@ -11,10 +11,10 @@ from twofold.scheduling.instance.swap_preemption import SwapPreemption
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class KvReceiver:
-    """Grants leases to prefill instances and tracks their transfers until a sequence can decode.
+    """Grants leases to prefill instances, and tracks their transfers until the sequences are ready to decode.
 
-    `sequences` maps request ids to all sequences of this instance. `lease_queue` has the requests that wait for a
-    lease, in order. `arriving` has the requests with a lease and an incomplete KV cache.
+    `sequences` maps request ids to all sequences of this instance. `lease_queue` holds the sequences that wait for a
+    lease, `arriving` those with a lease and an incomplete KV cache.
     """
 
     def __init__(
@@ -27,10 +27,10 @@ class KvReceiver:
         self.sequences: dict[str, ScheduledSequence] = {}
         self.lease_queue = SequenceQueue()
         self.arriving = SequenceQueue()
-        self.pulls: dict[str, BlockAllocation] = {}  # blocks that this instance fills itself, by request
+        self.pulls: dict[str, BlockAllocation] = {}  # blocks that this instance is filling by a pull, by request
 
     def reserve(self, request: Request, source: str) -> None:
-        """Queue a request that is prefilled on `source` for a lease. A later `grant` returns the lease."""
+        """Queue a request for a lease to its prefill instance `source`. A later call of `grant` returns the lease."""
         self.lease_queue.append(self._expect(request, source))
 
     def grant(self, now: float) -> list[Lease]:
@@ -48,7 +48,7 @@ class KvReceiver:
         return granted
 
     def lease_now(self, request: Request, source: str, now: float) -> Lease | None:
-        """Grant a lease ahead of the queue. With too few free blocks, change nothing and return None."""
+        """Grant a lease ahead of the queue; if too few blocks are free, change nothing and return None."""
         sequence = self._expect(request, source)
         if self._can_lease(sequence):
             return self._lease(sequence, now)
@@ -56,20 +56,20 @@ class KvReceiver:
         return None
 
     def kv_received(self, request_id: str, epoch: int) -> bool:
-        """End the lease of a request with a complete KV cache; True if the request is now ready to decode."""
+        """End the lease of a request after its KV cache has arrived; True if the request is now ready to decode."""
         self.leases.end(request_id, epoch)
         return self._arrived(request_id)
 
     def end_lease(self, request_id: str, epoch: int) -> None:
-        """End the lease of a request with an incomplete KV cache, because the source gave up or died."""
+        """End the lease of a request before its KV cache is complete, because the source gave up or failed."""
         if self.leases.end(request_id, epoch):
             self.blocks_freed()
 
     def read_started(self, request_id: str, epoch: int) -> bool:
-        """End the lease of a request because this instance pulls the KV cache of that request itself.
+        """Start the pull of a KV cache by this instance, which ends the lease of the request.
 
-        The blocks stay held until `read_ended`, even if the request is aborted. Returns False for an unknown request;
-        its KV cache must not be read.
+        The blocks stay allocated until `read_ended`, even if the request is aborted. Returns False if the request is
+        not waiting for its KV cache; the cache must then not be read.
         """
         sequence = self.sequences.get(request_id)
         reads = sequence is not None and sequence.queue is self.arriving
@@ -80,7 +80,7 @@ class KvReceiver:
         return reads
 
     def read_ended(self, request_id: str, *, complete: bool) -> bool:
-        """End the pull of a KV cache; True if its request is now ready to decode."""
+        """End the pull of a KV cache; True if the request is now ready to decode."""
         self.blocks.end_transfer(self.pulls.pop(request_id))
         if complete:
             return self._arrived(request_id)
@@ -88,9 +88,9 @@ class KvReceiver:
         return False
 
     def peer_lost(self, source: str) -> list[str]:
-        """End the leases of a dead instance and drop its queued reservations.
+        """End all leases of the failed instance `source`, and remove its requests from the lease queue.
 
-        Returns the affected requests. Requests that have blocks keep them until they are aborted.
+        Returns the ids of the affected requests. Those with blocks keep them until they are aborted.
         """
         queued = [sequence for sequence in self.lease_queue if sequence.source == source]
         for sequence in queued:
@@ -112,15 +112,15 @@ class KvReceiver:
             sequence.decode_tokens = reservation.at_decode_start(output)
 
     def enqueue_ready(self, sequence: ScheduledSequence) -> None:
-        """Add a sequence with a complete KV cache to the sequences that are ready to decode."""
+        """Add a sequence with a complete KV cache to the queue of ready sequences."""
         raise NotImplementedError
 
     def blocks_freed(self) -> None:
-        """Check the waiting sequences again after blocks were freed or the last pending lease was granted."""
+        """Hook: blocks were freed, or the last pending lease was granted, so waiting sequences may be able to start."""
         raise NotImplementedError
 
     def _expect(self, request: Request, source: str) -> ScheduledSequence:
-        """Register a request that is prefilled on `source` and will decode on this instance."""
+        """Register a request that will decode on this instance after its prefill on `source`."""
         sequence = ScheduledSequence(request, decodes_here=True, computed=request.prompt_tokens, generated=1)
         sequence.source = source
         self.add(sequence)
@@ -148,7 +148,7 @@ class KvReceiver:
 
 
 def allocation_of(sequence: ScheduledSequence) -> BlockAllocation:
-    """Return the allocation of a request; raises KeyError if it has none."""
+    """Return the block allocation of a sequence; raises KeyError if it has none."""
     allocation = sequence.allocation
     if allocation is None:
         raise KeyError(f"request {sequence.id} has no blocks")

@@ -1,4 +1,4 @@
-"""The queues of an instance by state (waiting, prefilling, decoding), the running batch and its results."""
+"""Queues of the sequences of an instance by state (waiting, prefilling, decoding), running batches and results."""
 
 from typing import Final
 
@@ -12,10 +12,10 @@ from twofold.scheduling.instance.sequence import PrefillChunk, ScheduledSequence
 
 @mypyc_attr(free_list_len=1)
 class SchedulerOutput:
-    """Changes with the next batch: its prefill chunks, the decodes that start or resume, and the decodes to preempt.
+    """A batcher's selection: the prefill chunks of the next batch, the decodes to start or resume, and those to pause.
 
-    All other running decodes continue. If `repeatable` is False, the batcher selects again after one iteration, so that
-    the sequences left out of this batch can run.
+    All other decodes continue. If `repeatable` is False, the batcher selects again after one iteration, so that the
+    sequences left out of this batch can run.
     """
 
     def __init__(
@@ -32,10 +32,10 @@ _UNCHANGED: Final = SchedulerOutput()
 
 @mypyc_attr(free_list_len=1)
 class RunningBatch:
-    """A batch under way on a lane, and the number of iterations it may run unchanged.
+    """A running batch of a lane.
 
-    `limit` is 1 for a batch with prefills, else the number of iterations until the first decode ends. `joined` lists
-    the sequences that start or resume decoding with this batch, `paused` the decodes it preempted.
+    `limit` is the number of iterations that it can run unchanged: 1 with prefills, else until the first decode ends.
+    `joined` lists the sequences that start or resume decoding with this batch, `paused` the decodes that it preempted.
     """
 
     def __init__(self, changes: SchedulerOutput, decodes: int, context_tokens: int, limit: int, lane: int = 0) -> None:
@@ -53,10 +53,10 @@ class RunningBatch:
 
 @mypyc_attr(free_list_len=1)
 class StepResult:
-    """The output token `index` of a sequence, and whether the sequence ends, is handed off or continues.
+    """Result of an iteration for one sequence: its output token `index`, and whether it ends or is handed off.
 
-    `finish_reason` is set if the sequence ends. `complete` reports every sampled token; `advance` only those after
-    which the sequence ends, is handed off or stops decoding.
+    `finish_reason` is set if the sequence ends. `InstanceScheduler.complete` returns a result for every sampled token,
+    `InstanceScheduler.advance` only for the first and last tokens of sequences and for decodes that were paused.
     """
 
     def __init__(
@@ -76,17 +76,17 @@ _UNBOUNDED: Final = 1 << 60
 
 
 class DecodeSet(SequenceQueue):
-    """Sequences that make one token each per iteration, in the order in which they joined.
+    """The decoding sequences of a lane, in the order in which they joined. Each generates one token per iteration.
 
-    Advancing the set by any number of iterations takes time only for the sequences that end: progress is counted once
-    for the set, and `_ends` is sorted by the iteration of ending. `context_tokens` is the KV read by one iteration.
+    `advance` takes time only for the sequences that end, because progress is counted once for the whole set.
+    `context_tokens` is the number of KV tokens that one iteration reads.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.iterations = 0
         self.context_tokens = 0
-        self._ends: list[ScheduledSequence] = []  # the next to end is last
+        self._ends: list[ScheduledSequence] = []  # by iteration of ending, the next to end last
         self._joins = 0
 
     def latest(self, count: int) -> list[ScheduledSequence]:
@@ -99,7 +99,7 @@ class DecodeSet(SequenceQueue):
         return members
 
     def join(self, sequence: ScheduledSequence, most: int = _UNBOUNDED) -> None:
-        """Add a sequence, which decodes until its output is complete, but for at most `most` iterations."""
+        """Add a sequence that decodes until its output is complete, but for at most `most` iterations."""
         self.append(sequence)
         self._joins += 1
         sequence.joined_at = self.iterations
@@ -110,13 +110,13 @@ class DecodeSet(SequenceQueue):
         self._ends.insert(self._place(sequence), sequence)
 
     def remove(self, sequence: ScheduledSequence) -> None:
-        """Remove a sequence from the set and update its progress."""
+        """Remove a sequence from the set, and update its `computed` and `generated` tokens."""
         super().remove(sequence)
         self._ends.pop(self._place(sequence))
         self._update(sequence)
 
     def advance(self, iterations: int) -> list[ScheduledSequence]:
-        """Make `iterations` tokens for every member; remove and return the members that are then at their end.
+        """Generate `iterations` tokens for every sequence; remove and return the sequences that have reached their end.
 
         `iterations` must not exceed `iterations_to_end`.
         """
@@ -133,15 +133,15 @@ class DecodeSet(SequenceQueue):
         return ended
 
     def iterations_to_end(self) -> int:
-        """Number of iterations until the first member ends; 0 without members."""
+        """Number of iterations until the first sequence ends; 0 for an empty set."""
         return self._ends[-1].end - self.iterations if self._ends else 0
 
     def generated(self, sequence: ScheduledSequence) -> int:
-        """Return the number of output tokens that a member has made so far."""
+        """Return the number of output tokens that a sequence of the set has generated so far."""
         return sequence.generated + self.iterations - sequence.joined_at
 
     def items(self) -> list[BatchItem]:
-        """Return the batch items of one iteration: one token of each member."""
+        """Return the batch items of one iteration: one token of each sequence."""
         now = self.iterations
         return [BatchItem(s.id, Phase.DECODE, 1, s.computed + now - s.joined_at, True) for s in self]
 
@@ -152,7 +152,7 @@ class DecodeSet(SequenceQueue):
         self.context_tokens -= sequence.computed
 
     def _place(self, sequence: ScheduledSequence) -> i64:
-        """Return the index for a member in `_ends`, sorted by end and then by joining, both descending."""
+        """Return the index of a sequence in `_ends`, which is sorted by end and then by joining, both descending."""
         ends, end, number = self._ends, sequence.end, sequence.join_number
         low: i64 = 0
         high: i64 = len(ends)
@@ -167,10 +167,10 @@ class DecodeSet(SequenceQueue):
 
 
 class Queues:
-    """The queues that a batcher selects from.
+    """Queues from which a batcher selects.
 
-    `waiting`: prompts not started. `prefilling`: prompts computed in part. `ready`: sequences with the KV of their
-    prompt on this instance but no decode iteration so far. `decoding`: sequences that make one token per iteration.
+    `waiting`: prompts that have not started. `prefilling`: partly computed prompts. `ready`: sequences with the KV of
+    their prompt on this instance that have not decoded yet. `decoding`: sequences that generate a token per iteration.
     `paused`: preempted decodes.
     """
 
@@ -183,30 +183,30 @@ class Queues:
 
     @property
     def decodes(self) -> int:
-        """Number of sequences of this lane that decode, or will decode without further prefill."""
+        """Number of sequences in these queues that decode or can decode without further prefill."""
         return self.ready.size + self.decoding.size + self.paused.size
 
     @property
     def started(self) -> int:
-        """Number of sequences that count against `max_num_seqs`."""
+        """Number of started sequences, which count against `max_num_seqs`."""
         return self.prefilling.size + self.ready.size + self.decoding.size + self.paused.size
 
     @property
     def settled(self) -> bool:
-        """Whether every sequence of the instance is decoding."""
+        """Whether all queues except `decoding` are empty."""
         return not (self.waiting.size or self.ready.size or self.prefilling.size or self.paused.size)
 
 
 class Lane:
-    """A lane: the queues of sequences that share batches, and the batch that is running.
+    """A lane: the queues of sequences that share batches, and their running batch.
 
-    A sequence's next token depends on its last, so it is in one batch at a time. An instance with pipeline stages
-    therefore divides its sequences among as many lanes, each of which has one batch in the pipeline; any other
-    instance has one lane.
+    A sequence can be in only one running batch, because each token depends on the previous one. An instance with n
+    pipeline stages therefore divides its sequences among n lanes, each with one batch in the pipeline. Other instances
+    have one lane.
 
-    `remaining` is the number of iterations for which the last selection still holds. `message` is the running batch
-    as a worker sees it. `aborted` blocks are released when the batch ends. A `single_step` lane runs one iteration a
-    batch.
+    `remaining` is the number of iterations for which the last selection is still valid. `message` is the running batch
+    in the form sent to the worker. `aborted` holds the blocks of requests aborted during the batch, which are released
+    when it ends. A `single_step` lane runs one iteration per batch.
     """
 
     def __init__(self, number: int, queues: Queues, single_step: bool) -> None:
@@ -219,7 +219,7 @@ class Lane:
         self.aborted: list[BlockAllocation] = []
 
     def start(self, output: SchedulerOutput | None) -> RunningBatch | None:
-        """Start the selected batch; with None, start a batch of all decodes. Return None if there is nothing to run."""
+        """Start the batch of a selection or, with None, a batch of all decodes; None if there is nothing to run."""
         decoding = self.queues.decoding
         changes, decodes, limit = _UNCHANGED if output is None else output, decoding.size, 1
         if not changes.prefills:
@@ -232,7 +232,7 @@ class Lane:
         return batch
 
     def computes(self, sequence: ScheduledSequence) -> bool:
-        """Whether the running batch computes tokens of this sequence."""
+        """Whether the running batch computes tokens of a sequence."""
         if self.batch is None or sequence.queue is self.queues.decoding:
             return self.batch is not None
         return any(chunk.sequence is sequence for chunk in self.batch.prefills)

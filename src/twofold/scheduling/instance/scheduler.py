@@ -46,19 +46,19 @@ _DECODE: Final = Phase.DECODE
 class InstanceScheduler(KvReceiver):
     """Schedules the requests of one instance.
 
-    `changed` is set when a new selection is due at the next iteration; a driver that runs several iterations at a
-    time stops there. `swap` enables swap preemption: after `start` or `next_batch` the driver carries out
-    `swap.take_copies()`.
+    `changed` is set when a new batch must be selected at the next iteration. A driver that runs several iterations at a
+    time must stop there. `swap` enables swap preemption: after `start` or `next_batch`, the driver carries out the
+    copies of `swap.take_copies()`.
 
-    With `stages` > 1 the instance is a pipeline with one lane per stage and one running batch per lane, each of a
+    With `stages` > 1, the instance is a pipeline with one lane per stage, and each lane has one running batch of a
     single iteration. `start` uses the lane that has been idle longest; `advance` and `complete` end the oldest batch.
     `max_num_seqs` applies to each batch. Lanes share the waiting prompts, and a sequence decodes on the lane with the
     fewest decodes. With a `chunked` batcher, lanes also share partly computed prompts: batches pass each stage in
-    order, so a chunk finds the KV of the chunks before it (Mooncake section 5.1).
+    order, so a chunk finds the KV of the previous chunks (Mooncake section 5.1).
 
-    With a `PrefixBlockAllocator`, a prompt gets the blocks of its cached prefix when it starts, and waiting requests
-    hold no blocks (docs/decisions/0007). `copy_of` returns the block to copy then, if any. The prompt's own blocks
-    are published when the batch that filled them ends.
+    With a `PrefixBlockAllocator`, a prompt gets the blocks of its cached prefix when it starts. Waiting requests hold
+    no blocks (docs/decisions/0007). `copy_of` returns the block to copy before the prompt's first batch, if any. Blocks
+    that the prompt fills are published for reuse after each batch.
     """
 
     def __init__(
@@ -98,12 +98,12 @@ class InstanceScheduler(KvReceiver):
     # -- requests -----------------------------------------------------------------------------------------------------
 
     def submit(self, request: Request, *, decodes_here: bool, reused_tokens: int = 0, fetching: bool = False) -> None:
-        """Queue a request for prefill, and for decode unless it is to be handed off.
+        """Queue a request for prefill, and also for decode if `decodes_here`.
 
-        The KV of its first `reused_tokens` tokens is in a cache and is not computed. With `fetching`, a part of this KV
-        is still being fetched: the prompt, and those submitted after it, start after `fetched`. Later prompts do not
-        overtake: a fetch takes little time, and an overtaken prompt could wait a thousand times as long for a long
-        prompt."""
+        The KV of its first `reused_tokens` tokens is cached and is not computed. With `fetching`, a part of this KV is
+        still being fetched: this prompt and all prompts submitted later wait until `fetched` is called. Later prompts
+        do not overtake, because a fetch is short, but the prefill of a long prompt could delay this one much longer.
+        """
         sequence = ScheduledSequence(request, decodes_here, computed=_reused(request, reused_tokens))
         sequence.fetching = fetching
         self.add(sequence)
@@ -113,7 +113,7 @@ class InstanceScheduler(KvReceiver):
             self._enqueue(sequence, self.queues.waiting)
 
     def fetched(self, request_id: str, reused_tokens: int | None = None) -> None:
-        """Let a prompt start after its fetch, with fewer reused tokens if the fetch failed; ignore aborted requests."""
+        """Record the end of a prefix fetch; `reused_tokens` is lower if it failed. Ignores aborted requests."""
         sequence = self.sequences.get(request_id)
         if sequence is None or not sequence.fetching:
             return
@@ -123,7 +123,7 @@ class InstanceScheduler(KvReceiver):
         self._end_fetches()
 
     def _end_fetches(self) -> None:
-        """Queue submitted prompts for prefill in order, up to the first prompt that still fetches its prefix."""
+        """Move submitted prompts to the waiting queue in order, up to the first prompt with a fetch in progress."""
         while (sequence := self._fetching.first) is not None and not sequence.fetching:
             self._fetching.remove(sequence)
             self._enqueue(sequence, self.queues.waiting)
@@ -166,7 +166,7 @@ class InstanceScheduler(KvReceiver):
             self.changed = True
 
     def blocks_of(self, request_id: str) -> Sequence[int]:
-        """Return the block ids of a request in token order; an allocator that only counts blocks returns none."""
+        """Return the block ids of a request in token order; empty if the allocator only counts blocks."""
         return self.blocks.blocks_of(allocation_of(self.sequences[request_id]))
 
     def allocation_of(self, request_id: str) -> BlockAllocation:
@@ -183,7 +183,7 @@ class InstanceScheduler(KvReceiver):
         return 0 if sequence is None else sequence.reused_tokens
 
     def generated(self, request_id: str) -> int:
-        """Return how many output tokens of a request are complete; 0 for unknown requests."""
+        """Return how many output tokens of a request have been generated; 0 for unknown requests."""
         sequence = self.sequences.get(request_id)
         if sequence is None:
             return 0
@@ -195,7 +195,7 @@ class InstanceScheduler(KvReceiver):
     # -- batches ------------------------------------------------------------------------------------------------------
 
     def start(self, now: float) -> RunningBatch | None:
-        """Start a batch on an idle lane; None if there is nothing to run or, in a pipeline, no idle lane."""
+        """Start and return a batch on an idle lane; None if there is nothing to run or no pipeline lane is idle."""
         stages, turns = self.stages, self._turns
         if self._running == stages:
             if stages == 1:
@@ -232,7 +232,7 @@ class InstanceScheduler(KvReceiver):
     def advance(self, iterations: int = 1) -> list[StepResult]:
         """Complete `iterations` iterations of the oldest running batch.
 
-        Returns a result for each sequence that made its first token, ended, or stopped decoding for lack of blocks.
+        Returns a result for each sequence that got its first token, ended, or was paused for lack of blocks.
         """
         batch = self._finish(iterations)
         lane = self._lanes[batch.lane]
@@ -265,7 +265,7 @@ class InstanceScheduler(KvReceiver):
         return batch
 
     def complete(self, batch: Batch, stopped: Collection[str] = ()) -> list[StepResult]:
-        """Complete the oldest running batch and return all sampled tokens.
+        """Complete the oldest running batch and return one result per sampled token.
 
         `stopped` contains the ids of the requests that end with the token just sampled.
         """
@@ -296,7 +296,7 @@ class InstanceScheduler(KvReceiver):
         return results
 
     def _tokens_made(self, batch: Batch, decoding: DecodeSet) -> list[tuple[ScheduledSequence, int]]:
-        """Return each decode of a batch that was not aborted, with the index of the token that it made."""
+        """Return (sequence, index of its new token) for each decode of a batch that has not been aborted."""
         made: list[tuple[ScheduledSequence, int]] = []
         for item in batch.items:
             sequence = self.sequences.get(item.request_id) if item.phase is _DECODE else None
@@ -360,7 +360,7 @@ class InstanceScheduler(KvReceiver):
         queues.prefilling.append(sequence)
 
     def _finish(self, iterations: int) -> RunningBatch:
-        """Remove and return the oldest running batch after `iterations`; raises RuntimeError if it runs fewer."""
+        """End the oldest running batch after `iterations` iterations; raises RuntimeError if they exceed its limit."""
         lane = self._turns[0]
         batch = lane.batch
         if batch is None or iterations > batch.limit:
@@ -381,7 +381,7 @@ class InstanceScheduler(KvReceiver):
     def finish_prefills(
         self, queues: Queues, chunks: list[PrefillChunk], stopped: Collection[str], results: list[StepResult]
     ) -> None:
-        """Record the computed prompt chunks, and append the first tokens of complete prompts to `results`."""
+        """Record computed prompt chunks, and append a result with the first token of each complete prompt."""
         shared = self.shared
         for chunk in chunks:
             sequence = chunk.sequence
@@ -418,7 +418,7 @@ class InstanceScheduler(KvReceiver):
         return StepResult(sequence, sequence.generated - 1, reason, hands_off)
 
     def _grow(self, sequence: ScheduledSequence, swap: SwapPreemption) -> bool:
-        """Allocate more blocks for a decode that has used all its blocks; pause the decode if too few are free."""
+        """Allocate more blocks for a decode that has filled its blocks; if that fails, pause it and return False."""
         queues = self.queues
         if not queues.paused.size and swap.extend(sequence):
             queues.decoding.join(sequence, swap.iterations_left(sequence))
@@ -471,7 +471,7 @@ class InstanceScheduler(KvReceiver):
 
     @property
     def queued(self) -> int:
-        """Number of sequences that are not in a running batch, as reported to routers."""
+        """Number of sequences that are not in a running batch; routers see this number."""
         if self.stages == 1:
             return self.batcher.num_queued(self.queues)
         queued = self.batcher.num_queued(self.queues)
@@ -481,7 +481,7 @@ class InstanceScheduler(KvReceiver):
 
     @property
     def empty(self) -> bool:
-        """Whether the instance has no sequence that it still has to prefill or decode."""
+        """Whether the instance has no sequences left to prefill or decode."""
         for lane in self._lanes:
             if lane.queues.decoding.size or not lane.queues.settled:
                 return False
@@ -519,7 +519,7 @@ def _reused(request: Request, tokens: int) -> int:
 
 
 def _publish(shared: PrefixBlockAllocator, sequence: ScheduledSequence, computed: int, published_tokens: int) -> None:
-    """Let other requests reuse the full blocks of the first `computed` prompt tokens of a sequence."""
+    """Publish the full blocks of the first `computed` prompt tokens of a sequence for reuse by other requests."""
     size = shared.block_size
     keys = sequence.request.prefix_blocks[: min(computed, sequence.prompt_tokens) // size]
     shared.publish(allocation_of(sequence), keys, published_tokens // size)

@@ -10,12 +10,12 @@ from twofold.request import Phase, Request
 
 
 class KvReservation:
-    """KV tokens that a request reserves on the instances it runs on.
+    """Rule for when and how many KV tokens a request reserves on its instances.
 
-    By default the whole request is reserved where it decodes, so an admitted request always finishes. With
-    `output_at_decode_start` the output is reserved with the first decode iteration; until then the request may wait,
-    with its prompt's KV in place. With `step`, the output is reserved in steps of that many tokens (`SwapPreemption`).
-    `extra` tokens are added to every prompt.
+    By default the decode instance reserves prompt and output at once, so an admitted request always finishes. With
+    `output_at_decode_start`, it reserves the output with the first decode iteration; until then the request may have to
+    wait. With `step`, it reserves the output in steps of that many tokens (`SwapPreemption`). `extra` tokens are added
+    to every prompt.
     """
 
     def __init__(self, output_at_decode_start: bool = False, extra: int = 0, step: int = 0) -> None:
@@ -24,7 +24,7 @@ class KvReservation:
         self.step = step
 
     def at_start(self, prompt: int, output: int, decodes_here: bool) -> int:
-        """Return the tokens reserved before prefill, or before the KV cache arrives from another instance."""
+        """Return the tokens that an instance reserves before the prefill, or before it receives the KV cache."""
         if self.output_at_decode_start or not decodes_here:
             return prompt + self.extra
         if self.step:
@@ -36,7 +36,7 @@ class KvReservation:
         return output - 1 if self.output_at_decode_start else 0
 
     def in_all(self, prompt: int, output: int) -> int:
-        """Return the tokens reserved at the end of a request on the instance that decodes it."""
+        """Return the total number of tokens that a request has reserved on its decode instance when it ends."""
         return prompt + output - 1 + self.extra
 
 
@@ -47,17 +47,17 @@ FULL_RESERVATION = KvReservation()
 class ScheduledSequence:
     """Progress of a request on one instance.
 
-    `computed` counts the tokens with KV in this instance's cache, `generated` the output tokens made so far on any
-    instance. While the sequence is in the decode set both are frozen, and the set counts iterations instead.
-    `decodes_here` is False for a request that is handed off after prefill. `start_tokens` and `decode_tokens` are the
-    KV tokens reserved before prefill and with the first decode (`KvReservation`). `allocation` holds its blocks.
+    `computed` counts the tokens with KV in this instance's cache, `generated` all output tokens so far. In a
+    `DecodeSet`, which counts iterations, both are only updated when the sequence leaves. `decodes_here` is False for a
+    request that is handed off after prefill. `start_tokens` and `decode_tokens` are the KV tokens reserved before
+    prefill and with the first decode (`KvReservation`). `allocation` holds the blocks of the sequence.
 
-    `reused_tokens` prompt tokens came from the prefix cache, and `copy` is a block (source, target) to copy before
-    the first iteration. Under swap preemption `admission` is the order of admission, counted from 1, and `swapped`
-    holds the host blocks of a swapped-out sequence.
+    `reused_tokens` is the number of prompt tokens found in the prefix cache. `copy` (source, target) is a block to copy
+    before the first iteration. Under swap preemption, `admission` is the order of admission, counted from 1, and
+    `swapped` holds the host blocks of a swapped-out sequence.
 
-    `queue` is the queue it waits in. A sequence without a queue has finished here, though its KV may still be read
-    (`handing_off`).
+    `queue` is the queue that contains the sequence. It is None after the sequence has finished on this instance, even
+    if its KV is still being read by a hand-off (`handing_off`).
     """
 
     def __init__(self, request: Request, decodes_here: bool, computed: int = 0, generated: int = 0) -> None:
@@ -81,11 +81,11 @@ class ScheduledSequence:
         self.queue: SequenceQueue | None = None
         self.previous: ScheduledSequence | None = None  # neighbours in the queue
         self.next: ScheduledSequence | None = None
-        # Set by the decode set: iteration and rank of joining, and iteration of ending.
+        # Set by `DecodeSet`: iteration and sequence number of joining, and iteration of ending.
         self.joined_at = 0
         self.join_number: i64 = 0
         self.end: i64 = 0
-        self.last_token_at = 0  # on the clock of the driver, which sets it
+        self.last_token_at = 0  # set by the driver, on its clock
 
     @property
     def prefill_remaining(self) -> int:
@@ -117,7 +117,7 @@ class PrefillChunk:
 
 
 class SequenceQueue:
-    """Sequences in order of entry, in a linked list from which any sequence is removed in constant time.
+    """Queue of sequences, as a linked list from which any sequence can be removed in constant time.
 
     A sequence is in at most one queue at a time.
     """

@@ -1,14 +1,14 @@
-"""The status of an instance. This module is not compiled, because messages contain the status."""
+"""Status of an instance. mypyc does not compile this module, because the status is sent in messages."""
 
 import msgspec
 
 
 class InstanceStatus(msgspec.Struct, frozen=True):
-    """Counts of an instance at one moment, for routers, metrics and health.
+    """Current numbers of sequences and blocks of an instance, for routers, metrics and health checks.
 
-    `running` includes the `swapped` sequences. `swaps` counts all swap-outs so far, `swap_blocks_moved` the blocks
-    copied in both directions. `blocks_cached` hold KV of the prefix cache, `blocks_pinned` of them for a guaranteed
-    time; `blocks_evicted` counts all evictions so far.
+    `running` includes the `swapped` sequences. `swaps` counts all swap-outs since the start, `swap_blocks_moved` the
+    blocks copied in both directions, `blocks_evicted` the evictions from the prefix cache. `blocks_cached` is the
+    current size of the prefix cache; `blocks_pinned` of these blocks are pinned.
     """
 
     waiting: int
@@ -30,6 +30,6 @@ class InstanceStatus(msgspec.Struct, frozen=True):
 
     @property
     def idle(self) -> bool:
-        """Whether the instance has no request and holds no block."""
+        """Whether the instance has no requests and all its blocks are free."""
         queued = self.waiting + self.running + self.arriving + self.handing_off + self.lease_queue
         return queued == 0 and self.blocks_free == self.blocks_total

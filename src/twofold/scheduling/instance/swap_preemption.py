@@ -1,13 +1,12 @@
-"""Swap preemption: decodes allocate KV blocks as they grow, and the latest are swapped to host memory when none are
-left.
+"""Swap preemption: decodes allocate KV blocks as they grow; if no block is free, sequences are swapped to host memory.
 
-A sequence starts with blocks for its prompt and one step of output, and is extended step by step. Without free blocks
-the sequences admitted after it are swapped out, latest first (as in the runtime of DistServe). They return in
-admission order, and no new sequence is admitted before. The first sequence therefore always makes progress, and all
+A sequence starts with blocks for its prompt and one step of output, and allocates more blocks step by step. If none is
+free, sequences admitted after it are swapped out, latest first (as in DistServe's runtime). They return in order of
+admission, before any new sequence is admitted. The first sequence therefore always makes progress, and all sequences
 finish (docs/decisions/0014).
 
-Host blocks for its full length are promised to each sequence at admission, so swapping out cannot fail: host memory
-bounds the admitted sequences, device memory the running ones.
+At admission, host blocks for the full length of a sequence are reserved, so swapping out cannot fail. Host memory thus
+bounds the admitted sequences, and device memory the running ones.
 """
 
 from collections.abc import Sequence
@@ -26,7 +25,7 @@ _admission: Final = attrgetter("admission")
 
 @mypyc_attr(free_list_len=1)
 class BlockCopy:
-    """A copy of a sequence's first `blocks` blocks to host memory (`out`) or back; ids are empty where unknown."""
+    """Copy of a sequence's first `blocks` blocks to host memory (`out`) or back, with block ids if they are tracked."""
 
     def __init__(self, out: bool, blocks: int, device_blocks: Sequence[int], host_blocks: Sequence[int]) -> None:
         self.out = out
@@ -36,12 +35,12 @@ class BlockCopy:
 
 
 class SwapPreemption:
-    """Divides the sequences of one instance between device blocks and `host` blocks.
+    """Swaps sequences of one instance out to `host` blocks and back.
 
     `reservation` is the KV reservation under swap preemption. `swapped` counts the sequences on the host, `swaps` all
-    swap-outs so far. The scheduler sets `queues`. The driver carries out `copies`, in order, before the batch that was
-    started with them. Blocks of a swapped-out sequence are free at once: only members of that batch can get them,
-    because nothing is admitted meanwhile. Blocks of a returning sequence are in flight until that batch ends.
+    swap-outs so far. The scheduler sets `queues`. The driver carries out `copies`, in order, before it runs the next
+    batch. Blocks of a swapped-out sequence are free at once: only sequences of that batch can get them, because no
+    other is admitted meanwhile. Blocks of a returning sequence are in flight until that batch ends.
     """
 
     def __init__(self, blocks: BlockAllocator, host: BlockAllocator, step_tokens: int = STEP_TOKENS) -> None:
@@ -57,24 +56,24 @@ class SwapPreemption:
         self.blocks_copied = 0
         self._step = step_tokens
         self._admitted = 0
-        self._promised = 0  # host blocks
-        self._offered = 0  # host blocks promised to prompts of the selection in progress
+        self._promised = 0  # reserved host blocks
+        self._offered = 0  # host blocks reserved for prompts of the selection in progress
         self._returning: list[BlockAllocation] = []
 
     def can_admit(self, sequence: ScheduledSequence) -> bool:
-        """Whether a new sequence may start: no sequence is paused, and the others keep blocks for another step."""
+        """Whether a new sequence may start: none is paused, and enough device blocks and host blocks are left."""
         if self.queues.paused.size:
             return False
         needed = self.blocks.blocks_for(sequence.start_tokens) + self._headroom()
         return needed <= self.blocks.num_free and self._promised + self._full_blocks(sequence) <= self.host.num_blocks
 
     def begin_selection(self) -> int:
-        """Return the free blocks for the prompts of the next batch; each selected prompt must be passed to `offer`."""
+        """Start a selection; return the number of blocks for new prompts, each of which must be passed to `offer`."""
         self._offered = 0
         return 0 if self.queues.paused.size else max(0, self.blocks.num_free - self._headroom())
 
     def offer(self, sequence: ScheduledSequence) -> bool:
-        """Promise host blocks to a selected prompt; False if too few host blocks are left."""
+        """Reserve host blocks for a selected prompt; False if too few are left."""
         if not sequence.decodes_here:
             return True
         if self._promised + self._offered + self._full_blocks(sequence) > self.host.num_blocks:
@@ -83,13 +82,13 @@ class SwapPreemption:
         return True
 
     def admit(self, sequence: ScheduledSequence) -> None:
-        """Record a sequence that has its first blocks and will decode on this instance."""
+        """Record the admission of a sequence that has its first blocks and will decode on this instance."""
         self._admitted += 1
         sequence.admission = self._admitted
         self._promised += self._full_blocks(sequence)
 
     def forget(self, sequence: ScheduledSequence) -> None:
-        """Withdraw the host blocks promised to a sequence that has finished, whether it was admitted or not."""
+        """Release all host blocks of a sequence that has ended. The sequence need not have been admitted."""
         if sequence.admission:
             sequence.admission = 0
             self._promised -= self._full_blocks(sequence)
@@ -97,7 +96,7 @@ class SwapPreemption:
             self._free_host(sequence, sequence.swapped)
 
     def iterations_left(self, sequence: ScheduledSequence) -> int:
-        """Return for how many iterations a sequence outside the decode set has blocks."""
+        """Return for how many iterations a sequence has blocks. The sequence must not be in the decode set."""
         allocation = sequence.allocation
         return 0 if allocation is None else allocation.blocks * self.blocks.block_size - sequence.computed
 
@@ -110,9 +109,9 @@ class SwapPreemption:
         return True
 
     def resume_paused(self) -> list[ScheduledSequence]:
-        """Make paused sequences ready as far as blocks are free or can be swapped out.
+        """Move paused sequences to the head of the ready queue while blocks are free or can be freed by swapping.
 
-        Call this between batches. Paused sequences go before all ready ones. Returns the decodes that were swapped out.
+        Call this between batches. Returns the decodes that were swapped out.
         """
         queues = self.queues
         preempted: list[ScheduledSequence] = []
@@ -133,18 +132,18 @@ class SwapPreemption:
         return preempted
 
     def take_copies(self) -> list[BlockCopy]:
-        """Remove and return the copies that the driver must carry out before the batch that was just started."""
+        """Remove and return the pending copies, which the driver must carry out before the batch just started."""
         copies, self.copies = self.copies, []
         return copies
 
     def batch_ended(self) -> None:
-        """Record that the batch with the last copies has ended."""
+        """Record that the batch that followed the last copies has ended: returned blocks are no longer in flight."""
         for allocation in self._returning:
             self.blocks.end_transfer(allocation)
         self._returning.clear()
 
     def _make_room(self, sequence: ScheduledSequence, preempted: list[ScheduledSequence]) -> bool:
-        """Swap out sequences admitted after this one, if that frees enough blocks for a step of this one."""
+        """Swap out later sequences if that frees enough blocks for the next step of this one; else return False."""
         needed, free = self.blocks.blocks_for(self._step_of(sequence)), self.blocks.num_free
         if needed <= free:
             return True
@@ -191,7 +190,7 @@ class SwapPreemption:
         self.swaps += 1
 
     def _swap_in(self, paused: list[ScheduledSequence], resumed: list[ScheduledSequence]) -> None:
-        """Swap in sequences, in order of admission, while all running ones keep blocks for another step."""
+        """Swap in sequences in order of admission while enough blocks stay free for a step of every running one."""
         for sequence in paused:
             host = sequence.swapped
             if host is None:
@@ -217,7 +216,7 @@ class SwapPreemption:
         self.blocks_copied += host.blocks
 
     def _step_of(self, sequence: ScheduledSequence) -> int:
-        """Return the tokens of a sequence's next step. The last output token needs no KV."""
+        """Return the number of tokens in a sequence's next step. The last output token needs no KV."""
         full = sequence.prompt_tokens + sequence.output_tokens - 1
         return min(self._step, full - sequence.computed)
 
@@ -226,5 +225,5 @@ class SwapPreemption:
         return self.blocks.blocks_for(sequence.prompt_tokens + sequence.output_tokens - 1)
 
     def _headroom(self) -> int:
-        """Return the number of blocks that another step of every running sequence takes."""
+        """Return the number of blocks that every running sequence needs together for another step."""
         return (self.queues.decoding.size + self.queues.ready.size) * self.blocks.blocks_for(self._step)

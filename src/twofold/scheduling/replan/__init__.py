@@ -1,1 +1,1 @@
-"""Re-planning: detect traffic shifts, and decide whether another prefill/decode split is worth a change of roles."""
+"""Re-planning: detect traffic shifts and decide whether to change the split of instances into prefill and decode."""

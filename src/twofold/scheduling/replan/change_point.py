@@ -2,8 +2,8 @@
 
 After each number, the last w numbers are compared with all earlier ones by a t-test, for w = 4, 8, … 128. This is the
 generalized likelihood ratio for a change of the mean at an unknown position with unknown mean and variance (Hawkins,
-Qiu and Kang, "The changepoint model for statistical process control", 2003). A number costs time logarithmic in the
-longest window; memory is bounded.
+Qiu and Kang, "The changepoint model for statistical process control", 2003). The test after each number takes time
+logarithmic in the longest window, and memory is bounded.
 """
 
 from collections import deque
@@ -11,8 +11,8 @@ from math import erfc, log1p, sqrt
 from typing import Final, NamedTuple
 
 WINDOWS: Final = (4, 8, 16, 32, 64, 128)
-FEWEST: Final = 8  # numbers before a window: fewer give no usable variance
-_LEAST_VARIANCE: Final = 1e-12  # for sequences of equal numbers
+FEWEST: Final = 8  # minimum of numbers before a window, for a usable variance
+_LEAST_VARIANCE: Final = 1e-12  # avoids division by zero if all numbers are equal
 
 
 class MeanChange(NamedTuple):
@@ -28,7 +28,7 @@ class MeanChange(NamedTuple):
 
     @property
     def chance(self) -> float:
-        """The two-sided p-value of this comparison alone."""
+        """Two-sided p-value of this comparison, not corrected for multiple comparisons."""
         return erfc(self.sigmas / sqrt(2.0))
 
 
@@ -54,15 +54,15 @@ class ChangePoint:
         self._count += 1
 
     def strongest(self) -> MeanChange | None:
-        """Return the most significant change over all windows; None with too few numbers."""
+        """Return the most significant change over all windows in `WINDOWS`; None with too few numbers."""
         return self._least_likely(WINDOWS)
 
     def located(self) -> MeanChange | None:
-        """Return the most significant change over windows of every length: slower than `strongest`, but more exact."""
+        """Return the most significant change over windows of every length: slower than `strongest`, but precise."""
         return self._least_likely(range(WINDOWS[0], WINDOWS[-1] + 1))
 
     def restart(self, count: int) -> None:
-        """Forget all numbers except the last `count`, or except the longest window if `count` exceeds it."""
+        """Forget all numbers except the last `count`, but keep at most the longest window."""
         kept = list(self._sums)[-1 - count :]
         base, base_squares = kept[0]
         self._sums = deque(((s - base, q - base_squares) for s, q in kept), self._sums.maxlen)

@@ -1,12 +1,12 @@
-"""Re-planning: decide whether another prefill/decode split of the instances is worth a move.
+"""Re-planning: decide whether to move instances to another split into prefill and decode.
 
     monitoring ── traffic shift ──▶ settling ── new traffic known ──▶ searching ── decided ──▶ monitoring
                       └─ shift has passed ──▶ monitoring
 
-DistServe (OSDI'24, section 4.3) monitors the rate and lengths of requests and searches again on recent history. Here a
-shift must be significant (`traffic.py`), a plan must bring a gain (`ReplanRules.min_gain`), and decisions are at least
-`ReplanRules.min_between_s` apart. This module neither searches nor moves instances: a driver passes the new traffic to
-a `ReplanSearch` and executes the steps of the decision.
+DistServe (OSDI'24, section 4.3) monitors the rate and lengths of requests and plans again on recent history. Here a
+shift must also be significant (`traffic.py`), a plan must improve SLO attainment (`ReplanRules.min_gain`), and
+decisions are at least `ReplanRules.min_between_s` apart. This module neither searches nor moves instances: the driver
+passes the new traffic to a `ReplanSearch` and executes the steps of the decision.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -23,7 +23,7 @@ from twofold.timeline import Timeline
 
 
 class RoleSplit(msgspec.Struct, frozen=True, order=True):
-    """The number of instances that have each home role."""
+    """Split of the instances: how many have the home role prefill and how many decode."""
 
     prefill: int
     decode: int
@@ -43,7 +43,7 @@ class RoleSplit(msgspec.Struct, frozen=True, order=True):
 
 
 class ReplanAction(StrEnum):
-    """The kinds of steps. A role change is free, a start takes time, and a retirement reduces capacity at once."""
+    """Kinds of re-planning steps: change the role of a running instance, start an instance, or retire one."""
 
     ROLE = "role"
     START = "start"
@@ -51,7 +51,7 @@ class ReplanAction(StrEnum):
 
 
 class ReplanStep(msgspec.Struct, frozen=True):
-    """One step for an instance. `role` is the new home role of the instance, or None if the instance retires."""
+    """Re-planning step of one instance. `role` is the new home role of the instance, or None if it retires."""
 
     action: ReplanAction
     instance: str
@@ -59,10 +59,10 @@ class ReplanStep(msgspec.Struct, frozen=True):
 
 
 def steps_to(split: RoleSplit, pools: Pools, retired: Sequence[str]) -> tuple[ReplanStep, ...]:
-    """Return the steps that lead to a split: role changes first, then starts and retirements.
+    """Return the steps from the current split of `pools` to `split`: role changes, then starts and retirements.
 
-    Instances with the least work change their role first, because they serve the new role soonest. The instances in
-    `retired` can be started.
+    The instances with the least work change their role, because they are soonest available for the new role. The
+    instances in `retired` can be started.
     """
     leaving_prefill = _leaving(pools, Role.PREFILL, split.prefill, lambda load: load.pending_prefill_tokens)
     leaving_decode = _leaving(pools, Role.DECODE, split.decode, lambda load: load.reserved_tokens)
@@ -78,39 +78,39 @@ def steps_to(split: RoleSplit, pools: Pools, retired: Sequence[str]) -> tuple[Re
 
 
 def _leaving(pools: Pools, home: Role, wanted: int, work: Callable[[InstanceLoad], int]) -> list[str]:
-    """Return the instances of a home role that the new split does not need, least loaded first."""
+    """Return the instances of a home role beyond the `wanted` number, those with the least work first."""
     members = [load for load in pools if load.place and load.home is home]
     members.sort(key=work)  # stable: earlier instances first among equals
     return [load.id for load in members[: max(0, len(members) - wanted)]]
 
 
 def degraded_plan(planned: RoleSplit, left: int, running: RoleSplit) -> RoleSplit | None:
-    """Split the `left` remaining instances in nearly the planned proportions; None with fewer than two instances.
+    """Split the `left` remaining instances as nearly as possible in the planned ratio; None for fewer than two.
 
-    Among equally good splits, the nearest to the running one is chosen. Each phase gets at least one instance.
+    Each phase gets at least one instance. Among equally good splits, the one nearest to the running split is chosen.
     """
     splits = (RoleSplit(prefill, left - prefill) for prefill in range(1, left))
 
     def rank(split: RoleSplit) -> tuple[int, int]:
-        # How far prefill's share is from the planned one, as a whole number: equals must be equal.
+        # The distance of the prefill share from the planned share, as an integer so that ties are exact.
         distance = abs(split.prefill * planned.instances - planned.prefill * left)
         return distance, abs(split.prefill - running.prefill)
 
     return min(splits, key=rank, default=None)
 
 
-_CHECK_EVERY_S = 1.0  # a check of unsettled shifts costs more than a request
+_CHECK_EVERY_S = 1.0  # a check of shifts costs more time than the rest of a request
 
 
 class SplitForecast(msgspec.Struct, frozen=True):
-    """The forecast of a split: the share of requests that would meet the SLO."""
+    """A split and its forecast SLO attainment, the share of requests that would meet the SLO."""
 
     split: RoleSplit
     attainment: float
 
 
 class SearchResult(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of a search: its CPU time and its forecasts, each from a simulation of `requests` requests."""
+    """Result of a search for the best split: forecasts, each simulated with `requests` requests, and the CPU time."""
 
     running: SplitForecast
     best: SplitForecast
@@ -120,7 +120,7 @@ class SearchResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReplanOutcome(StrEnum):
-    """The possible outcomes of a search."""
+    """Outcomes of a search: move, or keep the running split for one of three reasons."""
 
     MOVE = "move"
     BEST_ALREADY = "best-already"
@@ -129,10 +129,10 @@ class ReplanOutcome(StrEnum):
 
 
 class ReplanDecision(msgspec.Struct, frozen=True, kw_only=True):
-    """A decision for the log; `str` returns it as a sentence.
+    """A re-planning decision, as logged; `str` formats it as a sentence.
 
-    `rate` is the request rate of the new traffic per second. `steps` are executed in order. If the search failed,
-    `findings` is None and `reason` contains the cause.
+    `rate` is the rate of the new traffic in requests per second. `steps` are executed in order. If the search failed,
+    `findings` is None and `reason` is the cause.
     """
 
     at_s: float
@@ -149,19 +149,19 @@ class ReplanDecision(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReplanSearch(Protocol):
-    """Searches for the split that is best for given traffic."""
+    """Interface of searches for the best split under given traffic."""
 
     def search(self, traffic: TrafficSample, running: RoleSplit, stock: int) -> SearchResult:
-        """Find the best split of at most `stock` instances; forecast the best and the running split."""
+        """Find the best split of at most `stock` instances, and forecast the best and the running split."""
 
 
 class ReplanRules(msgspec.Struct, frozen=True, kw_only=True):
-    """Thresholds of a move.
+    """Thresholds of re-planning.
 
-    `min_gain` is the least gain in SLO attainment: forecasts from a few hundred requests are off by one or two points.
-    Decisions are at least `min_between_s` apart, because an instance that changes its role first finishes its requests.
-    A search starts when enough of the new traffic has been seen, or after `patience_s` with the traffic seen until
-    then: with long queues, no output may end for a while. `start_up_s` is the time to start an instance.
+    `min_gain` is the gain in SLO attainment that a move requires; forecasts from a few hundred requests have errors of
+    one or two percentage points. `min_between_s` separates decisions, because an instance finishes its requests before
+    it serves its new role. A search waits for enough new traffic, but at most `patience_s`, because with long queues
+    no output may end for a while. `start_up_s` is the time to start an instance.
     """
 
     min_gain: float = 0.05
@@ -171,9 +171,9 @@ class ReplanRules(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Replanner:
-    """Monitors the traffic and decides on the results of searches.
+    """Monitors the traffic, determines when a search is due, and decides on its result.
 
-    Times are seconds on the caller's clock. A driver forwards the events `arrived` and `ended` (also for rejected
+    Times are seconds on the driver's clock. The driver forwards the events `arrived` and `ended` (also of rejected
     requests), and calls `query` after arrivals.
     """
 
@@ -204,7 +204,7 @@ class Replanner:
     def query(self, generated: Callable[[str], int], now: float) -> TrafficSample | None:
         """Return the traffic to plan for if a search is due, else None.
 
-        After a search, call `decide` or `give_up`. `generated` returns the number of output tokens of a request so far.
+        After the search, call `decide` or `give_up`. `generated` maps a request id to its output tokens so far.
         """
         if not self.monitor.alarmed or self._searched or now < max(self._check_s, self._quiet_until_s):
             return None
@@ -225,7 +225,7 @@ class Replanner:
         return traffic
 
     def decide(self, findings: SearchResult, pools: Pools, retired: Sequence[str], now: float) -> ReplanDecision:
-        """Decide on the result of the search for the last query. The instances in `retired` can be started."""
+        """Decide whether to move, given the result of the last search. The instances in `retired` can be started."""
         outcome, (shifts, rate) = self._outcome(findings), self._shifted()
         steps = steps_to(findings.best.split, pools, retired) if outcome is ReplanOutcome.MOVE else ()
         return self._log(
@@ -233,7 +233,7 @@ class Replanner:
         )
 
     def give_up(self, reason: str, now: float) -> ReplanDecision:
-        """Keep the running split because the search for the last query failed."""
+        """Keep the running split because the last search failed, and log this decision."""
         shifts, rate = self._shifted()
         failed = ReplanOutcome.FAILED
         return self._log(ReplanDecision(at_s=now, shifts=shifts, rate=rate, outcome=failed, reason=reason))

@@ -1,8 +1,8 @@
 """Traffic monitoring: detect shifts in the request rate and in prompt and output lengths.
 
-Tests compare means over batches of requests, so that bursts and heavy-tailed lengths only add variance. Gaps between
-arrivals are compared as cube roots of their means, which are close to normal for bursty arrivals too (Wilson and
-Hilferty, 1931). Lengths are compared as logarithms.
+The tests compare means over batches of requests, so that bursts and heavy-tailed lengths only add variance. Mean gaps
+between arrivals are compared by their cube roots, which are nearly normal even for bursty arrivals (Wilson and
+Hilferty, 1931). Lengths are compared by their logarithms.
 
 The significance level is Bonferroni-corrected: without a change, the expected time between false alarms is at least
 `false_alarm_s` seconds.
@@ -27,8 +27,8 @@ from twofold.scheduling.replan.change_point import WINDOWS, ChangePoint, MeanCha
 def estimate_output_lengths(ended: Sequence[int], running: Sequence[int], count: int) -> tuple[int, ...]:
     """Estimate `count` output lengths in tokens, evenly spaced over the distribution of all outputs.
 
-    `ended` has the lengths of finished outputs, at least one. `running` has the tokens so far of the others. Beyond the
-    observed lengths, outputs are assumed to end at the rate per token of the upper half of the observed range.
+    `ended` are the lengths of finished outputs, at least one. `running` are the tokens so far of unfinished outputs.
+    Longer outputs are assumed to end at the rate per token that was observed in the upper half of the range.
     """
     steps, left = _survivors(ended, sorted(running))
     longest = max(steps[-1][0], max(running, default=0))
@@ -47,13 +47,13 @@ def estimate_output_lengths(ended: Sequence[int], running: Sequence[int], count:
 
 
 def _ending(ended: Sequence[int], running: Sequence[int], beyond: int) -> float:
-    """Return the rate per token at which outputs end beyond a length."""
+    """Return the rate per token at which outputs longer than `beyond` tokens end."""
     made = sum(max(0, tokens - beyond) for tokens in (*ended, *running))
     return sum(tokens > beyond for tokens in ended) / made if made else 0.0
 
 
 def _survivors(ended: Sequence[int], running: list[int]) -> tuple[list[tuple[int, float]], float]:
-    """Return the Kaplan–Meier survival function at each finished length, and its last value."""
+    """Return the Kaplan–Meier survival function of output lengths at each finished length, and its last value."""
     steps: list[tuple[int, float]] = []
     left, at_risk = 1.0, len(ended) + len(running)
     for length, ends in sorted(Counter(ended).items()):
@@ -65,10 +65,10 @@ def _survivors(ended: Sequence[int], running: list[int]) -> tuple[list[tuple[int
 
 BATCH: Final = 16  # requests per batch
 HOURS_100: Final = 360_000.0
-_KEPT: Final = (WINDOWS[-1] + 1) * BATCH  # requests in memory: the longest reach of a shift
-_MOST_OPEN: Final = 8192  # unfinished requests before outputs are counted out of order
-_SETTLED: Final = 128  # requests since a shift
-_SETTLED_OUTPUTS: Final = 32  # ended requests since a shift
+_KEPT: Final = (WINDOWS[-1] + 1) * BATCH  # requests in memory: enough for the longest window
+_MOST_OPEN: Final = 8192  # unfinished requests; beyond this number, the oldest is skipped
+_SETTLED: Final = 128  # requests to arrive after a shift
+_SETTLED_OUTPUTS: Final = 32  # requests to end after a shift
 _OUTPUTS: Final = 512  # sampled output lengths
 _HIGHEST_LEVEL: Final = 1e-3
 _LEAST_ROOT: Final = 1e-3  # cube root of the gap between simultaneous requests, in seconds
@@ -76,7 +76,7 @@ _VARIATION: Final = (0.1, 10.0)  # bounds of the squared CV of gaps, against out
 
 
 class Quantity(StrEnum):
-    """The quantities of the traffic that are monitored."""
+    """Monitored quantities of the traffic: request rate, prompt length and output length."""
 
     RATE = "rate"
     PROMPT = "prompt"
@@ -84,9 +84,9 @@ class Quantity(StrEnum):
 
 
 class TrafficShift(msgspec.Struct, frozen=True, kw_only=True):
-    """A shift of a quantity over the last `requests` requests.
+    """Shift of a traffic quantity over the last `requests` requests.
 
-    `before` and `after` are requests per second or the geometric mean of tokens. `sigmas` is the significance (see
+    `before` and `after` are requests per second or geometric mean lengths in tokens. `sigmas` is the significance (see
     `MeanChange`).
     """
 
@@ -102,7 +102,7 @@ class TrafficShift(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TrafficSample(msgspec.Struct, frozen=True, kw_only=True):
-    """The traffic to plan for: requests per second, sampled lengths, and gaps with CV² = 1/`burstiness`."""
+    """Traffic to plan for: requests per second, sampled lengths, and arrival gaps with squared CV 1/`burstiness`."""
 
     rate: float
     burstiness: float
@@ -111,7 +111,7 @@ class TrafficSample(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Stream:
-    """Batch means of one quantity. `tested` makes them close to normal; `natural` converts them back."""
+    """Batch means of one traffic quantity. `tested` makes a mean nearly normal; `natural` is its inverse."""
 
     def __init__(self, tested: Callable[[float], float], natural: Callable[[float], float]) -> None:
         self.changes = ChangePoint()
@@ -120,7 +120,7 @@ class _Stream:
         self._tested, self.natural = tested, natural
 
     def add(self, number: float) -> bool:
-        """Add a number to the current batch; True if this completed the batch."""
+        """Add a value to the current batch; True if that completes the batch."""
         self._sum += number
         self.open += 1
         if self.open < BATCH:
@@ -131,12 +131,12 @@ class _Stream:
 
 
 class TrafficMonitor:
-    """Monitors arrivals and ends of requests and reports significant shifts by at least the factor `tolerance`.
+    """Detects significant shifts of request rate and lengths by at least the factor `tolerance`.
 
-    A request costs a few additions, and each batch of 16 a few dozen comparisons. Memory is bounded.
+    Each request costs a few additions, and each batch of 16 requests a few dozen comparisons. Memory is bounded.
 
-    Outputs are counted in order of arrival. In order of completion, short outputs would come first whenever the rate
-    rises, which looks like shorter outputs.
+    Output lengths are recorded in order of arrival. In order of completion, short outputs would come first after a rise
+    of the rate, which would look like a shift to shorter outputs.
     """
 
     def __init__(self, tolerance: float = 1.25, false_alarm_s: float = HOURS_100) -> None:
@@ -150,11 +150,11 @@ class TrafficMonitor:
         self._arrivals: deque[tuple[float, int]] = deque(maxlen=_KEPT)  # time, prompt tokens
         self._outputs: deque[tuple[int, int]] = deque(maxlen=_KEPT)  # number of the request, output tokens
         self._count = 0
-        self._ended: dict[int, int | None] = {}  # ended requests behind an unfinished earlier one
-        self._next = 0  # the next request in order of arrival
+        self._ended: dict[int, int | None] = {}  # output lengths of ended requests that arrived after a running one
+        self._next = 0  # the oldest request that has not ended
 
     def arrived(self, prompt_tokens: int, now: float) -> int:
-        """Record an arrival; return the number to pass to `ended` for this request."""
+        """Record the arrival of a request; return its number, to be passed to `ended`."""
         if self._arrivals:
             self._add(Quantity.RATE, now - self._arrivals[-1][0])
         self._arrivals.append((now, prompt_tokens))
@@ -167,7 +167,7 @@ class TrafficMonitor:
         return number
 
     def ended(self, number: int, output_tokens: int | None) -> None:
-        """Record the end of a request; `output_tokens` is None if its output is incomplete."""
+        """Record the end of a request by its number; `output_tokens` is None if its output is incomplete."""
         if number >= self._next:
             self._ended[number] = output_tokens
             self._release()
@@ -191,7 +191,7 @@ class TrafficMonitor:
         return len(self._alarmed) > 0
 
     def shifts(self) -> list[TrafficShift]:
-        """Return the shifts that still hold, located over all windows. This is the slowest method of the class."""
+        """Return the shifts that are still significant, located precisely; slow, because it tests all windows."""
         found: list[TrafficShift] = []
         for quantity in Quantity:
             if quantity in self._alarmed:
@@ -203,15 +203,15 @@ class TrafficMonitor:
         return found
 
     def settled(self, shifts: Sequence[TrafficShift]) -> bool:
-        """Whether enough requests arrived and ended since the last of `shifts` to estimate the new traffic."""
+        """Whether enough requests have arrived and ended since the latest of `shifts` to estimate the new traffic."""
         since = self._since(shifts)
         return self._count - since >= _SETTLED and len(self._ended_since(since)) >= _SETTLED_OUTPUTS
 
     def traffic(self, shifts: Sequence[TrafficShift], made: Callable[[int], int]) -> TrafficSample | None:
-        """Return the traffic since the last of `shifts`; None if too few requests have been seen.
+        """Return the traffic since the latest of `shifts`; None if too few requests have been seen.
 
-        `made` returns the number of output tokens of a running request until now, by the number of the request. If too
-        few requests have ended since the shift, earlier outputs are used.
+        `made` maps the number of a running request to its output tokens so far. If too few requests have ended since
+        the shift, all recorded output lengths are used instead.
         """
         since = self._since(shifts)
         arrivals = list(islice(self._arrivals, max(0, len(self._arrivals) - (self._count - since)), None))
@@ -233,7 +233,7 @@ class TrafficMonitor:
         )
 
     def accept(self, shifts: Sequence[TrafficShift]) -> None:
-        """Make the traffic since the last of `shifts` the new baseline."""
+        """Make the traffic since the latest of `shifts` the baseline of further tests."""
         since = self._since(shifts)
         came = self._count - since
         for quantity, stream in self._streams.items():
@@ -242,7 +242,7 @@ class TrafficMonitor:
         self._alarmed.clear()
 
     def _shift(self, quantity: Quantity, change: MeanChange | None) -> TrafficShift | None:
-        """Return a change as a shift; None if it is below `tolerance` or not significant as a single comparison."""
+        """Convert a change to a traffic shift; None if it is smaller than `tolerance` or not significant."""
         if change is None or len(self._arrivals) < 2:
             return None
         passed_s = self._arrivals[-1][0] - self._arrivals[0][0]
@@ -261,7 +261,7 @@ class TrafficMonitor:
         return shift if max(shift.ratio, 1.0 / shift.ratio) >= self._tolerance else None
 
     def _since(self, shifts: Sequence[TrafficShift]) -> int:
-        """Return the number of the first request after the last shift; without shifts, the oldest one in memory."""
+        """Return the number of the first request after the latest shift; without shifts, of the oldest kept request."""
         since = self._count - len(self._arrivals)
         for shift in shifts:
             if shift.quantity is Quantity.OUTPUT:
@@ -272,7 +272,7 @@ class TrafficMonitor:
         return since
 
     def _ended_since(self, since: int) -> list[int]:
-        """Return the output lengths of the ended requests with this number or a higher one."""
+        """Return the output lengths of the completed requests with numbers from `since` on."""
         later = (tokens for number, tokens in self._ended.items() if number >= since and tokens is not None)
         return [*(tokens for number, tokens in self._outputs if number >= since), *later]
 

@@ -1,7 +1,7 @@
-"""Two-level routing: a router chooses a cell first, then instances within the cell.
+"""Two-level routing: choose a cell, then instances within the cell.
 
-A cell is a group of nearby instances. A cell is routable if it has instances for both phases. Its `CellLoad` sums the
-loads of its instances and is ranked in a pool like the load of an instance.
+A cell is a group of nearby instances. It is routable if it has instances for both phases. The `CellLoad` of a cell sums
+the loads of its instances and is ranked in a pool like the load of an instance.
 """
 
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ from twofold.scheduling.routers.draws import drawn, two_of
 
 
 class CellLoad(InstanceLoad):
-    """The summed load of a cell, represented as the load of one mixed instance.
+    """Summed load of a cell, represented as the load of one mixed instance.
 
     `prefilling` and `decoding` count the instances of the cell that run each phase; mixed instances count for both.
     """
@@ -36,7 +36,7 @@ class Cell:
 
 
 class _CombinedPool(Pool):
-    """The pools of one role in all cells, seen as one pool. Its operations take time linear in the number of cells."""
+    """View of the pools of one role in all cells as one pool; operations take time linear in the number of cells."""
 
     def __init__(self, cells: dict[str, Cell], role: Role) -> None:
         super().__init__()
@@ -65,9 +65,9 @@ class _CombinedPool(Pool):
 
 
 class CellPools(Pools):
-    """Pools per cell and role; `whole` has the loads of the routable cells.
+    """Pools per cell and role. In `whole`, each routable cell is represented by its `CellLoad`.
 
-    The inherited pools combine all cells, for callers that ignore cells.
+    The inherited pools combine the instances of all cells, for callers that ignore cells.
     """
 
     def __init__(self) -> None:
@@ -121,8 +121,8 @@ class CellSelector(Router):
     """Picks the less loaded of two random cells.
 
     The load of a cell is its waiting prompt tokens per prefill instance plus its reserved KV tokens per decode
-    instance, each as a share of the sum over both cells. The pools and the route are those of cells
-    (`CellPools.whole`).
+    instance, each as a share of the sum over both cells. The selector routes over `CellPools.whole` and returns a
+    route with the name of a cell in place of instances.
     """
 
     def route(self, request: Request, tokens: int, pools: Pools, now: float) -> Route | None:
@@ -136,10 +136,10 @@ class CellSelector(Router):
 
 
 class CellRouter(Router):
-    """Picks a cell with `CellSelector` and instances within it with the router `within`.
+    """Picks a cell with `CellSelector`, and instances within the cell with the router `within`.
 
-    Both instances of a request are in one cell, where links are fast, and the cost of a decision does not grow with the
-    number of cells. If no cell can run both phases, `within` picks among all instances.
+    Both instances of a request are in one cell, with fast links between them. The cost of a decision does not grow with
+    the number of cells. If no cell can run both phases, `within` picks among all instances.
     """
 
     uses_cells: ClassVar[bool] = True
@@ -165,7 +165,7 @@ class CellRouter(Router):
 
 
 def _share(first: CellLoad, second: CellLoad) -> float:
-    """Return the load of the first of two cells, from 0 to 2; it is 1 if both loads are equal."""
+    """Return the load of the first of two cells relative to the second: 0 to 2, and 1 if both are equal."""
     prompts = _part(first.pending_prefill_tokens / first.prefilling, second.pending_prefill_tokens / second.prefilling)
     return prompts + _part(first.reserved_tokens / first.decoding, second.reserved_tokens / second.decoding)
 

@@ -1,4 +1,4 @@
-"""Routers that pick instances in turn or by reproducible pseudo-random draws."""
+"""Routers that pick instances round-robin or by reproducible pseudo-random numbers."""
 
 from collections.abc import Callable
 from typing import ClassVar
@@ -14,7 +14,7 @@ _MASK = (1 << 64) - 1
 
 
 def scrambled(turn: int) -> int:
-    """Number `turn` of a fixed pseudo-random sequence (SplitMix64, Steele et al., 2014)."""
+    """Return element `turn` of a fixed sequence of 64-bit pseudo-random numbers (SplitMix64, Steele et al., 2014)."""
     z = (turn * 0x9E3779B97F4A7C15) & _MASK
     z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
     z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK
@@ -22,12 +22,12 @@ def scrambled(turn: int) -> int:
 
 
 def drawn(request: Request) -> int:
-    """Return 64 pseudo-random bits from the id of a request, so that independent controllers draw differently."""
+    """Return 64 pseudo-random bits derived from the id of a request."""
     return scrambled(crc32(request.id.encode()) + 1)
 
 
 def two_of(pool: Pool, draw: int) -> tuple[InstanceLoad, InstanceLoad] | None:
-    """Choose two members of a pool by 64 random bits, distinct ones if the pool has two; None if the pool is empty."""
+    """Choose two instances of a pool by 64 random bits, distinct if the pool has two; None if the pool is empty."""
     first = pool.nth(draw & 0xFFFFFFFF)
     if first is None:
         return None
@@ -40,9 +40,9 @@ class TwoChoices(Router):
     """Draws two instances for each phase and picks the one with fewer pending tokens (prefill) or less reserved memory
     (decode).
 
-    Nearly as good as the least loaded of all (Mitzenmacher, The Power of Two Choices in Randomized Load Balancing, IEEE
-    TPDS 2001), and better with outdated loads, because requests do not all go to the same instance (How Useful Is Old
-    Information?, IEEE TPDS 2000). Without a prefill pool, one mixed instance runs both phases.
+    Balances nearly as well as picking the least loaded of all (Mitzenmacher, The Power of Two Choices in Randomized
+    Load Balancing, IEEE TPDS 2001), and better if loads are outdated, as requests do not all go to the same instance
+    (How Useful Is Old Information?, IEEE TPDS 2000). Without a prefill pool, one mixed instance runs both phases.
     """
 
     def route(self, request: Request, tokens: int, pools: Pools, now: float) -> Route | None:
@@ -65,12 +65,12 @@ def _lesser(pool: Pool, draw: int, measure: LoadMeasure) -> InstanceLoad | None:
 
 
 class InTurn(Router):
-    """Picks members of the pools by number. Without a prefill pool, one mixed instance runs both phases."""
+    """Picks instances by index in their pool. Without a prefill pool, one mixed instance runs both phases."""
 
     repeats_routes: ClassVar[bool] = False
 
     def __init__(self, number: Callable[[int], int]) -> None:
-        """`number` computes the number of the chosen instance from the number of earlier decisions."""
+        """`number(n)` is the index of the instance for prefill n, `number(~n)` for decode n, counted from 0."""
         self._number = number
         self._prefills = 0
         self._decodes = 0
@@ -92,10 +92,10 @@ class InTurn(Router):
 
 
 def round_robin() -> InTurn:
-    """Each phase goes to the next instance in turn."""
+    """Create a router that picks the instances of each pool in turn."""
     return InTurn(lambda turn: turn if turn >= 0 else ~turn)
 
 
 def at_random() -> InTurn:
-    """Each phase goes to a uniformly random instance, the same in every run."""
+    """Create a router that picks uniformly random instances of each pool, the same ones in every run."""
     return InTurn(scrambled)

@@ -1,4 +1,4 @@
-"""Routers that use predictions: by predicted queue length, and Mooncake's Conductor."""
+"""Routers that use load forecasts: shortest predicted queue, and Mooncake's Conductor."""
 
 from abc import abstractmethod
 from typing import ClassVar, Final, NamedTuple
@@ -14,7 +14,7 @@ from twofold.scheduling.cluster.router import Router
 
 
 class PrefillChoice(NamedTuple):
-    """The chosen prefill instance, the prompt tokens that it reuses, and the predicted TTFT."""
+    """A chosen prefill instance, with the prompt tokens it reuses, the prefix fetch if any, and the predicted TTFT."""
 
     instance: str
     reused_tokens: int
@@ -24,7 +24,7 @@ class PrefillChoice(NamedTuple):
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class ForecastingRouter(Router):
-    """Base class of routers that choose the prefill instance by predictions (`choose`).
+    """Base class of routers that choose the prefill instance by a load forecast (`choose`).
 
     The decode instance is the one with the least reserved memory. Without a prefill pool, one mixed instance runs both
     phases.
@@ -54,7 +54,7 @@ class ForecastingRouter(Router):
 
 
 class ShortestPredictedQueue(ForecastingRouter):
-    """Picks the prefill instance with the shortest predicted queue; ties go to the least prefill time assigned so far.
+    """Picks the prefill instance with the shortest predicted queue; among equals, the least total prefill time so far.
 
     Cached blocks are reused but do not affect the choice.
     """
@@ -80,14 +80,13 @@ THRESHOLD: Final = 1.5
 class Conductor(ForecastingRouter):
     """Picks the prefill instance with the least predicted TTFT (Mooncake, arXiv 2407.00079, section 6, algorithm 1).
 
-    An instance reuses the blocks in its own cache. If the longest prefix in any cache is more than `threshold` times
-    as long, the instance fetches the missing blocks if that lowers the TTFT. Fetched blocks stay in its cache, which
-    replicates hot blocks. The paper gives no value for the threshold. None disables fetches: the paper's baseline of
-    local prefixes.
+    An instance reuses the blocks in its own cache. If another cache has a prefix more than `threshold` times as long,
+    the instance fetches the missing blocks, provided that this lowers the TTFT. Fetched blocks stay in its cache, so
+    hot blocks are replicated. The paper gives no value for the threshold. None disables fetches, as in the paper's
+    baseline with local prefixes.
 
-    Two differences to the paper: it always fetches above the threshold, even if computing is faster, and it adds
-    transfer and queueing time, which overlap here. Ties go to the instance with the least prefill time assigned so
-    far.
+    In the paper, an instance fetches above the threshold even if computing is faster, and transfer and queueing time
+    are added; here they overlap. Among equals, the least total prefill time so far decides.
     """
 
     reads_prefix_caches: ClassVar[bool] = True

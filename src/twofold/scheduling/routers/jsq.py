@@ -1,4 +1,4 @@
-"""Join the shortest queue, with fixed roles and with roles that re-planning changes."""
+"""Routers that join the shortest queue, with fixed roles or with roles that re-planning can change."""
 
 from typing import ClassVar
 
@@ -9,10 +9,10 @@ from twofold.scheduling.cluster.router import Router
 
 
 class JoinShortestQueue(Router):
-    """Picks the instance with the least of a measure for each phase, at arrival.
+    """Picks the instance with the lowest load measure for each phase, at arrival.
 
-    Ties go to the instance that joined first. Without a prefill pool, one mixed instance runs both phases. The default
-    measures are those of Splitwise section 4.1, which has a mixed pool too.
+    Among equals, the instance that joined first is picked. Without a prefill pool, one mixed instance runs both phases.
+    The default measures, pending tokens and reserved memory, are those of Splitwise section 4.1.
     """
 
     def __init__(self, prefill: LoadMeasure = pending_tokens, decode: LoadMeasure = reserved_tokens) -> None:
@@ -28,10 +28,10 @@ class JoinShortestQueue(Router):
 
 
 class PlannedRoles(JoinShortestQueue):
-    """Join the shortest queue among instances with changing roles.
+    """Joins the shortest queue among instances with roles that re-planning can change.
 
-    An instance that changed its role first finishes its requests, so every instance must support both phases. If a
-    phase has no instances, those of the other phase run it.
+    After a role change, an instance finishes its earlier requests, so every instance must support both phases. If one
+    phase has no instances, an instance of the other phase runs both.
     """
 
     fixed_roles: ClassVar[bool] = False

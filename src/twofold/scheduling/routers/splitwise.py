@@ -16,12 +16,13 @@ _MIXED: Final = Role.MIXED
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class SplitwiseRouter(Router):
-    """Chooses both instances at arrival by the shortest queue (Splitwise section 4.1).
+    """Chooses the prefill and the decode instance at arrival by the shortest queue (Splitwise section 4.1).
 
-    Prefill goes to the prefill pool by pending tokens; if the queue exceeds the threshold, to the mixed pool; if that
-    is full too, an instance of the decode pool becomes mixed. Decode goes likewise by reserved memory, to instances
-    where the KV cache fits. If no instance can become mixed, the instance with the fewest pending tokens runs both
-    phases. A mixed instance returns to its home pool when it has no work of the other phase.
+    Prefill runs on the instance of the prefill pool with the fewest pending tokens. If its queue exceeds
+    `MAX_PENDING_TOKENS`, the mixed pool is used; if that is full, too, an instance of the decode pool becomes mixed.
+    Decode runs likewise on the instance with the least reserved memory, provided that the KV cache fits. If no instance
+    can become mixed, the instance with the fewest pending tokens runs both phases. A mixed instance returns to its home
+    pool when it has no work of the other phase.
     """
 
     fixed_roles: ClassVar[bool] = False
@@ -79,7 +80,7 @@ def _take(load: InstanceLoad | None, moves: list[RoleMove]) -> InstanceLoad | No
 
 
 def _least_of_all(pools: Pools, moves: list[RoleMove]) -> InstanceLoad | None:
-    """Return the instance with the fewest pending tokens; among equals, instances that just moved come last."""
+    """Return the instance with the fewest pending tokens; among equals, prefer instances without a role change."""
     moved = {move.instance for move in moves}
     candidates = [pool.least(pending_tokens) for pool in (pools.prefill, pools.mixed, pools.decode)]
     known = [load for load in candidates if load is not None]

@@ -1,4 +1,4 @@
-"""The observer interface of a simulation: tables, traces, logs and charts are built on it."""
+"""Interface of simulation observers, which produce tables, traces, logs and charts."""
 
 import msgspec
 
@@ -8,7 +8,7 @@ from twofold.timeline import Timeline
 
 
 class IterationRun(msgspec.Struct, frozen=True):
-    """Consecutive iterations of one batch on one instance; times are in picoseconds.
+    """A run: consecutive iterations of one batch on one instance. Times are in picoseconds.
 
     For a pipeline, a run is one iteration on the last stage.
     """
@@ -25,7 +25,7 @@ class IterationRun(msgspec.Struct, frozen=True):
 
 
 class KvTransfer(msgspec.Struct, frozen=True):
-    """The KV transfer of one request, which is complete."""
+    """A completed KV transfer of one request. Times are in picoseconds."""
 
     request_id: str
     source: str
@@ -36,27 +36,27 @@ class KvTransfer(msgspec.Struct, frozen=True):
 
 
 class Observer(RequestSubscriber):
-    """A subscriber to request events that also sees iterations, transfers, roles and log notes.
+    """Base class of observers, which receive request events, runs of iterations, KV transfers, roles and log notes.
 
-    A subclass overrides the methods of the events it needs. Each event is reported when it ends, in order of these
-    ends.
+    A subclass overrides the methods of the events it needs. Runs and transfers are reported when they end, so all calls
+    are in order of time.
     """
 
     def rejected(self, timeline: Timeline, reason: str, now: float) -> None:
-        """A rejected request counts as ended, with `FinishReason.ERROR`."""
+        """The request was rejected. By default this counts as ended, with `FinishReason.ERROR`."""
         self.ended(timeline, now)
 
     def run(self, run: IterationRun) -> None:
         """A run of iterations of one batch ended."""
 
     def transfer(self, transfer: KvTransfer) -> None:
-        """A hand-off ended."""
+        """The KV transfer of a hand-off ended."""
 
     def role(self, instance: str, role: Role, at_ps: int) -> None:
-        """An instance joined the pool of a role, at the start or in a role change."""
+        """An instance joined the pool of a role, at the start or by a role change."""
 
     def note(self, at_ps: int, kind: str, subject: str, detail: str) -> None:
-        """An event for a log: a failure or a re-planning decision."""
+        """A note for the log: the failure of an instance or a re-planning decision."""
 
     def close(self, at_ps: int) -> None:
         """The simulation ended."""

@@ -22,9 +22,10 @@ _BUFFER: Final = 1 << 20
 
 
 class AtomicFile:
-    """A file written beside `path` and renamed to it by `commit`; without a commit it is deleted.
+    """Output file that only appears under its name after `commit`. Until then, a temporary file beside it is written.
 
-    Devices and pipes are written directly. Raises ConfigurationError if the file cannot be written.
+    Without a commit, the temporary file is deleted. Devices and pipes are written directly. Raises ConfigurationError
+    if the file cannot be written.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -38,7 +39,7 @@ class AtomicFile:
             self._stream: IO[bytes] = self._part.open("wb", buffering=_BUFFER)
         except OSError as error:
             raise self._unwritable(error) from error
-        # Observers of a failed run are dropped, not closed: this deletes the file then, or at exit.
+        # Observers of a failed run are not closed: the file is deleted when they are garbage-collected, or at exit.
         self._discard = weakref.finalize(self, _discard, self._stream, None if direct else self._part)
 
     @property
@@ -80,9 +81,9 @@ Value = str | int | float | None | msgspec.Raw | dict[str, float]
 
 
 class EventLog(Observer):
-    """Writes every event of a run as one JSON object per line; times are seconds with all their digits.
+    """Writes every event of a simulation as one JSON object per line. Times are seconds, exact to the picosecond.
 
-    The file gets its name at the end of the run. Raises ConfigurationError if `path` is not writable.
+    The file appears at `path` when the simulation ends. Raises ConfigurationError if `path` is not writable.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -136,7 +137,7 @@ class EventLog(Observer):
 
 
 def _seconds(ps: int) -> msgspec.Raw:
-    """Format exact decimal seconds: 1.000000000001, not the nearest float."""
+    """Format picoseconds as exact decimal seconds, such as 1.000000000001."""
     whole, rest = divmod(ps, _PS_PER_S)
     return msgspec.Raw(f"{whole}.{rest:012d}".rstrip("0").removesuffix("."))
 
@@ -161,8 +162,8 @@ _VALUES: Final = attrgetter(*(attribute for *_, attribute in _COLUMNS))
 class ParquetTable(Observer):
     """Writes one row per ended request, in order of completion; at most one row group is held in memory.
 
-    Times are seconds, as `Timeline` defines them, and null where they do not apply. The file gets its name at the end
-    of the run. Raises ConfigurationError if `path` is not writable or pyarrow is not installed.
+    Times are seconds as defined by `Timeline`, or null if not applicable. The file appears at `path` when the
+    simulation ends. Raises ConfigurationError if `path` is not writable or pyarrow is not installed.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -174,7 +175,7 @@ class ParquetTable(Observer):
         self._schema = _schema()
         self._rows: list[tuple[str | float | None, ...]] = []
         self._writer = parquet.ParquetWriter(self._file, self._schema)
-        # After a failed run nothing closes the writer: pyarrow would, after the file is deleted.
+        # After a failed run, close the writer before the file is deleted; pyarrow would close it too late.
         weakref.finalize(self, self._writer.close)
 
     def ended(self, timeline: Timeline, now: float) -> None:
@@ -210,7 +211,7 @@ Event = dict[str, str | int | float | Args]
 
 
 class _Track(msgspec.Struct):
-    """The track of an instance in the trace, with the last value of its power counter."""
+    """Track (process and thread id) of an instance in the trace, with the last value of its power counter."""
 
     pid: int
     tid: int
@@ -221,9 +222,9 @@ class _Track(msgspec.Struct):
 class ChromeTrace(Observer):
     """Writes a trace for ui.perfetto.dev and chrome://tracing: one process per pool and one thread per instance.
 
-    An instance stays in the process of its first pool. Runs are complete events, transfers asynchronous events of the
-    source pool, role changes and notes instant events. A counter per instance shows the power of its batches. The
-    file gets its name at the end of the run. Raises ConfigurationError if `path` is not writable.
+    An instance stays in the process of its first pool. Runs of iterations are complete events, transfers asynchronous
+    events of the source pool, role changes and notes instant events. A counter per instance shows the power of its
+    batches. The file appears at `path` when the simulation ends. Raises ConfigurationError if `path` is not writable.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -276,7 +277,7 @@ class ChromeTrace(Observer):
             self._track(instance, role)
 
     def note(self, at_ps: int, kind: str, subject: str, detail: str) -> None:
-        """Draw a log note about an instance. Notes about requests are only in the event log."""
+        """Add a log note about an instance to its track. Other notes are omitted."""
         if subject in self._tracks:
             self._instant(subject, at_ps, kind, detail)
 
@@ -287,7 +288,7 @@ class ChromeTrace(Observer):
         self._file.commit()
 
     def _track(self, instance: str, pool: str = "instances") -> _Track:
-        """Return the track of an instance, created in `pool` if missing."""
+        """Return the track of an instance, and create it in the process of `pool` if it does not exist."""
         if instance in self._tracks:
             return self._tracks[instance]
         if pool not in self._pools:
@@ -298,7 +299,7 @@ class ChromeTrace(Observer):
         return track
 
     def _metadata(self, what: str, pid: int, tid: int, name: str) -> None:
-        """Name a process or thread and set its sort order."""
+        """Write the name and sort order of a process or thread to the trace."""
         place: Event = {"ph": "M", "pid": pid, "tid": tid}
         self._event({**place, "name": f"{what}_name", "args": {"name": name}})
         self._event({**place, "name": f"{what}_sort_index", "args": {"sort_index": tid or pid}})
@@ -321,7 +322,7 @@ class ChromeTrace(Observer):
 
 
 def _title(run: IterationRun) -> str:
-    """Return the title of a run, such as `prefill 1,204 tokens + decode ×17 (32 iterations)`."""
+    """Return the title of a run in the trace, such as `prefill 1,204 tokens + decode ×17 (32 iterations)`."""
     parts = []
     if run.prefill_tokens:
         parts.append(f"prefill {run.prefill_tokens:,} tokens")

@@ -110,16 +110,14 @@ class VirtualCluster(InstanceEnvironment):
 
     def enter(self, request: Request, number: int, arrived: int) -> None:
         """Place or reject a request. `number` counts arrivals from 1; `arrived` is the arrival time in picoseconds."""
-        request_id, now, statistics = request.id, self.kernel.now, self.statistics
-        if request_id in self.requests:
-            raise WorkloadError("the workload", f"two requests under way have the id {request_id}")
+        now, statistics = self.kernel.now, self.statistics
         now_s = now / PS
         placed = self.scheduler.place(request, now_s)
         reason = None if placed is not None else "no-instance"
         if placed is not None and self.overload is not None:
             reason = self.overload.rejection(placed, now)
             if reason is not None:
-                self.scheduler.withdraw(request_id)
+                self.scheduler.withdraw(request.id)
         if placed is None or reason is not None:
             statistics.rejected += 1
             if self.events.records_timelines:
@@ -129,7 +127,9 @@ class VirtualCluster(InstanceEnvironment):
         route = placed.route
         prefill, decode = self.instances[route.prefill], self.instances[route.decode]
         simulated = SimulatedRequest(request, number, arrived, prefill, decode, placed.mode)
-        self.requests[request_id] = simulated
+        if simulated.id in self.requests:
+            raise WorkloadError("the workload", f"two requests under way have the id {simulated.id}")
+        self.requests[simulated.id] = simulated
         self.events.placed(placed, now_s)
         if self.reuse is None:
             prefill.scheduler.submit(request, decodes_here=not simulated.splits)

@@ -147,12 +147,12 @@ class VirtualInstance(SimulatedInstance):
         """End the run at the next iteration, which newly arrived work may join."""
         self._cut = True
         run = self._runs[0]
-        timing, count = run.timing, run.timing.under_way(self.kernel.now - run.begun)
+        count = run.timing.under_way(self.kernel.now - run.begun)
         if count < run.count:
-            self._runs[0] = shorter = _Run(self)
-            shorter.begin(run.batch, timing, run.begun + timing.end_ps(count), count, run.begun)
-            run.active = False
-            self.kernel.add(shorter)
+            run.count = count
+            run.end = _RunEnd(self, run)
+            run.end.at = run.begun + run.timing.end_ps(count)
+            self.kernel.add(run.end)
 
     def die(self) -> None:
         now = self.kernel.now
@@ -196,10 +196,10 @@ class VirtualInstance(SimulatedInstance):
         self.batch = batch
         self._running += 1
         if self._cores is None:
-            kernel.add(run)
+            kernel.add(run.end)
         else:
-            self._cores.compute(batch, run.at - now, run)
-        self.environment.started(self, batch, run.at)
+            self._cores.compute(batch, run.end.at - now, run.end)
+        self.environment.started(self, batch, run.end.at)
         if stages > 1:
             kernel.schedule(self._free_at[0], self.order, self._entrance_free, run)
             for sequence in batch.paused:
@@ -274,29 +274,43 @@ def pass_through(now: int, first: int, later: int, free_at: list[int]) -> list[i
     return begins
 
 
-class _Run(Event):
-    """Event at the end of `count` iterations of a batch, which began at `begun`.
+class _RunEnd(Event):
+    """End of a run; without effect if the run was shortened or its instance failed, so that it has another end."""
 
-    A lane uses one object for all its runs. When a run is shortened or the instance fails, its event stays scheduled,
-    but is no longer `active`, and the lane gets a new object. In a pipeline a run is one iteration: `begins` are its
-    start times by stage; each stage but the first takes `later_ps`.
+    __slots__ = ("instance", "run")
+
+    def __init__(self, instance: VirtualInstance, run: "_Run") -> None:
+        self.order = instance.order
+        self.instance = instance
+        self.run = run
+
+    def happen(self) -> None:
+        run = self.run
+        if run.active and run.end is self:
+            self.instance.complete(run)
+
+
+class _Run:
+    """`count` iterations of a batch, which began at `begun`. A lane uses one object for all its runs.
+
+    In a pipeline a run is one iteration: `begins` are its start times by stage; each stage but the first takes
+    `later_ps`.
     """
 
-    __slots__ = ("active", "batch", "begins", "begun", "count", "instance", "later_ps", "timing")
+    __slots__ = ("active", "batch", "begins", "begun", "count", "end", "later_ps", "timing")
 
     batch: RunningBatch
     timing: RunTiming
 
     def __init__(self, instance: VirtualInstance) -> None:
-        self.order = instance.order
-        self.instance = instance
+        self.end = _RunEnd(instance, self)
         self.count = self.begun = self.later_ps = 0
         self.begins: list[int] = []
         self.active = False
 
     def begin(self, batch: RunningBatch, timing: RunTiming, at: int, count: int, begun: int) -> None:
         """Begin a run that ends at picosecond `at`."""
-        self.at = at
+        self.end.at = at
         self.batch = batch
         self.timing = timing
         self.count = count
@@ -312,7 +326,3 @@ class _Run(Event):
             total += max(0, min(now - begin, duration))
             duration = self.later_ps
         return total
-
-    def happen(self) -> None:
-        if self.active:
-            self.instance.complete(self)

@@ -212,7 +212,7 @@ class ClusterScheduler(RequestSubscriber):
 
     def place(self, request: Request, now: float) -> PlacedRequest | None:
         """Route a request and add its load to the chosen instances; None if no instance can run the request."""
-        request_id, reservation = request.id, self._reservation
+        reservation = self._reservation
         prompt_tokens, output_tokens = request.prompt_tokens, request.output_tokens
         tokens = reservation.in_all(prompt_tokens, output_tokens)
         route = self._router.route(request, tokens, self.pools, now)
@@ -231,10 +231,10 @@ class ClusterScheduler(RequestSubscriber):
                 self._move(load, move.role)
         mode = self._handoffs.choose(request, route) if splits else None
         placed = _AccountedRequest(request, route, mode, prefill, decode, prompt_tokens, start_tokens, tokens)
-        self._placed[request_id] = placed
+        self._placed[placed.id] = placed
         forecast = self.pools.forecast
         if forecast is not None:
-            forecast.placed(request_id, prefill.id, prompt_tokens, route.reused_tokens, now)
+            forecast.placed(placed.id, prefill.id, prompt_tokens, route.reused_tokens, now)
         prefill.pending_prefill_tokens += prompt_tokens
         prefill.prefills += 1
         prefill.requests += 1

@@ -40,10 +40,11 @@ class SchedulingBudget:
 
     def admit(self, sequence: ScheduledSequence) -> bool:
         """Reserve blocks and a slot for a waiting sequence; if that is impossible, change nothing and return False."""
-        shared, keys = self.shared, sequence.request.prefix_blocks
+        shared = self.shared
         if shared is None:
             needed = self.blocks.blocks_for(sequence.start_tokens)
         else:
+            keys = sequence.request.prefix_blocks
             needed = shared.blocks_taken(sequence.start_tokens, keys, sequence.prompt_tokens)
         if self.free_seats < 1 or needed > self.free_blocks:
             return False

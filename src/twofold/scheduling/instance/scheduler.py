@@ -77,6 +77,8 @@ class InstanceScheduler(KvReceiver):
         self.stages = stages
         self.queues = Queues()
         self.shared = blocks if isinstance(blocks, PrefixBlockAllocator) else None
+        self._budget = SchedulingBudget(blocks, 0, 0)
+        self._budget.swap, self._budget.shared = swap, self.shared
         self.changed = False
         self.preemptions = 0
         self._shares_prefills = stages > 1 and batcher.chunked
@@ -310,9 +312,9 @@ class InstanceScheduler(KvReceiver):
         if swap is not None:
             preempted = swap.resume_paused()
             free = swap.begin_selection()
-        seats = self.max_num_seqs - queues.started
-        budget = SchedulingBudget(self.blocks, free, seats, self.lease_queue.size > 0)
-        budget.swap, budget.shared = swap, self.shared
+        budget = self._budget
+        budget.free_blocks, budget.free_seats = free, self.max_num_seqs - queues.started
+        budget.leases_first = self.lease_queue.size > 0
         output = self.batcher.select(queues, budget)
         self._apply(output, queues)
         if swap is not None and swap.copies:

@@ -71,7 +71,7 @@ def parse_disk(text: str, flag: str) -> tuple[Path, int]:
 
 
 def check_outputs(written: Mapping[str, Path], read: Iterable[str | Path]) -> None:
-    """Raise ConfigurationError if two flags write to one file, or one to an input. `written` maps fields to paths."""
+    """Raise ConfigurationError for equal output paths or an output that is an input. `written`: paths by field name."""
     inputs = {Path(path).resolve() for path in read}
     flags: dict[Path, str] = {}
     for name, path in written.items():

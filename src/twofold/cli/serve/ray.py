@@ -29,7 +29,7 @@ def ray_network(settings: ServeSettings) -> HostNetwork:
 
 
 def launcher_of(settings: ServeSettings, config: ServiceConfig) -> tuple[ServiceConfig, Launcher]:
-    """Return the configuration and the launcher of the workers: local or Ray, which adds a cluster key and a port."""
+    """Return the service configuration and the launcher of the workers. Ray's has a cluster key and a port added."""
     if settings.launcher != "ray":
         return config, LocalLauncher(config)
     config = _with_endpoint(config)

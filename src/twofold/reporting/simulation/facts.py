@@ -19,7 +19,7 @@ class ReuseReport(msgspec.Struct, frozen=True, kw_only=True):
     """Prefix reuse of a run.
 
     `hits` is the hit rate by tier, `fetched` the share of blocks fetched from other caches. `requests` counts prompts
-    by instance. `hottest` lists the most used blocks as (uses, caches that hold the block). `ttft_error` is the
+    by instance. `hottest` lists the most used blocks as (uses, caches holding the block). `ttft_error` is the
     router's error in predicting TTFT, relative to the measured TTFT.
     """
 

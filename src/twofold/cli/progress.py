@@ -54,7 +54,7 @@ def load_progress(total: int) -> Iterator["OnChange"]:
 
 @contextmanager
 def simulation_progress(total: int | None) -> Iterator[SimulationTick | None]:
-    """Show finished requests, simulated time and speed. Yields a callback that updates them; None without terminal."""
+    """Show finished requests, simulated time and speed. Yields a callback for updates, or None without a terminal."""
     if not sys.stderr.isatty():
         yield None
         return

@@ -127,7 +127,7 @@ def _link(measured: Measurements, model: Model, times: PackedTimes) -> HostLink:
 
 
 def _front(measured: Measurements) -> GatewayTimes:
-    """Return the gateway's CPU times and its delays, which are the remaining latency of requests sent alone."""
+    """Return the gateway's CPU times, and its delays: the latency of lone requests minus CPU and iteration times."""
     request_s, step_s, token_s = _cpu_of_each(measured)
     pairs = list(_lone_prompts(measured))
     sizes = np.array([one.iteration.tokens for _, one in pairs], dtype=np.float64)

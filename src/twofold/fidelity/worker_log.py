@@ -33,7 +33,7 @@ _SOON_S = 0.005  # iterations with a shorter gap are consecutive
 class TimedIteration(msgspec.Struct, frozen=True):
     """An iteration from `start_s` to `end_s` (monotonic seconds), after the worker was idle for `idle_s`.
 
-    `requests` lists the attempts with a prompt that this iteration completed.
+    `requests` lists the attempts that finished prefill in this iteration.
     """
 
     start_s: float
@@ -130,7 +130,7 @@ class LoadSpan:
 
 
 class Slowness(NamedTuple):
-    """Slowdown of a host since calibration, of iterations with `prompts` and of iterations with only `decodes`."""
+    """Slowdown of a host since calibration: factors for iterations with `prompts` and for those with only `decodes`."""
 
     prompts: float
     decodes: float

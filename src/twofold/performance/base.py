@@ -44,7 +44,7 @@ NO_POWER = InstancePower(
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class PerformanceModel(ABC):
-    """Predicts times and power of an instance with one model, machine type, and tensor and pipeline parallelism.
+    """Predicts times and power of an instance: one model on one machine type, with fixed tensor and pipeline degrees.
 
     `name` is for display, such as `fitted bloom-176b on dgx-h100 TP8`. In a pipeline, an iteration runs in one stage
     after the other, and its time is the sum over all `stages`. `power` predicts the watts: an `InstancePower`, or

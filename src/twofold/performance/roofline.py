@@ -169,7 +169,7 @@ def roofline_with(
 def roofline(model: Model, machine: Machine, tensor_parallel: int) -> RooflineModel:
     """Performance model estimated from FLOPs and bandwidths, for any model on any machine.
 
-    Its error on a measured pair of model and machine is that of a fit without this pair; else the mean of such errors.
+    Its error is that of a fit without this pair of model and machine, if it was measured; else the mean of such errors.
     """
     data = _data()
     known = find_pair(data.left_out, model, machine, tensor_parallel)

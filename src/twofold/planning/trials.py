@@ -117,7 +117,7 @@ def simulate_trial(problem: Problem, trial: Trial, abandoned: Callable[[], bool]
 
 
 def _ceilings(result: SimulationResult, slo: Slo | SlowdownSlo, attainment: float) -> Iterator[Check]:
-    """For an SLO in seconds, yield a check of the P(100 · `attainment`) of each latency against its bound."""
+    """For an SLO in seconds, yield a check of each latency's percentile 100 · `attainment` against its bound."""
     percentile = 100 * attainment
     if not isinstance(slo, Slo):
         return

@@ -40,7 +40,7 @@ class PlanResult:
 
 
 def run(settings: PlanSettings) -> None:
-    """Plan prefix caches, a placement or machines, as the flags demand. Raises ConfigurationError for invalid ones."""
+    """Plan prefix caches, a placement or machines, as requested. Raises ConfigurationError for invalid flags."""
     problem = read_problem(settings)
     if settings.kv_capacity:
         run_capacity(problem, settings)

@@ -84,7 +84,7 @@ class PlacementQuery(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PreparedPlacement(msgspec.Struct, frozen=True, kw_only=True):
-    """A placement query with its instance kinds, affinity, accelerators per `node`, and links with least headroom."""
+    """Inputs of a placement search. `node` is the number of accelerators per node; `links` have the least headroom."""
 
     query: PlacementQuery
     problem: Problem

@@ -165,7 +165,7 @@ class StoreSettings(Settings, panel="Prefix cache"):
     kv_eviction: str | None = flag("Prefix-cache eviction policy.", choices=EVICTIONS)
 
     def store_config(self) -> "StoreConfig | None":
-        """Return the store's configuration. Raises ConfigurationError for a disk without DRAM or an unusable directory."""
+        """Return the store's configuration. Raises ConfigurationError for a disk without DRAM or a bad directory."""
         from twofold.serving.config import StoreConfig  # noqa: PLC0415  (slow to import)
         from twofold.serving.store.disk import check_directory  # noqa: PLC0415
 

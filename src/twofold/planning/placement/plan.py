@@ -1,4 +1,4 @@
-"""DistServe placement plans: choice of algorithm, placements, confidence, and preferred parallelism of prefill.
+"""DistServe placement plans: the best placement, its confidence, and the preferred parallelism of prefill.
 
 Tensor parallelism makes each prefill faster; pipeline parallelism processes more prompts at a time. With equal
 accelerators, tensor parallelism has lower TTFT at low rates and pipeline parallelism at high rates (DistServe, section
@@ -167,7 +167,7 @@ def _copied(best: SimulatedPlacement, query: PlacementQuery) -> SimulatedPlaceme
 
 
 class ParallelismPreference(msgspec.Struct, frozen=True, kw_only=True):
-    """Parallelism of a prefill instance with the lowest mean TTFT in queueing theory, depending on the rate.
+    """Parallelism that minimizes the mean TTFT of a prefill instance according to queueing theory, by rate.
 
     The instance has `accelerators` accelerators. `best` lists (lowest rate, parallelism). `rate` is the rate per
     prefill instance of the placement.

@@ -209,7 +209,7 @@ class Client:
         await self._session.close()
 
     def body(self, request: Request, prompt: list[int] | str) -> bytes:
-        """Encode the JSON body of a request. A load generator can call this ahead of the time of `send`."""
+        """Encode the JSON body of a request. Load generators encode it before the request is due."""
         fields: dict[str, object] = {
             "model": self._endpoint.model,
             "max_tokens": request.output_tokens,

@@ -9,7 +9,7 @@ _TIMEOUT_S = 30.0
 
 
 class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """Address and model of an OpenAI-compatible server. Sizes are None if the server does not report them."""
+    """Address, model, context length and vocabulary size of an OpenAI-compatible server. Unreported sizes are None."""
 
     base_url: str
     model: str

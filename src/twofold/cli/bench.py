@@ -1,4 +1,4 @@
-"""`twofold bench`: load an OpenAI-compatible endpoint and report latency, throughput and goodput."""
+"""`twofold bench`: send a workload to an OpenAI-compatible endpoint; report latency, throughput and goodput."""
 
 import asyncio
 import signal
@@ -128,7 +128,7 @@ class BenchReport(JsonReport, frozen=True, kw_only=True):
 
 @command
 def bench(settings: BenchSettings) -> None:
-    """Load an OpenAI-compatible endpoint with a workload; report latency, throughput and goodput."""
+    """Send a workload to an OpenAI-compatible endpoint; report latency, throughput and goodput."""
     _check_output(settings.output)
     config = load_config(asyncio.run(discover(settings.base_url, settings.model, settings.api_key)), settings)
     result = run_to_end(config, settings.requests(config.endpoint.max_model_len))

@@ -68,7 +68,7 @@ def _shows(
 
 @command
 def reuse(settings: PrefixCostSettings) -> None:
-    """Show when loading a prefix beats computing it: the bandwidth, and for each link the shortest prefix."""
+    """Show the bandwidth from which loading a prefix beats computing it, and the shortest such prefix for each link."""
     catalog, tensor_parallel = load_catalog(settings.catalog), settings.tp
     model = catalog.model(settings.model)
     found = [catalog.machine(name) for name in settings.name] or list(catalog.machines.values())

@@ -71,7 +71,7 @@ def parse_disk(text: str, flag: str) -> tuple[Path, int]:
 
 
 def check_outputs(written: Mapping[str, Path], read: Iterable[str | Path]) -> None:
-    """Raise ConfigurationError if two flags write to one file, or one to an input. `written` maps fields to paths."""
+    """Raise ConfigurationError if two outputs or an output and an input have one path. `written`: outputs by field."""
     inputs = {Path(path).resolve() for path in read}
     flags: dict[Path, str] = {}
     for name, path in written.items():
@@ -165,7 +165,7 @@ class StoreSettings(Settings, panel="Prefix cache"):
     kv_eviction: str | None = flag("Prefix-cache eviction policy.", choices=EVICTIONS)
 
     def store_config(self) -> "StoreConfig | None":
-        """Return the KV store, if any. Raises ConfigurationError for a disk without DRAM or an unusable directory."""
+        """Return the store's configuration. Raises ConfigurationError for a disk without DRAM or a bad directory."""
         from twofold.serving.config import StoreConfig  # noqa: PLC0415  (slow to import)
         from twofold.serving.store.disk import check_directory  # noqa: PLC0415
 

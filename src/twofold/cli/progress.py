@@ -54,7 +54,7 @@ def load_progress(total: int) -> Iterator["OnChange"]:
 
 @contextmanager
 def simulation_progress(total: int | None) -> Iterator[SimulationTick | None]:
-    """Show finished requests, simulated time and speed. Yields a callback to update, or None without a terminal."""
+    """Show finished requests, simulated time and speed. Yields a callback for updates, or None without a terminal."""
     if not sys.stderr.isatty():
         yield None
         return
@@ -86,7 +86,7 @@ def _simulation_tick(bar: Progress, total: int | None) -> SimulationTick:
 
 
 def trace_progress(requests: Iterable[Request]) -> Iterator[Request]:
-    """Yield the requests. Once reading has taken more than a second, show their number so far."""
+    """Yield the requests. If this takes more than a second, show the number read so far."""
     if not sys.stderr.isatty():
         yield from requests
         return

@@ -64,7 +64,7 @@ def flag(help: str, default: object = None, unset: str | None = None, **how: Any
 class Settings:
     """Base class for the settings of a command. Subclasses become frozen dataclasses.
 
-    The help shows the fields that a class declares in a panel with the title `panel`.
+    In the help, the fields of one class form a panel with the title `panel`.
     """
 
     PANEL: ClassVar[str] = "Options"

@@ -106,7 +106,7 @@ def verify(settings: VerifySettings) -> None:
 
 
 def compare_all(settings: VerifySettings, design: ServiceDesign) -> list[Comparison]:
-    """Compare live and simulated latencies at each load. Raises ConfigurationError for another model's profile."""
+    """Compare live and simulated latencies at each load. Raises ConfigurationError if the profile has another model."""
     profile = read_host_profile(settings.profile)
     model = read_model(settings.model)
     if model.name != profile.model.name or model.parameters != profile.model.parameters:

@@ -64,7 +64,7 @@ def calibrate(
 
 
 def _busy(one: TimedIteration, others: Sequence[WorkerLog]) -> float:
-    """Return the fraction of an iteration during which other workers ran iterations, averaged over `others`."""
+    """Return the fraction of an iteration's time in which another worker ran iterations, averaged over `others`."""
     return sum(other.busy_share(one.start_s, one.end_s) for other in others) / max(1, len(others))
 
 
@@ -94,7 +94,7 @@ def _slowness(times: PackedTimes, iterations: Sequence[MeasuredIteration]) -> fl
 
 
 def _front_share(observed: Sequence[GroupResult]) -> float:
-    """Return the mean number of CPU cores that gateway and clients used while these groups ran."""
+    """Return the mean number of CPU cores that gateway and clients used during these request groups."""
     loaded_s = sum(LoadSpan.of(one.timelines).seconds for one in observed)
     return sum(one.front_cpu_s for one in observed) / loaded_s if loaded_s else 0.0
 
@@ -111,7 +111,7 @@ def _as_if_alone(logs: Sequence[WorkerLog], crowded: Sequence[float], taken: flo
 
 
 def _link(measured: Measurements, model: Model, times: PackedTimes) -> HostLink:
-    """Return the measured link speed. `sync_s` is the median hand-off time beyond a perfect layer-wise transfer."""
+    """Return the measured link speed. `sync_s` is the median extra hand-off time over an ideal layer-wise transfer."""
     path = measured.link.transfer(model.kv_bytes_per_token, model.layers)
     tails = []
     for one in measured.prefill.ran:
@@ -127,7 +127,7 @@ def _link(measured: Measurements, model: Model, times: PackedTimes) -> HostLink:
 
 
 def _front(measured: Measurements) -> GatewayTimes:
-    """Return the gateway's CPU times, and its delays: the latency of lone requests beyond CPU and iteration times."""
+    """Return the gateway's CPU times, and its delays: the latency of lone requests minus CPU and iteration times."""
     request_s, step_s, token_s = _cpu_of_each(measured)
     pairs = list(_lone_prompts(measured))
     sizes = np.array([one.iteration.tokens for _, one in pairs], dtype=np.float64)
@@ -145,7 +145,7 @@ def _front(measured: Measurements) -> GatewayTimes:
 
 
 def _cpu_of_each(measured: Measurements) -> tuple[float, float, float]:
-    """Return the CPU seconds per request, per iteration and per token, by non-negative least squares over the groups.
+    """Return the gateway's CPU seconds per request, iteration and token: a least-squares fit to the request groups.
 
     The fit also has a fixed cost per group (event loop, connections) and a cost per second, which are not returned.
     """

@@ -87,7 +87,7 @@ def mixed_groups(max_model_len: int) -> Iterator[RequestGroup]:
 
 
 def _unlike(mean: int, count: int) -> list[int]:
-    """Return `count` different prompt lengths with this mean, as engines may be faster on contexts of equal length.
+    """Return `count` prompt lengths with this mean. They differ, as engines may be faster on equal context lengths.
 
     The lengths are a geometric series; the last is 16 times the first.
     """
@@ -128,7 +128,7 @@ OnGroup = Callable[[str, int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class GroupResult:
-    """Client timelines of one group of requests, and the CPU seconds of clients and gateway meanwhile."""
+    """Client timelines of one group of requests, and the CPU seconds that clients and gateway used for it."""
 
     group: RequestGroup
     timelines: list[Timeline]

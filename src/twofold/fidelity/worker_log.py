@@ -33,7 +33,7 @@ _SOON_S = 0.005  # iterations with a shorter gap are consecutive
 class TimedIteration(msgspec.Struct, frozen=True):
     """An iteration from `start_s` to `end_s` (monotonic seconds), after the worker was idle for `idle_s`.
 
-    `requests` lists the attempts with a prompt that this iteration completed.
+    `requests` lists the attempts that finished prefill in this iteration.
     """
 
     start_s: float
@@ -130,7 +130,7 @@ class LoadSpan:
 
 
 class Slowness(NamedTuple):
-    """Slowdown of a host since calibration, of iterations with `prompts` and of iterations with only `decodes`."""
+    """Slowdown of a host since calibration: factors for iterations with `prompts` and for those with only `decodes`."""
 
     prompts: float
     decodes: float
@@ -178,7 +178,7 @@ def _slowdowns(profile: HostProfile, one: TimedIteration) -> ContentionFactors:
 
 
 def _pace(profile: HostProfile, one: TimedIteration, turns: Sequence[tuple[float, bool]]) -> float:
-    """Return the speed of an iteration relative to its speed on a core of its own.
+    """Return the speed of an iteration relative to its speed on an unshared core.
 
     `turns` has a pair for each other worker on the core: the fraction of the iteration during which that worker ran,
     and whether it runs the other phase.
@@ -201,7 +201,7 @@ def _meet(one: WorkerConfig, other: WorkerConfig) -> bool:
 
 
 def _front_share(front: GatewayTimes, logs: Mapping[str, WorkerLog], span: LoadSpan) -> float:
-    """Return the mean number of CPU cores that gateway and clients used, as the profile predicts."""
+    """Return the mean number of CPU cores used by gateway and clients, as predicted by the host profile."""
     steps = sum(len(log.between(span.start_s, span.end_s)) for log in logs.values())
     spent = front.request_s * span.requests + front.step_s * steps + front.token_s * span.tokens
     return spent / span.seconds

@@ -1,6 +1,6 @@
 """Sizes and parameter counts of models from a Hugging Face config.json, with a function per family of architectures.
 
-Each count equals that of the model which Transformers builds from the same file.
+Each parameter count equals that of the Transformers model with the same config.json.
 """
 
 from collections.abc import Callable
@@ -148,7 +148,7 @@ def _gated(
     tied: bool = False,
     latent_dims: int | None = None,
 ) -> Architecture:
-    """Return the sizes of a model with gated feed-forward layers or experts. `layer` counts the rest of a layer."""
+    """Return the sizes of a model with gated feed-forward layers or experts. `layer`: other parameters per layer."""
     hidden, layers = config.number("hidden_size"), config.number("num_hidden_layers")
     embeddings = 1 if config.flag("tie_word_embeddings", default=tied) else 2
     rest = layers * layer + config.number("vocab_size") * hidden * embeddings + hidden
@@ -201,7 +201,7 @@ def _feed_forward(config: ConfigJson, hidden: int, layers: int) -> tuple[int, in
 
 
 def _is_sparse(config: ConfigJson, index: int) -> bool:
-    """Return whether a layer has experts instead of one feed-forward matrix."""
+    """Return whether a layer has experts instead of one feed-forward network."""
     if index < (config.optional_number("first_k_dense_replace") or 0) or index in config.numbers("mlp_only_layers"):
         return False
     return (index + 1) % config.number("decoder_sparse_step", default=1) == 0 and (

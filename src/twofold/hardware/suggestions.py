@@ -22,7 +22,7 @@ def suggestion(name: str, known: Iterable[str]) -> str:
 
 
 def unknown_name(kind: str, name: str, known: Iterable[str], *, also: Iterable[str] = ()) -> ConfigurationError:
-    """Create the error for a name that is not in `known`. It may suggest names in `also`, but does not list them."""
+    """Create the error for a name not in `known`. Names in `also` may be suggested, but are not listed as choices."""
     names = sorted(known)
     hint = suggestion(name, (*names, *also))
     return ConfigurationError(f"unknown {kind} {name!r}{hint}; choose from {', '.join(names)}")
@@ -37,7 +37,7 @@ def explain_validation(error: msgspec.ValidationError) -> tuple[str, str]:
 
 
 def read_text(kind: str, path: Path) -> str:
-    """Read a text file. Raises ConfigurationError; the message starts with `kind` and the path."""
+    """Read a text file. Raises ConfigurationError, with a message that starts with `kind` and the path."""
     try:
         return path.read_bytes().decode()
     except OSError as error:

@@ -1,1 +1,1 @@
-"""Performance models: seconds and watts of an iteration, fitted to profiles, published or estimated."""
+"""Performance models, which predict seconds and watts of an iteration: fitted to profiles, published or estimated."""

@@ -44,7 +44,7 @@ NO_POWER = InstancePower(
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class PerformanceModel(ABC):
-    """Predicts times and power of one instance: a model on one machine type with fixed tensor and pipeline parallelism.
+    """Predicts times and power of an instance: one model on one machine type, with fixed tensor and pipeline degrees.
 
     `name` is for display, such as `fitted bloom-176b on dgx-h100 TP8`. In a pipeline, an iteration runs in one stage
     after the other, and its time is the sum over all `stages`. `power` predicts the watts: an `InstancePower`, or
@@ -81,7 +81,7 @@ class PerformanceModel(ABC):
 
     @abstractmethod
     def mixed_s(self, tokens: int, squares: int, sequences: int, context: int) -> float:
-        """Return the seconds of an iteration: `tokens` prompt tokens and `sequences` decodes (`context` KV tokens)."""
+        """Return the seconds of an iteration: `tokens` prompt tokens, `sequences` decodes over `context` KV tokens."""
 
     def uncontended(self, prompt_tokens: int, output_tokens: int) -> tuple[float, float]:
         """Return (TTFT, TPOT) in seconds of a request that runs alone on the instance.

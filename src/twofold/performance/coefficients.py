@@ -61,7 +61,7 @@ class Calibration(MeasuredPair, frozen=True, kw_only=True, forbid_unknown_fields
 
     Errors are mean absolute relative errors on held-out configurations. Predictions beyond the `max_` values
     extrapolate the measurements. `decode_power` is the measured share of TDP that decode of one sequence draws.
-    `dropped` lists the measurements left out of the fit, with reasons.
+    `dropped` lists the measurements excluded from the fit, with reasons.
     """
 
     prefill: PrefillCoefficients
@@ -117,7 +117,7 @@ def to_toml(fits: Sequence[Calibration], heading: str) -> str:
 
 
 def _table(values: dict[str, object]) -> Iterator[str]:
-    """Yield a TOML line per plain value. JSON formats strings, integers and lists as TOML does; floats need repr."""
+    """Yield TOML lines for all values except tables. Values are formatted as JSON, except floats, which need repr."""
     for key, value in values.items():
         if value is not None and not isinstance(value, dict):
             yield f"{key} = {value!r}" if isinstance(value, float) else f"{key} = {msgspec.json.encode(value).decode()}"
@@ -147,7 +147,7 @@ def power_law() -> PowerLaw:
 
 
 class Knots(MeasuredPair, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Interpolation points of SplitwiseSim for one model and machine: prompt and token seconds by tokens per batch."""
+    """Interpolation points of SplitwiseSim for one model and machine: prefill and token seconds by tokens per batch."""
 
     tokens: list[int]
     prompt_s: list[float]

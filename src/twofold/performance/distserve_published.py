@@ -126,7 +126,7 @@ def distserve_published(
 def distserve_pipeline(
     model: Model, machine: Machine, tensor_parallel: int, pipeline_parallel: int, *, engine: str = "distserve"
 ) -> Pipeline:
-    """Return DistServe's published model of a pipeline. Also raises ConfigurationError for more stages than layers."""
+    """Like `distserve_published`, for a pipeline. Also raises ConfigurationError for more stages than layers."""
     stage_layers(model, pipeline_parallel)
     line = _line(model, machine, tensor_parallel, engine)
     first, later = (

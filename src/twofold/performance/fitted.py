@@ -77,8 +77,8 @@ def long_share(tokens: float) -> float:
 def fitted(model: Model, machine: Machine, tensor_parallel: int, *, extra: Sequence[Path] = ()) -> FittedModel:
     """Performance model fitted to measurements of the same model, accelerator and tensor parallelism.
 
-    Calibrations in `extra` files take precedence. Raises ConfigurationError, listing the calibrated models, if none
-    fits.
+    Calibrations in `extra` files take precedence. Raises ConfigurationError, listing the calibrated models, if there
+    is no calibration.
     """
     entry = require_pair(calibrations(extra), model, machine, tensor_parallel, "calibration")
     return FittedModel(entry, model, machine, tensor_parallel)

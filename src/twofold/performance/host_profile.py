@@ -51,7 +51,7 @@ class PackedTimes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     iterations: int = 0
 
     def seconds(self, tokens: int, squares: int, sequences: int, context: int) -> float:
-        """Return the seconds of an iteration: `tokens` prompt tokens and `sequences` decodes (`context` KV tokens)."""
+        """Return the seconds of an iteration: `tokens` prompt tokens, `sequences` decodes over `context` KV tokens."""
         packed = spread(tokens + sequences)
         linear_s = sum(slope * part for slope, part in zip(self.token_s, packed, strict=True))
         attention_s = self.square_s * squares + self.context_s * context

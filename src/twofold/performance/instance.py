@@ -128,7 +128,7 @@ class Pipeline(PerformanceModel):
 
 
 class LayersStage(PerformanceModel):
-    """Model of a stage with `share` of the layers of `whole`; receiving the activations of a token takes `token_s`."""
+    """Model of a stage with `share` of the layers of `whole`. Receiving the activations of a token takes `token_s`."""
 
     def __init__(self, whole: PerformanceModel, share: float, token_s: float) -> None:
         self.name, self.error, self.power = whole.name, whole.error, whole

@@ -100,8 +100,8 @@ def saturating_tokens(prefill_s: Callable[[int], float], most: int, share: float
     """Return the shortest prompt, in tokens, that reaches `share` of the best prefill throughput (tokens/s).
 
     Batching shorter prompts hardly takes longer than each of them alone; batching longer prompts only delays them.
-    `prefill_s` returns the seconds of a prompt alone in its batch. The best throughput is that of prompts of up to
-    `most` tokens.
+    `prefill_s` returns the seconds of a prompt alone in its batch. The best throughput is the highest of all prompt
+    lengths up to `most` tokens.
     """
     if most < 1 or not 0.0 < share <= 1.0:
         raise ValueError(f"need at least 1 token and a share in (0, 1], not {most} and {share:g}")

@@ -60,7 +60,7 @@ class RooflineConstants(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 
 
 class LeftOut(MeasuredPair, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Errors of the roofline on one measured pair of model and machine if constants are fitted to all other pairs."""
+    """Roofline errors on one measured pair of model and machine, with constants fitted to all other pairs."""
 
     prefill_error: float
     decode_error: float
@@ -169,7 +169,7 @@ def roofline_with(
 def roofline(model: Model, machine: Machine, tensor_parallel: int) -> RooflineModel:
     """Performance model estimated from FLOPs and bandwidths, for any model on any machine.
 
-    Its error is measured with this pair of model and machine left out of the fit, or else is the mean over all pairs.
+    Its error is that of a fit without this pair of model and machine, if it was measured; else the mean of such errors.
     """
     data = _data()
     known = find_pair(data.left_out, model, machine, tensor_parallel)

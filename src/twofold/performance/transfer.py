@@ -22,7 +22,7 @@ _FAST_BYTES_PER_S, _FAST_SYNC_S = 400e9, 5.064e-3
 def default_sync_s(bytes_per_s: float) -> float:
     """Return the synchronization seconds of a layer-wise hand-off over a network with this bandwidth.
 
-    The value is interpolated between Splitwise's two measured machines (200 and 400 GB/s) and constant beyond them.
+    It is interpolated between the two machines that Splitwise measured (200 and 400 GB/s), and constant beyond.
     """
     share = (bytes_per_s - _SLOW_BYTES_PER_S) / (_FAST_BYTES_PER_S - _SLOW_BYTES_PER_S)
     return _SLOW_SYNC_S + min(max(share, 0.0), 1.0) * (_FAST_SYNC_S - _SLOW_SYNC_S)
@@ -57,9 +57,9 @@ class TransferModel(msgspec.Struct, frozen=True, kw_only=True):
     def layer_wise_s(self, tokens: int, prefill_s: float, late_s: float = 0.0) -> float:
         """Return the seconds from the end of prefill until the last layer arrives in a layer-wise hand-off.
 
-        The first layer is sent after 1/layers of prefill, or `late_s` later if other transfers occupy the path until
-        then. If the network is faster than prefill, only the last layer is sent after prefill. A slower network
-        transfers without pause until all bytes are sent.
+        The first layer is sent after 1/layers of prefill, plus `late_s` while other transfers occupy the path. If the
+        network is faster than prefill, only the last layer is sent after prefill. A slower network transfers without
+        pause until all bytes are sent.
         """
         bytes_s = tokens * self.kv_bytes_per_token / self.bytes_per_s
         backlog_s = bytes_s - prefill_s * (self.layers - 1) / self.layers + late_s

@@ -1,1 +1,1 @@
-"""Cluster planning: searches over designs by simulation."""
+"""Cluster planning: find the best cluster design by simulation."""

@@ -41,7 +41,7 @@ class MachineSeconds:
 
 
 class AnalyticBounds:
-    """`UpperBound` computed from performance models."""
+    """Implements `UpperBound` with performance models."""
 
     def __init__(self, problem: Problem) -> None:
         self._problem = problem
@@ -90,7 +90,7 @@ def _per(count: int, seconds: float) -> float:
 
 
 def _step_s(model: PerformanceModel, context: float, most: int, bound_s: float) -> float:
-    """Return the decode seconds per token of the most efficient batch with iterations up to `bound_s`, else of any."""
+    """Return the decode seconds per token of the most efficient batch, with iterations up to `bound_s` if possible."""
     costs = [(sequences, model.decode_cost(sequences)) for sequences in _batches(most)]
     steps = [(cost.base_s + cost.context_s * context * sequences, sequences) for sequences, cost in costs]
     within = [step_s / sequences for step_s, sequences in steps if step_s <= bound_s]

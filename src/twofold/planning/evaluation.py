@@ -29,9 +29,9 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
     """Result of a trial.
 
     `bound_by` is the phase closest to missing the SLO (None if undetermined). If `stopped`, the simulation ended early
-    because the SLO could no longer be met, and all numbers cover only the simulated part. `checks` are those of the
-    verdict and, for an SLO in seconds, the required percentile of each latency. `slo_scale` is the smallest factor by
-    which all SLO bounds can be multiplied and still be met.
+    because the SLO could no longer be met, and all numbers cover only the simulated part. `checks` has the checks
+    of the SLO and, for an SLO in seconds, a check of each latency at the required percentile. `slo_scale` is the
+    smallest factor by which all SLO bounds can be multiplied and still be met.
     """
 
     met: bool

@@ -42,7 +42,7 @@ class Keys:
         self._common = hashlib.sha256(_canonical(_facts(problem))).hexdigest()
 
     def of(self, trial: Trial) -> str:
-        """Return the key of a trial: a hash of code version, data, problem, machine figures, design, rate and draw."""
+        """Return the key of a trial: a hash of its inputs, the code version and the package's data."""
         spec = self._problem.spec(trial.design)
         machines = [self._problem.catalog.machine(pool.machine) for pool in spec.pools]
         facts = [self._common, spec, machines, trial.rate, trial.draw, trial.design.family.judged]
@@ -135,7 +135,7 @@ class EvaluationStore(AbstractContextManager["EvaluationStore"]):
 
 
 class Effort(msgspec.Struct, kw_only=True):
-    """Numbers of simulations run and stored results reused. `requests` and `cpu_s` count only simulations run."""
+    """Numbers of new simulations and of reused results. `requests` and `cpu_s` are those of the new simulations."""
 
     simulations: int = 0
     reused: int = 0
@@ -151,7 +151,7 @@ Listener = Callable[[Effort, Trial, Evaluation], None]
 
 
 class Evaluator:
-    """`Evaluate` with an executor and a store. Each trial is simulated at most once."""
+    """Implements `Evaluate` with an executor and a store. Each trial is simulated at most once."""
 
     def __init__(
         self, executor: Executor, store: EvaluationStore, key: Callable[[Trial], str], listener: Listener | None = None

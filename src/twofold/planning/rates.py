@@ -52,7 +52,7 @@ class MaxRate(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RateSearch(msgspec.Struct, frozen=True, kw_only=True):
-    """Searches the highest rate of designs on a grid of rates, in one random draw of the workload."""
+    """Finds the highest rate of designs on a grid of rates, in one random draw of the workload."""
 
     evaluate: Evaluate
     bound: UpperBound

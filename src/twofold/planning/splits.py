@@ -1,4 +1,4 @@
-"""Search of the best split of equal instances into prefill and decode for a service's traffic, by short simulations."""
+"""Search for the best split of equal instances into prefill and decode for given traffic, by short simulations."""
 
 import time
 from collections.abc import Iterator
@@ -29,7 +29,7 @@ _HEADROOM = 0.03
 
 
 class SplitPlanner:
-    """`ReplanSearch` that simulates splits of the instances of `spec`.
+    """Implements `ReplanSearch` by simulating splits of the instances of `spec`.
 
     `attainment` is the required share of requests within `slo`. With `replicas`, the search returns the fewest
     instances that reach it; otherwise it uses all running instances.

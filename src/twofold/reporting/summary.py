@@ -1,4 +1,4 @@
-"""Rates and latencies of a run, computed from its finished timelines, and terminal tables of them."""
+"""Rates and latencies of a load, computed from the timelines of its requests, and terminal tables of them."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence

@@ -28,8 +28,8 @@ class TraceSummary(msgspec.Struct, frozen=True, kw_only=True):
 
     `duration_s` is the time from the first to the last arrival, and `requests_per_s` the inverse of the mean gap.
     `gap_cv` is the coefficient of variation of the gaps: 1 for Poisson arrivals, higher for burstier ones. Gamma
-    arrivals with a burstiness of 1 / gap_cv² have the same. `highest_reuse` is the share of prefix blocks that occurred
-    before: the hit rate of an infinite cache.
+    arrivals of equal variation have a burstiness of 1 / gap_cv². `highest_reuse` is the share of prefix blocks that
+    occurred before: the hit rate of an infinite cache.
     """
 
     requests: int

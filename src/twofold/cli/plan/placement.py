@@ -25,7 +25,7 @@ _MAX_GPUS: Final = 4096  # more is a typing error, or a search of hours
 
 
 def run_placement(problem: Problem, settings: PlanSettings) -> None:
-    """Search a placement, write the deployment file, and print tables or JSON."""
+    """Find the best placement, write the deployment file, and print tables or JSON."""
     query = read_placement_query(problem, settings)
     require(settings.html is None, "--html shows plans of whole machines: leave it out with --objective goodput")
     prepared = prepare(problem, query)
@@ -43,7 +43,7 @@ def run_placement(problem: Problem, settings: PlanSettings) -> None:
 def search_placement(
     prepared: PreparedPlacement, grid: RateGrid, settings: RunSettings
 ) -> tuple[PlacementPlan, Effort]:
-    """Search a placement. Return it with the simulation effort."""
+    """Return the best placement and the simulation effort of the search."""
     with open_search(prepared.problem, Objective.GOODPUT, grid, settings) as search:
         return asyncio.run(make_placement(search.rates, prepared)), search.evaluator.effort
 

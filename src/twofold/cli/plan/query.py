@@ -103,7 +103,7 @@ def with_ray_machines(problem: Problem, settings: PlanSettings) -> PlanSettings:
 
 
 def _template(settings: PlanSettings) -> ClusterSpec:
-    """Return a cluster spec without pools: the model and the policies."""
+    """Return a cluster spec with the model and the policies, but without pools."""
     given = {
         "performance": settings.performance,
         "handoff": settings.handoff,

@@ -1,4 +1,4 @@
-"""Implementation of `twofold plan`: search, print the result and write the files."""
+"""Implementation of `twofold plan`: search for a plan, print it and write the output files."""
 
 import asyncio
 from dataclasses import dataclass
@@ -40,7 +40,7 @@ class PlanResult:
 
 
 def run(settings: PlanSettings) -> None:
-    """Run `twofold plan` for prefix caches, a placement or machines. Raises ConfigurationError for invalid flags."""
+    """Plan prefix caches, a placement or machines, as requested. Raises ConfigurationError for invalid flags."""
     problem = read_problem(settings)
     if settings.kv_capacity:
         run_capacity(problem, settings)
@@ -58,7 +58,7 @@ def run(settings: PlanSettings) -> None:
 
 
 def run_plan(problem: Problem, settings: PlanSettings) -> None:
-    """Search a plan of machines, write the files, and print tables or JSON."""
+    """Find the best machines, write the output files, and print tables or JSON."""
     query = read_query(problem, settings)
     page = None if settings.html is None else AtomicFile(settings.html)
     deployment = None if settings.output is None else AtomicFile(settings.output)

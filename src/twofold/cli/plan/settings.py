@@ -52,7 +52,7 @@ class CapacitySettings(Settings, panel="KV capacity"):
 
 
 class MachineSettings(Settings, panel="Machines"):
-    """Flags for the designs to search and their budget."""
+    """Flags for the candidate designs and their budget."""
 
     family: tuple[str, ...] = flag(
         "PREFILL+DECODE machines, as in h100+a100, or AA, HH, HA, HHcap; separated by commas, repeatable.",
@@ -103,7 +103,7 @@ class PolicySettings(Settings, panel="Cluster"):
 
 
 class RunSettings(Settings, panel="Running"):
-    """Flags that select where simulations run and are stored."""
+    """Flags that select where simulations run and where their results are stored."""
 
     jobs: int | None = flag("Number of simulations at a time.", ge=1, unset="all cores")
     ray: str | None = flag(

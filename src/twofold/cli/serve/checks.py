@@ -1,4 +1,4 @@
-"""Validation of the flags of `twofold serve`: flags without effect, and contradictions between flags or to the file."""
+"""Validation of the flags of `twofold serve`: unused flags, and contradictions between flags or with a cluster file."""
 
 from pathlib import Path
 from typing import Final

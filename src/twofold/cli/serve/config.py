@@ -134,7 +134,7 @@ def _config(
     workers: Sequence[WorkerConfig],
     **more: Any,  # noqa: ANN401  (fields of ServiceConfig)
 ) -> ServiceConfig:
-    """Create the service configuration, with the fields that do not depend on whether a cluster file is given."""
+    """Create the service configuration from the arguments and the flags that are independent of a cluster file."""
     return ServiceConfig(
         engine=engine,
         workers=with_chunks(with_splits(workers, _shardings(settings)), settings.pipeline_chunk),

@@ -70,7 +70,7 @@ def replan_config(config: ServiceConfig, settings: ServeSettings) -> ReplanConfi
 
 
 def forecast_config(config: ServiceConfig, profile: Path | None) -> ForecastConfig | None:
-    """Return the forecast of a prediction-based router. Raises ConfigurationError if nothing predicts times."""
+    """Return the settings of the router's forecast, or None. Raises ConfigurationError if nothing predicts times."""
     if config.router not in FORECASTING_ROUTERS:
         return None
     flag = f"--router {config.router}"

@@ -29,7 +29,7 @@ def ray_network(settings: ServeSettings) -> HostNetwork:
 
 
 def launcher_of(settings: ServeSettings, config: ServiceConfig) -> tuple[ServiceConfig, Launcher]:
-    """Return the configuration and the launcher of the workers: local or Ray, which adds a cluster key and a port."""
+    """Return the configuration and the launcher of the workers. For Ray, add a cluster key and a port if missing."""
     if settings.launcher != "ray":
         return config, LocalLauncher(config)
     config = _with_endpoint(config)

@@ -10,8 +10,8 @@ def route(settings: RouteSettings) -> None:
 
     Prompts are computed on `--prefill` servers and output on `--decode` servers; vLLM's NixlConnector moves the KV
     cache between them. `--colocated` servers run both phases. Nothing is installed on the servers. Their API key, if
-    any, is read from TWOFOLD_SERVER_API_KEY. With the routers splitwise and jsq-planned servers change roles, so each
-    needs kv_role kv_both.
+    any, is read from TWOFOLD_SERVER_API_KEY. The routers splitwise and jsq-planned change the roles of servers,
+    which therefore need vLLM's kv_role kv_both.
     """
     from twofold.cli.serve.route_run import run  # noqa: PLC0415  (slow to import)
 

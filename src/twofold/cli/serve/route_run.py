@@ -66,7 +66,7 @@ def route_config(settings: RouteSettings) -> RouteConfig:
 
 
 def _early_ttft_s(settings: RouteSettings) -> float | None:
-    """Return the predicted TTFT in seconds above which requests are rejected; None if none are."""
+    """Return the predicted TTFT in seconds above which requests are rejected; None to reject no request."""
     if settings.overload in (None, "none"):
         return None
     if settings.router not in FORECASTING_ROUTERS:

@@ -114,7 +114,7 @@ def link_bytes_per_s(gigabytes: float) -> float:
 
 
 def _control(settings: SimulateSettings, spec: ClusterSpec) -> ControlSpec | None:
-    """Return the controllers that flags set, completed by the values of the cluster; None without such flags."""
+    """Return the cluster's controller settings with those of the flags applied; None if no flag sets any."""
     values = {
         "controllers": settings.controllers,
         "reports_every_s": settings.reports_every,

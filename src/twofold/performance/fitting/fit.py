@@ -55,7 +55,7 @@ _FEWEST = 3  # distinct sizes of short batches needed for floor and slope
 
 
 class FitOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Options of a fit, and origin of its data. `notes` maps hardware to a note for the `basis` of its calibrations."""
+    """Options of a fit, and the source of its data. `notes` maps hardware to text that is added to `basis`."""
 
     source: str
     date: str

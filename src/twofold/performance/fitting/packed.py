@@ -42,7 +42,7 @@ class MeasuredIteration(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def fit_packed(iterations: Iterable[MeasuredIteration]) -> PackedTimes:
-    """Fit `PackedTimes` to medians of similar iterations. Raises ConfigurationError for too few different ones."""
+    """Fit `PackedTimes` to medians of groups of similar iterations. Raises ConfigurationError for too few groups."""
     cells = median_iterations(iterations)
     if len(cells) < _FEWEST:
         raise ConfigurationError(f"a fit needs {_FEWEST} distinct iterations, but only {len(cells)} were measured")

@@ -102,7 +102,7 @@ _ROUNDING = 1e-6  # of a block, so that converting blocks to GB and back is exac
 
 
 class CapacityTerms(msgspec.Struct, frozen=True, kw_only=True):
-    """Factors that convert the blocks of a tier to GB, and saved time to accelerators and dollars.
+    """Factors for converting the blocks of a tier to GB, and saved time to accelerators and dollars.
 
     The tier consists of `caches` equal caches for `nodes` nodes: one per node, or one for all. The trace lasts
     `duration_s` and has `blocks` blocks. `second_price` is dollars per second of an instance, `gb_price` dollars per GB
@@ -131,7 +131,7 @@ class CapacityPoint(msgspec.Struct, frozen=True, kw_only=True):
     """Hit rate and value of a cache tier at one capacity.
 
     `hit_rate` is the share of the trace's blocks found in this tier or a higher one. `accelerators` is the mean number
-    of accelerators that hits in this tier free, `saved_per_h` their price in dollars per hour, and `price_per_h` the
+    of accelerators freed by hits in this tier, `saved_per_h` their price in dollars per hour, and `price_per_h` the
     price of the tier.
     """
 

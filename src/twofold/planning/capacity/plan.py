@@ -25,9 +25,9 @@ from twofold.workload.rescale import BLOCK_TOKENS
 class CapacityQuery(msgspec.Struct, frozen=True, kw_only=True):
     """Prefill nodes and cache tiers of a capacity plan.
 
-    Each node is a `machine` with instances of `accelerators` accelerators. If `nodes` is None, there are as many nodes
-    as prefill of the trace keeps busy without reuse. If `dram_gb` is None, the DRAM per node with the highest net
-    savings is used. Reads from other nodes use the instance's share of the machine's network, or `link_bytes_per_s`.
+    Each node is a `machine` with instances of `accelerators` accelerators. If `nodes` is None, it is the number of
+    nodes that the trace's prefill keeps busy without reuse. If `dram_gb` is None, the size with the highest net savings
+    is used. Reads from other nodes use the instance's share of the machine's network, or `link_bytes_per_s`.
     """
 
     model: Model
@@ -119,7 +119,7 @@ def _whole_s(query: CapacityQuery, request: Request) -> float:
 
 
 class _Trace:
-    """Requests of a trace grouped by cache (one for all nodes, or one per node), with its `least_capacities`."""
+    """Requests of a trace, and their `least_capacities`, grouped by cache: one for all nodes, or one per node."""
 
     def __init__(
         self, requests: Sequence[Request], query: CapacityQuery, nodes: int, blocks: int, duration_s: float

@@ -18,7 +18,7 @@ _MAKERS = ("nvidia-", "tesla-", "amd-", "instinct-")
 
 
 class RayInventory(msgspec.Struct, frozen=True, kw_only=True):
-    """Whole machines and accelerators of a Ray cluster by machine name. `left_out` explains ignored nodes."""
+    """Number of machines and accelerators in a Ray cluster by machine name. `left_out` explains ignored nodes."""
 
     machines: dict[str, int]
     accelerators: dict[str, int]
@@ -44,7 +44,7 @@ def ray_inventory(nodes: Iterable[RayNode], catalog: Catalog) -> RayInventory:
 
 
 def _machine_of(node: RayNode, catalog: Catalog) -> Machine | None:
-    """Return an uncapped catalog machine with the node's accelerator, preferably as many of them; None if none."""
+    """Return an uncapped catalog machine with the node's accelerator, preferably with the same count, or None."""
     if node.accelerator is None:
         return None
     fits = [
@@ -64,7 +64,7 @@ def _is(ray_type: str, name: str) -> bool:
 
 
 class RayExecutor(Executor):
-    """Runs trials as one-core tasks on the Ray cluster at `address`, where the same Twofold must be installed.
+    """Runs trials as one-core tasks on the Ray cluster at `address`, where the same Twofold version must be installed.
 
     Raises ConfigurationError if Ray is not installed or the cluster is not reachable.
     """

@@ -1,4 +1,4 @@
-"""DistServe placement plans: choice of algorithm, placements, confidence, and preferred parallelism of prefill.
+"""DistServe placement plans: the best placement, its confidence, and the preferred parallelism of prefill.
 
 Tensor parallelism makes each prefill faster; pipeline parallelism processes more prompts at a time. With equal
 accelerators, tensor parallelism has lower TTFT at low rates and pipeline parallelism at high rates (DistServe, section
@@ -37,8 +37,8 @@ DRAWS = 6
 class Confidence(msgspec.Struct, frozen=True, kw_only=True):
     """Goodputs of a design in independent draws of the workload, sorted.
 
-    With probability 1 − 2^(1−n), the median of all possible draws lies between the lowest and highest of n, whatever
-    their distribution.
+    With probability 1 − 2^(1−n), the median of all possible draws lies between the lowest and highest of n draws,
+    whatever their distribution.
     """
 
     rates: tuple[float, ...]
@@ -54,7 +54,7 @@ class Confidence(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def confidence(search: RateSearch, design: Design, rate: float, draws: Sequence[int]) -> Confidence:
-    """Search a design's goodput in each draw of the workload, starting at `rate`. It is 0 if the SLO is never met."""
+    """Find a design's goodput in each draw of the workload, starting at `rate`. It is 0 if the SLO is never met."""
     start = search.grid.step(rate)
     told = await asyncio.gather(*(replace(search, draw=draw).highest(design, start) for draw in draws))
     return Confidence(rates=tuple(sorted(each.rate for each in told)))
@@ -84,7 +84,7 @@ class PlacementQuery(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PreparedPlacement(msgspec.Struct, frozen=True, kw_only=True):
-    """A placement query with its instance kinds, affinity, accelerators per `node`, and links with least headroom."""
+    """Inputs of a placement search. `node` is the number of accelerators per node; `links` have the least headroom."""
 
     query: PlacementQuery
     problem: Problem
@@ -135,7 +135,7 @@ def prepare(problem: Problem, query: PlacementQuery) -> PreparedPlacement:
 
 
 async def make_placement(search: RateSearch, prepared: PreparedPlacement) -> PlacementPlan:
-    """Search placements with the algorithm for the query. Raises ConfigurationError if none meets the SLO."""
+    """Find the best placement for a prepared query. Raises ConfigurationError if no placement meets the SLO."""
     query, most = prepared.query, prepared.query.accelerators
     one_node = most <= prepared.node
     anywhere = prepared.affinity is Affinity.HIGH
@@ -167,7 +167,7 @@ def _copied(best: SimulatedPlacement, query: PlacementQuery) -> SimulatedPlaceme
 
 
 class ParallelismPreference(msgspec.Struct, frozen=True, kw_only=True):
-    """Parallelism of a prefill instance with the lowest mean TTFT in queueing theory, depending on the rate.
+    """Parallelism that minimizes the mean TTFT of a prefill instance according to queueing theory, by rate.
 
     The instance has `accelerators` accelerators. `best` lists (lowest rate, parallelism). `rate` is the rate per
     prefill instance of the placement.

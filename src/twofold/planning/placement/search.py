@@ -117,7 +117,7 @@ def best_of(placement: PlacementResults) -> SimulatedPlacement:
 
 
 async def _highest(search: RateSearch, designs: Sequence[Design]) -> tuple[SimulatedPlacement, ...]:
-    """Search the highest rate of each design; sort by goodput per accelerator, highest first."""
+    """Find the highest rate of each design. Return the designs sorted by goodput per accelerator, highest first."""
     placed = [
         SimulatedPlacement(design=each.design, rate=each.rate, evaluation=each.kept)
         for each in await search.highest_of(designs)

@@ -130,7 +130,7 @@ class CurveReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TierReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Capacity curves of a cache tier, as local caches of the nodes and as a shared pool."""
+    """Capacity curves of a cache tier: with one local cache per node, and with a shared pool."""
 
     tier: str
     price_per_gb_h: float

@@ -19,7 +19,7 @@ class ReuseReport(msgspec.Struct, frozen=True, kw_only=True):
     """Prefix reuse of a run.
 
     `hits` is the hit rate by tier, `fetched` the share of blocks fetched from other caches. `requests` counts prompts
-    by instance. `hottest` lists the most used blocks as (uses, caches that hold the block). `ttft_error` is the
+    by instance. `hottest` lists the most used blocks as (uses, caches holding the block). `ttft_error` is the
     router's error in predicting TTFT, relative to the measured TTFT.
     """
 
@@ -74,12 +74,12 @@ class Fact(msgspec.Struct, frozen=True):
 
 
 def facts(result: SimulationResult) -> list[Fact]:
-    """Return the counts, rates, energy, cost and simulation effort of a run."""
+    """Return the results of a simulation: counts, rates, energy, cost and simulation effort."""
     return [*_counts(result), *_refusals(result), *_rates(result), *_costs(result), *_effort(result)]
 
 
 def design(result: SimulationResult) -> list[Fact]:
-    """Return the model, pools, policies and performance models of a run."""
+    """Return the facts of a simulated cluster: model, pools, policies and performance models."""
     spec, chunk = result.spec, result.spec.pipeline_chunk
     return [
         Fact("Model", spec.model),

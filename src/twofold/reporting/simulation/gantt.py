@@ -17,9 +17,9 @@ _HOVER = (
 
 
 class GanttRuns(Observer):
-    """Records instance activity (runs of equal iterations) in the first `until_s` seconds, up to about `limit` runs.
+    """Records the activity of instances, as sequences of equal iterations, in the first `until_s` seconds.
 
-    When the limit is reached, the chart ends with the latest run, and longer runs are cut off there.
+    Once `limit` sequences are recorded, the chart ends with the latest one; longer ones are cut off there.
     """
 
     def __init__(self, limit: int = MOST_RUNS, until_s: float | None = None) -> None:

@@ -196,8 +196,8 @@ class SlowdownTallies:
 class RunStatistics:
     """Statistics of a run: counts of requests and tokens, and tallies of latencies in picoseconds.
 
-    With `over_all_tokens`, TPOT is the time after the first token divided by the number of output tokens, not by the
-    number of gaps, like the TBT of SplitwiseSim. Requests with one output token have no TPOT.
+    With `over_all_tokens`, TPOT is, like SplitwiseSim's TBT, the time after the first token divided by the number of
+    output tokens, not of gaps. Requests with one output token have no TPOT.
     """
 
     def __init__(self, slo: Slo | None, reference: PerformanceModel | None, *, over_all_tokens: bool) -> None:

@@ -17,13 +17,13 @@ from twofold.scheduling.instance.sequence import FULL_RESERVATION, KvReservation
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class TransferPaths(ABC):
-    """Predicts KV transfer and prefill times; `crossovers` maps each prefill instance to its result of `crossover`."""
+    """Predicts KV transfer and prefill times; `crossovers` maps each prefill instance to its crossover."""
 
     def __init__(self, crossovers: dict[str, int]) -> None:
         self.crossovers = crossovers
 
     def crossover(self, prefill: str) -> int:
-        """Return the prompt length in tokens from which on layer-wise transfer is faster than serialized transfer."""
+        """Return the crossover: the prompt tokens from which on layer-wise transfer is faster than serialized."""
         return self.crossovers[prefill]
 
     @abstractmethod
@@ -171,7 +171,7 @@ class ClusterScheduler(RequestSubscriber):
         ]
 
     def set_queued(self, instance_id: str, sequences: int) -> None:
-        """Set the reported number of sequences queued on an instance."""
+        """Set the number of queued sequences that an instance has reported."""
         load = self.pools.get(instance_id)
         if load is not None:
             load.queued = lambda: sequences

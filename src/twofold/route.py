@@ -13,7 +13,7 @@ class RoleMove(msgspec.Struct, frozen=True):
 
 
 class PrefixFetch(msgspec.Struct, frozen=True):
-    """Fetch, by the prefill instance from cache `source`, of the missing ones of a prompt's first `blocks` blocks."""
+    """Fetch from cache `source`: the prefill instance copies its missing ones of the prompt's first `blocks` blocks."""
 
     source: str
     blocks: int

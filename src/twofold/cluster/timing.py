@@ -102,7 +102,7 @@ class Timing:
         return self._stages
 
     def batch(self, batch: RunningBatch) -> RunTiming:
-        """Return the timing of a run of a batch."""
+        """Return the timing of a run of iterations of a batch."""
         sequences, context = batch.decode_sequences, batch.context_tokens
         if batch.prefills:
             squares = 0

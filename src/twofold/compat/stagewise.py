@@ -197,7 +197,7 @@ class StagewiseInstance(SimulatedInstance):
         batch.joined = decodes
 
     def _next_batch(self, stage: PipelineStage) -> tuple[RunningBatch | None, list[ScheduledSequence]]:
-        """Return a stage's next batch and its decodes; `batch.joined` lists first-time decodes."""
+        """Return a stage's next batch and its decodes; `batch.joined` lists the decodes in their first iteration."""
         if stage.number == 0:
             chunks = self._queues.take_prompts()
             if chunks:

@@ -101,7 +101,7 @@ class Tally:
         self.total = total  # corrects values added as the first of their bucket
 
     def _extend(self, first: int, last: int) -> None:
-        """Extend the range from `low` to `high` so that it includes both values."""
+        """Update the minimum and maximum for values from `first` to `last`; raises ValueError if out of range."""
         if first < 0 or last >= LIMIT:
             raise ValueError(f"a histogram counts integers from 0 to 2**63 - 2, not {first} to {last}")
         self.low = min(self.low, first)

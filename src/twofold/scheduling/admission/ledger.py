@@ -151,7 +151,7 @@ class OverloadLedger(RequestSubscriber):
         self._decodes[placed.route.decode].join(placed.id, now)
 
     def observe_iteration(self, decode: str, sequences: int, seconds: float) -> None:
-        """Correct the decode predictions by the measured time of a decode iteration."""
+        """Correct the decode predictions with the measured time of a decode iteration."""
         self._decodes[decode].observe_iteration(sequences, seconds, self._mean_written)
 
     def finished(self, request_id: str, output_tokens: int, now: float) -> None:

@@ -74,7 +74,7 @@ class AutoHandoff(HandoffPolicy):
     """Uses the hand-off mode with the shortest predicted visible transfer.
 
     `outstanding` counts the bytes of earlier transfers to each decode instance, which delay a new transfer. If the
-    path is unknown, the mode is layer-wise: at worst, it adds its overhead per layer to a serialized transfer.
+    path is unknown, the mode is layer-wise: at worst, it is slower than serialized transfer by its overhead per layer.
     """
 
     def __init__(self, paths: TransferPaths) -> None:

@@ -143,7 +143,7 @@ class SwapPreemption:
         self._returning.clear()
 
     def _make_room(self, sequence: ScheduledSequence, preempted: list[ScheduledSequence]) -> bool:
-        """Free blocks for a sequence's next step, if necessary by swapping out later ones; False if impossible."""
+        """Free blocks for a sequence's next step by swapping out sequences admitted later; False if impossible."""
         needed, free = self.blocks.blocks_for(self._step_of(sequence)), self.blocks.num_free
         if needed <= free:
             return True
@@ -190,7 +190,7 @@ class SwapPreemption:
         self.swaps += 1
 
     def _swap_in(self, paused: list[ScheduledSequence], resumed: list[ScheduledSequence]) -> None:
-        """Swap in sequences in order of admission, while a step of blocks stays free for every running sequence."""
+        """Swap in sequences in order of admission, while the blocks of a step stay free for every running one."""
         for sequence in paused:
             host = sequence.swapped
             if host is None:

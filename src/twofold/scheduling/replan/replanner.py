@@ -1,4 +1,4 @@
-"""Re-planning: decide whether to move instances to another split into prefill and decode.
+"""Re-planning: decide whether to change the split of the instances into prefill and decode.
 
     monitoring ── traffic shift ──▶ settling ── new traffic known ──▶ searching ── decided ──▶ monitoring
                       └─ shift has passed ──▶ monitoring

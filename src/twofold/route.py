@@ -13,7 +13,7 @@ class RoleMove(msgspec.Struct, frozen=True):
 
 
 class PrefixFetch(msgspec.Struct, frozen=True):
-    """Fetch from cache `source`: the prefill instance copies its missing ones of the prompt's first `blocks` blocks."""
+    """Fetch of a prompt's first `blocks` blocks from cache `source`, except blocks already on the prefill instance."""
 
     source: str
     blocks: int

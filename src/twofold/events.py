@@ -9,8 +9,8 @@
 
 Events up to `admitted`, and `ended`, concern the client's request. The events from `placed` to `finished` or `aborted`
 concern one placement of it and carry the id of that placement. Times are seconds on the emitter's clock.
-The live controller emits every event. The simulator has no admission queue and runs many iterations as one, so it
-emits neither `admitted`, `decode_started` nor `token`.
+The live controller emits every event. The simulator has no admission queue and simulates many iterations at
+once, so it emits neither `admitted`, `decode_started` nor `token`.
 """
 
 from collections.abc import Callable, Collection, Iterable
@@ -73,7 +73,7 @@ class RequestSubscriber:
         """The next output token of the request is sent to the client."""
 
     def finished(self, request_id: str, output_tokens: int, now: float) -> None:
-        """The instances completed the output of this placement, with `output_tokens` tokens in all."""
+        """The placement completed its output; it generated `output_tokens` tokens."""
 
     def aborted(self, request_id: str, now: float) -> None:
         """The placement ended early: rejected after prefill, cancelled, failed, or lost with an instance."""
@@ -211,7 +211,7 @@ class Recorder(RequestSubscriber):
         return timeline
 
     def mark(self, request_id: str, moment: Moment, now: float) -> None:
-        """Record the time of a moment of a request, unless this moment was already recorded."""
+        """Record that a request reached a `Moment`, unless an earlier time of this moment is already recorded."""
         timeline = self.get(request_id)
         if timeline is not None:
             timeline.moments.setdefault(moment, now)
@@ -227,7 +227,7 @@ class Recorder(RequestSubscriber):
         timeline.moments[Moment.LAST_TOKEN] = now
 
     def end(self, request_id: str, reason: FinishReason) -> Timeline | None:
-        """Close the timeline of a request, pass it to the sinks and return it; None if it is not open."""
+        """Close the timeline of a request, call every sink with it and return it; None if no timeline is open."""
         timeline = self._open.pop(request_id, None)
         if timeline is None:
             return None

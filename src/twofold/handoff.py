@@ -30,7 +30,7 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LeaseWatcher(Protocol):
-    """Observer of leases: called when a lease is granted, before writes, and when it ends, before blocks are freed."""
+    """Observer of leases: `granted` is called before the first write, `ended` before the blocks are freed."""
 
     def granted(self, lease: Lease) -> None: ...
 

@@ -80,8 +80,8 @@ class InstanceLoad(LoadTotals):
     pending_prefill_tokens: prompt tokens routed to the instance and not yet prefilled.
     reserved_tokens: KV tokens that all requests routed to the instance may occupy on it.
     capacity_tokens: KV tokens that fit in its memory, None if unknown.
-    prefills, decodes: requests routed to the instance for this phase that have not completed it.
-    requests: requests in either phase.
+    prefills, decodes: number of requests routed to the instance for this phase that have not completed it.
+    requests: number of requests in either phase.
     queued: function that returns the number of waiting sequences on the instance, 0 if unknown.
     cache: name of its prefix cache, which other instances of its host may share.
     cell: name of its group of nearby instances, if the router uses cells.

@@ -13,7 +13,7 @@ class RoleMove(msgspec.Struct, frozen=True):
 
 
 class PrefixFetch(msgspec.Struct, frozen=True):
-    """Fetch of missing blocks among a prompt's first `blocks` from cache `source` to the prefill instance's cache."""
+    """Fetch of a prompt's first `blocks` blocks from cache `source`, except blocks already on the prefill instance."""
 
     source: str
     blocks: int

@@ -59,7 +59,7 @@ SPLITWISE: Final = SlowdownSlo(
 
 
 def parse_slo(text: str) -> Slo | SlowdownSlo:
-    """Parse `splitwise`, or bounds in seconds as `Slo.parse` does; raises ConfigurationError."""
+    """Parse the name `splitwise` or bounds in seconds (see `Slo.parse`) to an SLO; raises ConfigurationError."""
     if text.strip().lower() == "splitwise":
         return SPLITWISE
     slo = Slo.parse(text)

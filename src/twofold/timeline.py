@@ -106,7 +106,7 @@ class Timeline:
 
     @property
     def queue_decode_s(self) -> float | None:
-        """Seconds from readiness to decode (first token sampled, KV cache received) to the first decode iteration."""
+        """Seconds that the request waits for its first decode iteration after its first token and KV transfer."""
         if Moment.DECODE_STARTED not in self.moments or Moment.FIRST_TOKEN not in self.moments:
             return None
         first = self.moments[Moment.FIRST_TOKEN]

@@ -38,7 +38,7 @@ def parse_cluster(text: str, *, model: str, catalog: Catalog | None = None) -> C
     """Parse a pool string into a cluster with default settings.
 
     A pool is COUNTxMACHINE, optionally followed by `@TP` or `@TPxPP` (PP pipeline stages of TP accelerators), `:ROLE`
-    (default: mixed) and `/BATCHER`. `catalog` None is the installed one with additions. Raises ConfigurationError.
+    (default: mixed) and `/BATCHER`. `catalog` None loads the default catalog. Raises ConfigurationError.
     """
     require(bool(text.strip()), f"the cluster has no pools: {_POOL_SYNTAX}")
     known = catalog or load_catalog()
@@ -144,7 +144,7 @@ def _from_yaml(text: str, name: str) -> object:
 
 
 def _describe(error: msgspec.ValidationError) -> str:
-    """Return a message with the place and reason of a validation error; suggest a similar name for an unknown field."""
+    """Return an error message with the invalid field and the reason; suggest a similar name for an unknown field."""
     place, what = explain_validation(error)
     kinds = {"pools": PoolSpec, "failures": InstanceFailure, "kv_cache": CacheSpec, "control": ControlSpec}
     kind = next((kind for start, kind in kinds.items() if place.startswith(start)), ClusterSpec)

@@ -49,7 +49,7 @@ def squares_of(tokens: int, context: int) -> int:
 
 @mypyc_attr(acyclic=True, free_list_len=1)
 class RunTiming:
-    """Duration of a run of iterations: the first takes `first_ps`, each further one `step_ps` more than the last."""
+    """Duration of a run of iterations: the first takes `first_ps`, each later one `step_ps` more than the previous."""
 
     __slots__ = ("first_ps", "milliwatts", "step_ps")
 
@@ -66,7 +66,7 @@ class RunTiming:
         return end + product(iterations * (iterations - 1) // 2, self.step_ps) if self.step_ps else end
 
     def under_way(self, elapsed_ps: int) -> int:
-        """Return the number, counted from 1, of the iteration in progress `elapsed_ps` after the start of the run."""
+        """Return which iteration of a run, counted from 1, is in progress `elapsed_ps` picoseconds after its start."""
         if not self.step_ps:
             return elapsed_ps // self.first_ps + 1
         # Solve the series for the count: estimate in floats, then correct in integers.
@@ -102,7 +102,7 @@ class Timing:
         return self._stages
 
     def batch(self, batch: RunningBatch) -> RunTiming:
-        """Return the timing of a run of a batch."""
+        """Return the timing of a run of iterations of a batch."""
         sequences, context = batch.decode_sequences, batch.context_tokens
         if batch.prefills:
             squares = 0
@@ -112,7 +112,7 @@ class Timing:
         return self.decodes(sequences, context)
 
     def copying(self, copies: Sequence[BlockCopy]) -> int:
-        """Return the picoseconds to carry out `copies` one after another."""
+        """Return the total time of `copies` carried out one after another, in picoseconds."""
         blocks = 0
         for copy in copies:
             blocks += copy.blocks

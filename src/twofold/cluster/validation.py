@@ -62,7 +62,7 @@ def check_spec(spec: ClusterSpec) -> None:
 
 
 def check_batchers(spec: ClusterSpec, batchers: Collection[str]) -> None:
-    """Check that some pool's batcher supports each batching option of the spec; raises ConfigurationError."""
+    """Check that each batching option is supported by the batcher of some pool; raises ConfigurationError."""
     classes = [BATCHERS[batcher] for batcher in batchers]
     require(
         spec.max_num_batched_tokens != SATURATING or any(batcher.whole_prompts for batcher in classes),

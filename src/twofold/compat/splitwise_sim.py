@@ -169,7 +169,7 @@ class SplitwiseSimBatcher(Batcher):
         return self._settle(draft, queues.decoding.latest(queues.decoding.size - kept))
 
     def _one_more(self, task: _Task, budget: SchedulingBudget) -> SchedulerOutput:
-        """Select faster in the most frequent case: exactly one task waits, and it fits beside the running decodes."""
+        """Fast path of `select` for the most frequent case: one task waits, and it fits beside the running decodes."""
         output = SchedulerOutput()
         if _admit(task, budget):
             self._choose(task, output)
@@ -235,7 +235,7 @@ class SplitwiseSimBatcher(Batcher):
     # -- queues -------------------------------------------------------------------------------------------------------
 
     def _set_next(self, task: _Task) -> None:
-        """Make a task the next task of its sequence, and queue it."""
+        """Queue a task as the next one of its sequence."""
         self._tasks[task.sequence.id] = task
         if not task.pending:
             self._append(task)

@@ -3,7 +3,7 @@
 Rules that differ from those of `VirtualInstance`:
 
 - A free stage runs waiting prompts, if any, or else decodes, but never both in one batch.
-- The first stage batches prompts in order, up to the tokens that fit in memory as measured by DistServe's authors.
+- The first stage batches prompts in order, up to the token limit that DistServe's authors measured to fit in memory.
   Later stages keep these batches. Any number of batches may be in the pipeline.
 - A stage batches all decodes that wait for it, up to 50,000 KV tokens, regardless of earlier batches. The rest is
   batched before decodes that arrive at the stage later.
@@ -197,7 +197,7 @@ class StagewiseInstance(SimulatedInstance):
         batch.joined = decodes
 
     def _next_batch(self, stage: PipelineStage) -> tuple[RunningBatch | None, list[ScheduledSequence]]:
-        """Return a stage's next batch and its decodes; `batch.joined` lists first-time decodes."""
+        """Return a stage's next batch and its decodes; `batch.joined` lists the decodes in their first iteration."""
         if stage.number == 0:
             chunks = self._queues.take_prompts()
             if chunks:

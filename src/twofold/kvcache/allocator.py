@@ -102,7 +102,7 @@ class BlockAllocator:
                 self._free(allocation)
 
     def _assign(self, allocation: BlockAllocation, blocks: int) -> None:
-        """Hook for subclasses: choose the ids of `blocks` more blocks of an allocation."""
+        """Hook for subclasses: choose block ids for `blocks` blocks added to an allocation."""
 
     def _free(self, allocation: BlockAllocation) -> None:
         self.num_free += allocation.blocks

@@ -145,7 +145,7 @@ class PrefixBlockAllocator(PagedBlockAllocator):
             self.cache.hold(key)
 
     def _share(self, owner: str, keys: Sequence[BlockKey], total: int) -> BlockAllocation:
-        """Create an allocation with the cached blocks of `keys`, and reserve free blocks up to `total`."""
+        """Create an allocation with the cached blocks of `keys`, and reserve free blocks for the rest of `total`."""
         shared = [self._cached[key] for key in keys]
         taken = self._taken(total, shared)
         if taken > self.num_free:
@@ -199,9 +199,9 @@ class PrefixBlockAllocator(PagedBlockAllocator):
                 self.cache.release(key)
 
     def _rewrite_last(self, allocation: BlockAllocation, key: BlockKey) -> tuple[int, int] | None:
-        """Append a writable block with the contents of a cached block; return the copy that the engine must make.
+        """Append a writable block with the contents of a cached block; return the block copy to make, if any.
 
-        A cached block without an owner is taken from the cache itself, without a copy.
+        A cached block without an owner is itself removed from the cache and appended, without a copy.
         """
         source, table = self._cached[key], self._tables[allocation]
         if not self._owners[source]:

@@ -105,14 +105,14 @@ def _runs(kv_heads: Sequence[int]) -> Iterator[tuple[range, int]]:
 
 
 class LayerTraffic(NamedTuple):
-    """Traffic of the busiest sending rank for one layer: number of key-value heads, and of pieces sent in sequence."""
+    """Largest numbers of key-value heads and of pieces that one sending rank transfers for a layer."""
 
     heads: int
     pieces: int
 
 
 def layer_traffic(pieces: Sequence[ReshardPiece], num_layers: int) -> list[LayerTraffic]:
-    """Return the traffic of the busiest sending rank for each layer of a hand-off."""
+    """Return the traffic of the busiest sending ranks for each layer of a hand-off."""
     found = []
     for layer in range(num_layers):
         sent: dict[int, list[int]] = {}

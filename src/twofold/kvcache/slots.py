@@ -1,4 +1,4 @@
-"""Access rights to the slots of a block memory, which several processes fill and read. A process may crash."""
+"""Access rights of processes to the slots of a shared block memory, revocable if a process crashes."""
 
 from collections.abc import Collection, Hashable
 from heapq import heappop, heappush

@@ -24,7 +24,7 @@ _LENGTH: Final = FinishReason.LENGTH
 
 
 class _Arrival(Event):
-    """The next arrival of a request; scheduled again for each request."""
+    """Event of the next arrival. The same object is scheduled for every request in turn."""
 
     __slots__ = ("cluster", "request")
 

@@ -19,7 +19,7 @@ _SERIALIZED: Final = HandoffMode.SERIALIZED
 
 
 class _Sent(Event):
-    """The end of a KV cache transfer; the network sets its time."""
+    """Event at the end of a KV cache transfer; the simulated network sets its time."""
 
     __slots__ = ("handoffs", "request")
 

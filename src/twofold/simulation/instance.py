@@ -35,7 +35,7 @@ class InstanceEnvironment(ABC):
     def ran(
         self, instance: "SimulatedInstance", batch: RunningBatch, timing: RunTiming, count: int, begun: int, since: int
     ) -> None:
-        """Report `count` complete iterations of a batch begun at `begun`; its previous tokens came at `since`."""
+        """Record `count` complete iterations of a batch that began at `begun`. Token gaps are measured from `since`."""
 
     @abstractmethod
     def stepped(self, instance: "SimulatedInstance", results: list[StepResult]) -> None: ...
@@ -91,7 +91,7 @@ class SimulatedInstance(ABC):
         return self.scheduler.queued
 
     def charge(self, duration: int, milliwatts: int, batch: RunningBatch, stages: int = 1) -> None:
-        """Add time and energy of a batch: `duration` picoseconds summed over `stages`, with `milliwatts` above idle."""
+        """Add a batch to the totals: `duration` is its time summed over `stages`, `milliwatts` its power above idle."""
         self._energy += (duration >> _UNIT) * milliwatts
         self._energy_rest += (duration & _REST) * milliwatts
         if stages > 1:
@@ -144,7 +144,7 @@ class VirtualInstance(SimulatedInstance):
                 self._cut_short()
 
     def _cut_short(self) -> None:
-        """End the run at the next iteration, which newly arrived work may join."""
+        """End the run after the current iteration, so that newly arrived work can join the next one."""
         self._cut = True
         run = self._runs[0]
         count = run.timing.under_way(self.kernel.now - run.begun)

@@ -47,7 +47,7 @@ class Event(ABC):
 
 
 class Call(Event):
-    """Event that calls `action(argument)`. For the end of a transfer or task, the shared resource sets `at`."""
+    """Event that calls `action(argument)`. If it ends a transfer or task, the network or host sets the time `at`."""
 
     __slots__ = ("action", "argument")
 

@@ -27,7 +27,7 @@ class OverloadResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SimulatedOverload:
-    """Applies overload control to a simulation and counts rejections and loads."""
+    """Applies overload control to a simulation, and records rejections and loads over time."""
 
     def __init__(self, rule: str, control: OverloadControl) -> None:
         self.series = {PREFILL: Series(), DECODE: Series()}

@@ -1,4 +1,4 @@
-"""Re-planning in the simulator: searches for a better split, and starts of instances, take simulated time."""
+"""Re-planning in the simulator. Searching for a better split and starting instances take simulated time."""
 
 from collections.abc import Sequence
 

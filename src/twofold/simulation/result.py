@@ -35,10 +35,10 @@ class SimulationResult(msgspec.Struct, frozen=True, kw_only=True):
 
     Latencies are in seconds. Slowdowns are multiples of the latency on an uncontended reference (None without one).
     arrived = completed + rejected + failed + unfinished. `itl_s` contains every gap between tokens. `slo_met` counts
-    the completed requests within all bounds of the SLO (None without an SLO). `slo_scale` contains, for each completed
-    request, the least factor on the bounds with which it meets them. `duration_s` is the time from the first arrival to
-    the last completion, `arrival_s` to the last arrival. `swaps` counts swap-outs, `swap_bytes` the bytes copied in
-    both directions. `series` has `power_w` and, per role, `queue/ROLE`, `batch/ROLE` and `pool/ROLE` (instances in the
+    requests completed within all SLO bounds (None without an SLO). `slo_scale` contains, per completed request, the
+    factor on all bounds at which the request just meets them. `duration_s` is the time from the first arrival to the
+    last completion, `arrival_s` to the last arrival. `swaps` counts swap-outs, `swap_bytes` the bytes copied in both
+    directions. `series` has `power_w` and, per role, `queue/ROLE`, `batch/ROLE` and `pool/ROLE` (instances in the
     role). Overload control sets `overload` and adds `load/prefill` and `load/decode`. Prefix caches set `reuse`.
     """
 
@@ -83,7 +83,7 @@ class SimulationResult(msgspec.Struct, frozen=True, kw_only=True):
         return self.energy_j / self.duration_s if self.duration_s else 0.0
 
     def tightest_scale(self, attainment: float) -> float | None:
-        """Return the least factor on the SLO bounds at which a share `attainment` of requests meets them; else None."""
+        """Return the least factor on all SLO bounds at which a share `attainment` of requests meets them, or None."""
         needed = attainment * self.arrived
         if self.slo_scale is None or not 0 < needed <= self.completed:
             return None

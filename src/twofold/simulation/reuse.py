@@ -39,7 +39,7 @@ class TierHits(msgspec.Struct, frozen=True):
 
 
 class HotBlock(msgspec.Struct, frozen=True):
-    """A frequently used block: number of prompts with this block, and of caches in which they stored it."""
+    """A frequently used block: number of prompts with this block, and number of caches that have stored it."""
 
     uses: int
     caches: int
@@ -203,7 +203,7 @@ class PrefixReuse(RequestSubscriber):
         return self._hosts[instance].name if instance in self._hosts else instance
 
     def submit(self, life: SimulatedRequest, route: Route) -> None:
-        """Pin the cached blocks of a placed request, start the prefix fetch of its route, if any, and submit it."""
+        """Pin the cached blocks of a placed request, start its prefix fetch, if any, and submit it to its instance."""
         host = self._hosts[life.prefill.name]
         use = self._uses[life.id] = _Use(life, host, route.ttft_s)
         self._requests[life.prefill.name] += 1

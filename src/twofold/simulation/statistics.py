@@ -101,7 +101,7 @@ class Tally:
         self.total = total  # corrects values added as the first of their bucket
 
     def _extend(self, first: int, last: int) -> None:
-        """Extend the range from `low` to `high` so that it includes both values."""
+        """Update the minimum and maximum for values from `first` to `last`; raises ValueError if out of range."""
         if first < 0 or last >= LIMIT:
             raise ValueError(f"a histogram counts integers from 0 to 2**63 - 2, not {first} to {last}")
         self.low = min(self.low, first)
@@ -196,8 +196,8 @@ class SlowdownTallies:
 class RunStatistics:
     """Statistics of a run: counts of requests and tokens, and tallies of latencies in picoseconds.
 
-    With `over_all_tokens`, TPOT is the time after the first token divided by the number of output tokens, not by the
-    number of gaps, like the TBT of SplitwiseSim. Requests with one output token have no TPOT.
+    With `over_all_tokens`, TPOT is, like SplitwiseSim's TBT, the time after the first token divided by the number of
+    output tokens, not of gaps. Requests with one output token have no TPOT.
     """
 
     def __init__(self, slo: Slo | None, reference: PerformanceModel | None, *, over_all_tokens: bool) -> None:

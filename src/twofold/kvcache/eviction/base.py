@@ -33,7 +33,7 @@ class EvictionPolicy(ABC):
 
     @abstractmethod
     def release(self, key: BlockKey) -> None:
-        """The block may be evicted again. Its last use ends with this call."""
+        """The block may be evicted again. This call counts as its last use."""
 
     @abstractmethod
     def forget(self, key: BlockKey) -> None:

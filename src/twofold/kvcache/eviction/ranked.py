@@ -15,7 +15,7 @@ class RankedEviction(EvictionPolicy):
     """Evicts the block with the lowest rank; among equals, the block that reached the rank first.
 
     Every hit raises the rank of a block by `step`. Each rank has a queue of its blocks that are not held. A heap orders
-    the ranks. Ranks without a queue may remain in the heap until they are the majority, and are skipped.
+    the ranks. Ranks with empty queues are skipped, and are removed from the heap when they are the majority.
     """
 
     def __init__(self, step: int) -> None:
@@ -92,7 +92,7 @@ class RankedEviction(EvictionPolicy):
 class Lfu(RankedEviction):
     """Evicts the block with the fewest uses since it was stored; storing counts as the first use.
 
-    Among equals, the block that reached its count first is evicted. An evicted block that returns starts again at one.
+    Among equals, the block that reached its count first is evicted. Eviction resets the count of a block.
     """
 
     help = "least frequently used since the block was stored"

@@ -43,7 +43,7 @@ class InstanceDecodes:
     """Decode load of an instance: requests that decode on it (`current`) or will after their prefill (`promised`).
 
     Times are predicted by `model` and corrected by `speed`. Beyond `max_num_seqs` sequences or `capacity_tokens` KV
-    tokens, sequences take turns, and the time between tokens grows at least in proportion.
+    tokens, sequences take turns, and the time between tokens grows at least in proportion to the excess.
     """
 
     def __init__(self, model: PerformanceModel, max_num_seqs: int, capacity_tokens: int, speed: SpeedFactor) -> None:
@@ -78,14 +78,14 @@ class InstanceDecodes:
         return began
 
     def observe_iteration(self, sequences: int, seconds: float, written: float) -> None:
-        """Correct the predictions by a measured iteration; `written` is the mean number of output tokens so far."""
+        """Update `speed` with a measured iteration of sequences that have `written` output tokens on average."""
         if self.current.sequences:
             prompt_tokens = self.current.prompt_tokens / self.current.sequences
             modelled_s = self._iteration_s(sequences, sequences * (prompt_tokens + written))
             self._speed.observe(modelled_s, seconds)
 
     def tbt_s(self, load: DecodeLoad, written: float) -> float:
-        """Predict the seconds between tokens under a load; `written` is the mean number of output tokens so far."""
+        """Predict the seconds between tokens under a load of sequences with `written` output tokens on average."""
         sequences = load.sequences
         if not sequences:
             return 0.0
@@ -151,7 +151,7 @@ class OverloadLedger(RequestSubscriber):
         self._decodes[placed.route.decode].join(placed.id, now)
 
     def observe_iteration(self, decode: str, sequences: int, seconds: float) -> None:
-        """Correct the decode predictions by the measured time of a decode iteration."""
+        """Correct the decode predictions with the measured time of a decode iteration."""
         self._decodes[decode].observe_iteration(sequences, seconds, self._mean_written)
 
     def finished(self, request_id: str, output_tokens: int, now: float) -> None:
@@ -205,7 +205,7 @@ class OverloadLedger(RequestSubscriber):
     def decode_load(self, placed: PlacedRequest, *, coming: bool = False) -> float:
         """Return the predicted time between tokens of a request on its decode instance, divided by its bound.
 
-        With `coming`, requests that are in prefill and will decode on that instance count as decoding.
+        With `coming`, requests in prefill that will decode on this instance count as decoding.
         """
         decodes = self._decodes[placed.route.decode]
         return self._load_with(placed, decodes.current + decodes.promised if coming else decodes.current)

@@ -1,4 +1,4 @@
-"""Predicted prefill queue of an instance, and running estimates for overload control: arrival rate, mean, prediction
+"""Predicted prefill queue of an instance, and running statistics for overload control: arrival rate, mean, prediction
 margin and speed factor.
 """
 
@@ -244,7 +244,7 @@ class PrefillQueue:
                 yield request_id, end
 
     def _requeue_late(self, now: float) -> None:
-        """After an iteration has ended, move its predicted prompts that did not run in it to the next iteration."""
+        """If an iteration has ended, move the prompts predicted for it that did not run to the next iteration."""
         if self._ended is None or now <= self._ended or not self._iterations:
             return
         late, ended = self._iterations.popleft(), self._ended

@@ -31,7 +31,7 @@ def create_batcher(
     times: PerformanceModel | None = None,
     tbt_s: float | None = None,
 ) -> Batcher:
-    """Create the batcher called `name`; `inlined` limits iterations to `tbt_s` seconds, as predicted by `times`."""
+    """Create the batcher called `name`; `times` and `tbt_s` are used only by `inlined` (see `InlinedPrefill`)."""
     if name == INLINED and times is not None and tbt_s is not None:
         return InlinedPrefill(max_num_batched_tokens, max_num_seqs, times, tbt_s)
     return BATCHERS[name](max_num_batched_tokens, max_num_seqs)

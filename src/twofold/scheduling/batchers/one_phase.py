@@ -51,7 +51,7 @@ class PrefillBalanced(Batcher):
         return SchedulerOutput(select_prompts(queues.waiting, budget, share, self.max_num_seqs))
 
     def _share(self, queues: Queues, budget: SchedulingBudget) -> int:
-        """Return the prompt tokens of the next iteration: the whole prompts that come nearest to an equal share."""
+        """Return the token count of the next iteration: the sum of whole prompts that is nearest to an equal share."""
         limit, ahead = self.max_num_batched_tokens, 0
         for sequence in queues.waiting:
             tokens = budget.prefill_tokens(sequence)

@@ -39,7 +39,7 @@ class Breaker:
         return now + wait_s
 
     def back(self, now: float) -> None:
-        """Record that the instance has started or restarted. After a failure, the breaker becomes half-open."""
+        """Record that the instance has started. If it failed before, the breaker becomes half-open."""
         if self.failures:
             self.state, self.probe = BreakerState.HALF_OPEN, None
         else:

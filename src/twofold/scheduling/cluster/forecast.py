@@ -59,7 +59,7 @@ class ModelPrediction(Prediction):
 class _Queue:
     """The unfinished prefills of an instance in order, with their predicted durations in seconds.
 
-    `since` is the start of the first prefill: its placement or the end of the previous prefill, the later of the two.
+    `since` is the time at which the first prefill started: when it was placed or when the previous one ended.
     """
 
     def __init__(self, prediction: Prediction) -> None:

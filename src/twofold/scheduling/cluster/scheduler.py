@@ -17,13 +17,13 @@ from twofold.scheduling.instance.sequence import FULL_RESERVATION, KvReservation
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class TransferPaths(ABC):
-    """Predicts KV transfer and prefill times; `crossovers` maps each prefill instance to its result of `crossover`."""
+    """Predicts KV transfer and prefill times; `crossovers` maps each prefill instance to its crossover."""
 
     def __init__(self, crossovers: dict[str, int]) -> None:
         self.crossovers = crossovers
 
     def crossover(self, prefill: str) -> int:
-        """Return the prompt length in tokens from which on layer-wise transfer is faster than serialized transfer."""
+        """Return the crossover: the prompt tokens from which on layer-wise transfer is faster than serialized."""
         return self.crossovers[prefill]
 
     @abstractmethod
@@ -74,7 +74,7 @@ class AutoHandoff(HandoffPolicy):
     """Uses the hand-off mode with the shortest predicted visible transfer.
 
     `outstanding` counts the bytes of earlier transfers to each decode instance, which delay a new transfer. If the
-    path is unknown, the mode is layer-wise: at worst, it adds its overhead per layer to a serialized transfer.
+    path is unknown, the mode is layer-wise: at worst, it is slower than serialized transfer by its overhead per layer.
     """
 
     def __init__(self, paths: TransferPaths) -> None:
@@ -171,7 +171,7 @@ class ClusterScheduler(RequestSubscriber):
         ]
 
     def set_queued(self, instance_id: str, sequences: int) -> None:
-        """Set the reported number of sequences queued on an instance."""
+        """Set the number of queued sequences that an instance has reported."""
         load = self.pools.get(instance_id)
         if load is not None:
             load.queued = lambda: sequences

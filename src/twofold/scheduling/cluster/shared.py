@@ -16,7 +16,7 @@ from twofold.scheduling.instance.sequence import FULL_RESERVATION, KvReservation
 
 
 class OwnLoad(StrEnum):
-    """How much of the load of its own requests a controller tracks between load reports."""
+    """Modes in which a controller tracks the load of its own requests between load reports."""
 
     FOLLOWED = "followed"  # all requests, from placement to end
     SENT = "sent"  # requests placed since the last report; their ends only appear in reports

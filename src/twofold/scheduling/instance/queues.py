@@ -116,7 +116,7 @@ class DecodeSet(SequenceQueue):
         self._update(sequence)
 
     def advance(self, iterations: int) -> list[ScheduledSequence]:
-        """Generate `iterations` tokens for every sequence; remove and return the sequences that have reached their end.
+        """Generate `iterations` tokens for every sequence; remove and return the sequences at their last iteration.
 
         `iterations` must not exceed `iterations_to_end`.
         """

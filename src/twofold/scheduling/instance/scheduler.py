@@ -298,7 +298,7 @@ class InstanceScheduler(KvReceiver):
         return results
 
     def _tokens_made(self, batch: Batch, decoding: DecodeSet) -> list[tuple[ScheduledSequence, int]]:
-        """Return (sequence, index of its new token) for each decode of a batch that has not been aborted."""
+        """Return the sequence and the index of its new token for each decode of a batch; omit aborted decodes."""
         made: list[tuple[ScheduledSequence, int]] = []
         for item in batch.items:
             sequence = self.sequences.get(item.request_id) if item.phase is _DECODE else None

@@ -24,7 +24,7 @@ class KvReservation:
         self.step = step
 
     def at_start(self, prompt: int, output: int, decodes_here: bool) -> int:
-        """Return the tokens that an instance reserves before the prefill, or before it receives the KV cache."""
+        """Return the number of tokens that an instance reserves before it prefills or receives the KV cache."""
         if self.output_at_decode_start or not decodes_here:
             return prompt + self.extra
         if self.step:
@@ -32,7 +32,7 @@ class KvReservation:
         return prompt + output - 1 + self.extra
 
     def at_decode_start(self, output: int) -> int:
-        """Return the additional tokens reserved with the first decode iteration."""
+        """Return the number of additional tokens reserved with the first decode iteration."""
         return output - 1 if self.output_at_decode_start else 0
 
     def in_all(self, prompt: int, output: int) -> int:

@@ -39,8 +39,8 @@ class SwapPreemption:
 
     `reservation` is the KV reservation under swap preemption. `swapped` counts the sequences on the host, `swaps` all
     swap-outs so far. The scheduler sets `queues`. The driver carries out `copies`, in order, before it runs the next
-    batch. Blocks of a swapped-out sequence are free at once: only sequences of that batch can get them, because no
-    other is admitted meanwhile. Blocks of a returning sequence are in flight until that batch ends.
+    batch. Blocks of a swapped-out sequence are free at once, because only sequences of the next batch can allocate
+    them. Blocks of a swapped-in sequence are in flight until the next batch ends.
     """
 
     def __init__(self, blocks: BlockAllocator, host: BlockAllocator, step_tokens: int = STEP_TOKENS) -> None:
@@ -68,7 +68,7 @@ class SwapPreemption:
         return needed <= self.blocks.num_free and self._promised + self._full_blocks(sequence) <= self.host.num_blocks
 
     def begin_selection(self) -> int:
-        """Start a selection; return the number of blocks for new prompts, each of which must be passed to `offer`."""
+        """Start a selection; return the number of free blocks for new prompts. Pass each selected prompt to `offer`."""
         self._offered = 0
         return 0 if self.queues.paused.size else max(0, self.blocks.num_free - self._headroom())
 
@@ -137,13 +137,13 @@ class SwapPreemption:
         return copies
 
     def batch_ended(self) -> None:
-        """Record that the batch that followed the last copies has ended: returned blocks are no longer in flight."""
+        """Record that the batch after the last copies has ended: end the transfers of the swapped-in sequences."""
         for allocation in self._returning:
             self.blocks.end_transfer(allocation)
         self._returning.clear()
 
     def _make_room(self, sequence: ScheduledSequence, preempted: list[ScheduledSequence]) -> bool:
-        """Swap out later sequences if that frees enough blocks for the next step of this one; else return False."""
+        """Free blocks for a sequence's next step by swapping out sequences admitted later; False if impossible."""
         needed, free = self.blocks.blocks_for(self._step_of(sequence)), self.blocks.num_free
         if needed <= free:
             return True
@@ -190,7 +190,7 @@ class SwapPreemption:
         self.swaps += 1
 
     def _swap_in(self, paused: list[ScheduledSequence], resumed: list[ScheduledSequence]) -> None:
-        """Swap in sequences in order of admission while enough blocks stay free for a step of every running one."""
+        """Swap in sequences in order of admission, while the blocks of a step stay free for every running one."""
         for sequence in paused:
             host = sequence.swapped
             if host is None:

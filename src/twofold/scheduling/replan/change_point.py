@@ -28,7 +28,7 @@ class MeanChange(NamedTuple):
 
     @property
     def chance(self) -> float:
-        """Two-sided p-value of this comparison, not corrected for multiple comparisons."""
+        """Two-sided p-value of this change, not corrected for multiple comparisons."""
         return erfc(self.sigmas / sqrt(2.0))
 
 
@@ -62,7 +62,7 @@ class ChangePoint:
         return self._least_likely(range(WINDOWS[0], WINDOWS[-1] + 1))
 
     def restart(self, count: int) -> None:
-        """Forget all numbers except the last `count`, but keep at most the longest window."""
+        """Forget all numbers except the last `count`, or the longest window if `count` is larger."""
         kept = list(self._sums)[-1 - count :]
         base, base_squares = kept[0]
         self._sums = deque(((s - base, q - base_squares) for s, q in kept), self._sums.maxlen)

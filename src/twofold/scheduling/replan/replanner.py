@@ -1,4 +1,4 @@
-"""Re-planning: decide whether to move instances to another split into prefill and decode.
+"""Re-planning: decide whether to change the split of the instances into prefill and decode.
 
     monitoring ── traffic shift ──▶ settling ── new traffic known ──▶ searching ── decided ──▶ monitoring
                       └─ shift has passed ──▶ monitoring
@@ -61,7 +61,7 @@ class ReplanStep(msgspec.Struct, frozen=True):
 def steps_to(split: RoleSplit, pools: Pools, retired: Sequence[str]) -> tuple[ReplanStep, ...]:
     """Return the steps from the current split of `pools` to `split`: role changes, then starts and retirements.
 
-    The instances with the least work change their role, because they are soonest available for the new role. The
+    The instances with the least work change their role, because they are available for the new role soonest. The
     instances in `retired` can be started.
     """
     leaving_prefill = _leaving(pools, Role.PREFILL, split.prefill, lambda load: load.pending_prefill_tokens)
@@ -78,7 +78,7 @@ def steps_to(split: RoleSplit, pools: Pools, retired: Sequence[str]) -> tuple[Re
 
 
 def _leaving(pools: Pools, home: Role, wanted: int, work: Callable[[InstanceLoad], int]) -> list[str]:
-    """Return the instances of a home role beyond the `wanted` number, those with the least work first."""
+    """Return the surplus of a home role: the instances with the least work, until only `wanted` instances remain."""
     members = [load for load in pools if load.place and load.home is home]
     members.sort(key=work)  # stable: earlier instances first among equals
     return [load.id for load in members[: max(0, len(members) - wanted)]]
@@ -110,7 +110,7 @@ class SplitForecast(msgspec.Struct, frozen=True):
 
 
 class SearchResult(msgspec.Struct, frozen=True, kw_only=True):
-    """Result of a search for the best split: forecasts, each simulated with `requests` requests, and the CPU time."""
+    """Result of a search: forecasts of splits, each from a simulation of `requests` requests, and the CPU time."""
 
     running: SplitForecast
     best: SplitForecast

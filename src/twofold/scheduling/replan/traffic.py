@@ -53,7 +53,7 @@ def _ending(ended: Sequence[int], running: Sequence[int], beyond: int) -> float:
 
 
 def _survivors(ended: Sequence[int], running: list[int]) -> tuple[list[tuple[int, float]], float]:
-    """Return the Kaplan–Meier survival function of output lengths at each finished length, and its last value."""
+    """Return the Kaplan–Meier survival function of output lengths, as (length, survival) steps, and its last value."""
     steps: list[tuple[int, float]] = []
     left, at_risk = 1.0, len(ended) + len(running)
     for length, ends in sorted(Counter(ended).items()):
@@ -102,7 +102,7 @@ class TrafficShift(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TrafficSample(msgspec.Struct, frozen=True, kw_only=True):
-    """Traffic to plan for: requests per second, sampled lengths, and arrival gaps with squared CV 1/`burstiness`."""
+    """Traffic to plan for. `rate` is in requests per second. The squared CV of arrival gaps is 1/`burstiness`."""
 
     rate: float
     burstiness: float
@@ -111,7 +111,7 @@ class TrafficSample(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Stream:
-    """Batch means of one traffic quantity. `tested` makes a mean nearly normal; `natural` is its inverse."""
+    """Change detection for batch means of one quantity, transformed by `tested`; `natural` is the inverse transform."""
 
     def __init__(self, tested: Callable[[float], float], natural: Callable[[float], float]) -> None:
         self.changes = ChangePoint()
@@ -261,7 +261,7 @@ class TrafficMonitor:
         return shift if max(shift.ratio, 1.0 / shift.ratio) >= self._tolerance else None
 
     def _since(self, shifts: Sequence[TrafficShift]) -> int:
-        """Return the number of the first request after the latest shift; without shifts, of the oldest kept request."""
+        """Return the number of the first request after the latest shift or, without shifts, of the oldest in memory."""
         since = self._count - len(self._arrivals)
         for shift in shifts:
             if shift.quantity is Quantity.OUTPUT:

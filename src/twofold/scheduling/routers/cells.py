@@ -165,7 +165,7 @@ class CellRouter(Router):
 
 
 def _share(first: CellLoad, second: CellLoad) -> float:
-    """Return the load of the first of two cells relative to the second: 0 to 2, and 1 if both are equal."""
+    """Return the load of the first cell as in `CellSelector`: from 0 to 2, and 1 if both cells are equally loaded."""
     prompts = _part(first.pending_prefill_tokens / first.prefilling, second.pending_prefill_tokens / second.prefilling)
     return prompts + _part(first.reserved_tokens / first.decoding, second.reserved_tokens / second.decoding)
 

@@ -54,9 +54,9 @@ class ForecastingRouter(Router):
 
 
 class ShortestPredictedQueue(ForecastingRouter):
-    """Picks the prefill instance with the shortest predicted queue; among equals, the least total prefill time so far.
+    """Picks the prefill instance with the shortest predicted queue.
 
-    Cached blocks are reused but do not affect the choice.
+    Among equals, picks the instance with the least total prefill time so far. Reused blocks do not affect the choice.
     """
 
     def choose(self, request: Request, pool: Pool, forecast: ClusterForecast, now: float) -> PrefillChoice | None:
@@ -85,8 +85,8 @@ class Conductor(ForecastingRouter):
     hot blocks are replicated. The paper gives no value for the threshold. None disables fetches, as in the paper's
     baseline with local prefixes.
 
-    In the paper, an instance fetches above the threshold even if computing is faster, and transfer and queueing time
-    are added; here they overlap. Among equals, the least total prefill time so far decides.
+    In the paper, an instance always fetches above the threshold, even if computing is faster, and the transfer follows
+    the queueing; here they overlap. Among equals, the instance with the least total prefill time so far is picked.
     """
 
     reads_prefix_caches: ClassVar[bool] = True

@@ -55,7 +55,7 @@ class StoreMatch(NamedTuple):
 
 
 class PendingRequest:
-    """A request to one epoch of a KV store, the queue of its replies, and the store's `memory`."""
+    """Request to one epoch of a KV store, with a queue of its replies. `memory` is the store's memory."""
 
     def __init__(
         self, number: int, memory: SlotMemory, send: Callable[[messages.StoreOperation], None], timeout_s: float

@@ -190,7 +190,7 @@ class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True):
         return HOME if self.network is None else self.network.host
 
     def measures(self, worker: WorkerConfig) -> bool:
-        """Return whether `worker` measures its prefill speed and links: true if it may hand off KV and runs a model."""
+        """Return whether `worker` measures prefill speed and links: it may hand off KV, and its engine runs a model."""
         roles = {each.role for each in self.workers}
         moves = self.router not in FIXED_ROLE_ROUTERS
         # A decoding worker may join later from another host.

@@ -20,7 +20,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Peer(msgspec.Struct, frozen=True, kw_only=True):
-    """Addresses of an instance: its KV memory, `inbox` for senders on the same `host`, `outside` for other hosts."""
+    """An instance's KV `memory` and inbox addresses: `inbox` for senders on its `host`, `outside` for other hosts."""
 
     inbox: str
     memory: MemoryDescriptor
@@ -279,7 +279,7 @@ class HostJoins(Message, frozen=True, kw_only=True):
 
 
 class HostWelcome(Message, frozen=True, kw_only=True):
-    """Answer to an admitted host: the service configuration with its workers. The host adds its hardware settings."""
+    """Answer to an admitted host: configuration of the service and of the host's workers, without hardware settings."""
 
     life: int
     config: ServiceConfig
@@ -293,7 +293,7 @@ class HostRefused(Message, frozen=True, kw_only=True):
 
 
 class HostUnknown(Message, frozen=True, kw_only=True):
-    """Message that the controller does not know a launcher, perhaps after a restart. Its host must join again."""
+    """Message that the controller, perhaps restarted, does not know a host's launcher. The host must join again."""
 
     life: int
 

@@ -96,7 +96,7 @@ class Controller(Service):
         return self._monitor is not None
 
     def _open(self) -> None:
-        """If all expected workers have registered, start health checks; admit requests if both phases have workers."""
+        """Once all expected workers are registered, start health checks; admit requests if both phases have workers."""
         if self._registry.complete:
             if self._monitor is None:
                 self._monitor = asyncio.create_task(self._monitor_health())

@@ -1,4 +1,4 @@
-"""Measured link and prefill speeds, and the router's forecast from these speeds and from cached prefixes."""
+"""Link and prefill speeds measured by workers, and the router's forecast from these speeds and cached prefixes."""
 
 import asyncio
 from collections.abc import Collection
@@ -72,7 +72,7 @@ class MeasuredPaths(TransferPaths):
                 await self._news.wait()
 
     def crossover(self, prefill: str) -> int:
-        """Return the prompt length in tokens from which instance `prefill` hands off layer-wise on one of its links."""
+        """Return the shortest prompt length, in tokens, for which instance `prefill` hands off layer by layer."""
         if prefill not in self.crossovers:
             self.crossovers[prefill] = self._crossover(prefill)
         return self.crossovers[prefill]
@@ -89,7 +89,7 @@ class MeasuredPaths(TransferPaths):
         return known
 
     def into(self, host: str) -> TransferModel | None:
-        """Return the slowest measured path between `host` and other hosts (default: 1 Gbit/s); None without workers."""
+        """Return the slowest path between `host` and others: 1 Gbit/s if unmeasured, None before a worker registers."""
         known = self._into.get(host)
         if known is None and self._layout is not None:
             known = self._into[host] = self._way_into(host, self._layout)

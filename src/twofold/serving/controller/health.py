@@ -67,7 +67,7 @@ class WorkerHealth(RequestSubscriber):
         self._resumed = False
 
     def take_resumed(self) -> bool:
-        """Return whether a trial has resumed a worker since the last call, so that waiting requests can be placed."""
+        """Return whether the end of a trial has made a worker available since the last call."""
         resumed, self._resumed = self._resumed, False
         return resumed
 
@@ -98,7 +98,7 @@ class WorkerHealth(RequestSubscriber):
             self._resumed = True
 
     def _end_trial(self, request_id: str) -> None:
-        """End the trial of an attempt. Make workers that generated no token available for another trial."""
+        """End the trial of an attempt. Its workers that generated no token become available for another trial."""
         route = self._trials.pop(request_id, None)
         if route is None:
             return

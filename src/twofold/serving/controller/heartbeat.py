@@ -36,7 +36,7 @@ class ParentWatchdog:
 
 
 def presumed_dead(heard_s: float, now: float) -> bool:
-    """Return whether a watchdog must have ended a process from which the last heartbeat was received at `heard_s`."""
+    """Return whether a process must be dead, because its watchdog has expired since its last heartbeat at `heard_s`."""
     return now - heard_s > WATCHDOG_S + WATCHDOG_MARGIN_S
 
 

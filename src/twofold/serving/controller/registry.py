@@ -44,7 +44,7 @@ class ProcessControl(Protocol):
 
 
 class HealthTimeouts(msgspec.Struct, frozen=True, kw_only=True):
-    """Timeouts in seconds: `silence_s` between heartbeats, `batch_s` for one batch, `restart_s` for restart delays.
+    """Limits in seconds: `silence_s` between heartbeats, `batch_s` for one batch, `restart_s` for the restart delay.
 
     Workers send a heartbeat every `ALIVE_S`. If two sweeps are more than `STALL_S` apart, the controller itself
     stalled, and `silence_s` starts anew for all workers.
@@ -73,7 +73,7 @@ class RegisteredWorker(Worker):
 
 
 class SweepResult(NamedTuple):
-    """Result of a sweep: `lost` instances, which were killed, and `restarted` instances."""
+    """Instances that a sweep of the registry has killed (`lost`) and restarted (`restarted`)."""
 
     lost: list[str]
     restarted: list[str]
@@ -101,7 +101,7 @@ class WorkerRegistry(WorkerGroup):
     # -- membership -------------------------------------------------------------------------------------------------
 
     def expect(self, instance: str, role: Role) -> None:
-        """Add a worker that another host starts or restarts, and await its registration."""
+        """Add a worker that another host starts or restarts. The worker counts as starting until it registers."""
         joined = RegisteredWorker(instance, role, self._timeouts.restart_s)
         self.members.setdefault(instance, joined).state = WorkerState.STARTING
 

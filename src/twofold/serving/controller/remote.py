@@ -256,8 +256,8 @@ class Hosts(ProcessControl):
     def _command(self, host: RemoteHost, instance: str, found: messages.WorkerLife | None = None) -> None:
         """Send the start or kill command that moves a worker from its reported to its desired state.
 
-        A start is commanded even if the worker is unwanted by now, because the registry waits for the exit of each
-        process.
+        A start is sent even if the worker is unwanted by now: the registry waits for the exit of the worker, which must
+        start first.
         """
         worker = host.workers[instance]
         ends, life = (worker.unwanted, worker.life) if found is None else (found.runs, found.life)

@@ -164,7 +164,7 @@ class SearchJob(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def search(job: SearchJob) -> SearchResult:
-    """Run a re-planning search in a process that cancellation kills. Raises SearchError on failure or timeout."""
+    """Run a re-planning search in a child process, killed on cancellation. Raises SearchError on failure or timeout."""
     pipe = asyncio.subprocess.PIPE
     command = (sys.executable, "-m", "twofold.serving.controller.replanning")
     try:

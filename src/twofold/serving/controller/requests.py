@@ -1,6 +1,6 @@
-"""Live requests of the controller: admission, placement, worker reports, replay and end.
+"""Live requests of the controller, from admission and placement to replay and end.
 
-The gateway reads the tokens of a request from `generate`. They come from the worker reports, which arrive here too.
+The gateway reads the output tokens of a request from `generate`. Worker reports deliver them to this module.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ MAX_FAILED_ATTEMPTS = 8  # consecutive attempts without a token: the request its
 class LiveRequests:
     """All live requests of a service and their current attempts.
 
-    Requests are admitted from when `opened` is set until `drain` or `fail_all` is called. With `announces`, blocks on
+    Requests are admitted once `opened` is set, until `drain` or `fail_all` is called. With `announces`, blocks on
     the decode instance are reserved only when the prefill starts (docs/decisions/0007). With `recomputes`, the decode
     instance also receives the prompt. With `reuses`, prefix cache hits that workers report are recorded. The function
     `name_blocks` adds the prompt's block keys to a generation.
@@ -184,7 +184,7 @@ class LiveRequests:
     # -- reports of workers -----------------------------------------------------------------------------------------
 
     def announced(self, attempt_id: str) -> None:
-        """Reserve blocks on the decode worker, after the prefill of an announced attempt has started."""
+        """Reserve blocks on an attempt's decode worker, because the prefill worker has reported a started prefill."""
         live = self._attempts.get(attempt_id)
         if live is not None and live.placed is not None:
             self._reserve(live.current, live.placed)
@@ -238,7 +238,7 @@ class LiveRequests:
                 self.end(live, ordered.finish_reason, abort=unused)
 
     def _rejects_decode(self, live: LiveRequest, placed: PlacedRequest, output: TokenOutput, now: float) -> bool:
-        """Let overload control reject a request after prefill; return True if it did. Keep requests with output."""
+        """Let overload control reject a request after prefill, unless it has earlier output. True if rejected."""
         if self._overload is None:
             return False
         if live.predicted_ttft_s is not None:

@@ -68,7 +68,7 @@ def _digest(secret: str) -> bytes:
 def read_keys(secrets: Sequence[str], file: Path | None) -> KeyRing | None:
     """Read API keys from `secrets` (named key-1, key-2 …) and `file`; return None if there are none.
 
-    Raises ConfigurationError, without quoting a key.
+    Raises ConfigurationError for invalid input; the error message contains no key.
     """
     keys: list[ApiKey] = []
     taken: set[str] = set()

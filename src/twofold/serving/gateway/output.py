@@ -24,8 +24,8 @@ class StopStrings:
     """Searches the text of one output for stop strings. The text arrives in pieces of any size.
 
     The stop string that is completed first ends the text. If several are completed at the same character, the longest
-    one does. The result does not depend on the pieces. Text that may be the start of a stop string is held back. Each
-    stop string has a Knuth-Morris-Pratt automaton, so the cost per character is constant.
+    one does. The division into pieces does not affect the result. Text that may start a stop string is held back.
+    Each stop string has a Knuth-Morris-Pratt automaton, so the cost per character is constant.
     """
 
     def __init__(self, stops: Sequence[str], *, include: bool = False) -> None:

@@ -107,7 +107,7 @@ class PromptCacheOptions(Struct, frozen=True, kw_only=True):
 
 
 class GenerationFields(UnsupportedFields, frozen=True, kw_only=True):
-    """Request fields of both endpoints, with the names and meanings of OpenAI and vLLM.
+    """Request fields that text and chat completions share, with the names and meanings of OpenAI and vLLM.
 
     Response ids start with `id_prefix`. `default_max_tokens` limits the output if the request sets no limit.
     """

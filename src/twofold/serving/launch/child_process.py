@@ -29,8 +29,8 @@ def die_with_parent(with_signal: signal.Signals, parent: int) -> None:
 class Report(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Report of one event from the process that starts workers.
 
-    The event is a `stage` of start-up, the `facts` of the model, a `failure` that ends the process, a worker that
-    `exited` with a `code` and sometimes a reason `why`, or the workers `waiting` for a node with room.
+    Each event sets its own fields: progress of start-up (`stage`), properties of the model (`facts`), failure of the
+    process (`failure`), exit of a worker (`exited`, `code`, perhaps `why`), or workers without a node (`waiting`).
     """
 
     stage: str | None = None
@@ -103,7 +103,7 @@ class WorkerStarter(ABC):
     def kill_all(self) -> None: ...
 
     def watch(self) -> None:
-        """Execute commands until SIGTERM, end of input, or the last exit after `finish`; then kill all workers."""
+        """Run commands until SIGTERM, end of input, or the last worker's exit after `finish`; then kill all workers."""
         wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(wake_write)
         signal.signal(signal.SIGTERM, self._end)  # set now, because connecting to Ray has replaced the handler

@@ -97,8 +97,8 @@ def _become_worker(instance: str, server: int, run: Callable[[], None]) -> NoRet
 class ForkServer(WorkerStarter):
     """Forks workers and kills them on command.
 
-    The functions in `runs` create a worker's processes. `inbox_of` returns the socket of a process. When one process of
-    a worker exits, the worker's other processes are killed, and the worker's exit is reported after the last one.
+    `runs` maps each worker to a function that prepares its processes. `inbox_of` returns a process's socket, to delete
+    when the process exits. If one process of a worker exits, the others are killed, and then the exit is reported.
     `daemons` are processes that are started at once and restarted whenever they end; their exits are not reported.
     """
 

@@ -57,7 +57,7 @@ class JoinedHost:
         self.stopped.set()
 
     async def run(self, run_dir: str) -> None:
-        """Join the service and run workers. Raises ConfigurationError if it refuses this host or the workers fail."""
+        """Join the service and run workers. Raises ConfigurationError if the host is refused or its workers fail."""
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         guard = Guard(context, read_key(Path(self.network.key_file)))
         inbox: Inbox[messages.ToHost] = Inbox(
@@ -96,7 +96,7 @@ class JoinSession:
         self._was_heard = False
 
     async def run(self, run_dir: Path) -> bool:
-        """Join and run workers until the session ends; return True to join again, if the service forgot this host.
+        """Join and run workers until the session ends; return True if the service forgot this host, which must rejoin.
 
         Raises ConfigurationError if the service refuses this host or its workers fail.
         """

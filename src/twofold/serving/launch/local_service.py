@@ -227,7 +227,7 @@ class LocalService:
         return overload_control(config.rule, config.cluster, profiles, config.slo, cluster.pools)
 
     def _transfer_paths(self) -> TransferPaths:
-        """Return the link speeds that predict transfers: measured by workers or, if emulated, from the cluster spec."""
+        """Return the predictor of KV transfers: from measured links or, for emulated workers, from the cluster spec."""
         spec = self._config.cluster
         if self._config.engine.engine != "emulated" or spec is None:
             return self._paths
@@ -281,7 +281,7 @@ class LocalService:
 
 
 async def unless_set(stop: asyncio.Event, event: asyncio.Future[T]) -> bool:
-    """Wait for `event`; return False and cancel `event` if `stop` is set first."""
+    """Wait for the future `event`. If `stop` is set first, cancel the future and return False."""
     stopped = asyncio.create_task(stop.wait())
     await asyncio.wait((event, stopped), return_when=asyncio.FIRST_COMPLETED)
     stopped.cancel()

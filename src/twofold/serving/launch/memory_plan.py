@@ -13,7 +13,7 @@ DEFAULT_KV_CACHE_BYTES = 1024 * MIB
 
 
 class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """Plan of KV memory: blocks of each worker, swap blocks of each worker that swaps, and the context length."""
+    """Planned number of KV blocks per worker, and of swap blocks per worker that swaps, for a context length."""
 
     layout: KvLayout
     num_blocks: int

@@ -16,7 +16,7 @@ def model_fingerprint(directory: Path) -> str:
     """Return a hash that identifies a model independently of its directory.
 
     The hash covers config.json and, for each weights file, its name, size, first MiB (with the tensor index) and 64
-    samples. Reading whole files would dominate the start-up time.
+    samples of 4 KiB. Reading whole files would dominate the start-up time.
     """
     found = hashlib.blake2b((directory / "config.json").read_bytes(), digest_size=16)
     for path in sorted(path for path in directory.iterdir() if path.suffix in _WEIGHTS):

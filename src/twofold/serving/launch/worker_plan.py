@@ -156,7 +156,7 @@ def with_chunks(workers: Sequence[WorkerConfig], chunk: int | None) -> tuple[Wor
 
 
 def check_splits(config: ServiceConfig) -> None:
-    """Raise ConfigurationError for sharded workers that cannot run or cannot hand over requests.
+    """Raise ConfigurationError if another setting of the service cannot be combined with sharded workers.
 
     `check_split_model` checks later, with the loaded model, whether the model can be sharded.
     """
@@ -184,7 +184,7 @@ def check_splits(config: ServiceConfig) -> None:
 
 
 def _pair(config: ServiceConfig, divided: WorkerConfig) -> str:
-    """Return the words of an error message that name a prefill-decode pair with the sharded worker `divided`."""
+    """Return the text "from PREFILL to DECODE" for a pair of workers that includes the sharded worker `divided`."""
     for source in config.workers:
         for target in config.workers:
             if source.role is Role.PREFILL and target.role is Role.DECODE and divided in {source, target}:

@@ -55,7 +55,7 @@ class StoreMatch(NamedTuple):
 
 
 class PendingRequest:
-    """A request to one epoch of a KV store, the queue of its replies, and the store's `memory`."""
+    """Request to one epoch of a KV store, with a queue of its replies. `memory` is the store's memory."""
 
     def __init__(
         self, number: int, memory: SlotMemory, send: Callable[[messages.StoreOperation], None], timeout_s: float
@@ -76,7 +76,7 @@ class PendingRequest:
 
 
 class StoreSession:
-    """Connection to one epoch of a store: mapped memory, pending requests. `fileno` is readable after it ends."""
+    """Connection to one epoch of a store, with its memory mapped. `fileno` is readable once the store has exited."""
 
     def __init__(self, welcome: messages.Welcome, send: SendOperation, timeout_s: float) -> None:
         """Map the store's memory. Raises ConfigurationError or OSError if the epoch has ended."""
@@ -240,7 +240,7 @@ class StoreClient:
         on_count: Callable[[int], None],
         on_layer: OnLayer,
     ) -> int:
-        """Copy blocks that the store pins in parts, as it reads them from disk; release each part but the last."""
+        """Copy blocks in parts: the store pins a part once it is read from disk. Release each part except the last."""
         memory, whole = request.memory, set[int]()
         while (held := request.wait(messages.HeldBlocks)) is not None and not held.last:
             intact = self._intact(memory, held.blocks)

@@ -14,7 +14,7 @@ Result = TypeVar("Result")
 
 
 class EventQueue(Generic[T]):
-    """Queue from any threads to one consumer. The file descriptor `fileno` is readable while items are queued."""
+    """Queue from any number of threads to one consumer. `fileno` is readable while items are queued."""
 
     def __init__(self) -> None:
         self._items: SimpleQueue[T] = SimpleQueue()

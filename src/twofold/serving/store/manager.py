@@ -329,7 +329,7 @@ class StoreManager:
             self._moves.append((DiskSpare if reason is RemovalReason.MOVED else DiskForget)(key))
 
     def _settle(self, added: Sequence[bytes]) -> None:
-        """After insertions, free the slots of evicted blocks, and write these blocks to disk unless it is too slow."""
+        """After insertions, write the evicted blocks to disk, unless the disk is too slow, and free their slots."""
         for key in added:
             if key in self._blocks and key not in self.tiers.tiers[MEMORY]:
                 self._leaving[key] = self._blocks.pop(key)  # memory had no room for the block

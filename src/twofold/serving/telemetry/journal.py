@@ -79,7 +79,7 @@ T = TypeVar("T")
 
 
 def _journaled(method: Callable[P, T], *names: str, **defaults: object) -> Callable[P, T]:
-    """Wrap a scheduler's method to journal each call with its result and arguments (`names`, then `defaults`)."""
+    """Wrap a scheduler's method to journal its calls; `names` are required parameters, `defaults` optional ones."""
     order = (*names, *defaults)
 
     def call(*args: P.args, **kwargs: P.kwargs) -> T:

@@ -216,7 +216,7 @@ class ThroughputSeries(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RecentSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """Summary of the last `window_s` seconds. `good` is the share of finished requests that met the SLO, or None."""
+    """Summary of the last `window_s` seconds. `good` is the share of requests that met the SLO, None if undefined."""
 
     window_s: float
     requests: int

@@ -189,7 +189,7 @@ def seed_of(seed: int, first_index: int) -> int:
 
 
 class UpstreamRequests:
-    """Runs attempts in tasks (an `AttemptRunner`). Calls `on_unavailable(instance, reason)` for a failed server."""
+    """`AttemptRunner` that runs each attempt in a task. Calls `on_unavailable(instance, reason)` if a server fails."""
 
     def __init__(
         self, servers: ServerRegistry, requests: LiveRequests, on_unavailable: Callable[[str, str], object]

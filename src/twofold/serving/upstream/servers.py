@@ -71,7 +71,7 @@ class ServerRegistry(WorkerGroup):
             self.runner.abort(message.request_id)
 
     def mark_up(self, instance: str, card: ServerModel) -> bool:
-        """Mark a healthy server as up; return False if it was up before, so that it needs a trial first."""
+        """Mark a healthy server as up; return True for the first time, False after a recovery."""
         server = self.members[instance]
         first = server.card is None
         server.card, server.state = card, WorkerState.UP
@@ -194,7 +194,7 @@ class HealthProbe:
 
 
 def check(instance: str, card: ServerModel, other: ServerModel | None, model: ServedModel | None) -> None:
-    """Raise ConfigurationError if a server serves another model than `other`, or has less context than `model`."""
+    """Raise ConfigurationError if a server's model has another id than `other` or a shorter context than `model`."""
     if other is not None and card.id != other.id:
         raise ConfigurationError(
             f"{instance} serves {card.id!r} and others serve {other.id!r}: start all servers with the same model "

@@ -23,9 +23,9 @@ log = logging.getLogger(__name__)
 class PreparedBatch:
     """A batch that is ready to run, with the data that the engine needs. The data is read under the worker's lock.
 
-    `reused` maps the request id of each prompt to its number of cached tokens. `handing_off` lists the requests with a
-    hand-off and a prompt that this batch completes. `layers` synchronizes the engine with the KV store. Before the
-    batch, blocks `received` from peers are copied to the engine's pool, and `copies` swap blocks.
+    `reused` maps the request id of each prompt to its number of cached tokens. `handing_off` lists the handed-off
+    requests that complete their prompt in this batch. `layers` synchronizes the engine with the KV store. Before the
+    batch runs, blocks `received` from peers are copied to the engine's pool, and the swap copies `copies` are executed.
     """
 
     batch: Batch
@@ -110,7 +110,7 @@ class BatchLoop:
             return None
 
     def _swapped(self) -> list[BlockCopy]:
-        """Grant the leases that waited for paused decodes to resume, then return the swap copies of this batch."""
+        """Return this batch's swap copies, after granting the leases that waited for swapped-out decodes to resume."""
         swap = self._scheduler.swap
         if swap is None:
             return []

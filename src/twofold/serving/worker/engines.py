@@ -23,7 +23,7 @@ from twofold.transport.base import Transport
 
 
 class RankPipe(NamedTuple):
-    """One end of the two pipes between rank 0 and another rank: one for iterations, one for moves of KV."""
+    """One rank's ends of the two pipes between rank 0 and another rank: for iterations, and for copies of KV."""
 
     steps: Connection
     memory: Connection
@@ -32,8 +32,8 @@ class RankPipe(NamedTuple):
 class RankPipes:
     """The pipes between rank 0 and all other ranks of a worker, created before the ranks are forked.
 
-    The ranks' process group meets at the file `store`. Each process closes the pipe ends of all other processes, so
-    that it reads EOF when the process at the other end exits.
+    The ranks form their process group through the file `store`. Each process closes the pipe ends of all other
+    processes, so that it reads EOF when the process at the other end exits.
     """
 
     def __init__(self, ranks: int, store: str) -> None:

@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 
 class HandoffEvents:
-    """Updates the worker's state on hand-off events: messages of peers, and ends of its own transfers."""
+    """Updates the worker's state when peers send hand-off messages, and when the worker's own transfers end."""
 
     def __init__(self, state: SharedWorkerState) -> None:
         self._state = state
@@ -25,7 +25,7 @@ class HandoffEvents:
     # -- with the lock held -------------------------------------------------------------------------------------
 
     def offered(self, message: messages.HandoffOffered) -> None:
-        """Queue the read of KV that a peer offers. From then on, the read keeps the blocks allocated, not the lease."""
+        """Queue a read of the KV that a peer offers. From now on, this read, not the lease, keeps blocks allocated."""
         state, request_id = self._state, message.request_id
         incoming = IncomingHandoff(
             request_id=request_id,

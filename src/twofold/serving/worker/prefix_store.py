@@ -96,7 +96,7 @@ class StoredPrefixes(PrefixSource):
         return LayerSync(self._copier.layers, loads, computed) if loads or computed is not None else None
 
     def _loads_for(self, prompts: Sequence[BatchItem]) -> list[ReadyLayers]:
-        """Return the running loads into blocks that these prompts read, including blocks to be copied for them."""
+        """Return the running loads into blocks that these prompts read, directly or through a block copy."""
         scheduler, reads = self._scheduler, set[int]()
         for item in prompts:
             reads.update(scheduler.blocks_of(item.request_id), scheduler.copy_of(item.request_id) or ())

@@ -41,7 +41,7 @@ class ReadyLayers:
 
 
 class LayerSync:
-    """Layer synchronization: an iteration waits for the `loads` of its blocks, the KV store for `computed` layers."""
+    """Synchronizes an iteration and the KV store by layer: each waits for the layers that the other completes."""
 
     def __init__(self, num_layers: int, loads: Sequence[ReadyLayers], computed: ReadyLayers | None) -> None:
         self._num_layers, self._loads, self._computed = num_layers, loads, computed
@@ -71,7 +71,7 @@ Queue = Callable[[], None]  # queues a prompt
 
 
 class PrefixSource:
-    """Base class of prefix sources; it has no prefixes itself. Call `bring` and `begin` with the worker's lock."""
+    """Base class of prefix sources, itself without prefixes. Call `bring` and `begin` with the worker's lock held."""
 
     def start(self) -> None:
         """Start the threads of the source. Call this before the first prompt arrives."""

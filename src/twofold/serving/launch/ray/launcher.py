@@ -1,4 +1,4 @@
-"""Launcher `ray`: inputs of the processes that it starts, the actor class, and the launcher itself."""
+"""Launcher for Ray clusters, the actor class of its workers, and the inputs of the driver and host processes."""
 
 import subprocess
 import sys

@@ -23,7 +23,7 @@ NOTHING = SettledTransfers(set(), set())
 
 
 class WorkerBridge:
-    """`ConnectorBridge` that passes calls of vLLM's KV connector to the worker. `place_cache` runs before `bind`."""
+    """`ConnectorBridge` that passes calls of vLLM's KV connector to the worker bound with `bind`."""
 
     def __init__(self, make: MakePool) -> None:
         self._make = make
@@ -197,9 +197,9 @@ class VllmLoop:
         tokens: list[tuple[str, TokenOutput]],
         ended: list[tuple[str, int | None]],
     ) -> None:
-        """Append one request's new tokens to `tokens`, and record its end or failure, with the worker's lock.
+        """Append one request's new tokens to `tokens`, and record its end or failure. The worker's lock must be held.
 
-        If the request has a hand-off, append its first token to `ended`, or None if that token ended the output.
+        For a request with a hand-off, append the first token to `ended`, or None if that token ended the output.
         """
         request_id, state = held.request.id, self._state
         if output.finish_reason in {VllmReason.ABORT, VllmReason.ERROR}:

@@ -23,8 +23,8 @@ from twofold.scheduling.instance.status import InstanceStatus
 class LeasedVllmBlocks(BlockAllocator):
     """Blocks that vLLM has allocated for KV from peers, until this KV is complete or cancelled.
 
-    vLLM keeps the blocks of a request allocated until `returned(request_id)` is called, even if it aborts the request.
-    The call follows when the request has released the blocks and the last transfer to them has ended.
+    vLLM keeps the blocks of a request allocated until `returned(request_id)` is called, even after an abort. This
+    class calls it once the request has released the blocks and the last transfer to them has ended.
     """
 
     def __init__(self, num_blocks: int, block_size: int, returned: Callable[[str], None]) -> None:
@@ -218,7 +218,7 @@ class VllmScheduler:
         self._move(held, VllmRequestState.RUNNING)
 
     def resume(self, held: VllmRequest) -> None:
-        """Let vLLM run a request, because its KV and first token have arrived: release the request's leased blocks."""
+        """Release a request's leased blocks, because its KV and first token have arrived. vLLM can then run it."""
         if held.grant is not None:
             held.received = True
             self._lent.release(held.grant)

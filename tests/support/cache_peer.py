@@ -49,7 +49,7 @@ class Cache:
             )
 
     def make(self, transport, epoch, layout, num_blocks, everything=True):
-        """Create the transport, by default with leases on all blocks for both peers; return its descriptor."""
+        """Create the transport, by default with leases of `prefill` and `decode` on all blocks; return its descriptor."""
         make = load_transport(transport)
         self.transport = make(KvCacheSpec(self.name, epoch, layout, num_blocks, DEVICE, self.network))
         if everything:

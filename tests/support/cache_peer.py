@@ -49,7 +49,7 @@ class Cache:
             )
 
     def make(self, transport, epoch, layout, num_blocks, everything=True):
-        """Create the transport, by default with leases of `prefill` and `decode` on all blocks; return its descriptor."""
+        """Create a transport, with leases of `prefill` and `decode` if `everything`; return its descriptor."""
         make = load_transport(transport)
         self.transport = make(KvCacheSpec(self.name, epoch, layout, num_blocks, DEVICE, self.network))
         if everything:

@@ -33,7 +33,7 @@ ARRIVAL, ABORT, LANDING, COMPLETION = range(4)
 
 @dataclass
 class Run:
-    """A run of equal iterations on an instance: start, duration of each iteration, and their number."""
+    """A run of equal iterations on an instance: start, duration of each iteration, and number of iterations."""
 
     began: float
     each_s: float

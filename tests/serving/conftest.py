@@ -1,4 +1,4 @@
-"""Services that end-to-end tests share, and two emulated hosts."""
+"""Fixtures of end-to-end tests: shared services, and two emulated hosts."""
 
 from contextlib import ExitStack
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Bursts beyond KV memory: pulled hand-offs, memory on demand and swapping."""
+"""Bursts of prompts that exceed the KV memory: pulled hand-offs, on-demand allocation and swapping."""
 
 import asyncio
 import random

@@ -1,6 +1,7 @@
 """Streams survive workers that are killed, stopped and paused at random under load.
 
-TWOFOLD_CHAOS_ROUNDS sets the number of faults; by default, each role gets each fault once. `-rP` prints a report.
+TWOFOLD_CHAOS_ROUNDS sets the number of faults; by default, each role gets each fault once. `pytest -rP`
+prints a report.
 """
 
 import asyncio

@@ -50,9 +50,9 @@ async def stream(session, url, name, ids, output, events, began):
 
 
 async def beside_a_decode(url, decode, short, long):
-    """Send a decode, a short and a long request, each at the first token of the previous one.
+    """Send three prompts (`decode` with a long output, `short`, `long`), each at the first token of the previous one.
 
-    Returns the three outputs, and all tokens in order as (request, token number).
+    Returns the three outputs, and all tokens in order as (prompt name, token number).
     """
     events, tasks = [], []
     async with aiohttp.ClientSession() as session, asyncio.TaskGroup() as group:

@@ -1,4 +1,4 @@
-"""A clock that advances only by sleeps and by `pass_time`; sleeps last a fixed time too long."""
+"""A clock that advances only by sleeps and by `pass_time`; each sleep overshoots by a fixed time."""
 
 
 class FakeClock:

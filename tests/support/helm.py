@@ -19,7 +19,7 @@ def rendered(name, values):
 
 
 def by_name(objects):
-    """Return Kubernetes objects by (kind, name); fails if two have the same."""
+    """Return Kubernetes objects by (kind, name); fails if two objects have the same key."""
     found = {}
     for each in objects:
         key = each["kind"], each["metadata"]["name"]

@@ -12,7 +12,7 @@ Label = BlockKey | tuple[str, int]
 
 
 class KvContents:
-    """Checks that every sequence of a worker finds its own KV, with each copy delayed as long as allowed.
+    """Checks that every sequence of a worker finds its own KV if copies are executed as late as allowed.
 
     Peers write leased blocks as soon as they are granted. Full prompt blocks with equal keys (`keys_of` their request)
     are interchangeable; other blocks belong to one request.

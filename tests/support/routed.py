@@ -46,7 +46,7 @@ def numbers(load: InstanceLoad | LoadTotals) -> SimpleNamespace:
 
 
 def predicted(prefill: str, decode: str, reused_tokens: int = 0, fetch: PrefixFetch | None = None) -> Route:
-    """Return a route that equals the same route with any predicted TTFT."""
+    """Return an expected route that equals a router's route regardless of the predicted TTFT."""
     return Route(prefill, decode, (), reused_tokens, fetch, ANY)
 
 

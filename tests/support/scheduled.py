@@ -1,4 +1,4 @@
-"""Idle instance schedulers, requests for them, and single iterations."""
+"""Helpers for tests of instance schedulers: create schedulers and requests, and run single iterations."""
 
 from twofold.kvcache.allocator import BlockAllocator, LeaseTable
 from twofold.kvcache.paged import PagedBlockAllocator

@@ -52,7 +52,7 @@ def disk_bytes(directory):
 
 @contextmanager
 def largest(*measures):
-    """Call the measures repeatedly in a thread; yield, for each measure, the maximum of each value by name."""
+    """Poll `measures` in a thread. Each returns values by name; yield one dict of maximum values per measure."""
     most = [{} for _ in measures]
     looks, done = [0], threading.Event()
 

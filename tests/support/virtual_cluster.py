@@ -33,7 +33,7 @@ ARRIVAL, ABORT, LANDING, COMPLETION = range(4)
 
 @dataclass
 class Run:
-    """A run of equal iterations on an instance: start, duration of each iteration, and their number."""
+    """A run of equal iterations on an instance: start, duration of each iteration, and number of iterations."""
 
     began: float
     each_s: float
@@ -261,7 +261,7 @@ class VirtualCluster:
         self.at(end, COMPLETION, self._numbers[name], lambda: self._complete(name, run, version))
 
     def _cut_short(self, name: str, run: Run) -> None:
-        """End the run at the next iteration boundary: now, if an iteration ends now and its event is pending."""
+        """End a run of iterations at the next iteration boundary; that is now if an iteration is due to end now."""
         passed, rest = divmod(self.now - run.began, run.each_s)
         due = rest == 0 and self._order < (COMPLETION, self._numbers[name])
         count = max(1, int(passed) + (0 if due else 1))

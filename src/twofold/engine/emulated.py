@@ -32,7 +32,7 @@ class MonotonicClock:
 
 
 class LayerGroups:
-    """Groups of layers that the emulated engine completes together, because each completion wakes two threads.
+    """Groups of layers that the emulated engine reports as complete together. Each report costs two thread wake-ups.
 
     Group k ends with layer `ends[k]` − 1. The first and the last groups have one layer each. Their sizes affect
     latency: the first group starts a layer-wise hand-off, and the last group is sent after the prefill. Groups in the

@@ -35,6 +35,6 @@ def context_length(config: PreTrainedConfig, name: str) -> int:
 
 
 def _longrope_lengths(rope: dict[str, Any]) -> list[int]:
-    """Return the original context length of each LongRoPE parameter set of the model or of its layer types."""
+    """Return the original context length of each LongRoPE parameter set in `rope`: one set, or one per layer type."""
     sets = [rope, *(value for value in rope.values() if isinstance(value, dict))]
     return [int(s["original_max_position_embeddings"]) for s in sets if s.get("rope_type") == "longrope"]

@@ -62,7 +62,7 @@ def train_tokenizer(vocab_size: int, max_length: int, corpus_bytes: int = _CORPU
 
 
 def _corpus(limit: int) -> Iterator[str]:
-    """Yield `limit` characters: the Python language reference, then the source of the standard library, both sorted."""
+    """Yield the first `limit` characters of the corpus: Python's help topics, then standard library files."""
     left, stdlib = limit, Path(sysconfig.get_paths()["stdlib"])
     library = (path.read_text(encoding="utf-8", errors="ignore") for path in sorted(stdlib.glob("*.py")))
     for text in itertools.chain((topics[name] for name in sorted(topics)), library):

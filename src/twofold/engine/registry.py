@@ -9,11 +9,11 @@ from twofold.errors import ConfigurationError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineTraits:
-    """Properties of an engine that other modules query. Boolean fields state whether it supports a feature.
+    """Properties of an engine. Most Boolean fields state whether the engine supports a feature.
 
     `module` is a module of `twofold.serving.worker` that has a function `prepare(config, report)` and imports
-    `package`. The extra `extra` of this distribution installs `package`. `environment` has defaults for variables that
-    are set before the import.
+    `package`. `pip install twofold[extra]` installs `package`. `environment` has defaults for environment variables,
+    which are set before the import.
     """
 
     help: str

@@ -37,7 +37,7 @@ class MemoryDescriptor(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class KvCacheSpec(NamedTuple):
-    """Properties of the KV cache that a transport creates for one epoch of an instance, with its engine on `device`."""
+    """KV cache to be created by a transport for one epoch of an instance. The engine computes on `device`."""
 
     instance: str
     epoch: int

@@ -28,7 +28,7 @@ class SharedMemory:
 
     @classmethod
     def create(cls, name: str, nbytes: int, flag: str = "--kv-cache-memory-bytes") -> "SharedMemory":
-        """Allocate shared memory. Raises ConfigurationError, naming `flag`, if the machine has too little memory."""
+        """Allocate shared memory. Raises ConfigurationError with advice to lower `flag` if memory is too small."""
         fd = os.memfd_create(f"twofold-{name}")
         try:
             os.posix_fallocate(fd, 0, nbytes)

@@ -3,9 +3,9 @@
 Within a host, the engine would use TCP, and data in the sockets of a killed sender (some MiB by measurement) would
 arrive after its death. Shared memory leaves no such data.
 
-The engine's calls for many pieces return as soon as one piece fails, while other pieces are still in flight, and an
-engine cannot be stopped. This transport therefore submits each piece separately and waits for all of them, so that no
-memory is written after its lease.
+A call of the engine for several pieces returns as soon as one piece fails, while other pieces are still in flight. This
+transport therefore submits each piece separately and waits for all of them, so that no memory is written after its
+lease.
 """
 
 import os
@@ -128,9 +128,9 @@ class MooncakeAddress(TransportAddress, frozen=True, tag=True):
 class MooncakeTransport(SharedMemoryTransport):
     """Transport with a local cache that peers on this host map. Other peers access it through Mooncake's engine.
 
-    The engine reconnects automatically, to any process at the peer's port. The memory of each epoch therefore has other
-    addresses: data for another epoch lies outside the registered memory and is refused. A connection reads the peer's
-    epoch word first.
+    The engine reconnects automatically, to any process at the peer's port. The memory of each epoch therefore has
+    different addresses: writes for another epoch lie outside the registered memory and are refused. A connection first
+    checks the peer's epoch word.
     """
 
     writes_outlive_lease = True  # data of an ended process may still be in the network
@@ -173,7 +173,7 @@ class MooncakeTransport(SharedMemoryTransport):
 
 
 def own_address(epoch: int, nbytes: int) -> int:
-    """Return the address for an epoch's memory. Two epochs have the same address once in thousands of cases."""
+    """Return the address for an epoch's memory. It rarely equals another epoch's (once in thousands of cases)."""
     place = -(-nbytes // _HUGE_PAGE) * _HUGE_PAGE
     return _FIRST + epoch % ((_LAST - _FIRST) // place) * place
 

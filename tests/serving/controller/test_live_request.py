@@ -1,4 +1,4 @@
-"""A live request: order of its tokens, and its attempts."""
+"""Live requests: token order, attempts, failures and stages."""
 
 import asyncio
 

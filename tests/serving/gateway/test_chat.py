@@ -16,7 +16,7 @@ def ask(client, messages, **fields):
 
 
 def test_answer_has_openais_form(chat):
-    """Without a token limit, the answer fills the context."""
+    """The request sets no token limit, so the answer fills the context."""
     answer = chat().json()
     assert answer["id"].startswith("chatcmpl-")
     assert answer["object"] == "chat.completion"

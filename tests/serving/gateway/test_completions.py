@@ -23,7 +23,7 @@ def ask(client, **fields):
 
 
 def test_answer_has_openais_form(complete):
-    """Without a token limit, a completion has 16 output tokens."""
+    """The request sets no token limit, so the answer has 16 output tokens."""
     answer = complete().json()
     assert answer["id"].startswith("cmpl-")
     assert (answer["object"], answer["model"]) == ("text_completion", "tiny")
@@ -86,7 +86,7 @@ def test_cached_tokens_count_once_per_prompt(events):
 
 
 def test_choices_do_not_depend_on_other_prompts(complete):
-    """Choice i of a prompt has the seed `seed` + i, alone or in a list, and the index prompt * n + i."""
+    """Choice i of each listed prompt has the seed `seed` + i, as if sent alone, and the index prompt * n + i."""
     fields = {"seed": 7, "max_tokens": 20, "n": 2}
     listed = complete(prompt=["The", "fox"], **fields).json()
     assert [choice["index"] for choice in listed["choices"]] == [0, 1, 2, 3]

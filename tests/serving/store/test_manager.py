@@ -107,7 +107,7 @@ def test_rejects_a_single_slot(slots):
 class StoreLives(RuleBasedStateMachine):
     """State machine in which clients put, load and die at any time, and the disk is late, fails or damages blocks.
 
-    `memory` and `disk` have the actual contents: the key of a complete block, or None.
+    `memory` and `disk` map each slot to the key of the complete block that it contains, or to None.
     """
 
     def __init__(self):

@@ -88,7 +88,7 @@ def test_clearing_forgets_every_block():
     ],
 )
 def test_ignores_blocks_that_no_prompt_can_match(event):
-    """Such blocks have images, adapters, other memory tiers or block sizes, or unknown parents."""
+    """Blocks with images, adapters, another memory tier or block size, or an unknown parent are ignored."""
     assert follow(event) == []
 
 

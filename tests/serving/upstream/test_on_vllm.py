@@ -28,7 +28,7 @@ def handoffs(fleet):
 
 
 async def settled(fleet):
-    """Return whether all servers free all blocks, by vLLM's own metrics."""
+    """Poll vLLM's metrics; return whether all KV blocks of all servers become free."""
     free = [await asyncio.to_thread(server.frees_all_blocks) for server in fleet.servers]
     return all(free)
 

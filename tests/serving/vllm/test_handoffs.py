@@ -43,7 +43,7 @@ def handed_off(url):
 
 
 def check(url, arch, directory):
-    """Compare outputs with one vLLM's, sequentially and concurrently; check that all blocks are free afterwards."""
+    """Send prompts sequentially and concurrently; check the outputs, and that all blocks are free afterwards."""
     before = block_counts(url)
     for how in ({"at_once": 1}, {"at_once": 40, "spread_s": 1.0}):
         made = asyncio.run(complete_all(url, prompts(), **how, max_tokens=OUTPUT, temperature=0, ignore_eos=True))

@@ -1,4 +1,4 @@
-"""An iteration as packed tensors, the plan of its attention calls, and the attention function that models call."""
+"""Packs an iteration into tensors, plans its attention calls, and computes paged attention for transformers models."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -108,7 +108,7 @@ class AttentionPlanner:
             start = end
 
     def _group_end(self, spans: Sequence[_Span], start: int) -> int:
-        """Return the end of the decode group from `start`: the buffer is full, or a row would be mostly padding."""
+        """Return the end of the decode group from `start`. Buffer size and wasteful padding limit the group."""
         longest, end = len(spans[start].blocks), start + 1
         while end < len(spans):
             blocks = len(spans[end].blocks)
@@ -147,7 +147,7 @@ class LayerHooks:
     wait_for: OnLayer | None = None
 
     def written(self, layer: int) -> None:
-        """Run the callbacks of a layer, after the write of its KV to the pool has ended or is queued on the device."""
+        """Call the callbacks of a layer. The write of its new KV must have ended or be queued on the device."""
         if self.wait_for is not None:
             self.wait_for(layer)
         if self.on_layer is not None:
@@ -157,8 +157,8 @@ class LayerHooks:
 class PackedBatch:
     """The steps of an iteration as packed tensors: decodes first, by descending context, then prompts.
 
-    `order[i]` is the index of the i-th packed step. `token_ids` and `positions` are [tokens]. `first_layer` is the
-    number of the pool's first layer in the whole model.
+    `order[i]` is the index in `steps` of the i-th packed step. `token_ids` and `positions` are [tokens]. `first_layer`
+    is the number of the pool's first layer in the whole model.
     """
 
     def __init__(
@@ -181,7 +181,7 @@ class PackedBatch:
         self._slots = self._pool.index([slot for step in self._steps for slot in self._slots_of(step)])
 
     def sampled(self) -> tuple[list[int], Tensor]:
-        """Return the indices of the steps that sample a token, and the packed index of each step's last token."""
+        """Return the indices of the steps that sample a token, and the packed indices of their last tokens."""
         steps, rows, end = [], [], 0
         for original, step in zip(self.order, self._steps, strict=True):
             end += len(step.token_ids)

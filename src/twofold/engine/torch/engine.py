@@ -58,7 +58,7 @@ class TorchEngine:
         self._announcer.finish()
 
     def _copy(self, steps: Sequence[SequenceStep]) -> None:
-        """Copy shared blocks to own blocks of the sequences that will write to them (copy on write)."""
+        """Copy each shared block to the own block of the sequence that is about to write to it (copy on write)."""
         copies = [copy for step in steps for copy in step.copies]
         if copies:
             sources, targets = [source for source, _ in copies], [target for _, target in copies]

@@ -92,7 +92,7 @@ def _softmax(scores: Tensor, sinks: Tensor | None) -> Tensor:
 class Scratch:
     """Buffers for gathered keys and values, reused for all layers and batches.
 
-    With new buffers, page faults would take longer than the copies.
+    Page faults in newly allocated buffers would take longer than the copies into them.
     """
 
     def __init__(self) -> None:
@@ -173,7 +173,7 @@ class DecodeGroup:
     mask: Tensor | None
 
     def attend(self, call: AttentionInputs) -> Tensor:
-        """Return the output [tokens of this part, heads, value_dim]. The new keys and values must be in the pool."""
+        """Return the output [tokens of the group, heads, value_dim]. Their keys and values must be in the pool."""
         keys = self.context.read(self.pool.keys(call.layer), "keys")
         values = self.context.read(self.pool.values(call.layer), "values")
         tokens = call.query[0, :, self.rows].transpose(0, 1).unsqueeze(2)

@@ -134,7 +134,7 @@ def _draw_weights(name: str, config: PreTrainedConfig, dtype: torch.dtype | None
 
 @contextmanager
 def _model_errors(what: str) -> Iterator[None]:
-    """Convert any exception of the libraries about a model's files to a ModelError with one sentence."""
+    """Convert any exception to a ModelError: `what`, and the first line of the exception's message."""
     try:
         yield
     except Exception as error:

@@ -50,7 +50,7 @@ class KvPool:
         return self._parts[layer][1]
 
     def index(self, numbers: Sequence[int]) -> Tensor:
-        """Return the numbers as an int64 tensor on the pool's device; the copy to an accelerator is asynchronous."""
+        """Return `numbers` as an int64 tensor on the pool's device. The copy to an accelerator is asynchronous."""
         return torch.tensor(numbers, dtype=torch.long).to(self.device, non_blocking=True)
 
     @contextmanager
@@ -102,7 +102,7 @@ def copy_all_layers(source: KvPool, target: KvPool, ids: Sequence[int]) -> None:
 
 
 class PoolHeads(NamedTuple):
-    """A range of heads in one layer of some blocks, numbered as in `pool`."""
+    """A range of KV heads of one layer in the given blocks of `pool`."""
 
     pool: KvPool
     layer: int

@@ -82,7 +82,7 @@ class _Probe:
 
 
 class _NotHandedDownError(Exception):
-    """Raised if a model does not pass the arguments of its forward to its attention."""
+    """Raised if a model does not pass the arguments of its `forward` to its attention."""
 
 
 def probe_layers(model: PreTrainedModel, name: str) -> ProbedModel:

@@ -41,7 +41,7 @@ class LayerProgress:
                 self._announce()
 
     def finish(self) -> None:
-        """Complete all remaining layers: the iteration has ended, but messages of some ranks have not arrived."""
+        """Call `on_layer` for the remaining layers at the end of the iteration, without waiting for late messages."""
         with self._lock:
             while self._complete < len(self._computed):
                 self._announce()
@@ -95,8 +95,7 @@ class SplitEngine:
     """Engine of a worker with several ranks, on rank 0. Implements `twofold.engine.base.PipelineEngine`.
 
     `own` is the engine of rank 0's part, `layout` the KV layout of all ranks together, and `others` are the connections
-    to ranks 1, 2, …. A failed iteration leaves ranks waiting for each other, so it ends the process and thereby the
-    worker.
+    to ranks 1, 2, …. After a failed iteration, ranks wait for each other forever, so the failure ends the worker.
     """
 
     def __init__(self, own: TorchEngine, layout: KvLayout, split: Sharding, others: Sequence[Connection]) -> None:
@@ -124,7 +123,7 @@ class SplitEngine:
         return ended.get()
 
     def begin(self, steps: Sequence[SequenceStep], on_layer: OnLayer | None, ended: IterationDone) -> None:
-        """Start one iteration on all ranks (see `PipelineEngine.begin`). With one stage, it has ended on return."""
+        """Start an iteration on all ranks (see `PipelineEngine.begin`). With one stage, return when it has ended."""
         try:
             self._begin(steps, on_layer, ended)
         except Exception as error:

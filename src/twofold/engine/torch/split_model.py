@@ -24,8 +24,8 @@ from twofold.kvcache.sharding import UNSHARDED, Sharding, check_sharding
 class RankGroup:
     """Process group of a worker's ranks: gloo between CPUs, NCCL between GPUs.
 
-    All ranks create it at the same time. They meet at the file `store`, which is new for each worker process and
-    accessible only to its user, and communicate over the loopback interface or between GPUs of one host.
+    All ranks create it at the same time. They find each other through the file `store`, which is new for each
+    worker process and accessible only to its user, and communicate over loopback or between GPUs of one host.
     """
 
     def __init__(self, split: Sharding, rank: int, store: str, device: str) -> None:
@@ -142,10 +142,10 @@ _OWN_PLANS = {"opt": {f"model.decoder.layers.*.{name}": style for name, style in
 
 
 def tensor_plan(model: PreTrainedModel) -> dict[str, str]:
-    """Return the tensor-parallel style by name pattern of modules, such as model.layers.*.mlp.up_proj: colwise.
+    """Return the tensor-parallel style (such as colwise) of modules by name pattern (model.layers.*.mlp.up_proj).
 
-    The plan is empty if it does not divide the heads. Embeddings stay whole: a lookup is cheap, and a sum over ranks is
-    not.
+    The result is empty if the model has no plan that divides the attention heads. Embeddings stay whole: a lookup is
+    cheap, and a sum over ranks is not.
     """
     if apply_tensor_parallelism is None:
         return {}

@@ -42,7 +42,7 @@ class ConnectorBridge(Protocol):
         """Record that the next iteration starts the prefills of these requests."""
 
     def prompt_completes(self, request_id: str, computed: int, blocks: Sequence[int]) -> bool:
-        """Return whether the next iteration, up to `computed` tokens, completes a prompt with a hand-off."""
+        """Return whether `computed` tokens complete a prompt with a hand-off; if so, record its `blocks`."""
 
     def layer_computed(self, request_ids: Sequence[str], layer: int) -> None:
         """Record that vLLM has computed this layer for these requests, or queued it on the device."""

@@ -29,7 +29,7 @@ BRIDGE = "twofold_bridge"  # key in kv_connector_extra_config for the bridge's n
 
 
 class CompletingPrefills(KVConnectorMetadata):
-    """Connector metadata of an iteration: the requests with a hand-off and a prompt that the iteration completes."""
+    """Connector metadata of an iteration: the requests to hand off after the iteration completes their prompts."""
 
     def __init__(self, request_ids: Sequence[str]) -> None:
         self.request_ids = request_ids
@@ -105,7 +105,7 @@ class TwofoldConnector(KVConnectorBase_V1, SupportsHMA):
         return CompletingPrefills([rid for rid, done in before.items() if self._follows(rid, done + scheduled[rid])])
 
     def _follows(self, request_id: str, computed: int) -> bool:
-        """Return whether an iteration with KV for `computed` tokens completes a prompt with a hand-off."""
+        """Return whether `computed` tokens complete the prompt of this request, and a hand-off follows."""
         manager = self._kv_cache_manager
         assert manager is not None  # noqa: S101  (vLLM binds it before scheduling)
         blocks = manager.get_block_ids(request_id)[0]

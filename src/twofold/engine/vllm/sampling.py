@@ -19,7 +19,7 @@ SAMPLING = "twofold_sampling"  # key in a request's extra_args
 
 
 class SampledRequest:
-    """A request that needs sampling or `min_tokens`. `output` is vLLM's own list, which grows with each token."""
+    """A request that needs sampling or `min_tokens`. `output` is vLLM's own list of output tokens, which grows."""
 
     def __init__(self, extra: dict[str, Any], prompt: list[int], output: list[int]) -> None:
         self._sampling: SamplingParams = extra["sampling"]

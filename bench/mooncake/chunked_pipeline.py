@@ -65,7 +65,7 @@ SHORT, APART = 1.05, 0.15
 
 
 class Setting(msgspec.Struct, frozen=True, kw_only=True):
-    """Lengths in tokens and number of rounds; each round sends one long prompt and `shorts` short prompts.
+    """Settings of the benchmark: lengths in tokens, and rounds of one long prompt and `shorts` short prompts.
 
     `boundary_gb_per_s` is the bandwidth for activations between two processes of a host.
     """

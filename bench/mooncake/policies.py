@@ -1,4 +1,4 @@
-"""Simulate Mooncake's Conductor against random, load-balancing and local-prefix routing on its conversation trace.
+"""Compare Mooncake's Conductor with random, load-balancing and local-prefix routing by simulating Mooncake's trace.
 
     python bench/mooncake/policies.py [TRACE] [--machine dgx-a100] [--room "3000000 tokens"] [--instances 8]
 
@@ -8,7 +8,8 @@ instance caches prompt KV in its machine's memory. A machine's link carries 100 
 hand-offs and for transfers between caches.
 
 The table gives TTFT, the shares of blocks found locally and in another cache, the busiest instance's share of prompts,
-and the replication of the ten hottest blocks. The claims follow; exits with 1 if one does not hold.
+and the replication of the ten hottest blocks. Then prints whether each claim about these figures holds; exits with 1
+if one does not.
 """
 
 import argparse

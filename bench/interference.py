@@ -47,7 +47,7 @@ SERVICES = {
 
 
 class Setting(msgspec.Struct, frozen=True, kw_only=True):
-    """Load of the benchmark: rounds, streams, lengths in tokens, and utilisation of a worker by long prompts."""
+    """Settings of the benchmark: rounds, streams, lengths in tokens, and utilisation of a worker by long prompts."""
 
     rounds: int
     streams: int

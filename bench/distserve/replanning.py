@@ -62,7 +62,7 @@ class TimelineCollector(Observer):
 
 
 def requests(parts: Sequence[tuple[Traffic, float]], seed: int) -> Iterator[Request]:
-    """Yield the requests of consecutive parts of traffic: Poisson arrivals, gamma lengths of shape 2 (CV = 0.7)."""
+    """Yield the requests of consecutive traffic phases: Poisson arrivals, gamma lengths of shape 2 (CV = 0.7)."""
     draw = random.Random(seed)
     now, end, number = 0.0, 0.0, 0
     for traffic, duration_s in parts:

@@ -128,7 +128,7 @@ async def live(urls: Mapping[str, str], setting: Setting, engine: "Engine") -> d
 
 
 def paired(seconds: Sequence[float], of: Sequence[float]) -> float:
-    """Return the median ratio of consecutive measurements, which is robust to drift of the host's speed."""
+    """Return the median ratio of paired measurements of two services, which is robust to drift of the host's speed."""
     return statistics.median(mine / other for mine, other in zip(seconds, of, strict=True))
 
 

@@ -62,7 +62,10 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def hidden(self) -> bool:
-        """Return whether layer-wise leaves at most one layer visible; True if sending a layer outlasts computing it."""
+        """Return whether at most one layer's transfer is visible with layer-wise.
+
+        Always True if sending a layer takes longer than computing it.
+        """
         return not self.covered or self.visible_s[HandoffMode.LAYER_WISE] <= SLACK * self.layer_s
 
     @property

@@ -50,7 +50,7 @@ class TimelineCollector(Observer):
 
 
 class BurstRun(msgspec.Struct):
-    """Result of a simulated burst: instance statuses over time, timelines, and peaks of held prompts and decode memory."""
+    """Result of a simulated burst: statuses over time, timelines, and peaks of held prompts and decode memory."""
 
     every_s: float
     looks: list[tuple[float, InstanceStatus, InstanceStatus]] = []

@@ -1,4 +1,4 @@
-"""Measure the CPU time of routing decisions in a cluster scheduler; several benchmarks use these functions."""
+"""Functions of several benchmarks that measure the CPU time of routing decisions in a cluster scheduler."""
 
 import random
 import time

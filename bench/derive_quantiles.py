@@ -1,4 +1,4 @@
-"""Compute the length quantiles of a trace, as the data of a named workload.
+"""Compute the prompt and output length quantiles of a trace and write them as a named workload.
 
     python bench/derive_quantiles.py TRACE NAME
 
@@ -25,7 +25,7 @@ CITATION = (
 
 
 def grid() -> npt.NDArray[np.float64]:
-    """Return the probabilities of the quantiles: evenly spaced, and denser near 1, where lengths grow steeply."""
+    """Return the probabilities of the quantiles: 401 evenly spaced, and 61 more from 0.99 to 0.9999 for the tail."""
     tail = 1 - np.geomspace(1e-2, 1e-4, 61)
     return np.unique(np.round(np.concatenate([np.linspace(0, 1, 401), tail]), 6))
 

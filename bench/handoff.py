@@ -5,12 +5,12 @@
 Two network namespaces stand for two hosts (needs root), joined by a link of 1 Gbit/s and then of 200 Mbit/s. A process
 on the first host prefills with the service's engine and hands off with the service's sender over NIXL and TCP; a
 process on the second provides the KV memory. Each round hands off every prompt length serialized and layer-wise;
-figures are medians over rounds. `auto` is not run: its policy picks one of both modes from the link and prefill speed
-measured at the start, and the figure of that mode is used. Finally, measures over shared memory by how many decode
-steps the second token of a split service is later than that of a colocated one.
+figures are medians over rounds. `auto` is not run: its policy picks one of the two modes from the link and prefill
+speed measured at the start, and the figure of that mode is used. Finally, measures with shared memory how much later
+the second token arrives from a split service than from a colocated one, in decode steps.
 
 Exits with 1 unless, at every prompt length:
-    layer-wise leaves at most one layer's transfer + 10% visible, if computing a layer takes longer than sending it
+    layer-wise leaves at most one layer's transfer (+ 10%) visible, if computing a layer takes longer than sending it
     the mode picked by auto is at most 5% worse than the better mode
 """
 
@@ -62,7 +62,10 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def hidden(self) -> bool:
-        """Return whether layer-wise leaves at most one layer's transfer visible; True if the link is too slow."""
+        """Return whether at most one layer's transfer is visible with layer-wise.
+
+        Always True if sending a layer takes longer than computing it.
+        """
         return not self.covered or self.visible_s[HandoffMode.LAYER_WISE] <= SLACK * self.layer_s
 
     @property
@@ -110,7 +113,7 @@ class End:
 
 @contextmanager
 def two_ends(hosts: TwoHosts, model: Path) -> Iterator[tuple[End, StartupFacts]]:
-    """Start both ends of the hand-off; yield the prefill end, connected to the decode end, and its measurements."""
+    """Start and connect both ends of the hand-off; yield the prefill end and its startup measurements."""
     ends: list[End] = []
     try:
         for host, role in enumerate(("prefill", "decode")):

@@ -1,4 +1,4 @@
-"""Measure how arriving long prompts disturb decodes: P99 inter-token time with them, relative to decode alone.
+"""Measure how arriving long prompts disturb decodes: P99 ITL with long prompts, relative to decode alone.
 
 Three services alternate on the same machine, with the same streams and the same long prompts:
 
@@ -8,7 +8,7 @@ Three services alternate on the same machine, with the same streams and the same
 
 Each round measures each service twice. Alone: `--streams` requests with short prompts decode. Disturbed: the
 same streams decode while long prompts arrive open-loop, evenly spaced, at the rate that keeps one prefill
-worker busy for `--utilisation` of the time (from the fastest of three prefills on the idle split service).
+worker busy for `--utilisation` of the time (computed from the fastest of three prefills on the idle split service).
 Gaps count from the time every stream has its first token until the first stream ends. The result is the
 median over rounds of P99 disturbed / P99 alone.
 
@@ -47,7 +47,7 @@ SERVICES = {
 
 
 class Setting(msgspec.Struct, frozen=True, kw_only=True):
-    """Load of the benchmark: rounds, streams, lengths in tokens, and utilisation of a worker by long prompts."""
+    """Settings of the benchmark: rounds, streams, lengths in tokens, and utilisation of a worker by long prompts."""
 
     rounds: int
     streams: int

@@ -1,12 +1,12 @@
-"""Compare the goodput of workers that change roles with every fixed split, under traffic that shifts between phases.
+"""Compare the goodput of workers that change roles with that of every fixed split, under shifting traffic.
 
     python bench/moving_roles.py [--simulate-only] [--period 40] [--seed 0]
 
 The cluster has four machines. For one period most work is prompts, for the next it is outputs, then prompts again. The
 same requests run with Splitwise's router, which moves machines between the phases, and with every fixed split (join the
 shortest queue), simulated and live on emulated machines with the real gateway, controller, workers and hand-offs.
-Sixteen long streams run throughout; live, each must produce the tokens that it produced before the traffic. Goodput is
-requests/s within the SLO, without the streams.
+Sixteen long streams run throughout; in live runs, each must produce the same tokens as before the traffic. Goodput is
+the number of requests/s within the SLO, without the streams.
 """
 
 import argparse
@@ -110,7 +110,7 @@ def designs() -> dict[str, str]:
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """Goodput in requests/s, and SLO attainment of the run, of each period, and of each period after `RECOVERY_S`."""
+    """Goodput in requests/s, and SLO attainment: overall, by period, and by period from second `RECOVERY_S` on."""
 
     goodput: float
     all: float
@@ -165,7 +165,7 @@ async def stream(session: aiohttp.ClientSession, url: str, model: str, number: i
 
 
 async def live(url: str, requests: Sequence[Request], period_s: float) -> tuple[Outcome, int]:
-    """Run one design live; return its outcome and the number of streams checked against their earlier tokens."""
+    """Run one design live; return its outcome and the number of streams with the same tokens as before the traffic."""
     endpoint = await discover(url)
     lowest, vocabulary = token_range(endpoint.vocab_size)
     config = LoadConfig(

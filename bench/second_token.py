@@ -1,4 +1,4 @@
-"""Measure how much later a split service yields its second token than a colocated one, over shared memory."""
+"""Measure how much later the second token arrives from a split service (shared memory) than from a colocated one."""
 
 import asyncio
 import statistics

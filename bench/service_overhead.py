@@ -1,11 +1,11 @@
-"""Measure serving overhead besides model execution: CPU time of gateway and controller, and routing decisions.
+"""Measure the CPU time of routing decisions, and of gateway and controller per request and per token.
 
     python bench/service_overhead.py [--decisions 40000] [--requests 200]
 
-Decisions: requests pass through a cluster scheduler with 40 and with 1,000 instances that holds eight per instance on
-average; one decision places a request and finishes another. Service: an emulated service with 40 instances runs
-streams of one token and long streams; the difference gives the cost per token. CPU seconds are of the process that
-holds gateway and controller. A fixed plain-Python loop is timed in the same run for comparison across machines.
+Decisions: a cluster scheduler of 40 and one of 1,000 instances hold eight requests per instance on average; one
+decision places a request and finishes another. Service: an emulated service with 40 instances runs streams of one token
+and long streams; the difference gives the cost per token. CPU seconds are of the process that runs gateway and
+controller. A fixed plain-Python loop is timed in the same run for comparison across machines.
 """
 
 import argparse

@@ -1,11 +1,12 @@
-"""Soak test: find leaks of memory, files, threads and blocks in a service under long load.
+"""Soak test: find leaks of memory, open files, threads and KV blocks in a service under long load.
 
     python bench/soak.py [--minutes 30] [--share 0.9] [--model DIR] [--json OUT] [-- FLAGS of twofold serve]
 
 Runs a service with a real model (default --prefill 1 --decode 1; FLAGS may also be --engine emulated --cluster FILE).
 A short closed loop at a fixed concurrency measures its capacity, then Poisson arrivals run at `--share` of it for
 `--minutes`. One client in ten disconnects at a random time. Every process is sampled every few seconds. Exits with 1
-on any error, wrong output length, worker restart or growing resource.
+if a request fails or has a wrong output length, a worker restarts, a resource grows, or KV blocks remain in use at
+rest.
 """
 
 import argparse

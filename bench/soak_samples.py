@@ -1,4 +1,4 @@
-"""Samples of a service's processes: memory, files, sockets, threads, shared memory segments."""
+"""Samples of the resources of a service's processes: memory, open files, sockets, threads, shared memory segments."""
 
 import re
 from pathlib import Path
@@ -13,7 +13,7 @@ _BLOCKS = re.compile(r'^twofold:kv_cache_blocks\{instance="([^"]+)",state="([^"]
 
 
 class ProcessSample(msgspec.Struct, frozen=True, kw_only=True):
-    """Sample of one process: sizes in bytes, counts, and mapped shared memory `segments`.
+    """Sample of one process: memory in bytes, and numbers of open files, sockets, threads and shared memory segments.
 
     `anonymous` is resident memory that belongs to no file or segment; a leak makes it grow. `uss` is memory unique to
     this process, which also changes when a forked sibling writes a page; `rss` is all resident memory, including KV

@@ -35,7 +35,7 @@ class Trend(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, times_s: Sequence[float], values: Sequence[float]) -> "Trend":
-        """Fit a trend to a series. Raises ValueError for fewer samples than parts."""
+        """Fit a trend to a series. Raises ValueError for fewer than `PARTS` samples."""
         if len(values) < PARTS:
             raise ValueError(f"{len(values)} samples are not enough for {PARTS} parts: run longer or sample more often")
         x = np.array([part.mean() for part in np.array_split(np.array(times_s), PARTS)]) / HOUR_S
@@ -59,7 +59,7 @@ class Trend(msgspec.Struct, frozen=True, kw_only=True):
 def verdict_of(times_s: Sequence[float], values: Sequence[float]) -> Verdict:
     """Return the verdict on a series; STEPPED if it grows overall but not in its second half.
 
-    Raises ValueError for fewer samples than twice the number of parts.
+    Raises ValueError for fewer than 2 · `PARTS` samples.
     """
     half = len(values) // 2
     whole, late = Trend.of(times_s, values).verdict, Trend.of(times_s[half:], values[half:]).verdict

@@ -1,4 +1,4 @@
-"""Derive the demo's request rate and SLO from the latencies of a few sequential requests, and state its verdict."""
+"""Derive the demo's request rate and SLO from a few sequential requests, and compare both designs in a sentence."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

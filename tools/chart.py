@@ -1,4 +1,4 @@
-"""Generate the Helm chart's values, their JSON schema and their table: `python tools/chart.py DIR`."""
+"""Generate the Helm chart's values.yaml, values.schema.json and README table: `python tools/chart.py DIR`."""
 
 import re
 import sys
@@ -71,7 +71,7 @@ def _group(name: str) -> dict[str, _Property]:
 
 
 def _below(each: _Property, default: object) -> tuple[str, Json] | None:
-    """Return a group's name and default values; None if `each` is a single value."""
+    """Return the name and default values of the group that a property refers to; None if it is a single value."""
     if each.ref is None or not isinstance(default, dict):
         return None
     return each.ref.rpartition("/")[2], default

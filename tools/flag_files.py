@@ -2,9 +2,10 @@
 
     python tools/flag_files.py [--list]
 
-Each flag gets a number that occurs nowhere else, and every process is traced for it. The count is the sum of the file
-that declares the option, the files of the packages that pass settings on (command line, cluster spec, launcher) in
-which a function receives the number, and one for its use. Structs carry the number without being counted.
+Each flag is set to a unique number, and every process is traced for functions that receive this number. The count is
+one for the declaration of the flag, one for its use, and one for each file in between with such a function. Only
+packages that pass settings on are searched (command line, cluster spec, launcher). Structs that contain the number are
+not counted. Exits with 1 if a flag passes through more than four files.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""Check the structure of the source tree: import cycles, folder sizes, loose modules, class names.
+"""Check the source tree for import cycles, forbidden imports, large folders, misplaced modules and duplicate classes.
 
     python tools/house.py
 

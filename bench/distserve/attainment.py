@@ -2,10 +2,10 @@
 
     python bench/distserve/attainment.py MODEL [--profile FILE] [--requests 250] [--loads 0.4,0.7,0.9,1.1,1.4,2]
 
-Loads a split service with a real model on this host at six rates. Each rate is a multiple (`--loads`) of the highest
-rate at which 90% of requests meet the SLO in simulation, and is replayed `--replays` times. Without --profile, measures
-the host first (`twofold calibrate live`). Exits with 1 if simulated and live attainment differ by more than five
-percentage points beyond the difference between replays.
+Sends requests to a split service with a real model on this host, `--replays` times at each rate. Rates are multiples
+(`--loads`) of the highest rate at which 90% of requests meet the SLO in simulation. Without --profile, calibrates the
+host first (`twofold calibrate live`). Exits with 1 if simulated and live attainment differ at any rate by more than
+five percentage points plus the spread of the replays.
 """
 
 import argparse

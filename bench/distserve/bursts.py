@@ -1,12 +1,16 @@
-"""Simulate a burst of requests under three hand-off policies: where requests queue, and the effect on running ones.
+"""Compare queues, KV memory and latencies of three hand-off policies in a simulated burst of requests.
 
     python bench/distserve/bursts.py [--burst 150] [--output-tokens 100 700] [--kv-tokens 40000] [--every 2] [--seed 0]
 
 Simulates llama2-70b on two DGX-H100, one per phase, with `--kv-tokens` of KV memory each. Two requests arrive per
-second for a minute, and `--burst` more within one second after ten seconds. The same requests run with three policies:
-layer-wise writes into decode memory reserved at arrival; pull when decode has room, so that prefill memory is the
-queue (DistServe, section 4.3); and pull with decode memory allocated on demand, with the youngest requests swapped out
-over PCIe when it is full. Prints both pull policies over time, one row per `--every` seconds, and a summary of all.
+second for a minute, and `--burst` more within one second after ten seconds. The same requests run with each policy:
+
+    layer-wise     prefill writes into decode memory that is reserved at arrival
+    pull           finished prompts wait in prefill memory until decode has room (DistServe, section 4.3)
+    pull, growing  pull, with decode memory allocated on demand; when it is full, the youngest requests are swapped
+                   out over PCIe
+
+Prints a table over time for each pull policy, one row per `--every` seconds, and a summary of all three.
 """
 
 import argparse
@@ -46,7 +50,7 @@ class TimelineCollector(Observer):
 
 
 class BurstRun(msgspec.Struct):
-    """Result of a simulated burst: samples of both instances, peaks over the run, and the timeline of every request."""
+    """Result of a simulated burst: statuses over time, timelines, and peaks of held prompts and decode memory."""
 
     every_s: float
     looks: list[tuple[float, InstanceStatus, InstanceStatus]] = []
@@ -87,7 +91,7 @@ def requests(burst: int, output_tokens: tuple[int, int], seed: int) -> list[Requ
 
 
 def watch(spec: ClusterSpec, some: Sequence[Request], catalog: Catalog, every_s: float) -> BurstRun:
-    """Simulate the requests; update the peaks at every event, and sample both instances every `every_s` seconds."""
+    """Simulate the requests; record peaks at every event, and the status of both instances every `every_s` seconds."""
     ends, seen = TimelineCollector(), BurstRun(every_s=every_s)
     statistics = RunStatistics(None, None, over_all_tokens=False)
     cluster = build_cluster(spec, catalog, instance_profiles(spec, catalog), statistics, [ends], 1 << 60)

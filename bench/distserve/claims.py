@@ -3,11 +3,11 @@
     python bench/distserve/claims.py [--requests 1000] [--tolerance 0.05] [--only chat-13b]
 
 For each application of the paper (OSDI'24, table 1), finds the placement with the highest goodput per GPU, on at most
-as many GPUs as the paper's. It is compared with colocated instances of the paper's parallelism: with mixed batches,
-with chunked prefill, and as the paper's baseline (prefill first, at vLLM's speed as measured by DistServe's authors).
-*Rate* is the ratio of goodputs per GPU, with the colocated goodput in brackets. *Tighter* is how much smaller the SLO
-could be at the colocated design's maximum rate. An additional row has the example of the paper's figure 1, at vLLM's
-speed for all designs. Models without published profiles use the roofline estimate and are marked.
+as many GPUs as the paper's placement. This placement is compared with three colocated designs of the paper's
+parallelism: mixed batches, chunked prefill, and the paper's baseline (prefill first, at vLLM's speed as measured by
+DistServe's authors). Each comparison has the ratio of goodputs per GPU, the colocated goodput per GPU in brackets, and
+how much tighter the SLO could be at the colocated design's maximum rate. One more row repeats the paper's figure 1, in
+which all designs run at vLLM's speed. Models without published profiles use the roofline estimate and are marked.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""Compare long simulations with queueing formulas, and find the rate where tensor and pipeline parallelism cross.
+"""Check the simulated mean TTFT of tensor and pipeline parallelism against queueing formulas.
 
     python bench/distserve/queueing.py [--requests 20000] [--recursion 12800000] [--prefill-ms 72.149] [--speedup 1.5]
 
@@ -12,7 +12,8 @@ independent parts; the spread of the parts gives the standard error. On the same
 for the 17 µs in which the pipeline's first stage sends activations. The recursion therefore serves as a control
 variate: it corrects the simulator's mean, and its standard error is the error of the result.
 
-The crossover is found by bisection over the rate, with the same arrivals for tensor and pipeline parallelism.
+Finally, bisection finds the rate at which tensor and pipeline parallelism have the same mean TTFT, with the same
+arrivals for both.
 """
 
 import argparse

@@ -1,12 +1,12 @@
-"""Simulate re-planning of roles: its benefit after a sudden traffic change, and its decisions without any change.
+"""Simulate the re-planning of roles after a sudden traffic change and during stationary traffic.
 
     python bench/distserve/replanning.py [--minutes 10] [--hours 1] [--seeds 3]
 
 Four machines are split for long prompts and short outputs. Half-way, the rate nearly doubles, with short prompts and
 long outputs. The same requests run with two routers (join the shortest queue, Splitwise's), each with fixed and with
-re-planned roles; the table gives SLO attainment per minute of arrival. Next, the delay from the change to the first
-role change is measured over many seeds. Last, stationary traffic runs for hours, so that every decision in it is
-unnecessary.
+re-planned roles; the table gives SLO attainment per minute of arrival. Next, the delay from the traffic change to the
+first role change is measured with `--seeds` seeds. Last, stationary traffic runs for `--hours`; all re-planning
+decisions during that time are unnecessary and are counted.
 """
 
 import argparse
@@ -62,7 +62,7 @@ class TimelineCollector(Observer):
 
 
 def requests(parts: Sequence[tuple[Traffic, float]], seed: int) -> Iterator[Request]:
-    """Yield the requests of consecutive parts of traffic: Poisson arrivals, gamma lengths of shape 2 (CV = 0.7)."""
+    """Yield the requests of consecutive traffic phases: Poisson arrivals, gamma lengths of shape 2 (CV = 0.7)."""
     draw = random.Random(seed)
     now, end, number = 0.0, 0.0, 0
     for traffic, duration_s in parts:

@@ -1,4 +1,4 @@
-"""Compare the prefill TTFT with batches up to the saturation length L_m and with smaller and larger batches.
+"""Compare the prefill TTFT at several batch limits in tokens: the saturation length L_m, and smaller and larger ones.
 
     python bench/distserve/saturation.py [--model opt-13b] [--requests 4000] [--seed 0]
 

@@ -65,7 +65,7 @@ SHORT, APART = 1.05, 0.15
 
 
 class Setting(msgspec.Struct, frozen=True, kw_only=True):
-    """Lengths in tokens and number of rounds; each round sends one long prompt and `shorts` short prompts.
+    """Settings of the benchmark: lengths in tokens, and rounds of one long prompt and `shorts` short prompts.
 
     `boundary_gb_per_s` is the bandwidth for activations between two processes of a host.
     """
@@ -128,7 +128,7 @@ async def live(urls: Mapping[str, str], setting: Setting, engine: "Engine") -> d
 
 
 def paired(seconds: Sequence[float], of: Sequence[float]) -> float:
-    """Return the median ratio of consecutive measurements, which is robust to drift of the host's speed."""
+    """Return the median ratio of paired measurements of two services, which is robust to drift of the host's speed."""
     return statistics.median(mine / other for mine, other in zip(seconds, of, strict=True))
 
 

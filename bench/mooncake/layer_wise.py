@@ -1,4 +1,4 @@
-"""Measure a prompt that loads its prefix and stores its suffix layer by layer, against load, compute and store alone.
+"""Compare the layer-by-layer overlap of a prompt's KV load, compute and KV store with each of the three alone.
 
     python bench/mooncake/layer_wise.py [--lengths 1024 2048 4096] [--shares 0.5 0.9] [--throttle GB/s]
 

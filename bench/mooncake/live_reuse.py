@@ -2,9 +2,9 @@
 
     python bench/mooncake/live_reuse.py [--model DIR] [--lengths 1024 2048] [-- FLAGS OF twofold serve]
 
-Each round sends an uncached ("cold") prompt, and for each cached share a prefix followed by a prompt that starts with
-it. Requests are sequential and figures are medians over rounds. Exits with 1 if prompts with 95% cached take more than
-20% of the cold TTFT.
+Each round sends an uncached ("cold") prompt. For each cached share, it then sends a prefix alone, and after that the
+measured prompt, which starts with this prefix. Requests are sequential and figures are medians over rounds. Exits with
+1 if prompts with 95% cached take more than 20% of the cold TTFT.
 """
 
 import argparse
@@ -36,7 +36,7 @@ GOAL_SHARE, GOAL_RATIO = 0.95, 0.2
 
 
 class Reuse(msgspec.Struct, frozen=True, kw_only=True):
-    """TTFTs in seconds at one prompt length, one per round: of uncached prompts, and of prompts by cached share."""
+    """TTFTs of all rounds at one prompt length: `cold_s` of uncached prompts, `warm_s` by cached share."""
 
     prompt_tokens: int
     cold_s: list[float]

@@ -1,4 +1,4 @@
-"""Simulate overload at twice a trace's rate: requests rejected by each overload rule on 8 + 8 machines.
+"""Count the requests that each overload rule rejects when 8 + 8 machines serve a trace at twice its rate.
 
     python bench/mooncake/overload.py [--trace FILE] [--speed 2] [--slo ttft=30,tpot=0.1] [--only early]
 

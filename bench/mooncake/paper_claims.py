@@ -7,11 +7,12 @@ Prints three tables. `systems.py` defines the compared clusters, `settings.py` t
   against four colocated machines. The SLO is the paper's: 10 times the TTFT and 5 times the TBT at its lowest rate,
   averaged over its three systems. TBT is the time per output token of a request.
 - `trace`: the conversation trace on 10P+10D against 20 colocated machines, with bounds of 30 s and 0.1 s: the highest
-  replay rate, and the share of requests within both bounds, as recorded and at the paper's prompt tokens per second.
+  replay rate within the bounds, and the share of requests within both bounds at the recorded rate and at the rate that
+  gives the paper's prompt tokens per second.
 - `fast25`: the same trace on 16 machines, as recorded: the share of requests within 30 s and 100, 200 or 300 ms,
   where TBT is the mean of the longest tenth of a request's gaps.
-A rate is printed with the bound that the next higher rate misses. After the tables, each of the papers' claims (which
-system is better) is printed with whether it holds; exits with 1 if one does not and `EXPLAINED` gives no reason.
+A rate is printed with the bound that the next higher rate misses. After the tables, prints for each of the papers'
+claims whether it holds. Exits with 1 if one does not hold and `EXPLAINED` has no reason for it.
 """
 
 import argparse
@@ -163,7 +164,10 @@ def paper_rate(path: Path, count: int) -> float:
 
 
 def effective(system: str, path: Path, count: int) -> Share:
-    """Return the shares of requests with TTFT within 30 s and mean TBT of the longest tenth within each TBT bound."""
+    """Return the share of requests within 30 s TTFT and a TBT bound, for each TBT bound.
+
+    TBT is the mean of the longest tenth of a request's gaps.
+    """
     gaps = TokenGaps()
     arriving = trace(path)[:count]
     result = simulate(fast25_systems()[system], arriving, catalog=load_catalog(), observers=[gaps], series=False)
@@ -224,7 +228,7 @@ def trace_claims(found: Mapping[str, SearchResult], shares: Mapping[str, Share])
 
 
 def fast25_claims(shares: Mapping[str, Share]) -> Iterator[Claim]:
-    """Yield whether 8P+8D serves more requests in time than colocated clusters with whole and with chunked prompts."""
+    """Yield claims that 8P+8D serves more requests in time than colocated clusters, with whole or chunked prompts."""
     for place, bound_s in enumerate(TBT_BOUNDS_S):
         for what, others in (("whole prompts", (VLLM, PREFIX)), ("chunks", (CHUNKED,))):
             ours, best = (_best(shares, names, place) for names in (("8P+8D",), others))
@@ -240,7 +244,7 @@ def _best(shares: Mapping[str, Share], names: Sequence[str], place: int) -> floa
 
 
 class Job:
-    """Simulates the systems of each table in worker processes, prints the table, and yields the claims."""
+    """Simulates systems in worker processes; each method prints one table and yields the claims about it."""
 
     def __init__(self, pool: ProcessPoolExecutor, given: argparse.Namespace, console: Console) -> None:
         self._pool, self._given, self._console = pool, given, console

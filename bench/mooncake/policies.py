@@ -1,14 +1,15 @@
-"""Simulate Mooncake's Conductor against random, load-balancing and local-prefix routing on its conversation trace.
+"""Compare Mooncake's Conductor with random, load-balancing and local-prefix routing by simulating Mooncake's trace.
 
     python bench/mooncake/policies.py [TRACE] [--machine dgx-a100] [--room "3000000 tokens"] [--instances 8]
 
 The cluster has eight prefill and eight decode instances, one machine each. The `--model` has the layers, width and KV
-heads of the paper's (LLaMA2-70B) and a context long enough for the trace; times are roofline estimates. Each prefill
-instance caches prompt KV in its machine's memory. A machine's link carries 100 GB/s, the paper's 800 Gb/s, for
+heads of the paper's model (LLaMA2-70B) and a context long enough for the trace; times are roofline estimates. Each
+prefill instance caches prompt KV in its machine's memory. A machine's link carries 100 GB/s, the paper's 800 Gb/s, for
 hand-offs and for transfers between caches.
 
 The table gives TTFT, the shares of blocks found locally and in another cache, the busiest instance's share of prompts,
-and the replication of the ten hottest blocks. The claims follow; exits with 1 if one does not hold.
+and the replication of the ten hottest blocks. Then prints whether each claim about these figures holds; exits with 1
+if one does not.
 """
 
 import argparse

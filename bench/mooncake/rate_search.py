@@ -61,8 +61,8 @@ def missed(result: SimulationResult, slo: Slo) -> str:
 def highest(misses: Callable[[float], str], start: float, grid: RateGrid) -> tuple[float | None, str]:
     """Return the highest rate of the grid that misses no bound, and the bound that the next rate misses.
 
-    Steps away from `start` double until they bracket the limit, then halve. The rate is None if even 1% of `start`
-    misses.
+    Step sizes double from `start` until one rate meets and one misses the bounds; bisection follows. The rate is None
+    if even 1% of `start` misses a bound.
     """
     step, stride = grid.step(start), grid.stride
     kept: int | None = None

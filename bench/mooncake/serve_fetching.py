@@ -1,9 +1,9 @@
-"""Run `twofold serve` so that the chosen worker always fetches a prompt's prefix from the store with most of it.
+"""Run `twofold serve` so that workers always fetch a prompt's prefix from the store that has most of it.
 
     python bench/mooncake/serve_fetching.py FLAGS OF twofold serve
 
 For tests and benchmarks of transfers between stores. The router still chooses the worker, for example round-robin.
-Unmodified, only `--router conductor` fetches prefixes, and only when that is faster than computing them.
+In an unmodified service, only `--router conductor` fetches prefixes, and only when that is faster than computing them.
 """
 
 import sys
@@ -40,7 +40,7 @@ class Registrations:
         self._blocks[message.host].update(message.stored)
 
     def fetch(self, instance: str, keys: Sequence[BlockKey]) -> StoreFetch | None:
-        """Return a fetch from the store with the longest prefix of `keys`; None if the instance's host has as much."""
+        """Return a fetch from the store with most leading blocks of `keys`; None if the own host has as many."""
         own = self._leading(self._hosts[instance], keys)
         best = max(self._stores.values(), key=lambda store: self._leading(store.host, keys), default=None)
         if best is None or best.address is None or self._leading(best.host, keys) <= own:

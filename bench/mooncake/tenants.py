@@ -6,7 +6,7 @@ Two tenants, A and B, have an API key each. In each pair B sends a prompt that A
 after A has sent a different one, so that both of B's prompts follow the same load. Their order is random. As a
 control, A repeats its own prompt.
 
-The two times of a pair are compared by a permutation test: under the null hypothesis they are exchangeable. The
+The TTFTs of a pair are compared by a permutation test: under the null hypothesis they are exchangeable. The
 statistic is the sum of differences of ranks, which is robust to outliers. Exits with 1 if the test finds a difference
 between B's two kinds of prompts (p below 0.01) or none in the control, or if an answer to B reports cached tokens.
 `--counters` checks the reported counts only.

@@ -2,11 +2,11 @@
 
     python bench/mooncake/transports.py [--rounds 7] [--json OUT]
 
-The lending process provides its KV memory; the other writes prompt KV into it layer by layer, like a hand-off, and
-reads it back. Blocks are contiguous on both sides, or none are adjacent. Figures are medians over rounds, and every
-round uses every transport. Transports between hosts run over loopback, so their figures measure the cost in both
-processes. Transports without their extra installed are skipped. Exits with 1 if the data read differs from the data
-written.
+One process lends its KV memory; the other writes prompt KV into it layer by layer, like a hand-off, and reads it back.
+A prompt is in contiguous blocks or in every other block, on both sides. Figures are medians over rounds, and every
+round uses every transport. Network transports run over loopback, so their figures show the cost of both processes and
+not of a network. Transports without their extra installed are skipped. Exits with 1 if the data read differs from the
+data written.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""Measure the cost of routing by number of instances: decisions, applied load reports, and memory.
+"""Measure the speed of routing decisions and load reports, and the memory per instance, by cluster size.
 
     python bench/scale/decisions.py [--instances 100 1000 10000] [--decisions 20000]
 
@@ -6,7 +6,7 @@ Requests pass through a cluster scheduler that holds eight per instance on avera
 decision places a request and finishes another. A quarter of the instances prefill, and a cell has a hundred instances.
 Routers that predict get an empty cache index and a constant time per token, so only the decision is timed. A report
 carries the load of one instance to a controller that routes by reports. CPU seconds are of this process; memory is the
-growth of its resident set before the first request. A plain loop is timed in the same run for comparison across
+growth of its resident set up to the first placement. A plain loop is timed in the same run for comparison across
 machines.
 """
 

@@ -3,9 +3,10 @@
     python bench/scale/staleness.py [--instances 1000] [--seconds 15] [--reports 0 0.01 0.1 1 10] [--json OUT]
     python bench/scale/staleness.py --controllers 1 4 16 64 --reports 0.2 1 [--instances 1000]
 
-Poisson arrivals with the lengths of the Azure conversation trace, `--rate` per second and instance, for BLOOM-176B on
-DGX-H100, two prefill machines to three decode machines (twofold.simulation, fitted times, hand-off by size). Instances
-report their load periodically, each at its own offset, or immediately with 0. The policies:
+Simulates BLOOM-176B on DGX-H100 (two prefill machines to three decode machines, fitted times, hand-off by size).
+Arrivals are Poisson, `--rate` per second and instance, with the lengths of the Azure conversation trace. Instances
+report their load every `--reports` seconds, each at its own offset; with 0 they report every change at once. The
+policies:
 
     jsq, reports        the least loaded instance by the last reports
     jsq, + sent         also counts requests sent since the report

@@ -1,4 +1,4 @@
-"""Batch jobs (Splitwise, section 6): maximum throughput of each design without SLOs."""
+"""Batch jobs (Splitwise, section 6): maximum throughput of each cluster design without SLOs."""
 
 from designs import KINDS, family, paper_set, power_units
 from show import split_name, table, times

@@ -5,7 +5,7 @@
 Writes src/twofold/performance/data/power.toml. Only A100 rows have power. Decode is fitted to the average_power of
 short prompts, because their runs are mostly decode. Prefill is fitted to the peak_power of single prompts, which rises
 from the decode power of the same pair of model and machine to TDP. Pairs that are always at TDP (tensor parallelism 2)
-are left out, because they do not show where it is reached.
+are left out, because they do not show at which batch size TDP is reached.
 """
 
 import argparse

@@ -3,8 +3,8 @@
     python bench/splitwise/fit_roofline.py [PROFILE]
 
 Writes src/twofold/performance/data/roofline.toml. Decode is linear in its constants. Prefill is nonlinear and is
-fitted by Levenberg-Marquardt on the logarithms of its constants. They are times beyond the theoretical peak, so
-positive values keep every efficiency below 1.
+fitted by Levenberg-Marquardt on the logarithms of its constants. Each constant is the excess over the time at peak
+rate, so that every efficiency is below 1.
 """
 
 import argparse
@@ -50,7 +50,7 @@ def fit(pairs: Sequence[Pair]) -> RooflineConstants:
 
 
 def fit_decode(pairs: Sequence[Pair]) -> list[float]:
-    """Fit the decode constants: launch and step time per layer, memory time, time per sequence and layer, KV time."""
+    """Fit the decode constants: launch, all-reduce step, excess weight reads, per-sequence cost, excess KV reads."""
     lines, targets, times = [], [], []
     for pair in pairs:
         needs = _needs(pair)
@@ -64,7 +64,7 @@ def fit_decode(pairs: Sequence[Pair]) -> list[float]:
 
 
 def fit_prefill(pairs: Sequence[Pair], floors: Sequence[float]) -> list[float]:
-    """Fit the prefill constants: extra launch per layer, compute and all-reduce time, and cost of long batches.
+    """Fit the prefill constants: extra kernel launch, excess compute, excess all-reduce, cost of long batches.
 
     Attention uses the efficiency of the other operations: the profile cannot separate it from the cost of long batches.
     """

@@ -82,7 +82,7 @@ def _cell(plane: Plane, first: int, second: int) -> str:
 
 
 def _on_frontier(plane: Plane, first: int, second: int) -> bool:
-    """Return whether the next smaller number of prefill machines and that of decode machines each miss an SLO."""
+    """Return whether the next smaller cluster misses an SLO, both with fewer prefill and with fewer decode machines."""
     prefill, decode = _axes(plane)
     fewer = [(each, second) for each in prefill if each < first][-1:]
     fewer += [(first, each) for each in decode if each < second][-1:]

@@ -13,7 +13,7 @@ _MACHINES = 40  # all H100
 
 
 class ReferenceRun(msgspec.Struct, frozen=True, kw_only=True):
-    """A SplitwiseSim run on 40 machines, of which `prefill` prefill and the others decode; 0 makes all mixed."""
+    """A SplitwiseSim run on 40 machines: `prefill` machines prefill and the others decode; with 0, all are mixed."""
 
     name: str
     trace: str

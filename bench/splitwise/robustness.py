@@ -12,7 +12,10 @@ _HEADER = ("cluster", "workload", "tuned for this one", "req/s", "tuned for the 
 
 
 def robustness(settings: Settings, catalog: Catalog) -> None:
-    """Print a table per timing: the paper's iso-power splits under `published`, the planner's under `corrected`."""
+    """Print the rates of splits under the workload of their tuning and under the other one, a table per timing.
+
+    The `published` timing uses the paper's iso-power splits, the `corrected` timing the planner's.
+    """
     for timing in timings(settings, catalog).values():
         own: dict[str, dict[str, BestDesign]] = {}
         for workload in WORKLOADS:

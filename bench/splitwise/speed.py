@@ -5,8 +5,8 @@
 CHECKOUT is a clone of https://github.com/Mutinifni/splitwise-sim, PYTHON an interpreter with its dependencies. The
 simulators execute the three reference runs alternately, each in its own process, `--rounds` times. Event loop: CPU
 seconds from the first event to the last, without reading the trace or writing results. Process: everything from
-interpreter start. Twofold records no time series, like SplitwiseSim; their cost is printed separately. Every round
-checks that both simulators complete every request at the same times. Figures are medians over rounds.
+interpreter start. Twofold's time series are off, because SplitwiseSim has none; their cost is printed separately. Every
+round checks that both simulators complete every request at the same times. Figures are medians over rounds.
 """
 
 import argparse
@@ -66,7 +66,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def compare(run: ReferenceRun, checkout: Path, python: str) -> Round:
-    """Compare both simulators on one reference run. Raises SystemExit if a run fails, loses a request or differs."""
+    """Compare both simulators on one reference run. Raises SystemExit if a simulator fails or their results differ."""
     with tempfile.TemporaryDirectory() as folder:
         theirs = _cost(
             [python, str(HERE / "splitwise_sim_driver.py"), str(checkout), str(run.trace_path), folder, *run.overrides]

@@ -1,4 +1,4 @@
-"""Run complete simulations in parallel, for throughput and latencies besides SLO attainment."""
+"""Run simulations to completion in parallel, to measure throughput and latencies at given rates."""
 
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor

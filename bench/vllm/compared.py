@@ -1,4 +1,4 @@
-"""Systems of the comparison; each is a set of processes behind one URL."""
+"""Systems that four_way.py compares; each is a set of processes behind one URL."""
 
 import sys
 from collections.abc import Callable

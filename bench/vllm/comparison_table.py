@@ -1,4 +1,4 @@
-"""Tables of the comparison's results, for the terminal and as Markdown."""
+"""Tables of the results of four_way.py, for the terminal and as Markdown."""
 
 from collections.abc import Iterable, Mapping, Sequence
 

@@ -19,7 +19,7 @@ SETTLE_S = 600.0  # timeout for client startup and delayed answers
 
 
 class Load(msgspec.Struct, frozen=True, kw_only=True):
-    """Load of the client: ranges of uniform prompt and output lengths, duration in seconds, and SLO in seconds."""
+    """Load that the client sends: ranges of uniform prompt and output lengths, duration and SLO in seconds."""
 
     prompt_tokens: tuple[int, int]
     output_tokens: tuple[int, int]

@@ -87,7 +87,7 @@ class StockVllm:
         return prefill, decode
 
     def proxied(self, processes: Processes, proxy: Path, places: tuple[Place, Place] = (BESIDE, BESIDE)) -> str:
-        """Start a pair behind the example proxy of vLLM's repository; return the proxy's URL."""
+        """Start a prefill and a decode server behind the example proxy of vLLM's repository; return the proxy's URL."""
         prefill, decode = self.pair(processes, places)
         port = free_port()
         command = [sys.executable, str(proxy), "--port", str(port)]

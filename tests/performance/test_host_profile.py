@@ -1,4 +1,4 @@
-"""Host profiles: files, use as catalog entries, and errors."""
+"""Host profiles round-trip through files, extend a catalog, and are errors if invalid or missing."""
 
 import pytest
 

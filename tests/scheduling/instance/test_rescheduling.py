@@ -8,7 +8,7 @@ from twofold.kvcache.paged import PagedBlockAllocator
 
 
 def in_a_run(batcher="mixed", **more):
-    """Return an instance that is running several decode iterations without new selections."""
+    """Return an instance that has started a run of 39 decode iterations."""
     made = scheduler(batcher, **more)
     arrive(made, request("d", prompt=4, output=40))
     assert made.changed

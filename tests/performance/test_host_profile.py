@@ -1,4 +1,4 @@
-"""Host profiles round-trip through files, extend a catalog, and are errors if invalid or missing."""
+"""Host profiles round-trip through files and extend a catalog; invalid or missing files are errors."""
 
 import pytest
 

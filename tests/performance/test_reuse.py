@@ -1,4 +1,4 @@
-"""Reuse of a cached prefix compared with recomputation, and layer-wise loading."""
+"""Break-even between loading and recomputing a cached prefix, and duration of layer-wise loading."""
 
 import math
 

@@ -37,7 +37,7 @@ def simulated_hits(prompts, cache):
 
 
 def counted_hits(prompts, capacity):
-    """Return the number of blocks with a least capacity of at most `capacity`, by prompt."""
+    """Return, for each prompt, the number of blocks that need at most `capacity` to hit."""
     least = least_capacities(prompts)
     ends = np.cumsum([len(prompt) for prompt in prompts])
     return [int((part <= capacity).sum()) for part in np.split(least, ends[:-1])]

@@ -85,7 +85,7 @@ def test_finished_handoff_without_waiting_prompts_does_not_set_changed():
 
 
 def arriving(made):
-    """Lease blocks of an idle instance, so that a prompt waits for them."""
+    """Lease blocks of an idle instance to a request, so that a submitted prompt waits for free blocks."""
     assert made.lease_now(request("a", prompt=20), "source", 0.0) is not None
     made.submit(request("b", prompt=20), decodes_here=True)
     assert made.next_batch(0.0) is None

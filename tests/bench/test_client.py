@@ -39,7 +39,7 @@ def test_records_each_token_of_a_successful_reply():
 
 
 def test_request_body_matches_the_workload():
-    """The body has prompt ids, `max_tokens`, a usage option and `ignore_eos`; the API key is the bearer token."""
+    """The request has prompt ids, `max_tokens`, `ignore_eos` and `include_usage`, and the API key as bearer token."""
     with endpoint() as scripted:
         send(scripted, ClientConfig(temperature=0.5), prompt=[5, 6, 7], api_key="secret")
     body = scripted.bodies[0]

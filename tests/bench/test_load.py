@@ -13,7 +13,7 @@ from twofold.timeline import Moment
 
 
 def trace(count, gap_s=0.0, output_tokens=3):
-    """Return requests that arrive `gap_s` apart from one hour on; request n has a prompt of 10 + n tokens."""
+    """Return requests at intervals of `gap_s`, the first at 3,600 s; request n has a prompt of 10 + n tokens."""
     return [
         Request(id=str(n), arrival_s=3600 + n * gap_s, prompt_tokens=10 + n, output_tokens=output_tokens)
         for n in range(count)
@@ -137,7 +137,7 @@ def test_an_empty_workload_gives_an_empty_result():
 
 
 def test_records_are_in_sending_order():
-    """Each record has token times relative to its request, a token count and an error."""
+    """Records are in the order in which the requests were sent, even if the first request ends last."""
 
     def script(body):
         # The first request ends last.

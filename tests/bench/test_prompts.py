@@ -13,7 +13,7 @@ def ask(name="a", prompt_tokens=40, blocks=()):
 
 @given(length=st.integers(1, 3000), blocks=st.lists(st.integers(0, 9), max_size=6), seed=st.integers(0, 99))
 def test_token_prompts_have_the_exact_length_and_stay_in_range(length, blocks, seed):
-    """Prompts of any length and any prefix blocks draw ids from `lowest` up to the vocabulary size."""
+    """A prompt has the requested length, and its ids are at least `lowest` and below the vocabulary size."""
     maker = PromptMaker(seed=seed, lowest=10, vocabulary=20)
     ids = maker.token_ids(ask(prompt_tokens=length, blocks=tuple(blocks)))
     assert len(ids) == length

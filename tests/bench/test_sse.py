@@ -1,4 +1,4 @@
-"""Parsing of server-sent events, however the stream is cut, and of the fields that the benchmark reads."""
+"""The parser of server-sent events accepts any chunk boundaries and reads error messages and output text."""
 
 from itertools import pairwise
 
@@ -26,7 +26,7 @@ def test_a_last_line_without_newline_is_not_lost():
 
 
 def test_recognizes_every_form_of_error():
-    """The field `error` may be an object or a string, or the event has `message` only; a null `error` is none."""
+    """An error message is an `error` object, an `error` string or a `message` field; a null `error` is ignored."""
     assert decode_event(b'{"error": {"message": "full", "code": 503}}').error_message == "full"
     assert decode_event(b'{"error": "full"}').error_message == "full"
     assert decode_event(b'{"object": "error", "message": "full"}').error_message == "full"

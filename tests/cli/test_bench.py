@@ -81,7 +81,7 @@ def test_named_workloads_fit_the_model():
 
 
 def test_some_failures_are_shown_and_do_not_fail_the_run(trace):
-    """If some requests fail, the table shows the reason, stderr one example, and the exit code is 0."""
+    """If some requests fail, the table shows the reason, stderr shows one message, and the exit code is 0."""
 
     def script(body):
         return [Refuse(429)] if len(body["prompt"]) == 25 else well_behaved(body)

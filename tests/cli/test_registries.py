@@ -41,7 +41,7 @@ PUBLISHED = {  # performance models of other models and machines
 
 
 def policy(registry, name, *flags, pools=(PREFILL, DECODE), serve=(), **fields):
-    """Return a test case: a cluster with one registry entry, flags of both commands, and flags of `serve` only."""
+    """Return the test case of a registry entry: cluster fields, flags of both commands, and flags of `serve` only."""
     return pytest.param(MODEL | {"pools": pools} | fields, flags, serve, id=f"{registry}-{name}")
 
 

@@ -47,7 +47,7 @@ def cluster(*pools, **more):
     ],
 )
 def test_instances_fill_machines_in_order(spec, machines):
-    """Instances fill the machines in order, as many as fit or as the pool requests."""
+    """A pool fills its machines in order, with as many instances as fit or as it requests."""
     assert on(spec) == machines
 
 
@@ -113,7 +113,7 @@ def test_pipeline_bandwidth_is_the_sum_over_its_machines():
 
 
 def test_workers_share_cores_evenly_or_take_turns():
-    """Workers get equal numbers of cores; with more workers than cores, the last workers share cores first."""
+    """Workers get equal numbers of cores; if there are too few, cores are assigned forwards and then backwards."""
     assert share_cores([0, 1, 2, 3], 2) == [(0, 1), (2, 3)]
     assert share_cores([0, 1, 2], 2) == [(0,), (1,)]
     assert share_cores([0, 1], 3) == [(0,), (1,), (1,)]

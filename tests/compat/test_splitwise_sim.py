@@ -12,7 +12,7 @@ def sim(**more):
 
 
 def running_decodes(count=3, **more):
-    """Return an instance that is running several decode iterations without new selections."""
+    """Return an instance that has started a run of decode iterations."""
     made = sim(**more)
     for number in range(count):
         arrive(made, request(f"d{number}", output=500))
@@ -52,7 +52,7 @@ def paused_by_prompts(arrival_s):
 
 
 def test_decode_left_out_four_times_goes_first():
-    """After four batches without a paused decode, the decode runs before the waiting prompts."""
+    """A decode that was left out of four batches runs before the waiting prompts."""
     made = paused_by_prompts(arrival_s=0.0)
     assert [ran(made) for _ in range(5)] == [["p0"], ["p1"], ["p2"], ["p3"], ["a"]]
     assert made.preemptions == 1
@@ -66,7 +66,7 @@ def test_overdue_tasks_of_equal_age_go_by_arrival():
 
 
 def test_age_order_is_fixed_when_a_task_is_added():
-    """The priority by age is set when a task is queued, so a task that ages later does not overtake."""
+    """Tasks are ordered by age when they are queued; a task that becomes overdue later does not overtake."""
     made = sim(num_blocks=8, budget=100)
     arrive(made, request("a", prompt=16, output=17))  # two of eight blocks
     ran(made)
@@ -99,7 +99,7 @@ def test_prompt_over_the_budget_does_not_interrupt_decodes():
 
 
 def test_chained_decode_of_a_long_prompt_interrupts_decodes():
-    """A prompt over the budget pauses running decodes if it also decodes here: its decode is within the budget."""
+    """A prompt over the budget pauses running decodes if its own decode, within the budget, is on this instance."""
     made = running_decodes()
     made.submit(request("p", prompt=2049), decodes_here=True)
     assert made.changed
@@ -123,7 +123,7 @@ def test_running_prompt_is_not_interrupted():
 
 
 def test_idle_instance_without_blocks_waits_for_freed_blocks():
-    """Without free blocks, freed blocks set `changed`, and a new request does not."""
+    """On an idle instance without free blocks, freeing blocks sets `changed`, and submitting a request does not."""
     made = sim(num_blocks=8)
     made.submit(request("p", prompt=112), decodes_here=False)
     assert ran(made) == ["p"]

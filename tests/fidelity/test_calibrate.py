@@ -27,7 +27,7 @@ SHARED = {"prefill": 1.05, "decode": 1.15}
 class Service:
     """Simulated service that runs calibration groups with known times and writes worker journals.
 
-    `taken` is the share of the workers' CPU time that gateway and clients use, by purpose of the group.
+    For each purpose of a group, `taken` is the share of the workers' CPU time that gateway and clients use.
     """
 
     def __init__(self, taken):
@@ -125,7 +125,7 @@ def answered(taken):
 
 
 def share(service, purpose):
-    """Return the mean number of CPU cores that gateway and clients use during groups of this purpose."""
+    """Return the mean number of CPU cores that gateway and clients use during the groups with a given purpose."""
     of = [one for one in service.observed if one.group.purpose is purpose]
     spans = [
         max(t.token_times_s[-1] for t in one.timelines) - min(min(t.moments.values()) for t in one.timelines)

@@ -24,7 +24,7 @@ def two_cores(monkeypatch):
 
 
 def log(times, longer):
-    """Return the log of a worker that decodes four sequences at each time, `longer` times slower than predicted."""
+    """Return a worker's log of decode iterations that start at `times` and take `longer` times as long as predicted."""
     entries = []
     for number, start in enumerate(times):
         items = tuple(BatchItem(str(i), Phase.DECODE, 1, 100, True) for i in range(4))

@@ -1,4 +1,4 @@
-"""Latencies of every request, and the verdict on Splitwise's nine SLO bounds, equal SplitwiseSim's reference runs."""
+"""Latencies of every request, and verdicts on Splitwise's nine SLO bounds, equal those of SplitwiseSim's runs."""
 
 import csv
 
@@ -78,7 +78,7 @@ class Ended(Observer):
 
 @pytest.fixture(scope="module", params=RUNS, ids=[run[0] for run in RUNS])
 def run(request):
-    """Return SplitwiseSim's rows by request, our timelines, our result and the expected verdict."""
+    """Return the rows of SplitwiseSim, the timelines and result of Twofold, and the expected verdict."""
     name, trace, pools, met = request.param
     golden = find_data(f"golden/splitwise/{name}.csv")
     requests = find_data(f"traces/splitwise-{trace}-70rps-2min.csv")
@@ -138,7 +138,7 @@ def test_percentiles_equal_the_reference(run, column, histogram, percentile):
 
 
 def test_slo_verdict_equals_the_reference(run):
-    """The slowdown percentiles agree with those of SplitwiseSim's latencies, and so does each bound's verdict."""
+    """Each slowdown percentile, and whether it meets its bound, agrees with SplitwiseSim's latencies."""
     rows, _, result, met = run
     judged = verdict(result, SPLITWISE)
     assert judged.met is met

@@ -38,7 +38,7 @@ def decodes(instance, start, end, iterations):
 
 
 def test_the_longest_tenth_counts():
-    """Tail TBT is the mean of the longest tenth of gaps: with four gaps, the longest, here that with the hand-off."""
+    """Tail TBT is the mean of the longest tenth of token gaps; of four gaps, only the longest counts."""
     gaps = TokenGaps()
     gaps.run(decodes("decode-0", 500, 875, 4))  # before the arrival of the request
     gaps.run(decodes("decode-1", 0, 2000, 100))  # another instance

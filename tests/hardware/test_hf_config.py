@@ -166,7 +166,7 @@ def test_source_and_dtype_sizes(directory):
 
 
 def test_quantized_weight_sizes(directory):
-    """The weight size comes from the index, else from the files, else from the bits; KV keeps two bytes per value."""
+    """Weight bytes come from the index file, else file sizes, else bits per weight; KV values have two bytes."""
     four_bits = {"quantization_config": {"quant_method": "awq", "bits": 4}}
     path = directory(CONFIGS["llama-3.1-8b"] | four_bits)
     assert read_model(path).weight_bytes == 8_030_261_248 // 2
@@ -212,7 +212,7 @@ def test_errors_name_file_and_field(directory, change, message):
 
 
 def test_rejects_directories_without_a_model(tmp_path):
-    """A directory without config.json, or with one that is no JSON object, is a ModelError."""
+    """A missing config.json, or one without a JSON object, raises a ModelError."""
     with pytest.raises(ModelError, match=r"has no config\.json, so it is not a model directory"):
         read_model(tmp_path)
     for content in (b"{", b"[]", b"\xff"):

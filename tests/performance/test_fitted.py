@@ -1,4 +1,4 @@
-"""Fitted times follow the measured profile, increase with the work, and exist for measured pairs only."""
+"""Fitted times follow the measured profile, increase with the work, and exist only for measured configurations."""
 
 import msgspec
 import pytest

@@ -1,4 +1,4 @@
-"""Host profiles: files, use as catalog entries, and errors."""
+"""Host profiles round-trip through files and extend a catalog; invalid or missing files are errors."""
 
 import pytest
 

@@ -29,7 +29,7 @@ def test_rejects_weights_that_do_not_fit(models, machines):
 
 
 def test_the_largest_stage_bounds_the_capacity_of_a_pipeline(models, machines):
-    """Of 3 stages, the largest holds 24 of 70 layers: that share of the weights and of each token's KV."""
+    """With 70 layers on 3 stages, KV capacity is that of the largest stage, which has 24 layers."""
     model, machine = models["bloom-176b"], machines["dgx-a100"]
     weights, token = -(-329_000_000_000 * 24 // 70), -(-4_014_080 * 24 // 70)
     expected = (4 * (80 << 30) - weights) // token

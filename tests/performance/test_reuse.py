@@ -1,4 +1,4 @@
-"""Reuse of a cached prefix compared with recomputation, and layer-wise loading."""
+"""Break-even between loading and recomputing a cached prefix, and duration of layer-wise loading."""
 
 import math
 
@@ -25,7 +25,7 @@ KV_BYTES = 327_680
 
 @pytest.fixture(scope="module")
 def llama(models, machines):
-    """Return a roofline model; measured profiles end at prompts too short for attention to matter."""
+    """Return a roofline model, because measured profiles lack prompts long enough for attention to matter."""
     return performance_model("roofline", models["llama2-70b"], machines["dgx-a100"], 8)
 
 
@@ -44,7 +44,7 @@ def test_matches_the_inequality_of_the_paper(prefix, flops_per_s):
 
 
 def test_covers_models_of_the_catalog(models):
-    """Prefix costs of llama2-70b equal the paper's but for 17% more FLOPs; BLOOM needs four times the bandwidth."""
+    """llama2-70b has the paper's prefix cost with 17% more linear FLOPs; BLOOM needs over four times its bandwidth."""
     llama, bloom = (PrefixCost.of(models[name]) for name in ("llama2-70b", "bloom-176b"))
     assert llama.kv_bytes == PUBLISHED.kv_bytes
     assert llama.square_flops == PUBLISHED.square_flops

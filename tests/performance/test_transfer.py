@@ -1,4 +1,4 @@
-"""Durations of hand-offs, and link speeds from measurements."""
+"""Predicted durations of hand-offs, and link overhead and bandwidth fitted to measurements."""
 
 import pytest
 from hypothesis import given

@@ -73,7 +73,7 @@ def test_no_route_in_an_empty_cluster():
 
 
 def test_a_lost_instance_loses_its_requests():
-    """A prefill instance loses requests not handed off completely, and a decode instance all its requests."""
+    """A lost prefill instance loses requests not yet handed off; a lost decode instance loses all its requests."""
     made = cluster([Role.PREFILL, Role.DECODE])
     for name in "abc":
         made.place(request(name), 0.0)
@@ -102,7 +102,7 @@ def test_late_events_of_lost_requests_are_ignored():
 
 
 def test_memory_is_counted_where_the_kv_cache_is():
-    """Prefill reserves the prompt until the hand-off ends, decode the full length until the request ends."""
+    """A request reserves its prompt on prefill until the hand-off ends, and its full length on decode until it ends."""
     made = cluster([Role.PREFILL, Role.DECODE])
     made.place(request("a", prompt=100, output=10), 0.0)
     prefill, decode = made.pools

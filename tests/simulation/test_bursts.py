@@ -43,7 +43,7 @@ def watched(spec, output=OUTPUT):
 
 
 def test_prefill_buffer_fills_and_drains_without_loss():
-    """Prefill memory fills with KV that waits for decode, prompts wait for it, and all requests complete."""
+    """Prefill memory fills with KV that waits for decode, new prompts wait for memory, and all requests complete."""
     seen, statistics = watched(PULL)
     assert statistics.completed == BURST
     held = [prefill.handing_off for prefill, _ in seen]

@@ -66,7 +66,7 @@ def test_current_reports_give_the_decisions_of_one_controller(control):
 
 
 def test_late_reports_cause_herding():
-    """With late reports, controllers choose the same instances; counting own requests or drawing two choices helps."""
+    """Late reports send requests to the same instances. Counting own requests or `two-choices` reduces this."""
     late = ControlSpec(reports_every_s=1.0, own_load=OwnLoad.IGNORED)
     known, herding = run(), run(late)
     assert herding.ttft_s.percentile(50) > 2.5 * known.ttft_s.percentile(50)

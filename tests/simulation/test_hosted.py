@@ -1,4 +1,4 @@
-"""A simulated service that shares the CPU cores of one host, with latencies computed by hand."""
+"""A simulated service with gateway and workers on the CPU cores of one host; latencies are computed by hand."""
 
 import pytest
 from hypothesis import given

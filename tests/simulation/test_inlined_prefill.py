@@ -35,7 +35,7 @@ def test_token_gaps_stay_within_the_bound():
 
 
 def test_rejects_the_batcher_without_its_bound():
-    """The `inlined` batcher without `inline_tbt_s` is an error, and so is the reverse."""
+    """The `inlined` batcher without `inline_tbt_s` is an error, and so is `inline_tbt_s` with another batcher."""
     for changes in ({"inline_tbt_s": None}, {"pools": (MIXED,)}):
         with pytest.raises(ConfigurationError, match="give both or neither"):
             instance_profiles(msgspec.structs.replace(SPEC, **changes), CATALOG)

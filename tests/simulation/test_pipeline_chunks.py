@@ -37,7 +37,7 @@ BOTH_PHASES = ("splitwise", "splitwise-sim")
 
 
 def toy(stages, chunk):
-    """Return a cluster with pipelines of `stages`, each of 4 ms plus 1 ms per token, and a chunk size."""
+    """Return a cluster of pipelines with this chunk size; each stage takes 4 ms plus 1 ms per token."""
     model = Pipeline("toy", ToyModel.error, ToyModel(), ToyModel(), stages)
     pools = (
         PoolSpec(machines=stages, machine="dgx-h100", role=Role.PREFILL, pipeline_parallel=stages),

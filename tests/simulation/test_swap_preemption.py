@@ -1,4 +1,4 @@
-"""Swap preemption in the simulator: exact for runs of iterations, with copy times."""
+"""Swap preemption in the simulator: equal results for runs and single iterations, and the time of copies."""
 
 import msgspec
 import pytest

@@ -42,7 +42,7 @@ class Instance:
         return ours
 
     def views(self, layer):
-        """Yield, for each rank with this layer, its heads and its keys and values."""
+        """Yield (slice of heads, (keys, values)) for each rank that stores the layer."""
         for rank, own in enumerate(self.ranks):
             held = self.split.layers(rank, len(ALL))
             if layer in held:

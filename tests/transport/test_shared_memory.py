@@ -1,4 +1,4 @@
-"""The shared memory of a transport, and copies of received blocks."""
+"""The `shared_memory` transport: opening memory of an ended process, and copying received blocks."""
 
 import os
 

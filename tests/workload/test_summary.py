@@ -39,6 +39,6 @@ def test_highest_reuse_is_the_hit_rate_of_an_infinite_cache():
 
 
 def test_rejects_an_empty_stream():
-    """A summary of no requests raises ValueError, because trace readers already reject empty traces."""
+    """A summary of no requests raises ValueError; users do not see it, because trace readers reject empty traces."""
     with pytest.raises(ValueError, match="no request"):
         summarise([])

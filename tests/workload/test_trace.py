@@ -54,7 +54,7 @@ def test_format_is_detected_from_content(write, name):
     ],
 )
 def test_reads_every_field_of_each_format(write, name, expected):
-    """Formats with relative times keep them, and absolute times start at 0."""
+    """Relative arrival times are kept, and absolute times are shifted to start at 0."""
     assert list(open_trace(write(EXAMPLES[name]), name)) == [expected]
 
 
@@ -165,7 +165,7 @@ def test_rejects_missing_files_directories_and_unknown_formats_immediately(tmp_p
 
 
 def test_reading_is_lazy(write):
-    """Requests above an invalid line can be read before the error."""
+    """The requests before an invalid line can be read before the error is raised."""
     requests = open_trace(write(AZURE + "bad\n"))
     assert next(requests).prompt_tokens == 4808
     with pytest.raises(WorkloadError):

@@ -39,7 +39,7 @@ def trace(tmp_path_factory):
 
 
 def test_tables_have_hits_savings_and_prices(trace):
-    """The tables compare DRAM with NVMe and local caches with the pool, by hit rate, savings and price."""
+    """The tables show hit rate, savings and price of local caches and of a pool, for DRAM and for NVMe."""
     shown = invoke(trace, *FLAGS, "--nodes", 2).stdout
     for words in (
         "DRAM, 2 nodes",
@@ -91,7 +91,7 @@ def test_dram_in_front_of_the_disk(trace):
 
 
 def test_hit_rates_of_the_mooncake_conversation_trace():
-    """Hit rates rise with capacity up to the trace's highest reuse; the pool's are never below the local ones."""
+    """Hit rates rise with capacity up to the trace's highest reuse; a pool never hits less often than local caches."""
     report = planned(public_trace("mooncake-conversation.jsonl"), *FLAGS, "--nodes", 8)
     dram = report["tiers"][0]
     assert report["blocks"] == 288_500

@@ -56,7 +56,7 @@ def test_one_node_of_four_has_prefill_on_two_and_decode_on_one(planned):
 
 
 def test_output_has_confidence_and_comparisons(invoke):
-    """The output has the goodput of an instance, its confidence, the gain over colocated designs, and TTFT by TP."""
+    """The output has goodput and confidence, the gain over colocated designs, and the parallelism of lowest TTFT."""
     shown = " ".join(invoke(*FOUR, *ROUGH).stdout.split())
     for words in (
         "Goodput of one instance",

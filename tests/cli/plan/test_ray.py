@@ -20,7 +20,7 @@ def node(gpus, kind="H100"):
 
 @pytest.fixture
 def asked(monkeypatch, capsys):
-    """Return a function that runs `twofold plan --ray` on fake nodes and returns its query, if valid, and stderr."""
+    """Return a function that runs `twofold plan --ray` on fake nodes and returns (planning query or None, stderr)."""
 
     def ask(nodes, *flags):
         queries = []
@@ -38,7 +38,7 @@ def asked(monkeypatch, capsys):
 
 
 def test_ray_nodes_bound_the_machines_of_the_plan(asked):
-    """The plan has at most as many machines of each type as the Ray cluster has complete nodes of it."""
+    """For each machine type, the plan uses at most as many machines as the Ray cluster has complete nodes."""
     question, said = asked([node(8), node(8), node(8, "A100"), node(0)])
     assert question.budget.of_kind == {"dgx-h100": 2, "dgx-a100": 1}
     assert {kind.name for family in question.families for kind in family.kinds} == {"dgx-h100", "dgx-a100"}
@@ -61,7 +61,7 @@ def test_machine_flags_replace_the_ray_nodes(asked):
 
 
 def test_parts_of_machines_are_no_machines(asked):
-    """Nodes with part of a machine's accelerators are an error that suggests `--objective goodput`."""
+    """A cluster without complete machines is an error that suggests `--objective goodput`."""
     question, said = asked([node(4), node(8, "V100")])
     assert question is None
     assert "--objective goodput, which counts accelerators" in said

@@ -107,7 +107,7 @@ def test_a_cluster_file_names_all_workers(key, refused, tmp_path):
 
 
 def test_a_colocated_service_may_have_all_its_workers_elsewhere(model, key):
-    """`--colocated 0 --listen-workers` starts no local worker and accepts mixed workers of other hosts."""
+    """`--colocated 0 --listen-workers` starts no local worker and accepts mixed workers from other hosts."""
     from twofold.cli.serve.config import service_config
     from twofold.cli.serve.settings import ServeSettings
 

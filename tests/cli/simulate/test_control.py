@@ -1,4 +1,4 @@
-"""`twofold simulate` with several controllers, delayed load reports and cells: their effect, and invalid values."""
+"""`twofold simulate` with several controllers, delayed load reports and cells."""
 
 import msgspec
 import pytest
@@ -25,7 +25,7 @@ def invoke(*arguments):
 
 
 def test_flags_come_to_be_part_of_the_cluster():
-    """`--cells`, `--controllers` and the flags of load reports are fields of the reported cluster spec, if given."""
+    """The cluster spec in the JSON report includes the cell, controller and load report flags, if given."""
     flags = ("--router", "cells:jsq", "--cells", 2, "--controllers", 3, "--reports-every", 0.5)
     report = msgspec.json.decode(invoke(*RUN, *flags, "--own-load", "sent", "--report-delay", 0.1).stdout)
     assert report["counts"]["completed"] == 40
@@ -67,7 +67,7 @@ def test_a_flag_overrides_the_file_and_keeps_the_rest(tmp_path):
     ],
 )
 def test_mistakes_are_one_sentence(flags, reason):
-    """Invalid controller, cell and load report flags of `twofold simulate` are errors that name the flag."""
+    """Invalid controller, cell and load report flags of `twofold simulate` are errors that state the reason."""
     error = invoke(*RUN, *flags).exception
     assert isinstance(error, ConfigurationError)
     assert reason in str(error)

@@ -23,7 +23,7 @@ def filled(layout=LAYOUT, blocks=12, seed=0):
 
 
 def test_layout_is_keys_then_values_layer_by_layer():
-    """Pool memory holds the keys, then the values of each layer in turn."""
+    """For each layer in turn, pool memory holds the keys and then the values."""
     blocks = 3
     memory = torch.arange(LAYOUT.pool_bytes(blocks) // 4, dtype=torch.float32)
     pool = KvPool(LAYOUT, blocks, memory.view(torch.uint8))

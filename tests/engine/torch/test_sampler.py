@@ -45,7 +45,7 @@ def test_greedy_takes_the_best():
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
 def test_draws_follow_the_distribution(temperature):
-    """Sampled tokens follow the softmax distribution by a chi-square test (exceeds 45 once in 10,000 times)."""
+    """Sampled tokens follow softmax: chi-square is below 45, which a correct sampler exceeds once in 10,000 runs."""
     logits = logits_of()
     probabilities = torch.softmax(logits[0] / temperature, -1).tolist()
     assert chi_square(draw_many(4000, logits, temperature=temperature), probabilities) < 45
@@ -103,7 +103,7 @@ def test_noise_is_a_function_of_seed_and_position():
 
 
 def test_noise_is_the_same_in_all_releases():
-    """The sampled tokens of these seeds must never change, because other releases replay requests."""
+    """The tokens sampled with these seeds never change, so that another release can replay a request."""
     flat = torch.zeros(1, 50_000)
     keys = ((0, 0), (1, 0), (0, 1), (4096, 2**63 - 1))
     assert [tokens(flat, [row(p, seed=s)])[0] for p, s in keys] == [26614, 43756, 5290, 27664]

@@ -37,7 +37,7 @@ def simulated_hits(prompts, cache):
 
 
 def counted_hits(prompts, capacity):
-    """Return the number of blocks with a least capacity of at most `capacity`, by prompt."""
+    """Return, for each prompt, the number of blocks that need at most `capacity` to hit."""
     least = least_capacities(prompts)
     ends = np.cumsum([len(prompt) for prompt in prompts])
     return [int((part <= capacity).sum()) for part in np.split(least, ends[:-1])]
@@ -54,7 +54,7 @@ def test_distance_counts_distinct_keys_since_the_last_use(keys):
 
 @given(PROMPTS)
 def test_hits_equal_those_of_the_live_cache(prompts):
-    """At each capacity, every prompt has as many hits as in an LRU cache of the live code."""
+    """At each capacity, every prompt has as many hits as in the prefix cache of the live service with LRU eviction."""
     for capacity in range(LONGEST, LARGEST, 3):
         cache = PrefixCache(capacity, create_eviction("lru"))
         assert counted_hits(prompts, capacity) == simulated_hits(prompts, cache)
@@ -76,7 +76,7 @@ def test_tiers_split_the_lru_stack(prompts, first, second):
 
 @given(PROMPTS)
 def test_least_capacities_do_not_fall_within_a_prompt(prompts):
-    """A block hits only if all blocks before it hit, so it needs at least their capacity."""
+    """Least capacities never decrease within a prompt, because a block hits only if all blocks before it hit."""
     least = least_capacities(prompts)
     start = 0
     for prompt in prompts:

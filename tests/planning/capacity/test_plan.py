@@ -60,7 +60,7 @@ def counted(requests, query, caches, capacity, block_s):
 
 @pytest.mark.parametrize("capacity", [8, 40, 100, 400])
 def test_hits_and_savings_equal_those_of_simulated_caches(query, conversations, capacity):
-    """Both are equal for local caches, and for a pool that reads three of four blocks over the network."""
+    """The plan equals simulated local caches, and a simulated pool that reads three of four blocks over the network."""
     (dram, _) = capacity_plan(conversations, query).tiers
     block_gb = query.block_bytes / 1e9
     own_s = query.block_bytes / query.dram.bytes_per_s
@@ -74,7 +74,7 @@ def test_hits_and_savings_equal_those_of_simulated_caches(query, conversations, 
 
 
 def test_a_pool_hits_more_than_local_caches(query, conversations):
-    """Conversations that move between nodes hit in the pool and not in local caches."""
+    """Conversations that move between nodes hit more blocks in the pool than in local caches."""
     (dram, _) = capacity_plan(conversations, query).tiers
     for gb in (4.0, 16.0, 64.0):
         assert dram.pool.at(gb).hit_rate >= dram.local.at(gb).hit_rate

@@ -10,7 +10,7 @@ from twofold.planning.placement.plan import Confidence, confidence
 
 
 def test_the_range_of_six_draws_holds_the_median_with_97_percent():
-    """The range misses the median only if all six values are on one side, with probability 2/64."""
+    """The range of six draws misses the median only if all six are on the same side of it, with probability 2/64."""
     found = Confidence(rates=(1.0, 1.1, 1.2, 1.3, 1.4, 1.5))
     assert found.level == pytest.approx(1 - 2 / 64)
     assert found.median == pytest.approx(1.25)

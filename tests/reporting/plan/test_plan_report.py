@@ -79,7 +79,7 @@ def problem():
 
 
 def test_the_json_is_everything(problem):
-    """The JSON report has each design's cluster and margins, the advice, the Pareto front and the effort."""
+    """The JSON report has each design's cluster and margins, the advice, the Pareto front and the planning effort."""
     fast = problem.kind("h100")
     split = choice(Design(family=Family(kinds=(fast, fast)), counts=(3, 2)), 20.0)
     made = plan(split)

@@ -102,7 +102,7 @@ def test_slowdowns_carry_the_error_of_their_reference():
 
 
 def test_a_narrow_terminal_cuts_nothing():
-    """At 80 columns, no cell is truncated and no line is longer."""
+    """At 80 columns, no cell is truncated and no line exceeds 80 characters."""
     console = Console(width=80, record=True, file=StringIO())
     console.print(simulation_tables(result(), "t"))
     text = console.export_text()

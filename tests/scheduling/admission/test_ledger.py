@@ -87,7 +87,7 @@ def test_decode_load_includes_half_the_mean_output():
 
 
 def test_decode_relief_is_when_enough_requests_have_ended():
-    """The decode load falls as requests end in order of their start; requests in prefill count as decodes."""
+    """Decode relief is the time until enough requests have ended; requests in prefill count as decodes."""
     made = ledger("p0", "d0")
     decoding(made, "known", now=0.0)
     made.finished("known", 9, 1.0)

@@ -16,7 +16,7 @@ def admit_decode(made, name, now, *, force=False):
 
 
 def filled(rule, *, prefills=0, decodes=0, **how):
-    """Return overload control with requests in prefill and decode; ten of either kind reach its bound."""
+    """Return overload control with requests in prefill and decode; ten requests in a phase reach its latency bound."""
     made = control(rule, "p0", "d0", **how)
     for number in range(decodes):
         made.ledger.placed(placed(f"d{number}"), 0.0)

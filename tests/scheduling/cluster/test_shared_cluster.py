@@ -1,4 +1,4 @@
-"""Loads as one of several controllers knows them, compared with the true loads."""
+"""A controller's view of the loads among several controllers, compared with the true loads."""
 
 import pytest
 from hypothesis import given, settings
@@ -36,7 +36,7 @@ def seen(cluster):
 
 
 def report(made, controllers, name):
-    """Return one load report of an instance per controller, with the controller's own share."""
+    """Return a load report of an instance for each controller, with the load from that controller's own requests."""
     total = made.pools.get(name).less(NO_LOAD)
     return [LoadReport(name, total, controller.own(name)) for controller in controllers]
 

@@ -48,7 +48,7 @@ def test_prompt_starts_without_blocks_for_its_output():
 
 
 def test_lease_excludes_output_reserved_later():
-    """A lease covers the prompt and `extra`; output blocks are allocated when decode starts."""
+    """A lease covers the prompt and `extra` tokens; the output blocks are allocated when decode starts."""
     decode = scheduler("decode", num_blocks=10, memory=KvReservation(output_at_decode_start=True, extra=1))
     decode.reserve(request("a", prompt=8, output=5), "p")
     (lease,) = decode.grant(0.0)

@@ -31,7 +31,7 @@ def reusing(batcher, **how):
 
 
 def prompt(name, tokens=10, keys="abcdefgh", **how):
-    """Return a request with blocks of four tokens; `keys` names its blocks by letters."""
+    """Return a request with blocks of four tokens; block n is keyed by the first n letters of `keys`."""
     blocks = tuple(keys[: end + 1].encode() for end in range(tokens // 4))
     return msgspec.structs.replace(request(name, prompt=tokens, **how), prefix_blocks=blocks)
 

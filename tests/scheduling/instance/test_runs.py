@@ -32,7 +32,7 @@ rounds = st.lists(st.tuples(commands, commands, st.integers(1, 12)), min_size=1,
 
 @dataclass
 class Side:
-    """An instance with a log of its results, run either in runs or in single iterations."""
+    """An instance that advances in runs or in single iterations, with a log of its results."""
 
     instance: InstanceScheduler
     told: list[tuple[object, ...]] = field(default_factory=list)
@@ -60,7 +60,7 @@ class Side:
         self.told += [("lease", lease.request_id) for lease in made.grant(0.0)]
 
     def hear(self, outcomes):
-        """Log the outcomes that runs report too: first tokens and ends."""
+        """Log first tokens and request ends, which runs report as single iterations do."""
         self.told += [
             (o.request_id, o.index, o.finish_reason, o.hands_off)
             for o in outcomes
@@ -84,7 +84,7 @@ class Side:
 
 
 def one_round(together, single, during, count):
-    """Advance both instances by up to `count` iterations, and apply the commands in the last one."""
+    """Advance both instances equally, by at most `count` iterations; apply the commands during the last one."""
     iteration = together.instance.start(0.0)
     if iteration is None:
         assert single.instance.next_batch(0.0) is None

@@ -8,12 +8,12 @@ from twofold.scheduling.instance.swap_preemption import SwapPreemption
 
 
 def growing(num_blocks, batcher="decode", swap_blocks=100):
-    """Return a swapping instance with blocks of four tokens, which allocates one block per step."""
+    """Return an instance with swap preemption, which allocates output in steps of one block of four tokens."""
     return scheduler(batcher, num_blocks=num_blocks, swap_blocks=swap_blocks)
 
 
 def lease(instance, *names, prompt=8, output=9):
-    """Lease the initial blocks of each request, by default 3; its full length needs 4."""
+    """Lease the initial blocks of each request: by default three of the four blocks of its full length."""
     for name in names:
         assert instance.lease_now(request(name, prompt, output), "p", 0.0) is not None
 
@@ -25,7 +25,7 @@ def arrive(instance, *names, **sizes):
 
 
 def turn(instance):
-    """Run one iteration; return its request ids and the swap copies before it (out, device blocks, host blocks)."""
+    """Run one iteration; return its request ids and the preceding swap copies as (out, device blocks, host blocks)."""
     batch = instance.next_batch(0.0)
     copies = [(copy.out, copy.device_blocks, copy.host_blocks) for copy in instance.swap.take_copies()]
     instance.complete(batch)
@@ -96,7 +96,7 @@ def test_admits_none_while_sequences_are_paused():
 
 
 def test_does_not_swap_out_blocks_in_a_transfer():
-    """A sequence without blocks waits while the only candidate for swapping still receives its KV."""
+    """A sequence waits for blocks while the only other sequence still receives its KV and cannot be swapped out."""
     decode = growing(6)
     lease(decode, "a", "b")
     decode.kv_received("a", EPOCH)

@@ -23,6 +23,20 @@ from twofold.scheduling.instance.sequence import ScheduledSequence
 class _Task:
     """The prompt task or the decode task of one sequence. A queued task ages with every selection that skips it."""
 
+    __slots__ = (
+        "arrival",
+        "arrival_s",
+        "chained",
+        "chosen",
+        "left_out",
+        "missed",
+        "pending",
+        "prompt",
+        "sequence",
+        "since",
+        "tokens",
+    )
+
     def __init__(self, sequence: ScheduledSequence, prompt: bool, arrival_s: float, arrival: int) -> None:
         self.sequence = sequence
         self.prompt = prompt
@@ -48,6 +62,8 @@ class _Task:
 @mypyc_attr(free_list_len=1)
 class _Draft:
     """A batch under construction: the tasks chosen so far, and the free sequence slots and tokens."""
+
+    __slots__ = ("budget", "queues", "seats", "tasks", "tokens")
 
     def __init__(self, queues: Queues, budget: SchedulingBudget, seats: int, tokens: int) -> None:
         self.queues = queues

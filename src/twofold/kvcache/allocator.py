@@ -16,6 +16,8 @@ from twofold.handoff import Lease, LeaseWatcher
 class BlockAllocation:
     """Blocks of one owner. They become free together, once the owner has released them and no transfer uses them."""
 
+    __slots__ = ("blocks", "owned", "owner", "transfers")
+
     def __init__(self, owner: str, blocks: int) -> None:
         self.owner = owner
         self.blocks = blocks
@@ -111,6 +113,8 @@ class BlockAllocator:
 @mypyc_attr(free_list_len=1)
 class _Term:
     """A lease with its allocation and the deadline for the next heartbeat of its source."""
+
+    __slots__ = ("deadline", "expired", "grant", "lease")
 
     def __init__(self, lease: Lease, grant: BlockAllocation, deadline: float) -> None:
         self.lease = lease

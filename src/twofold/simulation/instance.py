@@ -149,19 +149,21 @@ class VirtualInstance(SimulatedInstance):
         run = self._runs[0]
         count = run.timing.under_way(self.kernel.now - run.begun)
         if count < run.count:
-            run.count = count
+            run.count, run.end.pending = count, False
             run.end = _RunEnd(self, run)
+            run.end.pending = True
             run.end.at = run.begun + run.timing.end_ps(count)
             self.kernel.add(run.end)
 
     def die(self) -> None:
         now = self.kernel.now
         for run in self._runs:
-            if not run.active:
+            if not run.end.pending:
                 continue
-            self.charge(run.computed(now), run.timing.milliwatts - self._idle_mw, run.batch, self._stages)
-            run.active = False
-            done = 0 if self._stages > 1 else min(run.timing.under_way(now - run.begun), run.count) - 1
+            single, milliwatts = self._stages == 1, run.timing.milliwatts - self._idle_mw
+            self.charge(now - run.begun if single else run.computed(now), milliwatts, run.batch, self._stages)
+            run.end.pending = False
+            done = min(run.timing.under_way(now - run.begun), run.count) - 1 if single else 0
             if done:
                 self.iterations += done
                 self.environment.ran(self, run.batch, run.timing, done, run.begun, run.begun)
@@ -175,45 +177,71 @@ class VirtualInstance(SimulatedInstance):
 
     def start(self) -> None:
         """Start the next batch if the first stage is free and the scheduler has a batch."""
-        kernel, stages = self.kernel, self._stages
-        now = kernel.now
-        if self._running == stages or (stages > 1 and now < self._free_at[0]):
+        if self._stages > 1:
+            self._start_in_pipeline()
+            return
+        if self._running:
+            return
+        now = self.kernel.now
+        batch = self.scheduler.start(now)
+        if batch is None:
+            self.milliwatts = self._idle_mw
+            self.environment.idle(self)
+            return
+        timing, swap = self.timing.batch(batch), self.scheduler.swap
+        if batch.prefills:
+            timing = self.environment.loading(batch, timing)
+        if swap is not None:
+            copying = self.timing.copying(swap.take_copies())
+            timing = RunTiming(timing.first_ps + copying, timing.step_ps, timing.milliwatts)
+        run, count = self._runs[0], batch.limit
+        if count > self._max_run:  # noqa: PLR1730  (min() takes twice as long)
+            count = self._max_run
+        run.batch, run.timing, run.count, run.begun = batch, timing, count, now
+        run.end.at = end = now + timing.end_ps(count)
+        run.end.pending = True
+        self._cut = False
+        self._running = 1
+        self.batch = batch
+        self.milliwatts = timing.milliwatts
+        if self._cores is None:
+            self.kernel.add(run.end)
+        else:
+            self._cores.compute(batch, end - now, run.end)
+        self.environment.started(self, batch, end)
+
+    def _start_in_pipeline(self) -> None:
+        """Start one iteration of a batch, which passes all stages one after another, if the first stage is free."""
+        now = self.kernel.now
+        if self._running == self._stages or now < self._free_at[0]:
             return
         batch = self.scheduler.start(now)
         if batch is None:
-            if stages == 1:
-                self.milliwatts = self._idle_mw
             if not self._running:
                 self.environment.idle(self)
             return
-        run = self._runs[batch.lane]
-        if stages > 1:
-            self._pass_stages(batch, run)
-            self.milliwatts += run.timing.milliwatts - self._idle_mw
-        else:
-            self._repeat(batch, run)
-            self.milliwatts = run.timing.milliwatts
-        self.batch = batch
+        run, first, later = self._runs[batch.lane], self._first.batch(batch), self._later.batch(batch)
+        run.batch, run.timing, run.later_ps = batch, first, later.first_ps
+        run.begins = pass_through(now, first.first_ps, later.first_ps, self._free_at)
+        run.count, run.begun, run.end.at = 1, run.begins[-1], self._free_at[-1]
+        run.end.pending = True
         self._running += 1
-        if self._cores is None:
-            kernel.add(run.end)
-        else:
-            self._cores.compute(batch, run.end.at - now, run.end)
+        self.batch = batch
+        self.milliwatts += first.milliwatts - self._idle_mw
+        self.kernel.add(run.end)
         self.environment.started(self, batch, run.end.at)
-        if stages > 1:
-            kernel.schedule(self._free_at[0], self.order, self._entrance_free, run)
-            for sequence in batch.paused:
-                sequence.last_token_at = self._last_token[batch.lane]
+        self.kernel.schedule(self._free_at[0], self.order, self._entrance_free, run.end)
+        for sequence in batch.paused:
+            sequence.last_token_at = self._last_token[batch.lane]
 
     def complete(self, run: "_Run") -> None:
         """Complete the oldest run of iterations, report its results, and start the next batch."""
-        now, batch, timing, count, stages = self.kernel.now, run.batch, run.timing, run.count, self._stages
+        now, batch, timing, count = self.kernel.now, run.batch, run.timing, run.count
         begun = since = run.begun
-        run.active = False
         self._running -= 1
-        if stages > 1:
+        if self._stages > 1:
             milliwatts = timing.milliwatts - self._idle_mw
-            self.charge(run.computed(now), milliwatts, batch, stages)
+            self.charge(run.computed(now), milliwatts, batch, self._stages)
             self.milliwatts -= milliwatts
             if not self._running:
                 self.batch = None
@@ -232,29 +260,9 @@ class VirtualInstance(SimulatedInstance):
             self.environment.stepped(self, results)
         self.start()
 
-    def _repeat(self, batch: RunningBatch, run: "_Run") -> None:
-        """Begin a run of a batch with as many iterations as the batch and `max_run` allow."""
-        now, timing = self.kernel.now, self.timing.batch(batch)
-        if batch.prefills:
-            timing = self.environment.loading(batch, timing)
-        swap = self.scheduler.swap
-        if swap is not None:
-            copying = self.timing.copying(swap.take_copies())
-            timing = RunTiming(timing.first_ps + copying, timing.step_ps, timing.milliwatts)
-        self._cut = False
-        count = min(self._max_run, batch.limit)
-        run.begin(batch, timing, now + timing.end_ps(count), count, now)
-
-    def _pass_stages(self, batch: RunningBatch, run: "_Run") -> None:
-        """Begin a run of one iteration of a batch, which passes all stages of a pipeline one after another."""
-        first, later = self._first.batch(batch), self._later.batch(batch)
-        begins = pass_through(self.kernel.now, first.first_ps, later.first_ps, self._free_at)
-        run.begin(batch, first, self._free_at[-1], 1, begins[-1])
-        run.begins, run.later_ps = begins, later.first_ps
-
-    def _entrance_free(self, run: "_Run") -> None:
+    def _entrance_free(self, end: "_RunEnd") -> None:
         """Start the next batch because the first stage has become free, unless the instance has failed meanwhile."""
-        if run is self._runs[run.batch.lane]:
+        if end.pending:
             self.start()
 
 
@@ -275,19 +283,20 @@ def pass_through(now: int, first: int, later: int, free_at: list[int]) -> list[i
 
 
 class _RunEnd(Event):
-    """End of a run; without effect if the run was shortened or its instance failed, so that it has another end."""
+    """End of a run. It is no longer `pending`, and has no effect, if the run was shortened or its instance failed."""
 
-    __slots__ = ("instance", "run")
+    __slots__ = ("instance", "pending", "run")
 
     def __init__(self, instance: VirtualInstance, run: "_Run") -> None:
         self.order = instance.order
         self.instance = instance
         self.run = run
+        self.pending = False
 
     def happen(self) -> None:
-        run = self.run
-        if run.active and run.end is self:
-            self.instance.complete(run)
+        if self.pending:
+            self.pending = False
+            self.instance.complete(self.run)
 
 
 class _Run:
@@ -297,30 +306,20 @@ class _Run:
     `later_ps`.
     """
 
-    __slots__ = ("active", "batch", "begins", "begun", "count", "end", "later_ps", "timing")
+    __slots__ = ("batch", "begins", "begun", "count", "end", "later_ps", "timing")
 
     batch: RunningBatch
     timing: RunTiming
+    begins: list[int]
+    begun: int
+    count: int
+    later_ps: int
 
     def __init__(self, instance: VirtualInstance) -> None:
         self.end = _RunEnd(instance, self)
-        self.count = self.begun = self.later_ps = 0
-        self.begins: list[int] = []
-        self.active = False
-
-    def begin(self, batch: RunningBatch, timing: RunTiming, at: int, count: int, begun: int) -> None:
-        """Begin a run that ends at picosecond `at`."""
-        self.end.at = at
-        self.batch = batch
-        self.timing = timing
-        self.count = count
-        self.begun = begun
-        self.active = True
 
     def computed(self, now: int) -> int:
-        """Return the picoseconds that all stages together have spent computing until `now`."""
-        if not self.begins:
-            return now - self.begun
+        """Return the picoseconds that all stages of a pipeline together have spent computing until `now`."""
         total, duration = 0, self.timing.first_ps
         for begin in self.begins:
             total += max(0, min(now - begin, duration))

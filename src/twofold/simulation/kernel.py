@@ -139,6 +139,8 @@ class PacedWork:
     happens when the work is complete.
     """
 
+    __slots__ = ("end", "left", "rate", "since", "version")
+
     def __init__(self, left: float = 0.0, end: Event | None = None) -> None:
         self.left = left
         self.end = end
@@ -168,6 +170,8 @@ class PacedWork:
 
 class KvFlow(PacedWork):
     """A KV transfer in progress: `left` bytes at `rate` bytes/s. `number` is the order of its end event."""
+
+    __slots__ = ("number", "source", "target")
 
     def __init__(self, source: MachineLink, target: MachineLink, left: float, landed: Event) -> None:
         super().__init__(left, landed)

@@ -112,6 +112,30 @@ class Tally:
 class SimulatedRequest:
     """State of a simulated request: its moments so far in picoseconds (see `twofold.timeline`), and its hand-off."""
 
+    __slots__ = (
+        "arrived",
+        "decode",
+        "decode_started",
+        "ended",
+        "first_layer",
+        "first_token",
+        "handoff_ended",
+        "handoff_started",
+        "id",
+        "last_token",
+        "layers_sent",
+        "lease",
+        "mode",
+        "number",
+        "output_tokens",
+        "preemptions",
+        "prefill",
+        "prefill_started",
+        "prompt_tokens",
+        "request",
+        "splits",
+    )
+
     def __init__(
         self,
         request: Request,

@@ -117,6 +117,8 @@ HANDOFF_POLICIES: dict[str, Callable[[TransferPaths], HandoffPolicy]] = {
 class _AccountedRequest(PlacedRequest):
     """A placed request and the load that it still adds to its prefill and its decode instance."""
 
+    __slots__ = ("decode", "handed_off", "prefill", "prefilled", "prompt_tokens", "start_tokens", "tokens")
+
     def __init__(
         self,
         request: Request,

@@ -18,6 +18,8 @@ class SchedulerOutput:
     sequences left out of this batch can run.
     """
 
+    __slots__ = ("pause", "prefills", "repeatable", "resume")
+
     def __init__(
         self, prefills: list[PrefillChunk] | None = None, resume: list[ScheduledSequence] | None = None
     ) -> None:
@@ -37,6 +39,18 @@ class RunningBatch:
     `limit` is the number of iterations that it can run unchanged: 1 with prefills, else until the first decode ends.
     `joined` lists the sequences that start or resume decoding with this batch, `paused` the decodes that it preempted.
     """
+
+    __slots__ = (
+        "context_tokens",
+        "decode_sequences",
+        "joined",
+        "lane",
+        "limit",
+        "paused",
+        "prefill_sequences",
+        "prefill_tokens",
+        "prefills",
+    )
 
     def __init__(self, changes: SchedulerOutput, decodes: int, context_tokens: int, limit: int, lane: int = 0) -> None:
         self.prefills = prefills = changes.prefills
@@ -58,6 +72,8 @@ class StepResult:
     `finish_reason` is set if the sequence ends. `InstanceScheduler.complete` returns a result for every sampled token,
     `InstanceScheduler.advance` only for the first and last tokens of sequences and for decodes that were paused.
     """
+
+    __slots__ = ("finish_reason", "hands_off", "index", "sequence")
 
     def __init__(
         self, sequence: ScheduledSequence, index: int, finish_reason: FinishReason | None, hands_off: bool

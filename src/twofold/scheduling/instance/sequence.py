@@ -60,6 +60,33 @@ class ScheduledSequence:
     if its KV is still being read by a hand-off (`handing_off`).
     """
 
+    __slots__ = (
+        "admission",
+        "allocation",
+        "computed",
+        "copy",
+        "decode_tokens",
+        "decodes_here",
+        "end",
+        "fetching",
+        "generated",
+        "handing_off",
+        "id",
+        "join_number",
+        "joined_at",
+        "last_token_at",
+        "next",
+        "output_tokens",
+        "previous",
+        "prompt_tokens",
+        "queue",
+        "request",
+        "reused_tokens",
+        "source",
+        "start_tokens",
+        "swapped",
+    )
+
     def __init__(self, request: Request, decodes_here: bool, computed: int = 0, generated: int = 0) -> None:
         self.request = request
         # Copied from the request because every step reads them.
@@ -104,6 +131,8 @@ class PrefillChunk:
 
     `samples` is True for the last chunk of a prompt, after which the engine samples the first token.
     """
+
+    __slots__ = ("context_tokens", "num_tokens", "samples", "sequence")
 
     def __init__(self, sequence: ScheduledSequence, num_tokens: int, context_tokens: int, samples: bool) -> None:
         self.sequence = sequence

@@ -93,63 +93,75 @@ class RequestEvents:
 
     def __init__(self, subscribers: Iterable[RequestSubscriber] = ()) -> None:
         self.records_timelines = False
-        self._of: dict[str, list[RequestSubscriber]] = {event: [] for event in _EVENTS}
+        # The subscribers of each event; `subscribe` finds them by name.
+        self._arrived: list[RequestSubscriber] = []
+        self._rejected: list[RequestSubscriber] = []
+        self._admitted: list[RequestSubscriber] = []
+        self._placed: list[RequestSubscriber] = []
+        self._prefill_started: list[RequestSubscriber] = []
+        self._first_token: list[RequestSubscriber] = []
+        self._handed_off: list[RequestSubscriber] = []
+        self._decode_started: list[RequestSubscriber] = []
+        self._token: list[RequestSubscriber] = []
+        self._finished: list[RequestSubscriber] = []
+        self._aborted: list[RequestSubscriber] = []
+        self._ended: list[RequestSubscriber] = []
         for subscriber in subscribers:
             self.subscribe(subscriber)
 
     def subscribe(self, subscriber: RequestSubscriber) -> None:
         """Add a subscriber, which receives each event after all earlier subscribers."""
-        for event, subscribers in self._of.items():
+        for event in _EVENTS:
             if getattr(type(subscriber), event) is not getattr(RequestSubscriber, event):
-                subscribers.append(subscriber)
-        self.records_timelines = len(self._of["ended"]) > 0 or len(self._of["rejected"]) > 0
+                getattr(self, f"_{event}").append(subscriber)
+        self.records_timelines = bool(self._ended or self._rejected)
 
     def arrived(self, request: Request, now: float) -> None:
-        for subscriber in self._of["arrived"]:
+        for subscriber in self._arrived:
             subscriber.arrived(request, now)
 
     def rejected(self, timeline: Timeline, reason: str, now: float) -> None:
-        for subscriber in self._of["rejected"]:
+        for subscriber in self._rejected:
             subscriber.rejected(timeline, reason, now)
 
     def admitted(self, request: Request, now: float) -> None:
-        for subscriber in self._of["admitted"]:
+        for subscriber in self._admitted:
             subscriber.admitted(request, now)
 
     def placed(self, placed: PlacedRequest, now: float) -> None:
-        for subscriber in self._of["placed"]:
+        for subscriber in self._placed:
             subscriber.placed(placed, now)
 
     def prefill_started(self, request_id: str, now: float) -> None:
-        for subscriber in self._of["prefill_started"]:
+        for subscriber in self._prefill_started:
             subscriber.prefill_started(request_id, now)
 
     def first_token(self, request_id: str, now: float) -> None:
-        for subscriber in self._of["first_token"]:
+        for subscriber in self._first_token:
             subscriber.first_token(request_id, now)
 
     def handed_off(self, request_id: str, started: float, now: float) -> None:
-        for subscriber in self._of["handed_off"]:
+        for subscriber in self._handed_off:
             subscriber.handed_off(request_id, started, now)
 
     def decode_started(self, request_id: str, now: float) -> None:
-        for subscriber in self._of["decode_started"]:
+        for subscriber in self._decode_started:
             subscriber.decode_started(request_id, now)
 
     def token(self, request_id: str, now: float) -> None:
-        for subscriber in self._of["token"]:
+        for subscriber in self._token:
             subscriber.token(request_id, now)
 
     def finished(self, request_id: str, output_tokens: int, now: float) -> None:
-        for subscriber in self._of["finished"]:
+        for subscriber in self._finished:
             subscriber.finished(request_id, output_tokens, now)
 
     def aborted(self, request_id: str, now: float) -> None:
-        for subscriber in self._of["aborted"]:
+        for subscriber in self._aborted:
             subscriber.aborted(request_id, now)
 
     def ended(self, timeline: Timeline, now: float) -> None:
-        for subscriber in self._of["ended"]:
+        for subscriber in self._ended:
             subscriber.ended(timeline, now)
 
 

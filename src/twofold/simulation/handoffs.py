@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from typing import Final
 
+from mypy_extensions import mypyc_attr
+
 from twofold.cluster.spec import ClusterRules
 from twofold.cluster.timing import PS, ps
 from twofold.events import RequestEvents
@@ -18,6 +20,7 @@ _PULL: Final = HandoffMode.PULL
 _SERIALIZED: Final = HandoffMode.SERIALIZED
 
 
+@mypyc_attr(free_list_len=1)
 class _Sent(Event):
     """Event at the end of a KV cache transfer; the simulated network sets its time."""
 

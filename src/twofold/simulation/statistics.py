@@ -283,10 +283,20 @@ class RunStatistics:
 
 
 class _PoolNow:
-    """Current number of instances, queued sequences and running sequences of one role."""
+    """Current numbers of queued sequences, running sequences and instances of one role, and their series."""
 
     def __init__(self) -> None:
-        self.members = self.queue = self.batch = 0
+        self.queue = self.batch = self.members = 0
+        self.series = {"queue": Series(), "batch": Series(), "pool": Series()}
+        self._set = [series.set for series in self.series.values()]
+
+    def sample(self, at: int) -> None:
+        """Add the numbers to the series, and reset them."""
+        queue, batch, members = self._set
+        queue(at, float(self.queue))
+        batch(at, float(self.batch))
+        members(at, float(self.members))
+        self.queue = self.batch = self.members = 0
 
 
 class Sampler:
@@ -300,11 +310,9 @@ class Sampler:
         self._samples = 0
         self._next = 0
         self._last = 0
+        self._power = Series()
+        self._pools = {role: _PoolNow() for role in Role}
         self._roles = sorted({instance.role for instance in instances} | {Role.MIXED})
-        self._series: dict[str, Series] = {"power_w": Series()}
-        for role in self._roles:
-            for kind in ("queue", "batch", "pool"):
-                self._series[f"{kind}/{role.value}"] = Series()
 
     def before(self, at: int) -> None:
         """Take the samples that are due before the next event, which happens at picosecond `at`."""
@@ -317,8 +325,7 @@ class Sampler:
             self._next = (at // self._interval + 1) * self._interval
 
     def _sample(self, at: int) -> None:
-        pools = {role: _PoolNow() for role in Role}
-        milliwatts = 0
+        pools, milliwatts = self._pools, 0
         for instance in self._instances:
             load, iteration = instance.load, instance.batch
             if load is None:
@@ -329,14 +336,15 @@ class Sampler:
             pool.queue += instance.scheduler.queued
             if iteration is not None:
                 pool.batch += iteration.decode_sequences + iteration.prefill_sequences
-        self._series["power_w"].set(at, milliwatts / 1e3)
-        for role in self._roles:
-            pool = pools[role]
-            self._series[f"queue/{role.value}"].set(at, float(pool.queue))
-            self._series[f"batch/{role.value}"].set(at, float(pool.batch))
-            self._series[f"pool/{role.value}"].set(at, float(pool.members))
+        self._power.set(at, milliwatts / 1e3)
+        for pool in pools.values():
+            pool.sample(at)
 
     def finish(self, now: int) -> dict[str, Series]:
-        for series in self._series.values():
+        """Extend all series to `now` and return them by name, without pools of roles that no instance started with."""
+        named = {"power_w": self._power}
+        for role in self._roles:
+            named |= {f"{kind}/{role.value}": series for kind, series in self._pools[role].series.items()}
+        for series in named.values():
             series.finish(max(now, self._last))
-        return self._series
+        return named

@@ -12,6 +12,7 @@ import msgspec
 
 from twofold.planning.design import Design
 from twofold.planning.evaluation import Evaluate, Evaluation, Trial, UpperBound
+from twofold.planning.problem import COLOCATED
 
 _DIGITS = 6
 _STRIDE = 1.25  # first step away from the start; it doubles
@@ -52,12 +53,16 @@ class MaxRate(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RateSearch(msgspec.Struct, frozen=True, kw_only=True):
-    """Finds the highest rate of designs on a grid of rates, in one random draw of the workload."""
+    """Finds the highest rate of designs on a grid of rates, in one random draw of the workload.
+
+    `colocated_batching` are the pairs (batcher, token budget) of the colocated designs to search.
+    """
 
     evaluate: Evaluate
     bound: UpperBound
     grid: RateGrid = RateGrid()
     draw: int = 0
+    colocated_batching: tuple[tuple[str, int | None], ...] = COLOCATED
 
     async def at(self, design: Design, step: int) -> Evaluation:
         return await self.evaluate(Trial(design, self.grid.rate(step), self.draw))

@@ -3,6 +3,7 @@
 import asyncio
 import math
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -80,3 +81,11 @@ def test_names_the_phase_that_misses_its_bound(prefill, decode, words):
     search = Hopeless(lambda _: 2.0, lambda _: 2.0).search()
     with pytest.raises(ConfigurationError, match=words):
         best_of(asyncio.run(most_goodput(search, KINDS, 8)))
+
+
+def test_searches_the_colocated_batchers_of_the_query():
+    """With a batcher for mixed instances, all colocated designs of the search use it."""
+    cluster = AnalyticPlacement(table([1.0] * len(KINDS)), table([1.0] * len(KINDS)))
+    search = msgspec.structs.replace(cluster.search(TOLERANCE), colocated_batching=(("inlined", None),))
+    asyncio.run(most_goodput(search, KINDS, 8))
+    assert {trial.design.family.batcher for trial in cluster.asked if not trial.design.family.split} == {"inlined"}

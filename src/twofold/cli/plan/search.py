@@ -34,7 +34,9 @@ def open_search(problem: Problem, objective: Objective, grid: RateGrid, settings
         _executor(problem, settings) as executor,
     ):
         evaluator = Evaluator(executor, store, keys.of, progress.evaluated)
-        yield OpenSearch(RateSearch(evaluate=evaluator, bound=bounds, grid=grid), evaluator, progress)
+        colocated = problem.colocated_batching
+        search = RateSearch(evaluate=evaluator, bound=bounds, grid=grid, colocated_batching=colocated)
+        yield OpenSearch(search, evaluator, progress)
 
 
 def _executor(problem: Problem, settings: RunSettings) -> Executor:

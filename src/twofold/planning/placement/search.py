@@ -10,7 +10,6 @@ from twofold.instance import Role
 from twofold.planning.design import Design, Family, MachineKind
 from twofold.planning.evaluation import Evaluation, Trial
 from twofold.planning.placement.candidates import PhaseGoodput, balanced, divided, goodputs, replicated
-from twofold.planning.problem import COLOCATED
 from twofold.planning.rates import RateSearch
 from twofold.planning.search import by_accelerators, cheapest
 
@@ -143,7 +142,7 @@ async def _colocated(
 
 async def _best_colocated(search: RateSearch, kinds: Sequence[MachineKind]) -> list[Family]:
     """Return the colocated families with the highest goodput per accelerator, measured on one instance."""
-    alone = [_alone(kind, batcher, budget) for kind in kinds for batcher, budget in COLOCATED]
+    alone = [_alone(kind, batcher, budget) for kind in kinds for batcher, budget in search.colocated_batching]
     return [each.design.family for each in (await _highest(search, alone))[:BREADTH]]
 
 
@@ -155,7 +154,7 @@ def _alone(kind: MachineKind, batcher: str, budget: int | None) -> Design:
 async def _all_colocated(search: RateSearch, kinds: Sequence[MachineKind], stock: Mapping[str, int]) -> list[Design]:
     """Return a design per batcher that fills the stock with the best instance kind of each machine type."""
     designs = []
-    for batcher, budget in COLOCATED:
+    for batcher, budget in search.colocated_batching:
         best: dict[str, MachineKind] = {}
         for placed in await _highest(search, [_alone(kind, batcher, budget) for kind in kinds]):
             (kind,) = placed.design.family.kinds

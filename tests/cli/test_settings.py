@@ -87,6 +87,18 @@ def test_every_command_loads_and_has_help(name):
     assert load(name).help
 
 
+def test_every_choice_has_a_help_text_of_its_own():
+    settings = [Settings]
+    for kind in settings:  # grows while it is walked
+        settings += kind.__subclasses__()
+    flags = {name: each for kind in settings for name, each in flags_of(kind).items() if each.choices}
+    assert {"handoff", "rules", "router", "batcher"} <= flags.keys()
+    for name, each in flags.items():
+        texts = [summary(entry) for entry in each.choices.values()]
+        assert all(texts), f"{name}: a choice without help"
+        assert len(set(texts)) == len(texts), f"{name}: two choices with one help"
+
+
 def test_flags_of_one_name_have_one_help():
     from twofold.cli.plan.settings import PlanSettings
     from twofold.cli.serve.settings import ServeSettings

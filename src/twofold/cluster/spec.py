@@ -190,6 +190,7 @@ class ClusterRules:
     `instant_handoff`, KV transfers take no time. `stagewise` selects the instances of `compat/stagewise.py`.
     """
 
+    help: str
     memory: KvReservation = FULL_RESERVATION
     lease_retry_s: float | None = None
     over_all_tokens: bool = False
@@ -199,12 +200,19 @@ class ClusterRules:
 
 
 RULES: dict[str, ClusterRules] = {
-    "twofold": ClusterRules(),
+    "twofold": ClusterRules("memory and KV transfer as in a live service"),
     "splitwise-sim": ClusterRules(
-        KvReservation(output_at_decode_start=True, extra=1), lease_retry_s=1.0, over_all_tokens=True
+        "KV reservation, retries and TBT of SplitwiseSim",
+        KvReservation(output_at_decode_start=True, extra=1),
+        lease_retry_s=1.0,
+        over_all_tokens=True,
     ),
     "distserve-published": ClusterRules(
-        over_all_tokens=True, endless_memory=True, instant_handoff=True, stagewise=True
+        "pipeline stages, TPOT and unlimited memory of simdistserve, without KV transfer time",
+        over_all_tokens=True,
+        endless_memory=True,
+        instant_handoff=True,
+        stagewise=True,
     ),
 }
 

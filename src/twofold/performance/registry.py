@@ -21,13 +21,18 @@ def auto(model: Model, machine: Machine, tensor_parallel: int) -> PerformanceMod
     return (fitted if measured else roofline)(model, machine, tensor_parallel)
 
 
+def distserve_published_vllm(model: Model, machine: Machine, tensor_parallel: int) -> PerformanceModel:
+    """Performance model of vLLM in DistServe's simulator, for the models published with it on A100-80GB."""
+    return distserve_published(model, machine, tensor_parallel, engine="vllm")
+
+
 PERFORMANCE_MODELS: dict[str, Factory] = {
     "auto": auto,
     "fitted": fitted,
     "roofline": roofline,
     "splitwise-published": splitwise_published,
     "distserve-published": distserve_published,
-    "distserve-published-vllm": partial(distserve_published, engine="vllm"),
+    "distserve-published-vllm": distserve_published_vllm,
 }
 
 PipelineFactory = Callable[[Model, Machine, int, int], PerformanceModel]

@@ -67,7 +67,7 @@ def build_cluster(
     rules = cluster_rules(spec.rules)
     kernel = Kernel()
     model = with_host_profile(spec, catalog).model(spec.model)
-    handoffs = HANDOFF_POLICIES[spec.handoff](paths_of(spec, model, profiles))
+    handoffs = HANDOFF_POLICIES[spec.handoff].build(paths_of(spec, model, profiles))
     router = ROUTERS[spec.router]
     if isinstance(spec.control, ControlSpec):
         scheduler: ClusterScheduler = ReplicatedControllers(kernel, spec.control, router, handoffs, rules.memory)

@@ -52,7 +52,7 @@ def test_by_size_uses_the_crossover_of_the_prefill_instance():
     [("serialized", HandoffMode.SERIALIZED), ("layer-wise", HandoffMode.LAYER_WISE), ("pull", HandoffMode.PULL)],
 )
 def test_fixed_policies_ignore_the_request(name, mode):
-    policy = HANDOFF_POLICIES[name](Given())
+    policy = HANDOFF_POLICIES[name].build(Given())
     assert {policy.choose(request("a", prompt), ROUTE) for prompt in (1, 100_000)} == {mode}
 
 

@@ -37,7 +37,7 @@ def test_the_crossover_follows_from_link_and_prefill_speed():
     paths.measured(link("p0", "d1", bytes_per_s=1e8))
     assert paths.crossover("p0") in {125, 126}, "the slower link decides"
     assert "0.1 GB/s and 1 ms per transfer" in paths.summary()
-    assert "layer-wise KV transfer above 12" in paths.summary()
+    assert "layer-wise KV transfer from 12" in paths.summary()
 
 
 def test_layer_wise_transfer_never_pays_on_a_high_overhead_link():

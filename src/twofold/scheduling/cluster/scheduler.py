@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from typing import NamedTuple
 
 from mypy_extensions import mypyc_attr
 
@@ -104,12 +105,19 @@ class AutoHandoff(HandoffPolicy):
                 del self.outstanding[decode]
 
 
-HANDOFF_POLICIES: dict[str, Callable[[TransferPaths], HandoffPolicy]] = {
-    "serialized": lambda _: FixedHandoff(HandoffMode.SERIALIZED),
-    "layer-wise": lambda _: FixedHandoff(HandoffMode.LAYER_WISE),
-    "pull": lambda _: FixedHandoff(HandoffMode.PULL),
-    "by-size": BySizeHandoff,
-    "auto": AutoHandoff,
+class RegisteredHandoff(NamedTuple):
+    """A hand-off policy by name: its constructor, and its help text."""
+
+    build: Callable[[TransferPaths], HandoffPolicy]
+    help: str
+
+
+HANDOFF_POLICIES: dict[str, RegisteredHandoff] = {
+    "serialized": RegisteredHandoff(lambda _: FixedHandoff(HandoffMode.SERIALIZED), "all layers after the last one"),
+    "layer-wise": RegisteredHandoff(lambda _: FixedHandoff(HandoffMode.LAYER_WISE), "each layer as it is computed"),
+    "pull": RegisteredHandoff(lambda _: FixedHandoff(HandoffMode.PULL), "read by the decode instance when it has room"),
+    "by-size": RegisteredHandoff(BySizeHandoff, "serialized for short prompts, layer-wise for long ones"),
+    "auto": RegisteredHandoff(AutoHandoff, "the mode with the shortest predicted visible transfer"),
 }
 
 

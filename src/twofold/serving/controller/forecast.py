@@ -109,7 +109,7 @@ class MeasuredPaths(TransferPaths):
         prefill = max(self.prefills.values(), key=lambda speed: speed.s_per_token)
         crossovers = {self.crossover(source) for source, _ in self.links}
         tokens = min(crossovers)
-        mode = f"layer-wise KV transfer above {tokens:,} tokens" if tokens < NEVER else "no layer-wise KV transfer"
+        mode = f"layer-wise KV transfer from {tokens:,} tokens" if tokens < NEVER else "no layer-wise KV transfer"
         return (
             f"links: {slowest.bytes_per_s / 1e9:.2g} GB/s and {slowest.overhead_s * 1e3:.2g} ms per transfer, "
             f"prefill: {prefill.s_per_token * 1e3:.2g} ms per token, {mode}"

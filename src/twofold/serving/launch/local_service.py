@@ -212,7 +212,7 @@ class LocalService:
 
     def _make_cluster(self) -> ClusterScheduler:
         router = ROUTERS[self._config.router]()
-        handoffs = HANDOFF_POLICIES[self._config.handoff](self._transfer_paths())
+        handoffs = HANDOFF_POLICIES[self._config.handoff].build(self._transfer_paths())
         if self._config.journal_dir is None:
             return ClusterScheduler(router, handoffs)
         cluster = JournaledCluster(router, handoffs)

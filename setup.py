@@ -6,7 +6,7 @@ from pathlib import Path
 from setuptools import setup
 
 HOT = """
-    events instance route kvcache/allocator kvcache/cache kvcache/index kvcache/tiers kvcache/eviction/*
+    events instance kvcache/allocator kvcache/cache kvcache/index kvcache/tiers kvcache/eviction/*
     performance/base performance/splitwise_published performance/fitted performance/power
     scheduling/cluster/pools scheduling/instance/batcher
     scheduling/instance/kv_receiver scheduling/cluster/scheduler scheduling/instance/queues

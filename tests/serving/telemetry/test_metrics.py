@@ -112,6 +112,14 @@ def test_one_state_is_set(telemetry, value):
     assert value("instance_state", instance="p", state="half-open") == 1
 
 
+def test_a_restarted_instance_is_starting(telemetry, value):
+    telemetry.instances.role("p", Role.PREFILL)
+    telemetry.instances.remove("p")
+    telemetry.instances.restarted("p")
+    shown = {state.value for state in InstanceState if value("instance_state", instance="p", state=state.value)}
+    assert shown == {"starting"}
+
+
 def test_service_wide_counters(telemetry, value):
     telemetry.handoff(HandoffReport(instance="p", request_id="r", started_s=1.0, ended_s=2.0, bytes_moved=7))
     telemetry.count_rejection(Request(id="r", arrival_s=0.0, prompt_tokens=1, output_tokens=1), "queue-full")

@@ -124,8 +124,7 @@ class InstanceTelemetry:
 
     def state(self, instance: str, state: InstanceState) -> None:
         """Record the current availability of an instance."""
-        for each in InstanceState:
-            self._state.labels(instance, each.value).set(each is state)
+        self._set_state(instance, state)
         known = self._find(instance)
         if known is None or known.state is state:
             return
@@ -169,6 +168,11 @@ class InstanceTelemetry:
         if known is not None:
             known.restarts += 1
             known.state = InstanceState.STARTING
+            self._set_state(instance, InstanceState.STARTING)
+
+    def _set_state(self, instance: str, state: InstanceState) -> None:
+        for each in InstanceState:
+            self._state.labels(instance, each.value).set(each is state)
 
     def remove(self, instance: str) -> None:
         """Record that an instance was lost, and discard its status."""

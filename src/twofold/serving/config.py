@@ -198,7 +198,7 @@ class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True):
         return self.engine.traits.runs_model and splits and (moves or worker.role is Role.PREFILL)
 
     def reuses(self, worker: WorkerConfig) -> bool:
-        """Return whether `worker` caches prefixes: caching is on, it can prefill, and its batcher supports reuse."""
+        """Return whether `worker` caches prefixes: caching is on, the worker may prefill, and its batcher allows it."""
         prefills = worker.role.prefills or self.router not in FIXED_ROLE_ROUTERS
         return self.engine.prefix_caching and prefills and BATCHERS[worker.batcher].reuses_prefix
 

@@ -196,7 +196,7 @@ class BlocksChanged(Message, frozen=True, kw_only=True):
 
 
 class HandoffReport(Message, frozen=True, kw_only=True):
-    """Report of `instance` that it has handed off `bytes_moved` bytes of KV; times are on its monotonic clock."""
+    """Report that `instance` has handed off `bytes_moved` bytes of KV; times are on the instance's monotonic clock."""
 
     instance: str
     request_id: str
@@ -230,7 +230,7 @@ class HandoffEnded(Message, frozen=True, kw_only=True):
 
 
 class HandoffOffered(Message, frozen=True, kw_only=True):
-    """Message to the target of a pulled hand-off that it may read the KV in `blocks` of `source`.
+    """Permission for the target of a pulled hand-off to read the KV in `blocks` of `source`.
 
     `epoch` is the target's epoch in the lease, and `source_epoch` is the epoch of the source.
     """
@@ -299,7 +299,7 @@ class HostUnknown(Message, frozen=True, kw_only=True):
 
 
 class WorkerLife(msgspec.Struct, frozen=True, array_like=True):
-    """State of a worker on another host: number of its latest start, and whether this process is running."""
+    """State of a worker on another host: how often it was started (`life`), and whether its process runs (`runs`)."""
 
     life: int
     runs: bool

@@ -55,7 +55,7 @@ class RankShard:
         self._first_heads = [sharding.heads(rank, count).start for count in layout.kv_heads]
 
     def heads(self, pool: KvPool, layer: int, heads: range, blocks: Sequence[int]) -> PoolHeads:
-        """Return heads of a model layer as `PoolHeads`, with the layer and head numbers of this rank's `pool`."""
+        """Locate heads of a layer in this rank's `pool`: convert model layer and head numbers to the pool's numbers."""
         first = self._first_heads[layer]
         return PoolHeads(pool, layer - self._first_layer, range(heads.start - first, heads.stop - first), blocks)
 
@@ -132,8 +132,8 @@ class SharedMemoryTransport(PooledTransport):
     """Transport with a local cache in memory that peers on this host map.
 
     On a CPU the engine computes in that memory. On an accelerator the engine has its own pool, and shared memory holds
-    the blocks that peers write or read. In a sharded instance this is the cache of one `rank`, while the layout in the
-    descriptor describes the whole instance.
+    the blocks that peers write or read. In a sharded instance, the local cache is the cache of one `rank`, while the
+    layout in the descriptor describes the whole instance.
     """
 
     def __init__(self, spec: KvCacheSpec, sharding: Sharding = UNSHARDED, rank: int = 0) -> None:

@@ -89,7 +89,7 @@ class MeasuredPaths(TransferPaths):
         return known
 
     def into(self, host: str) -> TransferModel | None:
-        """Return the slowest path between `host` and others: 1 Gbit/s if unmeasured, None before a worker registers."""
+        """Return the slowest path to or from `host`: 1 Gbit/s if none is measured, None before a worker registers."""
         known = self._into.get(host)
         if known is None and self._layout is not None:
             known = self._into[host] = self._way_into(host, self._layout)

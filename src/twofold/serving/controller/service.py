@@ -91,7 +91,7 @@ class Service:
         await self._requests.opened.wait()
 
     async def drain(self, grace_s: float, failure: str) -> None:
-        """Stop admitting requests. Wait up to `grace_s` for live requests, then fail the others with `failure`."""
+        """Stop admitting requests. Wait up to `grace_s` for live requests to end, then fail the rest with `failure`."""
         try:
             await asyncio.wait_for(self._requests.drain(), grace_s)
         except TimeoutError:

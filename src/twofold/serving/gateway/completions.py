@@ -94,7 +94,7 @@ class CompletionWriter:
         return Completion(id=id_, created=created, model=self._fields.model, choices=choices, usage=usage)
 
     def _choice(self, deltas: Sequence[Delta]) -> CompletionChoice:
-        """Format one choice of a response from its deltas, of which there is at least one."""
+        """Format one choice of a response from its deltas (at least one)."""
         wanted = self._fields.logprobs is not None
         return CompletionChoice(
             index=deltas[0].choice,

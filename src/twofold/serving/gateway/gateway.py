@@ -61,7 +61,7 @@ class Gateway:
         return self.tokenizer
 
     def check_length(self, characters: int, field: str) -> None:
-        """Raise RequestError if a text exceeds the character limit or, even with the longest tokens, the context."""
+        """Raise RequestError if a text has more characters than the limit, or than the context can hold."""
         most = self.limits.prompt_characters
         if most is not None and characters > most:
             raise invalid(field, f"{characters} characters are more than the limit of {most}", code="prompt_too_long")

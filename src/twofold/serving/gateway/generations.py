@@ -170,7 +170,7 @@ def _check_key(key: ApiKey, generations: int) -> None:
 
 
 def _timeout_s(limits: RequestLimits, request: HttpRequest, fields: GenerationFields) -> float:
-    """Return the shorter timeout of body and header, or the default. Raises RequestError for a too long timeout."""
+    """Return the shorter of the timeouts in body and header, or the default. Raises RequestError if it is too long."""
     wanted = [] if fields.timeout is None else [(fields.timeout, "timeout")]
     header = request.headers.get(TIMEOUT_HEADER)
     if header is not None:

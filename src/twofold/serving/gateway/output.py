@@ -153,7 +153,7 @@ class LogprobFormat:
         return ChatLogprobs(content=[self._chat_token(delta, top) for delta in deltas])
 
     def _top(self, delta: Delta) -> dict[str, float]:
-        """Return log probabilities by token name: first the alternatives, best first, then the chosen token."""
+        """Map token names to log probabilities: the alternatives in descending order, then the chosen token."""
         top: dict[str, float] = {}
         for token_id, logprob in (*delta.token.top_logprobs, (delta.token.token_id, delta.token.logprob)):
             top.setdefault(self._name(token_id), _finite(logprob))

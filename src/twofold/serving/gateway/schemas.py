@@ -100,7 +100,7 @@ class StreamOptions(Struct, frozen=True, kw_only=True):
 
 
 class PromptCacheOptions(Struct, frozen=True, kw_only=True):
-    """Prompt caching options: `mode` selects the cached part of a prompt, `ttl` its minimum retention, such as 30m."""
+    """Prompt caching options: `mode` selects what to cache; `ttl` is the minimum time to keep it, such as 30m."""
 
     mode: str | None = None
     ttl: Ttl | None = None

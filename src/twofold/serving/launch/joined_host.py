@@ -117,7 +117,7 @@ class JoinSession:
     # -- joining ----------------------------------------------------------------------------------------------------
 
     async def _join(self) -> bool:
-        """Send requests to join until the service answers; return False if the session ends before."""
+        """Send requests to join until the service answers; return False if the session ends first."""
         network = self._network
         message = messages.HostJoins(
             host=network.host,

@@ -123,7 +123,7 @@ def check_servable(spec: ClusterSpec) -> None:
 
 
 def with_splits(workers: Sequence[WorkerConfig], splits: Mapping[Role, Sharding]) -> tuple[WorkerConfig, ...]:
-    """Return the workers, sharded by `splits` of their roles. Ranks are numbered consecutively over all workers."""
+    """Shard each worker as `splits` defines for its role. Ranks are numbered consecutively over all workers."""
     if all(split == UNSHARDED for split in splits.values()):
         return tuple(workers)
     divided, ranks = [], 0

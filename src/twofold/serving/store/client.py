@@ -66,7 +66,7 @@ class PendingRequest:
         self.replies: SimpleQueue[messages.StoreResult | None] = SimpleQueue()
 
     def wait(self, kind: type[R], extra_s: float = 0.0) -> R | None:
-        """Return the next reply, or None if the store is dead or sends no reply within the timeout plus `extra_s`."""
+        """Return the next reply; None if the store is dead or sends none within the client's timeout plus `extra_s`."""
         try:
             reply = self.replies.get(timeout=extra_s + self._timeout_s)
         except Empty:

@@ -79,7 +79,7 @@ def blocks_on_disk(capacity_bytes: int, block_bytes: int) -> int:
 
 
 class DiskBlocks:
-    """KV blocks of `block_bytes` bytes in a directory of at most `capacity_bytes`, which this process locks.
+    """KV blocks of `block_bytes` bytes in a directory that this process locks and limits to `capacity_bytes`.
 
     `contents` identifies the model and KV layout; blocks with other contents are deleted. Only one thread may call the
     methods. Raises ConfigurationError if the directory is unavailable or too small.

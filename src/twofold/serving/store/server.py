@@ -39,8 +39,8 @@ SendReport = Callable[[StoreChanged | StoreStatus], None]
 class StoreServer:
     """Server for one epoch of the KV store of `host`.
 
-    It answers clients that register with `welcome`, and sends reports to the controller with `report`. `peers`, if set,
-    exchanges blocks with other hosts.
+    `welcome` is its answer to each registration of a client. It calls `report` to send reports to the controller.
+    `peers`, if set, exchanges blocks with other hosts.
     """
 
     def __init__(

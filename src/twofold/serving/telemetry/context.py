@@ -60,7 +60,7 @@ CURRENT: ContextVar[RequestContext | None] = ContextVar("twofold_request", defau
 
 
 def context_of(request_id: str, path: str, traceparent: str) -> RequestContext:
-    """Return the context of a request to `path`. `traceparent` is its header of this name, or empty if it has none."""
+    """Return the context of a request to `path`. `traceparent` is the value of this header, empty if it is missing."""
     parent = TraceParent.parse(traceparent) if traceparent else None
     span = TraceParent.new() if parent is None else parent.child()
     operation = "chat" if path.endswith("/chat/completions") else "text_completion"

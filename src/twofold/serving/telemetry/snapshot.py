@@ -2,8 +2,8 @@
 
     queue ─ prefill ─ hand-off ─ decode queue ─ decode        (see the drawing in `twofold.timeline`)
 
-A layer-wise hand-off overlaps the prefill. If a hand-off waits for free blocks, its stage starts at the first token:
-from then on, only this wait delays the request.
+A layer-wise hand-off overlaps the prefill. If a hand-off waits for free blocks, the hand-off stage starts at the first
+token: from then on, only this wait delays the request.
 """
 
 import time

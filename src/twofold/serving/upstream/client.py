@@ -252,7 +252,7 @@ class VllmClient:
     async def _answer(
         self, method: str, path: str, body: bytes | None = None, timeout_s: float | None = None
     ) -> AsyncGenerator[aiohttp.ClientResponse, None]:
-        """Send a request and open its successful response. Reading only a part of it closes the connection."""
+        """Send a request and yield its successful response. If the caller reads only a part, the connection closes."""
         timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=CONNECT_S)
         headers = {} if body is None else {"Content-Type": "application/json"}
         request = partial(

@@ -49,7 +49,7 @@ class BlockStored(_Event, frozen=True):
         return self.medium in _ENGINE and self.lora_name is None and not self.group_idx
 
     def salt(self) -> str | None:
-        """Return the `cache_salt` in the hash of a prompt's first block; None if the hash covers other extra data."""
+        """Return the `cache_salt` in the first block's hash, or "" without one; None if the hash has other data."""
         extra = (self.extra_keys or [None])[0] or []
         if not extra:
             return ""

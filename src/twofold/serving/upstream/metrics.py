@@ -27,7 +27,7 @@ class PrefillTotals(msgspec.Struct, frozen=True):
         return self.seconds / self.tokens
 
     def since(self, before: "PrefillTotals") -> "PrefillTotals":
-        """Return the increase since the totals `before`. If the server has restarted since, return these totals."""
+        """Return the increase since the earlier totals `before`, or `self` if the server has restarted in between."""
         if before.requests > self.requests:
             return self
         return PrefillTotals(
@@ -116,7 +116,7 @@ def _number(text: str | None) -> int:
 
 
 class ExternalLoad(msgspec.Struct, frozen=True):
-    """Load on a server from clients other than this service: waiting and running requests, and KV tokens."""
+    """Load that clients other than this service put on a server: waiting and running requests, and KV tokens."""
 
     waiting: int = 0
     running: int = 0
@@ -133,7 +133,7 @@ class ExternalLoad(msgspec.Struct, frozen=True):
 
 
 class ExternalLoads:
-    """Adds the load on servers from other clients to the loads that routers compare.
+    """Adds the load that other clients put on each server to the loads that routers compare.
 
     The requests of this service appear in a server's metrics with a delay, and disappear with a delay. Therefore the
     external load is the minimum of two consecutive readings. If an engine has made no step between two readings, its
@@ -176,7 +176,7 @@ class ExternalLoads:
 
 
 def _external_load(metrics: ServerMetrics, load: InstanceLoad, added: ExternalLoad) -> ExternalLoad:
-    """Return the external load: the load in `metrics` minus this service's own load, which is `load` minus `added`."""
+    """Return the load in `metrics` minus this service's own load. `load` includes the external load `added` before."""
     own = load.requests - added.requests
     external = max(0, metrics.running + metrics.waiting - own)
     waiting = min(external, metrics.waiting)

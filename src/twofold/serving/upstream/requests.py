@@ -110,7 +110,7 @@ class UpstreamRequest:
                 self._later(self._release(kv))
 
     def _first(self, answer: UpstreamCompletion) -> TokenOutput:
-        """Return the first token from a prefill response. Drop a finish reason due to the limit of one token."""
+        """Return the first token from a prefill response, without a finish reason caused by the limit of one token."""
         outputs = self._outputs(self.prefill, answer, 0)
         if len(outputs) != 1:
             raise AttemptLostError(self.prefill.instance, f"{self.prefill.instance} returned no token")
@@ -120,7 +120,7 @@ class UpstreamRequest:
         return output
 
     async def _stream(self, server: Server, kv: KvParams | None, first: TokenOutput | None) -> None:
-        """Stream the output from a server. If the prefill server already generated the `first` token, skip it here."""
+        """Stream a server's output. If the prefill server has generated the `first` token, skip the repeated one."""
         body = completion_body(self._generation, server.model, self._seed, stream=True, kv=kv)
         requested_s, index, ended = time.monotonic(), 0, False
         events = server.client.stream(body)
@@ -155,7 +155,7 @@ class UpstreamRequest:
         self._listener.token(self._id, output, server.instance, started_s, time.monotonic())
 
     async def _release(self, kv: KvParams) -> None:
-        """Make the prefill server release KV that no decode server fetches."""
+        """Make the prefill server release the KV of an attempt that ended before its decode was sent."""
         try:
             await self.decode.client.complete(rejected_decode_body(self.decode.model, kv))
         except TwofoldError:

@@ -31,7 +31,7 @@ TICK_S = 0.2
 
 
 class RouteService(Service):
-    """Service with external vLLM servers as workers. Its context length is the shortest of the servers."""
+    """Service with external vLLM servers as workers. Its context length is the minimum over the servers."""
 
     def __init__(
         self,

@@ -110,7 +110,7 @@ class BatchLoop:
             return None
 
     def _swapped(self) -> list[BlockCopy]:
-        """Return this batch's swap copies, after granting the leases that waited for swapped-out decodes to resume."""
+        """Grant the leases that waited for swapped-out decodes to resume, then return this batch's swap copies."""
         swap = self._scheduler.swap
         if swap is None:
             return []
@@ -131,7 +131,7 @@ class BatchLoop:
         )
 
     def _begin_handoffs(self, batch: Batch) -> list[str]:
-        """Pass the blocks of prompts that this batch completes to the sender; return the requests with a hand-off."""
+        """Pass to the sender the blocks of prompts that this batch completes; return the requests with a hand-off."""
         completed = [i.request_id for i in batch.items if i.phase is Phase.PREFILL and i.samples]
         blocks_of = self._scheduler.blocks_of
         return [rid for rid in completed if self._state.sender.begin(rid, blocks_of(rid))]

@@ -23,7 +23,7 @@ from twofold.transport.base import Transport
 
 
 class RankPipe(NamedTuple):
-    """One rank's ends of the two pipes between rank 0 and another rank: for iterations, and for copies of KV."""
+    """Two pipe ends of one rank, which connect it to one other rank: `steps` for iterations, `memory` for KV copies."""
 
     steps: Connection
     memory: Connection
@@ -43,12 +43,12 @@ class RankPipes:
         self._others = [RankPipe(steps[1], memory[1]) for steps, memory in pairs]
 
     def of_first(self) -> Sequence[RankPipe]:
-        """Return the pipe ends of rank 0, ordered by rank from 1. Close all other ends in this process."""
+        """Return rank 0's ends of the pipes to ranks 1, 2, …, in this order. Close all other ends in this process."""
         _close(self._others)
         return self._first
 
     def of(self, rank: int) -> RankPipe:
-        """Return the pipe ends of rank `rank`, which is not 0. Close all other ends in this process."""
+        """Return the ends of rank `rank` (not 0) of the pipes to rank 0. Close all other ends in this process."""
         _close([*self._first, *self._others[: rank - 1], *self._others[rank:]])
         return self._others[rank - 1]
 

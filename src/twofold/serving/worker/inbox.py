@@ -25,7 +25,7 @@ class HandoffEvents:
     # -- with the lock held -------------------------------------------------------------------------------------
 
     def offered(self, message: messages.HandoffOffered) -> None:
-        """Queue a read of the KV that a peer offers. From now on, this read, not the lease, keeps blocks allocated."""
+        """Queue a read of KV that a peer offers. This read, no longer the lease, keeps the local blocks allocated."""
         state, request_id = self._state, message.request_id
         incoming = IncomingHandoff(
             request_id=request_id,

@@ -7,7 +7,7 @@
 5. As an iteration computes the full blocks of prompts, another thread stores them layer by layer.
 
 Pinned blocks can be loaded even if the store ends, so their keys are published in the engine's cache before the load.
-If an earlier step fails, the prompt is queued, and the worker computes the missing KV.
+If a step before the load fails, the prompt is queued, and the worker computes the missing KV.
 """
 
 import threading

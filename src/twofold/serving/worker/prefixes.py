@@ -71,7 +71,7 @@ Queue = Callable[[], None]  # queues a prompt
 
 
 class PrefixSource:
-    """Base class of prefix sources, itself without prefixes. Call `bring` and `begin` with the worker's lock held."""
+    """Base class of prefix sources; provides no prefixes. Call `bring` and `begin` with the worker's lock held."""
 
     def start(self) -> None:
         """Start the threads of the source. Call this before the first prompt arrives."""

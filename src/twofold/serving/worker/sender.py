@@ -17,7 +17,7 @@ BYTES_PER_WRITE = 1 << 20  # maximum size of a transfer of several layers; each 
 
 
 def layers_per_transfer(layout: KvLayout) -> Callable[[int], int]:
-    """Return a function that maps a number of blocks to layers per transfer: up to 1 MiB, but at least one layer."""
+    """Return a function that maps a number of blocks to the number of layers (at least one) that fit into 1 MiB."""
     per_block = max(layout.layer_bytes_per_block(layer) for layer in range(len(layout.layers)))
     return lambda blocks: max(1, BYTES_PER_WRITE // (per_block * max(1, blocks)))
 

@@ -57,7 +57,7 @@ class KvLanding:
         """Register complete blocks of a request, to be copied before the next batch."""
 
     def take(self) -> list[Sequence[int]]:
-        """Remove and return the registered blocks. Call `received`, `take` and `drop` with the worker's lock."""
+        """Remove and return the registered blocks. Call `received`, `take` and `drop` with the worker's lock held."""
         return []
 
     def drop(self, request_id: str) -> None:
@@ -180,7 +180,7 @@ class SharedWorkerState:
     # -- with the lock held -------------------------------------------------------------------------------------
 
     def grant(self) -> None:
-        """Grant queued leases while blocks are free and report them to the controller. Call it after freeing blocks."""
+        """Grant queued leases while blocks are free; report each grant to the controller. Call after freeing blocks."""
         for lease in self.scheduler.grant(time.monotonic()):
             self.tell(LeaseGranted(lease=lease))
 

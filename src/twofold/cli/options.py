@@ -1,4 +1,4 @@
-"""Options shared by several commands, each with one name, help text and parser."""
+"""Options shared by several commands, each defined once with its name, help text and parser."""
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path

@@ -1,6 +1,6 @@
 """Streaming client for OpenAI endpoints that records token times.
 
-The client shares CPU cores with the measured server, so it decodes only the fields below.
+The client shares CPU cores with the measured server, so it decodes only the fields that it needs.
 """
 
 import asyncio
@@ -165,7 +165,7 @@ _NO_TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=None)  # `timeout_s
 
 
 class RequestFailedError(TwofoldError):
-    """A failed request. `reason` is the category of the failure, `detail` describes this one."""
+    """A failed request. `reason` is the category of the failure; `detail` describes this failure."""
 
     def __init__(self, reason: str, detail: str) -> None:
         super().__init__(f"{reason}: {detail}")

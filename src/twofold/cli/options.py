@@ -1,4 +1,4 @@
-"""Options shared by several commands, each with one name, help text and parser."""
+"""Options shared by several commands, each defined once with its name, help text and parser."""
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -71,7 +71,7 @@ def parse_disk(text: str, flag: str) -> tuple[Path, int]:
 
 
 def check_outputs(written: Mapping[str, Path], read: Iterable[str | Path]) -> None:
-    """Raise ConfigurationError if two outputs or an output and an input have one path. `written`: outputs by field."""
+    """Raise ConfigurationError if an output has the path of an input or other output. `written` is keyed by field."""
     inputs = {Path(path).resolve() for path in read}
     flags: dict[Path, str] = {}
     for name, path in written.items():
@@ -150,7 +150,7 @@ HTML: Final = Flag("Write an HTML report to this file.", metavar="FILE")
 
 
 class StoreSettings(Settings, panel="Prefix cache"):
-    """Flags of a host's KV store, which its workers share, and of the prefix cache."""
+    """Flags for the KV store that the workers of a host share, and for the eviction policy of prefix caches."""
 
     kv_store_dram: int | None = flag(
         "Host memory for the KV of prompts, shared by all workers of the host, as in 4GiB.",

@@ -76,7 +76,7 @@ class Settings:
 
 
 class _UntypedHelp:
-    """Mixin for commands that shows `--help` without a type, like other switches."""
+    """Mixin of commands and groups: their help lists `--help` without a type, like other switches."""
 
     def get_help_option(self, ctx: typer.Context) -> TyperOption | None:
         option: TyperOption | None = super().get_help_option(ctx)  # type: ignore[misc]
@@ -259,7 +259,7 @@ def _read_config(ctx: typer.Context, path: Path | None) -> Path | None:
 
 
 def _as_typed(value: object) -> object:
-    """Convert a YAML value to command-line text, or a list of texts. Booleans stay booleans."""
+    """Convert a YAML value to command-line text, and a list to a list of texts. Booleans stay booleans."""
     if isinstance(value, list):
         return [str(each) for each in value]
     return value if isinstance(value, bool) else str(value)

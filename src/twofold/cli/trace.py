@@ -229,7 +229,7 @@ def _facts(summary: TraceSummary) -> dict[str, str]:
 
 
 def _spread(cv: float) -> str:
-    """Format a coefficient of variation of gaps, with the burstiness of gamma arrivals of equal variation."""
+    """Format the coefficient of variation of arrival gaps, and the burstiness of gamma arrivals that vary equally."""
     return f"{cv:.3f} (gamma arrivals of burstiness {cv**-2:.3g})" if cv > 0.001 else f"{cv:.3f} (constant)"
 
 

@@ -100,7 +100,7 @@ def _front_share(observed: Sequence[GroupResult]) -> float:
 
 
 def _as_if_alone(logs: Sequence[WorkerLog], crowded: Sequence[float], taken: float) -> Iterator[MeasuredIteration]:
-    """Yield the iterations of colocated workers with contention by the other worker and the gateway removed."""
+    """Yield colocated workers' iterations, without the time lost to contention by the other worker and the gateway."""
     prefill, decode = crowded
     for log in logs:
         others = [other for other in logs if other is not log]

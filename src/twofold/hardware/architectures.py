@@ -30,7 +30,7 @@ class ConfigJson:
         return ModelError(f"{self.path}: {reason}")
 
     def number(self, *names: str, default: int | None = None) -> int:
-        """Return the first field of `names` that is set, an integer ≥ 1; else `default`, or raise ModelError."""
+        """Return the first set field of `names`, or `default`. Raises ModelError if missing or not an integer ≥ 1."""
         value = self.optional_number(*names)
         if value is None and default is None:
             raise self.error(f"field {names[0]} is missing")

@@ -56,7 +56,7 @@ def read_yaml(kind: str, path: Path) -> Any:  # noqa: ANN401
 
 
 def parse_toml(kind: str, text: str, name: str) -> dict[str, Any]:
-    """Parse the TOML text of the file `name`. Raises ConfigurationError that starts with `kind` and the name."""
+    """Parse the TOML text of a file. Raises ConfigurationError, with a message that starts with `kind` and `name`."""
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:

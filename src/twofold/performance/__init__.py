@@ -1,1 +1,1 @@
-"""Performance models, which predict seconds and watts of an iteration: fitted to profiles, published or estimated."""
+"""Performance models, fitted, published or estimated, which predict the seconds and watts of an iteration."""

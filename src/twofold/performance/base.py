@@ -63,7 +63,7 @@ class PerformanceModel(ABC):
 
     @property
     def later_stage(self) -> "PerformanceModel":
-        """Performance model of any other pipeline stage alone, including the transfer of activations to it."""
+        """Performance model of one later pipeline stage alone, including the transfer of activations to this stage."""
         return self
 
     @abstractmethod

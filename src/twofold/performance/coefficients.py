@@ -117,7 +117,7 @@ def to_toml(fits: Sequence[Calibration], heading: str) -> str:
 
 
 def _table(values: dict[str, object]) -> Iterator[str]:
-    """Yield TOML lines for all values except tables. Values are formatted as JSON, except floats, which need repr."""
+    """Yield a TOML line for each value that is not a table. Floats are formatted with repr, other values as JSON."""
     for key, value in values.items():
         if value is not None and not isinstance(value, dict):
             yield f"{key} = {value!r}" if isinstance(value, float) else f"{key} = {msgspec.json.encode(value).decode()}"
@@ -147,7 +147,7 @@ def power_law() -> PowerLaw:
 
 
 class Knots(MeasuredPair, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Interpolation points of SplitwiseSim for one model and machine: prefill and token seconds by tokens per batch."""
+    """Points of SplitwiseSim's prompt and token curves for one model and machine: seconds over tokens per batch."""
 
     tokens: list[int]
     prompt_s: list[float]

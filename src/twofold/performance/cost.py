@@ -6,8 +6,8 @@ import msgspec
 class ModelAccuracy(msgspec.Struct, frozen=True, kw_only=True):
     """Mean absolute relative errors of a performance model on held-out measurements; None if unknown.
 
-    `estimated` is set if it was not fitted to measurements of this LLM on this machine. The errors are then those of
-    the same method on measured pairs. `basis` briefly describes the underlying data.
+    `estimated` is set if the model was not fitted to measurements of this LLM on this machine. The errors are then
+    those of the same method for measured LLMs and machines. `basis` briefly describes the underlying data.
     """
 
     prefill: float | None

@@ -8,9 +8,9 @@ iteration, S the squares of its prompts (see `PerformanceModel.prefill_s`) and C
 
 - f, the time of the linear layers, is piecewise linear with bends at 3, 4, 8, 32, 128 and 512 tokens: small matrices
   use a processor less efficiently, and CPU libraries switch to a slower path from the fourth row on. No slope is
-  negative, so no larger batch is faster.
+  negative, so a larger batch is never faster.
 - q is attention within prompts, c attention of decodes over their context, s the remaining cost of a decode.
-- The same formula covers prefill, decode and mixed iterations, because the same code runs them.
+- The same formula covers prefill, decode and mixed iterations, because the engine runs all three with the same code.
 - Compute and memory reads slow down differently on a shared host: `decode_factor` multiplies the time of iterations
   without prompts.
 - The first iteration after an idle period takes `cold_s` longer: the core slept, and other processes used the caches.
@@ -179,7 +179,7 @@ class HostProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     @property
     def machine(self) -> Machine:
-        """One worker's share of the host as a catalog machine. Unmeasured price and power are 0."""
+        """One worker's share of the host as a catalog machine. Price and power are 0, because they are unknown."""
         accelerator = Accelerator(
             name=HOST,
             memory_bytes=self.model.weight_bytes + self.kv_capacity_tokens * self.model.kv_bytes_per_token,

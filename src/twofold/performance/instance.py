@@ -226,5 +226,5 @@ def kv_capacity_tokens(
 
 
 def _share(size: int, layers: int, model: Model) -> int:
-    """Return the bytes of `size` that belong to `layers` of the model's layers, rounded up."""
+    """Return the share of `size` bytes for `layers` of the model's layers, rounded up."""
     return -(-size * layers // model.layers)

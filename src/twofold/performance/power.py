@@ -4,7 +4,7 @@ Splitwise (sections 3.6 and 3.7) measured that prefill approaches the accelerato
 draws much less and hardly more for a larger batch. A power cap therefore slows prefill only. Assumptions:
 
 - decode draws a share of TDP that grows with the use of memory bandwidth, and slightly with each sequence;
-- prefill grows linearly with its tokens, from the power of decode to full TDP once they saturate the accelerator;
+- the power of prefill grows linearly with its tokens, from that of decode to full TDP at saturation;
 - the power that a machine provisions beyond its accelerators is drawn in full while a batch runs;
 - an accelerator under a power cap draws its usual power up to the cap.
 
@@ -22,7 +22,7 @@ def instance_power(
     """Return the power model of an instance on `tensor_parallel` accelerators of a machine.
 
     `memory_share` is the share of memory bandwidth that decode of one sequence uses. `decode_share` is the measured
-    share of TDP that it draws, instead of an estimate.
+    share of TDP that such a decode draws; if None, it is estimated.
     """
     law = power_law()
     part = tensor_parallel / machine.count

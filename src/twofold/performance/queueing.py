@@ -41,9 +41,9 @@ def mean_ttft_s(rate: float, latency_s: float, stage_s: float) -> float:
 def crossing_rate(quick: tuple[float, float], other: tuple[float, float]) -> float | None:
     """Return the rate (per second) above which `other` has a lower mean TTFT than `quick`.
 
-    Each is a pair (seconds in all stages, seconds in the slowest stage). Return 0 if `other` is better at every rate,
-    and None if it is better at none because its slowest stage is no shorter. With t₁, s₁ the times of `quick` and t₂,
-    s₂ those of `other`, the mean TTFTs are equal where
+    Both are pairs (seconds in all stages, seconds in the slowest stage). Return 0 if `other` is better at every rate,
+    and None if `other` is better at no rate, because its slowest stage is no shorter. With t₁, s₁ the times
+    of `quick` and t₂, s₂ those of `other`, the mean TTFTs are equal where
 
         (1 − R·s₁)·(1 − R·s₂) = (s₁ − s₂) / (2·(t₂ − t₁) + s₁ − s₂)
 
@@ -99,7 +99,7 @@ _STEP: Final = 1.02  # growth of the lengths tried first; the rate is assumed to
 def saturating_tokens(prefill_s: Callable[[int], float], most: int, share: float = SHARE) -> int:
     """Return the shortest prompt, in tokens, that reaches `share` of the best prefill throughput (tokens/s).
 
-    Batching shorter prompts hardly takes longer than each of them alone; batching longer prompts only delays them.
+    A batch of shorter prompts hardly takes longer than one of them alone; batching longer prompts only delays them.
     `prefill_s` returns the seconds of a prompt alone in its batch. The best throughput is the highest of all prompt
     lengths up to `most` tokens.
     """

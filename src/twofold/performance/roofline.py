@@ -16,10 +16,10 @@ in which every accelerator sends and receives 2·(TP − 1)/TP of them. In a mix
 active/all)^b of the weights: the expectation for independent, even routing.
 
 Efficiencies and overheads are the same for all pairs. bench/splitwise/fit_roofline.py fitted them to the measured pairs
-of one serving stack of 2023; newer stacks are faster. Against DistServe's latency model of OPT on A100, another stack,
-the mean error is 8% for prefill and 22% for decode, mostly too slow in large batches. No pair with TP 1 was measured;
-its overhead per step is 0. A power cap slows prefill down linearly, to 1.3 × at half the TDP, but not decode
-(Splitwise).
+of one serving stack of 2023; newer stacks are faster. Compared with DistServe's latency model of OPT on A100 (another
+stack), the mean error is 8% for prefill and 22% for decode, and most predictions for large batches are too slow. No
+pair with TP 1 was measured; its overhead per step is 0. A power cap slows prefill down linearly, to 1.3 × at half the
+TDP, but not decode (Splitwise).
 """
 
 import math
@@ -169,7 +169,7 @@ def roofline_with(
 def roofline(model: Model, machine: Machine, tensor_parallel: int) -> RooflineModel:
     """Performance model estimated from FLOPs and bandwidths, for any model on any machine.
 
-    Its error is that of a fit without this pair of model and machine, if it was measured; else the mean of such errors.
+    Its error is that of a fit without this pair of model and machine, or for unmeasured pairs the mean over all pairs.
     """
     data = _data()
     known = find_pair(data.left_out, model, machine, tensor_parallel)

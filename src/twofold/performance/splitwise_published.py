@@ -1,9 +1,9 @@
 """SplitwiseSim's performance model, computed exactly as in its code to reproduce the paper's figures. Not for planning.
 
 Prefill and decode times are piecewise linear in x = prompt tokens × batch size: they interpolate between the medians of
-the profile and extrapolate beyond both ends. A prefill is the prompt curve at x = all its tokens. A decode iteration is
-the token curve at x = *number of sequences*, far below the measured range, so decode batching is almost free and
-context has no influence. A mixed iteration takes 1.1 × the prompt curve at prompt tokens + decodes.
+Splitwise's profile and extrapolate beyond both ends. A prefill takes the prompt curve at x = all its tokens. A decode
+iteration takes the token curve at x = *number of sequences*, far below the measured range, so decode batching is
+almost free and context has no influence. A mixed iteration takes 1.1 × the prompt curve at prompt tokens + decodes.
 """
 
 from bisect import bisect_right

@@ -106,7 +106,7 @@ class LinkSpeed(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def fit(cls, small: tuple[int, float], large: tuple[int, float]) -> "LinkSpeed":
-        """Fit the speed to two transfers (bytes, seconds). At least half of the small one's time counts as overhead."""
+        """Fit the speed to two transfers (bytes, seconds). At least half of the time of `small` is overhead."""
         (few, few_s), (many, many_s) = small, large
         per_byte_s = max(many_s - few_s, many_s * 0.01) / (many - few)
         return cls(overhead_s=max(few_s / 2, few_s - few * per_byte_s), bytes_per_s=1.0 / per_byte_s)
@@ -130,7 +130,7 @@ def reshard_path(link: LinkSpeed, layer_bytes: Sequence[int], pieces: Sequence[i
 
     Several ranks send their parts of a layer in parallel, each over its own `link`. For each layer, `layer_bytes` is
     the bytes per token of the busiest rank, and `pieces` its number of transfers. Layers of different pipeline stages
-    are assumed to be sent one after the other, although the transfer may be faster once all are computed.
+    are assumed to be sent one after the other, although they may overlap once all layers are computed.
     """
     layers = len(layer_bytes)
     return TransferModel(

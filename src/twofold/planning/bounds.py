@@ -1,8 +1,8 @@
 """Analytic upper bounds on a design's rate, computed from the performance models alone.
 
-The bounds assume no queueing and the most efficient batches. They follow from the seconds that a machine then needs for
-the prefill and the decode of the mean request. If the router moves machines between pools, every machine may run either
-phase.
+The bounds assume no queueing and the most efficient batches. They follow from the seconds that a machine needs, under
+these assumptions, for the prefill and the decode of the mean request. If the router moves machines between pools,
+every machine may run either phase.
 """
 
 import math
@@ -98,7 +98,7 @@ def _step_s(model: PerformanceModel, context: float, most: int, bound_s: float) 
 
 
 def _batches(most: int) -> list[int]:
-    """Return batch sizes from 1 to `most` in steps of 1%, at least 1."""
+    """Return batch sizes from 1 to `most`, each larger than the one before by 1% or by one sequence if that is more."""
     sizes = {1, most}
     size = 1.0
     while size < most:

@@ -34,7 +34,7 @@ def require_room(families: Sequence[Family], budget: Budget, *, bounded: bool) -
 async def unmet(
     search: RateSearch, families: Sequence[Family], budget: Budget, rate: float | None
 ) -> ConfigurationError:
-    """Create the error that no family meets the SLO. It states how far the best design misses it when nearly idle."""
+    """Create the error for an SLO that no family meets. It states the smallest miss of any nearly idle design."""
     largest = [design for family in families for design in _largest(search, family, budget, rate)]
     told = await asyncio.gather(*(search.at(design, search.lowest(design)) for design in largest))
     idle = list(zip(largest, told, strict=True))
@@ -58,7 +58,7 @@ async def _too_much(search: RateSearch, designs: Sequence[Design], rate: float) 
 
 
 def _described(check: Check) -> str:
-    """Describe a missed check: `a TPOT slowdown P50 of 1.9×, above the bound of 1.25×`, or a share, or seconds."""
+    """Describe a missed check in words, such as `a TPOT slowdown P50 of 1.9×, above the bound of 1.25×`."""
     if check.at_least:
         return f"{check.value or 0.0:.1%} of {check.name}, below the required {check.bound:.1%}"
     unit = "×" if "slowdown" in check.name else " s"
@@ -106,7 +106,7 @@ class PlanQuery(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DesignChoice(msgspec.Struct, frozen=True, kw_only=True):
-    """The best design of a family. `evaluation` is that at `rate`: the requested rate, or else the highest rate."""
+    """The best design of a family. It was evaluated at `rate`: the requested rate, or else its highest rate."""
 
     design: Design
     rate: float

@@ -40,7 +40,7 @@ class RateGrid(msgspec.Struct, frozen=True):
 
 
 class MaxRate(msgspec.Struct, frozen=True, kw_only=True):
-    """Highest rate of a design that meets the SLO. The SLO is met at `step` of the grid and missed at the next step.
+    """Highest rate at which a design meets the SLO. The SLO is met at `step` of the grid and missed at the next step.
 
     `kept` is the evaluation at `step`. If the SLO is missed at the lowest rate tried, `rate` is 0, and `step` and
     `kept` are None.

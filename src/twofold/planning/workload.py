@@ -42,7 +42,7 @@ class WorkloadArguments(msgspec.Struct, frozen=True, kw_only=True):
         return is_named(self.workload) or self.arrival not in (None, REPLAY)
 
     def requests(self, rate: float) -> list[Request]:
-        """Generate the requests at `rate` per second. Raises as `workload` does, or ConfigurationError if none."""
+        """Generate the requests at `rate` per second. Raises as `workload` does, or ConfigurationError if empty."""
         duration_s = max(self.duration_s, self.min_requests / rate)
         found = self._requests(rate, duration_s=duration_s)
         require(bool(found), f"workload {self.workload} gives no request in {duration_s:g} s at {rate:g} requests/s")

@@ -1,7 +1,7 @@
 """Arrival processes and length distributions of generated workloads.
 
-Arrivals, prompt lengths and output lengths have separate random streams, so another arrival process leaves the lengths
-of a seed unchanged. Prompt and output lengths are drawn independently: in the Azure 2023 traces, Pearson's r is 0.00
+Arrivals, prompt lengths and output lengths have separate random streams, so a seed yields the same lengths with
+every arrival process. Prompt and output lengths are drawn independently: in the Azure 2023 traces, Pearson's r is 0.00
 for code and -0.11 for conversation.
 """
 
@@ -104,7 +104,7 @@ _UNIFORM = re.compile(r"([1-9]\d{0,6})\+([1-9]\d{0,6})")
 
 
 class LengthDistribution(msgspec.Struct, frozen=True, kw_only=True):
-    """Quantiles of the prompt and output lengths of a trace, with its origin.
+    """Quantiles of the prompt and output lengths of a trace, and the origin of the trace.
 
     A share `probabilities[i]` of the trace's prompts have at most `prompt_tokens[i]` tokens; likewise for outputs. The
     first and last values are the minimum and the maximum. `requests` and `requests_per_s` describe the trace.

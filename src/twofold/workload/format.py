@@ -4,7 +4,7 @@
 - A prompt has at least one token; shorter lengths are errors.
 - An output of length 0 is read as 1, because such requests were cut off after prefill, which always produces a first
   token. `ReadNotes.zero_outputs` counts them.
-- Missing, non-finite and fractional numbers are errors that name their line.
+- Missing or non-finite numbers and fractional lengths are errors that name the line.
 """
 
 from collections.abc import Callable, Iterator

@@ -11,7 +11,7 @@ from twofold.workload.rows import Lines, json_rows
 
 
 class TwofoldRow(msgspec.Struct, omit_defaults=True):
-    """One line of a trace: the fields of `Request`. Empty prefix blocks are omitted."""
+    """One line of a trace: the fields of `Request`. `prefix_blocks` is omitted if empty."""
 
     id: str
     arrival_s: float

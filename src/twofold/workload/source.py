@@ -25,10 +25,10 @@ from twofold.workload.trace import open_trace
 class Replay:
     """Selection of a part of a trace, replayed at its own times or rescaled.
 
-    The part starts at `start_s` of the original trace, which becomes 0, and has at most `num_requests` requests.
+    The part starts at `start_s` of the original trace, which becomes time 0, and has at most `num_requests` requests.
     `rate_scale` multiplies the arrival rate; `rate` scales the part to that many requests per second on average.
     `duration_s` counts seconds after scaling. With `rate`, it selects the first `rate * duration_s` requests, otherwise
-    the requests that arrive before its end.
+    the requests that arrive within this time.
     """
 
     start_s: float = 0.0

@@ -25,7 +25,7 @@ _MAX_RATE: Final = 1e6  # requests per second: a trial of this many takes minute
 
 
 def read_problem(settings: PlanSettings) -> Problem:
-    """Convert the flags to a planning problem without candidate designs. Raises ConfigurationError for invalid ones."""
+    """Convert the flags to a planning problem. Raises ConfigurationError for invalid flags."""
     catalog = load_catalog(settings.catalog)
     catalog.model(settings.model)
     problem = Problem(

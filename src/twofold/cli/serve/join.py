@@ -55,7 +55,7 @@ def join(settings: JoinSettings) -> None:
     """Run workers on this host for a service on another host.
 
     The workers receive their configuration from the service, but read the model's files here. Failed workers are
-    restarted. All stop with the service; if the connection is lost, they wait for the service or its successor.
+    restarted. The workers stop with the service; if the connection is lost, they wait for the service or its successor.
     """
     configure_logs(settings.log_format)
     counts = {Role.PREFILL: settings.prefill, Role.DECODE: settings.decode, Role.MIXED: settings.colocated}

@@ -89,7 +89,7 @@ def forecast_config(config: ServiceConfig, profile: Path | None) -> ForecastConf
 
 
 def inline_config(config: ServiceConfig, settings: ServeSettings) -> InlineConfig | None:
-    """Return the iteration times for --inline-tbt, with all workers busy. Raises ConfigurationError without profile."""
+    """Return the configuration of --inline-tbt (iteration times if all workers are busy). Raises ConfigurationError."""
     if settings.inline_tbt is None:
         return None
     require(config.network is None, "--inline-tbt predicts workers of one host: leave out --listen-workers")

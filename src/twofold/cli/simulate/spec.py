@@ -114,7 +114,7 @@ def link_bytes_per_s(gigabytes: float) -> float:
 
 
 def _control(settings: SimulateSettings, spec: ClusterSpec) -> ControlSpec | None:
-    """Return the cluster's controller settings with those of the flags applied; None if no flag sets any."""
+    """Return the cluster's controller settings, overridden by the flags; None without such flags."""
     values = {
         "controllers": settings.controllers,
         "reports_every_s": settings.reports_every,

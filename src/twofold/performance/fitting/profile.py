@@ -40,7 +40,7 @@ class ProfileRow(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def mean_context(self) -> float:
-        """Mean number of KV tokens that a decode iteration of this run read, summed over all sequences.
+        """Number of KV tokens that one decode iteration of this run read for all sequences together, on average.
 
         A generation may end before `token_size` tokens; the number of generated tokens then follows from `e2e_time`.
         """
@@ -124,8 +124,8 @@ class Dropped(msgspec.Struct, frozen=True):
 def consistent_batches(rows: Sequence[ProfileRow]) -> tuple[list[ProfiledBatch], list[Dropped]]:
     """Return the consistent configurations (prompt and batch sizes) of one model and machine, and the dropped rows.
 
-    Two configurations contradict each other if the one with more prompt tokens prefills in clearly less time. Those
-    with the most contradictions are dropped: their batch was probably too large and ran in parts.
+    Two configurations contradict each other if the one with more prompt tokens prefills in clearly less time. While
+    some do, the one with the most contradictions is dropped: its batch was probably too large and ran in parts.
     """
     positive = [row for row in rows if _positive(row)]
     dropped = []
@@ -151,7 +151,7 @@ def _positive(row: ProfileRow) -> bool:
 
 
 def _most_at_odds(kept: Sequence[ProfiledBatch]) -> tuple[ProfiledBatch, int] | None:
-    """Return the configuration that contradicts the most others, and how many; None without contradictions."""
+    """Return the configuration that contradicts the most others, and their number; None without contradictions."""
     odds = [(sum(_contradict(one, other) for other in kept), one.prefill_tokens, one) for one in kept]
     others, _, worst = max(odds, key=lambda entry: entry[:2], default=(0, 0, None))
     return (worst, others) if worst is not None and others else None
@@ -166,7 +166,7 @@ def decode_power(kept: Iterable[ProfiledBatch]) -> float | None:
     """Return the share of TDP that decode of one sequence draws, or None if not measured.
 
     Decode takes nearly all of a run with one sequence and a short prompt. Runs with long prompts are excluded: prefill
-    takes a good part of them, and some of their averages include idle time after the run.
+    takes a good part of them, and the average power of some includes idle time after the run.
     """
     shares = [
         row.average_power

@@ -60,11 +60,11 @@ def _previous(keys: Sequence[BlockKey]) -> Blocks:
 
 
 def _greater_before(values: Blocks) -> Blocks:
-    """Return, for each of distinct, non-negative values, the number of greater values before it. O(n log n) in numpy.
+    """Return, for each value, the number of greater values before it. Values are distinct and non-negative. O(n log n).
 
-    The algorithm goes bit by bit from the highest. Of two values that agree in all higher bits, the one with a 1 is
-    greater. Values are grouped by their higher bits and keep their order in a group, so a running count of ones counts
-    the greater values before each.
+    The algorithm processes one bit at a time, from the highest. Of two values that agree in all higher bits, the one
+    with a 1 is greater. Values are grouped by their higher bits and keep their order in a group, so a running count of
+    ones counts the greater values before each.
     """
     count = np.zeros(len(values), dtype=np.int64)
     order = np.arange(len(values))

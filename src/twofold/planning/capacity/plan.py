@@ -27,7 +27,7 @@ class CapacityQuery(msgspec.Struct, frozen=True, kw_only=True):
 
     Each node is a `machine` with instances of `accelerators` accelerators. If `nodes` is None, it is the number of
     nodes that the trace's prefill keeps busy without reuse. If `dram_gb` is None, the size with the highest net savings
-    is used. Reads from other nodes use the instance's share of the machine's network, or `link_bytes_per_s`.
+    is used. Reads from other nodes have the bandwidth `link_bytes_per_s`, by default a share of the machine's network.
     """
 
     model: Model

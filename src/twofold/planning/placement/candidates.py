@@ -115,7 +115,7 @@ def replicated(
     *,
     shared: bool = False,
 ) -> list[Candidate]:
-    """Return candidates of all kind pairs, with ⌈rate / goodput⌉ instances per phase; fewest accelerators first."""
+    """Return a candidate per pair of kinds, with ⌈rate / goodput⌉ instances per phase; fewest accelerators first."""
     found = []
     for prefill in prefills:
         for decode in decodes:
@@ -213,7 +213,7 @@ def _splits(
 
 
 def _packed(accelerators: int, goodputs: Sequence[PhaseGoodput]) -> list[tuple[float, Counts]]:
-    """Return the highest total goodput on 0, 1, … accelerators, with its instance counts (an unbounded knapsack)."""
+    """Return, for 0, 1, … accelerators, the highest total goodput and its instance counts (an unbounded knapsack)."""
     best: list[tuple[float, dict[MachineKind, int]]] = [(0.0, {})]
     for given in range(1, accelerators + 1):
         found = best[given - 1]

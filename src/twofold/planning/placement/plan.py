@@ -65,7 +65,7 @@ class PlacementQuery(msgspec.Struct, frozen=True, kw_only=True):
 
     `stock` maps machine types to numbers of accelerators. With a `rate` (requests/s), the search minimizes
     accelerators. Without one, it maximizes goodput per accelerator, or the goodput of the whole stock if it has several
-    machine types. If `affinity` is None, the links decide between the algorithms. `most_stages` limits pipeline
+    machine types. If `affinity` is None, it follows from the bandwidths of the links. `most_stages` limits pipeline
     parallelism.
     """
 
@@ -84,7 +84,7 @@ class PlacementQuery(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PreparedPlacement(msgspec.Struct, frozen=True, kw_only=True):
-    """Inputs of a placement search. `node` is the number of accelerators per node; `links` have the least headroom."""
+    """Inputs of a placement search. `node`: accelerators per node; `links`: the machine links with least headroom."""
 
     query: PlacementQuery
     problem: Problem

@@ -26,7 +26,7 @@ class SimulatedPlacement(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def per_accelerator(self) -> float:
-        """Goodput per accelerator in requests per second, as DistServe compares it."""
+        """Goodput per accelerator (requests/s), by which DistServe compares placements."""
         return self.rate / self.design.accelerators
 
     @property

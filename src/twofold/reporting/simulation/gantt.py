@@ -17,9 +17,9 @@ _HOVER = (
 
 
 class GanttRuns(Observer):
-    """Records the activity of instances, as sequences of equal iterations, in the first `until_s` seconds.
+    """Records the iteration runs (see `IterationRun`) of all instances in the first `until_s` seconds.
 
-    Once `limit` sequences are recorded, the chart ends with the latest one; longer ones are cut off there.
+    Once `limit` runs are recorded, the chart ends at the end of the latest run; longer runs are cut off there.
     """
 
     def __init__(self, limit: int = MOST_RUNS, until_s: float | None = None) -> None:

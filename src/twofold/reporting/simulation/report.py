@@ -65,7 +65,7 @@ class Counts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Rates(msgspec.Struct, frozen=True, kw_only=True):
-    """Rates per second of a run; None if the time is 0. Arrivals are averaged from the first to the last."""
+    """Rates per second of a run; None if the time is 0. The arrival rate is that from the first to the last arrival."""
 
     arrivals_per_s: float | None
     requests_per_s: float | None

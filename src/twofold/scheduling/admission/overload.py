@@ -18,10 +18,10 @@ from twofold.scheduling.cluster.scheduler import ClusterScheduler
 
 
 class OverloadRule(msgspec.Struct, frozen=True):
-    """The load checks of an overload rule.
+    """An overload rule: the loads that are checked at arrival and after prefill.
 
     `phases`: check the prefill load at arrival and the decode load after prefill. `decode`: check the decode load at
-    arrival, too. `coming`: count requests that are still in prefill as decoding in that check.
+    arrival, too. `coming`: in the decode check at arrival, count requests that are still in prefill as decoding.
     """
 
     help: str

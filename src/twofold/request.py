@@ -34,7 +34,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 
     `arrival_s` is in seconds on the clock of the simulation or service. `output_tokens` is the exact length in a trace,
     but the limit (`max_tokens`) in a live service. `prefix_blocks` are the block keys of the prompt: equal keys mean
-    equal blocks after equal prefixes. In traces they are numbers of 512-token blocks (Mooncake's `hash_ids`, including
+    equal blocks after equal prefixes. In traces they identify blocks of 512 tokens (Mooncake's `hash_ids`, including
     a partial last block). A live service hashes full blocks of its engine's block size with a salt per tenant
     (`kvcache.prefix`). Instances cache the computed blocks for at least `retain_s` seconds if memory allows.
     """

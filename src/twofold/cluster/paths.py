@@ -14,7 +14,7 @@ _NO_CROSSOVER = 1 << 62  # layer-wise transfer is never faster: synchronisation 
 
 
 class KvEgress(NamedTuple):
-    """Transfer model of the KV caches sent by an instance, and its prefill time as a function of prompt tokens."""
+    """Model of the KV transfers from an instance, and the instance's prefill time as a function of prompt tokens."""
 
     transfer: TransferModel
     prefill_s: Callable[[int], float]
@@ -43,7 +43,7 @@ def paths_of(spec: ClusterSpec, model: Model, profiles: Sequence[InstanceProfile
 
 
 def transfer_model(spec: ClusterSpec, model: Model, profile: InstanceProfile) -> TransferModel:
-    """Create the model of KV transfers from an instance, which has a share of its machines' network bandwidth."""
+    """Create the model of KV transfers from an instance, given its share of its machines' network bandwidth."""
     layout = profile.layout
     share = layout.tensor_parallel * layout.stages / profile.machine.count
     override = spec.link_bytes_per_s and spec.link_bytes_per_s * len(layout.machines_of(0))

@@ -176,7 +176,7 @@ def _swap_capacity(spec: ClusterSpec, model: Model, tensor_parallel: int, catalo
 
 
 def _batcher(spec: ClusterSpec, pool: PoolSpec) -> str:
-    """Return the batcher of a pool: its own, or that of the cluster's rules, or the default of its role."""
+    """Return the batcher of a pool: the one in its spec, else that of the cluster's rules, else its role's default."""
     batcher = pool.batcher
     if batcher is None:
         by_role = _ROLE_BATCHERS[pool.role] if spec.router in FIXED_ROLE_ROUTERS else "splitwise"

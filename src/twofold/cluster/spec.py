@@ -136,8 +136,8 @@ class InstanceFailure(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 class ClusterSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A cluster and its policies; names refer to the catalog and the policy registries.
 
-    Batching: `max_num_batched_tokens` is a number or `auto`, the shortest prompt that saturates an instance
-    (`performance.queueing`), for batchers that batch whole prompts. `pipeline_chunk` is the maximum chunk size of
+    Batching: `max_num_batched_tokens` is the token budget. For batchers of whole prompts, `auto` is the length of the
+    shortest prompt that saturates an instance (`performance.queueing`). `pipeline_chunk` is the maximum chunk size of
     pipelined prefill pools; several stages then compute chunks of one prompt at the same time. `inline_tbt_s` is the
     iteration time up to which the batcher `inlined` adds prompts to decodes.
     Memory: `memory_utilization` is the share of accelerator memory for weights and KV. `kv_bytes_per_token` and
@@ -184,9 +184,9 @@ class ClusterSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 class ClusterRules:
     """Behaviour in which Twofold and other simulators differ.
 
-    `memory` is the KV reservation. `lease_retry_s` None reserves decode memory on arrival, first come first served. A
-    number requests it after the prefill and retries at that interval in seconds. `over_all_tokens` computes TPOT over
-    the number of output tokens instead of the number of gaps. `endless_memory` removes the KV limit. With
+    `memory` is the KV reservation. With `lease_retry_s` None, decode memory is reserved at arrival, first come first
+    served; otherwise after the prefill, with a retry every `lease_retry_s` seconds. `over_all_tokens` computes TPOT
+    over the number of output tokens instead of the number of gaps. `endless_memory` removes the KV limit. With
     `instant_handoff`, KV transfers take no time. `stagewise` selects the instances of `compat/stagewise.py`.
     """
 

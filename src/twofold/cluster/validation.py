@@ -86,7 +86,7 @@ def check_batchers(spec: ClusterSpec, batchers: Collection[str]) -> None:
 
 
 def check_cells(spec: ClusterSpec, instances: Mapping[Role, int]) -> None:
-    """Check that the router uses cells, and each role has an instance per cell; raises ConfigurationError."""
+    """If cells are set, check for a cell router and an instance of each role per cell; raises ConfigurationError."""
     if isinstance(spec.cells, int):
         known = spec.router in CELL_ROUTERS
         require(known, f"cells need one of the routers {', '.join(CELL_ROUTERS)}, not {spec.router}")

@@ -51,7 +51,7 @@ class _Task:
         self.chained: _Task | None = None  # of a prompt: the decodes queued together with it
 
     def is_younger(self, other: "_Task", selections: int) -> bool:
-        """Whether this task has missed fewer selections than `other` or, among equals, arrived earlier."""
+        """Whether this task sorts before `other`: skipped by fewer selections or, among equals, arrived earlier."""
         age, other_age = self.age(selections), other.age(selections)
         return age < other_age if age != other_age else self.arrival_s < other.arrival_s
 
@@ -251,7 +251,7 @@ class SplitwiseSimBatcher(Batcher):
     # -- queues -------------------------------------------------------------------------------------------------------
 
     def _set_next(self, task: _Task) -> None:
-        """Queue a task as the next one of its sequence."""
+        """Record a task as the next one of its sequence, and insert it into the queues."""
         self._tasks[task.sequence.id] = task
         if not task.pending:
             self._append(task)

@@ -79,7 +79,7 @@ class StagewiseScheduler(InstanceScheduler):
         return results
 
     def decoded(self, sequences: list[ScheduledSequence]) -> list[StepResult]:
-        """Count one more token of each sequence; returns the results of the sequences that ended."""
+        """Count one more token of each sequence; return the results of the sequences that ended."""
         results: list[StepResult] = []
         for sequence in sequences:
             sequence.computed += 1

@@ -110,7 +110,7 @@ class RandomTokens:
         return Sampled(token, -math.log(self.size), self._alternatives(token, sampling.logprobs))
 
     def _alternatives(self, token: int, count: int) -> tuple[tuple[int, float], ...]:
-        """Return `count` token ids from `token` on, each with the same log probability."""
+        """Return `count` consecutive token ids from `token` on, each with the same log probability."""
         ids = (self.low + (token - self.low + step) % self.size for step in range(min(count, self.size)))
         return tuple((each, -math.log(self.size)) for each in ids)
 

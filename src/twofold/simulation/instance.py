@@ -283,7 +283,7 @@ def pass_through(now: int, first: int, later: int, free_at: list[int]) -> list[i
 
 
 class _RunEnd(Event):
-    """End of a run. It is no longer `pending`, and has no effect, if the run was shortened or its instance failed."""
+    """Event at the end of a run. Not `pending`, and without effect, if the run was shortened or the instance failed."""
 
     __slots__ = ("instance", "pending", "run")
 

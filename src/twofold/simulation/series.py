@@ -14,9 +14,9 @@ _PS_PER_S: Final = 1e12
 class Series(msgspec.Struct):
     """A step function of time, stored as mean and maximum over at most 1,024 equal bins.
 
-    Times are picoseconds. The function begins with the first `set`. The bin width doubles as the function grows. A
-    value that is replaced at the same time is ignored. `areas` (value × picoseconds) and `peaks` (maxima) have one
-    entry per bin. The last bin ends at `at_ps`, and the function has the value `value` from there on.
+    Times are picoseconds. The function begins with the first `set`. The bin width doubles as the function grows. Of
+    several values set at the same time, only the last counts. `areas` (value × picoseconds) and `peaks` (maxima) have
+    one entry per bin. The last bin ends at `at_ps`, and the function has the value `value` from there on.
     """
 
     start_ps: int = _NEVER

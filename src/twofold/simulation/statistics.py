@@ -268,7 +268,7 @@ class RunStatistics:
             self.slo_scale.add(nearest(needed * MICRO))
 
     def gaps(self, pace: RunTiming, count: int, decodes: int, start: int, joined: Sequence[ScheduledSequence]) -> None:
-        """Record the token gaps of a run of decodes. `joined` sequences may have waited since their previous token."""
+        """Record the token gaps of a run of decodes. The `joined` sequences may have waited since their last token."""
         first, itl = pace.first_ps, self.itl
         if not joined:
             itl.add_ramp(first, pace.step_ps, count, decodes)
@@ -341,7 +341,7 @@ class Sampler:
             pool.sample(at)
 
     def finish(self, now: int) -> dict[str, Series]:
-        """Extend all series to `now` and return them by name, without pools of roles that no instance started with."""
+        """Extend all series to `now`; return those of power, initial roles and the mixed role by name."""
         named = {"power_w": self._power}
         for role in self._roles:
             named |= {f"{kind}/{role.value}": series for kind, series in self._pools[role].series.items()}

@@ -173,7 +173,7 @@ class DecodeGroup:
     mask: Tensor | None
 
     def attend(self, call: AttentionInputs) -> Tensor:
-        """Return the output [tokens of the group, heads, value_dim]. Their keys and values must be in the pool."""
+        """Return the output [tokens, heads, value_dim]. The keys and values of the group must be in the pool."""
         keys = self.context.read(self.pool.keys(call.layer), "keys")
         values = self.context.read(self.pool.values(call.layer), "values")
         tokens = call.query[0, :, self.rows].transpose(0, 1).unsqueeze(2)

@@ -105,8 +105,8 @@ def _nucleus(best: Tensor, total: Tensor, top_p: float) -> int:
 def _gumbel(seed: int, position: int, count: int) -> Tensor:
     """Return standard Gumbel noise [count], a function only of the seed, the position and the index in the vocabulary.
 
-    It uses the raw bits of Philox, a counter-based generator with the same output on every platform. numpy may change
-    its distribution functions.
+    It is computed from the raw bits of Philox, a counter-based generator with the same output on every platform,
+    because numpy may change its distribution functions.
     """
     bits = np.random.Philox(key=seed % 2**64, counter=position << 128).random_raw(count)
     uniform = ((bits >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53

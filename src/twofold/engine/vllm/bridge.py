@@ -30,7 +30,7 @@ class ConnectorBridge(Protocol):
     """The worker's side of vLLM's KV connector. All methods are called on the thread that runs vLLM."""
 
     def place_cache(self, layout: KvLayout, num_blocks: int) -> torch.Tensor:
-        """Return memory for the KV cache that peers can access: uint8 [bytes of the pool]."""
+        """Return memory that peers can access, to hold the KV cache: uint8 [bytes of the pool]."""
 
     def is_remote(self, request_id: str) -> bool:
         """Return whether a peer computes the KV of this prompt."""

@@ -33,7 +33,7 @@ class EvictionPolicy(ABC):
 
     @abstractmethod
     def release(self, key: BlockKey) -> None:
-        """The block may be evicted again. This call counts as its last use."""
+        """The block may be evicted again. This call counts as its most recent use."""
 
     @abstractmethod
     def forget(self, key: BlockKey) -> None:

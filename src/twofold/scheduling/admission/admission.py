@@ -21,7 +21,7 @@ class QueuedRequest:
     """A request offered to admission control, with its API key, priority and deadline.
 
     Requests with a lower `priority` are served first, as in vLLM. `deadline_s` is a time on the clock of `arrival_s`;
-    None selects the service's default timeout. `number` counts admitted requests from 1.
+    None selects the service's default timeout. `number` is the place in order of admission, from 1.
     """
 
     __slots__ = ("arrival_s", "deadline_s", "key", "number", "priority", "request")
@@ -192,7 +192,7 @@ class Admission(RequestSubscriber):
         return {name: (account.waiting, account.running) for name, account in self._keys.items()}
 
     def judge(self, queued: QueuedRequest, now: float) -> Refusal | None:
-        """Hook for subclasses: refuse a request that is within all limits by returning a refusal; None accepts it."""
+        """Hook for subclasses: return a refusal for a request that is within all limits, or None to accept it."""
         return None
 
     def _refusal(self, queued: QueuedRequest, now: float) -> Refusal | None:

@@ -100,7 +100,7 @@ class InstanceDecodes:
 
 
 class OverloadLedger(RequestSubscriber):
-    """Tracks the placed requests on the instances of `pools` and predicts their prefill and decode loads.
+    """Tracks the requests placed on the instances of `pools`, and predicts prefill and decode loads.
 
     A load is a predicted latency divided by its bound: `ttft_s` for prefill, `tbt_s` for decode. Decode times and
     output lengths are predicted by the mean over finished requests. The prefill load of a request includes a margin for
@@ -191,7 +191,7 @@ class OverloadLedger(RequestSubscriber):
         return alone_s / self.ttft_s, self._load_with(placed, DecodeLoad())
 
     def prefill_load(self, placed: PlacedRequest, now: float) -> float:
-        """Return the predicted TTFT of a request, with the error margin, divided by its bound.
+        """Return the predicted TTFT of a request, with the error margin, divided by `ttft_s`.
 
         If the request would join a queued iteration, the TTFT of the oldest request in that iteration is used instead,
         so that new requests do not delay admitted requests beyond the bound.
@@ -203,7 +203,7 @@ class OverloadLedger(RequestSubscriber):
         return ttft_s * self._margin.factor / self.ttft_s
 
     def decode_load(self, placed: PlacedRequest, *, coming: bool = False) -> float:
-        """Return the predicted time between tokens of a request on its decode instance, divided by its bound.
+        """Return the predicted time between tokens of a request on its decode instance, divided by `tbt_s`.
 
         With `coming`, requests in prefill that will decode on this instance count as decoding.
         """

@@ -1,7 +1,7 @@
 """Overload control: reject requests that would miss the SLO (Mooncake, arXiv 2407.00079, section 7).
 
-The prefill load is the predicted TTFT divided by its bound, the decode load the predicted time between tokens divided
-by its bound. A load above 1 means that the request would miss the SLO. An overload rule selects the loads to check.
+The prefill load is the predicted TTFT divided by the TTFT bound; the decode load is the predicted time between tokens
+(TBT) divided by the TBT bound. With a load above 1, a request would miss the SLO. A rule selects the loads to check.
 """
 
 from math import ceil
@@ -18,10 +18,10 @@ from twofold.scheduling.cluster.scheduler import ClusterScheduler
 
 
 class OverloadRule(msgspec.Struct, frozen=True):
-    """The load checks of an overload rule.
+    """An overload rule: the loads that are checked at arrival and after prefill.
 
     `phases`: check the prefill load at arrival and the decode load after prefill. `decode`: check the decode load at
-    arrival, too. `coming`: count requests that are still in prefill as decoding in that check.
+    arrival, too. `coming`: in the decode check at arrival, count requests that are still in prefill as decoding.
     """
 
     help: str

@@ -244,7 +244,7 @@ class PrefillQueue:
                 yield request_id, end
 
     def _requeue_late(self, now: float) -> None:
-        """If an iteration has ended, move the prompts predicted for it that did not run to the next iteration."""
+        """If an iteration has ended, requeue the prompts that were expected to run in it but did not."""
         if self._ended is None or now <= self._ended or not self._iterations:
             return
         late, ended = self._iterations.popleft(), self._ended

@@ -71,7 +71,7 @@ class _Queue:
 
 
 class PrefixMatches:
-    """Number of cached leading blocks of one prompt in each cache; the cache `source` has the most, `longest`."""
+    """Number of cached leading blocks of one prompt in each cache; `longest` is the maximum, in cache `source`."""
 
     def __init__(self, caches: dict[str, int], memories: dict[str, int]) -> None:
         self._caches, self._memories = caches, memories

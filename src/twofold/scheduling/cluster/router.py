@@ -37,5 +37,5 @@ class Router(ABC):
         return Pools()
 
     def role_of(self, load: InstanceLoad, idle: bool) -> Role:
-        """Return the next role of an instance that completed work outside its home pool; `idle`: no work is left."""
+        """Return the new role of an instance that completed work outside its home pool; `idle`: it has no work left."""
         return load.role

@@ -18,13 +18,13 @@ from twofold.scheduling.instance.sequence import FULL_RESERVATION, KvReservation
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class TransferPaths(ABC):
-    """Predicts KV transfer and prefill times; `crossovers` maps each prefill instance to its crossover."""
+    """Predicts KV transfer and prefill times; `crossovers` has the result of `crossover` per prefill instance."""
 
     def __init__(self, crossovers: dict[str, int]) -> None:
         self.crossovers = crossovers
 
     def crossover(self, prefill: str) -> int:
-        """Return the crossover: the prompt tokens from which on layer-wise transfer is faster than serialized."""
+        """Return the shortest prompt, in tokens, for which layer-wise transfer is faster than serialized transfer."""
         return self.crossovers[prefill]
 
     @abstractmethod
@@ -106,7 +106,7 @@ class AutoHandoff(HandoffPolicy):
 
 
 class RegisteredHandoff(NamedTuple):
-    """A hand-off policy by name: its constructor, and its help text."""
+    """Registry entry of a hand-off policy: its constructor and help text."""
 
     build: Callable[[TransferPaths], HandoffPolicy]
     help: str

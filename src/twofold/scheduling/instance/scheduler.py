@@ -115,7 +115,7 @@ class InstanceScheduler(KvReceiver):
             self._enqueue(sequence, self.queues.waiting)
 
     def fetched(self, request_id: str, reused_tokens: int | None = None) -> None:
-        """Record the end of a prefix fetch; `reused_tokens` is lower if it failed. Ignores aborted requests."""
+        """End a prefix fetch; `reused_tokens`, if given, replaces the value of `submit`. Ignores aborted requests."""
         sequence = self.sequences.get(request_id)
         if sequence is None or not sequence.fetching:
             return

@@ -190,7 +190,7 @@ class SwapPreemption:
         self.swaps += 1
 
     def _swap_in(self, paused: list[ScheduledSequence], resumed: list[ScheduledSequence]) -> None:
-        """Swap in sequences in order of admission, while the blocks of a step stay free for every running one."""
+        """Swap in sequences in order of admission; leave enough free blocks for a step of each running sequence."""
         for sequence in paused:
             host = sequence.swapped
             if host is None:
@@ -225,5 +225,5 @@ class SwapPreemption:
         return self.blocks.blocks_for(sequence.prompt_tokens + sequence.output_tokens - 1)
 
     def _headroom(self) -> int:
-        """Return the number of blocks that every running sequence needs together for another step."""
+        """Return the number of blocks that all running sequences together need for another step."""
         return (self.queues.decoding.size + self.queues.ready.size) * self.blocks.blocks_for(self._step)

@@ -62,7 +62,7 @@ class ChangePoint:
         return self._least_likely(range(WINDOWS[0], WINDOWS[-1] + 1))
 
     def restart(self, count: int) -> None:
-        """Forget all numbers except the last `count`, or the longest window if `count` is larger."""
+        """Forget all numbers except the last `count` (at most the length of the longest window)."""
         kept = list(self._sums)[-1 - count :]
         base, base_squares = kept[0]
         self._sums = deque(((s - base, q - base_squares) for s, q in kept), self._sums.maxlen)

@@ -78,7 +78,7 @@ def steps_to(split: RoleSplit, pools: Pools, retired: Sequence[str]) -> tuple[Re
 
 
 def _leaving(pools: Pools, home: Role, wanted: int, work: Callable[[InstanceLoad], int]) -> list[str]:
-    """Return the surplus of a home role: the instances with the least work, until only `wanted` instances remain."""
+    """Return the surplus of a home role beyond `wanted` instances: the instances with the least work."""
     members = [load for load in pools if load.place and load.home is home]
     members.sort(key=work)  # stable: earlier instances first among equals
     return [load.id for load in members[: max(0, len(members) - wanted)]]
@@ -110,7 +110,7 @@ class SplitForecast(msgspec.Struct, frozen=True):
 
 
 class SearchResult(msgspec.Struct, frozen=True, kw_only=True):
-    """Result of a search: forecasts of splits, each from a simulation of `requests` requests, and the CPU time."""
+    """Result of a search: forecasts of splits, each simulated with `requests` requests, and the search's CPU time."""
 
     running: SplitForecast
     best: SplitForecast

@@ -28,7 +28,7 @@ def estimate_output_lengths(ended: Sequence[int], running: Sequence[int], count:
     """Estimate `count` output lengths in tokens, evenly spaced over the distribution of all outputs.
 
     `ended` are the lengths of finished outputs, at least one. `running` are the tokens so far of unfinished outputs.
-    Longer outputs are assumed to end at the rate per token that was observed in the upper half of the range.
+    Beyond the longest of these, outputs are assumed to end at the rate per token of the upper half of the range.
     """
     steps, left = _survivors(ended, sorted(running))
     longest = max(steps[-1][0], max(running, default=0))

@@ -70,7 +70,7 @@ class InTurn(Router):
     repeats_routes: ClassVar[bool] = False
 
     def __init__(self, number: Callable[[int], int]) -> None:
-        """`number` returns pool indices: `number(n)` for prefill n and `number(~n)` for decode n, n = 0, 1, …"""
+        """`number(n)` is the pool index for the n-th prefill, `number(~n)` for the n-th decode, counted from 0."""
         self._number = number
         self._prefills = 0
         self._decodes = 0

@@ -82,11 +82,11 @@ class Conductor(ForecastingRouter):
 
     An instance reuses the blocks in its own cache. If another cache has a prefix more than `threshold` times as long,
     the instance fetches the missing blocks, provided that this lowers the TTFT. Fetched blocks stay in its cache, so
-    hot blocks are replicated. The paper gives no value for the threshold. None disables fetches, as in the paper's
+    hot blocks are replicated. The paper gives no value for `threshold`. None disables fetches, as in the paper's
     baseline with local prefixes.
 
-    In the paper, an instance always fetches above the threshold, even if computing is faster, and the transfer follows
-    the queueing; here they overlap. Among equals, the instance with the least total prefill time so far is picked.
+    In the paper, an instance always fetches above the threshold, even if computing is faster, and fetches after the
+    wait in the queue; here both overlap. Among equals, the instance with the least total prefill time so far is picked.
     """
 
     reads_prefix_caches: ClassVar[bool] = True

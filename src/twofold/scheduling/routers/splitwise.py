@@ -18,11 +18,11 @@ _MIXED: Final = Role.MIXED
 class SplitwiseRouter(Router):
     """Chooses the prefill and the decode instance at arrival by the shortest queue (Splitwise section 4.1).
 
-    Prefill runs on the instance of the prefill pool with the fewest pending tokens. If its queue exceeds
-    `MAX_PENDING_TOKENS`, the mixed pool is used; if that is full, too, an instance of the decode pool becomes mixed.
-    Decode runs likewise on the instance with the least reserved memory, provided that the KV cache fits. If no instance
-    can become mixed, the instance with the fewest pending tokens runs both phases. A mixed instance returns to its home
-    pool when it has no work of the other phase.
+    Prefill runs in the prefill pool, on the instance with the fewest pending tokens. If these exceed
+    `MAX_PENDING_TOKENS`, the mixed pool is used; if it is full, too, a decode instance becomes mixed. Decode runs
+    likewise on the instance with the least reserved memory, provided that the KV cache fits. If no instance can become
+    mixed, the instance with the fewest pending tokens runs both phases. A mixed instance returns to its home pool when
+    it has no work of the other phase.
     """
 
     fixed_roles: ClassVar[bool] = False

@@ -222,9 +222,9 @@ class _Track(msgspec.Struct):
 class ChromeTrace(Observer):
     """Writes a trace for ui.perfetto.dev and chrome://tracing: one process per pool and one thread per instance.
 
-    An instance stays in the process of its first pool. Runs of iterations are complete events, transfers asynchronous
-    events of the source pool, role changes and notes instant events. A counter per instance shows the power of its
-    batches. The file appears at `path` when the simulation ends. Raises ConfigurationError if `path` is not writable.
+    An instance stays in the process of its first pool. Event types: "complete" for runs of iterations, "async" for
+    transfers (in the process of the sender), "instant" for role changes and notes, "counter" for the power of each
+    instance. The file appears at `path` when the simulation ends. Raises ConfigurationError if `path` is not writable.
     """
 
     def __init__(self, path: str | Path) -> None:

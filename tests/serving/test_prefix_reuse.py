@@ -126,7 +126,7 @@ def tight(request):
 
 @pytest.fixture(scope="module")
 def more_than_fits(tiny_model_dir):
-    """Return prompts with shared prefixes that exceed the KV memory, and their expected outputs of 40 tokens."""
+    """Return prompts with shared prefixes, too many for the KV memory, and their expected outputs of 40 tokens."""
     prompts = [prompt[:400] for seed in range(4) for prompt in family(f"tight {seed}")]
     random.Random(2).shuffle(prompts)
     return prompts, greedy_outputs(tiny_model_dir("llama"), prompts, 40)

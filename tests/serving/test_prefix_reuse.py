@@ -47,7 +47,7 @@ async def ask_in_turn(url, prompts, **fields):
 
 
 def shared_with_earlier(prompts):
-    """Return how many tokens each prompt can reuse from earlier ones: whole blocks, never its last token."""
+    """Return how many tokens each prompt can reuse from earlier ones: whole blocks, but never the last prompt token."""
     found = []
     for number, prompt in enumerate(prompts):
         best = 0

@@ -66,7 +66,7 @@ async def with_cable_cut(running, expected, *, after_s, for_s):
 
 
 def test_a_cut_link_changes_no_answer(running, expected):
-    """The cuts are shorter than the heartbeat timeout, longer than it, and longer than the watchdog term."""
+    """Some cuts are shorter than the heartbeat timeout, some longer, and some even longer than the watchdog term."""
     for for_s in running.cuts_s:
         assert asyncio.run(ask(running.url)) == expected
         cut_while_busy(running, expected, for_s)

@@ -49,7 +49,7 @@ class Cache:
             )
 
     def make(self, transport, epoch, layout, num_blocks, everything=True):
-        """Create a transport and return its descriptor. With `everything`, `prefill` and `decode` each lease all blocks."""
+        """Create a transport; return its descriptor. `everything` leases all blocks to `prefill` and to `decode`."""
         make = load_transport(transport)
         self.transport = make(KvCacheSpec(self.name, epoch, layout, num_blocks, DEVICE, self.network))
         if everything:

@@ -147,7 +147,7 @@ def test_one_server_for_both_phases(attempt):
     ],
 )
 def test_errors_lose_the_attempt(attempt, prefill, decode, where, unavailable):
-    """Each kind of error also determines whether the server is marked unavailable."""
+    """Any error loses the attempt; only some errors mark the server as unavailable."""
     _, raised, _ = attempt(prefill, decode)
     assert isinstance(raised, AttemptLostError)
     assert (raised.instance, raised.unavailable) == (where, unavailable)

@@ -15,7 +15,7 @@ MOST = 4  # services at once; each needs memory and, even idle, part of a core
 
 
 class Services:
-    """Running services by model and flags; the least recently used one is stopped when a new one needs room."""
+    """Running services by model and flags; the least recently used one is stopped when the limit `MOST` is reached."""
 
     def __init__(self):
         self._running = {}

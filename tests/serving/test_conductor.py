@@ -51,7 +51,7 @@ async def ask(url, *prompts):
 
 
 def computed_on(url):
-    """Return the prompt tokens that each prefill worker has received."""
+    """Return the number of prompt tokens sent to each prefill worker so far."""
     found = re.findall(
         r'^twofold:prefix_cache_queries_total\{instance="(prefill-\d)"\} (\S+)$', metrics(url), re.MULTILINE
     )

@@ -18,7 +18,7 @@ OUTPUT = 200
 
 
 async def leave(url, body, *, after_tokens=0, after_s=0.0):
-    """Request a completion, and disconnect `after_s` seconds after its first `after_tokens` events."""
+    """Request a completion, receive `after_tokens` events, and disconnect `after_s` seconds later."""
     address = urlsplit(url)
     reader, writer = await asyncio.open_connection(address.hostname, address.port)
     sent = json.dumps(body).encode()

@@ -126,7 +126,8 @@ def test_a_killed_host_may_rejoin_under_its_names(joined, expected):
 
 
 def test_hosts_outlive_a_killed_service_and_end_with_a_stopped_one(joined, expected):
-    """The joined host rejoins the successor of a killed service; this test runs last, because it stops the service."""
+    """The joined host rejoins the successor of a killed service."""
+    # Runs last, because the tests of this file share the service.
     joined.service.kill()
     joined.service.wait()
     joined.serve("--prefill", "1", "--decode", "0")

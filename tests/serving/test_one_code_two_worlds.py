@@ -112,7 +112,7 @@ class VirtualRun:
         self.instances[name].end_lease(**args)
 
     def on_handed_off(self, name, request_id):
-        """Record the end of a hand-off in the scheduler of the prefill worker or of the controller."""
+        """Report the end of a hand-off to a worker's or the controller's scheduler, depending on `name`."""
         if name in self.instances:
             self.instances[name].handed_off(request_id)
         else:
@@ -129,7 +129,7 @@ class VirtualRun:
 
 
 def timed(name, entries):
-    """Yield (time, process, number, entry) for one process's journal, with times that never decrease."""
+    """Yield (time, process, number, entry) for each entry of a process's journal, with times that never decrease."""
     latest = 0.0
     for number, entry in enumerate(entries):
         latest = max(latest, entry.at)

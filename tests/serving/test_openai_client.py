@@ -1,7 +1,7 @@
 """The OpenAI Python client works with the gateway.
 
-The tests assume nothing about the text: they pass on any service with deterministic greedy output, the tokenizer's
-vocabulary and a context of some hundred tokens. `openai_base_url` selects the service.
+The tests do not depend on the generated text. The service must have deterministic greedy output and a context of a
+few hundred tokens. The fixture `openai_base_url` selects the service.
 """
 
 import asyncio
@@ -54,7 +54,7 @@ def chat(client, model):
 
 
 def counts(usage):
-    """Return the token usage without cached tokens, which depend on earlier requests."""
+    """Return the token usage without the number of cached tokens, which depends on earlier requests."""
     return usage.prompt_tokens, usage.completion_tokens, usage.total_tokens
 
 

@@ -47,7 +47,7 @@ async def ask_in_turn(url, prompts, **fields):
 
 
 def shared_with_earlier(prompts):
-    """Return how many tokens each prompt can reuse from earlier ones: whole blocks, never its last token."""
+    """Return how many tokens each prompt can reuse from earlier ones: whole blocks, but never the last prompt token."""
     found = []
     for number, prompt in enumerate(prompts):
         best = 0
@@ -126,7 +126,7 @@ def tight(request):
 
 @pytest.fixture(scope="module")
 def more_than_fits(tiny_model_dir):
-    """Return prompts with shared prefixes that exceed the KV memory, and their expected outputs of 40 tokens."""
+    """Return prompts with shared prefixes, too many for the KV memory, and their expected outputs of 40 tokens."""
     prompts = [prompt[:400] for seed in range(4) for prompt in family(f"tight {seed}")]
     random.Random(2).shuffle(prompts)
     return prompts, greedy_outputs(tiny_model_dir("llama"), prompts, 40)

@@ -74,7 +74,7 @@ def test_the_same_tokens_from_a_remote_store_and_its_copy(tiny_model_dir, tmp_pa
 
 
 def test_the_conductor_fetches_from_a_busy_host(tiny_model_dir, tmp_path):
-    """Two hosts compute a burst of prompts with one cached prefix faster, so the second host fetches the prefix."""
+    """For a burst of prompts with one prefix, the router also uses the host without the prefix, which fetches it."""
     model, path = tiny_model_dir("llama"), tmp_path / "host.yaml"
     slow = replace(profile(), model=read_model(model), engine=TIMES.slower(10.0))  # 10 ms a token
     path.write_text(dump_host_profile(slow))

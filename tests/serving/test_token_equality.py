@@ -40,7 +40,7 @@ def test_greedy_output_equals_generate(arch, service, tiny_model_dir):
 
 
 def test_sampled_output_depends_on_the_seed_alone(service):
-    """The output is equal split and colocated, with serialized hand-offs, and in any order of requests."""
+    """Split and colocated services generate the same tokens, also with serialized hand-offs, in any request order."""
     prompts = random_prompts(seed=7)[:24]
     how = {"max_tokens": 24, "temperature": 0.9, "top_p": 0.95, "top_k": 50, "ignore_eos": True}
     runs = [

@@ -24,7 +24,7 @@ PULL = ClusterSpec(
 
 
 def watched(spec, output=OUTPUT):
-    """Simulate a burst; return the statuses of prefill and decode before every event, and the result."""
+    """Simulate a burst; return the statuses (prefill, decode) before every event, and the statistics."""
     statistics = RunStatistics(None, None, over_all_tokens=False)
     cluster = build_cluster(spec, CATALOG, instance_profiles(spec, CATALOG), statistics, [], 1 << 60)
     seen = []

@@ -1,4 +1,4 @@
-"""Runs of several iterations give the results of single iterations."""
+"""Simulating several equal iterations as one run gives the same results as simulating them one by one."""
 
 from hypothesis import given, settings
 

@@ -42,7 +42,7 @@ def test_count_sum_and_extremes_are_exact(pairs):
 
 @given(samples)
 def test_every_value_is_counted_in_the_bucket_that_holds_it(numbers):
-    """A bucket is named by its lowest value, and buckets are sorted."""
+    """The key of a bucket is its lowest value, and buckets are sorted by key."""
     tally = Tally()
     for number in numbers:
         tally.add(number)
@@ -121,7 +121,7 @@ def test_a_bound_in_units_includes_the_value_it_names(milliseconds):
 
 @given(samples, st.integers(2, 50))
 def test_the_distribution_rises_from_the_least_to_the_greatest(numbers, points):
-    """The fractions rise evenly from 0 to 1, and the values never decrease."""
+    """The fractions of the CDF rise in equal steps from 0 to 1, and its values never decrease."""
     curve = histogram_of(numbers).cdf(points)
     assert len(curve) == points
     assert [fraction for _, fraction in curve] == [i / (points - 1) for i in range(points)]

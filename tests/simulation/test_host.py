@@ -69,7 +69,7 @@ def test_busy_neighbours_slow_a_sensitive_task_down():
 
 
 def test_threads_run_on_separate_cores():
-    """A task with two threads runs at the mean of its shares of two cores."""
+    """The speed of a task with two threads is the mean of its shares of the two cores."""
     run = Run(cores=2)
     run.job(0, HostTask([0, 1], threads=2), 0.0, 3.0)
     run.job(1, HostTask([1]), 0.0, 1.0)

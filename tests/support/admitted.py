@@ -1,4 +1,4 @@
-"""Admission queues with requests by name, for tests without instances."""
+"""Admission queues and named requests, for tests without instances."""
 
 from twofold.request import Request
 from twofold.scheduling.admission.admission import Admission, QueuedRequest

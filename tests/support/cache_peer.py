@@ -40,7 +40,7 @@ class Cache:
     """KV cache of one process: a transport with its pools and connections."""
 
     def __init__(self, name, key=None, host=None):
-        """Create a cache without a transport. With a `key`, the cache is on host `host` (None: a host named `name`)."""
+        """Create a cache without a transport. With a `key`, it belongs to the host named `host`, by default `name`."""
         self.name, self.network = name, None
         self.transport, self.connections = None, []
         if key is not None:
@@ -49,7 +49,7 @@ class Cache:
             )
 
     def make(self, transport, epoch, layout, num_blocks, everything=True):
-        """Create a transport, with leases of `prefill` and `decode` if `everything`; return its descriptor."""
+        """Create a transport; return its descriptor. `everything` leases all blocks to `prefill` and to `decode`."""
         make = load_transport(transport)
         self.transport = make(KvCacheSpec(self.name, epoch, layout, num_blocks, DEVICE, self.network))
         if everything:

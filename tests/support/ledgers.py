@@ -32,7 +32,7 @@ def placed(name, *, prompt=100, prefill="p0", decode="d0", arrival_s=0.0, output
 
 
 def decoding(made, *names, prompt=100, decode="d0", now=0.0):
-    """Add requests to the ledger `made` that decode from `now` on."""
+    """Add requests to the ledger `made`; they decode from `now` on."""
     for name in names:
         each = placed(name, prompt=prompt, decode=decode)
         made.placed(each, now)

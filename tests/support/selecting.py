@@ -50,7 +50,7 @@ def prefilling(prompt: int, computed: int, name: str = "s") -> State:
 
 
 def ready(count: int, output_tokens: tuple[int, ...] = ()) -> State:
-    """Return a state with sequences that may start to decode; `output_tokens` is the KV that each will reserve."""
+    """Return a state with sequences that may start to decode; each reserves KV for its entry in `output_tokens`."""
     made = [sequence(f"r{i}", computed=10, generated=1) for i in range(count)]
     for each, tokens in zip(made, output_tokens, strict=False):
         each.decode_tokens = tokens

@@ -1,4 +1,4 @@
-"""Run models with tensor and pipeline parallelism, with ranks forked as the fork server does, and print the output.
+"""Script that runs models with tensor and pipeline parallelism, with forked ranks, and prints the outputs.
 
 Arguments: a directory for files; then for each model its directory and its degrees, as in 2x1,1x2 (tensor x
 pipeline). Reads prompts from stdin as JSON. Prints one JSON line per model, with an entry per pair of degrees:
@@ -40,7 +40,7 @@ def main(files, *models):
 
 
 def of_split(model, files, split, prompts):
-    """Run a model with one pair of degrees and return its results.
+    """Run a model with the degrees of parallelism `split` and return its results.
 
     The first rank is forked too, because ranks shard the model in place.
     """

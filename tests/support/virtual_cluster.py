@@ -110,7 +110,7 @@ class VirtualCluster:
         heapq.heappush(self._events, (when, kind, number, next(self._count), action))
 
     def check_ended(self, requests: list[Request], aborts: Collection[str]) -> None:
-        """Check that every request ended once with its tokens in order, and that no instance holds any of its state."""
+        """Check that every request ended once with its tokens in order, and that all instances are empty."""
         assert len(self.ended) == len(requests)
         for request in requests:
             made, reason = self.tokens[request.id], self.ended[request.id]

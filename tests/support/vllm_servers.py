@@ -116,7 +116,7 @@ class VllmServer:
 
 
 def _metadata() -> str:
-    """Return a directory with package metadata named vllm, which `vllm serve` requires and the CPU wheel lacks."""
+    """Return a directory with metadata of a package vllm, which `vllm serve` requires and the CPU wheel lacks."""
     try:
         version("vllm")
     except PackageNotFoundError:

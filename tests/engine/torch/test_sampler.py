@@ -52,7 +52,7 @@ def test_draws_follow_the_distribution(temperature):
 
 
 def test_top_p_keeps_the_smallest_set_that_reaches_it():
-    """Samples follow the distribution truncated to the smallest set with probability top_p."""
+    """Samples follow the distribution truncated to the smallest set of tokens with a probability of at least top_p."""
     logits = logits_of()
     probabilities = torch.softmax(logits[0], -1)
     best, ids = probabilities.sort(descending=True)

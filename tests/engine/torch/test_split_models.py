@@ -68,6 +68,6 @@ def test_sharded_models_equal_the_whole_model(arch, outputs):
     ],
 )
 def test_refuses_models_that_cannot_be_sharded(arch, split, why, loaded):
-    """A model without a plan for the sharding, or with too few heads or layers, is a configuration error."""
+    """A model with too few heads or layers, or without a plan for this parallelism, is a configuration error."""
     with pytest.raises(ConfigurationError, match=why):
         check_split_model(loaded(arch), split, arch)

@@ -51,7 +51,7 @@ class World:
         return min(ends, ends if ended is None else ended), given_up or self.heard_s + WATCHDOG_S + WATCHDOG_MARGIN_S
 
     def _until(self):
-        """Return the watchdog's deadline on the worker's clock, relative to the start."""
+        """Return the seconds from the worker's start to its watchdog's deadline, on the worker's clock."""
         return self.watchdog._until_s - self.theirs(0.0)
 
 

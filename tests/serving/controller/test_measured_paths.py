@@ -30,7 +30,7 @@ def test_unmeasured_links_have_no_transfer_model():
 
 
 def test_the_crossover_follows_from_link_and_prefill_speed():
-    """Layer-wise transfer pays from 1,250 tokens on: it hides four of five layers and costs four more transfers."""
+    """Layer-wise transfer pays off from 1,250 tokens: it hides four of five layers, but needs four more transfers."""
     paths = measured(link("p0", "d0"))
     assert paths.transfer("p0", "d0").kv_bytes_per_token == 4000
     assert paths.crossover("p0") in {1250, 1251}

@@ -86,7 +86,7 @@ def test_cached_tokens_count_once_per_prompt(events):
 
 
 def test_choices_do_not_depend_on_other_prompts(complete):
-    """Choice i of each listed prompt has the seed `seed` + i, as if sent alone, and the index prompt * n + i."""
+    """Choice i of each prompt equals the answer to that prompt alone with seed + i; its index is prompt * n + i."""
     fields = {"seed": 7, "max_tokens": 20, "n": 2}
     listed = complete(prompt=["The", "fox"], **fields).json()
     assert [choice["index"] for choice in listed["choices"]] == [0, 1, 2, 3]

@@ -1,4 +1,4 @@
-"""The secret of a service's block keys, kept in a directory."""
+"""The secret salt of block keys, stored in a file."""
 
 import stat
 

@@ -10,7 +10,7 @@ from support.vllm_servers import NAME, VllmServer, vllm_servers
 
 @dataclass
 class RoutedFleet:
-    """A gateway with its process, and the two vLLM servers behind it."""
+    """URL and process of a gateway, and the two vLLM servers behind it."""
 
     url: str
     process: object

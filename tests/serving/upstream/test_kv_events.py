@@ -88,13 +88,13 @@ def test_clearing_forgets_every_block():
     ],
 )
 def test_ignores_blocks_that_no_prompt_can_match(event):
-    """Blocks with images, adapters, another memory tier or block size, or an unknown parent are ignored."""
+    """A block with an image, adapter, unknown parent, or unexpected size or memory tier is ignored."""
     assert follow(event) == []
 
 
 @pytest.mark.parametrize(("key", "salt"), [("", ""), ("", "mine"), ("alice", ""), ("alice", "mine"), ("bob", "")])
 def test_prompt_keys_equal_event_keys(key, salt):
-    """The keys are equal with and without an API key and a cache salt; vLLM reports the salt with the first block."""
+    """Prompts have the same block keys as vLLM's events about them, with or without an API key and a cache salt."""
     names = UpstreamPromptKeys()
     names.block_tokens = SIZE
     request = Request(id="r", arrival_s=0.0, prompt_tokens=20, output_tokens=3)

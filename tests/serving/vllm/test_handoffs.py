@@ -1,4 +1,4 @@
-"""Hand-offs between two vLLM workers: the tokens equal those of one vLLM in float32, and every block is freed."""
+"""Hand-offs between two vLLM workers: tokens equal those of one vLLM engine in float32, and every block is freed."""
 
 import asyncio
 import random

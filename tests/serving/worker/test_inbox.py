@@ -28,7 +28,7 @@ class Sent(list):
 
 
 class Decode:
-    """Decode worker stepped by hand: its state and hand-off receiver, with the source's KV pool in this process."""
+    """Decode worker that the test steps, and the KV pool of a prefill worker, both in this process."""
 
     def __init__(self):
         self.source = SharedMemoryTransport(KvCacheSpec("p", 11, LAYOUT, BLOCKS))

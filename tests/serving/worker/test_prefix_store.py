@@ -110,7 +110,7 @@ def test_prompts_with_the_same_prefix_share_a_load(model, host, expected):
 
 
 def test_a_fully_cached_prompt_waits_for_its_last_block(model, host, expected):
-    """The prompt's last block is copied once all its layers are loaded, and the prompt writes to the copy."""
+    """Once all layers of the prompt's last block are loaded, the block is copied, and the prompt writes to the copy."""
     _, client = host
     with store_worker(model, client) as worker:
         most = WHOLE[: -BLOCK + 1]

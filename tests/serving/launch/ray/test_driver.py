@@ -114,7 +114,7 @@ class Scene:
         self.driver.poll()
 
     def ends(self, worker, outcome):
-        """End the Ray actor of a worker with this outcome, and let the driver notice."""
+        """End a worker's Ray actor; `outcome` is its result. Then poll the driver."""
         self.ray.outcomes[self.driver._placed[worker].end] = outcome
         self.look()
 

@@ -75,7 +75,8 @@ def test_the_plan_shrinks_without_room_and_is_restored(service, cluster, answers
 
 
 def test_no_actor_or_process_is_left(service, cluster):
-    """All workers end when the service is killed; this test runs last."""
+    """All workers end when the service is killed."""
+    # Runs last, because the tests of this file share the service.
     family = [one for name in service.up() for one in processes_of(name)]
     assert len(family) == 3
     service.process.kill()

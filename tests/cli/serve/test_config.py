@@ -110,7 +110,7 @@ def test_flags_that_repeat_the_file(cluster):
     ],
 )
 def test_flags_that_need_other_flags(flags, said):
-    """`twofold serve` rejects flags without the flag or the argument that they require."""
+    """`twofold serve` names the flag or argument that is missing, or the cluster file that cannot be read."""
     with pytest.raises(UserError, match=said):
         service_config(flags)
 

@@ -51,7 +51,7 @@ def twofold(monkeypatch, capsys):
 
 @pytest.fixture
 def refused(twofold):
-    """Return a function that runs a command that must fail with exit code 2, and returns its error message."""
+    """Return a function that runs a command, checks that it fails with exit code 2, and returns the error message."""
 
     def run(*arguments):
         ended = twofold(*arguments)

@@ -21,7 +21,7 @@ def run(*arguments):
 
 
 def test_the_published_figure_is_shown():
-    """The output has the bandwidth that Mooncake publishes, and every machine and link of the catalog."""
+    """The output shows the bandwidth in Mooncake's published example, and every machine and link of the catalog."""
     shown = run().stdout
     assert "8,192 tokens of LLaMA-70B on 8 A800 at their peak: 5.86 GB/s" in shown
     catalog = load_catalog()

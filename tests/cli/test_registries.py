@@ -46,7 +46,7 @@ def policy(registry, name, *flags, pools=(PREFILL, DECODE), serve=(), **fields):
 
 
 def routers():
-    """Yield every live router, paired with the hand-off and eviction policies in turn."""
+    """Yield a test case per live router; the cases cycle through the hand-off and eviction policies."""
     for name, handoff, eviction in zip(LIVE_ROUTERS, cycle(HANDOFF_POLICIES), cycle(EVICTIONS), strict=False):
         caches = ("--enable-prefix-caching", "--kv-eviction", eviction)
         cells = {"cells": 2} if name in CELL_ROUTERS else {}
@@ -57,7 +57,7 @@ def routers():
 
 
 def batchers():
-    """Yield every batcher, in a prefill, decode or mixed pool."""
+    """Yield a test case per batcher, in a prefill, decode or mixed pool."""
     for name, batcher in BATCHERS.items():
         prefill = (PREFILL | {"batcher": name}) if batcher.prefills else PREFILL
         decode = (DECODE | {"batcher": name}) if batcher.decodes else DECODE
@@ -67,7 +67,7 @@ def batchers():
 
 
 def performance_models():
-    """Yield every performance model, paired with the overload rules in turn."""
+    """Yield a test case per performance model; the cases cycle through the overload rules."""
     for name, rule in zip(PERFORMANCE_MODELS, cycle(OVERLOAD_RULES), strict=False):
         model, size = PUBLISHED.get(name, ("opt-13b", {}))
         pools = [{**pool, **size} for pool in (PREFILL, DECODE)]
@@ -122,14 +122,14 @@ def test_policies_are_served(cluster_file, cluster, flags, serve):
 
 
 def test_every_entry_is_walked():
-    """Routers and performance models outnumber the entries paired with them, so no entry is skipped."""
+    """Routers and performance models outnumber the policies that their test cases cycle through, so each is tested."""
     assert len(LIVE_ROUTERS) >= max(len(HANDOFF_POLICIES), len(EVICTIONS))
     assert len(PERFORMANCE_MODELS) >= len(OVERLOAD_RULES)
 
 
 @pytest.mark.parametrize("router", [name for name in ROUTERS if name not in LIVE_ROUTERS])
 def test_offline_routers_are_simulated(completed, cluster_file, router):
-    """Routers that exist in simulations only complete all requests there."""
+    """Simulation-only routers complete all requests of a simulation."""
     assert completed("--cluster", cluster_file(MODEL | {"pools": [PREFILL, DECODE], "router": router})) == 6
 
 

@@ -18,7 +18,7 @@ def run(*arguments):
 
 @pytest.fixture(scope="module")
 def measured(tiny_model_dir, tmp_path_factory):
-    """Return the path of a profile of this host with the tiny model, and the stdout of its calibration."""
+    """Calibrate this host with the tiny model; return the path of the host profile and the command's stdout."""
     path = tmp_path_factory.mktemp("profile") / "host.yaml"
     done = run("calibrate", "live", tiny_model_dir("llama"), "-o", path, "--kv-cache-memory-bytes", "64MiB")
     assert done.returncode == 0, done.stderr

@@ -113,7 +113,7 @@ def test_pipeline_bandwidth_is_the_sum_over_its_machines():
 
 
 def test_workers_share_cores_evenly_or_take_turns():
-    """Workers get equal numbers of cores; if there are too few, cores are assigned forwards and then backwards."""
+    """Workers get equal numbers of cores; if workers outnumber cores, cores are assigned in order, then in reverse."""
     assert share_cores([0, 1, 2, 3], 2) == [(0, 1), (2, 3)]
     assert share_cores([0, 1, 2], 2) == [(0,), (1,)]
     assert share_cores([0, 1], 3) == [(0,), (1,), (1,)]

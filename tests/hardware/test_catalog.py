@@ -131,7 +131,7 @@ def test_contains_the_documented_names(catalog):
 
 
 def test_tier_prices_match_ec2_differences(catalog):
-    """Prices of DRAM and NVMe per GB are price differences between EC2 instances, divided by their size."""
+    """DRAM and NVMe prices per GB are the price difference of two EC2 instances divided by their size difference."""
     assert catalog.tier("dram").price_per_gb_h == pytest.approx(0.24 / (64 * 2**30 / 1e9), rel=1e-3)
     assert catalog.tier("nvme").price_per_gb_h == pytest.approx(0.365 / 3750, rel=1e-3)
     assert catalog.tier("dram").bytes_per_s > catalog.tier("nvme").bytes_per_s
@@ -207,7 +207,7 @@ def test_changed_accelerators_change_their_machines(write):
 
 
 def test_later_files_win(write, monkeypatch):
-    """Files of TWOFOLD_CATALOG override the packaged catalog, and given files override both."""
+    """Files in TWOFOLD_CATALOG override the packaged catalog, and files passed to `load_catalog` override both."""
     paths = [write(f"[links.pcie4]\nlatency_s = {n}\n", f"{n}.toml") for n in (1, 2, 3)]
     monkeypatch.setenv("TWOFOLD_CATALOG", os.pathsep.join([str(paths[0]), "", str(paths[1])]))
     assert load_catalog().link("pcie4").latency_s == 2.0

@@ -155,7 +155,7 @@ def test_parameter_counts_match_model_cards(directory, config, parameters):
 
 
 def test_source_and_dtype_sizes(directory):
-    """A float32 model has four bytes per weight and KV value, and a model without dtype two."""
+    """Weights and KV values take four bytes in a float32 model; KV values take two in a model without a dtype."""
     path = directory(CONFIGS["llama-3.1-8b"] | {"torch_dtype": "float32"})
     model = read_model(path)
     assert (model.source, model.name) == (str(path / "config.json"), "mine")
@@ -166,7 +166,7 @@ def test_source_and_dtype_sizes(directory):
 
 
 def test_quantized_weight_sizes(directory):
-    """Weight bytes come from the index file, else file sizes, else bits per weight; KV values have two bytes."""
+    """Weight bytes come from the safetensors index, else from file sizes, else from bits per weight."""
     four_bits = {"quantization_config": {"quant_method": "awq", "bits": 4}}
     path = directory(CONFIGS["llama-3.1-8b"] | four_bits)
     assert read_model(path).weight_bytes == 8_030_261_248 // 2

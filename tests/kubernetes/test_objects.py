@@ -16,7 +16,7 @@ KUBERNETES = ("1.30", "1.33")
 
 
 def made(given, name="tf"):
-    """Return the Kubernetes objects of a release for these values, by kind and name."""
+    """Return the Kubernetes objects of a release with the given Helm values, by kind and name."""
     objects = list(yaml.safe_load_all(documents(objects_of(name, values_of(given)))))
     return by_name(objects)
 
@@ -28,7 +28,7 @@ def pods(objects):
 @pytest.mark.parametrize("version", KUBERNETES)
 @pytest.mark.parametrize("case", CASES)
 def test_objects_are_valid_by_the_kubernetes_schemas(case, version):
-    """Strict validation also rejects unknown fields; ServiceMonitor is skipped, because it has no such schema."""
+    """Objects have no unknown or invalid fields; ServiceMonitor is skipped, because Kubernetes has no schema for it."""
     for each in made(CASES[case]).values():
         if each["kind"] != "ServiceMonitor":
             kubernetes_validate.validate(each, version, strict=True)
@@ -79,7 +79,7 @@ def test_container_commands_parse(case):
 
 
 def test_pods_follow_the_roles_with_replicas():
-    """There is one StatefulSet per role with replicas, and the gateway is colocated if all workers are mixed."""
+    """Each role with replicas has a StatefulSet; the gateway runs with `--colocated=0` if all workers are mixed."""
 
     def args(case):
         objects = made(CASES[case])

@@ -25,12 +25,12 @@ KV_BYTES = 327_680
 
 @pytest.fixture(scope="module")
 def llama(models, machines):
-    """Return a roofline model, because measured profiles lack prompts long enough for attention to matter."""
+    """Return a roofline model of llama2-70b; measured profiles lack prompts long enough for attention to matter."""
     return performance_model("roofline", models["llama2-70b"], machines["dgx-a100"], 8)
 
 
 def test_reproduces_the_published_bandwidth():
-    """A prefix of 8,192 LLaMA-70B tokens on eight A800 needs 5.86 GB/s (Mooncake: 6)."""
+    """The break-even bandwidth of 8,192 LLaMA-70B tokens on eight A800 is 5.86 GB/s (Mooncake states 6)."""
     assert PUBLISHED.bytes_per_s(8192, EIGHT_A800) / 1e9 == pytest.approx(5.86, abs=0.005)
     assert PUBLISHED.kv_bytes == KV_BYTES
 
@@ -44,7 +44,7 @@ def test_matches_the_inequality_of_the_paper(prefix, flops_per_s):
 
 
 def test_covers_models_of_the_catalog(models):
-    """llama2-70b has the paper's prefix cost with 17% more linear FLOPs; BLOOM needs over four times its bandwidth."""
+    """llama2-70b has 17% more linear FLOPs than in the paper; BLOOM needs over four times llama2-70b's bandwidth."""
     llama, bloom = (PrefixCost.of(models[name]) for name in ("llama2-70b", "bloom-176b"))
     assert llama.kv_bytes == PUBLISHED.kv_bytes
     assert llama.square_flops == PUBLISHED.square_flops

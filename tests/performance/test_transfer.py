@@ -10,7 +10,7 @@ from twofold.performance.transfer import LinkSpeed, PrefillSpeed, TransferModel,
 
 
 def transfer(model, machine):
-    """Return the transfer model of a machine's network, as the simulator makes it."""
+    """Return the transfer model that the simulator uses for a machine's network."""
     speed = machine.network_bytes_per_s
     return TransferModel(
         kv_bytes_per_token=model.kv_bytes_per_token,

@@ -14,7 +14,7 @@ from twofold.simulation.result import Check
 
 @pytest.fixture
 def deployments(make_problem):
-    """Return a function that makes a split and a colocated deployment for this SLO."""
+    """Return a function that makes a split and a colocated deployment for an SLO."""
 
     def made(slo="ttft=2,tpot=0.1", **more):
         problem = make_problem(slo, **more)

@@ -68,7 +68,7 @@ def test_the_whole_working_set_is_found_where_it_fits(trace):
 
 
 def test_one_node_has_no_pool(trace):
-    """With `--nodes 1`, the report has local caches only."""
+    """With `--nodes 1`, the report covers local caches only, and no pool."""
     report = planned(trace, *FLAGS, "--nodes", 1)
     assert all(tier["pool"] is None for tier in report["tiers"])
     assert "local: hit rate" in invoke(trace, *FLAGS, "--nodes", 1).stdout
@@ -91,7 +91,7 @@ def test_dram_in_front_of_the_disk(trace):
 
 
 def test_hit_rates_of_the_mooncake_conversation_trace():
-    """Hit rates rise with capacity up to the trace's highest reuse; a pool never hits less often than local caches."""
+    """Hit rates never fall with capacity; at each capacity, a pool's hit rate is at least that of local caches."""
     report = planned(public_trace("mooncake-conversation.jsonl"), *FLAGS, "--nodes", 8)
     dram = report["tiers"][0]
     assert report["blocks"] == 288_500

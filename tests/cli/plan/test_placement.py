@@ -56,7 +56,7 @@ def test_one_node_of_four_has_prefill_on_two_and_decode_on_one(planned):
 
 
 def test_output_has_confidence_and_comparisons(invoke):
-    """The output has goodput and confidence, the gain over colocated designs, and the parallelism of lowest TTFT."""
+    """The output shows goodput with confidence, the gain over the best colocated design, and the TP of lowest TTFT."""
     shown = " ".join(invoke(*FOUR, *ROUGH).stdout.split())
     for words in (
         "Goodput of one instance",
@@ -70,7 +70,7 @@ def test_output_has_confidence_and_comparisons(invoke):
 
 
 def test_tighter_slo_bounds_lower_goodput(planned):
-    """Goodput with half of the TTFT and TPOT bounds is not higher."""
+    """Halving the TTFT and TPOT bounds does not raise the goodput."""
     tight, loose = (
         planned(*FOUR, *ROUGH, "--slo", slo)["best"]["per_accelerator"]
         for slo in ("ttft=0.2,tpot=0.1", "ttft=0.4,tpot=0.2")

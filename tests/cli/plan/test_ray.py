@@ -38,7 +38,7 @@ def asked(monkeypatch, capsys):
 
 
 def test_ray_nodes_bound_the_machines_of_the_plan(asked):
-    """For each machine type, the plan uses at most as many machines as the Ray cluster has complete nodes."""
+    """The budget of each machine type is the number of complete Ray nodes of this type."""
     question, said = asked([node(8), node(8), node(8, "A100"), node(0)])
     assert question.budget.of_kind == {"dgx-h100": 2, "dgx-a100": 1}
     assert {kind.name for family in question.families for kind in family.kinds} == {"dgx-h100", "dgx-a100"}

@@ -110,7 +110,7 @@ def test_flags_that_repeat_the_file(cluster):
     ],
 )
 def test_flags_that_need_other_flags(flags, said):
-    """`twofold serve` rejects flags without the flag or the argument that they require."""
+    """The error of `twofold serve` names the missing flag or argument, or the unreadable cluster file."""
     with pytest.raises(UserError, match=said):
         service_config(flags)
 

@@ -64,7 +64,7 @@ def test_a_key_that_others_can_read_is_not_used(model, key, refused):
 
 
 def test_a_port_that_is_taken(model, key, refused):
-    """`twofold serve` reports a port of `--listen-workers` that is in use before it loads the model."""
+    """If the port of `--listen-workers` is in use, `twofold serve` fails before it loads the model."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
         flags = ["--listen-workers", address, "--cluster-key", key, "--port", free_port()]

@@ -1,4 +1,4 @@
-"""`twofold serve` with `--overload`, `--replan`, `--inline-tbt`, or a router that needs predictions."""
+"""Configuration of `twofold serve` for overload control, re-planning, inlined prefill and forecasting routers."""
 
 from pathlib import Path
 

@@ -56,7 +56,7 @@ def test_a_directory_that_is_no_model(tmp_path, refused):
 
 
 def test_a_port_in_use(early_refusal):
-    """`twofold serve` reports an HTTP port that is in use before it starts a process."""
+    """If the HTTP port is in use, `twofold serve` fails before it starts a process."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         assert f"127.0.0.1:{port}" in early_refusal("--port", str(port))

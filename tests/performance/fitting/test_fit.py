@@ -16,7 +16,7 @@ SHAPES = [(2**power, 1) for power in range(7, 14)] + [(512, 2**power) for power 
 
 
 def made_rows(prefill, decode):
-    """Yield noise-free profile rows of these coefficients, over sweeps of prompt size and batch size."""
+    """Yield profile rows with the exact times of given coefficients, over sweeps of prompt size and batch size."""
     for prompt, batch in SHAPES:
         blank = ProfileRow(
             model="m",

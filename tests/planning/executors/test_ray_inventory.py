@@ -25,12 +25,12 @@ def node(gpus, kind=None, address="10.0.0.1"):
     ],
 )
 def test_types_as_ray_writes_them(kind, machine):
-    """Each accelerator type of Ray maps to the machine of the catalog with eight of them, without a power cap."""
+    """Eight accelerators of a Ray type map to the catalog's machine with eight of this type and no power cap."""
     assert ray_inventory([node(8, kind)], load_catalog([])).machines == {machine: 1}
 
 
 def test_whole_machines_and_accelerators_are_counted():
-    """`machines` counts complete nodes only, and `accelerators` counts those of partial nodes too."""
+    """`machines` counts complete nodes only; `accelerators` also includes the accelerators of partial nodes."""
     stock = ray_inventory([node(8, "H100"), node(8, "H100"), node(4, "H100"), node(0)], load_catalog([]))
     assert (stock.machines, stock.accelerators, stock.left_out) == ({"dgx-h100": 2}, {"dgx-h100": 20}, ())
 

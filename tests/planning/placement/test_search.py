@@ -84,7 +84,7 @@ def test_names_the_phase_that_misses_its_bound(prefill, decode, words):
 
 
 def test_searches_the_colocated_batchers_of_the_query():
-    """With a batcher for mixed instances, all colocated designs of the search use it."""
+    """If the query requests a colocated batcher, all colocated designs of the search use it."""
     cluster = AnalyticPlacement(table([1.0] * len(KINDS)), table([1.0] * len(KINDS)))
     search = msgspec.structs.replace(cluster.search(TOLERANCE), colocated_batching=(("inlined", None),))
     asyncio.run(most_goodput(search, KINDS, 8))

@@ -9,7 +9,7 @@ from twofold.scheduling.admission.prefill_queue import PrefillQueue, QueuedPromp
 
 
 def line(*tokens, budget=100, now=0.0, speed=None):
-    """Return a predicted prefill queue of prompts a, b, … of these lengths."""
+    """Return a predicted prefill queue of prompts named a, b, … with lengths `tokens`."""
     made = PrefillQueue(MODEL, budget, speed or SpeedFactor())
     for name, count in zip("abcdef", tokens, strict=False):
         made.join(QueuedPrompt(name, count), now)

@@ -36,7 +36,7 @@ def seen(cluster):
 
 
 def report(made, controllers, name):
-    """Return a load report of an instance for each controller, with the load from that controller's own requests."""
+    """Return a load report for each controller: the total load of the instance and the controller's share of it."""
     total = made.pools.get(name).less(NO_LOAD)
     return [LoadReport(name, total, controller.own(name)) for controller in controllers]
 

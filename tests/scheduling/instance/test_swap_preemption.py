@@ -96,7 +96,7 @@ def test_admits_none_while_sequences_are_paused():
 
 
 def test_does_not_swap_out_blocks_in_a_transfer():
-    """A sequence waits for blocks while the only other sequence still receives its KV and cannot be swapped out."""
+    """A sequence waits for blocks if the only other sequence, still in KV transfer, cannot be swapped out."""
     decode = growing(6)
     lease(decode, "a", "b")
     decode.kv_received("a", EPOCH)

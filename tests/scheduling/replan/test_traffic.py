@@ -31,7 +31,7 @@ def feed(watch, events):
 
 
 def tell(watch, events):
-    """Pass requests to the monitor until it raises an alarm; return their number, or None without an alarm."""
+    """Pass requests to the monitor until it raises an alarm; return the number passed, or None without an alarm."""
     for count, (now, prompt, output) in enumerate(events, 1):
         watch.ended(watch.arrived(prompt, now), output)
         if watch.alarmed:

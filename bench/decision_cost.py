@@ -1,4 +1,4 @@
-"""Functions of several benchmarks that measure the CPU time of routing decisions in a cluster scheduler."""
+"""Functions shared by the benchmarks of a cluster scheduler's CPU time per routing decision."""
 
 import random
 import time

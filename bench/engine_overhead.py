@@ -3,8 +3,8 @@
 Three cases: a decode step of 1 and of 16 sequences with about 512 tokens of context each, and a prefill of
 1,024 tokens. The reference is the model with `sdpa` attention, a DynamicCache and `logits_to_keep=1`, followed by
 argmax. The engine runs one `TorchEngine.run` over a cache with shuffled blocks. Engine and reference alternate, so that
-background load affects them equally. The result is the median over rounds of the ratio of their times; 1.0 means no
-overhead.
+background load affects them equally. The result is the median over rounds of engine time / reference time; 1.0 means
+no overhead.
 
     python bench/engine_overhead.py [--model DIR] [--threads 1] [--rounds 25] [--json OUT]
 """
@@ -40,7 +40,7 @@ Timed = Callable[[], float]  # runs the work once and returns its seconds
 
 
 class Case(msgspec.Struct, frozen=True):
-    """Result of one case: median times of the torch engine and of transformers, and the median of their ratios."""
+    """Result of one case: median times of the torch engine and of transformers, and the median overhead ratio."""
 
     name: str
     engine_ms: float

@@ -62,7 +62,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def hidden(self) -> bool:
-        """Return whether at most one layer's transfer is visible with layer-wise.
+        """Return whether a layer-wise hand-off leaves at most one layer's transfer visible.
 
         Always True if sending a layer takes longer than computing it.
         """
@@ -86,7 +86,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class End:
-    """Process that runs one end of the hand-off on its host; exchanges JSON lines with the benchmark."""
+    """Process on one of the two hosts that prefills or receives KV; exchanges JSON lines with the benchmark."""
 
     def __init__(self, hosts: TwoHosts, host: int, role: str, model: Path) -> None:
         cores = sorted(os.sched_getaffinity(0))

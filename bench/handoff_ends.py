@@ -39,7 +39,7 @@ class StartupFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HandoffRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Request to the prefill end: prefill a prompt of `tokens` tokens and hand it off in this mode."""
+    """Request to the prefill end: prefill a prompt of `tokens` tokens and hand it off in mode `mode`."""
 
     tokens: int
     mode: HandoffMode

@@ -110,7 +110,7 @@ def designs() -> dict[str, str]:
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """Goodput in requests/s, and SLO attainment: overall, by period, and by period from second `RECOVERY_S` on."""
+    """Goodput in requests/s, and SLO attainment: overall, by period, and by period without its first `RECOVERY_S`."""
 
     goodput: float
     all: float

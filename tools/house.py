@@ -22,7 +22,7 @@ FORBIDDEN = [(room, "twofold.simulation") for room in ("serving", "engine", "tra
 
 
 def modules() -> dict[str, ast.Module]:
-    """Return the syntax tree of every module of the package by dotted name."""
+    """Return the syntax tree of every module of `twofold`, by dotted name."""
     found = {}
     for path in sorted(PACKAGE.rglob("*.py")):
         parts = ("twofold", *path.relative_to(PACKAGE).with_suffix("").parts)
@@ -31,7 +31,7 @@ def modules() -> dict[str, ast.Module]:
 
 
 def imports(name: str, known: dict[str, ast.Module]) -> Iterator[str]:
-    """Yield the package's modules that a module imports anywhere in its text, even under `TYPE_CHECKING`."""
+    """Yield the modules of `twofold` that a module imports anywhere in its text, even under `TYPE_CHECKING`."""
     for node in ast.walk(known[name]):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names if alias.name in known)

@@ -1,4 +1,4 @@
-"""Compare simulated and live SLO attainment over the request rate, as in figure 11 of DistServe (OSDI'24).
+"""Compare simulated and live SLO attainment by request rate, as in figure 11 of DistServe (OSDI'24).
 
     python bench/distserve/attainment.py MODEL [--profile FILE] [--requests 250] [--loads 0.4,0.7,0.9,1.1,1.4,2]
 

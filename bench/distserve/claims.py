@@ -3,11 +3,12 @@
     python bench/distserve/claims.py [--requests 1000] [--tolerance 0.05] [--only chat-13b]
 
 For each application of the paper (OSDI'24, table 1), finds the placement with the highest goodput per GPU, on at most
-as many GPUs as the paper's placement. This placement is compared with three colocated designs of the paper's
+as many GPUs as the paper's placement. The placement found is compared with three colocated designs of the paper's
 parallelism: mixed batches, chunked prefill, and the paper's baseline (prefill first, at vLLM's speed as measured by
-DistServe's authors). Each comparison has the ratio of goodputs per GPU, the colocated goodput per GPU in brackets, and
-how much tighter the SLO could be at the colocated design's maximum rate. One more row repeats the paper's figure 1, in
-which all designs run at vLLM's speed. Models without published profiles use the roofline estimate and are marked.
+DistServe's authors). Each comparison shows the ratio of goodputs per GPU, the colocated goodput per GPU in brackets,
+and how much tighter an SLO the placement found meets at the colocated design's goodput per GPU. One more row repeats
+the paper's figure 1, in which all designs run at vLLM's speed. Models without published profiles use the roofline
+estimate and are marked.
 """
 
 import argparse
@@ -45,7 +46,7 @@ OWN, VLLM, ESTIMATED = "distserve-published", "distserve-published-vllm", "roofl
 
 
 class Application(msgspec.Struct, frozen=True):
-    """One application of the paper's table 1: model, SLO, the paper's placement, and its claimed gains over vLLM."""
+    """One row of the paper's table 1: model, SLO, the paper's placement, and the gains over vLLM that it claims."""
 
     name: str
     workload: str
@@ -107,7 +108,7 @@ def colocated(
 
 
 def tightest(what: Problem, design: Design, rate: float, where: RunSettings, grid: RateGrid) -> float | None:
-    """Return the smallest factor on the SLO bounds with which a design still meets the SLO at a request rate."""
+    """Return the smallest factor by which the SLO bounds can be multiplied so that a design meets them at `rate`."""
 
     async def one(search: RateSearch) -> float | None:
         return (await search.evaluate(Trial(design, rate))).slo_scale

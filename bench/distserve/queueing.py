@@ -10,7 +10,7 @@ Twofold's, on `--requests` arrivals. Its mean is imprecise, because waiting time
 *recursion* is Lindley's, W' = max(0, W + service - gap), applied to each stage, on `--recursion` arrivals in
 independent parts; the spread of the parts gives the standard error. On the same arrivals both estimates agree, except
 for the 17 µs in which the pipeline's first stage sends activations. The recursion therefore serves as a control
-variate: it corrects the simulator's mean, and its standard error is the error of the result.
+variate that corrects the simulator's mean; the corrected mean has the recursion's standard error.
 
 Finally, bisection finds the rate at which tensor and pipeline parallelism have the same mean TTFT, with the same
 arrivals for both.

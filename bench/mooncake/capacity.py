@@ -4,7 +4,7 @@
 
 First compares the LRU hit rates of one pass (`twofold.planning.capacity`) with those of the service's prefix cache
 simulated at each capacity, and the CPU seconds of both. Then compares one pool over all nodes with a separate cache per
-node under round-robin requests, as in Mooncake (FAST'25), with `--tokens` per node.
+node with round-robin routing, as in Mooncake (FAST'25), with `--tokens` per node.
 """
 
 import argparse

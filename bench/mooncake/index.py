@@ -52,7 +52,7 @@ class Prompts:
         return [self._draw.randbytes(KEY_BYTES) for _ in range(blocks)]
 
     def known(self) -> Prompt:
-        """Return a prompt: a shared document, drawn by popularity, and then new blocks of its own."""
+        """Return a prompt that begins with a shared document, drawn by popularity, and continues with random blocks."""
         (document,) = self._draw.choices(self._documents, cum_weights=self._weights)
         return document + self.fresh(OWN_BLOCKS)
 

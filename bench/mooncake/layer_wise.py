@@ -1,4 +1,4 @@
-"""Compare the layer-by-layer overlap of a prompt's KV load, compute and KV store with each of the three alone.
+"""Compare loading, computing and storing a prompt's KV overlapped layer by layer with each of the three alone.
 
     python bench/mooncake/layer_wise.py [--lengths 1024 2048 4096] [--shares 0.5 0.9] [--throttle GB/s]
 

@@ -3,7 +3,7 @@
     python bench/mooncake/overload_live.py MODEL [--profile FILE] [--rule predicted] [--load 2] [--requests 300]
 
 Runs a service of real workers (1P+1D) on this host. Its capacity is the highest rate at which 90% of requests meet the
-SLO in the simulation of its host profile; without --profile, the host is measured first (`twofold calibrate live`).
+SLO in a simulation with the host's profile; without --profile, the host is measured first (`twofold calibrate live`).
 Requests of a workload are sent open-loop at `--load` times the capacity; clients, gateway and workers share the host's
 cores. Exits with 1 unless:
 - at least 90% of admitted requests are within the SLO, measured at the client

@@ -2,15 +2,15 @@
 
     python bench/mooncake/paper_claims.py [--only 16k] [--requests 400] [--trace-requests 4000] [--jobs 2]
 
-Prints three tables. `systems.py` defines the compared clusters, `settings.py` the papers' generated workloads.
+Prints three tables. `systems.py` defines the compared clusters, `settings.py` the arXiv paper's generated workloads.
 - `arxiv`, `l-eval`, `16k` to `128k`: the highest rate at which P90 TTFT and P90 TBT meet the SLO, for 3P+1D and 2P+2D
-  against four colocated machines. The SLO is the paper's: 10 times the TTFT and 5 times the TBT at its lowest rate,
-  averaged over its three systems. TBT is the time per output token of a request.
-- `trace`: the conversation trace on 10P+10D against 20 colocated machines, with bounds of 30 s and 0.1 s: the highest
-  replay rate within the bounds, and the share of requests within both bounds at the recorded rate and at the rate that
-  gives the paper's prompt tokens per second.
-- `fast25`: the same trace on 16 machines, as recorded: the share of requests within 30 s and 100, 200 or 300 ms,
-  where TBT is the mean of the longest tenth of a request's gaps.
+  against four colocated machines. The SLO is the paper's: 10 times the TTFT and 5 times the TBT at the paper's lowest
+  rate, averaged over its three systems. TBT is the time per output token of a request.
+- `trace`: the conversation trace on 10P+10D against 20 colocated machines: the highest replay rate that keeps P90 TTFT
+  within 30 s and P90 TBT within 0.1 s, and the share of requests within both bounds at the recorded rate and at the
+  rate that gives the paper's prompt tokens per second.
+- `fast25`: the same trace on 16 machines, as recorded: the share of requests within a TTFT of 30 s and a TBT of 100,
+  200 or 300 ms. Here TBT is the mean of the longest tenth of a request's gaps.
 A rate is printed with the bound that the next higher rate misses. After the tables, prints for each of the papers'
 claims whether it holds. Exits with 1 if one does not hold and `EXPLAINED` has no reason for it.
 """

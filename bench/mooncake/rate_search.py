@@ -59,10 +59,10 @@ def missed(result: SimulationResult, slo: Slo) -> str:
 
 
 def highest(misses: Callable[[float], str], start: float, grid: RateGrid) -> tuple[float | None, str]:
-    """Return the highest rate of the grid that misses no bound, and the bound that the next rate misses.
+    """Return the highest rate of `grid` at which `misses` returns "", and the bound missed at the next rate.
 
     Step sizes double from `start` until one rate meets and one misses the bounds; bisection follows. The rate is None
-    if even 1% of `start` misses a bound.
+    if a tried rate below 1% of `start` still misses a bound.
     """
     step, stride = grid.step(start), grid.stride
     kept: int | None = None

@@ -1,4 +1,4 @@
-"""Measure a controller's CPU cost of worker messages, requests and tokens, by number of workers.
+"""Measure a controller's CPU cost per worker message, request and token, by number of workers.
 
     python bench/scale/incoming.py [--workers 40 100 400] [--messages 40000]
 

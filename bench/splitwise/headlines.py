@@ -1,4 +1,4 @@
-"""Claims of Splitwise's abstract, checked under the published and the corrected timing."""
+"""Claims of Splitwise's abstract, checked under SplitwiseSim's timing and under a corrected one."""
 
 import asyncio
 
@@ -53,7 +53,7 @@ _HEADER = ("claim", "workload", "timing", "cluster", "req/s", "baseline", "req/s
 
 
 def headlines(settings: Settings, catalog: Catalog) -> None:
-    """Print the rates of each claim's split and baseline, by workload and timing (`published`, `corrected`)."""
+    """Print the rates of each claim's split and baseline, by workload, with SplitwiseSim's and corrected timing."""
     rows = []
     for workload in WORKLOADS:
         for timing in timings(settings, catalog).values():

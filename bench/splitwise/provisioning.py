@@ -27,10 +27,11 @@ def provisioning(
     decode: Sequence[int],
     html: Path | None,
 ) -> None:
-    """Print the worst ratio of slow-down to SLO bound by number of prefill and decode machines, a table per timing.
+    """Print the worst ratio of slow-down to SLO bound by number of prefill and decode machines.
 
-    A ratio of at most 1 meets all nine SLOs. `*` marks the frontier, where one machine fewer of either kind misses an
-    SLO. With `html`, draw the same as heat maps.
+    One table has SplitwiseSim's timing, one the corrected timing. A ratio of at most 1 meets all nine SLOs. `*` marks
+    the frontier: clusters that meet the SLOs, but miss one with fewer machines of either kind. With `html`, also write
+    the ratios as heat maps.
     """
     kind = next(each for each in KINDS if each.split and each.name.lower().endswith(f"-{kind_name.lower()}"))
     planes: dict[str, Plane] = {}
@@ -96,7 +97,7 @@ def _worst(told: Evaluation) -> float:
 
 
 def _page(planes: dict[str, Plane], title: str) -> str:
-    """Return a standalone HTML page with one heat map per timing."""
+    """Return a standalone HTML page with one heat map per timing (SplitwiseSim's, corrected)."""
     import plotly.graph_objects as go  # noqa: PLC0415  (needed for pictures only)
     from plotly.subplots import make_subplots  # noqa: PLC0415
 

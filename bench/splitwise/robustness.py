@@ -12,9 +12,9 @@ _HEADER = ("cluster", "workload", "tuned for this one", "req/s", "tuned for the 
 
 
 def robustness(settings: Settings, catalog: Catalog) -> None:
-    """Print the rates of splits under the workload of their tuning and under the other one, a table per timing.
+    """Print, for each workload, the rates of the splits tuned for this workload and of those tuned for the other one.
 
-    The `published` timing uses the paper's iso-power splits, the `corrected` timing the planner's.
+    The table of SplitwiseSim's timing has the paper's iso-power splits; that of the corrected timing, the planner's.
     """
     for timing in timings(settings, catalog).values():
         own: dict[str, dict[str, BestDesign]] = {}

@@ -13,7 +13,7 @@ from twofold.planning.design import Design
 
 
 class Column(msgspec.Struct, frozen=True, kw_only=True):
-    """Results under one timing, by design kind: the paper's machine counts, and the best split within the budget."""
+    """Highest rates under one timing, by design kind: with the paper's machine counts, and with the planner's."""
 
     paper: dict[str, BestDesign]
     tuned: dict[str, BestDesign]
@@ -31,7 +31,7 @@ def design_sets(settings: Settings, catalog: Catalog) -> None:
 
 
 def model_errors(settings: Settings, catalog: Catalog) -> None:
-    """Print the errors of each timing's performance models against measurements."""
+    """Print the errors of SplitwiseSim's and of the corrected performance models relative to measurements."""
     for timing in timings(settings, catalog).values():
         with study(timing, "conv", settings, catalog) as searches:
             print(f"\nModels of the {timing.name} timing:\n")
@@ -49,7 +49,7 @@ async def _column(searches: Study, each: PaperSet) -> Column:
 
 
 async def _tuned(searches: Study, each: PaperSet, kind: Kind) -> BestDesign:
-    """Return the tuned design of a split kind; for a baseline, return the paper's number of machines."""
+    """Return the planner's best design of a split kind; for a baseline kind, return the paper's design."""
     if not kind.split:
         return await searches.capacity(kind, each.counts[kind.name])
     return await searches.tuned(kind, each.name)

@@ -1,4 +1,4 @@
-"""Find the capacity of cluster designs under the published and the corrected timing, with the planner's search."""
+"""Search for the highest rates of cluster designs under SplitwiseSim's timing and under a corrected one."""
 
 import asyncio
 from collections.abc import Iterator, Sequence
@@ -25,7 +25,7 @@ from twofold.slo import SPLITWISE
 
 
 class Timing(msgspec.Struct, frozen=True, kw_only=True):
-    """A timing: performance model and scheduling rules as a cluster spec, and the batchers that baselines may use."""
+    """Simulation rules: cluster spec with performance model and scheduling rules, and the batchers of baselines."""
 
     name: str
     template: ClusterSpec
@@ -72,7 +72,7 @@ def timings(settings: Settings, catalog: Catalog) -> dict[str, Timing]:
 
 
 def problem_of(timing: Timing, workload: str, settings: Settings, catalog: Catalog) -> Problem:
-    """Return the planning problem of a timing: nine SLOs relative to the DGX-A100's latencies under the same timing."""
+    """Return the planning problem of a timing and workload: nine SLOs relative to latencies on a DGX-A100."""
     return Problem(template=timing.template, workload=settings.workload(workload), slo=SPLITWISE, catalog=catalog)
 
 

@@ -99,7 +99,7 @@ def test_prompt_over_the_budget_does_not_interrupt_decodes():
 
 
 def test_chained_decode_of_a_long_prompt_interrupts_decodes():
-    """A prompt over the budget pauses running decodes if its own decode, within the budget, is on this instance."""
+    """A prompt over the token budget pauses running decodes if its request also decodes on this instance."""
     made = running_decodes()
     made.submit(request("p", prompt=2049), decodes_here=True)
     assert made.changed
@@ -123,7 +123,7 @@ def test_running_prompt_is_not_interrupted():
 
 
 def test_idle_instance_without_blocks_waits_for_freed_blocks():
-    """On an idle instance without free blocks, freeing blocks sets `changed`, and submitting a request does not."""
+    """If an idle instance lacks blocks for a new request, `changed` is set when blocks are freed, not before."""
     made = sim(num_blocks=8)
     made.submit(request("p", prompt=112), decodes_here=False)
     assert ran(made) == ["p"]

@@ -1,4 +1,4 @@
-"""Rules of DistServe's simulator, tested with round iteration times."""
+"""Rules of DistServe's simulator, tested with iteration times of whole milliseconds."""
 
 import pytest
 from hypothesis import given, settings
@@ -112,7 +112,7 @@ def test_decode_batch_reads_at_most_fifty_thousand_tokens():
 @settings(max_examples=200)
 @given(workloads(), st.integers(1, 3), st.booleans(), st.booleans())
 def test_every_request_ends_once_and_all_blocks_are_freed(requests, stages, colocated, fails):
-    """At the end all instances are idle, also after failures. Without failures, ITLs sum to the decode times."""
+    """At the end all instances are idle, even after a failure. Without failures, ITLs sum to the decode times."""
     shape = [(Role.MIXED, stages)] * 2 if colocated else split(stages)
     failures = (InstanceFailure(instance="mixed-1" if colocated else "decode-0", at_s=0.05, back_s=0.1),)
     world = play(shape, requests, budget=400, later=ToyModel(base=2), failures=failures if fails else ())

@@ -27,7 +27,7 @@ SHARED = {"prefill": 1.05, "decode": 1.15}
 class Service:
     """Simulated service that runs calibration groups with known times and writes worker journals.
 
-    For each purpose of a group, `taken` is the share of the workers' CPU time that gateway and clients use.
+    `taken` maps the purpose of a group to the share of the workers' CPU time that gateway and clients use.
     """
 
     def __init__(self, taken):

@@ -25,7 +25,7 @@ SLO = Slo(ttft_s=0.5, tpot_s=0.1)
 
 @pytest.fixture
 def host(tmp_path, monkeypatch):
-    """Return the profile of a two-core host and its path; the test process also sees two cores."""
+    """Return the profile of a two-core host and the path of its file; the test process also sees two cores."""
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1})
     path = tmp_path / "host.yaml"
     path.write_text(dump_host_profile(profile()))

@@ -56,7 +56,7 @@ class Ended(Observer):
 
 
 def play(spec, rows, slo=None):
-    """Simulate requests of (arrival in ms, prompt, output tokens); return (TTFT, TPOT) of each, and the result."""
+    """Simulate requests (arrival in ms, prompt, output tokens); return their (TTFT, TPOT) and the simulation result."""
     requests = [
         Request(id=str(number), arrival_s=at / 1e3, prompt_tokens=prompt, output_tokens=output)
         for number, (at, prompt, output) in enumerate(rows)

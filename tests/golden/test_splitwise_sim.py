@@ -78,7 +78,7 @@ class Ended(Observer):
 
 @pytest.fixture(scope="module", params=RUNS, ids=[run[0] for run in RUNS])
 def run(request):
-    """Return the rows of SplitwiseSim, the timelines and result of Twofold, and the expected verdict."""
+    """Return SplitwiseSim's result rows, Twofold's timelines and result, and whether the SLOs should be met."""
     name, trace, pools, met = request.param
     golden = find_data(f"golden/splitwise/{name}.csv")
     requests = find_data(f"traces/splitwise-{trace}-70rps-2min.csv")
@@ -138,7 +138,7 @@ def test_percentiles_equal_the_reference(run, column, histogram, percentile):
 
 
 def test_slo_verdict_equals_the_reference(run):
-    """Each slowdown percentile, and whether it meets its bound, agrees with SplitwiseSim's latencies."""
+    """Each slowdown percentile, and whether it meets its SLO bound, equals that of SplitwiseSim's latencies."""
     rows, _, result, met = run
     judged = verdict(result, SPLITWISE)
     assert judged.met is met

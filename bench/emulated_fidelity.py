@@ -53,7 +53,7 @@ IDLE_S = 5.0
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
-    """Resource usage of a service: CPU seconds per second of the average worker and of the gateway; memory in MB."""
+    """Resource usage of a service. `worker` (mean of all workers) and `gateway` are CPU seconds per second."""
 
     worker: float
     gateway: float

@@ -51,7 +51,7 @@ T = TypeVar("T")
 
 
 class Cell(msgspec.Struct, frozen=True, kw_only=True):
-    """Median seconds for one prompt length on one link; `visible_s` is the visible transfer by hand-off mode."""
+    """Median seconds for one prompt length on one link; `visible_s` has the visible transfer time per hand-off mode."""
 
     tokens: int
     prefill_s: float
@@ -86,7 +86,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class End:
-    """Process on one of the two hosts that prefills or receives KV; exchanges JSON lines with the benchmark."""
+    """Prefill or receiving side of the hand-off: a process on one host that exchanges JSON lines with the benchmark."""
 
     def __init__(self, hosts: TwoHosts, host: int, role: str, model: Path) -> None:
         cores = sorted(os.sched_getaffinity(0))

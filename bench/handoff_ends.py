@@ -30,7 +30,7 @@ BLOCK_SIZE = 16
 
 
 class StartupFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """Link and prefill speed measured by the prefill end at startup, with the KV size and layers of the model."""
+    """Link and prefill speed that the prefill process measured at startup, and the model's KV size and layer count."""
 
     link: LinkSpeed
     prefill: PrefillSpeed

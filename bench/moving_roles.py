@@ -74,7 +74,7 @@ class TimelineCollector(Observer):
 
 
 def traffic(period_s: float, seed: int) -> Iterator[Request]:
-    """Yield the requests of three periods (mostly prompts, outputs, prompts): Poisson arrivals, uniform lengths."""
+    """Yield Poisson arrivals with uniform lengths in three periods: prompt-heavy, output-heavy, prompt-heavy."""
     draw = random.Random(seed)
     now, number = 0.0, 0
     for place, phase in enumerate((PROMPTS, OUTPUTS, PROMPTS)):
@@ -165,7 +165,7 @@ async def stream(session: aiohttp.ClientSession, url: str, model: str, number: i
 
 
 async def live(url: str, requests: Sequence[Request], period_s: float) -> tuple[Outcome, int]:
-    """Run one design live; return its outcome and the number of streams with the same tokens as before the traffic."""
+    """Run one design live; return its outcome and the number of streams. Exits if a stream's tokens have changed."""
     endpoint = await discover(url)
     lowest, vocabulary = token_range(endpoint.vocab_size)
     config = LoadConfig(

@@ -6,7 +6,7 @@ Requests like those of the Azure conversation trace arrive at a constant rate pe
 BLOOM-176B on DGX-H100, five prefill machines to three decode machines, with Twofold's own rules: fitted times,
 Splitwise's router, hand-off by size, contended links. Each case runs in its own process and reports CPU seconds of the
 event loop and of the request generator, and peak memory. The ratio is CPU time per request relative to 40 instances
-with as many requests.
+with the same number of requests.
 """
 
 import argparse

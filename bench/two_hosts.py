@@ -14,7 +14,7 @@ QUEUE = "20ms"
 
 
 class TwoHosts:
-    """Two emulated hosts: network namespaces (None for this process's own), link devices and addresses."""
+    """Two emulated hosts: their network namespaces (None: that of this process), link devices and addresses."""
 
     def __init__(self, *, first_local: bool) -> None:
         number = os.getpid()

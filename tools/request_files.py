@@ -77,7 +77,7 @@ def live(package: Path) -> dict[str, set[str]]:
 
 
 def simulated(package: Path) -> set[str]:
-    """Return the files of `package` that one simulated request executes while the simulation kernel runs."""
+    """Simulate one request; return the files of `package` that execute while the simulation kernel runs."""
     with tempfile.TemporaryDirectory() as folder:
         paths = [str(package.parent), os.environ.get("PYTHONPATH", "")]
         run = subprocess.run(

@@ -43,7 +43,7 @@ class Golden(msgspec.Struct, frozen=True):
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
-    """Result for one file: largest relative errors, and attainment by SLO scale as pairs (DistServe's, Twofold's)."""
+    """Result for one file: largest relative errors, and the attainments (DistServe's, Twofold's) per SLO scale."""
 
     requests: int
     ttft_error: float

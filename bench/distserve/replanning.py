@@ -3,7 +3,7 @@
     python bench/distserve/replanning.py [--minutes 10] [--hours 1] [--seeds 3]
 
 Four machines are split for long prompts and short outputs. After half of `--minutes`, traffic changes to short prompts
-and long outputs at nearly twice the rate. The same requests run with two routers (join the shortest queue,
+and long outputs at nearly twice the rate. The same requests run with two routers (join-shortest-queue and
 Splitwise's), each with fixed and with re-planned roles; the table gives SLO attainment per minute of arrival. Next, the
 delay from the traffic change to the first role change is measured with `--seeds` seeds. Last, stationary traffic runs
 for `--hours`; all re-planning decisions during that time are unnecessary and are counted.

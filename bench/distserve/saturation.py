@@ -1,4 +1,4 @@
-"""Compare the prefill TTFT at token limits per batch below, at and above the saturation length L_m.
+"""Compare prefill TTFT for batch token budgets below, at and above the saturation length L_m.
 
     python bench/distserve/saturation.py [--model opt-13b] [--requests 4000] [--seed 0]
 

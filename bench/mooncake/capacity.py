@@ -2,9 +2,9 @@
 
     python bench/mooncake/capacity.py [--trace traces/mooncake-conversation.jsonl] [--tokens 3000000] [--requests N]
 
-First compares the LRU hit rates of one pass (`twofold.planning.capacity`) with those of the service's prefix cache
-simulated at each capacity, and the CPU seconds of both. Then compares one pool over all nodes with a separate cache per
-node with round-robin routing, as in Mooncake (FAST'25), with `--tokens` per node.
+First compares LRU hit rates computed in one pass (`twofold.planning.capacity`) with those of the service's prefix
+cache, simulated once per capacity, and the CPU seconds of both methods. Then compares one pool of all nodes with
+separate caches under round-robin routing, as in Mooncake (FAST'25). Each node has room for `--tokens` tokens.
 """
 
 import argparse

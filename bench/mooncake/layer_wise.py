@@ -8,8 +8,8 @@ memory) and store are measured alone, then overlapped layer by layer, from the p
 The first token must equal that of the computation alone.
 
 Copies are far faster than CPU compute, so each case runs twice: as is, and with throttled copies (to `--throttle`, or
-so that loading takes as long as computing). Figures are medians over rounds. Exits with 1 unless the overlapped time of
-each case is within 10% of the longest of the three times and of the prediction of `performance/reuse.py`.
+so that loading takes as long as computing). Figures are medians over rounds. Exits with 1 unless each overlapped
+time is at most 10% above the longest of the three times, and within 10% of the prediction of `performance/reuse.py`.
 """
 
 import argparse
@@ -188,7 +188,7 @@ class Worker:
 
 
 class Bench:
-    """Two compared workers: one has prompt prefixes in its own memory, the other loads them from the KV store."""
+    """Two workers to compare: one has prompt prefixes in its own memory, the other loads them from the KV store."""
 
     def __init__(self, model: LoadedModel, client: StoreClient, longest: int) -> None:
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -227,9 +227,9 @@ class Bench:
     def _round(
         self, begin: list[int], begin_keys: Sequence[bytes], rest: int, bytes_per_s: float | None
     ) -> tuple[float, float, float, float]:
-        """Return the seconds of load, compute and store alone, and of all three overlapped.
+        """Return the seconds of load, compute and store, each alone, and of all three overlapped.
 
-        The prefix is first stored under new block keys, so that the store has no block of an earlier round to reuse.
+        The prefix is first stored under new block keys, so that no block of an earlier round is reused.
         """
         has, loads = self._has, self._loads
         blocks = self._blocks(begin_keys)

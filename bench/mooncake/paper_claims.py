@@ -71,7 +71,7 @@ EXPLAINED = {"fast25, 200 ms, chunks": _CHUNKS, "fast25, 300 ms, chunks": _CHUNK
 
 
 class Share(msgspec.Struct, frozen=True):
-    """Share of all requests that meet the TTFT bound and a TBT bound, for each TBT bound."""
+    """For each TBT bound, the share of all requests that meet both it and the TTFT bound."""
 
     shares: tuple[float, ...]
     cpu_s: float
@@ -81,7 +81,7 @@ class Share(msgspec.Struct, frozen=True):
 
 
 def generated_systems(setting: Setting) -> dict[str, ClusterSpec]:
-    """Return the cluster specs of the systems compared on generated workloads, the paper's three first."""
+    """Return the cluster specs of the systems compared on generated workloads. The first three are from the paper."""
     alone = setting.individually
     return {
         SPLIT: mooncake(3, 1),
@@ -228,7 +228,7 @@ def trace_claims(found: Mapping[str, SearchResult], shares: Mapping[str, Share])
 
 
 def fast25_claims(shares: Mapping[str, Share]) -> Iterator[Claim]:
-    """Yield claims that 8P+8D serves more requests in time than colocated clusters, with whole or chunked prompts."""
+    """Yield a claim per TBT bound and colocated batching method: 8P+8D serves more requests within the bound."""
     for place, bound_s in enumerate(TBT_BOUNDS_S):
         for what, others in (("whole prompts", (VLLM, PREFIX)), ("chunks", (CHUNKED,))):
             ours, best = (_best(shares, names, place) for names in (("8P+8D",), others))

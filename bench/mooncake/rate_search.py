@@ -16,7 +16,7 @@ _HOPELESS = 0.01  # give-up threshold relative to the starting rate
 
 
 class SearchResult(msgspec.Struct, frozen=True):
-    """Result of a rate search: highest rate within the SLO (None: no rate), and the bound that the next rate misses."""
+    """Result of a rate search: the highest rate within the SLO, if any, and the SLO bound missed at the next rate."""
 
     rate: float | None
     bound: str

@@ -156,7 +156,7 @@ class Rounds:
         return [self._draw.randrange(10, self._vocabulary) for _ in range(self.found.prompt_tokens - 1)]
 
     async def _computed(self, prompt: list[int], host: str) -> Answer:
-        """Send a prompt, which round-robin routes to `host`, and wait until the host's KV store has all its blocks."""
+        """Send a prompt; wait until the KV store of `host`, to which round-robin routes it, has stored its blocks."""
         before = self._service.count("kv_store_bytes_total", host=host, way="stored")
         answer = await self._service.ask(prompt)
         more = len(prompt) // BLOCK * self._block_bytes

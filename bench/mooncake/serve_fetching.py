@@ -21,7 +21,7 @@ LIMIT_S = 60.0
 
 
 class Registrations:
-    """Index of the host of each worker and of the blocks in each KV store."""
+    """The host of each worker, and the blocks in each KV store, according to their messages."""
 
     def __init__(self) -> None:
         self._hosts: dict[str, str] = {}  # by instance

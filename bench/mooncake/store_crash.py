@@ -153,7 +153,7 @@ class Crashes:
         time.sleep(self._draw.uniform(0.0, 0.1))
 
     def _catch(self, what: int) -> None:
-        """Wait until a client is in the operation `what` (a get or a put), and up to 3 ms longer."""
+        """Wait until a client is in the operation `what` (a get or a put), then for a random time of up to 3 ms."""
         _until(lambda: any(tally.doing == what for tally in self._tallies))
         until_s = time.monotonic() + self._draw.uniform(0.0, 0.003)
         while time.monotonic() < until_s:

@@ -51,7 +51,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Pair(msgspec.Struct, frozen=True, kw_only=True):
-    """Three answers: tenant B's to a prompt that A sent, B's to a new prompt, and A's to its own prompt repeated."""
+    """Answers to three prompts: B sends one that A sent before, B sends a new one, and A repeats its own."""
 
     sent: Answer
     unsent: Answer
@@ -76,7 +76,7 @@ class Tenant:
 
 
 async def measure(url: str, tokens: int, pairs: int) -> list[Pair]:
-    """Send the prompts of all pairs, one request at a time, and return the answers without the warm-up pairs."""
+    """Send the prompts of all pairs, one request at a time; return the answers except those of the warm-up."""
     endpoint = await discover(url, api_key=KEYS[0])
     draw, (low, end) = random.Random(0), token_range(endpoint.vocab_size)
 
@@ -106,7 +106,7 @@ async def measure(url: str, tokens: int, pairs: int) -> list[Pair]:
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     """Comparison of two kinds of TTFT: the p-value `p` of the permutation test, and the differences within pairs.
 
-    `told` is the probability that the shorter of two random times, one of each kind, is of the first kind (0.5:
+    `told` is the probability that a random time of the first kind is shorter than one of the second kind (0.5:
     indistinguishable). `median_s` is the median difference within a pair, and `error_s` its standard error.
     """
 
@@ -117,7 +117,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def compare(first_s: list[float], second_s: list[float]) -> Comparison:
-    """Run a two-sided permutation test by random sign changes of rank differences; tied times share their mean rank."""
+    """Compare paired times: permutation test of rank differences (ties share a mean rank), and median difference."""
     first, second = np.array(first_s), np.array(second_s)
     _, place, counts = np.unique(np.concatenate([first, second]), return_inverse=True, return_counts=True)
     ranks = (np.cumsum(counts) - (counts - 1) / 2)[place]
@@ -137,7 +137,7 @@ def compare(first_s: list[float], second_s: list[float]) -> Comparison:
 
 
 def tables(found: list[Pair]) -> tuple[Table, Table, list[Comparison]]:
-    """Return a table of the TTFT distributions, a table of the tests, and both comparisons (B's prompts, control)."""
+    """Return a table of the TTFT distributions, a table of the tests, and the comparisons: B's prompts, control."""
     kinds = {
         "B, prompt sent by A": [pair.sent for pair in found],
         "B, fresh prompt": [pair.unsent for pair in found],
@@ -165,7 +165,7 @@ def tables(found: list[Pair]) -> tuple[Table, Table, list[Comparison]]:
 
 
 def counters_right(found: list[Pair], tokens: int) -> bool:
-    """Return whether B's answers report no cached tokens and A's repeated prompts at least half of their tokens."""
+    """Return whether answers report no cached tokens to tenant B, and at least half of a prompt that A repeats."""
     strangers = [answer.cached_tokens for pair in found for answer in (pair.sent, pair.unsent)]
     return not any(strangers) and all(pair.own.cached_tokens >= tokens // 2 for pair in found)
 

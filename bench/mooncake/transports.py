@@ -97,7 +97,7 @@ def lend(way: str, key: Path) -> None:
 
 @contextmanager
 def joined(way: str, key: Path) -> Iterator[tuple[PooledTransport, Connection]]:
-    """Start a lending process; yield a transport and its connection to that process.
+    """Start a process that lends its KV memory; yield a transport and its connection to that process.
 
     Raises ConfigurationError if the transport is not installed.
     """

@@ -10,8 +10,8 @@ controller is timed, without HTTP and without waiting. CPU seconds are of this p
 - A request covers everything until the end of its hand-off: prompt, reservation, lease, first token and hand-off.
 - Further tokens arrive in iterations of `--batch` requests.
 
-A plain loop is timed in the same run for comparison across machines. Message sizes are of frames for a model of 32
-layers. Finally, sockets are opened up to the system's limit.
+A plain loop is timed in the same run for comparison across machines. Message sizes are those for a model with
+32 layers. Finally, sockets are opened up to the system's limit.
 """
 
 import argparse
@@ -118,7 +118,7 @@ class ControllerBench:
         self._process.stdin.flush()
 
     async def timed(self, what: str, order: str, messages: int, times: int) -> Measured:
-        """Send `order` to the workers' process; return the CPU time of receiving its `messages` messages."""
+        """Send `order` to the workers' process; return the CPU time of receiving the `messages` replies."""
         began, end = time.process_time(), self.inbox.count + messages
         self.order(order)
         await until(lambda: self.inbox.count >= end)
@@ -131,7 +131,7 @@ class ControllerBench:
         return Measured("idle second", 1, (time.process_time() - began) / seconds)
 
     async def requests(self, count: int, tokens: int, batch: int) -> tuple[Measured, Measured]:
-        """Run requests; return the CPU time until all hand-offs have ended, and the CPU time of all further tokens."""
+        """Run requests; return the CPU time until all hand-offs have ended, and the CPU time for all later tokens."""
         began, before = time.process_time(), self.inbox.count
         self.order(f"requests {count}")
         tasks = [asyncio.create_task(self._follow(number, tokens)) for number in range(count)]

@@ -3,8 +3,8 @@
     python bench/splitwise/fit_roofline.py [PROFILE]
 
 Writes src/twofold/performance/data/roofline.toml. Decode is linear in its constants. Prefill is nonlinear and is
-fitted by Levenberg-Marquardt on the logarithms of its constants. Each constant is the excess over the time at peak
-rate, so that every efficiency is below 1.
+fitted by Levenberg-Marquardt on the logarithms of its constants. Constants describe the time in
+excess of that at peak rate, so that every efficiency is below 1.
 """
 
 import argparse
@@ -30,7 +30,7 @@ START = np.array([1e-4, 0.5, 2.0, 0.2])  # prefill launch, extra compute, extra 
 
 
 def fit(pairs: Sequence[Pair]) -> RooflineConstants:
-    """Return the roofline constants that fit the measured pairs best."""
+    """Return the roofline constants that best fit the measured pairs of model and machine."""
     launch, step, memory, sequence, kv = fit_decode(pairs)
     floors = [
         needs.layers * launch + needs.steps * step + needs.weights_s * (1 + memory) for needs in map(_needs, pairs)

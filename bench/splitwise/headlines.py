@@ -53,7 +53,7 @@ _HEADER = ("claim", "workload", "timing", "cluster", "req/s", "baseline", "req/s
 
 
 def headlines(settings: Settings, catalog: Catalog) -> None:
-    """Print the rates of each claim's split and baseline, by workload, with SplitwiseSim's and corrected timing."""
+    """Print the rates of split and baseline for each claim, workload and timing (SplitwiseSim's and corrected)."""
     rows = []
     for workload in WORKLOADS:
         for timing in timings(settings, catalog).values():

@@ -83,7 +83,7 @@ def _cell(plane: Plane, first: int, second: int) -> str:
 
 
 def _on_frontier(plane: Plane, first: int, second: int) -> bool:
-    """Return whether the next smaller cluster misses an SLO, both with fewer prefill and with fewer decode machines."""
+    """Return whether an SLO is missed with the next smaller number of prefill machines, and likewise of decode."""
     prefill, decode = _axes(plane)
     fewer = [(each, second) for each in prefill if each < first][-1:]
     fewer += [(first, each) for each in decode if each < second][-1:]

@@ -14,7 +14,7 @@ _HEADER = ("cluster", "workload", "tuned for this one", "req/s", "tuned for the 
 def robustness(settings: Settings, catalog: Catalog) -> None:
     """Print, for each workload, the rates of the splits tuned for this workload and of those tuned for the other one.
 
-    The table of SplitwiseSim's timing has the paper's iso-power splits; that of the corrected timing, the planner's.
+    With SplitwiseSim's timing, the paper tuned the splits (iso-power); with the corrected timing, the planner does.
     """
     for timing in timings(settings, catalog).values():
         own: dict[str, dict[str, BestDesign]] = {}

@@ -13,7 +13,7 @@ from twofold.planning.design import Design
 
 
 class Column(msgspec.Struct, frozen=True, kw_only=True):
-    """Highest rates under one timing, by design kind: with the paper's machine counts, and with the planner's."""
+    """Best design of each kind under one timing: with the paper's machine counts, and with counts from the planner."""
 
     paper: dict[str, BestDesign]
     tuned: dict[str, BestDesign]

@@ -52,7 +52,7 @@ WITH_SERIES: Pick = attrgetter("with_series")
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
-    """All rounds of one reference run."""
+    """Costs of both simulators for one reference run, measured in several rounds."""
 
     name: str
     rounds: list[Round]

@@ -25,7 +25,7 @@ from twofold.slo import SPLITWISE
 
 
 class Timing(msgspec.Struct, frozen=True, kw_only=True):
-    """Simulation rules: cluster spec with performance model and scheduling rules, and the batchers of baselines."""
+    """A variant of the simulation: performance model and rules in a cluster spec, and the batchers of mixed pools."""
 
     name: str
     template: ClusterSpec
@@ -43,7 +43,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     traces: Path | None = None
 
     def workload(self, name: str) -> WorkloadArguments:
-        """Return `conv` or `code`: lengths of the Azure trace of 2023 with Poisson arrivals, as in the paper."""
+        """Return the workload `conv` or `code`: lengths of the Azure trace of 2023, and Poisson arrivals."""
         if self.traces is None:
             return WorkloadArguments(workload=f"azure-{name}", duration_s=60 * self.minutes)
         path = self.traces / f"azure-2023-{name}.csv"
@@ -86,7 +86,7 @@ class Study:
         return Design(family=self._families(kind)[0], counts=tuple(counts))
 
     async def capacity(self, kind: Kind, counts: Sequence[int]) -> BestDesign:
-        """Return the highest rate of a design kind with these machine counts; a baseline uses its best batcher."""
+        """Return the highest rate of a design kind with these machine counts; for a baseline, with the best batcher."""
         designs = [Design(family=each, counts=tuple(counts)) for each in self._families(kind)]
         found = await asyncio.gather(*(self.search.highest(design) for design in designs))
         return max(map(self._found, found), key=lambda each: each.rate)
@@ -96,7 +96,7 @@ class Study:
         return await self.best(kind, within(equal, self.problem.catalog))
 
     async def best(self, kind: Kind, allows: Allows) -> BestDesign:
-        """Return the split of a kind with the highest rate among the designs that `allows` admits."""
+        """Return the design of a kind with the highest rate, among those for which `allows` is true."""
         frontiers = [frontier(each, allows) for each in self._families(kind)]
         found = await asyncio.gather(*(most_throughput(self.search, designs) for designs in frontiers))
         return max(map(self._found, found), key=lambda each: each.rate)

@@ -1,4 +1,4 @@
-"""Run one of the reference runs once with Twofold and print its CPU time, like splitwise_sim_driver.py.
+"""Simulate a reference run with Twofold and print the CPU time, as splitwise_sim_driver.py does.
 
 python bench/splitwise/twofold_driver.py NAME [--series] [--table CSV]
 """

@@ -63,7 +63,7 @@ def run(job: Job) -> CompleteRun:
 
 
 def _in_the_middle(ends: Sequence[tuple[float, int]]) -> tuple[float, float]:
-    """Return (tokens, requests) per second between the first and third quartile of ended requests."""
+    """Return (tokens, requests) completed per second over the middle half of the requests, in order of completion."""
     first, last = len(ends) // 4, 3 * len(ends) // 4
     seconds = ends[last - 1][0] - ends[first - 1][0] if first else 0.0
     if seconds <= 0:

@@ -57,7 +57,7 @@ class AcrossHosts:
         return ready(processes, Place(), port)
 
     def _place(self, host: int) -> Place:
-        """Return address and command prefix of a host, with an environment that makes NIXL use the link."""
+        """Return address, command prefix and environment of a host; NIXL uses the link between the hosts."""
         network = {"UCX_TLS": "tcp", "UCX_NET_DEVICES": self.hosts.devices[host]}
         return Place(address=self.hosts.addresses[host], enter=self.hosts.command(host, []), environment=network)
 

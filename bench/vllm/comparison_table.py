@@ -42,7 +42,7 @@ def rows(results: Mapping[str, Sequence[Measured]]) -> Iterable[list[str]]:
 
 
 def sustained(measured: Sequence[Measured]) -> float | None:
-    """Return the highest measured rate such that 90% of requests met the SLO at this and every lower one."""
+    """Return the highest rate for which, at this and all lower measured rates, 90% of requests met the SLO."""
     best = None
     for each in sorted(measured, key=lambda each: each.rate):
         if each.attainment < ATTAINED:

@@ -135,7 +135,7 @@ def _measured(result: _Result, rate: float, sent: int) -> Measured:
 
 
 def _lengths(load: Load) -> list[str]:
-    """Return the client's flags for the ranges of lengths, as means and relative half-widths."""
+    """Return the client's length flags: the mean and the relative half-width of each range of lengths."""
     (prompt, prompt_share), (output, output_share) = (
         ((low + high) / 2, (high - low) / (high + low)) for low, high in (load.prompt_tokens, load.output_tokens)
     )

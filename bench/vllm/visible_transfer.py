@@ -88,7 +88,7 @@ async def compare(urls: dict[str, str], split: str, given: argparse.Namespace) -
 
 
 def measure(across: AcrossHosts, given: argparse.Namespace, report: Report) -> Iterator[str]:
-    """Measure every split service beside the colocated service; yield each failure."""
+    """Compare each split service with a colocated service that runs at the same time; yield each failure."""
     with Processes(logs(across.folder, given, "colocated")) as colocated:
         url = across.stock.colocated(colocated, threads=max(1, across.stock.threads // 2))
         for split in given.only or SPLITS:

@@ -13,7 +13,7 @@ SHAPES = [(2**power, 1) for power in range(7, 14)] + [(512, 2**power) for power 
 
 @pytest.fixture
 def profile(tmp_path):
-    """Return a profile of linear prefill and decode times with one contradictory row."""
+    """Write a profile of linear prefill and decode times and one row that deviates from them; return its path."""
     lines = [
         f"mine,rtx,2,{prompt},{batch},128,{40 + 0.1 * prompt * batch},{20 + 0.5 * batch}\n" for prompt, batch in SHAPES
     ]

@@ -45,7 +45,7 @@ def test_json_has_each_machine():
 
 
 def test_an_instance_of_some_accelerators():
-    """With `--tp 4` instead of 8, half of the bandwidth suffices, because computing a prefix takes longer."""
+    """With `--tp 4` instead of 8, reuse pays off at half of the bandwidth, because computing a prefix takes longer."""
     whole, half = (
         json.loads(run("a100", "--performance", "roofline", "--tp", degree, "--json").stdout) for degree in (8, 4)
     )

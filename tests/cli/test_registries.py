@@ -122,7 +122,7 @@ def test_policies_are_served(cluster_file, cluster, flags, serve):
 
 
 def test_every_entry_is_walked():
-    """Routers and performance models outnumber the policies that their test cases cycle through, so each is tested."""
+    """The cases that cycle through a policy registry are at least as many as its entries, so each entry is tested."""
     assert len(LIVE_ROUTERS) >= max(len(HANDOFF_POLICIES), len(EVICTIONS))
     assert len(PERFORMANCE_MODELS) >= len(OVERLOAD_RULES)
 

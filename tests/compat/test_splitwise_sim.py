@@ -59,7 +59,7 @@ def test_decode_left_out_four_times_goes_first():
 
 
 def test_overdue_tasks_of_equal_age_go_by_arrival():
-    """Prompts age like decodes, so earlier prompts run before an overdue decode of equal age."""
+    """Prompts age like decodes: of overdue tasks with equal age, the one that arrived first runs first."""
     made = paused_by_prompts(arrival_s=2.0)
     assert [ran(made) for _ in range(8)] == [[f"p{number}"] for number in range(8)]
     assert ran(made) == ["a"]

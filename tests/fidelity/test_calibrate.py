@@ -125,7 +125,7 @@ def answered(taken):
 
 
 def share(service, purpose):
-    """Return the mean number of CPU cores that gateway and clients use during the groups with a given purpose."""
+    """Return the mean number of CPU cores that gateway and clients use in request groups with this `purpose`."""
     of = [one for one in service.observed if one.group.purpose is purpose]
     spans = [
         max(t.token_times_s[-1] for t in one.timelines) - min(min(t.moments.values()) for t in one.timelines)

@@ -54,7 +54,7 @@ def test_speed_of_an_idle_host_is_that_of_the_iterations(slower):
 
 
 def test_phases_have_separate_speeds():
-    """Prefill as fast as calibrated and decode a third slower give a slowness of 1 and 4/3."""
+    """If prefill takes as long as calibrated and decode a third longer, their slownesses are 1 and 4/3."""
     prompt_s = TIMES.seconds(100, 100 * 100, 0, 0)
     entries = []
     for number, start in enumerate(TIMES_S):
@@ -74,7 +74,7 @@ def test_contention_does_not_count_as_slowness():
 
 
 def test_core_sharing_does_not_count_as_slowness():
-    """A prefill and a decode worker that share a core as calibrated have a slowness of 1."""
+    """Workers that are slower only because they share a core, by the calibrated factor, have a slowness of 1."""
     turns = log(TIMES_S, 2 * SHARED)
     logs = {"prefill-0": log([], 1.0), "prefill-1": turns, "decode-0": turns}
     found = slowness(host(), ServiceDesign(prefill=2, decode=1).workers(), logs, span())

@@ -52,7 +52,7 @@ def test_prefix_hit_rate_matches_the_setting(claims, rates):
 
 @given(limit=st.floats(0.001, 1000.0), start=st.floats(0.01, 100.0))
 def test_rate_search_finds_the_highest_feasible_rate(rates, limit, start):
-    """The search returns the highest grid rate that meets the SLO, or None only if it is below 2% of the start."""
+    """The search returns the highest grid rate that meets the SLO; None only if that is below 2% of the start rate."""
     grid = RateGrid(0.05)
     rate, bound = rates.highest(lambda rate: "TBT" if rate > limit else "", start, grid)
     assert bound == "TBT"

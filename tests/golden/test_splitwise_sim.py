@@ -99,7 +99,7 @@ def run(request):
 
 @pytest.mark.parametrize("rows", [CHAINED_DECODES_COUNT_AS_QUEUED, PREEMPTED_WHILE_OTHERS_AGE])
 def test_latencies_equal_splitwise_sim_under_overload(rows):
-    """The workloads make machines mixed, preempt decodes and reorder overdue tasks."""
+    """The workloads lead to mixed machines, preempted decodes and reordered overdue tasks."""
     requests = [
         Request(id=str(number), arrival_s=at, prompt_tokens=prompt, output_tokens=output)
         for number, (at, prompt, output, _, _) in enumerate(rows)
@@ -131,7 +131,7 @@ def test_latencies_equal_the_reference(run):
     ("column", "histogram"), [("ttft_times", "ttft_s"), ("tbt_times", "tpot_s"), ("response_times", "e2e_s")]
 )
 def test_percentiles_equal_the_reference(run, column, histogram, percentile):
-    """Percentiles of TTFT, TPOT and E2E agree to 0.1%; histogram buckets cause half of the difference."""
+    """Percentiles of TTFT, TPOT and E2E agree to 0.1%; the width of histogram buckets causes up to half of this."""
     rows, _, result, _ = run
     theirs = np.percentile([row[column] for row in rows], percentile)
     assert getattr(result, histogram).percentile(percentile) == pytest.approx(theirs, rel=1e-3)

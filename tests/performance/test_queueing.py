@@ -76,7 +76,7 @@ def test_ttft_is_infinite_beyond_the_stable_rate():
 
 
 def test_low_rates_favour_tensor_and_high_rates_pipeline_parallelism():
-    """With a tensor-parallel speed-up of 1.5, the mean TTFTs are equal at 12.974 requests/s."""
+    """Tensor parallelism with a speed-up of 1.5 and pipeline parallelism have equal mean TTFTs at 12.974 requests/s."""
     crossover = crossover_rate(D, 1.5)
     assert crossover == pytest.approx(12.974, abs=5e-4)
     assert tensor_s(2, D, 1.5) < pipeline_s(2, D)

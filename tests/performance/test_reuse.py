@@ -25,7 +25,7 @@ KV_BYTES = 327_680
 
 @pytest.fixture(scope="module")
 def llama(models, machines):
-    """Return a roofline model of llama2-70b; measured profiles lack prompts long enough for attention to matter."""
+    """Return a roofline model of llama2-70b: measured profiles lack prompts long enough for attention to matter."""
     return performance_model("roofline", models["llama2-70b"], machines["dgx-a100"], 8)
 
 

@@ -74,7 +74,7 @@ def test_equals_interpolation_of_the_raw_medians(on_h100, reference, tokens, seq
 
 
 def test_decode_batching_is_almost_free(on_h100, on_a100):
-    """As in SplitwiseSim, batch 64 decodes in 35.5 ms on H100 and 47.6 ms on A100 at any context."""
+    """As in SplitwiseSim, a decode batch of 64 takes 35.5 ms on H100 and 47.6 ms on A100 at any context length."""
     assert on_h100.decode_cost(64).base_s * 1e3 == pytest.approx(35.5, abs=0.1)
     assert on_a100.decode_cost(64).base_s * 1e3 == pytest.approx(47.6, abs=0.1)
     assert on_h100.decode_cost(64).context_s == 0.0
@@ -87,7 +87,7 @@ def test_the_capped_h100_is_slower_in_prefill_only(models, machines, on_h100):
 
 
 def test_rejects_negative_extrapolations(models, machines):
-    """Extrapolation of a falling curve is an error where the time would be negative (llama2-70b TP2)."""
+    """A prompt whose extrapolated prefill time would be negative is an error (llama2-70b TP2)."""
     model = splitwise_published(models["llama2-70b"], machines["dgx-a100"], 2)
     assert model.prefill_s(30_000, 0) > 0
     with pytest.raises(ConfigurationError, match="40,000 batched tokens"):

@@ -60,6 +60,6 @@ def test_catalog_figures_change_the_key(make_problem):
 
 
 def test_an_attainment_counts(make_problem):
-    """Another required attainment gives another key."""
+    """A change of the required SLO attainment changes the key."""
     problem = make_problem()
     assert key(msgspec.structs.replace(problem, attainment=0.99)) != key(problem)

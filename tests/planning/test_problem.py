@@ -14,7 +14,7 @@ def families(problem, *names, machines=None, split=True, colocated=True):
 
 
 def test_a_split_design_is_two_pools(make_problem):
-    """The first machine type prefills and the second decodes, with the router of the problem."""
+    """The first machine type is the prefill pool and the second the decode pool; the problem sets the router."""
     problem = make_problem()
     (family,) = families(problem, "h100+a100", colocated=False)
     spec = problem.spec(Design(family=family, counts=(3, 2)))
@@ -26,7 +26,7 @@ def test_a_split_design_is_two_pools(make_problem):
 
 
 def test_a_colocated_design_keeps_requests_where_they_are(make_problem):
-    """A colocated design is one mixed pool with the family's batcher and token budget, and the colocated router."""
+    """The spec of a colocated design has the colocated router and a mixed pool with the family's batcher and budget."""
     problem = make_problem()
     small = Family(kinds=(problem.kind("h100"),), batcher="chunked-prefill", max_num_batched_tokens=512)
     spec = problem.spec(Design(family=small, counts=(4,)))
@@ -35,14 +35,14 @@ def test_a_colocated_design_keeps_requests_where_they_are(make_problem):
 
 
 def test_the_four_families_of_splitwise_are_looked_at_by_default(make_problem):
-    """The default is Splitwise's four families, and three colocated families for each of their three machines."""
+    """The default is Splitwise's four split families, and three colocated families for each of its machine types."""
     names = [family.name for family in families(make_problem())]
     assert names[:4] == ["a100+a100", "h100+h100", "h100+a100", "h100+h100-pcap"]
     assert len(names) == 4 + 3 * 3
 
 
 def test_families_are_named_or_all_pairs(make_problem):
-    """Flags list families by machines or Splitwise's letters, or all pairs of machines; duplicates are dropped."""
+    """Families are given by name, by Splitwise's letters, or as all pairs of machines; duplicates are dropped."""
     problem = make_problem()
     named = families(problem, "HA,splitwise-hh", "h100+a100", colocated=False)
     assert [family.name for family in named] == ["h100+a100", "h100+h100"]

@@ -61,7 +61,7 @@ def test_a_mixed_instance_decodes_for_a_prefill_instance(router):
 
 @pytest.mark.parametrize("router", FIXED_ROLE_ROUTERS)
 def test_no_route_without_both_phases(router):
-    """A cluster with instances of one phase only rejects every request."""
+    """A cluster that lacks instances for one of the phases rejects every request."""
     for roles in ([], [Role.PREFILL], [Role.DECODE]):
         assert cluster(roles, router).place(request(), 0.0) is None
 

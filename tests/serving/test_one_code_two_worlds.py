@@ -112,7 +112,7 @@ class VirtualRun:
         self.instances[name].end_lease(**args)
 
     def on_handed_off(self, name, request_id):
-        """Report the end of a hand-off to a worker's or the controller's scheduler, depending on `name`."""
+        """Report the end of a hand-off to the scheduler of worker `name`, or to the controller's for other names."""
         if name in self.instances:
             self.instances[name].handed_off(request_id)
         else:

@@ -113,7 +113,7 @@ def split_tight(tiny_model_dir):
 
 @pytest.fixture(scope="module")
 def mixed_tight(tiny_model_dir):
-    """Yield process and URL of a service with one swapping worker and little KV memory."""
+    """Yield process and URL of a service with one worker that has swap space and little KV memory."""
     flags = ("--colocated", "1", "--swap-space", "16MiB")
     with running_service(tiny_model_dir("llama"), *TIGHT, *flags) as running:
         yield running

@@ -47,7 +47,7 @@ ONE_SIDED = (pytest.param("nixl", marks=NIXL), pytest.param("mooncake", marks=MO
 
 @pytest.fixture(scope="module", params=["curve", "pull", "from there", *ONE_SIDED])
 def running(request, hosts, tiny_model_dir, tmp_path_factory):
-    """Yield a service with one phase on each host, for each transport and placement in `KINDS`."""
+    """Yield a service with prefill on one host and decode on the other, in each variant of `KINDS`."""
     here, there, flags, cuts_s = KINDS[request.param]
     folder, model = tmp_path_factory.mktemp("hosts"), tiny_model_dir("llama")
     with joined_service(model, folder, *here, *flags, "--kv-checksums", there=there, hosts=hosts) as made:
@@ -66,7 +66,7 @@ async def with_cable_cut(running, expected, *, after_s, for_s):
 
 
 def test_a_cut_link_changes_no_answer(running, expected):
-    """Some cuts are shorter than the heartbeat timeout, some longer, and some even longer than the watchdog term."""
+    """Outputs are the same for cuts below and above the heartbeat timeout, and for cuts above the watchdog term."""
     for for_s in running.cuts_s:
         assert asyncio.run(ask(running.url)) == expected
         cut_while_busy(running, expected, for_s)

@@ -55,7 +55,7 @@ def test_prefill_buffer_fills_and_drains_without_loss():
 
 
 def test_decode_blocks_are_reserved_when_a_prompt_starts():
-    """With pull, decode blocks are reserved once a prompt has started; with layer-wise, on its arrival."""
+    """Decode blocks are reserved when the prompt starts (pull hand-off) or when it arrives (layer-wise hand-off)."""
     for handoff, waits in (("pull", True), ("layer-wise", False)):
         seen, _ = watched(msgspec.structs.replace(PULL, handoff=handoff))
         ahead = [

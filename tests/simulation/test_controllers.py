@@ -44,7 +44,7 @@ def run(control=msgspec.UNSET, requested=None, **change):
 
 
 def routed(control=msgspec.UNSET, requested=None, **change):
-    """Simulate; return prefill instance, decode instance and moments of each request."""
+    """Simulate; return (prefill instance, decode instance, event times) by request id."""
     ended = Ended()
     spec = msgspec.structs.replace(SPLIT, control=control, **change)
     simulate(spec, requested or requests(), catalog=CATALOG, observers=[ended])
@@ -66,7 +66,7 @@ def test_current_reports_give_the_decisions_of_one_controller(control):
 
 
 def test_late_reports_cause_herding():
-    """Late reports concentrate requests on few instances, unless a controller counts its own or uses `two-choices`."""
+    """Late load reports concentrate requests on few instances; counting sent requests or `two-choices` reduces this."""
     late = ControlSpec(reports_every_s=1.0, own_load=OwnLoad.IGNORED)
     known, herding = run(), run(late)
     assert herding.ttft_s.percentile(50) > 2.5 * known.ttft_s.percentile(50)

@@ -103,7 +103,7 @@ def test_the_fraction_at_most_is_exact_for_small_values(numbers, bound):
 
 @given(samples, values)
 def test_the_fraction_at_most_is_bounded_by_whole_buckets(numbers, bound):
-    """The error of the fraction is at most the share of the bucket that contains the bound."""
+    """`fraction_at_most` is exact, except for the numbers in the bucket that contains the bound."""
     wide = (bound + 1) * (1 + 2**-10)
     narrow = bound * (1 - 2**-10) - 1
     fraction = histogram_of(numbers).fraction_at_most(bound)

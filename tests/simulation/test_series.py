@@ -47,7 +47,7 @@ def close(expected, scale):
 
 @given(st.integers(0, 10**15), steps, gaps)
 def test_integral_mean_and_maximum_agree_with_the_plain_way(start, changes, end_gap):
-    """Integral, mean and maximum equal those computed from the segments."""
+    """Integral, mean and maximum of a series equal those computed from its segments."""
     series = series_of(start, changes, end_gap)
     end, spans = segments_of(start, changes, end_gap)
     area = math.fsum((b - a) / PS * value for a, b, value in spans)
@@ -114,7 +114,7 @@ def test_values_without_duration_are_ignored():
 
 
 def test_finishing_twice_changes_nothing():
-    """A second `finish` at the same time changes nothing."""
+    """A second `finish` at the same simulated time changes nothing."""
     series = series_of(0, [(0, 3), (10**9, 4)], 10**8)
     points = series.points()
     series.finish(series.at_ps)

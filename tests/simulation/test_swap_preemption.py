@@ -30,7 +30,7 @@ def two():
 @settings(max_examples=600)
 @given(clusters(swapping=True), workloads(outputs=LONG))
 def test_runs_end_when_blocks_run_out(cluster, requests):
-    """Runs of iterations give the timelines, histograms and swaps of single iterations, to the picosecond."""
+    """Simulating iterations in runs gives the same timelines, histograms and swaps as one by one, to the picosecond."""
     assert run(cluster, requests).facts() == run(cluster, requests, max_run=1).facts()
 
 

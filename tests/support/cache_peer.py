@@ -49,7 +49,7 @@ class Cache:
             )
 
     def make(self, transport, epoch, layout, num_blocks, everything=True):
-        """Create a transport; return its descriptor. `everything` leases all blocks to `prefill` and to `decode`."""
+        """Create a transport; return its descriptor. With `everything`, lease all blocks to `prefill` and `decode`."""
         make = load_transport(transport)
         self.transport = make(KvCacheSpec(self.name, epoch, layout, num_blocks, DEVICE, self.network))
         if everything:

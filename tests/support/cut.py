@@ -13,7 +13,7 @@ _PIDFD_GETFD = 438  # in the common Linux syscall table
 def cut_between(processes):
     """Shut down all TCP connections among `processes`; return their number.
 
-    Duplicates the socket of the owning process with pidfd_getfd, because shutdown acts on all descriptors of a socket.
+    Works on duplicates of the sockets (pidfd_getfd): shutting down a duplicate shuts down the original, too.
     """
     ends = [
         (process, one)

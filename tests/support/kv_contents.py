@@ -12,10 +12,10 @@ Label = BlockKey | tuple[str, int]
 
 
 class KvContents:
-    """Checks that every sequence of a worker finds its own KV if copies are executed as late as allowed.
+    """Checks that every sequence of a worker finds its own KV, even if block copies run as late as allowed.
 
-    Peers are assumed to write blocks as soon as the lease is granted. Full prompt blocks with equal keys (`keys_of`
-    the request) are interchangeable; other blocks belong to one request.
+    Peers are assumed to write blocks as soon as the lease is granted. `keys_of` returns the keys of a request's full
+    prompt blocks. Blocks with equal keys are interchangeable; other blocks belong to one request.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class KvContents:
             self._here[block] = ("torn", place) if torn else self._whole(request_id, place)
 
     def begins(self, batch: Batch, copies: list[BlockCopy]) -> None:
-        """Record the copies and the sequences' blocks of a batch, which `ends` executes."""
+        """Record the block copies of a batch and the blocks of its sequences, for `ends`."""
         self._copies = copies
         self._tables = {i.request_id: tuple(self._instance.blocks_of(i.request_id)) for i in batch.items}
         wanted = (self._instance.copy_of(item.request_id) for item in batch.items)

@@ -1,4 +1,4 @@
-"""Overload ledgers with round times: 1 ms per prompt token, 10 ms per decoding sequence."""
+"""Overload ledgers with simple iteration times: 1 ms per prompt token, 10 ms per decoding sequence."""
 
 from support.routed import load, pools
 from support.toy import ToyModel

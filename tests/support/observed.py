@@ -38,7 +38,7 @@ def refused(request_id="chat-2", arrival_s=0.5):
 
 
 def report_run(observer):
-    """Report a run to an observer: two instances, three runs of iterations, a transfer, a role change, two requests."""
+    """Report to an observer: two instances, three runs of iterations, a transfer, a role change, two requests."""
     observer.role("prefill-0", Role.PREFILL, 0)
     observer.role("decode-0", Role.DECODE, 0)
     observer.note(250 * MS, "placement", "chat-1", "prefill-0, decode-0")

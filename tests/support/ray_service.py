@@ -65,7 +65,7 @@ def ray_service(model, address, folder, *flags):
 
 
 class Load:
-    """Clients that send prompts one after another until `over` is set, and compare each output."""
+    """Clients that send prompts one after another until `over` is set, and compare outputs with `answers`."""
 
     def __init__(self, url, answers):
         self._url, self._answers = url, answers
@@ -135,7 +135,7 @@ def under_load(service, answers, what):
 
 
 def processes_of(worker):
-    """Return the processes of a worker on any node, found by process name and a Ray actor as ancestor."""
+    """Return all processes, on any node, that have the name of the worker and a Ray actor as ancestor."""
     named = [one for one in psutil.process_iter() if one.name() == worker]
     return [one for one in named if any("twofold.serving.launch.ray.host" in each.cmdline() for each in one.parents())]
 

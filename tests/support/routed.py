@@ -40,7 +40,7 @@ def load(name: str, capacity: int | None = None, queued: int = 0, **numbers: int
 
 
 def numbers(load: InstanceLoad | LoadTotals) -> SimpleNamespace:
-    """Return the totals of a load as an object that compares by value."""
+    """Return the totals of a load as an object that equals any other with the same totals."""
     names = ("pending_prefill_tokens", "reserved_tokens", "prefills", "decodes", "requests")
     return SimpleNamespace(**{name: getattr(load, name) for name in names})
 

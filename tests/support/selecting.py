@@ -45,7 +45,7 @@ def waiting(*prompts: int, name: str = "w") -> State:
 
 
 def prefilling(prompt: int, computed: int, name: str = "s") -> State:
-    """Return a state with one prompt, of which `computed` tokens are computed."""
+    """Return queues with one prompt in prefill, of which `computed` tokens are computed."""
     return State(prefilling=[sequence(name, prompt, computed=computed)])
 
 

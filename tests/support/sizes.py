@@ -52,7 +52,7 @@ def disk_bytes(directory):
 
 @contextmanager
 def largest(*measures):
-    """Poll `measures` in a thread. Each returns values by name; yield one dict of maximum values per measure."""
+    """Poll `measures`, which return values by name, in a thread; yield a dict of maximum values for each measure."""
     most = [{} for _ in measures]
     looks, done = [0], threading.Event()
 

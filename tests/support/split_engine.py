@@ -42,7 +42,7 @@ def main(files, *models):
 def of_split(model, files, split, prompts):
     """Run a model with the degrees of parallelism `split` and return its results.
 
-    The first rank is forked too, because ranks shard the model in place.
+    All ranks are forked: each shards the model in place, and the next split needs the whole model.
     """
     plan = MemoryPlan(layout=model.layout(16), num_blocks=BLOCKS, max_model_len=model.max_model_len)
     factory = TorchFactory(model, "", plan, "cpu", None, None)
@@ -80,7 +80,7 @@ def fork(run):
 
 
 def driven(engine, prompts):
-    """Return outputs with chunked prefill, layers reported by one iteration, and first tokens of a pipelined run."""
+    """Return [outputs with chunked prefill, layers that one iteration reports, first tokens of a pipelined run]."""
     sizes = iter([40, 200, 3] * 1000)
     outputs = drive(engine, prompts, GREEDY, chunk=lambda: next(sizes), max_batch=3)
     layers = []

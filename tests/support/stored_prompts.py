@@ -1,4 +1,4 @@
-"""Prompts with prefixes in the KV stores of hosts, and metrics of the stores."""
+"""Helpers for tests with KV stores on hosts: send prompts, kill processes, and read the metrics of the stores."""
 
 import os
 import random

@@ -68,7 +68,7 @@ class RunningPeering:
         self.peering = Peering(manager, self.server, fetcher, at_once)
 
     def close(self):
-        """Close the sockets of the exchange."""
+        """Close the authentication guard and the ZeroMQ context."""
         self.guard.close()
         self._context.term()
 

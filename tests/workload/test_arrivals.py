@@ -76,6 +76,6 @@ def test_rejects_invalid_process_parameters(name, rate, burstiness, message):
 
 
 def test_rejects_a_negative_seed_immediately():
-    """The process raises when it is called, not at the first arrival."""
+    """`poisson` raises ConfigurationError when it is called, not at the first arrival."""
     with pytest.raises(ConfigurationError, match="the seed must be at least 0, not -1"):
         poisson(1.0, -1)

@@ -82,7 +82,7 @@ def test_losses_are_reported_with_counts(tmp_path):
 
 
 def test_failure_keeps_the_existing_file(tmp_path):
-    """A failed write leaves the existing file unchanged and no temporary file."""
+    """If a write fails, the existing file is unchanged and no temporary file remains."""
     path = tmp_path / "trace.jsonl"
     path.write_text("before")
 

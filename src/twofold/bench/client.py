@@ -123,7 +123,7 @@ class Reply:
     done: bool = False
 
     def add(self, choice: StreamChoice, now: float) -> None:
-        """Record a chunk. A chunk that only sets a chat role is no token; a chunk with empty text may be one."""
+        """Record a chunk. A chunk that only sets a chat role is not a token; a chunk with empty text may be one."""
         has_text = choice.has_text
         if not choice.opens_chat or choice.finish_reason is not None:
             self.chunk_times_s.append(now)

@@ -104,7 +104,7 @@ def _parse_pool(text: str, catalog: Catalog) -> PoolSpec:
 
 
 def _checked(spec: ClusterSpec, catalog: Catalog) -> ClusterSpec:
-    """Check the numbers of a cluster and replace machine aliases by catalog names."""
+    """Validate a cluster, and replace machine aliases by catalog names. Raises ConfigurationError."""
     require(bool(spec.pools), "it has no pools")
     check_numbers(spec)
     pools = []

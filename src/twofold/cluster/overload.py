@@ -16,7 +16,7 @@ from twofold.slo import Slo
 def overload_control(
     rule: str, spec: ClusterSpec, kinds: Sequence[InstanceProfile], slo: Slo | None, pools: Pools
 ) -> OverloadControl:
-    """Create overload control with the rule called `rule` and the performance models of the instance profiles.
+    """Create overload control with the named rule and the performance models of the instance profiles.
 
     Raises ConfigurationError if overload control does not support the SLO or the cluster.
     """

@@ -21,7 +21,7 @@ class KvEgress(NamedTuple):
 
 
 class ModelledPaths(TransferPaths):
-    """KV transfer paths of prefill instances. The path of an instance is the same to every decode instance."""
+    """KV transfer paths of prefill instances. A prefill instance has the same path to every decode instance."""
 
     def __init__(self, egress: dict[str, KvEgress]) -> None:
         found = {path: path.transfer.crossover_tokens(path.prefill_s) for path in set(egress.values())}

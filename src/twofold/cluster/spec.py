@@ -184,9 +184,9 @@ class ClusterSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 class ClusterRules:
     """Behaviour in which Twofold and other simulators differ.
 
-    `memory` is the KV reservation. With `lease_retry_s` None, decode memory is reserved at arrival, first come first
-    served; otherwise after the prefill, with a retry every `lease_retry_s` seconds. `over_all_tokens` computes TPOT
-    over the number of output tokens instead of the number of gaps. `endless_memory` removes the KV limit. With
+    `memory` is the rule of KV reservation. With `lease_retry_s` None, decode memory is reserved at arrival, first come
+    first served; otherwise after the prefill, with a retry every `lease_retry_s` seconds. `over_all_tokens` computes
+    TPOT over the number of output tokens instead of the number of gaps. `endless_memory` removes the KV limit. With
     `instant_handoff`, KV transfers take no time. `stagewise` selects the instances of `compat/stagewise.py`.
     """
 

@@ -112,7 +112,7 @@ class Timing:
         return self.decodes(sequences, context)
 
     def copying(self, copies: Sequence[BlockCopy]) -> int:
-        """Return the total time of `copies` carried out one after another, in picoseconds."""
+        """Return the total time in picoseconds of executing `copies` one after another."""
         blocks = 0
         for copy in copies:
             blocks += copy.blocks

@@ -84,7 +84,7 @@ def _shared(times: PackedTimes, logs: dict[str, WorkerLog], name: str, crowded: 
 
 
 def _typical(times: PackedTimes, ran: Sequence[TimedIteration]) -> float:
-    """Return the ratio of measured to predicted time of iterations, at least 1; 1 if there are too few."""
+    """Return the ratio of measured to predicted iteration time, at least 1. With too few iterations, return 1."""
     return max(1.0, _slowness(times, [one.iteration for one in ran])) if len(ran) >= _ENOUGH else 1.0
 
 
@@ -94,7 +94,7 @@ def _slowness(times: PackedTimes, iterations: Sequence[MeasuredIteration]) -> fl
 
 
 def _front_share(observed: Sequence[GroupResult]) -> float:
-    """Return the mean number of CPU cores that gateway and clients used during these request groups."""
+    """Return the mean number of CPU cores that gateway and clients used while the groups of requests ran."""
     loaded_s = sum(LoadSpan.of(one.timelines).seconds for one in observed)
     return sum(one.front_cpu_s for one in observed) / loaded_s if loaded_s else 0.0
 
@@ -127,7 +127,7 @@ def _link(measured: Measurements, model: Model, times: PackedTimes) -> HostLink:
 
 
 def _front(measured: Measurements) -> GatewayTimes:
-    """Return the gateway's CPU times, and its delays: the latency of lone requests minus CPU and iteration times."""
+    """Return the gateway's CPU times and delays. A delay is a lone request's latency minus CPU and iteration times."""
     request_s, step_s, token_s = _cpu_of_each(measured)
     pairs = list(_lone_prompts(measured))
     sizes = np.array([one.iteration.tokens for _, one in pairs], dtype=np.float64)

@@ -45,7 +45,7 @@ class Figure(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def spread(self) -> float:
-        """Mean absolute difference between live replays, over all pairs, in the unit of the error."""
+        """Mean distance between two live replays: absolute for SLO attainment, relative to the mean for latencies."""
         gaps = [abs(one - other) for one, other in combinations(self.live, 2)]
         return fmean(gaps) / self._unit if gaps else 0.0
 
@@ -151,7 +151,7 @@ def compare_replays(
     logs: Mapping[str, WorkerLog],
     slo: Slo,
 ) -> Comparison:
-    """Simulate the live replays of one load and compare the results. `logs` are the journals of the workers by name."""
+    """Simulate the live replays of one load and compare the results. `logs` maps worker names to journals."""
     workers = twin.design.workers()
     slow = tuple(slowness(twin.profile, workers, logs, LoadSpan.of(timelines)) for timelines in live)
     return Comparison(

@@ -37,7 +37,7 @@ _CALIBRATION = " of the calibration"
 
 
 class Purpose(StrEnum):
-    """Effect that a group of requests measures."""
+    """Situation that a group of requests measures, such as prompts alone or prompts beside decodes."""
 
     ALONE = "prompts alone"
     TOGETHER = "prompts together"
@@ -55,7 +55,7 @@ class RequestGroup(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def split_groups(max_model_len: int, max_num_seqs: int) -> Iterator[RequestGroup]:
-    """Yield the groups for a split service: prefill alone, decode alone, then contention between the two workers."""
+    """Yield the request groups that measure a split service: prefill alone, decode alone, then both workers at once."""
     longest = max_model_len - _DECODES
     prompts = [size for size in _PROMPTS if size < longest]
     for repeat in range(_REPEATS):
@@ -73,7 +73,7 @@ def split_groups(max_model_len: int, max_num_seqs: int) -> Iterator[RequestGroup
 
 
 def shared_groups(max_model_len: int) -> Iterator[RequestGroup]:
-    """Yield the groups that measure two workers on one core."""
+    """Yield the request groups for measuring two workers that share a core."""
     prompts = [size for size in _PROMPTS if size < max_model_len // 2]
     for number in range(2):  # in pairs: the first goes to the worker with a core of its own
         yield _beside(Purpose.SHARED, f"shared-{number}", prompts, output=max_model_len // 16, together=2)

@@ -74,7 +74,7 @@ def read_workers(directory: Path) -> dict[str, WorkerLog]:
 
 
 def _iterations(entries: Iterable[JournalEntry]) -> Iterator[TimedIteration]:
-    """Yield a journal's iterations. Durations include the median gap between consecutive iterations, as overhead."""
+    """Yield a journal's iterations. Each duration includes the median gap between iterations as overhead."""
     spans = list(_spans(entries))
     pauses = [after - end for (_, end, _), (after, _, _) in pairwise(spans) if after - end < _SOON_S]
     pause = median(pauses) if pauses else 0.0
@@ -142,9 +142,9 @@ AS_CALIBRATED = Slowness(1.0, 1.0)
 def slowness(
     profile: HostProfile, workers: Sequence[WorkerConfig], logs: Mapping[str, WorkerLog], span: LoadSpan
 ) -> Slowness:
-    """Return the slowdown of a host during `span`.
+    """Return the slowdown of a host since calibration, measured during `span`.
 
-    A phase without iterations has the slowdown of the other phase. Without any iterations, both are 1.
+    If one kind of iteration did not run, both factors are that of the other kind. If none ran, both are 1.
     """
     cores = available_cores()
     shared = gateway_cores(cores, ((worker.role, worker.cores) for worker in workers))

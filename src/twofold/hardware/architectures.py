@@ -148,7 +148,7 @@ def _gated(
     tied: bool = False,
     latent_dims: int | None = None,
 ) -> Architecture:
-    """Return the sizes of a model with gated feed-forward layers or experts. `layer`: other parameters per layer."""
+    """Return the sizes of a model with gated feed-forward layers or experts. A layer has `layer` other parameters."""
     hidden, layers = config.number("hidden_size"), config.number("num_hidden_layers")
     embeddings = 1 if config.flag("tie_word_embeddings", default=tied) else 2
     rest = layers * layer + config.number("vocab_size") * hidden * embeddings + hidden

@@ -37,7 +37,7 @@ class CatalogEntry(msgspec.Struct, frozen=True):
     fields: dict[str, object]
 
     def overridden_by(self, later: "CatalogEntry") -> "CatalogEntry":
-        """Return this entry with fields overridden by `later`. The result names both files if `later` has no source."""
+        """Return this entry with fields overridden by `later`. If `later` has no source, its file is cited instead."""
         source = f"{later.where}; the rest: {self.fields.get('source')}"
         return CatalogEntry(later.where, {**self.fields, "source": source, **later.fields})
 

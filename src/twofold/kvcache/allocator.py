@@ -79,7 +79,7 @@ class BlockAllocator:
             self._free(allocation)
 
     def freed_by(self, allocations: Sequence[BlockAllocation]) -> int:
-        """Return how many blocks become free if the owners release these allocations and no transfer uses them."""
+        """Return how many blocks become free when these allocations are released, if no transfer uses them."""
         blocks = 0
         for allocation in allocations:
             blocks += allocation.blocks

@@ -148,7 +148,7 @@ class PrefixCache:
     def insert(self, keys: Sequence[BlockKey], start: int = 0) -> list[BlockKey]:
         """Store the blocks of a prompt from index `start` on; return the evicted blocks in order.
 
-        For the eviction policy, a block that is already cached counts as used again. Blocks of a prompt are never
+        A block that is already cached counts as a hit for the eviction policy only. Blocks of a prompt are never
         evicted for other blocks of the same prompt: if no other block can be evicted, the rest is not stored.
         """
         evicted: list[BlockKey] = []

@@ -104,7 +104,7 @@ class PrefixIndex:
         return number
 
     def _named(self, bits: int) -> list[str]:
-        """Return the names of the instances with a set bit."""
+        """Return the names of the instances whose bit is set in `bits`."""
         return [self._names[number] for number in _numbers(bits)]
 
     def _sweep(self) -> None:

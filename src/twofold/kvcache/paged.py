@@ -201,7 +201,7 @@ class PrefixBlockAllocator(PagedBlockAllocator):
     def _rewrite_last(self, allocation: BlockAllocation, key: BlockKey) -> tuple[int, int] | None:
         """Append a writable block with the contents of a cached block; return the block copy to make, if any.
 
-        A cached block without an owner is itself removed from the cache and appended, without a copy.
+        If the cached block has no owner, it is removed from the cache and appended, without a copy.
         """
         source, table = self._cached[key], self._tables[allocation]
         if not self._owners[source]:

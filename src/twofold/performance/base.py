@@ -47,8 +47,8 @@ class PerformanceModel(ABC):
     """Predicts times and power of an instance: one model on one machine type, with fixed tensor and pipeline degrees.
 
     `name` is for display, such as `fitted bloom-176b on dgx-h100 TP8`. In a pipeline, an iteration runs in one stage
-    after the other, and its time is the sum over all `stages`. `power` predicts the watts: an `InstancePower`, or
-    another performance model with the same power.
+    after the other, and its time is the sum over all `stages`. `power` predicts the watts. It is an
+    `InstancePower`, or another performance model whose predictions of power also hold for this one.
     """
 
     name: str

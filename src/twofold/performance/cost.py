@@ -1,4 +1,4 @@
-"""Results of performance models. mypyc does not compile this module, because it does not support msgspec."""
+"""Results of performance models. mypyc does not support msgspec, so it does not compile this module."""
 
 import msgspec
 

@@ -68,7 +68,7 @@ class PublishedLatencies(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
 
 
 class DistservePublishedModel(PerformanceModel):
-    """Performance model of one of `stages` pipeline stages, with DistServe's published coefficients."""
+    """Performance model of one stage of a pipeline of `stages` stages, with DistServe's published coefficients."""
 
     def __init__(
         self,

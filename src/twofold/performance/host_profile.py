@@ -73,7 +73,7 @@ class PackedTimes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 def spread(tokens: float) -> list[float]:
-    """Split a number of tokens into the part in each linear segment of f, that is, between successive bends."""
+    """Split `tokens` into one part per linear segment of f in the module's formula, that is, at the bends."""
     ends = (*BENDS, float("inf"))
     return [min(max(tokens - low, 0), high - low) for low, high in pairwise(ends)]
 
@@ -170,7 +170,7 @@ class HostProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         return msgspec.structs.replace(self, engine=engine, front=GatewayTimes(**front))
 
     def extend(self, catalog: Catalog) -> Catalog:
-        """Return the catalog with this host (as a machine) and its model added."""
+        """Return a copy of the catalog that also contains this host, as a machine, and its model."""
         return msgspec.structs.replace(
             catalog,
             machines={**catalog.machines, HOST: self.machine},

@@ -37,7 +37,7 @@ def check_tensor_parallel(machine: Machine, tensor_parallel: int) -> None:
 
 
 def profile_name(machine: Machine) -> str:
-    """Return the name of a machine's accelerators in profiles, where power-capped accelerators have their own name."""
+    """Return the name of a machine's accelerators in profiles; power-capped accelerators have a name of their own."""
     name = machine.accelerator.name
     if machine.power_cap == 1.0 or name.endswith(_CAPPED):
         return name
@@ -53,7 +53,7 @@ def find_pair(known: Iterable[P], model: Model, machine: Machine, tensor_paralle
 def require_pair(known: Collection[P], model: Model, machine: Machine, tensor_parallel: int, kind: str) -> P:
     """Return the entry measured for the model on the machine's accelerators.
 
-    Raises ConfigurationError, listing the known entries, if there is none. The message calls an entry `kind`.
+    Raises ConfigurationError with the known entries if there is none. `kind` is the message's word for an entry.
     """
     check_tensor_parallel(machine, tensor_parallel)
     entry = find_pair(known, model, machine, tensor_parallel)
@@ -128,7 +128,7 @@ class Pipeline(PerformanceModel):
 
 
 class LayersStage(PerformanceModel):
-    """Model of a stage with `share` of the layers of `whole`. Receiving the activations of a token takes `token_s`."""
+    """Performance model of a stage with `share` of all layers. Receiving the activations of a token takes `token_s`."""
 
     def __init__(self, whole: PerformanceModel, share: float, token_s: float) -> None:
         self.name, self.error, self.power = whole.name, whole.error, whole

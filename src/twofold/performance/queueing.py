@@ -26,9 +26,9 @@ from twofold.performance.base import PerformanceModel
 
 
 def mean_ttft_s(rate: float, latency_s: float, stage_s: float) -> float:
-    """Return the mean TTFT for `latency_s` in all stages and `stage_s` in the slowest; infinite beyond the stable rate.
+    """Return the mean TTFT of prompts that take `latency_s` in all stages together and `stage_s` in the slowest one.
 
-    Raises ConfigurationError for a negative rate, times ≤ 0, or a `stage_s` above `latency_s`.
+    Infinite if `rate` · `stage_s` ≥ 1. Raises ConfigurationError for rates < 0, times ≤ 0, or `stage_s` > `latency_s`.
     """
     if not (rate >= 0 and 0 < stage_s <= latency_s < math.inf):
         raise ConfigurationError(

@@ -22,7 +22,7 @@ def auto(model: Model, machine: Machine, tensor_parallel: int) -> PerformanceMod
 
 
 def distserve_published_vllm(model: Model, machine: Machine, tensor_parallel: int) -> PerformanceModel:
-    """Performance model of vLLM in DistServe's simulator, for the models published with it on A100-80GB."""
+    """Performance model of vLLM in DistServe's simulator. Covers only its published models on A100-80GB."""
     return distserve_published(model, machine, tensor_parallel, engine="vllm")
 
 

@@ -134,7 +134,7 @@ class RooflineTerms(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, model: Model, machine: Machine, tensor_parallel: int) -> "RooflineTerms":
-        """Compute the seconds per token, per squared prompt token, per KV token, and to read all weights."""
+        """Compute the terms for a model on a machine with this degree of tensor parallelism."""
         accelerator = machine.accelerator
         flops_per_s = tensor_parallel * accelerator.flops_per_s
         bytes_per_s = tensor_parallel * accelerator.memory_bytes_per_s
@@ -169,7 +169,7 @@ def roofline_with(
 def roofline(model: Model, machine: Machine, tensor_parallel: int) -> RooflineModel:
     """Performance model estimated from FLOPs and bandwidths, for any model on any machine.
 
-    Its error is that of a fit without this pair of model and machine, or for unmeasured pairs the mean over all pairs.
+    Its error for a measured pair of model and machine is that of a fit without the pair; else the mean of these errors.
     """
     data = _data()
     known = find_pair(data.left_out, model, machine, tensor_parallel)

@@ -63,7 +63,7 @@ class SplitwisePublishedModel(PerformanceModel):
         return _MIXED * self._above_zero(self._prompt_s(tokens + sequences), tokens + sequences)
 
     def uncontended(self, prompt_tokens: int, output_tokens: int) -> tuple[float, float]:
-        """Return (TTFT, TPOT): both curves at x = prompt tokens, as SplitwiseSim's notebooks normalize latencies."""
+        """Return (TTFT, TPOT), both from `prompt_tokens` alone. SplitwiseSim's notebooks normalize by these."""
         return self._prompt_s(prompt_tokens), self._token_s(prompt_tokens)
 
     def _above_zero(self, seconds: float, tokens: int) -> float:

@@ -85,12 +85,12 @@ class AnalyticBounds:
 
 
 def _per(count: int, seconds: float) -> float:
-    """Return count / seconds; infinity for 0 seconds, the decode time if all outputs have one token."""
+    """Return count / seconds, or infinity if `seconds` is 0, as it is for decode when all outputs have one token."""
     return count / seconds if seconds else math.inf
 
 
 def _step_s(model: PerformanceModel, context: float, most: int, bound_s: float) -> float:
-    """Return the decode seconds per token of the most efficient batch, with iterations up to `bound_s` if possible."""
+    """Return the lowest decode time per token over batch sizes with iterations up to `bound_s`, or over all if none."""
     costs = [(sequences, model.decode_cost(sequences)) for sequences in _batches(most)]
     steps = [(cost.base_s + cost.context_s * context * sequences, sequences) for sequences, cost in costs]
     within = [step_s / sequences for step_s, sequences in steps if step_s <= bound_s]

@@ -42,8 +42,8 @@ class Family(msgspec.Struct, frozen=True, kw_only=True):
 
     A split family has a prefill kind and a decode kind in `kinds`. A colocated family has one kind and a `batcher`,
     with an optional `max_num_batched_tokens`. A family with several kinds per phase sets `roles`. If `judged` is set,
-    only the SLO bound of that phase counts, and the other phase must not limit it. With `shared`, each prefill stage is
-    on one node with the same stage of decode.
+    only the SLO bound of that phase counts, and the other phase must not be the bottleneck. With `shared`, stage i of
+    prefill and stage i of decode are on the same node.
     """
 
     kinds: tuple[MachineKind, ...]

@@ -24,7 +24,7 @@ class ParetoPoint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def pareto_front(points: Iterable[ParetoPoint]) -> tuple[ParetoPoint, ...]:
-    """Return the points that no other point covers, by rising rate. Of equal points, the first by name remains."""
+    """Return the Pareto-optimal points by rising rate. Of equally good points, one with the fewest machines is kept."""
     front: list[ParetoPoint] = []
     # In this order, only earlier points can cover a point.
     for point in sorted(points, key=_order):
@@ -44,10 +44,10 @@ _SHARES = (0.25, 0.5, 0.75)  # of a choice's machines
 async def front_of(
     search: RateSearch, choices: Sequence[DesignChoice], found: Iterable[ParetoPoint]
 ) -> tuple[ParetoPoint, ...]:
-    """Compute the Pareto front of a plan, with each design at its highest rate.
+    """Return the Pareto front of a plan, with each design at its highest rate.
 
-    The candidates are the designs of `choices`, smaller clusters of their families, and `found`, the designs that met
-    the SLO during the search.
+    The candidates are the designs of `choices`, smaller versions of the best of these, and the points of `found`,
+    which met the SLO during the search.
     """
     best = pareto_front(ParetoPoint(design=choice.design, rate=choice.highest_rate) for choice in choices)
     smaller = {design: None for point in best for design in _smaller(point.design)}
@@ -72,7 +72,7 @@ RateCurve = dict[float, Evaluation]
 
 
 async def rate_curve(search: RateSearch, choice: DesignChoice) -> RateCurve:
-    """Evaluate a chosen design at several rates up to its highest. Evaluations that were stopped early are left out."""
+    """Evaluate a design at several rates up to its highest rate; omit evaluations that were stopped early."""
     steps = sorted({search.grid.step(choice.highest_rate * share) for share in _CURVES_SHARES})
     rates = [search.grid.rate(step) for step in steps]
     told = await asyncio.gather(*(search.evaluate(Trial(choice.design, rate)) for rate in rates))

@@ -15,7 +15,7 @@ from twofold.simulation.result import Check
 
 
 def require_room(families: Sequence[Family], budget: Budget, *, bounded: bool) -> None:
-    """Raise ConfigurationError if the budget admits no design or, with `bounded`, leaves a family without limit."""
+    """Raise ConfigurationError if the budget admits no design or, with `bounded`, does not limit every family."""
     budget.require_sensible()
     if bounded and not all(budget.bounds(family) for family in families):
         raise ConfigurationError(
@@ -34,7 +34,7 @@ def require_room(families: Sequence[Family], budget: Budget, *, bounded: bool) -
 async def unmet(
     search: RateSearch, families: Sequence[Family], budget: Budget, rate: float | None
 ) -> ConfigurationError:
-    """Create the error for an SLO that no family meets. It states the smallest miss of any nearly idle design."""
+    """Create the error for a failed plan: `rate` is too high, or even nearly idle designs miss the SLO."""
     largest = [design for family in families for design in _largest(search, family, budget, rate)]
     told = await asyncio.gather(*(search.at(design, search.lowest(design)) for design in largest))
     idle = list(zip(largest, told, strict=True))
@@ -66,7 +66,7 @@ def _described(check: Check) -> str:
 
 
 def _largest(search: RateSearch, family: Family, budget: Budget, rate: float | None) -> list[Design]:
-    """Return the family's design most likely to meet the SLO, or no design if the budget admits none."""
+    """Return the family's design with the highest estimated rate, or an empty list if the budget admits none."""
     if budget.bounds(family):
         designs = frontier(family, budget.allows)
     else:

@@ -46,7 +46,7 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
         return COLOCATED if batcher is None else ((batcher, None),)
 
     def kind(self, machine: str) -> MachineKind:
-        """Return the machine kind of whole machines with this name. Raises ConfigurationError for an unknown name."""
+        """Return the kind for whole machines of the type `machine`. Raises ConfigurationError for an unknown type."""
         found = self.catalog.machine(machine)
         return MachineKind(name=found.name, price_per_h=found.price_per_h, tdp_w=found.tdp_w, accelerators=found.count)
 

@@ -53,9 +53,9 @@ class MaxRate(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RateSearch(msgspec.Struct, frozen=True, kw_only=True):
-    """Finds the highest rate of designs on a grid of rates, in one random draw of the workload.
+    """Finds the highest rate on a grid at which a design meets the SLO, for one random draw of the workload.
 
-    `colocated_batching` are the pairs (batcher, token budget) of the colocated designs to search.
+    `colocated_batching` lists the (batcher, token budget) pairs of the colocated designs to search.
     """
 
     evaluate: Evaluate

@@ -88,8 +88,8 @@ async def cheapest(
 ) -> Design | None:
     """Find a family's cheapest design that meets the SLO at `rate`; return None if there is none.
 
-    The search starts from any design that meets the SLO. It repeatedly removes machines, then looks for a design that
-    meets the SLO on the frontier of all cheaper designs, until it finds none.
+    The search starts from any design that meets the SLO, and removes the machines that it does not need. It then tests
+    the largest of all cheaper designs. If one meets the SLO, the search continues from it; otherwise it ends.
     """
     best = await _first(search, family, rate, allows)
     while best is not None:
@@ -104,7 +104,7 @@ async def cheapest(
 
 
 async def _first(search: RateSearch, family: Family, rate: float, allows: Allows) -> Design | None:
-    """Return an allowed design that meets the SLO at `rate`, preferably near the analytic suggestion; None if none."""
+    """Return a design that meets `allows` and the SLO, preferably near the analytic suggestion; None if none does."""
     suggested = search.bound.suggest(family, rate)
     most = _grown(family, suggested, _GROWTH[-1])
     for growth in _GROWTH:
@@ -118,7 +118,7 @@ async def _first(search: RateSearch, family: Family, rate: float, allows: Allows
 
 
 async def _shrunk(search: RateSearch, design: Design, rate: float) -> Design:
-    """Remove every machine that the design does not need to meet the SLO, starting with the last kind."""
+    """Reduce the design's count of each kind to the least that meets the SLO, from the last kind to the first."""
     for place in reversed(range(len(design.counts))):
         low, high = 0, design.counts[place]  # too few, enough
         while high - low > 1:

@@ -61,7 +61,7 @@ class SplitPlanner:
         )
 
     def _fewest(self, search: "_Search", stock: int) -> SplitForecast:
-        """Return the best split with the fewest instances that reach the attainment, else with `stock` instances."""
+        """Return the best split of the fewest instances that reach the attainment; else of `stock` instances."""
         best = search.best_of(stock)
         low, high = 2, stock
         while low < high and best.attainment >= self._enough:
@@ -106,7 +106,7 @@ class _Search:
         return max(forecasts, key=lambda each: (each.attainment, -self._strain[each.split]))
 
     def _bisected(self, instances: int) -> list[int]:
-        """Return the prefill counts that a bisection on the limiting phase visits, and neighbours of the last count."""
+        """Return the prefill counts that a bisection on the limiting phase visits, and both neighbours of the last."""
         low, high, tried = 1, instances - 1, list[int]()
         while low <= high:
             middle = (low + high) // 2

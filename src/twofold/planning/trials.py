@@ -64,7 +64,7 @@ def _beyond(histogram: Histogram, bounds: dict[int, float], total: int) -> bool:
 
 
 def try_trial(problem: Problem, trial: Trial, abandoned: Callable[[], bool] = lambda: False) -> SimulatedTrial | str:
-    """Simulate and judge a trial. On a UserError, return its message, which other processes can receive."""
+    """Simulate and judge a trial. On a UserError, return its message, which can be sent to other processes."""
     try:
         return simulate_trial(problem, trial, abandoned)
     except UserError as error:
@@ -117,7 +117,7 @@ def simulate_trial(problem: Problem, trial: Trial, abandoned: Callable[[], bool]
 
 
 def _ceilings(result: SimulationResult, slo: Slo | SlowdownSlo, attainment: float) -> Iterator[Check]:
-    """For an SLO in seconds, yield a check of each latency's percentile 100 · `attainment` against its bound."""
+    """For an SLO in seconds, yield a check that percentile 100 · `attainment` of each latency is within its bound."""
     percentile = 100 * attainment
     if not isinstance(slo, Slo):
         return

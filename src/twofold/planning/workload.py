@@ -1,4 +1,4 @@
-"""Workload of a plan's trials at any rate, and its mean request."""
+"""The workload that the trials of a plan simulate at a given rate, and the mean request of a workload."""
 
 import hashlib
 from functools import lru_cache
@@ -38,11 +38,11 @@ class WorkloadArguments(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def random(self) -> bool:
-        """Whether draws of the workload differ. They are all equal for a trace that is replayed at its own times."""
+        """Whether different seeds give different requests: false for a trace replayed with its own arrival times."""
         return is_named(self.workload) or self.arrival not in (None, REPLAY)
 
     def requests(self, rate: float) -> list[Request]:
-        """Generate the requests at `rate` per second. Raises as `workload` does, or ConfigurationError if empty."""
+        """Generate the requests at `rate` per second. Raises ConfigurationError if there are none."""
         duration_s = max(self.duration_s, self.min_requests / rate)
         found = self._requests(rate, duration_s=duration_s)
         require(bool(found), f"workload {self.workload} gives no request in {duration_s:g} s at {rate:g} requests/s")
@@ -67,7 +67,7 @@ class WorkloadArguments(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WorkloadShape(msgspec.Struct, frozen=True, kw_only=True):
-    """Mean request of a workload: prompt tokens, decode iterations, and KV tokens read in all of its decodes."""
+    """Mean request of a workload: prompt tokens, decode iterations, and KV tokens read in all these iterations."""
 
     prompt_tokens: float
     decode_tokens: float
@@ -87,7 +87,7 @@ class WorkloadShape(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def context(self) -> float:
-        """Mean number of KV tokens read per decode iteration."""
+        """Mean number of KV tokens read to decode one token."""
         return self.context_tokens / self.decode_tokens if self.decode_tokens else 0.0
 
 

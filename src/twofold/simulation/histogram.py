@@ -1,4 +1,4 @@
-"""Histograms in constant memory, created from a `Tally` and with the same buckets."""
+"""Histograms in constant memory, with the buckets of the `Tally` from which they are created."""
 
 import math
 from bisect import bisect_right
@@ -30,7 +30,7 @@ class Histogram(msgspec.Struct):
 
     @classmethod
     def of(cls, tally: Tally, unit: float) -> "Histogram":
-        """Create a histogram with the counts of a tally, in multiples of `unit`."""
+        """Create a histogram from a tally whose values are multiples of `unit`."""
         return cls(unit, tally.counts, tally.total, tally.low, tally.high)
 
     @property

@@ -283,7 +283,7 @@ def pass_through(now: int, first: int, later: int, free_at: list[int]) -> list[i
 
 
 class _RunEnd(Event):
-    """Event at the end of a run. Not `pending`, and without effect, if the run was shortened or the instance failed."""
+    """Event at the end of a run. It has no effect if not `pending`: the run was cut short or the instance failed."""
 
     __slots__ = ("instance", "pending", "run")
 
@@ -302,8 +302,8 @@ class _RunEnd(Event):
 class _Run:
     """`count` iterations of a batch, which began at `begun`. A lane uses one object for all its runs.
 
-    In a pipeline a run is one iteration: `begins` are its start times by stage; each stage but the first takes
-    `later_ps`.
+    In a pipeline, a run is one iteration. `begins` has its start time in each stage; `later_ps` is its duration in
+    each stage after the first.
     """
 
     __slots__ = ("batch", "begins", "begun", "count", "end", "later_ps", "timing")

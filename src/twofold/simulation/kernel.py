@@ -22,7 +22,7 @@ Action = Callable[[Any], None]
 
 
 class EventOrder:
-    """Order of simultaneous events by kind. `Event.order` is one of these plus the number of an instance or request."""
+    """Order of simultaneous events. `Event.order` is the constant of the kind plus an instance or request number."""
 
     COMPLETION: Final = 0
     TRANSFER: Final = 1 << 40
@@ -47,7 +47,7 @@ class Event(ABC):
 
 
 class Call(Event):
-    """Event that calls `action(argument)`. If it ends a transfer or task, the network or host sets the time `at`."""
+    """Event that calls `action(argument)`. The network or host sets `at` of events that end a transfer or task."""
 
     __slots__ = ("action", "argument")
 
@@ -149,7 +149,7 @@ class PacedWork:
         self.version = 0
 
     def pace(self, kernel: Kernel, rate: float, unit: float, leave: Action) -> None:
-        """Set the rate to `rate` per `unit` picoseconds. On completion, `leave(self)` is called; then `end` happens."""
+        """Set the rate to `rate` per `unit` picoseconds. Completed work calls `leave(self)` before its event `end`."""
         if rate == self.rate:
             return
         now = kernel.now
@@ -227,8 +227,8 @@ _NONE: Final = ContentionFactors()
 class HostTask(PacedWork):
     """CPU work of a worker or the gateway on a host.
 
-    The task runs `threads` threads on `cores`. `phase` is the phase that a worker computes. `left` is in picoseconds at
-    full speed.
+    The task runs `threads` threads on `cores`. `phase` is the phase that a worker computes. `left` is the remaining
+    work, in picoseconds at full speed.
     """
 
     def __init__(self, cores: Sequence[int], threads: int = 1, contention: ContentionFactors = _NONE) -> None:

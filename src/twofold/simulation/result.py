@@ -83,7 +83,7 @@ class SimulationResult(msgspec.Struct, frozen=True, kw_only=True):
         return self.energy_j / self.duration_s if self.duration_s else 0.0
 
     def tightest_scale(self, attainment: float) -> float | None:
-        """Return the least factor on all SLO bounds with which a share `attainment` of requests meets them, if any."""
+        """Return the smallest factor on all SLO bounds that gives the attainment `attainment`; None if none does."""
         needed = attainment * self.arrived
         if self.slo_scale is None or not 0 < needed <= self.completed:
             return None
@@ -116,7 +116,7 @@ def verdict(result: SimulationResult, slo: Slo | SlowdownSlo, attainment: float 
 
     For an `Slo`, at least `attainment` of all requests must complete within all bounds; rejected, failed and unfinished
     requests are misses. For a `SlowdownSlo`, each percentile must be within its bound and all requests must complete.
-    Raises ConfigurationError if the run lacked the SLO or the reference for slowdowns, or for an invalid `attainment`.
+    Raises ConfigurationError if `attainment` is invalid, or if the run had no SLO or no reference for slowdowns.
     """
     require(0.0 < attainment <= 1.0, f"attainment must be more than 0 and at most 1, not {attainment:g}")
     checks: list[Check] = []

@@ -235,7 +235,7 @@ class PrefixReuse(RequestSubscriber):
         self._count(use)
 
     def aborted(self, request_id: str, now: float) -> None:
-        """Unpin the blocks of an aborted request. A fetch in progress for that request still reads its source."""
+        """Unpin the blocks of an aborted request. A fetch in progress for that request continues."""
         use = self._uses.pop(request_id, None)
         if use is not None:
             use.host.release(use.keys[: use.blocks])

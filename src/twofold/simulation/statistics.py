@@ -196,7 +196,7 @@ MICRO = 10**6  # slowdowns are tallied in millionths
 
 
 class SlowdownTallies:
-    """Tallies of slowdowns: latency divided by that of the same request alone on a reference (Splitwise section 5)."""
+    """Slowdowns: a request's latency divided by its latency alone on the reference machine (Splitwise section 5)."""
 
     def __init__(self, reference: PerformanceModel) -> None:
         self.ttft, self.tpot, self.e2e = Tally(), Tally(), Tally()
@@ -220,8 +220,8 @@ class SlowdownTallies:
 class RunStatistics:
     """Statistics of a run: counts of requests and tokens, and tallies of latencies in picoseconds.
 
-    With `over_all_tokens`, TPOT is, like SplitwiseSim's TBT, the time after the first token divided by the number of
-    output tokens, not of gaps. Requests with one output token have no TPOT.
+    TPOT is the time after the first token, divided by the number of token gaps or, with `over_all_tokens`, by the
+    number of output tokens as in SplitwiseSim. Requests with one output token have no TPOT.
     """
 
     def __init__(self, slo: Slo | None, reference: PerformanceModel | None, *, over_all_tokens: bool) -> None:
@@ -268,7 +268,7 @@ class RunStatistics:
             self.slo_scale.add(nearest(needed * MICRO))
 
     def gaps(self, pace: RunTiming, count: int, decodes: int, start: int, joined: Sequence[ScheduledSequence]) -> None:
-        """Record the token gaps of a run of decodes. The `joined` sequences may have waited since their last token."""
+        """Record the token gaps of a run of decodes. The first gap of `joined` sequences began before the run."""
         first, itl = pace.first_ps, self.itl
         if not joined:
             itl.add_ramp(first, pace.step_ps, count, decodes)
@@ -283,7 +283,7 @@ class RunStatistics:
 
 
 class _PoolNow:
-    """Current numbers of queued sequences, running sequences and instances of one role, and their series."""
+    """Numbers of queued sequences, running sequences and instances of one role: current values and time series."""
 
     def __init__(self) -> None:
         self.queue = self.batch = self.members = 0
@@ -291,7 +291,7 @@ class _PoolNow:
         self._set = [series.set for series in self.series.values()]
 
     def sample(self, at: int) -> None:
-        """Add the numbers to the series, and reset them."""
+        """Add the current numbers to the series at time `at`, then set the numbers to 0."""
         queue, batch, members = self._set
         queue(at, float(self.queue))
         batch(at, float(self.batch))
@@ -341,7 +341,7 @@ class Sampler:
             pool.sample(at)
 
     def finish(self, now: int) -> dict[str, Series]:
-        """Extend all series to `now`; return those of power, initial roles and the mixed role by name."""
+        """Extend all series to `now`; return by name those of power, of each initial role and of the mixed role."""
         named = {"power_w": self._power}
         for role in self._roles:
             named |= {f"{kind}/{role.value}": series for kind, series in self._pools[role].series.items()}

@@ -123,7 +123,7 @@ def moved_bytes(layout: KvLayout, layers: range, blocks: int) -> int:
 
 
 class TransportAddress(msgspec.Struct, frozen=True):
-    """Base of structured addresses in `MemoryDescriptor.address`; `transport` is the name on the command line."""
+    """Base of structured addresses in `MemoryDescriptor.address`; `transport` is the transport's command-line name."""
 
     transport: ClassVar[str]
 

@@ -123,7 +123,7 @@ class CurveAddress(TransportAddress, frozen=True, tag=True):
 
 
 class CurveTransport(SharedMemoryTransport):
-    """Transport with a local cache that peers on this host map. Other peers access it through a server thread."""
+    """Transport with a shared-memory cache for peers on this host. Other peers access it through a server thread."""
 
     def __init__(self, spec: KvCacheSpec) -> None:
         network = spec.network

@@ -57,7 +57,7 @@ class SharedMemory:
         return memoryview(self._map)
 
     def map_again(self, address: int) -> int:
-        """Map the memory a second time until the process exits, at `address` if free; return the actual address.
+        """Map the memory again, at `address` if free, until the process exits; return the actual address.
 
         Raises ConfigurationError if the process has too little address space.
         """

@@ -5,7 +5,7 @@ arrive after its death. Shared memory leaves no such data.
 
 A call of the engine for several pieces returns as soon as one piece fails, while other pieces are still in flight. This
 transport therefore submits each piece separately and waits for all of them, so that no memory is written after its
-lease.
+lease has ended.
 """
 
 import os
@@ -37,7 +37,7 @@ _SETTINGS = {"MC_TCP_PROTO": "2", "MC_TCP_PROGRESS_TIMEOUT_SEC": _NEVER_S, "MC_T
 class MooncakeEngine:
     """`TransferEngine` over Mooncake: registers memory and moves pieces to and from peers, addressed by `session`.
 
-    Thread-safe: each transfer waits in the calling thread. Pieces in flight of a cancelled transfer may still arrive.
+    Thread-safe: each transfer waits in the calling thread. Pieces of a cancelled transfer may still arrive.
     """
 
     def __init__(self, address: str) -> None:
@@ -126,7 +126,7 @@ class MooncakeAddress(TransportAddress, frozen=True, tag=True):
 
 
 class MooncakeTransport(SharedMemoryTransport):
-    """Transport with a local cache that peers on this host map. Other peers access it through Mooncake's engine.
+    """Transport that shares its memory with peers on this host, and uses Mooncake's engine for peers on other hosts.
 
     The engine reconnects automatically, to any process at the peer's port. The memory of each epoch therefore has
     different addresses: writes for another epoch lie outside the registered memory and are refused. A connection first
@@ -173,7 +173,7 @@ class MooncakeTransport(SharedMemoryTransport):
 
 
 def own_address(epoch: int, nbytes: int) -> int:
-    """Return the address for an epoch's memory. It rarely equals another epoch's (once in thousands of cases)."""
+    """Return the memory address for an epoch. Two epochs rarely get the same address (one pair in thousands)."""
     place = -(-nbytes // _HUGE_PAGE) * _HUGE_PAGE
     return _FIRST + epoch % ((_LAST - _FIRST) // place) * place
 

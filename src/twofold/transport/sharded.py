@@ -96,7 +96,7 @@ class OtherRanks:
         self.addresses = tuple(message.address for message in first if isinstance(message, RankAddress))
 
     def ask(self, request: RankRequest, meanwhile: Callable[[], int] = lambda: 0) -> int:
-        """Send a request to all other ranks, and run `meanwhile`; return the sum of the moved bytes.
+        """Send a request to all other ranks, and run `meanwhile`; return the total bytes moved by all ranks.
 
         Raises the first error of any rank, after all ranks have replied.
         """

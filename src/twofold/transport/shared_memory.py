@@ -55,7 +55,7 @@ class RankShard:
         self._first_heads = [sharding.heads(rank, count).start for count in layout.kv_heads]
 
     def heads(self, pool: KvPool, layer: int, heads: range, blocks: Sequence[int]) -> PoolHeads:
-        """Locate heads of a layer in this rank's `pool`: convert model layer and head numbers to the pool's numbers."""
+        """Return where heads of a model layer are in this rank's `pool`, which numbers its layers and heads from 0."""
         first = self._first_heads[layer]
         return PoolHeads(pool, layer - self._first_layer, range(heads.start - first, heads.stop - first), blocks)
 

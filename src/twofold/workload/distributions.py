@@ -21,7 +21,7 @@ from twofold.errors import require
 
 
 class RandomStream(IntEnum):
-    """Random quantities of a workload, each with its own stream. The values are part of the seed: never change them."""
+    """Random quantities of a workload, each with its own stream. Changing the numbers would change all workloads."""
 
     ARRIVALS = 0
     PROMPTS = 1

@@ -48,7 +48,7 @@ class Replay:
         take((), self.num_requests)
 
     def requests(self, reopen: Callable[[], Iterator[Request]]) -> Iterator[Request]:
-        """Stream the requests of the part. Each call of `reopen` must return the whole trace from its first request."""
+        """Stream the selected requests. Each call of `reopen` must return the whole trace from its first request."""
         if self.rate is not None:
             scaled = to_rate(lambda: self._part(reopen), self.rate)
         else:

@@ -103,7 +103,7 @@ def summarise(requests: Iterable[Request]) -> TraceSummary:
 
 
 def _quantile(values: list[int], below: list[int], share: float) -> float:
-    """Return a quantile of counted `values` in ascending order; `below[i]` samples are at most `values[i]`."""
+    """Return a quantile of samples: `values` are the sorted distinct ones, and `below[i]` samples are ≤ `values[i]`."""
     place = share * (below[-1] - 1)
     low, high = (values[bisect_right(below, rank)] for rank in (math.floor(place), math.ceil(place)))
     return low + (high - low) * (place % 1)

@@ -55,7 +55,7 @@ def detect_format(path: str | Path) -> TraceFormat:
 
 
 def _mismatch(found: set[str], noun: str) -> str:
-    """Explain why no format matches: the keys missing for the most similar format, else the keys of all formats."""
+    """Explain why no format matches: list the missing keys of the most similar format or, if none is, all formats."""
     nearest = max(FORMATS.values(), key=lambda candidate: len(found & set(candidate.keys)))
     missing = [key for key in nearest.keys if key not in found]
     if len(missing) < len(nearest.keys):

@@ -15,7 +15,7 @@ SCALING = 0.4
 
 
 class Layer(torch.nn.Module):
-    """Stub of a transformers attention layer, which passes its layer index."""
+    """Stub of a transformers attention module, of which only `layer_idx` is read."""
 
     layer_idx = 0
 

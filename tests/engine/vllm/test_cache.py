@@ -18,7 +18,7 @@ def caches():
 
 
 def moved():
-    """Return caches after the move, a second view of each, and the pool that holds them now."""
+    """Move caches into a pool; return the caches, a second view of each, and the pool."""
     made = caches()
     layout, num_blocks = read_layout(made, HEADS)
     others = [cache.view(cache.shape) for cache in made.values()]
@@ -37,7 +37,7 @@ def test_the_layout_counts_every_byte():
 
 
 def test_all_views_write_to_the_pool():
-    """After the move, writes through any view of a cache reach the pool."""
+    """After `move_caches`, writes through any view of a cache reach the pool."""
     tensors, others, pool = moved()
     for layer, (one, other) in enumerate(zip(tensors, others, strict=True)):
         one[3].fill_(float(layer + 1))

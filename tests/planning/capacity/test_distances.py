@@ -37,7 +37,7 @@ def simulated_hits(prompts, cache):
 
 
 def counted_hits(prompts, capacity):
-    """Return, for each prompt, the number of blocks that need at most `capacity` to hit."""
+    """Return, for each prompt, the number of blocks whose least capacity to hit is at most `capacity`."""
     least = least_capacities(prompts)
     ends = np.cumsum([len(prompt) for prompt in prompts])
     return [int((part <= capacity).sum()) for part in np.split(least, ends[:-1])]
@@ -76,7 +76,7 @@ def test_tiers_split_the_lru_stack(prompts, first, second):
 
 @given(PROMPTS)
 def test_least_capacities_do_not_fall_within_a_prompt(prompts):
-    """Least capacities never decrease within a prompt, because a block hits only if all blocks before it hit."""
+    """A block needs at least the capacity of the block before it, because it hits only if all blocks before it hit."""
     least = least_capacities(prompts)
     start = 0
     for prompt in prompts:

@@ -42,7 +42,7 @@ def conversations():
 
 
 def counted(requests, query, caches, capacity, block_s):
-    """Replay requests round robin over simulated caches; return (hit rate, freed accelerators)."""
+    """Replay requests round robin over simulated caches; return (hit rate, accelerators saved by reuse)."""
     stores = [PrefixCache(capacity, create_eviction("lru")) for _ in range(caches)]
     saved_s = 0.0
     for index, request in enumerate(requests):
@@ -60,7 +60,7 @@ def counted(requests, query, caches, capacity, block_s):
 
 @pytest.mark.parametrize("capacity", [8, 40, 100, 400])
 def test_hits_and_savings_equal_those_of_simulated_caches(query, conversations, capacity):
-    """The plan equals simulated local caches, and a simulated pool that reads three of four blocks over the network."""
+    """This holds for local caches, and for a pool that reads three of four blocks over the network."""
     (dram, _) = capacity_plan(conversations, query).tiers
     block_gb = query.block_bytes / 1e9
     own_s = query.block_bytes / query.dram.bytes_per_s
@@ -101,7 +101,7 @@ def test_disk_alone_hits_as_much_as_dram(query, conversations):
 
 
 def test_a_disk_too_slow_to_read_saves_nothing(query, conversations):
-    """On a very slow disk, blocks hit but free no accelerators, and the best disk size is 0."""
+    """Hits on a very slow disk save no accelerators, so the best disk size is 0."""
     slow = replace(query, dram_gb=0.0, disk=replace(query.disk, bytes_per_s=1e3))
     (_, disk) = capacity_plan(conversations, slow).tiers
     point = disk.pool.at(64.0)

@@ -34,7 +34,7 @@ def taken(rates, chosen):
     st.integers(1, 4),
 )
 def test_the_division_is_optimal(prefill, decode, slow, fast):
-    """The goodput of the division equals the best by brute force over two small stocks."""
+    """The best division of two small stocks has the goodput that brute force finds; no division exceeds the stocks."""
     # Numbers of (prefill TP1, TP2, decode TP1, TP2) instances that fit on the accelerators of each machine type.
     of_slow, of_fast = (
         [ways for ways in product(range(5), range(3), range(5), range(3)) if fits(ways, stock)]

@@ -16,7 +16,7 @@ def test_prefill_load_is_the_predicted_ttft_over_its_bound():
 
 
 def test_prefill_load_protects_admitted_requests():
-    """If a new prompt would delay an admitted request, the load is that request's TTFT over its bound."""
+    """If a new prompt would delay an admitted request, the load is that request's TTFT divided by its bound."""
     made = ledger("p0", "d0", ttft_s=0.5, budget=1000)
     made.placed(placed("a", prompt=500), 0.0)
     made.placed(placed("b", prompt=100, arrival_s=0.1), 0.1)

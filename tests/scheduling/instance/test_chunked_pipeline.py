@@ -88,7 +88,7 @@ chunks = st.sampled_from([1, 7, 20, 64])
 @settings(max_examples=400)
 @given(st.integers(2, 4), sizes, chunks, st.integers(0, 1 << 32))
 def test_chunks_run_in_order_under_random_commands(stages, sizes, chunk, seed):  # noqa: C901  (one story)
-    """Each prompt token is computed once and in order, and requests end once."""
+    """Each prompt token is computed exactly once and in order, and each request ends exactly once."""
     chance = random.Random(seed)
     scheduler = make(stages, chunk, blocks=60)
     todo = [request(str(number), *size) for number, size in enumerate(sizes)]

@@ -40,7 +40,7 @@ def test_output_waits_for_blocks_after_its_prefill():
 
 
 def test_prompt_starts_without_blocks_for_its_output():
-    """By default a prompt waits for blocks for its output; with output reserved at decode start it does not."""
+    """By default, a prompt also waits for its output blocks; if these are reserved at decode start, it does not."""
     for memory, started in ((FULL_RESERVATION, 1), (LATE, 0)):
         mixed = scheduler("mixed", num_blocks=5, memory=memory)
         mixed.submit(request("a", prompt=8, output=21), decodes_here=True)

@@ -24,7 +24,7 @@ def progress(sequence):
 
 @dataclass
 class Counted:
-    """Decoding sequence of the reference model."""
+    """Decoding sequence of `NaiveDecodeSet`."""
 
     name: str
     computed: int
@@ -85,7 +85,7 @@ steps = st.lists(
 @settings(max_examples=800)
 @given(steps)
 def test_matches_token_by_token_model(steps):
-    """Both decode sets have equal contexts, batch items and ends under random joins, removals and advances."""
+    """After random operations, contexts, batch items and ended sequences equal those of the reference decode set."""
     fast, naive, left = DecodeSet(), NaiveDecodeSet(), {}
     for number, (action, first, second, third) in enumerate(steps):
         members = list(fast)

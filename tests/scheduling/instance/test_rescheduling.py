@@ -8,7 +8,7 @@ from twofold.kvcache.paged import PagedBlockAllocator
 
 
 def in_a_run(batcher="mixed", **more):
-    """Return an instance that has started a run of 39 decode iterations."""
+    """Return an instance that has started a batch of one decode, which may run for 39 iterations."""
     made = scheduler(batcher, **more)
     arrive(made, request("d", prompt=4, output=40))
     assert made.changed
@@ -85,7 +85,7 @@ def test_finished_handoff_without_waiting_prompts_does_not_set_changed():
 
 
 def arriving(made):
-    """Lease blocks of an idle instance to a request, so that a submitted prompt waits for free blocks."""
+    """Lease blocks of an idle instance to one request, so that another request's prompt waits for blocks."""
     assert made.lease_now(request("a", prompt=20), "source", 0.0) is not None
     made.submit(request("b", prompt=20), decodes_here=True)
     assert made.next_batch(0.0) is None

@@ -38,7 +38,7 @@ class Side:
     told: list[tuple[object, ...]] = field(default_factory=list)
 
     def tell(self, action, number, prompt, output):
-        """Apply a command, if it is valid now, and log its result and new leases."""
+        """Apply a command if it is valid in the current state; log its result and the leases granted after it."""
         made = self.instance
         name = str(number)
         here = name in made.sequences
@@ -60,7 +60,7 @@ class Side:
         self.told += [("lease", lease.request_id) for lease in made.grant(0.0)]
 
     def hear(self, outcomes):
-        """Log first tokens and request ends, which runs report as single iterations do."""
+        """Log first tokens and request ends. Runs and single iterations must report the same ones."""
         self.told += [
             (o.request_id, o.index, o.finish_reason, o.hands_off)
             for o in outcomes

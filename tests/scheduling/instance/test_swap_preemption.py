@@ -8,7 +8,7 @@ from twofold.scheduling.instance.swap_preemption import SwapPreemption
 
 
 def growing(num_blocks, batcher="decode", swap_blocks=100):
-    """Return an instance with swap preemption, which allocates output in steps of one block of four tokens."""
+    """Return an instance with swap preemption. It allocates output blocks (of four tokens) one at a time."""
     return scheduler(batcher, num_blocks=num_blocks, swap_blocks=swap_blocks)
 
 

@@ -21,7 +21,7 @@ def traffic(seed, *, rate, burstiness=1.0, prompt=1000, output=150, end_s=HOUR_S
 
 
 def made(number):
-    """Fail if the monitor asks for the progress of a running output, because none is running."""
+    """Progress callback for running outputs; it fails, because no output is running."""
     raise AssertionError
 
 

@@ -111,7 +111,7 @@ def test_the_crossover_is_updated_by_new_measurements():
 
 
 def test_ranks_transfer_in_parallel():
-    """Two source ranks send half of each layer each; one source rank needs two transfers for two target ranks."""
+    """Two source ranks each send half of every layer. From one source rank to two target ranks, latency doubles."""
     layout = KvLayout(layers=(LayerShape(2, 50, 50),) * 5, block_size=16, dtype="float32", itemsize=4)
 
     def path(source, target):

@@ -183,7 +183,7 @@ def test_a_returning_host_kills_workers_presumed_dead():
 
 
 def test_a_restarted_host_reuses_worker_names_after_the_watchdog_term():
-    """Additional workers get new names, and names that the host no longer uses are removed."""
+    """After the term, names are reused, additional workers get new names, and unused names are removed."""
     scene = Scene()
     scene.joins()
     scene.told()

@@ -13,7 +13,7 @@ SOON = 0.05
 
 
 class Items:
-    """Asynchronous generator that yields `ready` numbers, then ends or waits forever."""
+    """Asynchronous generator that yields the numbers below `ready`, then ends or waits forever."""
 
     def __init__(self, ready, *, ends=False):
         self.ready, self.ends, self.closed = ready, ends, False

@@ -30,7 +30,7 @@ def test_returns_the_result_or_error_of_the_work():
 
 
 def test_a_disconnect_cancels_the_work():
-    """The work has ended by the time ClientDisconnect is raised."""
+    """The work is cancelled, and has ended when ClientDisconnect is raised."""
     ended = []
 
     async def work():

@@ -79,7 +79,7 @@ def test_header_limit_is_per_request_and_excludes_the_body(client):
 
 
 def test_invalid_http_is_400(client):
-    """The 400 response has an error JSON."""
+    """Bytes that are not HTTP get status 400 and the error `invalid_http`."""
     status, _, body = exchange(client, b"\x16\x03\x01 hello\r\n\r\n")
     assert status == 400
     assert '"invalid_http"' in body

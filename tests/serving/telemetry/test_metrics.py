@@ -22,7 +22,7 @@ def telemetry():
 
 @pytest.fixture
 def value(telemetry):
-    """Return a function from a metric's name and labels to its value, or None without such a sample."""
+    """Return a function that looks up a metric's value by name and labels; it returns None if there is no sample."""
 
     def find(name, **labels):
         for family in text_string_to_metric_families(telemetry.exposition().decode()):

@@ -53,7 +53,7 @@ class Publisher:
 
 
 def feed(numbers, lost=(), *, replays=False):
-    """Return the batches that a feed receives if those in `lost` are not delivered; `gap` marks a reported gap."""
+    """Send the batches `numbers` except `lost` to a feed; return what it receives, with "gap" for each reported gap."""
     heard = []
 
     async def scenario():
@@ -90,7 +90,7 @@ def test_receives_batches_in_order():
 
 @pytest.mark.parametrize(("replays", "heard"), [(False, ["gap", 3]), (True, [1, 2, 3])])
 def test_missed_batches_are_replayed(replays, heard):
-    """With a replay address the feed gets missed batches; without one it reports a gap."""
+    """With a replay address, the feed requests missed batches again; without one, it reports a gap."""
     assert feed([0, 1, 2, 3], lost=[1, 2], replays=replays)[-len(heard) :] == heard
 
 

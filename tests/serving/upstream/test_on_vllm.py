@@ -123,7 +123,7 @@ def test_disconnects_free_every_block(fleet):
 
 
 async def streaming(fleet, asked, count, hit):
-    """Run `count` streams of one prompt, call `hit` once all have tokens, and return their tokens."""
+    """Run `count` streams of one prompt; call `hit` once each has a token. Returns the tokens of each stream."""
     going, tokens = asyncio.Event(), [[] for _ in range(count)]
 
     async def one(session, number):

@@ -102,7 +102,7 @@ def test_the_first_token_comes_from_the_prefill(attempt):
 
 
 def test_a_different_first_token_on_decode_loses_the_attempt(attempt):
-    """The client already has the prefill server's token; neither server is marked unavailable."""
+    """The attempt fails, as the client already has the prefill server's token. No server is marked unavailable."""
     heard, raised, _ = attempt(whole(7), stream(chunk(8), chunk(9)))
     assert heard.tokens == [(0, 7, "p")]
     assert not raised.unavailable
@@ -116,7 +116,7 @@ def test_one_output_token_needs_no_handoff(attempt):
 
 
 def test_an_output_that_ends_at_the_first_token_releases_the_kv(attempt):
-    """The gateway sends an invalid request to the decode server; its rejection frees the KV on the prefill server."""
+    """To free the KV on the prefill server, the gateway sends the decode server a request that it rejects."""
     heard, raised, (_, refused) = attempt(whole(7, finish="stop"), [Refuse(400)])
     assert (heard.tokens, heard.finish, raised) == ([(0, 7, "p")], FinishReason.STOP, None)
     assert refused[0]["kv_transfer_params"] == KV
@@ -147,7 +147,7 @@ def test_one_server_for_both_phases(attempt):
     ],
 )
 def test_errors_lose_the_attempt(attempt, prefill, decode, where, unavailable):
-    """Any error loses the attempt; only some errors mark the server as unavailable."""
+    """Any error raises AttemptLostError; only some errors mark the server as unavailable."""
     _, raised, _ = attempt(prefill, decode)
     assert isinstance(raised, AttemptLostError)
     assert (raised.instance, raised.unavailable) == (where, unavailable)

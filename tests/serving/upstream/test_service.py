@@ -28,7 +28,7 @@ def behind(tiny_model_dir):
 
 @pytest.fixture(scope="module")
 def routes(behind, tiny_model_dir):
-    """Yield a function from a probe timeout in seconds to the URL of a gateway in front of both services."""
+    """Yield a function that starts a gateway for the `behind` services with a probe timeout and returns its URL."""
     with ExitStack() as running:
 
         def start(probe_timeout):

@@ -93,7 +93,7 @@ def test_a_layer_is_handed_off_when_it_was_loaded(model, host):
 
 
 def test_prompts_with_the_same_prefix_share_a_load(model, host, expected):
-    """Three prompts wait for one load; the fully cached one then copies its last block."""
+    """Three prompts wait for one load; a fully cached prompt recomputes only its last token, in a copied block."""
     _, client = host
     other = BEGIN + tokens("other", 9)
     with store_worker(model, client) as worker:
@@ -184,7 +184,7 @@ def test_a_failed_batch_puts_nothing(model, host, expected):
 
 
 def test_any_order_of_prompts_and_aborts_with_little_memory(model, host, expected):
-    """With memory for about one prompt, blocks are evicted, loaded again, and put while other prompts run."""
+    """With memory for about one prompt, outputs stay correct while blocks are evicted, reloaded and stored."""
     _, client = host
     draw = random.Random(4)
     prompts = [BEGIN[: BLOCK * draw.randint(2, 12)] + tokens(number, draw.randint(1, 70)) for number in range(12)]

@@ -108,7 +108,7 @@ class AttentionPlanner:
             start = end
 
     def _group_end(self, spans: Sequence[_Span], start: int) -> int:
-        """Return the end of the decode group from `start`. Buffer size and wasteful padding limit the group."""
+        """Return the end of the decode group from `start`. The buffer size and the share of padding limit the group."""
         longest, end = len(spans[start].blocks), start + 1
         while end < len(spans):
             blocks = len(spans[end].blocks)

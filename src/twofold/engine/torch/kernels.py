@@ -127,8 +127,8 @@ class ContiguousKv:
 class GatheredKv:
     """KV context of sequences in scattered blocks, gathered into a buffer and padded to the same number of blocks.
 
-    `blocks` lists the block ids of each sequence in turn; `length` positions from `first` on are read. `padding` has
-    the padded positions of the buffer, which are set to 0, because unused memory may contain NaN.
+    `blocks` lists the block ids of one sequence after another. `length` positions from `first` on are read. `padding`
+    lists the padded positions of the buffer. They are set to 0, because unused memory may contain NaN.
     """
 
     blocks: Tensor

@@ -116,7 +116,7 @@ class PoolHeads(NamedTuple):
 
 
 def copy_heads(source: PoolHeads, target: PoolHeads) -> int:
-    """Copy heads pairwise; return the number of bytes. The pools may number layers, heads and blocks differently."""
+    """Copy heads between pools, in order; return the number of bytes. Layer, head and block indices may differ."""
     if not source.blocks:
         return 0
     runs = block_runs(source.blocks, target.blocks)

@@ -196,7 +196,7 @@ def _check_arguments(probe: _Probe, module: nn.Module, arguments: dict[str, obje
 
 
 def _window(probe: _Probe, mask: Tensor | None) -> int | None:
-    """Return the sliding window of the model's own mask. The window arguments of its attention calls are ignored."""
+    """Return the sliding window that the model's mask encodes. Window arguments of its attention calls are ignored."""
     if mask is None:
         return None
     visible = getattr(mask, "twofold_visible", None)

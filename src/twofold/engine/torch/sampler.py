@@ -116,7 +116,7 @@ def _gumbel(seed: int, position: int, count: int) -> Tensor:
 def _logprobs(
     logits: Tensor, picked: Sequence[int], rows: Sequence[SamplingRow], wanted: Sequence[int]
 ) -> list[Sampled]:
-    """Return the tokens of the rows `wanted`, with log probabilities (natural, float32) and the best alternatives."""
+    """Return the sampled tokens of rows `wanted`, with natural log probabilities (float32) and best alternatives."""
     logprobs = torch.log_softmax(logits[list(wanted)].float(), dim=-1)
     tokens = [picked[i] for i in wanted]
     chosen: list[float] = logprobs.gather(1, torch.tensor(tokens, device=logits.device)[:, None])[:, 0].tolist()

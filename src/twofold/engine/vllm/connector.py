@@ -105,7 +105,7 @@ class TwofoldConnector(KVConnectorBase_V1, SupportsHMA):
         return CompletingPrefills([rid for rid, done in before.items() if self._follows(rid, done + scheduled[rid])])
 
     def _follows(self, request_id: str, computed: int) -> bool:
-        """Return whether `computed` tokens complete the prompt of this request, and a hand-off follows."""
+        """Return whether `computed` tokens complete the prompt of a request that will be handed off."""
         manager = self._kv_cache_manager
         assert manager is not None  # noqa: S101  (vLLM binds it before scheduling)
         blocks = manager.get_block_ids(request_id)[0]

@@ -70,7 +70,7 @@ class KeyedSampling(LogitsProcessor):
 def vllm_sampling(
     sampling: SamplingParams, prompt_tokens: int, max_tokens: int, eos_token_ids: frozenset[int]
 ) -> VllmSampling:
-    """Return greedy parameters for vLLM, with the request's own in `extra_args` if it samples or has `min_tokens`.
+    """Return greedy vLLM parameters. If the request samples or has `min_tokens`, `extra_args` has its own parameters.
 
     `prompt_tokens` is the request's own prompt length; vLLM's prompt may contain output from another worker as well.
     """

@@ -37,7 +37,7 @@ class EvictionPolicy(ABC):
 
     @abstractmethod
     def forget(self, key: BlockKey) -> None:
-        """The memory removed the block."""
+        """Remove the block from the ranking, because the memory has removed it."""
 
     @abstractmethod
     def first(self, keep: Container[BlockKey] = ()) -> BlockKey | None:

@@ -55,7 +55,7 @@ _FEWEST = 3  # distinct sizes of short batches needed for floor and slope
 
 
 class FitOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Options of a fit, and the source of its data. `notes` maps hardware to text that is added to `basis`."""
+    """Options of a fit, and the source of its data. `notes`: text to add to the calibrations' basis, by hardware."""
 
     source: str
     date: str
@@ -118,7 +118,7 @@ def fit_prefill(kept: Sequence[ProfiledBatch]) -> PrefillCoefficients:
 
 
 def _fit_short(kept: Sequence[ProfiledBatch], square_ms: float) -> tuple[float, float]:
-    """Fit floor and slope by linear least squares, as t^p is linear in floor^p and a^p."""
+    """Fit floor and slope by linear least squares: with p = KNEE, time^p is linear in floor^p and slope^p."""
     tokens = _column(kept, lambda one: one.prefill_tokens)
     attention = square_ms * _column(kept, lambda one: one.squares)
     time = _column(kept, lambda one: one.prompt_time)

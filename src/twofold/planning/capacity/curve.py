@@ -150,8 +150,8 @@ class CapacityPoint(msgspec.Struct, frozen=True, kw_only=True):
 class CapacityCurve:
     """Hit rate and value of one cache tier at every capacity.
 
-    `least` has the smallest capacity at which each block of the trace hits, in blocks of this tier; 0 if a higher tier
-    holds it. `saved_s` has the instance seconds that each of these hits saves.
+    For each block of the trace, `least` is the smallest capacity of this tier (in blocks) at which the block hits, or 0
+    if a higher tier holds it. `saved_s` is the instance time saved by this hit, in seconds.
     """
 
     def __init__(self, terms: CapacityTerms, least: Blocks, saved_s: Seconds) -> None:
@@ -180,7 +180,7 @@ class CapacityCurve:
         )
 
     def best(self) -> CapacityPoint:
-        """Return the point with the highest net savings; at 0 GB if no capacity pays."""
+        """Return the point with the highest net savings: the point at 0 GB if no capacity pays off."""
         terms = self.terms
         saved = self._saved_s / terms.duration_s * terms.second_price * 3600
         paid = np.arange(len(saved)) * (terms.caches * terms.block_gb * terms.gb_price)

@@ -119,7 +119,7 @@ def _whole_s(query: CapacityQuery, request: Request) -> float:
 
 
 class _Trace:
-    """Requests of a trace, and their `least_capacities`, grouped by cache: one for all nodes, or one per node."""
+    """Requests of a trace and their `least_capacities`, both for one shared cache and divided among node caches."""
 
     def __init__(
         self, requests: Sequence[Request], query: CapacityQuery, nodes: int, blocks: int, duration_s: float

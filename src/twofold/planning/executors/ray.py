@@ -44,7 +44,7 @@ def ray_inventory(nodes: Iterable[RayNode], catalog: Catalog) -> RayInventory:
 
 
 def _machine_of(node: RayNode, catalog: Catalog) -> Machine | None:
-    """Return an uncapped catalog machine with the node's accelerator, preferably with the same count, or None."""
+    """Return an uncapped catalog machine with the node's accelerator, preferably with as many of them; None if none."""
     if node.accelerator is None:
         return None
     fits = [

@@ -92,8 +92,8 @@ def balanced(
     """Return candidates for all pairs of prefill and decode kinds, with counts that balance the phases.
 
     Candidates with the highest predicted goodput per accelerator come first; among equals, larger ones, since they
-    absorb bursts better. If `node` (accelerators per node) is set, each prefill stage must fit on a node with the same
-    stage of decode.
+    absorb bursts better. If `node` (accelerators per node) is set, a design must fit on one node, or each
+    pipeline stage of its prefill instances on a node together with the same stage of its decode instances.
     """
     found = {
         candidate.design: candidate
@@ -115,7 +115,7 @@ def replicated(
     *,
     shared: bool = False,
 ) -> list[Candidate]:
-    """Return a candidate per pair of kinds, with ⌈rate / goodput⌉ instances per phase; fewest accelerators first."""
+    """Return a candidate per prefill and decode kind: ⌈rate / goodput⌉ instances of each; fewest accelerators first."""
     found = []
     for prefill in prefills:
         for decode in decodes:
@@ -227,7 +227,7 @@ def _packed(accelerators: int, goodputs: Sequence[PhaseGoodput]) -> list[tuple[f
 
 
 def _unbettered(splits: Iterable[StockDivision]) -> list[StockDivision]:
-    """Keep the Pareto-optimal divisions over both phases; among equals, the one with the fewest accelerators."""
+    """Keep the Pareto-optimal divisions by prefill and decode goodput; of equal ones, that with fewest accelerators."""
     kept: list[StockDivision] = []
     for split in sorted(splits, key=lambda each: (-each.prefill, -each.decode, each.accelerators)):
         if not kept or split.decode > kept[-1].decode:

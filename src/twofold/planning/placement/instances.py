@@ -79,7 +79,7 @@ class NodeLinks(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def reason(self) -> str:
-        """Sentence that explains the affinity."""
+        """Sentence that explains why hand-offs should or need not stay within nodes."""
         kv, out, within = (f"{value / 1e9:,.3g} GB/s" for value in (self.kv, self.between_nodes, self.within_node))
         made = f"a prefill accelerator produces up to {kv} of KV"
         if self.affinity is Affinity.LOW:
@@ -90,7 +90,7 @@ class NodeLinks(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def links_of(problem: Problem, kinds: list[MachineKind]) -> NodeLinks:
-    """Return the bandwidths of a machine, with the KV production of the kind that produces the most per accelerator."""
+    """Return the bandwidths of a machine. `kv` is the highest KV production per accelerator among `kinds`."""
     machine = problem.catalog.machine(kinds[0].name)
     model = problem.catalog.model(problem.template.model)
     per_token = problem.template.kv_bytes_per_token or model.kv_bytes_per_token
@@ -106,7 +106,7 @@ def links_of(problem: Problem, kinds: list[MachineKind]) -> NodeLinks:
 
 
 def shares_nodes(design: Design, node: int) -> bool:
-    """Return whether the design fits on one node, or each prefill stage on a node with the same stage of decode."""
+    """Return whether one node holds the whole design, or the same pipeline stage of all its instances."""
     if design.accelerators <= node:
         return True
     stages = {kind.pipeline_parallel for kind in design.family.kinds}

@@ -49,12 +49,12 @@ class Confidence(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def level(self) -> float:
-        """Probability that the median of all possible draws lies between `rates[0]` and `rates[-1]`."""
+        """Probability that the median goodput of all possible draws lies between the lowest and highest of `rates`."""
         return 1.0 - 2.0 ** (1 - len(self.rates))
 
 
 async def confidence(search: RateSearch, design: Design, rate: float, draws: Sequence[int]) -> Confidence:
-    """Find a design's goodput in each draw of the workload, starting at `rate`. It is 0 if the SLO is never met."""
+    """Find a design's goodput in each draw of the workload: 0 if no rate meets the SLO. Searches start at `rate`."""
     start = search.grid.step(rate)
     told = await asyncio.gather(*(replace(search, draw=draw).highest(design, start) for draw in draws))
     return Confidence(rates=tuple(sorted(each.rate for each in told)))
@@ -84,7 +84,7 @@ class PlacementQuery(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PreparedPlacement(msgspec.Struct, frozen=True, kw_only=True):
-    """Inputs of a placement search. `node`: accelerators per node; `links`: the machine links with least headroom."""
+    """Placement search inputs. `node`: accelerators per node; `links`: links of the machine with least headroom."""
 
     query: PlacementQuery
     problem: Problem
@@ -167,10 +167,10 @@ def _copied(best: SimulatedPlacement, query: PlacementQuery) -> SimulatedPlaceme
 
 
 class ParallelismPreference(msgspec.Struct, frozen=True, kw_only=True):
-    """Parallelism that minimizes the mean TTFT of a prefill instance according to queueing theory, by rate.
+    """Parallelism with the lowest mean TTFT of a prefill instance at each rate, according to queueing theory.
 
-    The instance has `accelerators` accelerators. `best` lists (lowest rate, parallelism). `rate` is the rate per
-    prefill instance of the placement.
+    The instance has `accelerators` accelerators. Each (rate, parallelism) in `best` applies from its rate up to that
+    of the next. `rate` is the rate per prefill instance of the placement.
     """
 
     accelerators: int
@@ -191,7 +191,7 @@ class ParallelismPreference(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def preference(plan: PlacementPlan) -> ParallelismPreference | None:
-    """Return the preferred parallelism for the mean prompt; None without alternatives or with mixed prefill kinds."""
+    """Return the preferred prefill parallelism for the mean prompt; None if only one is possible or kinds are mixed."""
     prepared, placed = plan.prepared, plan.best
     prefill = list(placed.design.parts_of(Role.PREFILL))
     if len(prefill) != 1:

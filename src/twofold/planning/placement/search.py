@@ -61,7 +61,7 @@ async def most_goodput(
 async def for_rate(
     search: RateSearch, kinds: Sequence[MachineKind], rate: float, most_accelerators: int, *, shared: bool = False
 ) -> PlacementResults:
-    """Find the placements that meet the SLO at `rate` on the fewest accelerators, anywhere or on one node (`shared`).
+    """Find the placements with the fewest accelerators that meet the SLO at `rate`. If `shared`, phases share nodes.
 
     The search starts at ⌈rate / goodput⌉ instances per phase. The optimum may need more, because each request must meet
     the bounds of both phases, or fewer, because several instances balance load.
@@ -141,7 +141,7 @@ async def _colocated(
 
 
 async def _best_colocated(search: RateSearch, kinds: Sequence[MachineKind]) -> list[Family]:
-    """Return the colocated families with the highest goodput per accelerator, measured on one instance."""
+    """Return the families of colocated designs with the highest goodput per accelerator, measured on one instance."""
     alone = [_alone(kind, batcher, budget) for kind in kinds for batcher, budget in search.colocated_batching]
     return [each.design.family for each in (await _highest(search, alone))[:BREADTH]]
 

@@ -24,7 +24,7 @@ def capacity_tables(plan: CapacityPlan, title: str) -> Group:
 
 
 def capacity_text(plan: CapacityPlan) -> str:
-    """Summarize how much reuse is possible, which capacity of each tier pays, and the benefit of a pool."""
+    """Summarize how much reuse is possible, up to which capacity each tier pays off, and the benefit of a pool."""
     busy = f"Without reuse, prefill keeps {plan.busy:,.1f} accelerators busy"
     repeated = f"{plan.highest_reuse:.1%} of its blocks are repeated"
     return " ".join(filter(None, (f"{busy}; {repeated}.", *map(_pays, plan.tiers), _pooling(plan), _alone(plan))))
@@ -61,7 +61,7 @@ def _pooling(plan: CapacityPlan) -> str:
 
 
 def _alone(plan: CapacityPlan) -> str:
-    """Compare the net savings of the disk alone with those of DRAM and disk together."""
+    """Compare the net savings of a disk tier without DRAM with those of DRAM and disk together."""
     dram, disk = plan.tiers
     if not disk.behind_gb:
         return ""
@@ -95,10 +95,10 @@ def _cells(plan: CapacityPlan, before: CapacityPoint, point: CapacityPoint) -> t
 
 
 class MarginalGain(msgspec.Struct, frozen=True, kw_only=True):
-    """Gain per GB of capacity added between two capacities.
+    """Gain of an increase from one capacity to a larger one.
 
-    The gain is in accelerator seconds per GB and hour, and in dollars saved per dollar (`returns`; None if the tier is
-    free).
+    The gain is in accelerator seconds saved per hour and added GB, and in dollars saved per added dollar (`returns`;
+    None if the tier is free).
     """
 
     accelerator_s_per_gb_h: float

@@ -65,7 +65,7 @@ def cumulative(results: Mapping[str, SimulationResult], distribution: LatencyMet
 
 
 def _points(histogram: Histogram | None) -> list[tuple[float, float]]:
-    """Return the points (value, share) of a cumulative distribution with values above 0, for a logarithmic axis."""
+    """Return (value, share) points of the cumulative distribution; a logarithmic axis has no place for the value 0."""
     if histogram is None or histogram.count == 0:
         return []
     return [(value, share) for value, share in histogram.cdf(POINTS) if value > 0]
@@ -215,7 +215,7 @@ def power(results: Mapping[str, SimulationResult]) -> ReportChart | None:
 
 
 def utilization(results: Mapping[str, SimulationResult]) -> ReportChart:
-    """Plot the utilization of each pool as a bar, coloured by role, or by run if there are several."""
+    """Plot the utilization of each pool as a bar, coloured by role, or by run if there are several runs."""
     traces: list[Trace] = []
     for index, (name, result) in enumerate(results.items()):
         roles = [PHASE_COLOURS[Role(pool.role)] for pool in result.pools]

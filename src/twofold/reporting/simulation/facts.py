@@ -66,7 +66,7 @@ _ATTAINMENT = 0.9  # share of requests, as in DistServe
 
 
 class Fact(msgspec.Struct, frozen=True):
-    """A labelled value. `accuracy` is the error of the performance models behind it; empty if it depends on none."""
+    """A labelled value. `accuracy` is the error of the performance models behind it; empty without such models."""
 
     label: str
     value: str
@@ -115,7 +115,7 @@ def slo_text(slo: Slo | SlowdownSlo) -> str:
 
 
 def check_text(check: Check) -> tuple[str, str]:
-    """Format the value and the bound of an SLO check: as shares for lower bounds, otherwise as multiples."""
+    """Format the value and the bound of an SLO check: shares in percent, slowdowns as factors."""
     if check.at_least:
         return (NOTHING if check.value is None else f"{check.value:.2%}"), f"≥ {check.bound:.2%}"
     return (NOTHING if check.value is None else f"{check.value:.3f}×"), f"≤ {check.bound:g}×"

@@ -50,7 +50,7 @@ def _columns(runs: Mapping[str, Sequence[Fact]]) -> str:
 
 
 def _column(run: Sequence[Fact]) -> dict[str, str]:
-    """Map the labels of a run's facts to texts. Facts with equal labels share one text."""
+    """Return the texts of a run's facts by label. The texts of facts with the same label are joined."""
     column: dict[str, str] = {}
     for fact in run:
         earlier = column.get(fact.label)
@@ -104,7 +104,7 @@ def html_report(
     """Render the HTML page of one or several runs. plotly.js makes up about 5 MB of it.
 
     `results`, `verdicts` and `runs` are keyed by the name of the run. `reference` is the error of the performance model
-    that slowdowns are relative to. Raises ValueError without results.
+    that is the reference for slowdowns. Raises ValueError if `results` is empty.
     """
     if not results:
         raise ValueError("a report needs at least one result")
@@ -156,7 +156,7 @@ def _section(title: str, content: str) -> str:
 
 
 def _drawn(picture: ReportChart) -> str:
-    """Return a chart's HTML container and a script with its data, escaped so that no name can end the script."""
+    """Return the HTML of a chart: a container, and a script element with the data, in which every `<` is escaped."""
     data = msgspec.json.encode({"traces": picture.traces, "layout": picture.layout}).decode()
     name, safe = escape(picture.id), data.replace("<", "\\u003c")
     note = f"<p>{escape(picture.note)}</p>" if picture.note else ""

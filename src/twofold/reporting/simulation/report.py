@@ -83,8 +83,8 @@ class SeriesSummary(msgspec.Struct, frozen=True, kw_only=True):
 class SimulationReport(JsonReport, frozen=True, kw_only=True):
     """JSON of `twofold simulate --json`; times in seconds, energy in joules, power in watts, prices in US dollars.
 
-    `model_errors` has the held-out errors of the performance models that each number depends on. `workload` has the
-    workload flags. Distributions without measurements are None. `overload`, `reuse` and `replanning` are present only
+    `model_errors` has the held-out error of the performance models behind each figure. `workload` has the workload
+    flags. Distributions without measurements are None. `overload`, `reuse` and `replanning` are present only
     with --overload, prefix caches and --replan.
     """
 

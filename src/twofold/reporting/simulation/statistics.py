@@ -1,4 +1,4 @@
-"""Latency metrics of a simulation, their percentiles, and the errors of the performance models they depend on."""
+"""Latency metrics of a simulation, their percentiles, and the errors of the performance models behind them."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -109,7 +109,7 @@ class Accuracy(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def worst(pools: Sequence[PoolResult], phases: Sequence[Phase], reference: ModelAccuracy | None = None) -> Accuracy:
-    """Return the largest errors of the pools that run these phases and of the slowdown reference."""
+    """Return the largest model error of each phase, over the pools that run `phases` and the slowdown reference."""
     errors = {phase: _errors(pools, phase, reference) for phase in _all_phases(pools, phases)}
     return Accuracy(
         prefill=_worst(errors.get(Phase.PREFILL, []), Phase.PREFILL),
@@ -133,7 +133,7 @@ def accuracy(pools: Sequence[PoolResult], phases: Sequence[Phase], reference: Mo
 
 
 def phase_accuracy(pools: Sequence[PoolResult], phase: Phase) -> str:
-    """Format the largest error of the pools that run one phase."""
+    """Format the largest model error of the pools that run a phase."""
     errors = _errors(pools, phase, None)
     value = _worst(errors, phase)
     text = UNKNOWN if value is None else percent(value)
@@ -152,7 +152,7 @@ def percent(error: float) -> str:
 
 
 def _running(pools: Sequence[PoolResult], phase: Phase) -> Sequence[PoolResult]:
-    """Return the pools with a role that runs this phase; all pools if there is none, because roles may change."""
+    """Return the pools whose role runs this phase. If there are none, return all pools, because roles may change."""
     roles = {pool.role: Role(pool.role) for pool in pools}
     prefills = phase is Phase.PREFILL
     running = [p for p in pools if (roles[p.role].prefills if prefills else roles[p.role].decodes)]
@@ -160,7 +160,7 @@ def _running(pools: Sequence[PoolResult], phase: Phase) -> Sequence[PoolResult]:
 
 
 def _all_phases(pools: Sequence[PoolResult], phases: Sequence[Phase]) -> tuple[Phase, ...]:
-    """Return the given phases, or both phases if they run on mixed instances, where each delays the other."""
+    """Return the given phases, or both if one runs on mixed instances, because there each phase delays the other."""
     if any(Role(pool.role) is Role.MIXED for phase in phases for pool in _running(pools, phase)):
         return tuple(Phase)
     return tuple(phases)

@@ -18,7 +18,7 @@ ERROR_HEADING = "model error"
 def simulation_tables(
     result: SimulationResult, title: str, judged: Verdict | None = None, reference: ModelAccuracy | None = None
 ) -> Group:
-    """Return the tables of one simulation. `reference` is the error of the model that slowdowns are relative to."""
+    """Return the tables of one simulation. `reference` is the error of the slowdown reference's performance model."""
     tables = [_latencies(result, title, reference), _facts(result), _pools(result)]
     if judged is not None:
         tables.append(_verdict(judged))

@@ -203,9 +203,9 @@ class OverloadLedger(RequestSubscriber):
         return ttft_s * self._margin.factor / self.ttft_s
 
     def decode_load(self, placed: PlacedRequest, *, coming: bool = False) -> float:
-        """Return the predicted time between tokens of a request on its decode instance, divided by `tbt_s`.
+        """Return the predicted time between tokens on the request's decode instance, divided by its bound `tbt_s`.
 
-        With `coming`, requests in prefill that will decode on this instance count as decoding.
+        With `coming`, requests in prefill that will decode on that instance count as decoding.
         """
         decodes = self._decodes[placed.route.decode]
         return self._load_with(placed, decodes.current + decodes.promised if coming else decodes.current)

@@ -62,8 +62,8 @@ _PRIORITY_STEP, _MAX_STEPS = 0.1, 5
 class OverloadControl:
     """Applies an overload rule to requests at arrival (`rejection`) and after prefill (`admit_decode`).
 
-    Requests with a load above 1 are rejected. At arrival, the limit is 0.1 lower for each priority level above 0 (less
-    urgent), but at least 0.5. This keeps capacity for more urgent requests.
+    A request is rejected if the load would exceed 1. At arrival, this limit is 0.1 lower for each priority level above
+    0 (less urgent), but at least 0.5. This keeps capacity for more urgent requests.
     """
 
     def __init__(self, rule: OverloadRule, ledger: OverloadLedger) -> None:
@@ -87,7 +87,7 @@ class OverloadControl:
         return RefusalReason.DECODE_LOAD if decode_load > max(limit, decode_alone) else None
 
     def refusal(self, placed: PlacedRequest, reason: RefusalReason, now: float, priority: int = 0) -> Refusal:
-        """Return a refusal for `reason` with the seconds until the load is low enough if no further requests arrive."""
+        """Return a refusal for `reason`. Without new arrivals, the load is low enough after its `retry_after_s`."""
         ledger, limit = self.ledger, _load_limit(priority)
         alone, decode_alone = ledger.alone(placed)
         if reason is RefusalReason.BEYOND_SLO:

@@ -1,6 +1,4 @@
-"""Predicted prefill queue of an instance, and running statistics for overload control: arrival rate, mean, prediction
-margin and speed factor.
-"""
+"""Predicted prefill queue of an instance, and running statistics for overload control."""
 
 from bisect import insort
 from collections import deque
@@ -59,7 +57,7 @@ class PredictionMargin:
         self._sorted: list[float] = []
 
     def observe(self, predicted_s: float, actual_s: float) -> None:
-        """Update the factor with a predicted time and the actual time."""
+        """Update `factor` with the ratio of an actual time to its prediction."""
         if predicted_s <= 0.0:
             return
         ratio = actual_s / predicted_s

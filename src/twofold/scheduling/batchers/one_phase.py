@@ -51,7 +51,7 @@ class PrefillBalanced(Batcher):
         return SchedulerOutput(select_prompts(queues.waiting, budget, share, self.max_num_seqs))
 
     def _share(self, queues: Queues, budget: SchedulingBudget) -> int:
-        """Return the token count of the next iteration: the sum of whole prompts that is nearest to an equal share."""
+        """Return the tokens of the next iteration, so that whole prompts are divided about equally among iterations."""
         limit, ahead = self.max_num_batched_tokens, 0
         for sequence in queues.waiting:
             tokens = budget.prefill_tokens(sequence)

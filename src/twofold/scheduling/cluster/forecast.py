@@ -81,7 +81,7 @@ class PrefixMatches:
                 self.longest, self.source = blocks, cache
 
     def cached_blocks(self, load: InstanceLoad) -> int:
-        """Return how many leading blocks of the prompt an instance has in its prefix cache or its own memory."""
+        """Return how many leading blocks of the prompt an instance's shared cache or own memory has (the maximum)."""
         return max(self._caches.get(load.cache, 0), self._memories.get(load.id, 0))
 
 
@@ -136,7 +136,7 @@ class ClusterForecast:
         return PrefixMatches(self.prefixes.prefixes(keys), self.memories.prefixes(keys))
 
     def cached_blocks(self, load: InstanceLoad, keys: Sequence[BlockKey]) -> int:
-        """Return how many leading blocks of a prompt one instance has in its prefix cache or its own memory."""
+        """Return how many leading blocks of a prompt an instance's shared cache or own memory has (the maximum)."""
         return max(self.prefixes.prefix(load.cache, keys), self.memories.prefix(load.id, keys))
 
     def reused_tokens(self, blocks: int, prompt_tokens: int) -> int:

@@ -37,5 +37,5 @@ class Router(ABC):
         return Pools()
 
     def role_of(self, load: InstanceLoad, idle: bool) -> Role:
-        """Return the new role of an instance that completed work outside its home pool; `idle`: it has no work left."""
+        """Return the new role of an instance that did work outside its home pool; `idle` is true if none is left."""
         return load.role

@@ -66,7 +66,7 @@ class KvReceiver:
             self.blocks_freed()
 
     def read_started(self, request_id: str, epoch: int) -> bool:
-        """Start the pull of a KV cache by this instance, which ends the lease of the request.
+        """Record that this instance begins to read a request's KV cache, and end the lease of the request.
 
         The blocks stay allocated until `read_ended`, even if the request is aborted. Returns False if the request is
         not waiting for its KV cache; the cache must then not be read.

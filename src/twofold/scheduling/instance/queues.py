@@ -235,7 +235,7 @@ class Lane:
         self.aborted: list[BlockAllocation] = []
 
     def start(self, output: SchedulerOutput | None) -> RunningBatch | None:
-        """Start the batch of a selection or, with None, a batch of all decodes; None if there is nothing to run."""
+        """Start and return the batch that `output` selects (None: all decodes); return None if nothing can run."""
         decoding = self.queues.decoding
         changes, decodes, limit = _UNCHANGED if output is None else output, decoding.size, 1
         if not changes.prefills:

@@ -103,8 +103,8 @@ class InstanceScheduler(KvReceiver):
         """Queue a request for prefill, and also for decode if `decodes_here`.
 
         The KV of its first `reused_tokens` tokens is cached and is not computed. With `fetching`, a part of this KV is
-        still being fetched: this prompt and all prompts submitted later wait until `fetched` is called. Later prompts
-        do not overtake, because a fetch is short, but the prefill of a long prompt could delay this one much longer.
+        still being fetched: this prompt and all prompts submitted later wait until `fetched` is called. If a long
+        prompt could overtake, its prefill would delay this prompt for longer than the fetch takes.
         """
         sequence = ScheduledSequence(request, decodes_here, computed=_reused(request, reused_tokens))
         sequence.fetching = fetching

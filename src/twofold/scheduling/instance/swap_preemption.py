@@ -132,12 +132,12 @@ class SwapPreemption:
         return preempted
 
     def take_copies(self) -> list[BlockCopy]:
-        """Remove and return the pending copies, which the driver must carry out before the batch just started."""
+        """Remove and return the pending copies. The driver must carry them out before it runs the new batch."""
         copies, self.copies = self.copies, []
         return copies
 
     def batch_ended(self) -> None:
-        """Record that the batch after the last copies has ended: end the transfers of the swapped-in sequences."""
+        """End the transfers of swapped-in sequences. Call this when the batch after their copies has ended."""
         for allocation in self._returning:
             self.blocks.end_transfer(allocation)
         self._returning.clear()

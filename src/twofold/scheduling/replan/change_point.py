@@ -16,7 +16,7 @@ _LEAST_VARIANCE: Final = 1e-12  # avoids division by zero if all numbers are equ
 
 
 class MeanChange(NamedTuple):
-    """A change of the mean from `before` to `after` over the last `numbers` numbers.
+    """A change of the mean of a series from `before` to `after`, the mean of its last `numbers` values.
 
     `sigmas` is the significance, as a number of standard deviations of a normal distribution.
     """
@@ -54,7 +54,7 @@ class ChangePoint:
         self._count += 1
 
     def strongest(self) -> MeanChange | None:
-        """Return the most significant change over all windows in `WINDOWS`; None with too few numbers."""
+        """Return the most significant change over all windows in `WINDOWS`; None if there are too few numbers."""
         return self._least_likely(WINDOWS)
 
     def located(self) -> MeanChange | None:

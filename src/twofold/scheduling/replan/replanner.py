@@ -78,7 +78,7 @@ def steps_to(split: RoleSplit, pools: Pools, retired: Sequence[str]) -> tuple[Re
 
 
 def _leaving(pools: Pools, home: Role, wanted: int, work: Callable[[InstanceLoad], int]) -> list[str]:
-    """Return the surplus of a home role beyond `wanted` instances: the instances with the least work."""
+    """Return the instances to remove from a home role so that `wanted` remain: those with the least work."""
     members = [load for load in pools if load.place and load.home is home]
     members.sort(key=work)  # stable: earlier instances first among equals
     return [load.id for load in members[: max(0, len(members) - wanted)]]
@@ -87,7 +87,7 @@ def _leaving(pools: Pools, home: Role, wanted: int, work: Callable[[InstanceLoad
 def degraded_plan(planned: RoleSplit, left: int, running: RoleSplit) -> RoleSplit | None:
     """Split the `left` remaining instances as nearly as possible in the planned ratio; None for fewer than two.
 
-    Each phase gets at least one instance. Among equally good splits, the one nearest to the running split is chosen.
+    Each phase gets at least one instance. Among equally good splits, the one nearest to the current split is chosen.
     """
     splits = (RoleSplit(prefill, left - prefill) for prefill in range(1, left))
 
@@ -225,7 +225,7 @@ class Replanner:
         return traffic
 
     def decide(self, findings: SearchResult, pools: Pools, retired: Sequence[str], now: float) -> ReplanDecision:
-        """Decide whether to move, given the result of the last search. The instances in `retired` can be started."""
+        """Decide whether to change to the best split that the search found. Instances in `retired` can be restarted."""
         outcome, (shifts, rate) = self._outcome(findings), self._shifted()
         steps = steps_to(findings.best.split, pools, retired) if outcome is ReplanOutcome.MOVE else ()
         return self._log(

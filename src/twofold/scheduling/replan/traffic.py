@@ -28,7 +28,7 @@ def estimate_output_lengths(ended: Sequence[int], running: Sequence[int], count:
     """Estimate `count` output lengths in tokens, evenly spaced over the distribution of all outputs.
 
     `ended` are the lengths of finished outputs, at least one. `running` are the tokens so far of unfinished outputs.
-    Beyond the longest of these, outputs are assumed to end at the rate per token of the upper half of the range.
+    Above the longest length L, outputs are assumed to end at the rate per token observed between L/2 and L.
     """
     steps, left = _survivors(ended, sorted(running))
     longest = max(steps[-1][0], max(running, default=0))
@@ -53,7 +53,7 @@ def _ending(ended: Sequence[int], running: Sequence[int], beyond: int) -> float:
 
 
 def _survivors(ended: Sequence[int], running: list[int]) -> tuple[list[tuple[int, float]], float]:
-    """Return the Kaplan–Meier survival function of output lengths, as (length, survival) steps, and its last value."""
+    """Estimate the survival of output lengths (Kaplan–Meier); return its (length, survival) steps and last value."""
     steps: list[tuple[int, float]] = []
     left, at_risk = 1.0, len(ended) + len(running)
     for length, ends in sorted(Counter(ended).items()):
@@ -111,7 +111,7 @@ class TrafficSample(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Stream:
-    """Change detection for batch means of one quantity, transformed by `tested`; `natural` is the inverse transform."""
+    """Detects changes in the batch means of a quantity. Means are transformed by `tested`; `natural` is its inverse."""
 
     def __init__(self, tested: Callable[[float], float], natural: Callable[[float], float]) -> None:
         self.changes = ChangePoint()
@@ -210,8 +210,8 @@ class TrafficMonitor:
     def traffic(self, shifts: Sequence[TrafficShift], made: Callable[[int], int]) -> TrafficSample | None:
         """Return the traffic since the latest of `shifts`; None if too few requests have been seen.
 
-        `made` maps the number of a running request to its output tokens so far. If too few requests have ended since
-        the shift, all recorded output lengths are used instead.
+        `made(number)` returns the output tokens of a running request so far. If too few requests have ended since
+        the shift, the sample uses all recorded output lengths.
         """
         since = self._since(shifts)
         arrivals = list(islice(self._arrivals, max(0, len(self._arrivals) - (self._count - since)), None))
@@ -233,7 +233,7 @@ class TrafficMonitor:
         )
 
     def accept(self, shifts: Sequence[TrafficShift]) -> None:
-        """Make the traffic since the latest of `shifts` the baseline of further tests."""
+        """Use the traffic since the latest of `shifts` as the baseline for detecting further shifts."""
         since = self._since(shifts)
         came = self._count - since
         for quantity, stream in self._streams.items():

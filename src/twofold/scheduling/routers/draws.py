@@ -65,7 +65,7 @@ def _lesser(pool: Pool, draw: int, measure: LoadMeasure) -> InstanceLoad | None:
 
 
 class InTurn(Router):
-    """Picks instances by index in their pool. Without a prefill pool, one mixed instance runs both phases."""
+    """Picks instances by a computed pool index. Without a prefill pool, one mixed instance runs both phases."""
 
     repeats_routes: ClassVar[bool] = False
 

@@ -117,7 +117,7 @@ class Controller(Service):
         self._remote.exited(instance)
 
     def workers_waiting(self, instances: Collection[str]) -> None:
-        """Adapt the roles of the running workers while the launcher lacks the resources to start `instances`."""
+        """Adapt the plan to the `instances` that wait for resources; if none waits, restore the original plan."""
         self._degraded.update(instances)
 
     def shutdown(self) -> None:

@@ -89,7 +89,7 @@ class MeasuredPaths(TransferPaths):
         return known
 
     def into(self, host: str) -> TransferModel | None:
-        """Return the slowest path to or from `host`: 1 Gbit/s if none is measured, None before a worker registers."""
+        """Return the slowest link from `host` to other hosts or back: 1 Gbit/s if unmeasured; None without workers."""
         known = self._into.get(host)
         if known is None and self._layout is not None:
             known = self._into[host] = self._way_into(host, self._layout)
@@ -196,7 +196,7 @@ class LiveForecast:
         self.forecast.memories.stored(message.instance, message.stored)
 
     def fetch_of(self, route: Route) -> StoreFetch | None:
-        """Return the blocks to fetch from another host's store for `route`; None without a fetch or a store address."""
+        """Return the fetch from another host's store that `route` plans; None without a fetch or a store address."""
         fetch = route.fetch
         address = None if fetch is None else self.stores.address(fetch.source)
         if fetch is None or address is None:

@@ -67,7 +67,7 @@ class WorkerHealth(RequestSubscriber):
         self._resumed = False
 
     def take_resumed(self) -> bool:
-        """Return whether the end of a trial has made a worker available since the last call."""
+        """Return whether a worker has become available since the last call because its trial ended."""
         resumed, self._resumed = self._resumed, False
         return resumed
 

@@ -23,7 +23,7 @@ class PromptKeys:
         self._salts: dict[str, bytes] = {}
 
     def name(self, generation: Generation) -> Generation:
-        """Return `generation` with the block keys of its prompt, which are also salted by the client's cache salt."""
+        """Return `generation` with the block keys of its prompt, salted by tenant and by the client's cache salt."""
         salt = self._salt(generation.key)
         if generation.cache_salt:
             salt = tenant_salt(generation.cache_salt, secret=salt)

@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 
 class RemoteWorker:
-    """Desired state of a worker on another host. `life` counts its starts; `over` is the last start that has ended."""
+    """Desired state of a remote worker. `life` counts its starts; `over` equals `life` once the latest has ended."""
 
     def __init__(self, role: Role) -> None:
         self.role = role
@@ -256,8 +256,8 @@ class Hosts(ProcessControl):
     def _command(self, host: RemoteHost, instance: str, found: messages.WorkerLife | None = None) -> None:
         """Send the start or kill command that moves a worker from its reported to its desired state.
 
-        A start is sent even if the worker is unwanted by now: the registry waits for the exit of the worker, which must
-        start first.
+        A start is sent even if the worker is no longer wanted: the registry waits for the worker's exit, and only a
+        started worker can exit.
         """
         worker = host.workers[instance]
         ends, life = (worker.unwanted, worker.life) if found is None else (found.runs, found.life)

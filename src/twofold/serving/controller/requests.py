@@ -238,7 +238,7 @@ class LiveRequests:
                 self.end(live, ordered.finish_reason, abort=unused)
 
     def _rejects_decode(self, live: LiveRequest, placed: PlacedRequest, output: TokenOutput, now: float) -> bool:
-        """Let overload control reject a request after prefill, unless it has earlier output. True if rejected."""
+        """Reject a prefilled request if decode is overloaded and it has no earlier output; return True if rejected."""
         if self._overload is None:
             return False
         if live.predicted_ttft_s is not None:

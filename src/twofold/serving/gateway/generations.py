@@ -46,7 +46,7 @@ class PlannedChoice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def response_spec(gateway: Gateway, request: HttpRequest, fields: GenerationFields, *, prompts: int) -> ResponseSpec:
-    """Validate the fields that do not depend on tokenized prompts; return id, deadline and retention of a response."""
+    """Validate the fields that can be checked before tokenization; return the id, deadline and retention time."""
     _check_fields(gateway, fields, prompts)
     arrival: Arrival = request.state.arrival
     if arrival.key is not None:

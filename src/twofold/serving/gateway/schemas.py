@@ -64,7 +64,7 @@ else:
 
 
 def refuse_unsupported(fields: "GenerationFields", n: int) -> None:
-    """Raise RequestError if an unsupported field has a value other than null and its neutral values."""
+    """Raise RequestError if an unsupported field is neither null nor equal to one of its neutral values."""
     for name, neutral_values in UNSUPPORTED.items():
         value = getattr(fields, name)
         neutral = (n,) if name == "best_of" else neutral_values

@@ -147,7 +147,7 @@ class UsageCounter:
         self._cached: dict[int, int] = {}  # by prompt
 
     def add(self, delta: Delta) -> None:
-        """Count the output token of a delta. At a choice's first token, also count the cached tokens of its prompt."""
+        """Count a delta's output token. If it is the first of its choice, also count the prompt's cached tokens."""
         self._completion_tokens += 1
         if delta.token.index == 0:
             prompt, cached = self._prompts[delta.choice], delta.token.reused_tokens

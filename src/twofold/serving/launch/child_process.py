@@ -43,7 +43,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class WorkerCommand(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Command of a launcher: start or kill a worker, free its resources, or `finish` once all workers have ended."""
+    """A launcher's command to its child process: start, kill or free a worker, or exit once all workers have ended."""
 
     start: str | None = None
     kill: str | None = None

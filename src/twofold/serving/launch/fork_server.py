@@ -70,7 +70,7 @@ def _start_workers(config: ServiceConfig, report: SendReport) -> "ForkServer":
 
 
 def _daemons(config: ServiceConfig, prepared: EngineFactory) -> dict[str, Callable[[], None]]:
-    """Return the main functions, by name, of processes other than workers: the KV store, if the host has one."""
+    """Return the main function of each process other than workers, by name: only the KV store's, if there is one."""
     layout = prepared.kv_layout
     if config.store is None or layout is None:
         return {}

@@ -28,7 +28,7 @@ class Launcher(ProcessControl):
         self._process: asyncio.subprocess.Process | None = None
 
     async def start(self) -> None:
-        """Start the process and send it the job. `reports` yields its reports."""
+        """Start the process and send it the job. `reports` then yields the reports of the process."""
         self._process = await asyncio.create_subprocess_exec(
             sys.executable,
             *("-m", self._module),

@@ -13,7 +13,7 @@ DEFAULT_KV_CACHE_BYTES = 1024 * MIB
 
 
 class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """Planned number of KV blocks per worker, and of swap blocks per worker that swaps, for a context length."""
+    """Planned context length and number of KV blocks per worker. Workers that swap also get `swap_blocks` blocks."""
 
     layout: KvLayout
     num_blocks: int

@@ -41,10 +41,10 @@ class BlockCopier(Protocol):
         """Return the byte range of a layer within a slot. The ranges of all layers cover the slot in order."""
 
     def read(self, memory: SlotMemory, layer: int, slots: Sequence[int], blocks: Sequence[int]) -> None:
-        """Copy one layer from each slot of the store to the engine's block at the same index of `blocks`."""
+        """Copy one layer from the store's slots to the engine's blocks: `slots[i]` to `blocks[i]`."""
 
     def write(self, memory: SlotMemory, layer: int, slots: Sequence[int], blocks: Sequence[int]) -> None:
-        """Copy one layer from each block of the engine to the store's slot at the same index of `slots`."""
+        """Copy one layer from the engine's blocks to the store's slots: `blocks[i]` to `slots[i]`."""
 
 
 class StoreMatch(NamedTuple):
@@ -164,7 +164,7 @@ class StoreClient:
         return self._connected.wait(timeout_s)
 
     def lookup(self, keys: Sequence[bytes]) -> StoreMatch:
-        """Return the number of leading blocks of `keys` in the store, and in its memory."""
+        """Return how many leading blocks of `keys` the store has in total, and how many leading ones in memory."""
         with self._request(messages.Lookup(list(keys))) as request:
             found = None if request is None else request.wait(messages.LookupResult)
         return StoreMatch(0, 0) if found is None else StoreMatch(found.blocks, found.in_memory)
@@ -240,7 +240,7 @@ class StoreClient:
         on_count: Callable[[int], None],
         on_layer: OnLayer,
     ) -> int:
-        """Copy blocks in parts: the store pins a part once it is read from disk. Release each part except the last."""
+        """Copy blocks in parts, as the store reads them from disk. The end of the request releases the last part."""
         memory, whole = request.memory, set[int]()
         while (held := request.wait(messages.HeldBlocks)) is not None and not held.last:
             intact = self._intact(memory, held.blocks)
@@ -259,7 +259,7 @@ class StoreClient:
 
     @contextmanager
     def _request(self, what: messages.StoreOperation) -> Iterator[PendingRequest | None]:
-        """Send a request to the store, and end it when the context exits. Yield None if no store is connected."""
+        """Send a request to the store and yield it; end it when the context exits. Yield None without a connection."""
         with self._lock:
             session = self._session
             self._number += 1

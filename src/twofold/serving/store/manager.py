@@ -27,7 +27,7 @@ _DISK: Requester = ("", 0)
 
 @dataclass(frozen=True, slots=True)
 class StoreGrant:
-    """Grant to a request, by block index: slots to fill (Put) or pinned blocks (Load). `last` marks the final grant."""
+    """Part of the answer to a Put (slots to fill) or a Load (pinned blocks), by block index; `last` marks its end."""
 
     requester: Requester
     puts: bool
@@ -98,7 +98,7 @@ class StoreManager:
             disk.put(key, position)
 
     def lookup(self, keys: Sequence[bytes]) -> tuple[int, int]:
-        """Return the number of leading blocks in the store, and in its memory."""
+        """Return how many leading blocks of a prompt are in the store, and how many of them are in memory."""
         return sum(self.tiers.match(keys)), self.tiers.tiers[MEMORY].match(keys)
 
     def incoming(self, key: bytes) -> bool:

@@ -90,13 +90,13 @@ class Put(msgspec.Struct, frozen=True, tag=True):
 
 
 class Commit(msgspec.Struct, frozen=True, tag=True):
-    """Message that these blocks of a Put are written. The store frees the Put's other slots and leases new ones."""
+    """Message that the client has written these blocks of a Put. The store frees unused slots and leases more."""
 
     blocks: list[Block]
 
 
 class Release(msgspec.Struct, frozen=True, tag=True):
-    """Request to release these slots of a Load or, with None, to end the whole Load or Put and its pending grants."""
+    """Request to release `slots` of a Load. With None, it ends the whole Load or Put and cancels pending grants."""
 
     slots: list[int] | None = None
 
@@ -123,7 +123,7 @@ class LookupResult(msgspec.Struct, frozen=True, tag=True):
 
 
 class HeldBlocks(msgspec.Struct, frozen=True, tag=True):
-    """Reply to a Load: further pinned blocks, by their index in the prompt. `last` marks the final reply."""
+    """One of the replies to a Load: newly pinned blocks, by index in the prompt. `last` marks the final reply."""
 
     blocks: dict[int, Block]
     last: bool

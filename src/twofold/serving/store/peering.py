@@ -28,7 +28,7 @@ _SENDS, _FETCHES = "sends to peers", "fetches from peers"
 
 @dataclass(slots=True, eq=False)
 class _Fetch:
-    """State of a fetch from another store for the client request `requester` (None after the client's death)."""
+    """State of a fetch of blocks from another store, requested by `requester` (None after the client has died)."""
 
     requester: Requester | None
     keys: Sequence[bytes]
@@ -105,7 +105,7 @@ class Peering:
         return who in {_SENDS, _FETCHES}
 
     def take_done(self) -> list[tuple[Requester, int]]:
-        """Return the requests with fetches that ended since the last call, with their numbers of leading blocks."""
+        """Return the requests whose fetches ended since the last call, and how many leading blocks each has."""
         done = []
         for number, fetch in list(self._fetches.items()):
             if not self._running(fetch):

@@ -33,7 +33,7 @@ class PeerRequest(NamedTuple):
 
 
 class PeerReply(NamedTuple):
-    """Blocks to send to a caller, by index in its request. The manager's Load `load` pins them until they are sent."""
+    """Blocks to send to a caller, by index in its request. `load` is the id of the load that pins them until then."""
 
     load: int
     caller: PeerCaller

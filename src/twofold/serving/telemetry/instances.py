@@ -209,7 +209,7 @@ class InstanceTelemetry:
         return self._instances.get(instance)
 
     def _fill(self) -> None:
-        """Add the samples of all seconds since the last call. The current state was valid in all of them."""
+        """Add one sample of the current state for each interval since the last call; it has not changed since then."""
         passed = int((self._log.clock() - self._log.start_s) / INTERVAL_S) - self._sampled
         if passed <= 0:
             return

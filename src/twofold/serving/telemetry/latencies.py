@@ -86,7 +86,7 @@ class LatencyWindow:
         self._taken: dict[str, int] = {}
 
     def take(self, timeline: Timeline) -> None:
-        """Add the tokens that a request has received since the last call for the request."""
+        """Add the latencies of a request's tokens that were generated since the previous call for this request."""
         times, request_id = timeline.token_times_s, timeline.request.id
         taken = self._taken.get(request_id, 0)
         before_s = times[taken - 1] if taken else timeline.moments[Moment.ARRIVED]
@@ -106,7 +106,7 @@ class LatencyWindow:
         self._taken[request_id] = taken
 
     def end(self, timeline: Timeline, now: float, *, good: bool) -> None:
-        """Add a finished request and its remaining tokens. `good` states whether the request met the SLO."""
+        """Add a finished request and its tokens since the last `take`. `good` states whether it met the SLO."""
         self.take(timeline)
         del self._taken[timeline.request.id]
         bin_ = self._bin(now)

@@ -176,7 +176,7 @@ class ExternalLoads:
 
 
 def _external_load(metrics: ServerMetrics, load: InstanceLoad, added: ExternalLoad) -> ExternalLoad:
-    """Return the load in `metrics` minus this service's own load. `load` includes the external load `added` before."""
+    """Return the load in `metrics` minus this service's own load, which is `load` without the external load `added`."""
     own = load.requests - added.requests
     external = max(0, metrics.running + metrics.waiting - own)
     waiting = min(external, metrics.waiting)

@@ -110,7 +110,7 @@ class UpstreamRequest:
                 self._later(self._release(kv))
 
     def _first(self, answer: UpstreamCompletion) -> TokenOutput:
-        """Return the first token from a prefill response, without a finish reason caused by the limit of one token."""
+        """Return the token of a prefill response. Drop the finish reason `length`: a prefill requests one token."""
         outputs = self._outputs(self.prefill, answer, 0)
         if len(outputs) != 1:
             raise AttemptLostError(self.prefill.instance, f"{self.prefill.instance} returned no token")
@@ -142,7 +142,7 @@ class UpstreamRequest:
             raise AttemptLostError(server.instance, f"{server.instance} ended the stream before the last token")
 
     def _fetched(self, first: TokenOutput, again: TokenOutput, requested_s: float, now: float) -> None:
-        """Report the hand-off. Raises AttemptLostError if the two servers generated different first tokens."""
+        """Report the completed hand-off. Raises AttemptLostError if the servers generated different first tokens."""
         self.handed_off = True
         self._listener.handed_off(self._id, requested_s, now)
         if (again.token_id, again.finish_reason) != (first.token_id, None):

@@ -194,7 +194,7 @@ class HealthProbe:
 
 
 def check(instance: str, card: ServerModel, other: ServerModel | None, model: ServedModel | None) -> None:
-    """Raise ConfigurationError if `card` has another id than the card `other`, or a shorter context than `model`."""
+    """Raise ConfigurationError if the id of `card` differs from that of `other`, or its context is below `model`'s."""
     if other is not None and card.id != other.id:
         raise ConfigurationError(
             f"{instance} serves {card.id!r} and others serve {other.id!r}: start all servers with the same model "

@@ -48,7 +48,7 @@ class RankPipes:
         return self._first
 
     def of(self, rank: int) -> RankPipe:
-        """Return the ends of rank `rank` (not 0) of the pipes to rank 0. Close all other ends in this process."""
+        """Return the ends that `rank` (not 0) has of its pipes to rank 0. Close all other ends in this process."""
         _close([*self._first, *self._others[: rank - 1], *self._others[rank:]])
         return self._others[rank - 1]
 

@@ -25,7 +25,7 @@ class HandoffEvents:
     # -- with the lock held -------------------------------------------------------------------------------------
 
     def offered(self, message: messages.HandoffOffered) -> None:
-        """Queue a read of KV that a peer offers. This read, no longer the lease, keeps the local blocks allocated."""
+        """Queue a read of KV that a peer offers. The read, instead of the lease, then keeps local blocks allocated."""
         state, request_id = self._state, message.request_id
         incoming = IncomingHandoff(
             request_id=request_id,
@@ -101,7 +101,7 @@ class HandoffEvents:
             self._reply(incoming, incoming.bytes_moved if incoming.complete else None)
 
     def sent(self, outgoing: OutgoingHandoff) -> None:
-        """Report an outgoing hand-off if complete, end its lease, release its blocks. Called on the sender thread."""
+        """End an outgoing hand-off: report it if complete, end its lease, free its blocks. Called by the sender."""
         state, complete = self._state, not outgoing.cancelled
         if complete and outgoing.started_s is not None:
             report = messages.HandoffReport(
@@ -213,7 +213,7 @@ class InboxLoop:
         self._state.scheduler.reserve(request, message.source)
 
     def _lose(self, instance: str) -> None:
-        """Fail hand-offs from a dead peer, and cancel hand-offs to it. Exit if its writes may still arrive here."""
+        """Fail hand-offs from a dead peer and cancel those to it. If its writes may still arrive, exit this process."""
         state = self._state
         inbox, elsewhere = state.peers.inbox(instance), state.peers.elsewhere(instance)
         receives = bool(state.scheduler.leases.held_by(instance)) or state.receiver.reads_from(instance)

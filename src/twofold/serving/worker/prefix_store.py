@@ -6,7 +6,7 @@
 4. A thread loads the blocks layer by layer. Iterations that read these blocks wait for each layer (`begin`).
 5. As an iteration computes the full blocks of prompts, another thread stores them layer by layer.
 
-Pinned blocks can be loaded even if the store ends, so their keys are published in the engine's cache before the load.
+Pinned blocks can be loaded even if the store exits, so their keys are published in the engine's cache before the load.
 If a step before the load fails, the prompt is queued, and the worker computes the missing KV.
 """
 

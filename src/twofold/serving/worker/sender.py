@@ -36,9 +36,9 @@ class OutgoingHandoff:
     """Sending side of one hand-off.
 
     `layers_computed` counts the layers complete in the local `blocks`, `layers_sent` the layers written to the leased
-    blocks. `first_token` is set when the prefill has ended. In pull mode, the hand-off is `offered` to the target, and
-    its blocks stay allocated until it is `taken`: the target has stopped reading. `checksums` has one entry for each
-    block.
+    blocks. `first_token` is set when the prefill has ended. In pull mode, `offered` is set when the target may read
+    the blocks, and `taken` when it has stopped reading; until then, the blocks stay allocated. `checksums` has one
+    entry for each block.
     """
 
     request_id: str

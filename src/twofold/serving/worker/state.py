@@ -51,7 +51,7 @@ class WorkerScheduler(Protocol):
 
 
 class KvLanding:
-    """Copies received KV blocks into the engine's pool. The base class does nothing: peers write directly into it."""
+    """Copies received KV blocks into the engine's pool. This base class does nothing, for peers that write directly."""
 
     def received(self, request_id: str, blocks: Sequence[int]) -> None:
         """Register complete blocks of a request, to be copied before the next batch."""
@@ -254,7 +254,7 @@ class SharedWorkerState:
         )
 
     def prefill_ended(self, request_id: str, first_token: int | None) -> None:
-        """Pass the end of a prefill and its first token to the hand-off sender; None cancels the hand-off."""
+        """Tell the hand-off sender that a prefill has ended with `first_token`. If it is None, cancel the hand-off."""
         sender = self.sender
         if not (sender.cancel(request_id) if first_token is None else sender.prefilled(request_id, first_token)):
             with self.changed:

@@ -202,7 +202,7 @@ def test_rejects_a_duplicate_request():
 
 @given(aborted=st.booleans())
 def test_an_abort_during_allocation_returns_the_blocks(aborted):
-    """After `is_remote`, vLLM frees the blocks of an aborted request only once its KV is reported as received."""
+    """If a request is aborted after `is_remote`, vLLM frees its blocks only once its KV is reported as received."""
     vllm = Vllm()
     vllm.instance.reserve(Request(id="a", arrival_s=0.0, prompt_tokens=3, output_tokens=2), "p")
     vllm.obey()

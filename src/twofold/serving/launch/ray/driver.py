@@ -91,7 +91,7 @@ def main() -> None:
 
 
 class PlacedWorker:
-    """Placement group and actor of a worker; `end` is the Ray reference to the result of the worker's host.
+    """Placement group and actor of a worker; the Ray reference `end` is ready when the actor has ended.
 
     `node` is the actual or intended node. It is None while no node has room; Ray then selects the first node that has
     room.

@@ -1,7 +1,7 @@
 """Process that runs one worker on a Ray node, as a host that joins the service like `twofold join`.
 
-It exits when the service or its actor ends. It reads a HostJob from standard input and writes the reason of a failure
-to standard output.
+It exits when the service or its Ray actor ends. It reads a HostJob from standard input and writes the reason of a
+failure to standard output.
 """
 
 import asyncio

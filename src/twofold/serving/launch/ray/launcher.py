@@ -11,7 +11,7 @@ from twofold.serving.launch.launcher import Launcher
 
 
 class HostJob(msgspec.Struct, frozen=True, kw_only=True):
-    """Input of a worker's host process: the controller's address, and the worker that joins from this host.
+    """Input of a worker's host process, which joins the service at `controller` with this one worker.
 
     `key` is the text of the cluster key file, `model` a directory or hub id, `threads` the number of compute threads.
     """

@@ -228,7 +228,7 @@ def _hands_off(held: VllmRequest, output: EngineCoreOutput) -> bool:
 
 
 def _token(output: EngineCoreOutput, place: int, index: int, reason: FinishReason | None) -> TokenOutput:
-    """Convert token `place` of an iteration's new tokens to a TokenOutput with index `index` in the whole output."""
+    """Convert the new token at position `place` in `output`; `index` is its position in the request's whole output."""
     logprob, top = None, tuple[tuple[int, float], ...]()
     if output.new_logprobs is not None:
         ids = output.new_logprobs.logprob_token_ids[place].tolist()

@@ -55,7 +55,7 @@ class VllmRequestState(Enum):
 
 
 class VllmOrder(Enum):
-    """Order of another thread to add, resume or abort a request of vLLM before the next iteration."""
+    """Action on a request, ordered by another thread and executed before vLLM's next iteration."""
 
     ADD = auto()
     RESUME = auto()  # its KV and first token have been received
@@ -205,7 +205,7 @@ class VllmScheduler:
         return held is not None and held.stage is VllmRequestState.LEASE_QUEUE
 
     def allocated(self, request_id: str, blocks: Sequence[int]) -> None:
-        """Lease the blocks that vLLM has allocated for a request to the peer that prefills the request."""
+        """vLLM has allocated blocks for a request: lease them to the peer that prefills the request."""
         held = self._here.get(request_id)
         if held is None:  # aborted since vLLM called `is_remote`
             self._received.add(request_id)

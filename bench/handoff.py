@@ -35,10 +35,10 @@ from second_token import SecondToken, second_token
 from two_hosts import TwoHosts, two_hosts
 from twofold.cluster.paths import KvEgress, ModelledPaths
 from twofold.errors import UserError
+from twofold.events import Route
 from twofold.handoff import HandoffMode
 from twofold.reporting.summary import seconds
 from twofold.request import Request
-from twofold.route import Route
 from twofold.scheduling.cluster.scheduler import AutoHandoff
 from twofold.transport.base import MemoryDescriptor
 

@@ -20,8 +20,50 @@ from mypy_extensions import mypyc_attr
 
 from twofold.handoff import HandoffMode
 from twofold.request import FinishReason, Request
-from twofold.route import Route
+from twofold.route import PrefixFetch, RoleMove
 from twofold.timeline import Moment, Timeline
+
+
+class Route:
+    """The prefill and decode instance of a request; equal ids mean that there is no hand-off.
+
+    `moves` are role changes to make first. `reused_tokens` is the number of prompt tokens expected in the prefix cache
+    once `fetch` has completed. `ttft_s` is the predicted time to first token, if the router predicts it.
+    """
+
+    __slots__ = ("decode", "fetch", "moves", "prefill", "reused_tokens", "ttft_s")
+
+    def __init__(
+        self,
+        prefill: str,
+        decode: str,
+        moves: tuple[RoleMove, ...] = (),
+        reused_tokens: int = 0,
+        fetch: PrefixFetch | None = None,
+        ttft_s: float | None = None,
+    ) -> None:
+        self.prefill = prefill
+        self.decode = decode
+        self.moves = moves
+        self.reused_tokens = reused_tokens
+        self.fetch = fetch
+        self.ttft_s = ttft_s
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Route) and self._fields() == other._fields()
+
+    def __hash__(self) -> int:
+        return hash(self._fields())
+
+    def __repr__(self) -> str:
+        return f"Route{self._fields()}"
+
+    def _fields(self) -> tuple[object, ...]:
+        return self.prefill, self.decode, self.moves, self.reused_tokens, self.fetch, self.ttft_s
+
+    @property
+    def splits(self) -> bool:
+        return self.prefill != self.decode
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)

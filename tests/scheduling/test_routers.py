@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.routed import cluster, load, pools, predicted, request
+from twofold.events import Route
 from twofold.instance import Role
-from twofold.route import Route
 from twofold.scheduling.routers import FIXED_ROLE_ROUTERS, ROUTERS
 
 

@@ -85,17 +85,16 @@ def test_chunks_pass_every_stage_in_order(cluster, requests):
     """The chunks of a prompt cover all its tokens and pass each stage one after the other."""
     passages = defaultdict(list)
 
-    class Recorded(instance_module._RunEnd):
+    class Recorded(instance_module._Run):
         def happen(self):
-            run = self.run
-            times = run.begins, run.timing.first_ps, run.later_ps
-            for part in run.batch.prefills:
+            times = self.begins, self.timing.first_ps, self.later_ps
+            for part in self.batch.prefills:
                 passages[part.sequence.id].append((part.context_tokens, part.num_tokens, times))
             super().happen()
 
     spec, batchers, model, capacity = cluster
     batchers = {role: "prefill-chunks" if role is Role.PREFILL else name for role, name in batchers.items()}
-    with patch.object(instance_module, "_RunEnd", Recorded):
+    with patch.object(instance_module, "_Run", Recorded):
         world = run((spec, batchers, model, capacity), requests)
     ended = {timeline.request.id: timeline.request for timeline in world.ends.timelines}
     for request_id in passages.keys() & ended.keys():

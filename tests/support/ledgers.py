@@ -2,9 +2,8 @@
 
 from support.routed import load, pools
 from support.toy import ToyModel
-from twofold.events import PlacedRequest
+from twofold.events import PlacedRequest, Route
 from twofold.request import Request
-from twofold.route import Route
 from twofold.scheduling.admission.ledger import InstanceCapacity, OverloadLedger
 from twofold.scheduling.admission.overload import OverloadControl, create_overload_rule
 

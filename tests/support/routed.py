@@ -5,10 +5,11 @@ from types import SimpleNamespace
 from unittest.mock import ANY
 
 from support.predicted import forecast
+from twofold.events import Route
 from twofold.handoff import HandoffMode
 from twofold.instance import NO_LOAD, InstanceLoad, LoadTotals, Role
 from twofold.request import Request
-from twofold.route import PrefixFetch, Route
+from twofold.route import PrefixFetch
 from twofold.scheduling.cluster.pools import Pools
 from twofold.scheduling.cluster.scheduler import ClusterScheduler, FixedHandoff
 from twofold.scheduling.routers import FORECASTING_ROUTERS, ROUTERS

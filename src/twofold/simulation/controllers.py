@@ -9,11 +9,10 @@ from collections.abc import Callable
 
 from twofold.cluster.spec import ControlSpec
 from twofold.cluster.timing import ps
-from twofold.events import PlacedRequest
+from twofold.events import PlacedRequest, Route
 from twofold.handoff import HandoffMode
 from twofold.instance import NO_LOAD, InstanceLoad, Role
 from twofold.request import Request
-from twofold.route import Route
 from twofold.scheduling.cluster.pools import Pools
 from twofold.scheduling.cluster.router import Router
 from twofold.scheduling.cluster.scheduler import ClusterScheduler, FixedHandoff, HandoffPolicy

@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from typing import Final
 
-from mypy_extensions import mypyc_attr
+from mypy_extensions import i64, mypyc_attr
 
 from twofold.cluster.profiles import InstanceSlot
 from twofold.cluster.timing import RunTiming
@@ -92,14 +92,16 @@ class SimulatedInstance(ABC):
 
     def charge(self, duration: int, milliwatts: int, batch: RunningBatch, stages: int = 1) -> None:
         """Add a batch to the totals: `duration` is its time summed over `stages`, `milliwatts` its power above idle."""
-        self._energy += (duration >> _UNIT) * milliwatts
-        self._energy_rest += (duration & _REST) * milliwatts
+        power: i64 = milliwatts  # machine integers: the duration of one batch is far below 2⁵⁰ ps
+        time: i64 = duration
+        self._energy += (time >> _UNIT) * power
+        self._energy_rest += (time & _REST) * power
         if stages > 1:
-            duration //= stages
-        sequences = batch.decode_sequences + batch.prefill_sequences
-        self.busy += duration
-        self._sequence_time += (duration >> _UNIT) * sequences
-        self._sequence_time_rest += (duration & _REST) * sequences
+            time //= stages
+        sequences: i64 = batch.decode_sequences + batch.prefill_sequences
+        self.busy += time
+        self._sequence_time += (time >> _UNIT) * sequences
+        self._sequence_time_rest += (time & _REST) * sequences
 
 
 class VirtualInstance(SimulatedInstance):
@@ -130,7 +132,8 @@ class VirtualInstance(SimulatedInstance):
         self._first, self._later = self.timing.stages() if self._stages > 1 else (self.timing, self.timing)
         self._idle_mw = self._first.idle_mw
         self.order = EventOrder.COMPLETION + slot.number  # event order of its runs
-        self._runs = [_Run(self) for _ in range(self._stages)]  # by lane
+        self._run = _Run(self)  # of an instance with one stage
+        self._runs = [_Run(self) for _ in range(self._stages)]  # of a pipeline, by lane
         self._running = 0  # number of active runs
         self._cut = False  # whether the run was shortened to end after the current iteration
         self._free_at = [0] * self._stages
@@ -140,35 +143,44 @@ class VirtualInstance(SimulatedInstance):
         if self.scheduler.changed:
             if not self._running or self._stages > 1:
                 self.start()
-            elif not self._cut and self._runs[0].count > 1:
+            elif not self._cut and self._run.count > 1:
                 self._cut_short()
 
     def _cut_short(self) -> None:
         """End the run after the current iteration, so that newly arrived work can join the next one."""
         self._cut = True
-        run = self._runs[0]
+        run = self._run
         count = run.timing.under_way(self.kernel.now - run.begun)
         if count < run.count:
-            run.count, run.end.pending = count, False
-            run.end = _RunEnd(self, run)
-            run.end.pending = True
-            run.end.at = run.begun + run.timing.end_ps(count)
-            self.kernel.add(run.end)
+            run.pending = False
+            self._run = _Run(self)
+            self._schedule(self._run, run.batch, run.timing, count, run.begun)
+
+    def _schedule(self, run: "_Run", batch: RunningBatch, timing: RunTiming, count: int, begun: int) -> None:
+        """Schedule the end of `count` iterations of a batch that began at `begun`."""
+        run.batch, run.timing, run.count, run.begun = batch, timing, count, begun
+        run.at = begun + timing.end_ps(count)
+        run.pending = True
+        if self._cores is None:
+            self.kernel.add(run)
+        else:
+            self._cores.compute(batch, run.at - begun, run)
 
     def die(self) -> None:
         now = self.kernel.now
-        for run in self._runs:
-            if not run.end.pending:
+        for run in (self._run, *self._runs):
+            if not run.pending:
                 continue
             single, milliwatts = self._stages == 1, run.timing.milliwatts - self._idle_mw
             self.charge(now - run.begun if single else run.computed(now), milliwatts, run.batch, self._stages)
-            run.end.pending = False
+            run.pending = False
             done = min(run.timing.under_way(now - run.begun), run.count) - 1 if single else 0
             if done:
                 self.iterations += done
                 self.environment.ran(self, run.batch, run.timing, done, run.begun, run.begun)
         if self._cores is not None:
             self._cores.drop()
+        self._run = _Run(self)
         self._runs = [_Run(self) for _ in range(self._stages)]
         self._running = 0
         self._free_at = [now] * self._stages
@@ -182,33 +194,27 @@ class VirtualInstance(SimulatedInstance):
             return
         if self._running:
             return
-        now = self.kernel.now
-        batch = self.scheduler.start(now)
+        now, scheduler = self.kernel.now, self.scheduler
+        batch = scheduler.start(now)
         if batch is None:
             self.milliwatts = self._idle_mw
             self.environment.idle(self)
             return
-        timing, swap = self.timing.batch(batch), self.scheduler.swap
+        timing, swap = self.timing.batch(batch), scheduler.swap
         if batch.prefills:
             timing = self.environment.loading(batch, timing)
         if swap is not None:
             copying = self.timing.copying(swap.take_copies())
             timing = RunTiming(timing.first_ps + copying, timing.step_ps, timing.milliwatts)
-        run, count = self._runs[0], batch.limit
+        count = batch.limit
         if count > self._max_run:  # noqa: PLR1730  (min() takes twice as long)
             count = self._max_run
-        run.batch, run.timing, run.count, run.begun = batch, timing, count, now
-        run.end.at = end = now + timing.end_ps(count)
-        run.end.pending = True
         self._cut = False
         self._running = 1
         self.batch = batch
         self.milliwatts = timing.milliwatts
-        if self._cores is None:
-            self.kernel.add(run.end)
-        else:
-            self._cores.compute(batch, end - now, run.end)
-        self.environment.started(self, batch, end)
+        self._schedule(self._run, batch, timing, count, now)
+        self.environment.started(self, batch, self._run.at)
 
     def _start_in_pipeline(self) -> None:
         """Start one iteration of a batch, which passes all stages one after another, if the first stage is free."""
@@ -223,14 +229,14 @@ class VirtualInstance(SimulatedInstance):
         run, first, later = self._runs[batch.lane], self._first.batch(batch), self._later.batch(batch)
         run.batch, run.timing, run.later_ps = batch, first, later.first_ps
         run.begins = pass_through(now, first.first_ps, later.first_ps, self._free_at)
-        run.count, run.begun, run.end.at = 1, run.begins[-1], self._free_at[-1]
-        run.end.pending = True
+        run.count, run.begun, run.at = 1, run.begins[-1], self._free_at[-1]
+        run.pending = True
         self._running += 1
         self.batch = batch
         self.milliwatts += first.milliwatts - self._idle_mw
-        self.kernel.add(run.end)
-        self.environment.started(self, batch, run.end.at)
-        self.kernel.schedule(self._free_at[0], self.order, self._entrance_free, run.end)
+        self.kernel.add(run)
+        self.environment.started(self, batch, run.at)
+        self.kernel.schedule(self._free_at[0], self.order, self._entrance_free, run)
         for sequence in batch.paused:
             sequence.last_token_at = self._last_token[batch.lane]
 
@@ -260,9 +266,9 @@ class VirtualInstance(SimulatedInstance):
             self.environment.stepped(self, results)
         self.start()
 
-    def _entrance_free(self, end: "_RunEnd") -> None:
+    def _entrance_free(self, run: "_Run") -> None:
         """Start the next batch because the first stage has become free, unless the instance has failed meanwhile."""
-        if end.pending:
+        if run.pending:
             self.start()
 
 
@@ -282,31 +288,15 @@ def pass_through(now: int, first: int, later: int, free_at: list[int]) -> list[i
     return begins
 
 
-class _RunEnd(Event):
-    """Event at the end of a run. It has no effect if not `pending`: the run was cut short or the instance failed."""
+class _Run(Event):
+    """`count` iterations of a batch, which began at `begun`, and the event of their end.
 
-    __slots__ = ("instance", "pending", "run")
-
-    def __init__(self, instance: VirtualInstance, run: "_Run") -> None:
-        self.order = instance.order
-        self.instance = instance
-        self.run = run
-        self.pending = False
-
-    def happen(self) -> None:
-        if self.pending:
-            self.pending = False
-            self.instance.complete(self.run)
-
-
-class _Run:
-    """`count` iterations of a batch, which began at `begun`. A lane uses one object for all its runs.
-
-    In a pipeline, a run is one iteration. `begins` has its start time in each stage; `later_ps` is its duration in
-    each stage after the first.
+    An instance or lane uses one object for its runs, one after another. The event has no effect if the run is not
+    `pending`: it was cut short or the instance failed. In a pipeline, a run is one iteration. `begins` has its start
+    time in each stage; `later_ps` is its duration in each stage after the first.
     """
 
-    __slots__ = ("batch", "begins", "begun", "count", "end", "later_ps", "timing")
+    __slots__ = ("batch", "begins", "begun", "count", "instance", "later_ps", "pending", "timing")
 
     batch: RunningBatch
     timing: RunTiming
@@ -316,7 +306,14 @@ class _Run:
     later_ps: int
 
     def __init__(self, instance: VirtualInstance) -> None:
-        self.end = _RunEnd(instance, self)
+        self.order = instance.order
+        self.instance = instance
+        self.pending = False
+
+    def happen(self) -> None:
+        if self.pending:
+            self.pending = False
+            self.instance.complete(self)
 
     def computed(self, now: int) -> int:
         """Return the picoseconds that all stages of a pipeline together have spent computing until `now`."""

@@ -13,14 +13,14 @@ import msgspec
 from twofold.cluster.spec import CacheSpec, cache_size_tokens
 from twofold.cluster.timing import PS, RunTiming, nearest
 from twofold.errors import ConfigurationError
-from twofold.events import RequestSubscriber
+from twofold.events import RequestSubscriber, Route
 from twofold.kvcache.cache import CacheObserver, PrefixCache, RemovalReason
 from twofold.kvcache.eviction import create_eviction
 from twofold.kvcache.index import PrefixIndex
 from twofold.kvcache.tiers import TieredCache
 from twofold.performance.reuse import layer_wise
 from twofold.request import BlockKey
-from twofold.route import PrefixFetch, Route
+from twofold.route import PrefixFetch
 from twofold.scheduling.instance.queues import RunningBatch
 from twofold.simulation.histogram import Histogram
 from twofold.simulation.kernel import Call, EventOrder, Kernel, MachineLink, VirtualNetwork

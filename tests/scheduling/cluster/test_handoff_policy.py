@@ -5,9 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.scheduled import request
+from twofold.events import Route
 from twofold.handoff import HandoffMode
 from twofold.performance.transfer import TransferModel
-from twofold.route import Route
 from twofold.scheduling.cluster.scheduler import HANDOFF_POLICIES, AutoHandoff, BySizeHandoff, TransferPaths
 
 ROUTE = Route("p0", "d0")

@@ -1,12 +1,11 @@
 """Detection of traffic shifts, and its false alarms."""
 
-import os
 import random
 from math import exp
-from pathlib import Path
 
 import pytest
 
+from twofold.bench.real_data import find_data
 from twofold.scheduling.replan.traffic import BATCH, Quantity, TrafficMonitor
 from twofold.workload.trace import open_trace
 
@@ -148,10 +147,12 @@ def test_handles_simultaneous_arrivals():
     watch.shifts()
 
 
-@pytest.mark.skipif("TWOFOLD_DATA" not in os.environ, reason="needs the traces that TWOFOLD_DATA has")
 @pytest.mark.parametrize("name", ["azure-2023-code", "azure-2023-conv"])
 def test_no_alarm_on_a_shuffled_trace(name):
-    requests = list(open_trace(Path(os.environ["TWOFOLD_DATA"]) / "traces" / f"{name}.csv"))
+    trace = find_data(f"traces/{name}.csv")
+    if trace is None:
+        pytest.skip(f"needs traces/{name}.csv, see `make data`")
+    requests = list(open_trace(trace))
     random.Random(0).shuffle(requests)
     events = ((i / 5.0, request.prompt_tokens, request.output_tokens) for i, request in enumerate(requests))
     assert tell(TrafficMonitor(), events) is None

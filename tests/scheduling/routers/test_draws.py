@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 
 from support.routed import load, pools, request
-from twofold.route import Route
+from twofold.events import Route
 from twofold.scheduling.routers.draws import TwoChoices, drawn, scrambled, two_of
 
 

@@ -1,8 +1,8 @@
 """Routing to the shortest queue, with instance roles that re-planning changes."""
 
 from support.routed import cluster, load, pools, request
+from twofold.events import Route
 from twofold.instance import Role
-from twofold.route import Route
 from twofold.scheduling.routers.jsq import PlannedRoles
 
 

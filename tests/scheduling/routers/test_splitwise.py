@@ -5,8 +5,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.routed import cluster, load, pools, request
+from twofold.events import Route
 from twofold.instance import Role
-from twofold.route import RoleMove, Route
+from twofold.route import RoleMove
 from twofold.scheduling.cluster.pools import pending_tokens
 from twofold.scheduling.routers.splitwise import SplitwiseRouter, SplitwiseSimRouter
 

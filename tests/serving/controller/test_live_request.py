@@ -7,9 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from twofold.errors import InstanceLostError
-from twofold.events import PlacedRequest
+from twofold.events import PlacedRequest, Route
 from twofold.request import FinishReason, Generation, Request, SamplingParams, TokenOutput
-from twofold.route import Route
 from twofold.serving.controller.live_request import LiveRequest
 from twofold.serving.telemetry.snapshot import AttemptStage
 

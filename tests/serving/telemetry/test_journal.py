@@ -2,9 +2,9 @@
 
 import msgspec
 
-from twofold.events import PlacedRequest
+from twofold.events import PlacedRequest, Route
 from twofold.request import Request
-from twofold.route import PrefixFetch, Route
+from twofold.route import PrefixFetch
 from twofold.serving.telemetry.journal import ENCODER, Journal, read_journal
 
 

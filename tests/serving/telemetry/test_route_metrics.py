@@ -4,7 +4,8 @@ from prometheus_client import generate_latest
 
 from support.predicted import forecast
 from support.routed import load, pools
-from twofold.route import PrefixFetch, Route
+from twofold.events import Route
+from twofold.route import PrefixFetch
 from twofold.serving.telemetry.metrics import MetricRegistry, RouteMetrics
 
 

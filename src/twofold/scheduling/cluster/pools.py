@@ -4,25 +4,14 @@ Each load measure in use has a heap per pool, so finding the least loaded instan
 load takes time logarithmic in the number of instances.
 """
 
-from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import Final
 
-from mypy_extensions import i64, mypyc_attr
-
-from twofold.instance import HeapEntry, InstanceLoad, Role
+from twofold.instance import HeapEntry, InstanceLoad, LoadMeasure, Ranking, Role
 from twofold.scheduling.cluster.forecast import ClusterForecast
 
 _PREFILL: Final = Role.PREFILL
 _DECODE: Final = Role.DECODE
-
-
-@mypyc_attr(allow_interpreted_subclasses=True)
-class LoadMeasure(ABC):
-    """Function that maps the load of an instance to the number by which routers rank instances."""
-
-    @abstractmethod
-    def of(self, load: InstanceLoad) -> int: ...
 
 
 class _PendingTokens(LoadMeasure):
@@ -46,75 +35,12 @@ reserved_tokens: Final = _ReservedTokens()
 requests: Final = _Requests()
 
 
-class _Ranking:
-    """Heap of the instances of a pool, ordered by one load measure and then by the order of joining.
-
-    Comparisons are inlined for speed, because every placement makes about twenty of them.
-    """
-
-    def __init__(self, measure: LoadMeasure) -> None:
-        self.measure = measure
-        self.heap: list[HeapEntry] = []
-
-    def join(self, load: InstanceLoad) -> None:
-        standing = HeapEntry(load, self.measure.of(load), len(self.heap))
-        load.standings.append(standing)
-        self.heap.append(standing)
-        self._rise(standing)
-
-    def leave(self, standing: HeapEntry) -> None:
-        last = self.heap.pop()
-        if last is not standing:
-            last.position = standing.position
-            self.heap[last.position] = last
-            self._rise(last)
-            self._sink(last)
-
-    def changed(self, standing: HeapEntry) -> None:
-        """Restore the heap order after the load of an instance changed."""
-        number, before = self.measure.of(standing.load), standing.number
-        standing.number = number
-        if number < before:
-            self._rise(standing)
-        elif number > before:
-            self._sink(standing)
-
-    def _rise(self, standing: HeapEntry) -> None:
-        heap, at, number, place = self.heap, standing.position, standing.number, standing.load.place
-        while at > 0:
-            above = heap[(at - 1) >> 1]
-            if above.number < number or (above.number == number and above.load.place < place):
-                break
-            heap[at] = above
-            above.position, at = at, above.position
-        heap[at] = standing
-        standing.position = at
-
-    def _sink(self, standing: HeapEntry) -> None:
-        heap, at, number, place = self.heap, standing.position, standing.number, standing.load.place
-        size: i64 = len(heap)
-        while (child := 2 * at + 1) < size:
-            below = heap[child]
-            if child + 1 < size:
-                other = heap[child + 1]
-                if other.number < below.number or (
-                    other.number == below.number and other.load.place < below.load.place
-                ):
-                    below = other
-            if number < below.number or (number == below.number and place < below.load.place):
-                break
-            heap[at] = below
-            below.position, at = at, below.position
-        heap[at] = standing
-        standing.position = at
-
-
 class Pool:
     """The instances of one role, in the order in which they joined."""
 
     def __init__(self) -> None:
         self._members: dict[str, InstanceLoad] = {}
-        self._rankings: list[_Ranking] = []
+        self._rankings: list[Ranking] = []
         self._joined = 0
         self._in_turn: list[InstanceLoad] = []
 
@@ -130,20 +56,15 @@ class Pool:
         self._members[load.id] = load
         self._in_turn = []
         for ranking in self._rankings:
-            ranking.join(load)
+            load.standings.append(HeapEntry(ranking, load))
 
     def remove(self, load: InstanceLoad) -> None:
         del self._members[load.id]
         self._in_turn = []
-        for number, standing in enumerate(load.standings):
-            self._rankings[number].leave(standing)
+        for standing in load.standings:
+            standing.leave()
         load.standings = []
         load.place = 0
-
-    def changed(self, load: InstanceLoad) -> None:
-        """Update the rankings of this pool after the load of an instance changed."""
-        for number, standing in enumerate(load.standings):
-            self._rankings[number].changed(standing)
 
     def least(self, measure: LoadMeasure) -> InstanceLoad | None:
         """Return the instance with the lowest load; among equals, the first to join. None if the pool is empty."""
@@ -152,10 +73,10 @@ class Pool:
         for ranking in self._rankings:
             if ranking.measure is measure:
                 return ranking.heap[0].load
-        added = _Ranking(measure)
+        added = Ranking(measure)
         self._rankings.append(added)
         for load in self._members.values():
-            added.join(load)
+            load.standings.append(HeapEntry(added, load))
         return added.heap[0].load
 
     def nth(self, number: int) -> InstanceLoad | None:
@@ -225,4 +146,5 @@ class Pools:
 
     def changed(self, load: InstanceLoad) -> None:
         """Update the rankings of an instance's pool after its load changed."""
-        self[load.role].changed(load)
+        for standing in load.standings:
+            standing.changed()

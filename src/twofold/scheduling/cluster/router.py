@@ -5,9 +5,9 @@ from typing import ClassVar
 
 from mypy_extensions import mypyc_attr
 
+from twofold.events import Route
 from twofold.instance import InstanceLoad, Role
 from twofold.request import Request
-from twofold.route import Route
 from twofold.scheduling.cluster.pools import Pools
 
 

@@ -6,12 +6,11 @@ from typing import NamedTuple
 
 from mypy_extensions import mypyc_attr
 
-from twofold.events import PlacedRequest, RequestSubscriber
+from twofold.events import PlacedRequest, RequestSubscriber, Route
 from twofold.handoff import HandoffMode
 from twofold.instance import InstanceLoad, Role
 from twofold.performance.transfer import TransferModel
 from twofold.request import Request
-from twofold.route import Route
 from twofold.scheduling.cluster.router import Router
 from twofold.scheduling.instance.sequence import FULL_RESERVATION, KvReservation
 

@@ -121,7 +121,8 @@ class KvReceiver:
 
     def _expect(self, request: Request, source: str) -> ScheduledSequence:
         """Register a request that will decode on this instance after its prefill on `source`."""
-        sequence = ScheduledSequence(request, decodes_here=True, computed=request.prompt_tokens, generated=1)
+        sequence = ScheduledSequence(request, decodes_here=True, generated=1)
+        sequence.computed = sequence.prompt_tokens
         sequence.source = source
         self.add(sequence)
         return sequence

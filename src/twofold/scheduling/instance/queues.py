@@ -29,7 +29,7 @@ class SchedulerOutput:
         self.repeatable = True
 
 
-_UNCHANGED: Final = SchedulerOutput()
+NO_CHANGES: Final = SchedulerOutput()  # all decodes continue
 
 
 @mypyc_attr(free_list_len=1)
@@ -233,19 +233,6 @@ class Lane:
         self.batch: RunningBatch | None = None
         self.message: Batch | None = None
         self.aborted: list[BlockAllocation] = []
-
-    def start(self, output: SchedulerOutput | None) -> RunningBatch | None:
-        """Start and return the batch that `output` selects (None: all decodes); return None if nothing can run."""
-        decoding = self.queues.decoding
-        changes, decodes, limit = _UNCHANGED if output is None else output, decoding.size, 1
-        if not changes.prefills:
-            if not decodes:
-                return None
-            if changes.repeatable and not self.single_step:
-                limit = self.remaining or decoding.iterations_to_end()
-        self.remaining = limit
-        self.batch = batch = RunningBatch(changes, decodes, decoding.context_tokens, limit, self.number)
-        return batch
 
     def computes(self, sequence: ScheduledSequence) -> bool:
         """Whether the running batch computes tokens of a sequence."""

@@ -26,7 +26,15 @@ from twofold.kvcache.paged import PrefixBlockAllocator
 from twofold.request import FinishReason, Phase, Request
 from twofold.scheduling.instance.batcher import Batcher, SchedulingBudget
 from twofold.scheduling.instance.kv_receiver import KvReceiver, allocation_of
-from twofold.scheduling.instance.queues import DecodeSet, Lane, Queues, RunningBatch, SchedulerOutput, StepResult
+from twofold.scheduling.instance.queues import (
+    NO_CHANGES,
+    DecodeSet,
+    Lane,
+    Queues,
+    RunningBatch,
+    SchedulerOutput,
+    StepResult,
+)
 from twofold.scheduling.instance.sequence import (
     FULL_RESERVATION,
     KvReservation,
@@ -82,7 +90,8 @@ class InstanceScheduler(KvReceiver):
         self.changed = False
         self.preemptions = 0
         self._shares_prefills = stages > 1 and batcher.chunked
-        self._lanes = [Lane(0, self.queues, stages > 1)]
+        self._lane = Lane(0, self.queues, stages > 1)  # the only lane unless this is a pipeline
+        self._lanes = [self._lane]
         for number in range(1, stages):
             prefilling = self.queues.prefilling if self._shares_prefills else None
             self._lanes.append(Lane(number, Queues(self.queues.waiting, prefilling), True))
@@ -198,24 +207,25 @@ class InstanceScheduler(KvReceiver):
 
     def start(self, now: float) -> RunningBatch | None:
         """Start and return a batch on an idle lane; None if there is nothing to run or no pipeline lane is idle."""
-        stages, turns = self.stages, self._turns
-        if self._running == stages:
-            if stages == 1:
+        if self._running == self.stages:
+            if self.stages == 1:
                 raise RuntimeError("the running batch has not been completed")
             return None
         self._now = now
         if self.shared is not None:
             self.shared.cache.expire(now)
-        if stages == 1:
-            batch = self._start_lane(turns[0])
-            if batch is not None:
-                self._running = 1
-            return batch
-        for turn in range(self._running, stages):
+        batch = self._start_lane(self._lane) if self.stages == 1 else self._start_idle_lane()
+        if batch is not None:
+            self._running += 1
+        return batch
+
+    def _start_idle_lane(self) -> RunningBatch | None:
+        """Start a batch on the idle lane of a pipeline that has been idle longest among those with something to run."""
+        turns = self._turns
+        for turn in range(self._running, self.stages):
             batch = self._start_lane(turns[turn])
             if batch is not None:
                 turns.insert(self._running, turns.pop(turn))
-                self._running += 1
                 if self._shares_prefills:
                     for chunk in batch.prefills:
                         chunk.sequence.computed += chunk.num_tokens
@@ -223,21 +233,31 @@ class InstanceScheduler(KvReceiver):
         return None
 
     def _start_lane(self, lane: Lane) -> RunningBatch | None:
-        output = None
+        """Select, start and return the next batch of an idle lane; None if the lane has nothing to run."""
+        queues, changes = lane.queues, NO_CHANGES
         if self.changed or not lane.remaining:
             self.changed = False
             lane.remaining = 0
-            if not lane.queues.settled:
-                output = self._select(lane.queues)
-        return lane.start(output)
+            if not queues.settled:
+                changes = self._select(queues)
+        decoding, limit = queues.decoding, 1
+        decodes = decoding.size
+        if not changes.prefills:
+            if not decodes:
+                return None
+            if changes.repeatable and not lane.single_step:
+                limit = lane.remaining or decoding.iterations_to_end()
+        lane.remaining = limit
+        lane.batch = batch = RunningBatch(changes, decodes, decoding.context_tokens, limit, lane.number)
+        return batch
 
     def advance(self, iterations: int = 1) -> list[StepResult]:
         """Complete `iterations` iterations of the oldest running batch.
 
         Returns a result for each sequence that got its first token, ended, or was paused for lack of blocks.
         """
-        batch = self._finish(iterations)
-        lane = self._lanes[batch.lane]
+        lane = self._lane if self.stages == 1 else self._turns[0]
+        batch = self._finish(lane, iterations)
         results: list[StepResult] = []
         if batch.prefills:
             self.finish_prefills(lane.queues, batch.prefills, (), results)
@@ -273,8 +293,8 @@ class InstanceScheduler(KvReceiver):
         """
         if not self._running or batch is not self._turns[0].message:
             raise RuntimeError("only the oldest running batch can be completed")
-        running = self._finish(1)
-        lane = self._lanes[running.lane]
+        lane = self._turns[0]
+        running = self._finish(lane, 1)
         decoding = lane.queues.decoding
         made = self._tokens_made(batch, decoding)
         results: list[StepResult] = []
@@ -361,9 +381,8 @@ class InstanceScheduler(KvReceiver):
             self.swap.admit(sequence)
         queues.prefilling.append(sequence)
 
-    def _finish(self, iterations: int) -> RunningBatch:
-        """End the oldest running batch after `iterations` iterations; raises RuntimeError if they exceed its limit."""
-        lane = self._turns[0]
+    def _finish(self, lane: Lane, iterations: int) -> RunningBatch:
+        """End the oldest running batch, which is on `lane`; raises RuntimeError if `iterations` exceed its limit."""
         batch = lane.batch
         if batch is None or iterations > batch.limit:
             raise RuntimeError("only a batch that was started can be completed")
@@ -450,19 +469,19 @@ class InstanceScheduler(KvReceiver):
         queue.append(sequence)
         self.batcher.on_queued(sequence)
         if not self.changed:
-            self.changed = self.batcher.should_reschedule(sequence, self._lanes[0].batch, self.blocks)
+            self.changed = self.batcher.should_reschedule(sequence, self._lane.batch, self.blocks)
 
     def blocks_freed(self) -> None:
         if self.changed:
             return
         for lane in self._lanes:
             if not lane.queues.settled:
-                self.changed = self.batcher.should_reschedule(None, self._lanes[0].batch, self.blocks)
+                self.changed = self.batcher.should_reschedule(None, self._lane.batch, self.blocks)
                 return
 
     def _lane_for_decode(self) -> Lane:
         """Return the lane with the fewest decodes; among equals, the first one."""
-        fewest = self._lanes[0]
+        fewest = self._lane
         if self.stages > 1:
             for lane in self._lanes:
                 if lane.queues.decodes < fewest.queues.decodes:

@@ -7,10 +7,10 @@ the loads of its instances and is ranked in a pool like the load of an instance.
 from collections.abc import Iterator
 from typing import ClassVar
 
-from twofold.instance import NO_LOAD, InstanceLoad, LoadTotals, Role
+from twofold.events import Route
+from twofold.instance import NO_LOAD, InstanceLoad, LoadMeasure, LoadTotals, Role
 from twofold.request import Request
-from twofold.route import Route
-from twofold.scheduling.cluster.pools import LoadMeasure, Pool, Pools
+from twofold.scheduling.cluster.pools import Pool, Pools
 from twofold.scheduling.cluster.router import Router
 from twofold.scheduling.routers.draws import drawn, two_of
 

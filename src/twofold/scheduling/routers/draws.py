@@ -4,10 +4,10 @@ from collections.abc import Callable
 from typing import ClassVar
 from zlib import crc32
 
-from twofold.instance import InstanceLoad
+from twofold.events import Route
+from twofold.instance import InstanceLoad, LoadMeasure
 from twofold.request import Request
-from twofold.route import Route
-from twofold.scheduling.cluster.pools import LoadMeasure, Pool, Pools, pending_tokens, reserved_tokens
+from twofold.scheduling.cluster.pools import Pool, Pools, pending_tokens, reserved_tokens
 from twofold.scheduling.cluster.router import Router
 
 _MASK = (1 << 64) - 1

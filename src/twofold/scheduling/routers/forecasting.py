@@ -5,9 +5,10 @@ from typing import ClassVar, Final, NamedTuple
 
 from mypy_extensions import mypyc_attr
 
+from twofold.events import Route
 from twofold.instance import InstanceLoad
 from twofold.request import Request
-from twofold.route import PrefixFetch, Route
+from twofold.route import PrefixFetch
 from twofold.scheduling.cluster.forecast import ClusterForecast
 from twofold.scheduling.cluster.pools import Pool, Pools, reserved_tokens
 from twofold.scheduling.cluster.router import Router

@@ -2,9 +2,10 @@
 
 from typing import ClassVar
 
+from twofold.events import Route
+from twofold.instance import LoadMeasure
 from twofold.request import Request
-from twofold.route import Route
-from twofold.scheduling.cluster.pools import LoadMeasure, Pools, pending_tokens, reserved_tokens
+from twofold.scheduling.cluster.pools import Pools, pending_tokens, reserved_tokens
 from twofold.scheduling.cluster.router import Router
 
 

@@ -4,9 +4,10 @@ from typing import ClassVar, Final
 
 from mypy_extensions import mypyc_attr
 
+from twofold.events import Route
 from twofold.instance import InstanceLoad, Role
 from twofold.request import Request
-from twofold.route import RoleMove, Route
+from twofold.route import RoleMove
 from twofold.scheduling.cluster.pools import Pool, Pools, pending_tokens, reserved_tokens
 from twofold.scheduling.cluster.router import Router
 

@@ -9,13 +9,13 @@ from pathlib import Path
 
 from twofold.cluster.profiles import instance_profiles, instance_slots
 from twofold.engine.base import KvLayout
+from twofold.events import Route
 from twofold.hardware.catalog import load_catalog
 from twofold.instance import InstanceLoad
 from twofold.kvcache.index import PrefixIndex
 from twofold.kvcache.sharding import UNSHARDED, Sharding, layer_traffic, plan_reshard
 from twofold.performance.base import PerformanceModel
 from twofold.performance.transfer import LinkSpeed, PrefillSpeed, TransferModel, reshard_path
-from twofold.route import Route
 from twofold.scheduling.cluster.forecast import ClusterForecast, Prediction
 from twofold.scheduling.cluster.scheduler import TransferPaths
 from twofold.serving.config import ForecastConfig

@@ -4,9 +4,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from enum import StrEnum
 
-from twofold.events import PlacedRequest, RequestSubscriber
+from twofold.events import PlacedRequest, RequestSubscriber, Route
 from twofold.instance import Role
-from twofold.route import Route
 from twofold.scheduling.cluster.breaker import Breaker, BreakerState
 from twofold.scheduling.cluster.scheduler import ClusterScheduler
 from twofold.serving.messages import Message

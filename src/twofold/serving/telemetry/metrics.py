@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metr
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from twofold.route import Route
+from twofold.events import Route
 from twofold.scheduling.admission.admission import Admission
 from twofold.scheduling.admission.ledger import OverloadLedger
 from twofold.scheduling.cluster.forecast import ClusterForecast

@@ -196,7 +196,11 @@ class BlocksChanged(Message, frozen=True, kw_only=True):
 
 
 class HandoffReport(Message, frozen=True, kw_only=True):
-    """Report that `instance` has handed off `bytes_moved` bytes of KV; times are on the instance's monotonic clock."""
+    """Report that `instance` has moved `bytes_moved` bytes of KV in a hand-off; times are on its monotonic clock.
+
+    The instance that moves the bytes reports them: the source if it writes, the target if it pulls. The report thus
+    leaves the target before the tokens that it decodes.
+    """
 
     instance: str
     request_id: str
@@ -247,12 +251,12 @@ class HandoffOffered(Message, frozen=True, kw_only=True):
 class HandoffTaken(Message, frozen=True, kw_only=True):
     """Report to the source of a pulled hand-off that the target has finished reading.
 
-    `epoch` is the source's epoch from the offer. `bytes_moved` is None if the KV was not read completely.
+    `epoch` is the source's epoch from the offer. `complete` is False if the KV was not read completely.
     """
 
     request_id: str
     epoch: int
-    bytes_moved: int | None
+    complete: bool
 
 
 class Heartbeat(Message, frozen=True, kw_only=True):

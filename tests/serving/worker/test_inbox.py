@@ -6,7 +6,7 @@ import torch
 from support.scheduled import EPOCH, request, scheduler
 from twofold.engine.base import KvLayout, LayerShape
 from twofold.request import SamplingParams
-from twofold.serving.messages import HandoffEnded, HandoffOffered, HandoffTaken, Peer, RequestFailed
+from twofold.serving.messages import HandoffEnded, HandoffOffered, HandoffReport, HandoffTaken, Peer, RequestFailed
 from twofold.serving.worker.inbox import HandoffEvents
 from twofold.serving.worker.peers import PeerDirectory
 from twofold.serving.worker.receiver import HandoffReader, HandoffReceiver
@@ -95,9 +95,9 @@ def test_an_offered_kv_cache_is_read_decoded_and_released(checked):
     decode.offer(checksums=decode.sums() if checked else None)
     decode.receive()
     assert decode.same_as_source()
-    assert decode.sent(HandoffTaken) == [
-        ("p's", HandoffTaken(request_id="a", epoch=11, bytes_moved=3 * LAYOUT.bytes_per_block))
-    ]
+    assert decode.sent(HandoffTaken) == [("p's", HandoffTaken(request_id="a", epoch=11, complete=True))]
+    ((_, report),) = decode.sent(HandoffReport)
+    assert (report.instance, report.request_id, report.bytes_moved) == ("d", "a", 3 * LAYOUT.bytes_per_block)
     assert decode.ran() == ["a"]
 
 
@@ -110,7 +110,7 @@ def test_blocks_stay_held_while_a_read_is_in_flight():
     assert decode.state.scheduler.blocks.num_in_flight == len(decode.lease.blocks)
     decode.events.received(incoming)
     assert decode.state.scheduler.status().idle
-    assert [message.bytes_moved for _, message in decode.sent(HandoffTaken)] == [None]
+    assert [message.complete for _, message in decode.sent(HandoffTaken)] == [False]
 
 
 def test_a_lost_source_fails_the_request_after_pending_reads():
@@ -129,7 +129,7 @@ def test_an_offer_for_a_finished_request_is_declined():
     decode = Decode()
     decode.state.abort("a")
     decode.offer()
-    assert [message.bytes_moved for _, message in decode.sent(HandoffTaken)] == [None]
+    assert [message.complete for _, message in decode.sent(HandoffTaken)] == [False]
     assert decode.state.scheduler.status().idle
 
 
@@ -141,7 +141,7 @@ def test_an_offer_of_another_epoch_is_not_read(wrong):
     if "source_epoch" in wrong:
         assert "has ended" in decode.receive().error
     assert all(torch.equal(a, b) for a, b in zip(decode.pool.block_rows(0), before, strict=True))
-    assert [message.bytes_moved for _, message in decode.sent(HandoffTaken)] == [None]
+    assert [message.complete for _, message in decode.sent(HandoffTaken)] == [False]
 
 
 @pytest.mark.parametrize("pulled", [True, False])

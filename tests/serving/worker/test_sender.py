@@ -140,8 +140,8 @@ def test_a_pulled_handoff_is_offered_once_and_held_until_taken(lease_first):
     recording = Recording()
     pulled(recording, lease_first=lease_first)
     assert not recording.over.wait(0.05)
-    recording.sender.taken("r", 77)
-    assert recording.finished() == [("offer", "r"), ("ended", "r", False, 77)]
+    recording.sender.taken("r", complete=True)
+    assert recording.finished() == [("offer", "r"), ("ended", "r", False, 0)]
 
 
 def test_offered_blocks_are_held_after_the_request_ended():
@@ -149,7 +149,7 @@ def test_offered_blocks_are_held_after_the_request_ended():
     pulled(recording)
     assert recording.sender.cancel("r")
     assert not recording.over.wait(0.05)
-    recording.sender.taken("r", None)
+    recording.sender.taken("r", complete=False)
     assert recording.finished() == [("offer", "r"), ("ended", "r", True, 0)]
 
 
@@ -190,7 +190,7 @@ def test_each_handoff_ends_once_under_any_interleaving(steps, mode, random):
             progress[name] += 1
     for name in progress:
         sender.cancel(name)
-        sender.taken(name, None)
+        sender.taken(name, complete=False)
     sender.cancel_to("d")  # an offer that was made after that
     while sum(entry[0] == "ended" for entry in list(recording.log)) < 3:
         recording.over.wait(0.01)

@@ -39,12 +39,12 @@ class HandoffEvents:
         )
         if message.epoch != state.epoch:
             log.warning("%s ignores an offer of KV for %s with epoch %d", state.instance, request_id, message.epoch)
-            self._reply(incoming, None)
+            self._reply(incoming, complete=False)
         elif state.scheduler.read_started(request_id, message.epoch):
             incoming.blocks = tuple(state.scheduler.blocks_of(request_id))[: len(message.blocks)]
             state.receiver.add(incoming)
         else:
-            self._reply(incoming, None)
+            self._reply(incoming, complete=False)
 
     def ended(self, message: messages.HandoffEnded) -> None:
         """Process the end of a source's writes. The KV is complete if the message contains the first token."""
@@ -85,6 +85,8 @@ class HandoffEvents:
     def received(self, incoming: IncomingHandoff) -> None:
         """Record the KV of an incoming hand-off, or fail its request after an error. Called on the receiver thread."""
         state, request_id = self._state, incoming.request_id
+        if incoming.pulled and incoming.complete:
+            self._report(request_id, incoming.started_s, incoming.bytes_moved)
         with state.changed:
             if incoming.pulled:
                 if state.scheduler.read_ended(request_id, complete=incoming.complete):
@@ -98,20 +100,13 @@ class HandoffEvents:
             state.grant()
             state.changed.notify()
         if incoming.pulled:
-            self._reply(incoming, incoming.bytes_moved if incoming.complete else None)
+            self._reply(incoming, complete=incoming.complete)
 
     def sent(self, outgoing: OutgoingHandoff) -> None:
         """End an outgoing hand-off: report it if complete, end its lease, free its blocks. Called by the sender."""
         state, complete = self._state, not outgoing.cancelled
-        if complete and outgoing.started_s is not None:
-            report = messages.HandoffReport(
-                instance=state.instance,
-                request_id=outgoing.request_id,
-                started_s=outgoing.started_s,
-                ended_s=time.monotonic(),
-                bytes_moved=outgoing.bytes_moved,
-            )
-            state.tell(report)
+        if complete and outgoing.started_s is not None and not outgoing.offered:
+            self._report(outgoing.request_id, outgoing.started_s, outgoing.bytes_moved)
         if outgoing.lease is not None and not outgoing.offered:
             first_token = outgoing.first_token if complete else None
             state.end_lease(outgoing.lease, first_token, outgoing.error, outgoing.checksums)
@@ -120,10 +115,18 @@ class HandoffEvents:
             state.grant()
             state.changed.notify()  # the freed blocks may let a prompt start
 
-    def _reply(self, incoming: IncomingHandoff, bytes_moved: int | None) -> None:
-        taken = messages.HandoffTaken(
-            request_id=incoming.request_id, epoch=incoming.source_epoch, bytes_moved=bytes_moved
+    def _report(self, request_id: str, started_s: float, bytes_moved: int) -> None:
+        report = messages.HandoffReport(
+            instance=self._state.instance,
+            request_id=request_id,
+            started_s=started_s,
+            ended_s=time.monotonic(),
+            bytes_moved=bytes_moved,
         )
+        self._state.tell(report)
+
+    def _reply(self, incoming: IncomingHandoff, *, complete: bool) -> None:
+        taken = messages.HandoffTaken(request_id=incoming.request_id, epoch=incoming.source_epoch, complete=complete)
         self._state.tell_peer(incoming.source, taken)
 
 
@@ -164,9 +167,9 @@ class InboxLoop:
                 self._events.ended(message)
             case messages.HandoffOffered():
                 self._events.offered(message)
-            case messages.HandoffTaken(request_id=request_id, bytes_moved=bytes_moved):
+            case messages.HandoffTaken(request_id=request_id, complete=complete):
                 if message.epoch == state.epoch:
-                    state.sender.taken(request_id, bytes_moved)
+                    state.sender.taken(request_id, complete=complete)
             case messages.Abort(request_id=request_id):
                 state.abort(request_id)
             case messages.Heartbeat(source=source):

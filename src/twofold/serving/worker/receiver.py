@@ -1,9 +1,10 @@
 """Incoming KV hand-offs: a thread reads KV that peers offer, and verifies the checksums of KV that peers wrote."""
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from twofold.errors import TwofoldError
 from twofold.serving.worker.peers import PeerDirectory
@@ -14,7 +15,8 @@ class IncomingHandoff:
     """Receiving side of one hand-off, after the source has computed all KV.
 
     In pull mode, `source_blocks` of the source's epoch `source_epoch` are read into the local `blocks`. In the other
-    modes the source has already written the blocks, and only the checksums are verified.
+    modes the source has already written the blocks, and only the checksums are verified. `started_s` is the monotonic
+    time of the source's message.
     """
 
     request_id: str
@@ -25,6 +27,7 @@ class IncomingHandoff:
     source_blocks: Sequence[int] | None = None
     source_epoch: int = 0
     checksums: Sequence[int] | None = None
+    started_s: float = field(default_factory=time.monotonic)
     bytes_moved: int = 0
     cancelled: bool = False
     error: str | None = None

@@ -160,14 +160,13 @@ class HandoffSender:
             self._queue(outgoing)
             return True
 
-    def taken(self, request_id: str, bytes_moved: int | None) -> None:
-        """Record that the target has stopped reading an offered hand-off; `bytes_moved` is None if the read failed."""
+    def taken(self, request_id: str, *, complete: bool) -> None:
+        """Record that the target has stopped reading an offered hand-off, with or without its `complete` KV."""
         with self._changed:
             outgoing = self._outgoing.get(request_id)
             if outgoing is not None and outgoing.offered:
                 outgoing.taken = True
-                outgoing.cancelled = outgoing.cancelled or bytes_moved is None
-                outgoing.bytes_moved = bytes_moved or 0
+                outgoing.cancelled = outgoing.cancelled or not complete
                 self._queue(outgoing)
 
     def cancel(self, request_id: str) -> bool:
@@ -249,7 +248,7 @@ class HandoffWriter:
         assert outgoing.first_token is not None  # noqa: S101
         inbox = self._peers.inbox(lease.instance)
         if inbox is None:  # the target is dead
-            self._sender.taken(outgoing.request_id, None)
+            self._sender.taken(outgoing.request_id, complete=False)
             return
         self._peers.transport.publish(outgoing.blocks)
         self._add_checksums(outgoing, range(len(own.layout.layers)))

@@ -45,9 +45,9 @@ from twofold.engine.base import SequenceStep
 from twofold.events import Recorder
 from twofold.hardware.catalog import load_catalog
 from twofold.instance import Role
-from twofold.performance.fitting.packed import MeasuredIteration, fit_packed
-from twofold.performance.host_profile import PackedModel, PackedTimes
+from twofold.performance.fitting.iterations import IterationWork, Measurement, fit_iterations
 from twofold.performance.instance import LayersStage, Pipeline
+from twofold.performance.profile import IterationTimes, MeasuredModel
 from twofold.request import Request
 from twofold.simulation.observers.base import Observer
 from twofold.simulation.simulate import build_cluster
@@ -93,8 +93,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     setting: Setting
     live: dict[str, Ttft]
     simulated: dict[str, Ttft]
-    alone: PackedTimes
-    crowded: PackedTimes
+    alone: IterationTimes
+    crowded: IterationTimes
 
 
 # -- live -----------------------------------------------------------------------------------------------------------
@@ -176,12 +176,12 @@ class FirstTokens(Observer):
         self.ttft_s.append(timeline.ttft_s or 0.0)
 
 
-def simulated(times: PackedTimes, token_s: float, stages: int, chunk: int | None, prompt: int) -> float:
+def simulated(times: IterationTimes, token_s: float, stages: int, chunk: int | None, prompt: int) -> float:
     """Return the simulated TTFT of one prompt on a pipeline of `stages` stages with these engine times.
 
     The machine type in the cluster spec has no effect, because all times come from `times`.
     """
-    whole = PackedModel("the engine", times)
+    whole = MeasuredModel("the engine", times)
     first, later = LayersStage(whole, 1 / stages, 0.0), LayersStage(whole, 1 / stages, token_s)
     spec = ClusterSpec(
         pools=(
@@ -213,7 +213,7 @@ def simulated(times: PackedTimes, token_s: float, stages: int, chunk: int | None
 
 
 def simulate_all(
-    setting: Setting, alone: PackedTimes, crowded: PackedTimes, hidden_bytes: int, besides_s: float
+    setting: Setting, alone: IterationTimes, crowded: IterationTimes, hidden_bytes: int, besides_s: float
 ) -> dict[str, Ttft]:
     token_s = hidden_bytes / (setting.boundary_gb_per_s * 1e9)
     ways = {ONE: (alone, 1, None), TWO: (alone, 2, None), CHUNKED: (crowded, 2, setting.chunk)}
@@ -235,9 +235,9 @@ def simulate_all(
 # -- the engine -----------------------------------------------------------------------------------------------------
 
 
-def measure_engine(directory: Path, longest: int) -> list[MeasuredIteration]:
+def measure_engine(directory: Path, longest: int) -> list[Measurement]:
     """Time prefill iterations of several lengths and contexts on one thread; each time is the median of three runs."""
-    engine, made = make_engine(directory, longest), list[MeasuredIteration]()
+    engine, made = make_engine(directory, longest), list[Measurement]()
     for tokens, context in [*cells(longest), (longest // 2, 0), (longest, 0)]:
         step = new_step(tokens, context)
         taken = []
@@ -245,10 +245,8 @@ def measure_engine(directory: Path, longest: int) -> list[MeasuredIteration]:
             began = time.perf_counter()
             engine.run([step])
             taken.append(time.perf_counter() - began)
-        squares = tokens * (tokens + 2 * context)
-        made.append(
-            MeasuredIteration(tokens=tokens, squares=squares, sequences=0, context=0, seconds=statistics.median(taken))
-        )
+        work = IterationWork(tokens, squares=tokens * (tokens + 2 * context))
+        made.append(Measurement(work=(work,), seconds=statistics.median(taken)))
     return made
 
 
@@ -316,14 +314,14 @@ def engine_command(what: str, directory: Path, longest: int) -> list[str]:
     return [sys.executable, __file__, what, "--model", str(directory), "--long", str(longest)]
 
 
-def engine_times(directory: Path, longest: int, processes: int) -> PackedTimes:
+def engine_times(directory: Path, longest: int, processes: int) -> IterationTimes:
     """Time the engine in concurrent processes; return a performance model fitted to the first process's times."""
     command = engine_command("--measure-engine", directory, longest)
     running = [subprocess.Popen(command, stdout=subprocess.PIPE) for _ in range(processes)]
     sentences = [process.communicate()[0] for process in running]
     if any(process.returncode for process in running):
         raise RuntimeError("measuring the engine failed")
-    return fit_packed(msgspec.json.decode(sentences[0], type=list[MeasuredIteration]))
+    return fit_iterations(msgspec.json.decode(sentences[0], type=list[Measurement])).times
 
 
 # -- report ---------------------------------------------------------------------------------------------------------
@@ -394,10 +392,10 @@ def main() -> int:
         urls = {name: stack.enter_context(served(model, flags)) for name, flags in services(setting).items()}
         engine = stack.enter_context(Engine(model, setting.long))
         seen = asyncio.run(live(urls, setting, engine))
-        slower = statistics.median(engine.seconds) / PackedModel("", alone).prefill_s(setting.long, setting.long**2)
+        slower = statistics.median(engine.seconds) / MeasuredModel("", alone).prefill_s(setting.long, setting.long**2)
         print(f"the engine took {slower:.2f} times as long as at calibration")
         alone, crowded = alone.slower(slower), crowded.slower(slower)
-        besides_s = seen[ONE].short_s - PackedModel("", alone).prefill_s(setting.short, setting.short**2)
+        besides_s = seen[ONE].short_s - MeasuredModel("", alone).prefill_s(setting.short, setting.short**2)
         played = simulate_all(setting, alone, crowded, hidden_bytes(model), max(0.0, besides_s))
         report = Report(setting=setting, live=seen, simulated=played, alone=alone, crowded=crowded)
     Console().print(table(report))

@@ -35,7 +35,7 @@ from twofold.events import Recorder
 from twofold.fidelity.comparison import knee
 from twofold.fidelity.service import ServiceDesign, SimulatedService, clients_beside
 from twofold.hardware.catalog import load_catalog
-from twofold.performance.host_profile import read_host_profile
+from twofold.performance.profile import load_profile
 from twofold.request import Request
 from twofold.scheduling.admission.overload import OVERLOAD_RULES
 from twofold.slo import Slo
@@ -162,7 +162,7 @@ def main() -> int:
         profile = args.profile or Path(directory, "host.yaml")
         if args.profile is None:
             calibrate_host(LiveSettings(model=args.model, output=profile, max_num_seqs=SEQS))
-        host = read_host_profile(profile)
+        host = load_profile(profile)
         tokens = 2**30 // host.model.kv_bytes_per_token
         twin = SimulatedService(
             DESIGN, host, Path(directory), kv_capacity_tokens=tokens, max_num_seqs=SEQS, catalog=load_catalog()

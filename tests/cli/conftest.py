@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from support.hosts import profile
 from twofold.cli.main import main
 from twofold.hardware.hf_config import read_model
-from twofold.performance.host_profile import dump_host_profile
+from twofold.performance.profile import dump_profile
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def model(tiny_model_dir):
 def host(tmp_path, model):
     """Return the path of a host profile that was measured with the small Llama model."""
     path = tmp_path / "host.yaml"
-    path.write_text(dump_host_profile(replace(profile(), model=read_model(model))))
+    path.write_text(dump_profile(replace(profile(), model=read_model(model))))
     return path
 
 

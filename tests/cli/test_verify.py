@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from support.hosts import profile
-from twofold.performance.host_profile import dump_host_profile, read_host_profile
+from twofold.performance.profile import dump_profile, load_profile
 
 
 def run(*arguments):
@@ -28,14 +28,14 @@ def measured(tiny_model_dir, tmp_path_factory):
 def test_a_host_is_measured(measured):
     """`twofold calibrate live` measures iterations, gateway and link, and prints held-out errors."""
     path, shown = measured
-    found = read_host_profile(path)
-    assert found.engine.seconds(512, 512 * 512, 0, 0) > found.engine.seconds(16, 256, 0, 0) > 0
-    assert found.engine.seconds(0, 0, 8, 800) > 0
-    assert found.front.request_s + found.front.request_delay_s > 0
+    found = load_profile(path)
+    assert found.times.seconds(512, 512 * 512, 0, 0) > found.times.seconds(16, 256, 0, 0) > 0
+    assert found.times.seconds(0, 0, 8, 800) > 0
+    assert found.host.front.request_s + found.front.request_delay_s > 0
     assert found.link.bytes_per_s > 0
-    assert None not in (found.engine.prefill_error, found.engine.decode_error, found.engine.mixed_error)
+    assert None not in (found.times.prefill_error, found.times.decode_error, found.times.mixed_error)
     assert "held-out error" in shown
-    assert f"{found.engine.decode_error:.1%}" in shown
+    assert f"{found.times.decode_error:.1%}" in shown
 
 
 def test_both_worlds_are_compared(measured, tiny_model_dir):
@@ -85,7 +85,7 @@ def test_a_measured_host_is_simulated(measured, twofold):
 def test_mistakes_are_told_before_anything_is_served(flags, sentence, twofold, tiny_model_dir, tmp_path):
     """`twofold verify` reports invalid flags in one line with exit code 2 before it starts a service."""
     path = tmp_path / "host.yaml"
-    path.write_text(dump_host_profile(profile()))
+    path.write_text(dump_profile(profile()))
     done = twofold("verify", tiny_model_dir("llama"), "--profile", path, *flags)
     assert done.code == 2
     assert sentence in done.err

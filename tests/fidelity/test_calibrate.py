@@ -9,8 +9,8 @@ from twofold.events import Recorder
 from twofold.fidelity.calibrate import calibrate
 from twofold.fidelity.measurement import GroupResult, Measurements, Purpose, mixed_groups, split_groups
 from twofold.fidelity.worker_log import WorkerLog
-from twofold.performance.fitting.packed import MeasuredIteration
-from twofold.performance.host_profile import COLD_AFTER_S
+from twofold.performance.fitting.iterations import IterationWork, Measurement
+from twofold.performance.profile import COLD_AFTER_S
 from twofold.performance.transfer import LinkSpeed
 from twofold.request import FinishReason, Phase
 from twofold.serving.telemetry.journal import JournalEntry
@@ -41,13 +41,13 @@ class Service:
     def run(self, worker, items, *, crowd=1.0):
         """Run an iteration, which takes longer on a worker that was idle; return its end time."""
         prompts = [item for item in items if item.phase is Phase.PREFILL]
-        one = MeasuredIteration(
+        work = IterationWork(
             tokens=sum(item.num_tokens for item in prompts),
             squares=sum(item.num_tokens**2 for item in prompts),
             sequences=len(items) - len(prompts),
             context=sum(item.context_tokens for item in items if item.phase is Phase.DECODE),
-            seconds=0.0,
         )
+        one = Measurement(work=(work,), seconds=0.0)
         cold_s = COLD_S if self.now - self.ended.get(worker, 0.0) > COLD_AFTER_S else 0.0
         self.ended[worker] = end = self.now + one.predicted_s(TIMES) * crowd + cold_s
         batch = msgspec.to_builtins(Batch(self.batches, tuple(items)))
@@ -154,30 +154,30 @@ def found():
 
 def test_fits_iterations_of_every_kind(found):
     for one in ((300, 90_000, 0, 0), (0, 0, 5, 2000), (100, 10_000, 8, 1000)):
-        assert found.engine.seconds(*one) == pytest.approx(TIMES.seconds(*one), rel=0.02)
-    errors = found.engine.prefill_error, found.engine.decode_error, found.engine.mixed_error
+        assert found.times.seconds(*one) == pytest.approx(TIMES.seconds(*one), rel=0.02)
+    errors = found.times.prefill_error, found.times.decode_error, found.times.mixed_error
     assert all(error is not None and error < 0.02 for error in errors)
 
 
 def test_separates_the_cost_of_cold_iterations(found):
-    assert found.engine.cold_s == pytest.approx(COLD_S, rel=0.1)
+    assert found.times.cold_s == pytest.approx(COLD_S, rel=0.1)
 
 
 def test_fits_contention_between_workers(found):
     """The contention factors are fitted to iterations that overlap on both workers, without the gateway's CPU time."""
-    assert found.prefill.crowded == pytest.approx(CROWDED["prefill"], rel=0.02)
-    assert found.decode.crowded == pytest.approx(CROWDED["decode"], rel=0.02)
+    assert found.host.prefill.crowded == pytest.approx(CROWDED["prefill"], rel=0.02)
+    assert found.host.decode.crowded == pytest.approx(CROWDED["decode"], rel=0.02)
 
 
 def test_fits_the_overhead_of_sharing_a_core(found):
     """A prefill and a decode worker that share a core take more than twice as long; the excess is fitted."""
-    assert found.prefill.shared == pytest.approx(SHARED["prefill"], rel=0.03)
-    assert found.decode.shared == pytest.approx(SHARED["decode"], rel=0.03)
+    assert found.host.prefill.shared == pytest.approx(SHARED["prefill"], rel=0.03)
+    assert found.host.decode.shared == pytest.approx(SHARED["decode"], rel=0.03)
 
 
 def test_fits_gateway_cpu_times_and_delays(found):
     """The fit recovers the gateway's CPU times per request, iteration and token, and its delays."""
-    front = found.front
+    front = found.host.front
     assert front.request_s == pytest.approx(REQUEST_S, rel=0.05)
     assert front.prompt_token_s == pytest.approx(PROMPT_TOKEN_S, rel=0.05)
     assert front.request_delay_s == pytest.approx(REQUEST_DELAY_S, rel=0.1)
@@ -193,4 +193,4 @@ def test_fits_the_synchronisation_time_of_handoffs(found):
 
 
 def test_profile_has_the_given_model_cores_and_capacity(found):
-    assert (found.model, found.cores, found.threads, found.kv_capacity_tokens) == (MODEL, 2, 1, 1000)
+    assert (found.model, found.host.cores, found.host.threads, found.kv_capacity_tokens) == (MODEL, 2, 1, 1000)

@@ -7,7 +7,7 @@ from support.hosts import TIMES, profile
 from twofold.batch import Batch, BatchItem
 from twofold.fidelity.service import ServiceDesign
 from twofold.fidelity.worker_log import LoadSpan, WorkerLog, slowness
-from twofold.performance.host_profile import ContentionFactors, GatewayTimes
+from twofold.performance.profile import ContentionFactors, GatewayTimes
 from twofold.request import Phase
 from twofold.serving.telemetry.journal import JournalEntry
 

@@ -12,7 +12,7 @@ from twofold.fidelity.comparison import ATTAINMENT, Figure, compare_replays, kne
 from twofold.fidelity.service import ServiceDesign, SimulatedService, cluster_of
 from twofold.fidelity.worker_log import Slowness, WorkerLog
 from twofold.hardware.catalog import load_catalog
-from twofold.performance.host_profile import dump_host_profile
+from twofold.performance.profile import dump_profile
 from twofold.reporting.summary import summarize
 from twofold.request import Phase, Request
 from twofold.serving.telemetry.journal import JournalEntry
@@ -28,7 +28,7 @@ def host(tmp_path, monkeypatch):
     """Return the profile of a two-core host and the path of its file; the test process also sees two cores."""
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1})
     path = tmp_path / "host.yaml"
-    path.write_text(dump_host_profile(profile()))
+    path.write_text(dump_profile(profile()))
     return profile(), path
 
 

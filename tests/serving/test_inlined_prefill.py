@@ -13,7 +13,7 @@ from support.hosts import profile
 from support.reference import greedy_outputs
 from support.running_service import running_service
 from twofold.hardware.hf_config import read_model
-from twofold.performance.host_profile import dump_host_profile
+from twofold.performance.profile import dump_profile
 
 LONG_OUTPUT, OUTPUT = 400, 4
 
@@ -66,7 +66,7 @@ async def beside_a_decode(url, decode, short, long):
 def test_a_short_prompt_joins_decodes_and_a_long_one_waits(tiny_model_dir, tmp_path):
     """The bound is 100 ms; with a decode, a prompt of 40 tokens takes 51 ms and one of 200 tokens 211 ms."""
     model, path = tiny_model_dir("llama"), tmp_path / "host.yaml"
-    path.write_text(dump_host_profile(replace(profile(), model=read_model(model))))
+    path.write_text(dump_profile(replace(profile(), model=read_model(model))))
     prompts = prompt("decode", 30), prompt("short", 40), prompt("long", 200)
     flags = (*ENGINE, "--colocated", "1", "--inline-tbt", "0.1", "--profile", str(path))
     with running_service(model, *flags) as (_, url):

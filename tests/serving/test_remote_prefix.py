@@ -14,7 +14,7 @@ from support.joined_service import joined_service
 from support.reference import greedy_outputs
 from support.stored_prompts import BLOCK, GREEDY, OUTPUT, ask, hits, kill, moved, running, stored, tokens, until
 from twofold.hardware.hf_config import read_model
-from twofold.performance.host_profile import dump_host_profile
+from twofold.performance.profile import dump_profile
 
 FETCHING = Path(__file__).parents[2] / "bench" / "mooncake" / "serve_fetching.py"
 STORE = ("--kv-store-dram", "4MiB")
@@ -76,8 +76,8 @@ def test_the_same_tokens_from_a_remote_store_and_its_copy(tiny_model_dir, tmp_pa
 def test_the_conductor_fetches_from_a_busy_host(tiny_model_dir, tmp_path):
     """For a burst of prompts with one prefix, the router also uses the host without the prefix, which fetches it."""
     model, path = tiny_model_dir("llama"), tmp_path / "host.yaml"
-    slow = replace(profile(), model=read_model(model), engine=TIMES.slower(10.0))  # 10 ms a token
-    path.write_text(dump_host_profile(slow))
+    slow = replace(profile(), model=read_model(model), times=TIMES.slower(10.0))  # 10 ms a token
+    path.write_text(dump_profile(slow))
     begin = tokens("conducted", 40 * BLOCK)
     burst = [begin + tokens(f"own {number}", 200) for number in range(8)]
     expected = greedy_outputs(model, [begin, *burst], OUTPUT)

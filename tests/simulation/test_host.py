@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from twofold.cluster.timing import PS
-from twofold.performance.host_profile import ContentionFactors
+from twofold.performance.profile import ContentionFactors
 from twofold.simulation.kernel import Event, EventOrder, Host, HostTask, Kernel
 
 

@@ -8,7 +8,7 @@ from support.hosts import profile
 from twofold.cluster.spec import ClusterSpec, PoolSpec
 from twofold.hardware.catalog import load_catalog
 from twofold.instance import Role
-from twofold.performance.host_profile import HOST, ContentionFactors, GatewayTimes, dump_host_profile
+from twofold.performance.profile import HOST, ContentionFactors, GatewayTimes, dump_profile
 from twofold.request import Request
 from twofold.simulation.observers.base import Observer
 from twofold.simulation.simulate import simulate
@@ -30,7 +30,7 @@ def run(tmp_path_factory):
 
     def run(one, requests, *, prefill=1, decode=1, colocated=0, **settings):
         path = tmp_path_factory.mktemp("host") / "host.yaml"
-        path.write_text(dump_host_profile(one))
+        path.write_text(dump_profile(one))
         counts = {Role.PREFILL: prefill, Role.DECODE: decode, Role.MIXED: 0}
         if colocated:
             counts = {Role.MIXED: colocated}

@@ -1,7 +1,14 @@
 """Host profiles with round numbers, for simulations with known results."""
 
 from twofold.hardware.specs import Model
-from twofold.performance.host_profile import ContentionFactors, GatewayTimes, HostLink, HostProfile, PackedTimes
+from twofold.performance.profile import (
+    ContentionFactors,
+    GatewayTimes,
+    IterationTimes,
+    KvLink,
+    MeasuredProfile,
+    SharedHost,
+)
 
 MODEL = Model(
     name="small",
@@ -18,9 +25,10 @@ MODEL = Model(
     date="2026-01-01",
 )
 # Every iteration takes 10 ms plus 1 ms per token.
-TIMES = PackedTimes(
+TIMES = IterationTimes(
     base_s=0.010,
-    token_s=(0.001,) * 7,
+    bends=(0,),
+    token_s=(0.001,),
     square_s=0.0,
     sequence_s=0.0,
     context_s=0.0,
@@ -37,15 +45,12 @@ NONE = ContentionFactors()
 
 def profile(*, cores=2, threads=1, front=NO_FRONT, prefill=NONE, decode=NONE, latency_s=0.0, sync_s=0.0):
     """Return a host profile; by default, links and gateway take no time."""
-    return HostProfile(
+    return MeasuredProfile(
         model=MODEL,
-        cores=cores,
-        threads=threads,
-        engine=TIMES,
-        link=HostLink(bytes_per_s=1e15, latency_s=latency_s, sync_s=sync_s),
-        front=front,
-        prefill=prefill,
-        decode=decode,
+        engine="a test",
+        times=TIMES,
+        link=KvLink(bytes_per_s=1e15, latency_s=latency_s, sync_s=sync_s),
+        host=SharedHost(cores=cores, threads=threads, front=front, prefill=prefill, decode=decode),
         kv_capacity_tokens=64_000,
         source="a test",
         date="2026-01-01",

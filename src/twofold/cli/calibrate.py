@@ -24,7 +24,7 @@ from twofold.hardware.hf_config import read_model
 from twofold.performance.coefficients import Calibration, to_toml
 from twofold.performance.fitting.fit import FitOptions, fit_profile
 from twofold.performance.fitting.profile import read_profile
-from twofold.performance.host_profile import HostProfile, dump_host_profile
+from twofold.performance.profile import MeasuredProfile, dump_profile
 from twofold.reporting.output import table
 from twofold.serving.launch.worker_plan import available_cores
 
@@ -159,14 +159,15 @@ def calibrate_host(settings: LiveSettings) -> None:
         source=f"twofold calibrate live, {os.uname().machine}, {len(cores)} cores",
         date=f"{datetime.now(UTC):%Y-%m-%d}",
     )
-    output.write_text(dump_host_profile(profile), encoding="utf-8")
+    output.write_text(dump_profile(profile), encoding="utf-8")
     Console().print(profile_table(profile))
     typer.echo(f"wrote {output}", err=True)
 
 
-def profile_table(profile: HostProfile) -> Table:
+def profile_table(profile: MeasuredProfile) -> Table:
     """Return a table of a host profile, as times of typical iterations and transfers."""
-    engine, front, prefill, decode = profile.engine, profile.front, profile.prefill, profile.decode
+    engine, host = profile.times, profile.shared_host
+    front, prefill, decode = host.front, host.prefill, host.decode
     mixed_s = engine.seconds(512, 512 * 512, 8, 4096)
     request_s = front.request_s + 1024 * front.prompt_token_s + front.request_delay_s
     rows = (

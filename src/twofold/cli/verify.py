@@ -16,7 +16,7 @@ from twofold.fidelity.comparison import Comparison, compare, fidelity_table, kne
 from twofold.fidelity.service import ServiceDesign, SimulatedService
 from twofold.hardware.catalog import load_catalog
 from twofold.hardware.hf_config import read_model
-from twofold.performance.host_profile import HostProfile, PackedModel, read_host_profile
+from twofold.performance.profile import MeasuredModel, MeasuredProfile, load_profile
 from twofold.request import Request
 from twofold.slo import Slo
 from twofold.workload.source import workload
@@ -107,7 +107,7 @@ def verify(settings: VerifySettings) -> None:
 
 def compare_all(settings: VerifySettings, design: ServiceDesign) -> list[Comparison]:
     """Compare live and simulated latencies at each load. Raises ConfigurationError if the profile has another model."""
-    profile = read_host_profile(settings.profile)
+    profile = load_profile(settings.profile)
     model = read_model(settings.model)
     if model.name != profile.model.name or model.parameters != profile.model.parameters:
         raise ConfigurationError(
@@ -136,14 +136,14 @@ def compare_all(settings: VerifySettings, design: ServiceDesign) -> list[Compari
         )
 
 
-def _slo(settings: VerifySettings, profile: HostProfile) -> Slo:
+def _slo(settings: VerifySettings, profile: MeasuredProfile) -> Slo:
     """Return the SLO of --slo. The default is multiples of the latencies of an average request that runs alone."""
     if settings.slo is not None:
         return settings.slo
     sample = settings.requests(1.0)
     prompt = sum(request.prompt_tokens for request in sample) // len(sample)
     output = sum(request.output_tokens for request in sample) // len(sample)
-    ttft_s, tpot_s = PackedModel("", profile.engine).uncontended(prompt, output)
+    ttft_s, tpot_s = MeasuredModel("", profile.times).uncontended(prompt, output)
     return Slo(ttft_s=round(_TTFT * ttft_s, 3), tpot_s=round(_TPOT * tpot_s, 4))
 
 

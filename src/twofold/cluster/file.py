@@ -16,7 +16,7 @@ from twofold.errors import ConfigurationError, require
 from twofold.hardware.catalog import Catalog, load_catalog
 from twofold.hardware.suggestions import explain_validation, parse_toml, read_text, suggestion, unknown_name
 from twofold.instance import Role
-from twofold.performance.host_profile import read_host_profile
+from twofold.performance.profile import load_profile
 from twofold.scheduling.batchers import BATCHERS
 from twofold.scheduling.cluster.shared import OwnLoad
 
@@ -65,7 +65,7 @@ def read_cluster(text: str, name: str, *, catalog: Catalog | None = None) -> Clu
         # Not strict: YAML 1.1 reads 200e9 as a string.
         spec = msgspec.convert(raw, ClusterSpec, strict=False)
         known = catalog or load_catalog()
-        return _checked(spec, known if spec.profile is None else read_host_profile(spec.profile).extend(known))
+        return _checked(spec, known if spec.profile is None else load_profile(spec.profile).extend(known))
     except msgspec.ValidationError as error:
         raise ConfigurationError(f"cluster {name}: {_describe(error)}") from error
     except ConfigurationError as error:

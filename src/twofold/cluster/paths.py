@@ -6,7 +6,7 @@ from typing import NamedTuple
 from twofold.cluster.profiles import InstanceProfile, InstanceSlot, instance_slots
 from twofold.cluster.spec import ClusterSpec
 from twofold.hardware.specs import Model
-from twofold.performance.host_profile import read_host_profile
+from twofold.performance.profile import load_profile
 from twofold.performance.transfer import TransferModel, default_sync_s
 from twofold.scheduling.cluster.scheduler import TransferPaths
 
@@ -50,7 +50,7 @@ def transfer_model(spec: ClusterSpec, model: Model, profile: InstanceProfile) ->
     bytes_per_s = override or profile.machine.network_bytes_per_s * share
     latency_s, sync_s = 0.0, default_sync_s(bytes_per_s)
     if spec.profile is not None:
-        link = read_host_profile(spec.profile).link
+        link = load_profile(spec.profile).link
         latency_s, sync_s = link.latency_s, link.sync_s
     return TransferModel(
         kv_bytes_per_token=spec.kv_bytes_per_token or model.kv_bytes_per_token,

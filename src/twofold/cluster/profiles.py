@@ -13,8 +13,8 @@ from twofold.hardware.catalog import Catalog
 from twofold.hardware.specs import Machine, Model
 from twofold.instance import Role
 from twofold.performance.base import PerformanceModel
-from twofold.performance.host_profile import HOST, PackedModel, read_host_profile
 from twofold.performance.instance import boundary_bandwidth, kv_capacity_tokens, resident_kv_bytes_per_token
+from twofold.performance.profile import HOST, MeasuredModel, load_profile
 from twofold.performance.queueing import saturating_tokens
 from twofold.performance.registry import performance_model
 from twofold.scheduling.batchers import BATCHERS, can_swap
@@ -72,7 +72,7 @@ class InstanceProfile:
 def instance_profiles(spec: ClusterSpec, catalog: Catalog) -> list[InstanceProfile]:
     """Validate a cluster and create the profile of each pool; raises ConfigurationError."""
     check_spec(spec)
-    catalog = with_host_profile(spec, catalog)
+    catalog = with_profile(spec, catalog)
     model = catalog.model(spec.model)
     pools = [(pool, catalog.machine(pool.machine)) for pool in spec.pools]
     check_shared_nodes(pools)
@@ -86,9 +86,9 @@ def instance_profiles(spec: ClusterSpec, catalog: Catalog) -> list[InstanceProfi
     return profiles
 
 
-def with_host_profile(spec: ClusterSpec, catalog: Catalog) -> Catalog:
+def with_profile(spec: ClusterSpec, catalog: Catalog) -> Catalog:
     """Return the catalog, extended by the host and the model of the cluster's host profile, if there is one."""
-    return catalog if spec.profile is None else read_host_profile(spec.profile).extend(catalog)
+    return catalog if spec.profile is None else load_profile(spec.profile).extend(catalog)
 
 
 def performance_of(
@@ -105,7 +105,7 @@ def performance_of(
     With `across`, the pipeline stages are on several machines and exchange activations over the network.
     """
     if spec.profile is not None and machine.name == HOST:
-        return PackedModel(f"{model.name} on this host", read_host_profile(spec.profile).engine)
+        return MeasuredModel(f"{model.name} on this host", load_profile(spec.profile).times)
     boundary = boundary_bandwidth(machine, tensor_parallel, across=across)
     if across and spec.link_bytes_per_s is not None:
         boundary = spec.link_bytes_per_s

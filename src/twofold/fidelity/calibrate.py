@@ -10,8 +10,15 @@ from twofold.fidelity.measurement import GroupResult, Measurements, Purpose
 from twofold.fidelity.worker_log import LoadSpan, TimedIteration, WorkerLog
 from twofold.hardware.specs import Model
 from twofold.performance.fitting.fit import Floats, non_negative_least_squares
-from twofold.performance.fitting.packed import MeasuredIteration, fit_packed
-from twofold.performance.host_profile import ContentionFactors, GatewayTimes, HostLink, HostProfile, PackedTimes
+from twofold.performance.fitting.iterations import Measurement, fit_iterations
+from twofold.performance.profile import (
+    ContentionFactors,
+    GatewayTimes,
+    IterationTimes,
+    KvLink,
+    MeasuredProfile,
+    SharedHost,
+)
 
 _ALONE, _BESIDE = 0.05, 0.95  # maximum and minimum overlap with another worker, as a fraction of the iteration
 _ENOUGH = 5
@@ -21,7 +28,7 @@ _SHARING, _BESIDE_THEM = ("prefill-1", "decode-0"), "prefill-0"  # as `share_cor
 
 def calibrate(
     measured: Measurements, model: Model, *, cores: int, threads: int, kv_capacity_tokens: int, source: str, date: str
-) -> HostProfile:
+) -> MeasuredProfile:
     """Fit a host profile to measurements of a live service. Raises ConfigurationError if there are too few."""
     split = (measured.prefill, measured.decode), (measured.decode, measured.prefill)
     by_itself = [one for log, other in split for one in log.ran if _busy(one, [other]) < _ALONE]
@@ -29,7 +36,7 @@ def calibrate(
     # With slow clients, most prompts reach an idle, cold worker; too few warm prompts remain to separate the cold cost.
     told_apart = sum(not one.cold for one in prompts) * _WARM >= len(prompts)
     alone = [one.iteration for one in by_itself if not (one.cold and told_apart)]
-    times = fit_packed(alone)
+    times = fit_iterations(alone).times
     usual = times.slower(_slowness(times, alone))
     # The gateway shares cores with prefill in a split service, and all cores in a colocated one. The simulation charges
     # its CPU time separately, so the contention factors exclude it.
@@ -39,7 +46,7 @@ def calibrate(
         for (log, other), taken in zip(split, beside, strict=True)
     ]
     taken = _front_share(measured.of(Purpose.MIXED)) / cores
-    times = fit_packed([*alone, *_as_if_alone(measured.mixed, crowded, taken)])
+    times = fit_iterations([*alone, *_as_if_alone(measured.mixed, crowded, taken)]).times
     # The fit uses medians; scaling to total time includes occasional delays, which reduce throughput.
     times = times.slower(max(1.0, _slowness(times, alone)))
     cold = [one.iteration.seconds - one.iteration.predicted_s(times) for one in by_itself if one.cold]
@@ -48,15 +55,12 @@ def calibrate(
         ContentionFactors(crowded=each, shared=_shared(times, measured.shared, phase, each))
         for phase, each in zip(_SHARING, crowded, strict=True)
     )
-    return HostProfile(
+    return MeasuredProfile(
         model=model,
-        cores=cores,
-        threads=threads,
-        engine=times,
+        engine="twofold",
+        times=times,
         link=_link(measured, model, times),
-        front=_front(measured),
-        prefill=prefill,
-        decode=decode,
+        host=SharedHost(cores=cores, threads=threads, front=_front(measured), prefill=prefill, decode=decode),
         kv_capacity_tokens=kv_capacity_tokens,
         source=source,
         date=date,
@@ -68,12 +72,12 @@ def _busy(one: TimedIteration, others: Sequence[WorkerLog]) -> float:
     return sum(other.busy_share(one.start_s, one.end_s) for other in others) / max(1, len(others))
 
 
-def _slower(times: PackedTimes, log: WorkerLog, other: WorkerLog) -> float:
+def _slower(times: IterationTimes, log: WorkerLog, other: WorkerLog) -> float:
     """Return the slowdown of a worker's iterations that overlap with those of another worker; 1 if too few do."""
     return _typical(times, [one for one in log.ran if _busy(one, [other]) > _BESIDE and not one.cold])
 
 
-def _shared(times: PackedTimes, logs: dict[str, WorkerLog], name: str, crowded: float) -> float:
+def _shared(times: IterationTimes, logs: dict[str, WorkerLog], name: str, crowded: float) -> float:
     """Return the slowdown of iterations of two workers on one core, beyond the factor of 2 for taking turns."""
     if not logs:
         return 1.0
@@ -83,12 +87,12 @@ def _shared(times: PackedTimes, logs: dict[str, WorkerLog], name: str, crowded: 
     return max(1.0, _typical(times, sharing) / 2 / (1.0 + (crowded - 1.0) * beside))
 
 
-def _typical(times: PackedTimes, ran: Sequence[TimedIteration]) -> float:
+def _typical(times: IterationTimes, ran: Sequence[TimedIteration]) -> float:
     """Return the ratio of measured to predicted iteration time, at least 1. With too few iterations, return 1."""
     return max(1.0, _slowness(times, [one.iteration for one in ran])) if len(ran) >= _ENOUGH else 1.0
 
 
-def _slowness(times: PackedTimes, iterations: Sequence[MeasuredIteration]) -> float:
+def _slowness(times: IterationTimes, iterations: Sequence[Measurement]) -> float:
     """Return the ratio of the total measured time of iterations to their total predicted time."""
     return sum(one.seconds for one in iterations) / sum(one.predicted_s(times) for one in iterations)
 
@@ -99,7 +103,7 @@ def _front_share(observed: Sequence[GroupResult]) -> float:
     return sum(one.front_cpu_s for one in observed) / loaded_s if loaded_s else 0.0
 
 
-def _as_if_alone(logs: Sequence[WorkerLog], crowded: Sequence[float], taken: float) -> Iterator[MeasuredIteration]:
+def _as_if_alone(logs: Sequence[WorkerLog], crowded: Sequence[float], taken: float) -> Iterator[Measurement]:
     """Yield colocated workers' iterations, without the time lost to contention by the other worker and the gateway."""
     prefill, decode = crowded
     for log in logs:
@@ -110,7 +114,7 @@ def _as_if_alone(logs: Sequence[WorkerLog], crowded: Sequence[float], taken: flo
             yield msgspec.structs.replace(one.iteration, seconds=one.iteration.seconds / longer)
 
 
-def _link(measured: Measurements, model: Model, times: PackedTimes) -> HostLink:
+def _link(measured: Measurements, model: Model, times: IterationTimes) -> KvLink:
     """Return the measured link speed. `sync_s` is the median extra hand-off time over an ideal layer-wise transfer."""
     path = measured.link.transfer(model.kv_bytes_per_token, model.layers)
     tails = []
@@ -119,7 +123,7 @@ def _link(measured: Measurements, model: Model, times: PackedTimes) -> HostLink:
             tokens = one.iteration.tokens
             ideal_s = path.layer_wise_s(tokens, one.iteration.predicted_s(times)) - path.sync_s
             tails.append(measured.decode.landed[one.requests[0]] - one.end_s - ideal_s)
-    return HostLink(
+    return KvLink(
         bytes_per_s=measured.link.bytes_per_s,
         latency_s=measured.link.overhead_s,
         sync_s=max(0.0, median(tails)) if tails else path.sync_s,

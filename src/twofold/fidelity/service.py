@@ -12,7 +12,7 @@ from twofold.cluster.spec import ClusterSpec, PoolSpec
 from twofold.errors import ConfigurationError
 from twofold.fidelity.worker_log import AS_CALIBRATED, Slowness
 from twofold.hardware.catalog import Catalog
-from twofold.performance.host_profile import HOST, HostProfile, dump_host_profile
+from twofold.performance.profile import HOST, MeasuredProfile, dump_profile
 from twofold.request import Request
 from twofold.serving.config import WorkerConfig
 from twofold.serving.launch.worker_plan import BatchPolicies, available_cores, plan_workers
@@ -73,7 +73,7 @@ class SimulatedService:
     """
 
     design: ServiceDesign
-    profile: HostProfile
+    profile: MeasuredProfile
     directory: Path
     kv_capacity_tokens: int
     max_num_seqs: int
@@ -83,7 +83,7 @@ class SimulatedService:
         """Simulate `requests` on the host slowed down by `slowness`, and return their timelines."""
         path = self.directory / f"{slowness.prompts:.6f}-{slowness.decodes:.6f}.yaml"
         if not path.exists():
-            path.write_text(dump_host_profile(self.profile.slower(*slowness)), encoding="utf-8")
+            path.write_text(dump_profile(self.profile.slower(*slowness)), encoding="utf-8")
         spec = cluster_of(
             self.design, self.profile, path, kv_capacity_tokens=self.kv_capacity_tokens, max_num_seqs=self.max_num_seqs
         )
@@ -106,7 +106,7 @@ class _Ends(Observer):
 
 
 def cluster_of(
-    design: ServiceDesign, profile: HostProfile, path: Path, *, kv_capacity_tokens: int, max_num_seqs: int
+    design: ServiceDesign, profile: MeasuredProfile, path: Path, *, kv_capacity_tokens: int, max_num_seqs: int
 ) -> ClusterSpec:
     """Return the cluster spec that simulates a service design. `path` is the host profile that it refers to.
 
@@ -114,9 +114,10 @@ def cluster_of(
     """
     workers = design.workers()
     threads, cores = workers[0].threads, len(available_cores())
-    if (profile.cores, profile.threads) != (cores, threads):
+    host = profile.shared_host
+    if (host.cores, host.threads) != (cores, threads):
         raise ConfigurationError(
-            f"the profile was measured with {profile.threads} of {profile.cores} cores per worker, but {design.name} "
+            f"the profile was measured with {host.threads} of {host.cores} cores per worker, but {design.name} "
             f"has {threads} of {cores} on this machine: run `twofold calibrate live` here"
         )
     return ClusterSpec(

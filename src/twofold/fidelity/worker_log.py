@@ -19,8 +19,8 @@ import msgspec
 
 from twofold.batch import Batch
 from twofold.cluster.layout import gateway_cores
-from twofold.performance.fitting.packed import MeasuredIteration
-from twofold.performance.host_profile import COLD_AFTER_S, ContentionFactors, GatewayTimes, HostProfile
+from twofold.performance.fitting.iterations import IterationWork, Measurement
+from twofold.performance.profile import COLD_AFTER_S, ContentionFactors, GatewayTimes, MeasuredProfile
 from twofold.request import Phase
 from twofold.serving.config import WorkerConfig
 from twofold.serving.launch.worker_plan import available_cores
@@ -38,7 +38,7 @@ class TimedIteration(msgspec.Struct, frozen=True):
 
     start_s: float
     end_s: float
-    iteration: MeasuredIteration
+    iteration: Measurement
     requests: tuple[str, ...]
     idle_s: float
 
@@ -82,13 +82,13 @@ def _iterations(entries: Iterable[JournalEntry]) -> Iterator[TimedIteration]:
     for start, end, batch in spans:
         prompts = [item for item in batch.items if item.phase is Phase.PREFILL]
         decodes = [item for item in batch.items if item.phase is not Phase.PREFILL]
-        iteration = MeasuredIteration(
+        work = IterationWork(
             tokens=sum(item.num_tokens for item in prompts),
             squares=sum(item.num_tokens * (item.num_tokens + 2 * item.context_tokens) for item in prompts),
             sequences=len(decodes),
             context=sum(item.context_tokens for item in decodes),
-            seconds=end + pause - start,
         )
+        iteration = Measurement(work=(work,), seconds=end + pause - start)
         completed = tuple(item.request_id for item in prompts if item.samples)
         yield TimedIteration(start, end, iteration, completed, start - before)
         before = end
@@ -140,7 +140,7 @@ AS_CALIBRATED = Slowness(1.0, 1.0)
 
 
 def slowness(
-    profile: HostProfile, workers: Sequence[WorkerConfig], logs: Mapping[str, WorkerLog], span: LoadSpan
+    profile: MeasuredProfile, workers: Sequence[WorkerConfig], logs: Mapping[str, WorkerLog], span: LoadSpan
 ) -> Slowness:
     """Return the slowdown of a host since calibration, measured during `span`.
 
@@ -148,7 +148,7 @@ def slowness(
     """
     cores = available_cores()
     shared = gateway_cores(cores, ((worker.role, worker.cores) for worker in workers))
-    front = _front_share(profile.front, logs, span) / len(shared)
+    front = _front_share(profile.shared_host.front, logs, span) / len(shared)
     took, expected = [0.0, 0.0], [0.0, 0.0]  # with prompts, decodes alone
     for worker in workers:
         turns = [each for each in workers if each is not worker and _meet(each, worker)]
@@ -169,15 +169,15 @@ def slowness(
     return Slowness(prompts or usual, decodes or usual)
 
 
-def _alone_s(profile: HostProfile, one: TimedIteration) -> float:
-    return one.iteration.predicted_s(profile.engine) + (profile.engine.cold_s if one.cold else 0.0)
+def _alone_s(profile: MeasuredProfile, one: TimedIteration) -> float:
+    return one.iteration.predicted_s(profile.times) + (profile.times.cold_s if one.cold else 0.0)
 
 
-def _slowdowns(profile: HostProfile, one: TimedIteration) -> ContentionFactors:
-    return profile.prefill if one.iteration.tokens else profile.decode
+def _slowdowns(profile: MeasuredProfile, one: TimedIteration) -> ContentionFactors:
+    return profile.shared_host.prefill if one.iteration.tokens else profile.shared_host.decode
 
 
-def _pace(profile: HostProfile, one: TimedIteration, turns: Sequence[tuple[float, bool]]) -> float:
+def _pace(profile: MeasuredProfile, one: TimedIteration, turns: Sequence[tuple[float, bool]]) -> float:
     """Return the speed of an iteration relative to its speed on an unshared core.
 
     `turns` has a pair for each other worker on the core: the fraction of the iteration during which that worker ran,

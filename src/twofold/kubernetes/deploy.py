@@ -20,7 +20,7 @@ from twofold.hardware.suggestions import explain_validation, read_yaml
 from twofold.instance import Role
 from twofold.kubernetes.objects import check, objects_of
 from twofold.kubernetes.values import Json, Values
-from twofold.performance.host_profile import HOST
+from twofold.performance.profile import HOST
 from twofold.serving.launch.worker_plan import check_servable
 
 FORMATS: Final = {"k8s": "Manifests for `kubectl apply`.", "helm": "Values for the chart in deploy/helm/twofold."}

@@ -10,7 +10,7 @@ from twofold.errors import ConfigurationError
 from twofold.handoff import HandoffMode
 from twofold.instance import Role
 from twofold.kvcache.sharding import UNSHARDED, Sharding
-from twofold.performance.host_profile import PackedTimes
+from twofold.performance.profile import IterationTimes
 from twofold.scheduling.batchers import BATCHERS
 from twofold.scheduling.cluster.breaker import LONGEST_S
 from twofold.scheduling.replan.replanner import ReplanRules
@@ -133,7 +133,7 @@ class OverloadConfig(msgspec.Struct, frozen=True, kw_only=True):
 class InlineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Configuration of the batcher `inlined`: iterations may take at most `tbt_s` seconds, predicted with `times`."""
 
-    times: PackedTimes
+    times: IterationTimes
     tbt_s: float
 
 

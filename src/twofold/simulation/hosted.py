@@ -1,7 +1,7 @@
 """Simulated cluster of CPU workers on one host, together with the gateway and its clients.
 
 Workers on the same core take turns. Each request and each streamed token costs CPU time of the gateway, possibly on a
-core of a worker. Times are taken from a `HostProfile`.
+core of a worker. Times are taken from a `MeasuredProfile`.
 """
 
 from collections import deque
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from twofold.cluster.layout import gateway_cores, share_cores
 from twofold.cluster.profiles import InstanceSlot
 from twofold.cluster.timing import RunTiming, ps
-from twofold.performance.host_profile import HostProfile
+from twofold.performance.profile import MeasuredProfile
 from twofold.request import Request
 from twofold.scheduling.cluster.scheduler import ClusterScheduler
 from twofold.scheduling.instance.queues import RunningBatch, StepResult
@@ -29,7 +29,7 @@ class HostedCluster(VirtualCluster):
 
     def __init__(
         self,
-        profile: HostProfile,
+        profile: MeasuredProfile,
         slots: Sequence[InstanceSlot],
         kernel: Kernel,
         scheduler: ClusterScheduler,
@@ -37,11 +37,12 @@ class HostedCluster(VirtualCluster):
         observers: Sequence[Observer],
     ) -> None:
         super().__init__(kernel, scheduler, statistics, observers)
-        everywhere = range(profile.cores)
+        shared = profile.shared_host
+        everywhere = range(shared.cores)
         shares = share_cores(everywhere, len(slots))
-        host = Host(kernel, profile.cores)
+        host = Host(kernel, shared.cores)
         pinned = [(slot.profile.pool.role, share) for slot, share in zip(slots, shares, strict=True)]
-        self._host, self._gateway, self._times = host, HostTask(gateway_cores(everywhere, pinned)), profile.front
+        self._host, self._gateway, self._times = host, HostTask(gateway_cores(everywhere, pinned)), shared.front
         self._chores: deque[tuple[int, Call]] = deque()  # of the gateway: picoseconds of work, and its end
         self.cores = {slot.name: HostCores(host, share, profile) for slot, share in zip(slots, shares, strict=True)}
         self._first_seen: dict[str, int] = {}

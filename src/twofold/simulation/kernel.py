@@ -14,7 +14,7 @@ from typing import Any, Final
 from mypy_extensions import i64, mypyc_attr
 
 from twofold.cluster.timing import nearest, ps
-from twofold.performance.host_profile import COLD_AFTER_S, ContentionFactors, HostProfile
+from twofold.performance.profile import COLD_AFTER_S, ContentionFactors, MeasuredProfile
 from twofold.request import Phase
 from twofold.scheduling.instance.queues import RunningBatch
 
@@ -289,11 +289,11 @@ class Host:
 class HostCores(HostTask):
     """Cores of one worker on a host. A batch takes longer after an idle time of more than `COLD_AFTER_S` seconds."""
 
-    def __init__(self, host: Host, cores: Sequence[int], profile: HostProfile) -> None:
+    def __init__(self, host: Host, cores: Sequence[int], profile: MeasuredProfile) -> None:
         super().__init__(cores, len(cores))
         self._host = host
-        self._prefill, self._decode = profile.prefill, profile.decode
-        self._cold, self._cold_after = ps(profile.engine.cold_s), ps(COLD_AFTER_S)
+        self._prefill, self._decode = profile.shared_host.prefill, profile.shared_host.decode
+        self._cold, self._cold_after = ps(profile.times.cold_s), ps(COLD_AFTER_S)
         self._ended_at = -self._cold_after - 1
 
     def compute(self, batch: RunningBatch, work: int, end: Event) -> None:

@@ -15,7 +15,7 @@ from twofold.cluster.profiles import (
     instance_profiles,
     instance_slots,
     machines_of,
-    with_host_profile,
+    with_profile,
 )
 from twofold.cluster.spec import CacheSpec, ClusterRules, ClusterSpec, ControlSpec, InstanceFailure, cluster_rules
 from twofold.cluster.timing import PS, ps
@@ -27,7 +27,7 @@ from twofold.kvcache.index import PrefixIndex
 from twofold.kvcache.tiers import TieredCache
 from twofold.performance.base import PerformanceModel
 from twofold.performance.distserve_published import published_capacity
-from twofold.performance.host_profile import read_host_profile
+from twofold.performance.profile import load_profile
 from twofold.performance.transfer import TransferModel
 from twofold.request import Request
 from twofold.scheduling.batchers import create_batcher
@@ -66,7 +66,7 @@ def build_cluster(
     """Build an idle cluster at time 0; raises ConfigurationError if `spec.failures` names an unknown instance."""
     rules = cluster_rules(spec.rules)
     kernel = Kernel()
-    model = with_host_profile(spec, catalog).model(spec.model)
+    model = with_profile(spec, catalog).model(spec.model)
     handoffs = HANDOFF_POLICIES[spec.handoff].build(paths_of(spec, model, profiles))
     router = ROUTERS[spec.router]
     if isinstance(spec.control, ControlSpec):
@@ -77,7 +77,7 @@ def build_cluster(
     if spec.profile is None:
         cluster = VirtualCluster(kernel, scheduler, statistics, observers)
     else:
-        cluster = HostedCluster(read_host_profile(spec.profile), slots, kernel, scheduler, statistics, observers)
+        cluster = HostedCluster(load_profile(spec.profile), slots, kernel, scheduler, statistics, observers)
     transfers = [transfer_model(spec, model, profile) for profile in profiles]
     network = VirtualNetwork(kernel, contention=spec.contention, latency_s=transfers[0].latency_s)
     cluster.new_scheduler = partial(_new_scheduler, spec, rules, {slot.name: slot.profile for slot in slots})

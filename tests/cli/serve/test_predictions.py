@@ -9,7 +9,7 @@ from twofold.cli.serve.config import service_config
 from twofold.cli.serve.settings import ServeSettings
 from twofold.errors import ConfigurationError
 from twofold.instance import Role
-from twofold.performance.host_profile import dump_host_profile
+from twofold.performance.profile import dump_profile
 from twofold.scheduling.routers import FORECASTING_ROUTERS
 from twofold.security.key import write_key
 from twofold.serving.config import ForecastConfig
@@ -128,7 +128,7 @@ def test_rejects_an_attainment_that_is_no_share(refused, model):
 def test_rejects_replanning_without_a_profile_of_the_model(model, tmp_path):
     rejected(NO_PROFILE, served, model, replan=True, slo=BOTH)
     other = tmp_path / "other.yaml"
-    other.write_text(dump_host_profile(profile()))
+    other.write_text(dump_profile(profile()))
     rejected("is a profile of small", served, model, replan=True, slo=TTFT, profile=other)
 
 

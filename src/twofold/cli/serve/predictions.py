@@ -16,7 +16,7 @@ from twofold.errors import ConfigurationError, require
 from twofold.hardware.catalog import Catalog, load_catalog
 from twofold.hardware.hf_config import read_model
 from twofold.instance import Role
-from twofold.performance.host_profile import HOST, HostProfile, read_host_profile
+from twofold.performance.profile import HOST, MeasuredProfile, load_profile
 from twofold.planning.splits import SplitPlanner
 from twofold.scheduling.cluster.pools import Pools
 from twofold.scheduling.replan.replanner import ReplanRules
@@ -94,8 +94,9 @@ def inline_config(config: ServiceConfig, settings: ServeSettings) -> InlineConfi
         return None
     require(config.network is None, "--inline-tbt predicts workers of one host: leave out --listen-workers")
     host = _measured_host(config, _required(settings.profile, "--inline-tbt"))
-    alone = len(config.workers) == 1
-    times = host.engine if alone else host.engine.slower(host.prefill.crowded, host.decode.crowded)
+    alone, shared = len(config.workers) == 1, host.shared_host
+    alone, shared = len(config.workers) == 1, host.shared_host
+    times = host.times if alone else host.times.slower(shared.prefill.crowded, shared.decode.crowded)
     return InlineConfig(times=times, tbt_s=settings.inline_tbt)
 
 
@@ -143,9 +144,9 @@ def _required(profile: Path | None, flag: str) -> Path:
     return profile
 
 
-def _measured_host(config: ServiceConfig, profile: Path) -> HostProfile:
+def _measured_host(config: ServiceConfig, profile: Path) -> MeasuredProfile:
     """Read the host profile. Raises ConfigurationError if it was measured with another model."""
-    host, model = read_host_profile(profile), read_model(Path(config.engine.model))
+    host, model = load_profile(profile), read_model(Path(config.engine.model))
     if (model.name, model.parameters) != (host.model.name, host.model.parameters):
         raise ConfigurationError(
             f"{profile} is a profile of {host.model.name}, and the model is {model.name}: calibrate with it"

@@ -12,12 +12,12 @@ from twofold.cli.options import check_outputs
 from twofold.cli.progress import simulation_progress
 from twofold.cli.simulate.settings import SimulateSettings
 from twofold.cli.simulate.spec import cluster_spec
-from twofold.cluster.profiles import instance_profiles, performance_of, with_host_profile
+from twofold.cluster.profiles import instance_profiles, performance_of, with_profile
 from twofold.cluster.spec import ClusterSpec
 from twofold.errors import ConfigurationError, UserError
 from twofold.hardware.catalog import Catalog, load_catalog
 from twofold.performance.base import PerformanceModel
-from twofold.performance.host_profile import HOST
+from twofold.performance.profile import HOST
 from twofold.planning.splits import SplitPlanner
 from twofold.reporting.simulation.gantt import GanttRuns
 from twofold.reporting.simulation.html import html_report
@@ -41,7 +41,7 @@ def run(settings: SimulateSettings) -> None:
     if settings.spare and not settings.replan:
         raise ConfigurationError(f"--spare {settings.spare} needs --replan")
     spec, catalog = cluster_spec(settings, load_catalog(settings.catalog))
-    catalog = with_host_profile(spec, catalog)
+    catalog = with_profile(spec, catalog)
     replanning = _replanning(settings, spec, catalog) if settings.replan else None
     machine, reference, note = _reference(settings, spec, catalog)
     writers, page = _open_files(settings)

@@ -14,7 +14,7 @@ from twofold.cluster.validation import MAX_SECONDS, MIN_BYTES_PER_S
 from twofold.errors import ConfigurationError, require
 from twofold.hardware.catalog import Catalog
 from twofold.instance import Role
-from twofold.performance.host_profile import read_host_profile
+from twofold.performance.profile import load_profile
 from twofold.scheduling.cluster.shared import OwnLoad
 
 _FAILURE: Final = re.compile(r"(?P<instance>[^@]+)@(?P<at>[^+]+)(?:\+(?P<away>.+))?")
@@ -43,7 +43,7 @@ def cluster_spec(settings: SimulateSettings, catalog: Catalog) -> tuple[ClusterS
     """
     model, given = settings.model, _overrides(settings)
     if settings.profile is not None:
-        host = read_host_profile(settings.profile)
+        host = load_profile(settings.profile)
         catalog, model = host.extend(catalog), model or host.model.name
         given["profile"] = str(settings.profile)
     if model is not None:

@@ -5,12 +5,12 @@ non-negative. The prediction error is measured by k-fold cross-validation over c
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from itertools import combinations
 from statistics import fmean
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
+from scipy.optimize import nnls
 
 from twofold.errors import ConfigurationError, require
 from twofold.performance.coefficients import Calibration, DecodeCoefficients, PrefillCoefficients
@@ -19,35 +19,17 @@ from twofold.performance.fitting.profile import ProfiledBatch, ProfileRow, consi
 
 Floats = npt.NDArray[np.float64]
 
-_RIDGE = 1e-12
-
 
 def non_negative_least_squares(columns: Sequence[Floats], target: Floats, scale: Floats) -> Floats:
     """Return the coefficients x ≥ 0 that minimize Σ((Σ columns · x − target) / scale)².
 
-    With `scale` equal to `target`, relative errors are minimized. The function tries every subset of the (few) columns
-    and chooses the smallest of the best subsets.
+    With `scale` equal to `target`, relative errors are minimized.
     """
-    matrix, wanted = np.column_stack(columns) / scale[:, None], target / scale
+    matrix = np.column_stack(columns) / scale[:, None]
     sizes = np.linalg.norm(matrix, axis=0)
-    used = np.flatnonzero(sizes)
-    unit = matrix[:, used] / sizes[used]
-    # A negligible ridge keeps subsets of collinear columns solvable.
-    products, shares = unit.T @ unit + _RIDGE * np.eye(len(used)), unit.T @ wanted
-    best, least = np.zeros(len(columns)), float(wanted @ wanted)
-    for size in range(1, len(used) + 1):
-        chosen = np.array(list(combinations(range(len(used)), size)))
-        found = np.linalg.solve(products[chosen[:, :, None], chosen[:, None, :]], shares[chosen][..., None])[..., 0]
-        feasible = np.flatnonzero(np.all(found >= 0, axis=1))
-        if not len(feasible):
-            continue
-        misfits = wanted @ wanted - np.einsum("ij,ij->i", found[feasible], shares[chosen[feasible]])
-        nearest = int(np.argmin(misfits))
-        if misfits[nearest] < least * (1 - 1e-9):
-            least, which = float(misfits[nearest]), feasible[nearest]
-            best = np.zeros(len(columns))
-            best[used[chosen[which]]] = found[which] / sizes[used[chosen[which]]]
-    return best
+    sizes[sizes == 0.0] = 1.0
+    unscaled: Floats = nnls(matrix / sizes, target / scale)[0]
+    return np.asarray(unscaled / sizes)
 
 
 _ROUNDS = 8  # alternating fits of short and long batches; converges to the kept digits

@@ -7,7 +7,7 @@ from twofold.kvcache.allocator import LeaseTable
 from twofold.kvcache.cache import PrefixCache
 from twofold.kvcache.eviction import create_eviction
 from twofold.kvcache.paged import PagedBlockAllocator, PrefixBlockAllocator
-from twofold.performance.host_profile import PackedModel
+from twofold.performance.profile import MeasuredModel
 from twofold.scheduling.batchers import create_batcher
 from twofold.scheduling.instance.batcher import Batcher
 from twofold.scheduling.instance.scheduler import InstanceScheduler
@@ -52,7 +52,7 @@ def _batcher(config: ServiceConfig, spec: WorkerConfig) -> Batcher:
     budget, most, inline = spec.max_num_batched_tokens, config.engine.max_num_seqs, config.inline
     if inline is None:
         return create_batcher(spec.batcher, budget, most)
-    return create_batcher(spec.batcher, budget, most, PackedModel("this host", inline.times), inline.tbt_s)
+    return create_batcher(spec.batcher, budget, most, MeasuredModel("this host", inline.times), inline.tbt_s)
 
 
 def _scheduler(

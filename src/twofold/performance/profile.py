@@ -1,16 +1,19 @@
-"""Host profile: measured performance of a live service on one host, for simulations of services on that host.
+"""Measured performance of an instance, for simulations and plans of the same model, engine and hardware.
 
-`twofold calibrate live` writes the profile as YAML; `twofold simulate --profile` and `twofold verify` read it. Times
-are in seconds. The engine packs all tokens of an iteration into one matrix. With n prompt tokens and b decodes in an
-iteration, S the squares of its prompts (see `PerformanceModel.prefill_s`) and C the KV tokens read by its decodes:
+`twofold characterize` writes the profile as YAML; `--profile` of `simulate`, `plan`, `serve` and `verify` reads it.
+Times are in seconds. An iteration computes n prompt tokens, with squares S (see `PerformanceModel.prefill_s`), and
+decodes b sequences that read C KV tokens:
 
-    iteration(n, S, b, C) = base + f(n + b) + q·S + s·b + c·C
+    iteration(n, S, b, C) = base + p·[n > 0] + m·[n > 0 and b > 0] + f(n + b) + q·S + s·b + l·max(b − large, 0) + c·C
 
-- f, the time of the linear layers, is piecewise linear with bends at 3, 4, 8, 32, 128 and 512 tokens: small matrices
-  use a processor less efficiently, and CPU libraries switch to a slower path from the fourth row on. No slope is
-  negative, so a larger batch is never faster.
-- q is attention within prompts, c attention of decodes over their context, s the remaining cost of a decode.
-- The same formula covers prefill, decode and mixed iterations, because the engine runs all three with the same code.
+- f, the time of the linear layers, is piecewise linear, because an engine packs all tokens of an iteration into one
+  matrix. Its bends are found from the measurements: kernels use small matrices less efficiently, and CPU libraries
+  change their path at certain sizes. No slope is negative, so a larger batch is never faster.
+- p is the fixed cost of an iteration with prompts beyond that of one without, for example where only decodes run as a
+  captured graph. m is that of an iteration with both.
+- q is attention within prompts, c attention of decodes over their context, s the remaining cost of a decode, and l
+  the additional cost of each decode beyond `large`.
+- The same formula covers prefill, decode and mixed iterations, and is fitted to measurements of all three.
 - Compute and memory reads slow down differently on a shared host: `decode_factor` multiplies the time of iterations
   without prompts.
 - The first iteration after an idle period takes `cold_s` longer: the core slept, and other processes used the caches.
@@ -29,20 +32,26 @@ from twofold.performance.base import NO_POWER, PerformanceModel
 from twofold.performance.cost import DecodeCost, ModelAccuracy
 
 COLD_AFTER_S: Final = 0.03  # of idling
-BENDS: Final = (0, 3, 4, 8, 32, 128, 512)
 
 
-class PackedTimes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class IterationTimes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Coefficients of the iteration time, in seconds, for the formula of this module.
 
-    `token_s` has the slope of f after each bend. Errors are mean absolute relative errors on held-out iterations.
+    `bends` are the numbers of tokens at which the slope of f changes, the first is 0, and `token_s` has the slope after
+    each. Errors are median absolute relative errors on held-out measurements; None if that kind was not measured.
+    `iterations` counts the distinct measurements.
     """
 
     base_s: float
+    bends: tuple[int, ...]
     token_s: tuple[float, ...]
     square_s: float
     sequence_s: float
     context_s: float
+    prompt_s: float = 0.0
+    mixed_s: float = 0.0
+    large: int = 0
+    large_s: float = 0.0
     cold_s: float = 0.0
     decode_factor: float = 1.0
     prefill_error: float | None = None
@@ -52,36 +61,36 @@ class PackedTimes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     def seconds(self, tokens: int, squares: int, sequences: int, context: int) -> float:
         """Return the seconds of an iteration: `tokens` prompt tokens, `sequences` decodes over `context` KV tokens."""
-        packed = spread(tokens + sequences)
-        linear_s = sum(slope * part for slope, part in zip(self.token_s, packed, strict=True))
+        parts = spread(tokens + sequences, self.bends)
+        linear_s = sum(slope * part for slope, part in zip(self.token_s, parts, strict=True))
         attention_s = self.square_s * squares + self.context_s * context
-        seconds = self.base_s + linear_s + attention_s + self.sequence_s * sequences
-        return seconds if tokens else seconds * self.decode_factor
+        decodes_s = self.sequence_s * sequences + self.large_s * max(sequences - self.large, 0)
+        seconds = self.base_s + linear_s + attention_s + decodes_s
+        if not tokens:
+            return seconds * self.decode_factor
+        return seconds + self.prompt_s + (self.mixed_s if sequences else 0.0)
 
-    def slower(self, factor: float, decodes: float | None = None) -> "PackedTimes":
+    def slower(self, factor: float, decodes: float | None = None) -> "IterationTimes":
         """Return a copy with times multiplied by `factor`, or by `decodes` (if set) in iterations without prompts."""
+        times = ("base_s", "square_s", "sequence_s", "context_s", "prompt_s", "mixed_s", "large_s", "cold_s")
         return msgspec.structs.replace(
             self,
-            base_s=self.base_s * factor,
+            **{name: getattr(self, name) * factor for name in times},
             token_s=tuple(slope * factor for slope in self.token_s),
-            square_s=self.square_s * factor,
-            sequence_s=self.sequence_s * factor,
-            context_s=self.context_s * factor,
-            cold_s=self.cold_s * factor,
             decode_factor=self.decode_factor * (1.0 if decodes is None else decodes / factor),
         )
 
 
-def spread(tokens: float) -> list[float]:
+def spread(tokens: float, bends: tuple[int, ...]) -> list[float]:
     """Split `tokens` into one part per linear segment of f in the module's formula, that is, at the bends."""
-    ends = (*BENDS, float("inf"))
+    ends = (*bends, float("inf"))
     return [min(max(tokens - low, 0), high - low) for low, high in pairwise(ends)]
 
 
-class PackedModel(PerformanceModel):
+class MeasuredModel(PerformanceModel):
     """Performance model of one worker on a profiled host. Power is 0, because it was not measured."""
 
-    def __init__(self, name: str, times: PackedTimes) -> None:
+    def __init__(self, name: str, times: IterationTimes) -> None:
         self.name, self.power = name, NO_POWER
         self.times = times
         self.error = ModelAccuracy(
@@ -119,7 +128,7 @@ class GatewayTimes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     step_delay_s: float
 
 
-class HostLink(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class KvLink(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Speed of KV transfers between two workers of the host. `latency_s` is the fixed cost of a transfer; `sync_s` is
     the synchronization that a layer-wise hand-off adds after the first token.
     """
@@ -140,34 +149,53 @@ class ContentionFactors(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     shared: float = 1.0
 
 
-class HostProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Measured performance of a host that serves one model: engine, KV transfers, gateway and contention.
+class SharedHost(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """CPU host on which all workers and the gateway of a service share `cores` cores.
 
-    The service may use `cores` cores; each worker computes with `threads` threads. `kv_capacity_tokens` is the default
-    KV capacity of a worker.
+    Each worker computes with `threads` threads. `prefill` and `decode` are the slowdowns of iterations with prompts and
+    of other iterations by the other workers.
     """
 
-    model: Model
     cores: int
     threads: int
-    engine: PackedTimes
-    link: HostLink
     front: GatewayTimes
     prefill: ContentionFactors
     decode: ContentionFactors
+
+
+class MeasuredProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Measured performance of one instance of a model: iteration times, KV capacity and KV transfers.
+
+    `engine` describes the software. `kv_capacity_tokens` is the KV capacity of the instance. `host` is set if instances
+    run on the cores of one host, and None if each has accelerators of its own.
+    """
+
+    model: Model
+    engine: str
+    times: IterationTimes
+    link: KvLink
     kv_capacity_tokens: int
     source: str
     date: str
+    host: SharedHost | None = None
 
-    def slower(self, prompts: float, decodes: float) -> "HostProfile":
+    @property
+    def shared_host(self) -> SharedHost:
+        """The host that instances share. Raises ConfigurationError if they do not share one."""
+        if self.host is None:
+            raise ConfigurationError(f"the profile of {self.source} has no shared host: measure a service on this host")
+        return self.host
+
+    def slower(self, prompts: float, decodes: float) -> "MeasuredProfile":
         """Return this profile with slower iterations.
 
         `prompts` multiplies the times of the gateway and of iterations with prompts, `decodes` those of other
         iterations.
         """
-        front = {name: getattr(self.front, name) * prompts for name in self.front.__struct_fields__}
-        engine = self.engine.slower(prompts, decodes)
-        return msgspec.structs.replace(self, engine=engine, front=GatewayTimes(**front))
+        host = self.shared_host
+        front = {name: getattr(host.front, name) * prompts for name in host.front.__struct_fields__}
+        slowed = msgspec.structs.replace(host, front=GatewayTimes(**front))
+        return msgspec.structs.replace(self, times=self.times.slower(prompts, decodes), host=slowed)
 
     def extend(self, catalog: Catalog) -> Catalog:
         """Return a copy of the catalog that also contains this host, as a machine, and its model."""
@@ -203,18 +231,18 @@ class HostProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         )
 
 
-def read_host_profile(path: Path | str) -> HostProfile:
+def load_profile(path: Path | str) -> MeasuredProfile:
     """Read a host profile. Raises ConfigurationError if the file is missing or malformed."""
     try:
-        return msgspec.yaml.decode(Path(path).read_bytes(), type=HostProfile)
+        return msgspec.yaml.decode(Path(path).read_bytes(), type=MeasuredProfile)
     except OSError as error:
         raise ConfigurationError(f"cannot read profile {path}: {error.strerror}") from error
     except (msgspec.MsgspecError, ValueError) as error:
         reason = str(error).splitlines()[0]
-        raise ConfigurationError(f"{path} is not a host profile of `twofold calibrate live`: {reason}") from error
+        raise ConfigurationError(f"{path} is not a profile of `twofold characterize`: {reason}") from error
 
 
-def dump_host_profile(profile: HostProfile) -> str:
+def dump_profile(profile: MeasuredProfile) -> str:
     """Format a host profile as the text of its YAML file."""
-    heading = "# Measured by `twofold calibrate live`. Times in seconds; see twofold.performance.host_profile.\n"
+    heading = "# Measured by `twofold characterize`. Times in seconds; see twofold.performance.profile.\n"
     return heading + msgspec.yaml.encode(profile).decode()

@@ -31,7 +31,7 @@ def test_a_host_is_measured(measured):
     found = load_profile(path)
     assert found.times.seconds(512, 512 * 512, 0, 0) > found.times.seconds(16, 256, 0, 0) > 0
     assert found.times.seconds(0, 0, 8, 800) > 0
-    assert found.host.front.request_s + found.front.request_delay_s > 0
+    assert found.host.front.request_s + found.host.front.request_delay_s > 0
     assert found.link.bytes_per_s > 0
     assert None not in (found.times.prefill_error, found.times.decode_error, found.times.mixed_error)
     assert "held-out error" in shown

@@ -29,7 +29,7 @@ def test_counts_the_work_of_an_iteration():
     items = [prompt("a", 10), prompt("b", 20, 30, samples=False), decode("c", 100), decode("d", 50)]
     (ran,) = WorkerLog(list(entries((1.0, 1.5, items)))).ran
     one = ran.iteration
-    assert (one.tokens, one.squares, one.sequences, one.context) == (30, 100 + 50**2 - 30**2, 2, 150)
+    assert one.work == ((30, 100 + 50**2 - 30**2, 2, 150),)
     assert one.seconds == pytest.approx(0.5)
     assert (one.kind, ran.requests) == ("mixed", ("a",))
 

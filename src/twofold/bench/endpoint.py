@@ -9,18 +9,23 @@ _TIMEOUT_S = 30.0
 
 
 class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """Address, model, context length and vocabulary size of an OpenAI-compatible server. Unreported sizes are None."""
+    """Address, model, context length and vocabulary size of an OpenAI-compatible server. Unreported values are None.
+
+    `root` is the directory or id that the server loaded the model from, as vLLM reports it.
+    """
 
     base_url: str
     model: str
     max_model_len: int | None = None
     vocab_size: int | None = None
+    root: str | None = None
 
 
 class _Card(msgspec.Struct, frozen=True):
     id: str
     max_model_len: int | None = None
     vocab_size: int | None = None
+    root: str | None = None
 
 
 class _Cards(msgspec.Struct, frozen=True):
@@ -83,6 +88,12 @@ def _unlisted(root: str, model: str | None, why: str) -> Endpoint:
 def _chosen(root: str, model: str | None, cards: list[_Card]) -> Endpoint:
     for card in cards:
         if model in (None, card.id):
-            return Endpoint(base_url=root, model=card.id, max_model_len=card.max_model_len, vocab_size=card.vocab_size)
+            return Endpoint(
+                base_url=root,
+                model=card.id,
+                max_model_len=card.max_model_len,
+                vocab_size=card.vocab_size,
+                root=card.root,
+            )
     served = ", ".join(card.id for card in cards) or "no model"
     raise ConfigurationError(f"{root} serves {served}" + (f", not {model}" if model else ""))

@@ -170,7 +170,7 @@ def profile_table(profile: MeasuredProfile) -> Table:
     front, prefill, decode = host.front, host.prefill, host.decode
     mixed_s = engine.seconds(512, 512 * 512, 8, 4096)
     request_s = front.request_s + 1024 * front.prompt_token_s + front.request_delay_s
-    rows = (
+    rows = [
         ("prefill of 1,024 tokens", _ms(engine.seconds(1024, 1024 * 1024, 0, 0)), _percent(engine.prefill_error)),
         ("decode, 1 sequence of 512 tokens", _ms(engine.seconds(0, 0, 1, 512)), _percent(engine.decode_error)),
         ("decode, 16 sequences of 512 tokens", _ms(engine.seconds(0, 0, 16, 8192)), ""),
@@ -179,9 +179,12 @@ def profile_table(profile: MeasuredProfile) -> Table:
         ("further slowdown by sharing a core", f"x {prefill.shared:.2f}, x {decode.shared:.2f}", ""),
         ("gateway, request of 1,024 tokens", _ms(request_s), ""),
         ("gateway, 8 tokens of an iteration", _ms(front.step_s + 8 * front.token_s + front.step_delay_s), ""),
-        ("KV transfer between workers", f"{profile.link.bytes_per_s / 1e9:.2g} GB/s", ""),
-        ("hand-off overhead after the first token", _ms(profile.link.sync_s), ""),
-    )
+    ]
+    if profile.link is not None:
+        rows += [
+            ("KV transfer between workers", f"{profile.link.bytes_per_s / 1e9:.2g} GB/s", ""),
+            ("hand-off overhead after the first token", _ms(profile.link.sync_s), ""),
+        ]
     times = table(f"{profile.model.name} on this host: {profile.source}", ("", "", "held-out error"))
     for row in rows:
         times.add_row(*row)

@@ -27,6 +27,7 @@ COMMANDS: Final = {
     "bench": Entry("twofold.cli.bench", "bench", "Load an OpenAI-compatible endpoint."),
     "simulate": Entry("twofold.cli.simulate.command", "simulate", "Simulate a workload on a cluster."),
     "plan": Entry("twofold.cli.plan.command", "plan", "Find the best machines for a workload."),
+    "characterize": Entry("twofold.cli.characterize.command", "characterize", "Measure an instance and fit a profile."),
     "deploy": Entry("twofold.kubernetes.deploy", "deploy", "Write a plan as Kubernetes objects or Helm values."),
     "verify": Entry("twofold.cli.verify", "verify", "Compare a live service with its simulation."),
     "calibrate": Entry("twofold.cli.calibrate", "app", "Fit performance models to measurements."),

@@ -97,7 +97,9 @@ SEED: Final = Flag("Random seed of arrivals, lengths and prompts.", ge=0)
 MODEL_DIRECTORY: Final = Flag("Model directory.", positional=True, metavar="MODEL")
 CATALOG: Final = Flag("Catalog file (TOML) with more machines, models or links; repeatable.", metavar="FILE")
 PERFORMANCE: Final = Flag("Performance model.", choices=PERFORMANCE_MODELS)
-PROFILE: Final = Flag("Performance profile of this host, as written by `twofold calibrate live`.", metavar="FILE")
+PROFILE: Final = Flag(
+    "Measured profile, as written by `twofold characterize` or `twofold calibrate live`.", metavar="FILE"
+)
 LINK_BANDWIDTH: Final = Flag("Bandwidth of KV transfers in GB/s.")
 KV_CACHE_MEMORY: Final = Flag("KV cache memory of each worker, as in 500M.", metavar="SIZE", parse=parse_size)
 DTYPE: Final = Flag("Data type of weights and KV cache.", choices=DTYPES)

@@ -49,9 +49,9 @@ def transfer_model(spec: ClusterSpec, model: Model, profile: InstanceProfile) ->
     override = spec.link_bytes_per_s and spec.link_bytes_per_s * len(layout.machines_of(0))
     bytes_per_s = override or profile.machine.network_bytes_per_s * share
     latency_s, sync_s = 0.0, default_sync_s(bytes_per_s)
-    if spec.profile is not None:
-        link = load_profile(spec.profile).link
-        latency_s, sync_s = link.latency_s, link.sync_s
+    measured = None if spec.profile is None else load_profile(spec.profile)
+    if measured is not None and measured.link is not None and profile.machine.name == measured.machine:
+        latency_s, sync_s = measured.link.latency_s, measured.link.sync_s
     return TransferModel(
         kv_bytes_per_token=spec.kv_bytes_per_token or model.kv_bytes_per_token,
         layers=model.layers,

@@ -14,7 +14,7 @@ from twofold.hardware.specs import Machine, Model
 from twofold.instance import Role
 from twofold.performance.base import PerformanceModel
 from twofold.performance.instance import boundary_bandwidth, kv_capacity_tokens, resident_kv_bytes_per_token
-from twofold.performance.profile import HOST, MeasuredModel, load_profile
+from twofold.performance.profile import MeasuredProfile, load_profile
 from twofold.performance.queueing import saturating_tokens
 from twofold.performance.registry import performance_model
 from twofold.scheduling.batchers import BATCHERS, can_swap
@@ -91,6 +91,14 @@ def with_profile(spec: ClusterSpec, catalog: Catalog) -> Catalog:
     return catalog if spec.profile is None else load_profile(spec.profile).extend(catalog)
 
 
+def measured_on(spec: ClusterSpec, machine: Machine) -> MeasuredProfile | None:
+    """Return the profile of a cluster if it was measured on this machine, else None."""
+    if spec.profile is None:
+        return None
+    measured = load_profile(spec.profile)
+    return measured if measured.machine == machine.name else None
+
+
 def performance_of(
     spec: ClusterSpec,
     model: Model,
@@ -100,12 +108,17 @@ def performance_of(
     *,
     across: bool = False,
 ) -> PerformanceModel:
-    """Create the performance model of an instance. A worker of a profiled host uses the host profile.
+    """Create the performance model of an instance: that of the cluster's profile on the machine that it measured.
 
-    With `across`, the pipeline stages are on several machines and exchange activations over the network.
+    With `across`, the pipeline stages are on several machines and exchange activations over the network. Raises
+    ConfigurationError if the profile has another model or parallelism.
     """
-    if spec.profile is not None and machine.name == HOST:
-        return MeasuredModel(f"{model.name} on this host", load_profile(spec.profile).times)
+    measured = measured_on(spec, machine)
+    if measured is not None:
+        wanted = f"{model.name} TP{tensor_parallel}" + (f" PP{pipeline_parallel}" if pipeline_parallel > 1 else "")
+        known = f"{measured.model.name} TP{measured.tensor_parallel}"
+        require(wanted == known, f"{spec.profile} has measurements of {known} on {machine.name}, not of {wanted}")
+        return measured.performance()
     boundary = boundary_bandwidth(machine, tensor_parallel, across=across)
     if across and spec.link_bytes_per_s is not None:
         boundary = spec.link_bytes_per_s
@@ -125,7 +138,6 @@ def _profile(
     layout = layout_of(pool, machine)
     tensor_parallel, stages, across = layout.tensor_parallel, layout.stages, layout.spans
     if stages > 1:
-        require(spec.profile is None, "workers of a host profile cannot be pipelined: leave pipeline_parallel out")
         swaps = spec.swap_space_bytes is not None
         require(not swaps, "pipelines cannot swap: leave swap_space_bytes or pipeline_parallel out")
     swap = _swap_capacity(spec, model, tensor_parallel, catalog)
@@ -134,11 +146,9 @@ def _profile(
         performance = performance_of(spec, model, machine, tensor_parallel, stages, across=across)
         timings[key] = Timing(performance, ps(swap.copy_s))
     timing = timings[key]
-    # The KV memory in a host profile is that of a worker and can be used completely.
-    share = spec.memory_utilization if spec.profile is None else 1.0
-    tokens = _ENDLESS_TOKENS if cluster_rules(spec.rules).endless_memory else spec.kv_capacity_tokens
-    if tokens is None:
-        tokens = kv_capacity_tokens(model, machine, tensor_parallel, share, spec.kv_bytes_per_token, stages)
+    tokens = _ENDLESS_TOKENS
+    if not cluster_rules(spec.rules).endless_memory:
+        tokens = capacity_tokens(spec, model, machine, tensor_parallel, stages)
     capacity = tokens // spec.block_size * spec.block_size
     batcher = _batcher(spec, pool)
     longest = min(capacity, model.max_context or capacity)
@@ -158,6 +168,22 @@ def _profile(
         max_num_batched_tokens=_token_budget(spec, batcher, timing.model, longest),
         swap=swap if can_swap(batcher) else NO_SWAP,
     )
+
+
+def capacity_tokens(
+    spec: ClusterSpec, model: Model, machine: Machine, tensor_parallel: int, pipeline_parallel: int
+) -> int:
+    """Return the KV capacity of an instance in tokens: as specified, as measured, or what its memory holds.
+
+    Raises ConfigurationError if the model does not fit.
+    """
+    if spec.kv_capacity_tokens is not None:
+        return spec.kv_capacity_tokens
+    measured = measured_on(spec, machine)
+    if measured is not None:
+        return measured.kv_capacity_tokens
+    memory = spec.memory_utilization, spec.kv_bytes_per_token
+    return kv_capacity_tokens(model, machine, tensor_parallel, *memory, pipeline_parallel)
 
 
 def _swap_capacity(spec: ClusterSpec, model: Model, tensor_parallel: int, catalog: Catalog) -> SwapCapacity:

@@ -28,7 +28,8 @@ import msgspec
 from twofold.errors import ConfigurationError
 from twofold.hardware.catalog import Catalog
 from twofold.hardware.specs import Accelerator, Machine, Model
-from twofold.performance.base import NO_POWER, PerformanceModel
+from twofold.performance.base import NO_POWER, InstancePower, PerformanceModel
+from twofold.performance.coefficients import power_law
 from twofold.performance.cost import DecodeCost, ModelAccuracy
 
 COLD_AFTER_S: Final = 0.03  # of idling
@@ -88,16 +89,15 @@ def spread(tokens: float, bends: tuple[int, ...]) -> list[float]:
 
 
 class MeasuredModel(PerformanceModel):
-    """Performance model of one worker on a profiled host. Power is 0, because it was not measured."""
+    """Performance model of one measured instance. `basis` describes the measurement."""
 
-    def __init__(self, name: str, times: IterationTimes) -> None:
-        self.name, self.power = name, NO_POWER
+    def __init__(
+        self, name: str, times: IterationTimes, basis: str = "measured", power: InstancePower = NO_POWER
+    ) -> None:
+        self.name, self.power = name, power
         self.times = times
-        self.error = ModelAccuracy(
-            prefill=times.prefill_error,
-            decode=times.decode_error,
-            basis=f"a fit to {times.iterations} iterations of a live worker",
-        )
+        basis = f"{basis}, {times.iterations} distinct iterations"
+        self.error = ModelAccuracy(prefill=times.prefill_error, decode=times.decode_error, basis=basis)
 
     def prefill_s(self, tokens: int, squares: int) -> float:
         return self.times.seconds(tokens, squares, 0, 0)
@@ -110,7 +110,8 @@ class MeasuredModel(PerformanceModel):
         return self.times.seconds(tokens, squares, sequences, context)
 
 
-HOST = "host"  # machine name in cluster specs: one worker on one share of the cores
+HOST: Final = "host"  # machine name in cluster specs: one worker on one share of the cores
+UNKNOWN_LINK: Final = 12.5e9  # bytes per second between machines with no measured link: 100 Gb/s
 
 
 class GatewayTimes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -163,21 +164,47 @@ class SharedHost(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     decode: ContentionFactors
 
 
+class MeasuredPower(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Measured power of an instance's accelerators, as shares of their `tdp_w` watts, by phase."""
+
+    tdp_w: float
+    prefill_share: float
+    decode_share: float
+    source: str
+
+
+class MachineCosts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Price and power of the machine of one instance, as its user states them; 0 if unknown."""
+
+    price_per_h: float = 0.0
+    tdp_w: float = 0.0
+    idle_w: float = 0.0
+
+
 class MeasuredProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Measured performance of one instance of a model: iteration times, KV capacity and KV transfers.
 
-    `engine` describes the software. `kv_capacity_tokens` is the KV capacity of the instance. `host` is set if instances
-    run on the cores of one host, and None if each has accelerators of its own.
+    `engine` describes the software, and `machine` is the name of the hardware in cluster specs. The instance has
+    `tensor_parallel` accelerators. `max_num_batched_tokens` and `max_num_seqs` are the limits of an iteration that were
+    set. `request_s` is the time that a request takes outside the engine. `host` is set if instances run on the cores
+    of one host, and None if each has accelerators of its own. `link` is None if no KV transfer was measured.
     """
 
     model: Model
     engine: str
     times: IterationTimes
-    link: KvLink
     kv_capacity_tokens: int
     source: str
     date: str
+    machine: str = HOST
+    tensor_parallel: int = 1
+    max_num_batched_tokens: int | None = None
+    max_num_seqs: int | None = None
+    request_s: float = 0.0
+    link: KvLink | None = None
     host: SharedHost | None = None
+    power: MeasuredPower | None = None
+    costs: MachineCosts = MachineCosts()
 
     @property
     def shared_host(self) -> SharedHost:
@@ -198,41 +225,61 @@ class MeasuredProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         return msgspec.structs.replace(self, times=self.times.slower(prompts, decodes), host=slowed)
 
     def extend(self, catalog: Catalog) -> Catalog:
-        """Return a copy of the catalog that also contains this host, as a machine, and its model."""
+        """Return a copy of the catalog that also contains this machine and its model."""
         return msgspec.structs.replace(
             catalog,
-            machines={**catalog.machines, HOST: self.machine},
+            machines={**catalog.machines, self.machine: self.as_machine()},
             models={**catalog.models, self.model.name: self.model},
         )
 
-    @property
-    def machine(self) -> Machine:
-        """One worker's share of the host as a catalog machine. Price and power are 0, because they are unknown."""
+    def as_machine(self) -> Machine:
+        """Return the hardware of one instance as a catalog machine, whose memory just holds weights and KV."""
+        count, network = self.tensor_parallel, UNKNOWN_LINK if self.link is None else self.link.bytes_per_s
+        memory = self.model.weight_bytes + self.kv_capacity_tokens * self.model.kv_bytes_per_token
         accelerator = Accelerator(
-            name=HOST,
-            memory_bytes=self.model.weight_bytes + self.kv_capacity_tokens * self.model.kv_bytes_per_token,
+            name=self.machine,
+            memory_bytes=-(-memory // count),
             memory_bytes_per_s=1.0,
             flops_per_s=1.0,
-            interconnect_bytes_per_s=self.link.bytes_per_s,
-            tdp_w=0.0,
+            interconnect_bytes_per_s=network,
+            tdp_w=0.0 if self.power is None else self.power.tdp_w / count,
             source=self.source,
             date=self.date,
         )
         return Machine(
-            name=HOST,
+            name=self.machine,
             accelerator=accelerator,
-            count=1,
-            network_bytes_per_s=self.link.bytes_per_s,
-            price_per_h=0.0,
-            tdp_w=0.0,
-            idle_w=0.0,
+            count=count,
+            network_bytes_per_s=network,
+            price_per_h=self.costs.price_per_h,
+            tdp_w=self.costs.tdp_w,
+            idle_w=self.costs.idle_w,
             source=self.source,
             date=self.date,
         )
 
+    def performance(self) -> MeasuredModel:
+        """Return the performance model of one instance."""
+        name = f"{self.model.name} on {self.machine}" + (f", {self.engine}" if self.engine else "")
+        return MeasuredModel(name, self.times, f"measured {self.date}", self._power())
+
+    def _power(self) -> InstancePower:
+        if self.power is None:
+            return NO_POWER
+        law, power = power_law(), self.power
+        return InstancePower(
+            idle_w=self.costs.idle_w,
+            overhead_w=max(self.costs.tdp_w - power.tdp_w, 0.0),
+            accelerators_w=power.tdp_w * power.prefill_share,
+            cap=1.0,
+            decode_share=min(power.decode_share / power.prefill_share, 1.0),
+            sequence_share=law.sequence,
+            saturation_tokens=law.saturation_tokens,
+        )
+
 
 def load_profile(path: Path | str) -> MeasuredProfile:
-    """Read a host profile. Raises ConfigurationError if the file is missing or malformed."""
+    """Read a measured profile. Raises ConfigurationError if the file is missing or malformed."""
     try:
         return msgspec.yaml.decode(Path(path).read_bytes(), type=MeasuredProfile)
     except OSError as error:
@@ -243,6 +290,6 @@ def load_profile(path: Path | str) -> MeasuredProfile:
 
 
 def dump_profile(profile: MeasuredProfile) -> str:
-    """Format a host profile as the text of its YAML file."""
+    """Format a measured profile as the text of its YAML file."""
     heading = "# Measured by `twofold characterize`. Times in seconds; see twofold.performance.profile.\n"
     return heading + msgspec.yaml.encode(profile).decode()

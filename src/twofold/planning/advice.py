@@ -40,8 +40,8 @@ def advise(plan: Plan, tolerance: float) -> Advice:
     return Advice(
         split=pays,
         gain=gain,
-        per_dollar=split.requests_per_dollar / colocated.requests_per_dollar,
-        per_watt=split.requests_per_kwh / colocated.requests_per_kwh,
+        per_dollar=_ratio(split.requests_per_dollar, colocated.requests_per_dollar),
+        per_watt=_ratio(split.requests_per_kwh, colocated.requests_per_kwh),
         break_even=plan.break_even,
         within_error=unsure,
         text=f"{first}{second}{third}",
@@ -54,21 +54,21 @@ def _gain(objective: Objective, split: DesignChoice, colocated: DesignChoice) ->
     return objective.weigh(colocated.design)[0] / objective.weigh(split.design)[0]
 
 
+def _ratio(split: float | None, colocated: float | None) -> float | None:
+    return None if split is None or colocated is None else split / colocated
+
+
 def _comparison(objective: Objective, split: DesignChoice, colocated: DesignChoice, gain: float) -> str:
     """Return the first sentence of the verdict, which compares the split and the colocated design."""
     if objective is Objective.THROUGHPUT:
-        dollars = split.requests_per_dollar / colocated.requests_per_dollar
-        watts = split.requests_per_kwh / colocated.requests_per_kwh
-        theirs, other = f"{_rated(split)}", f"{_rated(colocated)}"
+        dollars = _ratio(split.requests_per_dollar, colocated.requests_per_dollar)
+        watts = _ratio(split.requests_per_kwh, colocated.requests_per_kwh)
+        known = [(dollars, "per dollar"), (watts, "per watt")]
+        per = " and ".join(f"{ratio:.2f}× {unit}" for ratio, unit in known if ratio is not None)
+        ratios = f"{', ' if per else ''}{per} ({_rated(split)} against {_rated(colocated)})."
         if gain > 1.0:
-            return (
-                f"Split: {gain:.2f}× the throughput of the best colocated design, {dollars:.2f}× per dollar and "
-                f"{watts:.2f}× per watt ({theirs} against {other})."
-            )
-        return (
-            f"Do not split: the best split design has {gain:.2f}× the throughput of the best colocated one, "
-            f"{dollars:.2f}× per dollar and {watts:.2f}× per watt ({theirs} against {other})."
-        )
+            return f"Split: {gain:.2f}× the throughput of the best colocated design{ratios}"
+        return f"Do not split: the best split design has {gain:.2f}× the throughput of the best colocated one{ratios}"
     mine, others = _weight(objective, split), _weight(objective, colocated)
     at = f"at {split.rate:g} requests/s"
     if gain > 1.0:

@@ -114,13 +114,15 @@ class DesignChoice(msgspec.Struct, frozen=True, kw_only=True):
     evaluation: Evaluation
 
     @property
-    def requests_per_dollar(self) -> float:
-        return 3600 * self.highest_rate / self.design.price_per_h
+    def requests_per_dollar(self) -> float | None:
+        """Requests per dollar at the highest rate; None if the price is unknown."""
+        price = self.design.price_per_h
+        return 3600 * self.highest_rate / price if price else None
 
     @property
-    def requests_per_kwh(self) -> float:
-        """Requests per kWh at the highest rate and the provisioned power."""
-        return 3.6e6 * self.highest_rate / self.design.tdp_w
+    def requests_per_kwh(self) -> float | None:
+        """Requests per kWh at the highest rate and the provisioned power; None if the power is unknown."""
+        return 3.6e6 * self.highest_rate / self.design.tdp_w if self.design.tdp_w else None
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):

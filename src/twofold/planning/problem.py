@@ -6,13 +6,12 @@ from typing import TypeVar
 import msgspec
 from msgspec.structs import replace
 
+from twofold.cluster.profiles import capacity_tokens, performance_of
 from twofold.cluster.spec import ClusterSpec, PoolSpec
 from twofold.errors import ConfigurationError, require
 from twofold.hardware.catalog import Catalog
 from twofold.instance import Role
 from twofold.performance.base import PerformanceModel
-from twofold.performance.instance import kv_capacity_tokens
-from twofold.performance.registry import performance_model
 from twofold.planning.design import Design, Family, MachineKind
 from twofold.planning.workload import WorkloadArguments
 from twofold.request import Phase
@@ -80,9 +79,7 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
     def performance(self, kind: MachineKind) -> PerformanceModel:
         machine = self.catalog.machine(kind.name)
         model = self.catalog.model(self.template.model)
-        return performance_model(
-            self.template.performance, model, machine, self.tensor_parallel_on(kind), kind.pipeline_parallel
-        )
+        return performance_of(self.template, model, machine, self.tensor_parallel_on(kind), kind.pipeline_parallel)
 
     def tensor_parallel_on(self, kind: MachineKind) -> int:
         return kind.tensor_parallel or self.tensor_parallel or self.catalog.machine(kind.name).count
@@ -106,19 +103,12 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
             return None
         machine = self.catalog.machine(self.reference)
         model = self.catalog.model(self.template.model)
-        return performance_model(self.template.performance, model, machine, machine.count)
+        return performance_of(self.template, model, machine, machine.count)
 
     def kv_capacity_tokens(self, kind: MachineKind) -> int:
         """Return an instance's KV capacity in tokens. Raises ConfigurationError if the model does not fit."""
-        template = self.template
-        return template.kv_capacity_tokens or kv_capacity_tokens(
-            self.catalog.model(template.model),
-            self.catalog.machine(kind.name),
-            self.tensor_parallel_on(kind),
-            template.memory_utilization,
-            template.kv_bytes_per_token,
-            kind.pipeline_parallel,
-        )
+        model, machine = self.catalog.model(self.template.model), self.catalog.machine(kind.name)
+        return capacity_tokens(self.template, model, machine, self.tensor_parallel_on(kind), kind.pipeline_parallel)
 
     def require_sensible(self) -> None:
         """Raise ConfigurationError if the attainment or the duration is out of range."""

@@ -12,8 +12,8 @@ Layout = dict[str, object]
 
 # Phase colours of all charts, distinguishable for colour-blind readers.
 PHASE_COLOURS: Final = {Role.PREFILL: "#0072B2", Role.DECODE: "#E69F00", Role.MIXED: "#009E73"}
-# Run colours, distinct from phase colours.
-RUN_COLOURS: Final = ("#332288", "#CC6677", "#117733", "#882255", "#56B4E9", "#999933", "#AA4499", "#555555")
+# Run colours, distinct from phase colours, readable on light and dark pages.
+RUN_COLOURS: Final = ("#7766CC", "#D55E00", "#44AA99", "#AA4499", "#56B4E9", "#999933", "#CC6677", "#888888")
 BOUND_COLOUR: Final = "#C00000"
 _GRID: Final = "#E5E5E5"
 _ROW_PX: Final = 280

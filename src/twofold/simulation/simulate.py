@@ -74,10 +74,11 @@ def build_cluster(
     else:
         scheduler = ClusterScheduler(router(), handoffs, rules.memory)
     slots = list(instance_slots(profiles))
-    if spec.profile is None:
+    measured = None if spec.profile is None else load_profile(spec.profile)
+    if measured is None or measured.host is None:
         cluster = VirtualCluster(kernel, scheduler, statistics, observers)
     else:
-        cluster = HostedCluster(load_profile(spec.profile), slots, kernel, scheduler, statistics, observers)
+        cluster = HostedCluster(measured, slots, kernel, scheduler, statistics, observers)
     transfers = [transfer_model(spec, model, profile) for profile in profiles]
     network = VirtualNetwork(kernel, contention=spec.contention, latency_s=transfers[0].latency_s)
     cluster.new_scheduler = partial(_new_scheduler, spec, rules, {slot.name: slot.profile for slot in slots})

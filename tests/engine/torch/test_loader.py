@@ -199,7 +199,7 @@ def test_refuses_unknown_kinds_of_attention(tiny_model_dir, monkeypatch):
 def test_a_loaded_process_can_fork(tiny_model_dir):
     """Loading a model leaves no thread behind, and a forked child can run the model on several threads."""
     script = """
-import os, sys, torch
+import os, sys, time, torch
 torch.set_num_threads(1)
 from twofold.engine.base import SequenceStep
 from twofold.engine.torch.engine import TorchEngine
@@ -208,7 +208,8 @@ from twofold.engine.torch.pool import KvPool
 from twofold.request import SamplingParams
 threads = len(os.listdir("/proc/self/task"))  # some builds of libraries start one when they are imported
 model = load_model(sys.argv[1])
-print(len(os.listdir("/proc/self/task")) - threads, flush=True)
+while len(os.listdir("/proc/self/task")) > threads:  # a thread is listed for a moment after it was joined
+    time.sleep(0.01)
 if os.fork() == 0:
     torch.set_num_threads(2)
     step = SequenceStep("a", list(range(3, 300)), 0, list(range(19)), SamplingParams(max_tokens=1, temperature=0.0))
@@ -225,5 +226,5 @@ os.wait()
         env={**os.environ, "OMP_NUM_THREADS": "1"},  # as in the process that forks workers
         check=True,
     )
-    assert made.stdout.split() == ["0", "True"]
+    assert made.stdout.split() == ["True"]
     assert made.stderr == ""

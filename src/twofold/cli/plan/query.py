@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from pathlib import Path
 from typing import Final
 
 import msgspec
@@ -13,6 +14,7 @@ from twofold.cli.workload import check_limits
 from twofold.cluster.spec import ClusterSpec
 from twofold.errors import ConfigurationError, require
 from twofold.hardware.catalog import load_catalog
+from twofold.performance.profile import load_profile
 from twofold.planning.design import Budget
 from twofold.planning.executors.ray import ray_inventory
 from twofold.planning.plan import PlanQuery
@@ -21,15 +23,22 @@ from twofold.planning.search import Objective
 from twofold.planning.workload import WorkloadArguments
 from twofold.raycluster.cluster import connect, list_nodes
 
+REFERENCE: Final = "dgx-a100"
 _MAX_RATE: Final = 1e6  # requests per second: a trial of this many takes minutes, and a plan hundreds of trials
 
 
 def read_problem(settings: PlanSettings) -> Problem:
     """Convert the flags to a planning problem. Raises ConfigurationError for invalid flags."""
     catalog = load_catalog(settings.catalog)
-    catalog.model(settings.model)
+    measured = None if settings.profile is None else load_profile(settings.profile)
+    if measured is not None:
+        catalog = measured.extend(catalog)
+    model = settings.model or (None if measured is None else measured.model.name)
+    if model is None:
+        raise ConfigurationError("give --model, as in bloom-176b, or --profile")
+    catalog.model(model)
     problem = Problem(
-        template=_template(settings),
+        template=_template(settings, model),
         workload=WorkloadArguments(
             workload=settings.workload,
             duration_s=settings.duration,
@@ -38,7 +47,7 @@ def read_problem(settings: PlanSettings) -> Problem:
         ),
         slo=settings.slo,
         attainment=settings.attainment,
-        reference=catalog.machine(settings.reference).name,
+        reference=catalog.machine(settings.reference or (REFERENCE if measured is None else measured.machine)).name,
         tensor_parallel=settings.tp,
         batchers=settings.batcher or {},
         catalog=catalog,
@@ -102,7 +111,18 @@ def with_ray_machines(problem: Problem, settings: PlanSettings) -> PlanSettings:
     return replace(settings, machines=",".join(found), max_machines=stock)
 
 
-def _template(settings: PlanSettings) -> ClusterSpec:
+def with_profile_machines(settings: PlanSettings) -> PlanSettings:
+    """Return the settings with the machine of --profile, and the workers of its host, unless flags name machines."""
+    if settings.profile is None or settings.family or settings.machines:
+        return settings
+    measured = load_profile(settings.profile)
+    most = settings.max_machines
+    if most is None and measured.host is not None:
+        most = str(max(1, measured.host.cores // measured.host.threads))
+    return replace(settings, machines=measured.machine, max_machines=most)
+
+
+def _template(settings: PlanSettings, model: str) -> ClusterSpec:
     """Return a cluster spec with the model and the policies, but without pools."""
     given = {
         "performance": settings.performance,
@@ -113,9 +133,13 @@ def _template(settings: PlanSettings) -> ClusterSpec:
     }
     router = settings.router or ("jsq" if settings.goodput else "splitwise")
     return msgspec.structs.replace(
-        ClusterSpec(pools=(), model=settings.model, router=router),
+        ClusterSpec(pools=(), model=model, router=router, profile=_absolute(settings.profile)),
         **{name: value for name, value in given.items() if value is not None},
     )
+
+
+def _absolute(profile: Path | None) -> str | None:
+    return None if profile is None else str(profile.absolute())
 
 
 def _checked_rate(objective: Objective, rate: float | None) -> float | None:

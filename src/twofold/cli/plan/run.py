@@ -9,7 +9,7 @@ from rich.console import Console
 from twofold.cli.options import check_outputs
 from twofold.cli.plan.capacity import run_capacity
 from twofold.cli.plan.placement import run_placement
-from twofold.cli.plan.query import read_problem, read_query, with_ray_machines
+from twofold.cli.plan.query import read_problem, read_query, with_profile_machines, with_ray_machines
 from twofold.cli.plan.search import OpenSearch, open_search
 from twofold.cli.plan.settings import PlanSettings
 from twofold.cli.settings import refuse
@@ -41,6 +41,7 @@ class PlanResult:
 
 def run(settings: PlanSettings) -> None:
     """Plan prefix caches, a placement or machines, as requested. Raises ConfigurationError for invalid flags."""
+    settings = with_profile_machines(settings)
     problem = read_problem(settings)
     if settings.kv_capacity:
         run_capacity(problem, settings)
@@ -49,7 +50,8 @@ def run(settings: PlanSettings) -> None:
     if settings.ray is not None and settings.jobs is not None:
         raise ConfigurationError("--jobs counts cores of this machine: leave it out with --ray")
     written = {name: path for name in ("output", "html") if (path := getattr(settings, name)) is not None}
-    check_outputs(written, (settings.store, settings.workload, *settings.catalog))
+    given = [settings.store, settings.workload, settings.profile, *settings.catalog]
+    check_outputs(written, [path for path in given if path is not None])
     settings = with_ray_machines(problem, settings)
     if settings.goodput:
         run_placement(problem, settings)

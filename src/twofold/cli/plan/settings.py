@@ -28,12 +28,12 @@ AFFINITIES: Final = {
 class PlanObjectiveSettings(Settings, panel="Objective"):
     """Flags for the objective of a plan and the SLO that it must meet."""
 
-    model: str = flag("Model of the catalog, such as bloom-176b.", ...)
+    model: str | None = flag("Model of the catalog, such as bloom-176b.", unset="that of the profile")
     objective: str = flag("Objective of the search.", "throughput", choices=OBJECTIVES)
     slo: Slo | SlowdownSlo = options.ANY_SLO.field(SPLITWISE, "splitwise")
     attainment: float = options.ATTAINMENT.field(0.9)
     rate: float | None = options.RATE.field()
-    reference: str = options.REFERENCE.field("dgx-a100")
+    reference: str | None = options.REFERENCE.field(unset="dgx-a100; the machine of the profile")
     tolerance: float = flag("Relative tolerance of the highest rates.", 0.02, ge=0.001, le=0.5)
 
 
@@ -57,12 +57,15 @@ class MachineSettings(Settings, panel="Machines"):
     family: tuple[str, ...] = flag(
         "PREFILL+DECODE machines, as in h100+a100, or AA, HH, HA, HHcap; separated by commas, repeatable.",
         (),
-        unset="AA,HH,HA,HHcap",
+        unset="AA,HH,HA,HHcap; the machine of the profile",
     )
     machines: str | None = flag("Machines, separated by commas: plan with all pairs of them.")
     split: bool = flag("Plan disaggregated designs.", True)
     colocated: bool = flag("Plan colocated designs, to compare.", True)
-    max_machines: str | None = flag("Maximum number of machines, in all or of a kind, as in 40 or a100=30,h100=20.")
+    max_machines: str | None = flag(
+        "Maximum number of machines, in all or of a kind, as in 40 or a100=30,h100=20.",
+        unset="no limit; as many workers as the host of the profile has cores for",
+    )
     max_cost: float | None = flag("Maximum dollars per hour.")
     max_power: float | None = flag("Maximum provisioned power in kW.")
     max_gpus: str | None = flag(
@@ -71,6 +74,7 @@ class MachineSettings(Settings, panel="Machines"):
     max_pipeline: int | None = flag("Maximum pipeline stages for goodput; fewer make the search quicker.", ge=1)
     affinity: str = flag("Whether KV may be transferred between nodes, for goodput.", "auto", choices=AFFINITIES)
     catalog: tuple[Path, ...] = options.CATALOG.field(())
+    profile: Path | None = options.PROFILE.field()
 
 
 class PlanWorkloadSettings(ShapeSettings):

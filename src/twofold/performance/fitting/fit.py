@@ -57,13 +57,16 @@ def fit_profile(rows: Sequence[ProfileRow], options: FitOptions) -> list[Calibra
 def fit_pair(rows: Sequence[ProfileRow], options: FitOptions) -> Calibration:
     """Fit the calibration of one model, hardware and tensor parallelism."""
     kept, dropped = consistent_batches(rows)
+    prefills = [one for one in kept if one.prompt_time]
+    decodes = [one for one in kept if one.token_time]
     model, hardware, tensor_parallel = rows[0].pair
-    short = {one.prefill_tokens for one in kept if one.prefill_tokens <= LONG_TOKENS}
+    short = {one.prefill_tokens for one in prefills if one.prefill_tokens <= LONG_TOKENS}
     require(
         len(short) >= _FEWEST,
         f"the profile has {len(short)} consistent batch sizes up to {LONG_TOKENS:,} prompt tokens of "
         f"{model} on {hardware} TP{tensor_parallel}: measure at least {_FEWEST}",
     )
+    require(bool(decodes), f"the profile has no token_time of {model} on {hardware} TP{tensor_parallel}")
     runs = sum(len(one.rows) for one in kept)
     note = options.notes.get(hardware)
     power = decode_power(kept)
@@ -71,13 +74,13 @@ def fit_pair(rows: Sequence[ProfileRow], options: FitOptions) -> Calibration:
         model=model,
         accelerator=hardware,
         tensor_parallel=tensor_parallel,
-        prefill=fit_prefill(kept),
-        decode=fit_decode(kept),
-        prefill_error=_held_out(kept, options.folds, _prefill_error),
-        decode_error=_held_out(kept, options.folds, _decode_error),
-        max_prefill_tokens=max(one.prefill_tokens for one in kept),
-        max_prompt_tokens=max(one.prompt_size for one in kept),
-        max_sequences=max(one.batch_size for one in kept),
+        prefill=fit_prefill(prefills),
+        decode=fit_decode(decodes),
+        prefill_error=_held_out(prefills, options.folds, _prefill_error),
+        decode_error=_held_out(decodes, options.folds, _decode_error),
+        max_prefill_tokens=max(one.prefill_tokens for one in prefills),
+        max_prompt_tokens=max(one.prompt_size for one in prefills),
+        max_sequences=max(one.batch_size for one in decodes),
         rows=runs,
         basis=f"a fit to {runs} runs of this pair" + (f" ({note})" if note else ""),
         source=options.source,

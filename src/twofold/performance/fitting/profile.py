@@ -1,8 +1,11 @@
 """Read measured profiles and drop inconsistent measurements. A profile is a csv file with one measured run per row.
 
 Columns: model, hardware, tensor_parallel, prompt_size, batch_size, token_size (tokens to generate, per sequence),
-prompt_time (ms of the prefill of the whole batch), token_time (mean ms of a decode iteration). Optional: e2e_time (ms),
-which reveals generations that ended early; average_power and peak_power (shares of TDP; 0: not measured).
+prompt_time (ms of the prefill of the whole batch), token_time (mean ms of a decode iteration); a row may have only one
+of the two times. Optional: e2e_time (ms), which reveals generations that ended early; average_power and peak_power
+(shares of TDP; 0: not measured). `twofold characterize` adds mixed_time (ms of the `chunks` iterations that computed
+the prompt beside `running` decodes with `running_context` KV tokens) and cached_time (ms until the first token of the
+same prompt, sent again).
 """
 
 import csv
@@ -20,7 +23,7 @@ _NOISE = 0.8  # a time below this share of another is clearly less, beyond noise
 
 
 class ProfileRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One measured run of a profile. Times are in milliseconds."""
+    """One measured run of a profile. Times are in milliseconds; 0 if not measured."""
 
     model: str
     hardware: str
@@ -28,11 +31,16 @@ class ProfileRow(msgspec.Struct, frozen=True, kw_only=True):
     prompt_size: int
     batch_size: int
     token_size: int
-    prompt_time: float
-    token_time: float
+    prompt_time: float = 0.0
+    token_time: float = 0.0
     e2e_time: float | None = None
     average_power: float | None = None
     peak_power: float | None = None
+    running: int = 0
+    running_context: int = 0
+    chunks: int = 1
+    mixed_time: float = 0.0
+    cached_time: float = 0.0
 
     @property
     def pair(self) -> tuple[str, str, int]:
@@ -45,12 +53,13 @@ class ProfileRow(msgspec.Struct, frozen=True, kw_only=True):
         A generation may end before `token_size` tokens; the number of generated tokens then follows from `e2e_time`.
         """
         generated = float(self.token_size)
-        if self.e2e_time is not None and self.e2e_time > self.prompt_time:
+        if self.token_time and self.e2e_time is not None and self.e2e_time > self.prompt_time:
             generated = min(generated, 1 + (self.e2e_time - self.prompt_time) / self.token_time)
         return self.batch_size * (self.prompt_size + generated / 2)
 
 
-COLUMNS = tuple(field.name for field in msgspec.structs.fields(ProfileRow) if field.required)
+_SIZES = tuple(field.name for field in msgspec.structs.fields(ProfileRow) if field.required)
+COLUMNS = (*_SIZES, "prompt_time", "token_time")
 
 
 def read_profile(path: Path) -> list[ProfileRow]:
@@ -77,7 +86,7 @@ def _rows(path: Path, reader: "csv.DictReader[str]") -> Iterator[ProfileRow]:
 
 
 class ProfiledBatch(msgspec.Struct, frozen=True, kw_only=True):
-    """Medians over all runs with the same prompt size and batch size. Times are in milliseconds."""
+    """Medians over all runs with the same prompt and batch size. Times are in milliseconds; 0 if not measured."""
 
     prompt_size: int
     batch_size: int
@@ -99,7 +108,8 @@ def group_batches(rows: Iterable[ProfileRow]) -> list[ProfiledBatch]:
     """Group the rows of one model and machine by prompt size and batch size, and compute the medians of each group."""
     groups: dict[tuple[int, int], list[ProfileRow]] = defaultdict(list)
     for row in rows:
-        groups[row.prompt_size, row.batch_size].append(row)
+        if not row.mixed_time:
+            groups[row.prompt_size, row.batch_size].append(row)
     return [_configuration(groups[key]) for key in sorted(groups)]
 
 
@@ -107,11 +117,16 @@ def _configuration(rows: Sequence[ProfileRow]) -> ProfiledBatch:
     return ProfiledBatch(
         prompt_size=rows[0].prompt_size,
         batch_size=rows[0].batch_size,
-        prompt_time=median(row.prompt_time for row in rows),
-        token_time=median(row.token_time for row in rows),
+        prompt_time=_median(row.prompt_time for row in rows),
+        token_time=_median(row.token_time for row in rows),
         mean_context=median(row.mean_context for row in rows),
         rows=tuple(rows),
     )
+
+
+def _median(times: Iterable[float]) -> float:
+    measured = [time for time in times if time]
+    return median(measured) if measured else 0.0
 
 
 class Dropped(msgspec.Struct, frozen=True):
@@ -146,8 +161,10 @@ def consistent_batches(rows: Sequence[ProfileRow]) -> tuple[list[ProfiledBatch],
 
 
 def _positive(row: ProfileRow) -> bool:
-    sizes_and_times = (row.prompt_size, row.batch_size, row.token_size, row.prompt_time, row.token_time)
-    return all(value > 0 and math.isfinite(value) for value in sizes_and_times)
+    sizes = (row.prompt_size, row.batch_size, row.token_size)
+    times = (row.prompt_time, row.token_time, row.mixed_time)
+    finite = all(time >= 0 and math.isfinite(time) for time in times)
+    return finite and any(times) and all(size > 0 for size in sizes)
 
 
 def _most_at_odds(kept: Sequence[ProfiledBatch]) -> tuple[ProfiledBatch, int] | None:
@@ -159,6 +176,8 @@ def _most_at_odds(kept: Sequence[ProfiledBatch]) -> tuple[ProfiledBatch, int] | 
 
 def _contradict(one: ProfiledBatch, other: ProfiledBatch) -> bool:
     few, many = sorted((one, other), key=lambda configuration: configuration.prefill_tokens)
+    if not (few.prompt_time and many.prompt_time):
+        return False
     return few.prefill_tokens < many.prefill_tokens and many.prompt_time < _NOISE * few.prompt_time
 
 

@@ -8,9 +8,9 @@ from twofold.planning.evaluation import LatencyPercentiles
 from twofold.planning.pareto import ParetoPoint, RateCurve
 from twofold.planning.plan import Plan
 from twofold.reporting.chart import Layout, ReportChart, Trace, axis, grid, line, on, run_colour
+from twofold.reporting.page import html_chart, html_page, html_section, html_table
 from twofold.reporting.plan.table import HEADINGS, choice_row
 from twofold.reporting.simulation.facts import slo_text
-from twofold.reporting.simulation.html import html_page, html_table
 from twofold.slo import Slo, SlowdownSlo
 
 _RATE = "Requests per second"
@@ -96,15 +96,6 @@ def _bounds(slo: Slo | SlowdownSlo) -> list[Layout]:
     ]
 
 
-_STYLE = """
-body { font: 15px/1.45 system-ui, sans-serif; color: #222; max-width: 1200px; margin: 2em auto; padding: 0 1em }
-h1 { font-size: 1.5em } h2 { font-size: 1.15em; margin: 1.8em 0 .3em } p { margin: .3em 0; color: #555 }
-table { border-collapse: collapse } th, td { padding: .2em .8em; text-align: right; border-bottom: 1px solid #e5e5e5 }
-th:first-child, td:first-child, th:last-child, td:last-child { text-align: left }
-.advice { color: #222; font-weight: 600 }
-"""
-
-
 def plan_page(
     plan: Plan,
     advice: Advice,
@@ -114,15 +105,13 @@ def plan_page(
     slo: Slo | SlowdownSlo,
     title: str,
 ) -> str:
-    """Render the page of a plan. plotly.js makes up about 5 MB of it."""
-    from plotly.io import to_html  # noqa: PLC0415 (slow to import)
-
-    body = [f"<h1>{escape(title)}</h1>", f"<p>SLO: {escape(slo_text(slo))}</p>"]
-    headings, *rows = ([(text, "") for text in row] for row in (HEADINGS, *map(choice_row, plan.choices)))
-    body += [f'<p class="advice">{escape(advice.text)}</p>', "<h2>The best of each family</h2>"]
-    body.append(html_table(headings, rows))
-    for index, picture in enumerate((pareto_chart(plan, front), rates_chart(curves, slo))):
-        figure = {"data": picture.traces, "layout": picture.layout}
-        drawn = to_html(figure, full_html=False, include_plotlyjs=index == 0, div_id=picture.id)
-        body += [f"<h2>{escape(picture.title)}</h2>", f"<p>{escape(picture.note)}</p>", drawn]
-    return html_page(title, _STYLE, body)
+    """Render the page of a plan."""
+    body = [f"<p>SLO: {escape(slo_text(slo))}</p>", f'<p class="advice">{escape(advice.text)}</p>']
+    headings = [(text, "number") for text in HEADINGS]
+    rows = [[(text, "number") for text in choice_row(choice)] for choice in plan.choices]
+    ends = (0, len(HEADINGS) - 1)
+    for row in (headings, *rows):
+        for end in ends:
+            row[end] = (row[end][0], "")
+    body.append(html_section("The best of each family", html_table(headings, rows)))
+    return html_page(title, [*body, html_chart(pareto_chart(plan, front)), html_chart(rates_chart(curves, slo))])

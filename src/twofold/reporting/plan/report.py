@@ -41,8 +41,8 @@ class ChoiceReport(msgspec.Struct, frozen=True, kw_only=True):
     design: DesignReport
     rate: float
     highest_rate: float
-    requests_per_dollar: float
-    requests_per_kwh: float
+    requests_per_dollar: float | None
+    requests_per_kwh: float | None
     mean_power_w: float
     margins: tuple[SloMargin, ...]
     cluster: ClusterSpec

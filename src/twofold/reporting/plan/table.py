@@ -15,7 +15,7 @@ from twofold.planning.plan import DesignChoice, Plan
 from twofold.reporting.output import table
 from twofold.reporting.simulation.facts import check_text
 from twofold.reporting.simulation.statistics import phase_accuracy
-from twofold.reporting.summary import rate_text, seconds
+from twofold.reporting.summary import NOTHING, rate_text, seconds
 from twofold.request import Phase
 from twofold.simulation.result import Check
 
@@ -41,8 +41,8 @@ def choice_row(choice: DesignChoice) -> tuple[str, ...]:
         rate_text(choice.highest_rate),
         f"{design.price_per_h:,.2f}",
         f"{design.tdp_w / 1e3:,.1f}",
-        f"{choice.requests_per_dollar:,.0f}",
-        f"{choice.requests_per_kwh:,.0f}",
+        NOTHING if choice.requests_per_dollar is None else f"{choice.requests_per_dollar:,.0f}",
+        NOTHING if choice.requests_per_kwh is None else f"{choice.requests_per_kwh:,.0f}",
         seconds(None if evaluation.ttft_s is None else evaluation.ttft_s.p90),
         seconds(None if evaluation.tpot_s is None else evaluation.tpot_s.p90),
         f"{evaluation.mean_power_w / 1e3:,.1f}",

@@ -1,0 +1,138 @@
+"""Analysis of the measurements of one instance: its fitted profile, and the knees that the fit shows."""
+
+from collections.abc import Callable, Sequence
+from statistics import median
+from typing import Final
+
+import msgspec
+
+from twofold.characterize.rows import measurements
+from twofold.characterize.target import TargetLimits
+from twofold.hardware.specs import Model
+from twofold.performance.fitting.iterations import fit_iterations
+from twofold.performance.fitting.profile import ProfileRow, consistent_batches
+from twofold.performance.profile import IterationTimes, KvLink, MachineCosts, MeasuredPower, MeasuredProfile
+
+_SATURATED: Final = 0.95  # share of the highest throughput from which a phase counts as saturated
+_PROMPT: Final = 512  # tokens of each prompt of a larger batch
+_UNLIMITED: Final = 1 << 20
+
+
+class InstanceFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known about an instance besides its measurements. Fields are those of `MeasuredProfile`."""
+
+    model: Model
+    engine: str
+    kv_capacity_tokens: int
+    source: str
+    date: str
+    costs: MachineCosts = MachineCosts()
+    link: KvLink | None = None
+
+
+class Characterization(msgspec.Struct, frozen=True, kw_only=True):
+    """Fitted profile of one model on one instance, with the rows that it was fitted to (none if only known by it)."""
+
+    profile: MeasuredProfile
+    rows: tuple[ProfileRow, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """Display name, such as `llama2-70b on h100-80gb TP8, vLLM 0.24`."""
+        profile = self.profile
+        parallel = f" TP{profile.tensor_parallel}" if profile.tensor_parallel > 1 else ""
+        engine = f", {profile.engine}" if profile.engine else ""
+        return f"{profile.model.name} on {profile.machine}{parallel}{engine}"
+
+    @property
+    def times(self) -> IterationTimes:
+        return self.profile.times
+
+    @property
+    def longest_prefill(self) -> int:
+        """Most prompt tokens that one iteration computed in the measurements."""
+        measured = max((row.prompt_size * row.batch_size for row in self.rows if row.prompt_time), default=8192)
+        return min(measured, self.profile.max_num_batched_tokens or _UNLIMITED)
+
+    @property
+    def largest_batch(self) -> int:
+        """Most sequences that decoded together in the measurements."""
+        return max((row.batch_size for row in self.rows if row.token_time), default=64)
+
+    def prefill_rate(self, tokens: int) -> float:
+        """Return the prompt tokens per second of iterations of `tokens` tokens, in prompts of at most 512."""
+        return tokens / self.times.seconds(tokens, tokens * min(tokens, _PROMPT), 0, 0)
+
+    def decode_rate(self, sequences: int, context: int) -> float:
+        """Return the output tokens per second of `sequences` decodes with `context` KV tokens each."""
+        return sequences / self.times.seconds(0, 0, sequences, sequences * context)
+
+    def ttft_s(self, tokens: int) -> float:
+        """Return the TTFT in seconds of a prompt of `tokens` tokens without queueing, computed in chunks if need be."""
+        chunk = self.profile.max_num_batched_tokens or tokens
+        starts = range(0, tokens, chunk)
+        chunks = ((min(chunk, tokens - start), start) for start in starts)
+        return self.profile.request_s + sum(
+            self.times.seconds(size, size * (size + 2 * start), 0, 0) for size, start in chunks
+        )
+
+    def prefill_knee(self) -> int:
+        """Return the fewest batched prompt tokens with nearly the highest prefill throughput."""
+        return _knee(self.longest_prefill, self.prefill_rate)
+
+    def decode_knee(self, context: int = 512) -> int:
+        """Return the smallest batch with nearly the highest decode throughput among those measured."""
+        return _knee(self.largest_batch, lambda batch: self.decode_rate(batch, context))
+
+
+def _knee(largest: int, rate: Callable[[int], float]) -> int:
+    """Return the smallest size up to `largest` with at least 95% of the highest rate."""
+    sizes = sorted({max(1, round(largest * 2 ** (-step / 8))) for step in range(200)})
+    rates = [rate(size) for size in sizes]
+    return next(size for size, each in zip(sizes, rates, strict=True) if each >= _SATURATED * max(rates))
+
+
+def characterization(
+    rows: Sequence[ProfileRow], limits: TargetLimits, facts: InstanceFacts, power: MeasuredPower | None
+) -> Characterization:
+    """Fit the profile of one pair of model and hardware; contradictory rows are left out.
+
+    Raises ConfigurationError for too few measurements.
+    """
+    _, hardware, tensor_parallel = rows[0].pair
+    kept = [row for batch in consistent_batches(rows)[0] for row in batch.rows] + [
+        row for row in rows if row.mixed_time
+    ]
+    fitted = fit_iterations(measurements(kept, limits))
+    profile = MeasuredProfile(
+        **{name: getattr(facts, name) for name in facts.__struct_fields__},
+        times=fitted.times,
+        machine=hardware,
+        tensor_parallel=tensor_parallel,
+        max_num_batched_tokens=limits.max_num_batched_tokens,
+        max_num_seqs=limits.max_num_seqs,
+        request_s=fitted.request_s,
+        power=power,
+    )
+    return Characterization(profile=profile, rows=tuple(kept))
+
+
+def measured_power(rows: Sequence[ProfileRow], tdp_w: float, source: str) -> MeasuredPower | None:
+    """Return the power of saturated prefills and of decodes, as shares of `tdp_w`; None without measurements.
+
+    A row with both times is nearly all decode, and its peak is the prefill.
+    """
+    both = [row for row in rows if row.average_power and row.prompt_time and row.token_time]
+    prefills = [row.average_power for row in rows if row.average_power and row.prompt_time and not row.token_time]
+    prefills += [row.peak_power for row in both if row.peak_power]
+    decodes = [row.average_power for row in rows if row.average_power and row.token_time and not row.prompt_time]
+    decodes += [row.average_power for row in both if row.average_power and row.batch_size == 1]
+    if not (prefills and decodes):
+        return None
+    return MeasuredPower(tdp_w=tdp_w, prefill_share=max(prefills), decode_share=median(decodes), source=source)
+
+
+def cached_speedup(rows: Sequence[ProfileRow]) -> float | None:
+    """Return how many times faster the first token of a repeated prompt comes; None if not measured."""
+    ratios = [row.prompt_time / row.cached_time for row in rows if row.cached_time]
+    return median(ratios) if ratios else None

@@ -1,0 +1,123 @@
+"""Power of the hardware while a probe runs: NVIDIA GPUs by NVML, Intel and AMD processors by RAPL."""
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final, Protocol
+
+import msgspec
+
+RAPL: Final = Path("/sys/class/powercap")
+_EVERY_S: Final = 0.05
+
+
+class PowerSource(Protocol):
+    """Source of power readings. `name` is for display; `tdp_w` is the power that counts as a share of 1."""
+
+    name: str
+    tdp_w: float
+
+    def watts(self) -> float:
+        """Return the present power, or the mean power since the last call."""
+
+
+class RaplPower:
+    """Power of the processor packages, from the energy counters of the kernel's RAPL driver."""
+
+    name = "RAPL"
+
+    def __init__(self, folder: Path = RAPL) -> None:
+        """Find the packages; raises LookupError if there are none or their counters cannot be read."""
+        self._packages = [path for path in sorted(folder.glob("*rapl:?")) if (path / "energy_uj").is_file()]
+        if not self._packages:
+            raise LookupError("no RAPL counters")
+        try:
+            self._before = self._read()
+            limits = [int((path / "constraint_0_power_limit_uw").read_text()) for path in self._packages]
+        except (OSError, ValueError) as error:
+            raise LookupError(str(error)) from error
+        self.tdp_w = sum(limits) / 1e6
+
+    def watts(self) -> float:
+        now = self._read()
+        (before_s, before), (now_s, after), self._before = self._before, now, now
+        joules = (
+            sum((late - early) % span for early, late, span in zip(before, after, self._spans(), strict=True)) / 1e6
+        )
+        return joules / max(now_s - before_s, 1e-9)
+
+    def _read(self) -> tuple[float, list[int]]:
+        return time.monotonic(), [int((path / "energy_uj").read_text()) for path in self._packages]
+
+    def _spans(self) -> list[int]:
+        """Return the values at which the counters wrap around."""
+        return [int((path / "max_energy_range_uj").read_text()) for path in self._packages]
+
+
+class NvmlPower:
+    """Power of an NVIDIA GPU. Needs the package `nvidia-ml-py`."""
+
+    def __init__(self, index: int = 0) -> None:
+        """Open the GPU; raises LookupError without the package, driver or GPU."""
+        try:
+            import pynvml  # noqa: PLC0415  (an optional package)
+
+            pynvml.nvmlInit()
+            self._nvml, self._handle = pynvml, pynvml.nvmlDeviceGetHandleByIndex(index)
+            self.tdp_w = pynvml.nvmlDeviceGetPowerManagementDefaultLimit(self._handle) / 1e3
+            self.name = f"NVML, {pynvml.nvmlDeviceGetName(self._handle)}"
+        except Exception as error:
+            raise LookupError(f"no NVML: {error}") from error
+
+    def watts(self) -> float:
+        return float(self._nvml.nvmlDeviceGetPowerUsage(self._handle)) / 1e3
+
+
+class PowerShares(msgspec.Struct):
+    """Average and peak power of a probe as shares of TDP; None if power cannot be measured."""
+
+    average: float | None = None
+    peak: float | None = None
+
+
+class PowerMeter:
+    """Samples a power source while probes run; without a source, it measures nothing."""
+
+    def __init__(self, source: PowerSource | None) -> None:
+        self.source = source
+
+    @contextmanager
+    def measuring(self) -> Iterator[PowerShares]:
+        """Yield shares that are set when the context ends."""
+        shares = PowerShares()
+        if self.source is None:
+            yield shares
+            return
+        samples: list[float] = []
+        ended = threading.Event()
+        thread = threading.Thread(target=self._sample, args=(self.source, samples, ended), daemon=True)
+        self.source.watts()
+        thread.start()
+        try:
+            yield shares
+        finally:
+            ended.set()
+            thread.join()
+        samples.append(self.source.watts())
+        shares.average = round(sum(samples) / len(samples) / self.source.tdp_w, 4)
+        shares.peak = round(max(samples) / self.source.tdp_w, 4)
+
+    @staticmethod
+    def _sample(source: PowerSource, samples: list[float], ended: threading.Event) -> None:
+        while not ended.wait(_EVERY_S):
+            samples.append(source.watts())
+
+
+def find_power(device: str) -> PowerSource | None:
+    """Return the power source of a device (`cpu`, `cuda`, `cuda:1`), or None if its power cannot be read."""
+    try:
+        return RaplPower() if device == "cpu" else NvmlPower(int(device.partition(":")[2] or 0))
+    except LookupError:
+        return None

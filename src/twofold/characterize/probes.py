@@ -1,0 +1,153 @@
+"""Probes of a characterization: small groups of streams, each of which measures one property of an instance.
+
+    kind      streams                                       measures
+    prefill   one prompt alone                              prefill time over prompt length
+    parallel  several prompts at once                       prefill time over batched tokens
+    decode    n streams                                     time of a decode iteration over batch and context
+    mixed     n streams, and prompts sent while they run    iterations that compute a prompt beside decodes
+    cached    a prompt, then the same prompt again          prefill time with a prefix-cache hit
+
+Sizes are not powers of two where kernels are tuned for those, and grow geometrically up to the target's limits.
+"""
+
+from collections.abc import Iterator, Sequence
+from enum import StrEnum
+from typing import Final
+
+import msgspec
+
+from twofold.characterize.target import ProbeStream, TargetLimits
+
+_PROMPTS: Final = (2, 8, 24, 48, 96, 160, 256, 400, 640, 1000, 1500, 2000, 3000, 4000, 6000, 8000, 12000, 16000, 24000)
+_TOGETHER: Final = ((32, 6), (128, 7), (400, 5), (700, 6), (1000, 9))  # (prompt tokens, prompts)
+_BATCHES: Final = (1, 2, 3, 5, 7, 11, 17, 24, 33, 47, 65, 96, 130, 190, 255)
+_CONTEXTS: Final = (64, 512, 2000)
+_BESIDE: Final = (1, 4, 15, 40)  # decodes beside which prompts are sent
+_INJECTED: Final = (16, 64, 200, 500, 1000, 2000)
+_GAPS: Final = 24  # decode iterations that a probe measures
+_SETTLE: Final = 6  # decode iterations before and after a prompt is sent
+_MOST_TOKENS: Final = 24_576  # of the prompts of a probe together
+_RESERVED: Final = 8  # context left free, because a tokenizer may add tokens
+
+
+class ProbeKind(StrEnum):
+    """Property that a probe measures; see the table of this module."""
+
+    PREFILL = "prefill"
+    PARALLEL = "parallel"
+    DECODE = "decode"
+    MIXED = "mixed"
+    CACHED = "cached"
+
+
+class SweepProbe(msgspec.Struct, frozen=True, kw_only=True):
+    """Streams that run together. Those with `after_tokens` 0 start at once; a mixed probe sends others meanwhile."""
+
+    kind: ProbeKind
+    streams: tuple[ProbeStream, ...]
+
+    @property
+    def running(self) -> list[ProbeStream]:
+        """Streams that start at once."""
+        return [stream for stream in self.streams if not stream.after_tokens]
+
+    @property
+    def injected(self) -> list[ProbeStream]:
+        """Streams that start while the others decode."""
+        return [stream for stream in self.streams if stream.after_tokens]
+
+    @property
+    def name(self) -> str:
+        """Identifies the probe in a profile, such as `decode 5x512` or `mixed 4x512+200`."""
+        first = self.running[0]
+        many = f"{len(self.running)}x{first.prompt_tokens}"
+        beside = "".join(f"+{stream.prompt_tokens}" for stream in self.injected)
+        return f"{self.kind.value} {many}{beside}"
+
+    @property
+    def tokens(self) -> int:
+        """Prompt and output tokens of all streams, which bound the time of the probe."""
+        return sum(stream.prompt_tokens + stream.output_tokens for stream in self.streams)
+
+
+def probes(limits: TargetLimits) -> list[SweepProbe]:
+    """Return the probes that fit into the limits of a target. Every leading part of them covers all kinds and sizes."""
+    kinds = (_prefills, _decodes, _mixed, _parallel, _cached)
+    ranked: list[tuple[float, SweepProbe]] = []
+    for kind in kinds:
+        found = sorted(kind(limits), key=lambda probe: probe.tokens)
+        order = sorted(range(len(found)), key=_bisecting)
+        ranked += [(place / len(found), found[index]) for place, index in enumerate(order)]
+    return [probe for _, probe in sorted(ranked, key=lambda entry: entry[0])]
+
+
+def _bisecting(index: int) -> float:
+    """Return the van der Corput number of an index. In its order, indices bisect the range again and again."""
+    number, unit = 0.0, 0.5
+    while index:
+        number += unit * (index & 1)
+        index, unit = index >> 1, unit / 2
+    return number
+
+
+def _longest(limits: TargetLimits, output: int) -> int:
+    """Return the longest prompt that leaves room for `output` tokens."""
+    return limits.max_model_len - output - _RESERVED
+
+
+def _prefills(limits: TargetLimits) -> Iterator[SweepProbe]:
+    longest = _longest(limits, 1)
+    for tokens in (size for size in _PROMPTS if size <= longest):
+        yield SweepProbe(kind=ProbeKind.PREFILL, streams=(_stream(tokens, 1),))
+
+
+def _parallel(limits: TargetLimits) -> Iterator[SweepProbe]:
+    for tokens, count in _TOGETHER:
+        if tokens <= _longest(limits, 1) and _fits(limits, [tokens] * count, 1):
+            yield SweepProbe(kind=ProbeKind.PARALLEL, streams=(_stream(tokens, 1),) * count)
+
+
+def _decodes(limits: TargetLimits) -> Iterator[SweepProbe]:
+    for batch in _BATCHES:
+        for context in _CONTEXTS:
+            if context <= _longest(limits, _GAPS) and _fits(limits, [context] * batch, _GAPS):
+                yield SweepProbe(kind=ProbeKind.DECODE, streams=(_stream(context, _GAPS + 2),) * batch)
+
+
+def _mixed(limits: TargetLimits) -> Iterator[SweepProbe]:
+    for batch in _BESIDE:
+        injected, output = list[ProbeStream](), _SETTLE
+        for prompt in _INJECTED:
+            injected.append(ProbeStream(prompt_tokens=prompt, output_tokens=1, after_tokens=output))
+            output += chunks_of(prompt, limits, batch) + _SETTLE
+        while injected:
+            context = min(256, _longest(limits, output))
+            together = [context] * batch + [injected[-1].prompt_tokens]
+            if context > 0 and injected[-1].prompt_tokens <= _longest(limits, 1) and _fits(limits, together, output):
+                running = (_stream(context, output),) * batch
+                yield SweepProbe(kind=ProbeKind.MIXED, streams=(*running, *injected))
+                break
+            output = injected.pop().after_tokens
+
+
+def _cached(limits: TargetLimits) -> Iterator[SweepProbe]:
+    tokens = min(1000, _longest(limits, 1))
+    again = ProbeStream(prompt_tokens=tokens, output_tokens=1, after_tokens=1, prompt=0)
+    yield SweepProbe(kind=ProbeKind.CACHED, streams=(msgspec.structs.replace(again, after_tokens=0), again))
+
+
+def chunks_of(tokens: int, limits: TargetLimits, decodes: int = 0) -> int:
+    """Return the number of iterations that compute a prompt beside `decodes` decodes, as far as the limits tell."""
+    budget = limits.max_num_batched_tokens
+    return 1 if budget is None else -(-tokens // max(1, budget - decodes))
+
+
+def _stream(prompt: int, output: int) -> ProbeStream:
+    return ProbeStream(prompt_tokens=prompt, output_tokens=output)
+
+
+def _fits(limits: TargetLimits, prompts: Sequence[int], output: int) -> bool:
+    """Whether all prompts and outputs fit into the KV cache and the batch limit at once."""
+    tokens = sum(prompts) + output * len(prompts)
+    capacity = min(_MOST_TOKENS, limits.kv_capacity_tokens or _MOST_TOKENS)
+    return tokens <= capacity and len(prompts) <= (limits.max_num_seqs or len(prompts))

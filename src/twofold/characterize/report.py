@@ -1,0 +1,80 @@
+"""HTML report of a characterization: insights, figures, and instances side by side."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
+
+from twofold.characterize.analysis import Characterization
+from twofold.characterize.insights import Finding, Insight
+from twofold.characterize.tables import findings, percent
+from twofold.reporting.chart import ReportChart
+from twofold.reporting.page import Cell, html_chart, html_page, html_section, html_table
+from twofold.reporting.summary import NOTHING
+
+_CLASSES: Final = {Finding.HOLDS: "met", Finding.FAILS: "missed", Finding.UNKNOWN: ""}
+_PROMPT, _BATCH, _CONTEXT = 1500, 16, 1024
+
+
+def html_report(
+    found: Sequence[Characterization],
+    judged: Mapping[str, Sequence[Insight]],
+    drawn: Sequence[ReportChart],
+    *,
+    title: str,
+) -> str:
+    """Render the page. `judged` has the insights of the instances by name; `drawn` are the charts."""
+    body = [html_section(f"Insights of Splitwise: {name}", _insights(each)) for name, each in judged.items()]
+    body += [html_section("Instances", _instances(found))]
+    return html_page(title, [*body, *(html_chart(chart) for chart in drawn)])
+
+
+def _insights(judged: Sequence[Insight]) -> str:
+    rows = [
+        [(str(each.number), "number"), (each.claim, ""), (each.verdict, _CLASSES[each.verdict]), (each.evidence, "")]
+        for each in judged
+    ]
+    return html_table([("", ""), ("insight", ""), ("", ""), ("evidence", "")], rows)
+
+
+def _instances(found: Sequence[Characterization]) -> str:
+    """Return a table with a column per instance, and with two of them their ratio."""
+    columns = [dict(_facts(each)) for each in found]
+    labels = dict.fromkeys(label for column in columns for label in column)
+    ratios = _ratios(found[0], found[1]) if len(found) == 2 else {}
+    headings: list[Cell] = [("", ""), *((each.name, "") for each in found)]
+    rows: list[list[Cell]] = [
+        [(label, ""), *((column.get(label, NOTHING), "") for column in columns)] for label in labels
+    ]
+    if ratios:
+        headings.append(("ratio", "number"))
+        for row in rows:
+            row.append((ratios.get(row[0][0], ""), "number"))
+    return html_table(headings, rows)
+
+
+def _facts(found: Characterization) -> Iterator[tuple[str, str]]:
+    times, costs = found.times, found.profile.costs
+    yield "engine", found.profile.engine
+    yield "measured", f"{found.profile.date}, {times.iterations} distinct measurements"
+    yield "TTFT, 1,500 tokens", f"{found.ttft_s(_PROMPT) * 1e3:.4g} ms"
+    yield "TBT, 16 sequences of 1,024 tokens", f"{_tbt_s(found) * 1e3:.4g} ms"
+    errors = (times.prefill_error, times.decode_error, times.mixed_error)
+    yield "median held-out error of prefill, decode, mixed", ", ".join(percent(error) for error in errors)
+    yield from findings(found)
+    yield "price", f"${costs.price_per_h:.2f}/h" if costs.price_per_h else NOTHING
+    yield "provisioned power", f"{costs.tdp_w:,.0f} W" if costs.tdp_w else NOTHING
+
+
+def _tbt_s(found: Characterization) -> float:
+    return _BATCH / found.decode_rate(_BATCH, _CONTEXT)
+
+
+def _ratios(one: Characterization, other: Characterization) -> dict[str, str]:
+    """Return the figures of the second instance divided by those of the first."""
+    pairs = {
+        "TTFT, 1,500 tokens": (one.ttft_s(_PROMPT), other.ttft_s(_PROMPT)),
+        "TBT, 16 sequences of 1,024 tokens": (_tbt_s(one), _tbt_s(other)),
+        "KV capacity": (one.profile.kv_capacity_tokens, other.profile.kv_capacity_tokens),
+        "price": (one.profile.costs.price_per_h, other.profile.costs.price_per_h),
+        "provisioned power": (one.profile.costs.tdp_w, other.profile.costs.tdp_w),
+    }
+    return {label: f"{second / first:.2f}x" for label, (first, second) in pairs.items() if first and second}

@@ -1,0 +1,109 @@
+"""Sweep of a target: run its probes within a time budget and append every measured row to a profile (CSV)."""
+
+import csv
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from twofold.characterize.power import PowerMeter
+from twofold.characterize.probes import ProbeKind, SweepProbe, probes
+from twofold.characterize.rows import rows_of
+from twofold.characterize.target import Target
+from twofold.errors import ConfigurationError, require
+from twofold.performance.fitting.profile import ProfileRow, read_profile
+
+_PASSES: Final = 5  # repeats of each probe, if the budget allows
+_MOST_OF_BUDGET: Final = 8  # no probe may take more than this part of the budget
+_LONG: Final = 200  # tokens from which the time of a prefill grows with its tokens
+_NAMES: Final = ProfileRow.__struct_fields__
+
+OnProbe = Callable[[str, float], None]
+
+
+class ProfileFile:
+    """A profile that grows row by row. Rows that the file has already count as measured."""
+
+    def __init__(self, path: Path, pair: tuple[str, str, int]) -> None:
+        """Open the file; raises ConfigurationError if it is not a profile, or one of another model or hardware."""
+        self.rows = list(read_profile(path)) if path.exists() and path.stat().st_size else []
+        for row in self.rows:
+            require(
+                row.pair == pair,
+                f"{path} has measurements of {row.model} on {row.hardware} TP{row.tensor_parallel}: name another file",
+            )
+        self.path = path
+
+    def append(self, rows: Sequence[ProfileRow]) -> None:
+        """Write rows to the end of the file, with a header if it is new."""
+        try:
+            with self.path.open("a", newline="", encoding="utf-8") as file:
+                writer = csv.DictWriter(file, _NAMES)
+                if not self.rows:
+                    writer.writeheader()
+                writer.writerows(_cells(row) for row in rows)
+        except OSError as error:
+            raise ConfigurationError(f"cannot write {self.path}: {error.strerror}") from error
+        self.rows += rows
+
+
+def _cells(row: ProfileRow) -> dict[str, object]:
+    """Return the cells of a row; a value that was not measured is an empty cell."""
+    return {name: value for name in _NAMES if (value := getattr(row, name)) not in (None, 0, 0.0)}
+
+
+def sweep(
+    target: Target, file: ProfileFile, pair: tuple[str, str, int], budget_s: float, on_probe: OnProbe, meter: PowerMeter
+) -> None:
+    """Run the probes of a target again and again until `budget_s` seconds have passed; append their rows to `file`.
+
+    `on_probe` is called with the name of each probe and the elapsed share of the budget. A probe that probably takes
+    longer than an eighth of the budget is left out. Raises TargetError if the target fails; `file` keeps the rows
+    measured before.
+    """
+    began = time.monotonic()
+    for probe in _left(probes(target.limits), file.rows):
+        elapsed = time.monotonic() - began
+        if elapsed > budget_s:
+            return
+        if _expected_s(probe, file.rows) > budget_s / _MOST_OF_BUDGET:
+            continue
+        on_probe(probe.name, elapsed / budget_s)
+        with meter.measuring() as power:
+            times = target.run(probe.streams)
+        rows = list(rows_of(probe, times, target.limits, pair))
+        file.append([msgspec.structs.replace(row, average_power=power.average, peak_power=power.peak) for row in rows])
+
+
+def _expected_s(probe: SweepProbe, rows: Sequence[ProfileRow]) -> float:
+    """Return an upper estimate of the seconds of a probe, from the slowest rates measured so far."""
+    long = [row for row in rows if row.prompt_size * row.batch_size >= _LONG]
+    prompt_ms = max((row.prompt_time / (row.prompt_size * row.batch_size) for row in long), default=0.0)
+    token_ms = max((row.token_time for row in rows), default=0.0)
+    prompts = sum(stream.prompt_tokens for stream in probe.streams)
+    return (prompts * prompt_ms + max(stream.output_tokens for stream in probe.running) * token_ms) / 1e3
+
+
+def _left(wanted: Sequence[SweepProbe], rows: Sequence[ProfileRow]) -> Iterator[SweepProbe]:
+    """Yield every probe `_PASSES` times, pass by pass, except as often as `rows` have its sizes already."""
+    done = Counter(_sizes_of_row(row) for row in rows)
+    for number in range(_PASSES):
+        for probe in wanted:
+            if min(done[sizes] for sizes in _sizes_of_probe(probe)) <= number:
+                yield probe
+
+
+def _sizes_of_row(row: ProfileRow) -> tuple[object, ...]:
+    kind = "mixed" if row.mixed_time else "cached" if row.cached_time else "decode" if row.token_time else "prefill"
+    return kind, row.prompt_size, row.batch_size, row.running
+
+
+def _sizes_of_probe(probe: SweepProbe) -> list[tuple[object, ...]]:
+    running = probe.running
+    if probe.kind is ProbeKind.MIXED:
+        return [("mixed", stream.prompt_tokens, 1, len(running)) for stream in probe.injected]
+    kind = "prefill" if probe.kind is ProbeKind.PARALLEL else probe.kind.value
+    return [(kind, running[0].prompt_tokens, len(running), 0)]

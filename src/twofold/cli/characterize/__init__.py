@@ -1,0 +1,1 @@
+"""`twofold characterize`: settings, measurement, analysis of a CSV, and report."""

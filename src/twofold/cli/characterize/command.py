@@ -1,0 +1,83 @@
+"""`twofold characterize`: measure an instance, or analyse measurements, and fit a profile for simulations and plans."""
+
+import sys
+from pathlib import Path
+from typing import Final
+
+import typer
+from rich.console import Console, Group
+
+from twofold.characterize.activity import Activity, activities
+from twofold.characterize.analysis import Characterization
+from twofold.characterize.charts import charts
+from twofold.characterize.insights import insights
+from twofold.characterize.report import html_report
+from twofold.characterize.tables import characterization_tables
+from twofold.cli.characterize.analyse import analyse
+from twofold.cli.characterize.measure import measure
+from twofold.cli.characterize.settings import CSV, CharacterizeSettings
+from twofold.cli.options import check_outputs
+from twofold.cli.settings import command
+from twofold.errors import ConfigurationError, require
+from twofold.hardware.catalog import Catalog, load_catalog
+from twofold.performance.fitting.profile import ProfileRow, read_profile
+from twofold.performance.profile import dump_profile, load_profile
+from twofold.reporting.page import write_plots
+from twofold.workload.source import workload
+
+_NUM_REQUESTS: Final = 400
+
+
+@command
+def characterize(settings: CharacterizeSettings) -> None:
+    """Measure the prefill, decode and mixed iterations of an instance, and fit a profile with held-out errors.
+
+    The profile is for `--profile` of `twofold plan`, `simulate` and `verify`. The report shows the figures of Splitwise
+    (section III) for this instance, and which of its seven insights hold.
+    """
+    catalog = load_catalog(settings.catalog)
+    written = {name: path for name in ("output", "html") if (path := getattr(settings, name)) is not None}
+    check_outputs(written, [*settings.catalog, *settings.against, settings.target])
+    found = analyse(settings, catalog) if settings.is_csv else [measure(settings, catalog)]
+    if settings.output is not None:
+        require(len(found) == 1, "--output is one profile: choose it by --model, --hardware and --tp")
+        _write(settings.output, dump_profile(found[0].profile))
+    Console(width=None if sys.stdout.isatty() else 120).print(Group(*characterization_tables(found)))
+    if settings.html is not None or settings.plots is not None:
+        _report(settings, catalog, found)
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigurationError(f"cannot write {path}: {error.strerror}") from error
+    typer.echo(f"wrote {path}", err=True)
+
+
+def _report(settings: CharacterizeSettings, catalog: Catalog, found: list[Characterization]) -> None:
+    """Write the HTML report and the charts."""
+    others = [Characterization(profile=load_profile(path), rows=_rows_beside(path)) for path in settings.against]
+    shown = [*found, *others]
+    sent = {name: list(workload(name, rate=1.0, num_requests=_NUM_REQUESTS)) for name in settings.workload}
+    activity: dict[str, list[Activity]] = {}
+    for each in shown:
+        extended = each.profile.extend(catalog)
+        runs = [activities(each.profile, extended, name, requests) for name, requests in sent.items()]
+        activity[each.name] = [run for group in runs for run in group]
+    drawn = charts(shown, activity, sent)
+    if settings.html is not None:
+        judged = {
+            each.name: insights(each, sent, activity[each.name], [other for other in shown if other is not each])
+            for each in shown
+        }
+        title = f"Characterization of {', '.join(dict.fromkeys(each.profile.model.name for each in shown))}"
+        _write(settings.html, html_report(shown, judged, drawn, title=title))
+    if settings.plots is not None:
+        typer.echo(f"wrote {len(write_plots(drawn, settings.plots))} charts to {settings.plots}", err=True)
+
+
+def _rows_beside(path: Path) -> tuple[ProfileRow, ...]:
+    """Return the measurements that are kept beside a profile, if they are."""
+    rows = path.with_suffix(CSV)
+    return tuple(read_profile(rows)) if rows.is_file() else ()

@@ -1,0 +1,133 @@
+"""Measurement of a target: a model directory, or the URL of an OpenAI endpoint."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from twofold.bench.endpoint import Endpoint
+from twofold.characterize.analysis import Characterization, InstanceFacts, characterization, measured_power
+from twofold.characterize.power import PowerMeter, PowerSource, find_power
+from twofold.characterize.sweep import OnProbe, ProfileFile, sweep
+from twofold.characterize.target import Target, TargetError
+from twofold.cli.characterize.settings import CHUNK, CSV, CharacterizeSettings
+from twofold.cli.settings import refuse
+from twofold.errors import ConfigurationError, require
+from twofold.hardware.catalog import Catalog
+from twofold.hardware.hf_config import read_model
+from twofold.hardware.specs import Model
+from twofold.performance.profile import HOST, MachineCosts
+
+
+def measure(settings: CharacterizeSettings, catalog: Catalog) -> Characterization:
+    """Measure the target and fit its profile. Raises TargetError if the target fails; its rows are kept."""
+    if settings.output is None:
+        raise ConfigurationError("give --output FILE, the profile to write")
+    require(settings.output.absolute().parent.is_dir(), f"{settings.output.parent} is no directory")
+    require(len(settings.hardware) <= 1, "--hardware is repeatable only for a CSV")
+    target, model = _open(settings, catalog)
+    pair = (model.name, settings.hardware[0] if settings.hardware else HOST, settings.tp or 1)
+    power = None if settings.is_endpoint else find_power(settings.device)
+    try:
+        capacity = settings.kv_capacity_tokens or target.limits.kv_capacity_tokens
+        if capacity is None:
+            raise ConfigurationError(f"{settings.target} does not report its KV capacity: give --kv-capacity-tokens")
+        file = ProfileFile(settings.output.with_suffix(CSV), pair)
+        readings = "without power readings" if power is None else f"with power readings by {power.name}"
+        typer.echo(f"measuring {model.name} with {target.engine}, {readings}", err=True)
+        _sweep(settings, target, file, pair, power)
+    finally:
+        target.close()
+    facts = InstanceFacts(
+        model=model,
+        engine=target.engine,
+        kv_capacity_tokens=capacity,
+        source=f"twofold characterize, {target.engine} on {pair[1]}",
+        date=f"{datetime.now(UTC):%Y-%m-%d}",
+        costs=MachineCosts(price_per_h=settings.price_per_h, tdp_w=settings.tdp_w, idle_w=settings.idle_w),
+    )
+    drawn = None if power is None else measured_power(file.rows, power.tdp_w, power.name)
+    return characterization(file.rows, target.limits, facts, drawn)
+
+
+def _sweep(
+    settings: CharacterizeSettings,
+    target: Target,
+    file: ProfileFile,
+    pair: tuple[str, str, int],
+    power: PowerSource | None,
+) -> None:
+    try:
+        with _progress() as on_probe:
+            sweep(target, file, pair, settings.budget, on_probe, PowerMeter(power))
+    except TargetError as error:
+        kept = f"{len(file.rows)} measurements are kept in {file.path}" if file.rows else "nothing was measured"
+        raise TargetError(f"{error} ({kept})") from error
+
+
+@contextmanager
+def _progress() -> Iterator[OnProbe]:
+    """Yield a callback that shows the present probe and the elapsed share of the budget, if stderr is a terminal."""
+    if not sys.stderr.isatty():
+        yield lambda _name, _share: None
+        return
+    columns = (TextColumn("measuring {task.description}"), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("", total=1.0)
+        yield lambda name, share: progress.update(task, description=name, completed=share)
+
+
+def _open(settings: CharacterizeSettings, catalog: Catalog) -> tuple[Target, Model]:
+    """Open the target and read the sizes of its model. Raises ConfigurationError or ModelError if it cannot be used."""
+    if settings.is_endpoint:
+        from twofold.characterize.endpoint import EndpointTarget  # noqa: PLC0415
+
+        remote = EndpointTarget(
+            settings.target,
+            model=settings.model,
+            api_key=settings.api_key,
+            text=settings.text,
+            max_num_batched_tokens=settings.max_num_batched_tokens,
+        )
+        return remote, _served_model(settings, remote.endpoint, catalog)
+    refuse(settings, "model model_sizes api_key text", "needs the URL of an endpoint")
+    directory = Path(settings.target)
+    model = read_model(directory)
+    from twofold.characterize.local import LocalTarget  # noqa: PLC0415
+
+    engine: dict[str, Any] = {
+        "device": settings.device,
+        "threads": settings.threads,
+        "kv_cache_bytes": settings.kv_cache_memory_bytes,
+        "dtype": settings.dtype,
+        "max_num_seqs": settings.max_num_seqs,
+        "max_num_batched_tokens": settings.max_num_batched_tokens or CHUNK,
+        "max_model_len": settings.max_model_len,
+    }
+    if settings.engine == "vllm":
+        from twofold.characterize.vllm_engine import VllmStepper  # noqa: PLC0415  (imports vLLM)
+
+        return LocalTarget(VllmStepper(directory, tensor_parallel=settings.tp or 1, **engine)), model
+    require(settings.tp in (None, 1), "--tp needs --engine vllm, or the URL of a running service")
+    from twofold.characterize.torch_engine import TorchStepper  # noqa: PLC0415  (imports torch)
+
+    return LocalTarget(TorchStepper(directory, **engine)), model
+
+
+def _served_model(settings: CharacterizeSettings, endpoint: Endpoint, catalog: Catalog) -> Model:
+    """Return the sizes of an endpoint's model: those of --model-sizes, or of the directory that the server loaded."""
+    named = settings.model_sizes
+    if named in catalog.models:
+        return catalog.model(named)
+    directory = Path(named or endpoint.root or "")
+    if named is None and not (directory / "config.json").is_file():
+        raise ConfigurationError(
+            f"the sizes of {endpoint.model} are unknown: give --model-sizes, a catalog model or a model directory"
+        )
+    return read_model(directory)

@@ -1,0 +1,126 @@
+"""HTML pages in a single file, with tables and charts, in the light or dark colours that the reader's system prefers.
+
+Also writes charts as PNG files, in both colours.
+"""
+
+from collections.abc import Sequence
+from html import escape
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from twofold.errors import ConfigurationError
+from twofold.reporting.chart import Layout, ReportChart
+
+Cell = tuple[str, str]  # text and CSS class
+
+_DARK_BACKGROUND, _DARK_TEXT, _DARK_GRID = "#16181d", "#dddddd", "#3a3d44"
+_WIDTH_PX, _SCALE = 800, 2
+_STYLE: Final = f"""
+:root {{ color-scheme: light dark; --text: #222; --faint: #555; --rule: #e5e5e5; --met: #07661f; --missed: #c00000 }}
+@media (prefers-color-scheme: dark) {{
+  :root {{ --text: {_DARK_TEXT}; --faint: #aaa; --rule: {_DARK_GRID}; --met: #5fce7d; --missed: #ff7b72 }}
+  body {{ background: {_DARK_BACKGROUND} }}
+}}
+body {{ font: 15px/1.45 system-ui, sans-serif; max-width: 1200px; margin: 2em auto; padding: 0 1em }}
+body {{ color: var(--text) }}
+h1 {{ font-size: 1.5em }} h2 {{ font-size: 1.15em; margin: 1.8em 0 .3em }}
+p {{ margin: .3em 0; color: var(--faint) }} p.advice {{ color: var(--text); font-weight: 600 }}
+table {{ border-collapse: collapse; margin: .5em 0 }} th {{ font-weight: 600 }}
+th, td {{ padding: .2em .8em; text-align: left; border-bottom: 1px solid var(--rule); vertical-align: top }}
+td.number, th.number {{ text-align: right; font-variant-numeric: tabular-nums }}
+.met {{ color: var(--met); font-weight: 600 }} .missed {{ color: var(--missed); font-weight: 600 }}
+"""
+_DRAW: Final = """
+const dark = matchMedia('(prefers-color-scheme: dark)').matches;
+for (const data of document.querySelectorAll('script[data-picture]')) {
+  const picture = JSON.parse(data.textContent), name = data.dataset.picture;
+  Plotly.newPlot(name, picture.traces, picture.layout, {responsive: true, displaylogo: false});
+  if (dark) Plotly.relayout(name, picture.dark);
+}
+"""
+
+
+def html_page(title: str, body: Sequence[str]) -> str:
+    """Return an HTML page with a title and the lines of the body. plotly.js makes up about 5 MB of it."""
+    from plotly.offline import get_plotlyjs  # noqa: PLC0415 (slow to import)
+
+    head = f'<meta charset="utf-8"><title>{escape(title)}</title><style>{_STYLE}</style>'
+    lines = [f"<h1>{escape(title)}</h1>", *body, f"<script>{get_plotlyjs()}</script>", f"<script>{_DRAW}</script>"]
+    text = "\n".join(lines)
+    return f'<!doctype html>\n<html lang="en"><head>{head}</head><body>\n{text}\n</body></html>\n'
+
+
+def html_section(title: str, content: str) -> str:
+    return f"<section><h2>{escape(title)}</h2>{content}</section>"
+
+
+def html_table(headings: Sequence[Cell], rows: Sequence[Sequence[Cell]]) -> str:
+    head = f"<thead>{_row(headings, 'th')}</thead>" if headings else ""
+    return f"<table>{head}<tbody>{''.join(_row(row, 'td') for row in rows)}</tbody></table>"
+
+
+def _row(cells: Sequence[Cell], tag: str) -> str:
+    return f"<tr>{''.join(_cell(text, kind, tag) for text, kind in cells)}</tr>"
+
+
+def _cell(text: str, kind: str, tag: str) -> str:
+    attribute = f' class="{kind}"' if kind else ""
+    return f"<{tag}{attribute}>{escape(text)}</{tag}>"
+
+
+def html_chart(chart: ReportChart) -> str:
+    """Return the HTML of a chart: a container, and a script element with the data, in which every `<` is escaped."""
+    figure = {"traces": chart.traces, "layout": chart.layout, "dark": dark_changes(chart.layout)}
+    name, safe = escape(chart.id), msgspec.json.encode(figure).decode().replace("<", "\\u003c")
+    note = f"<p>{escape(chart.note)}</p>" if chart.note else ""
+    script = f'<script type="application/json" data-picture="{name}">{safe}</script>'
+    return html_section(chart.title, f'{note}<div id="{name}"></div>{script}')
+
+
+def dark_changes(layout: Layout) -> dict[str, str]:
+    """Return the changes that give a layout dark colours, as arguments of `Plotly.relayout`."""
+    axes = [name for name in layout if name.startswith(("xaxis", "yaxis"))]
+    return {
+        "paper_bgcolor": _DARK_BACKGROUND,
+        "plot_bgcolor": _DARK_BACKGROUND,
+        "font.color": _DARK_TEXT,
+        **{f"{name}.gridcolor": _DARK_GRID for name in axes},
+    }
+
+
+def write_plots(charts: Sequence[ReportChart], folder: Path) -> list[Path]:
+    """Write each chart to `folder` as ID.png and ID-dark.png, 800 pixels wide at double resolution.
+
+    Raises ConfigurationError without the package kaleido, without Chrome or Chromium, or if the folder cannot be made.
+    """
+    import plotly.io  # noqa: PLC0415 (slow to import)
+
+    folder.mkdir(parents=True, exist_ok=True)
+    figures: list[dict[str, Any]] = []
+    paths: list[Path] = []
+    for chart in charts:
+        placed = {"title": {"text": chart.title, "x": 0.02}, "margin": {"l": 60, "r": 20, "t": 60, "b": 60}}
+        titled = {**chart.layout, **placed, "legend": {"orientation": "h", "y": -0.2, "yanchor": "top"}}
+        for dark, suffix in ((False, ""), (True, "-dark")):
+            figures.append({"data": chart.traces, "layout": _changed(titled, dark_changes(titled) if dark else {})})
+            paths.append(folder / f"{chart.id}{suffix}.png")
+    try:
+        plotly.io.write_images(figures, paths, width=_WIDTH_PX, scale=_SCALE)
+    except (ImportError, ValueError, RuntimeError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise ConfigurationError(f"--plots needs `pip install kaleido`, and Chrome or Chromium: {reason}") from error
+    return paths
+
+
+def _changed(layout: Layout, changes: dict[str, str]) -> dict[str, Any]:
+    """Return a copy of a layout with values at dotted paths replaced."""
+    made: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(layout))
+    for path, value in changes.items():
+        *above, last = path.split(".")
+        inner = made
+        for name in above:
+            inner = inner.setdefault(name, {})
+        inner[last] = value
+    return made

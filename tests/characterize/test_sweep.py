@@ -1,0 +1,108 @@
+"""A sweep of an instance whose iteration times are known."""
+
+import pytest
+
+from support.paced import TIMES, PacedStepper, keep_time
+from twofold.characterize.local import LocalTarget
+from twofold.characterize.power import PowerMeter
+from twofold.characterize.probes import ProbeKind, probes
+from twofold.characterize.rows import measurements
+from twofold.characterize.sweep import ProfileFile, sweep
+from twofold.characterize.target import TargetError, TargetLimits
+from twofold.errors import ConfigurationError
+from twofold.performance.fitting.iterations import fit_iterations
+from twofold.performance.fitting.profile import read_profile
+
+PAIR = ("m", "here", 1)
+LIMITS = TargetLimits(max_model_len=4096, max_num_seqs=32, max_num_batched_tokens=1024, kv_capacity_tokens=20000)
+
+
+def silent(_name, _share):
+    """Ignore progress."""
+
+
+def swept(monkeypatch, tmp_path, budget_s, **settings):
+    """Sweep a paced stepper for `budget_s` seconds of its own clock; return the file and the stepper."""
+    stepper = PacedStepper(**settings)
+    keep_time(monkeypatch, stepper)
+    file = ProfileFile(tmp_path / "p.csv", PAIR)
+    sweep(LocalTarget(stepper), file, PAIR, budget_s, silent, PowerMeter(None))
+    return file, stepper
+
+
+def test_probes_fit_into_the_limits():
+    for probe in probes(LIMITS):
+        assert len(probe.running) <= LIMITS.max_num_seqs
+        assert sum(stream.prompt_tokens + stream.output_tokens for stream in probe.running) <= LIMITS.kv_capacity_tokens
+        assert all(stream.prompt_tokens + stream.output_tokens < LIMITS.max_model_len for stream in probe.streams)
+
+
+def test_the_first_probes_are_of_all_kinds():
+    """A short budget measures something of everything."""
+    first = probes(LIMITS)[:12]
+    assert {probe.kind for probe in first} == set(ProbeKind)
+
+
+def test_a_tiny_context_still_has_probes():
+    found = probes(TargetLimits(max_model_len=128, kv_capacity_tokens=512))
+    assert {ProbeKind.PREFILL, ProbeKind.DECODE, ProbeKind.MIXED} <= {probe.kind for probe in found}
+
+
+def test_the_fit_finds_the_times(monkeypatch, tmp_path):
+    """The fitted profile predicts prefill, decode and mixed iterations of the instance, with its bend."""
+    file, stepper = swept(monkeypatch, tmp_path, 120.0)
+    fitted = fit_iterations(measurements(file.rows, stepper.limits))
+    times = fitted.times
+    assert max(times.prefill_error, times.decode_error, times.mixed_error) < 0.03
+    for work in ((64, 64**2, 0, 0), (2000, 2000**2, 0, 0), (0, 0, 1, 600), (0, 0, 30, 16000), (500, 500**2, 12, 4000)):
+        assert times.seconds(*work) == pytest.approx(TIMES.seconds(*work), rel=0.06)
+    assert 512 in times.bends
+    assert fitted.request_s == 0.0
+
+
+def test_chunked_prompts_are_measured_in_chunks(monkeypatch, tmp_path):
+    """A prompt longer than the token budget takes several iterations, beside decodes too."""
+    file, stepper = swept(monkeypatch, tmp_path, 60.0, max_num_batched_tokens=256)
+    chunked = [row for row in file.rows if row.mixed_time and row.prompt_size > 256]
+    assert chunked
+    assert all(row.chunks == -(-row.prompt_size // (256 - row.running)) for row in chunked)
+    times = fit_iterations(measurements(file.rows, stepper.limits)).times
+    work = (200, 200**2, 4, 1200)
+    assert times.seconds(*work) == pytest.approx(TIMES.seconds(*work), rel=0.06)
+
+
+def test_a_sweep_is_resumed(monkeypatch, tmp_path):
+    """A second sweep continues behind the rows in the file, with sizes that those lack."""
+    first, _ = swept(monkeypatch, tmp_path, 2.0)
+    sizes = [(row.prompt_size, row.batch_size, row.running, bool(row.token_time)) for row in first.rows]
+    again, _ = swept(monkeypatch, tmp_path, 0.5)
+    assert again.rows[: len(sizes)] == first.rows
+    more = [(row.prompt_size, row.batch_size, row.running, bool(row.token_time)) for row in again.rows[len(sizes) :]]
+    assert more[0] not in sizes
+    assert read_profile(tmp_path / "p.csv") == again.rows
+
+
+def test_a_file_of_another_model_is_refused(monkeypatch, tmp_path):
+    swept(monkeypatch, tmp_path, 1.0)
+    with pytest.raises(ConfigurationError, match="has measurements of m on here TP1: name another file"):
+        ProfileFile(tmp_path / "p.csv", ("other", "here", 1))
+
+
+def test_rows_before_a_failure_are_kept(monkeypatch, tmp_path):
+    """A target that fails in the middle leaves the rows measured before."""
+    stepper = PacedStepper()
+    keep_time(monkeypatch, stepper)
+    target, ran = LocalTarget(stepper), []
+    run = target.run
+
+    def fails(streams):
+        ran.append(streams)
+        if len(ran) > 5:
+            raise TargetError("the server is gone")
+        return run(streams)
+
+    target.run = fails
+    file = ProfileFile(tmp_path / "p.csv", PAIR)
+    with pytest.raises(TargetError, match="the server is gone"):
+        sweep(target, file, PAIR, 60.0, silent, PowerMeter(None))
+    assert len(read_profile(tmp_path / "p.csv")) >= 4

@@ -1,0 +1,127 @@
+"""`twofold characterize` with the built-in engine, a served model, and CSV files."""
+
+import msgspec
+import pytest
+
+from support.running_service import running_service
+from support.scripted_endpoint import Refuse, endpoint, well_behaved
+from support.traces import find_data
+from twofold.performance.fitting.profile import read_profile
+from twofold.performance.profile import load_profile
+
+BRIEF = ("--budget", 12)
+SMALL = ("--kv-cache-memory-bytes", "64MiB", "--max-num-batched-tokens", 256, "--max-num-seqs", 16)
+
+
+@pytest.fixture(scope="module")
+def paper():
+    return find_data("profiles/splitwise-perf-model.csv")
+
+
+def test_a_model_is_measured(twofold, model, tmp_path):
+    """The built-in engine is measured in this process: the profile has errors of all kinds, and a plan reads it."""
+    path = tmp_path / "mine.yaml"
+    done = twofold("characterize", model, "-o", path, *BRIEF, *SMALL, "--threads", 1)
+    assert done.code == 0, done.err
+    found = load_profile(path)
+    assert None not in (found.times.prefill_error, found.times.decode_error, found.times.mixed_error)
+    assert found.times.seconds(256, 256**2, 0, 0) > found.times.seconds(16, 16**2, 0, 0) > 0
+    assert (found.max_num_batched_tokens, found.max_num_seqs, found.machine) == (256, 16, "host")
+    assert found.engine.startswith("twofold")
+    assert len(read_profile(path.with_suffix(".csv"))) >= found.times.iterations
+    assert "median held-out error" in done.out
+    planned = twofold(
+        "plan",
+        "azure-conv",
+        "--length-scale",
+        0.05,
+        "--profile",
+        path,
+        "--slo",
+        "ttft=5,tpot=1",
+        "--max-machines",
+        2,
+        "--json",
+    )
+    assert planned.code == 0, planned.err
+    assert "host" in planned.out
+
+
+def test_a_service_is_measured_over_http(twofold, model, tmp_path):
+    """An OpenAI endpoint is measured as a black box; its own metrics need not tell the KV capacity."""
+    path = tmp_path / "served.yaml"
+    with running_service(model, "--colocated", "1", "--kv-cache-memory-bytes", "64MiB") as (_, url):
+        common = ("characterize", url, "-o", path, *BRIEF, "--model-sizes", model)
+        assert "give --kv-capacity-tokens" in twofold(*common).err
+        done = twofold(*common, "--kv-capacity-tokens", 10_000, "--html", tmp_path / "report.html")
+    assert done.code == 0, done.err
+    found = load_profile(path)
+    assert found.kv_capacity_tokens == 10_000
+    assert found.times.prefill_error is not None
+    assert "Insights of Splitwise" in (tmp_path / "report.html").read_text()
+
+
+def test_measurements_before_a_refusal_are_kept(twofold, model, tmp_path):
+    """A server that refuses long prompts ends the sweep with one sentence; what was measured stays in the CSV."""
+
+    def script(body):
+        return [Refuse(400)] if len(body["prompt"]) > 100 else well_behaved(body)
+
+    path = tmp_path / "p.yaml"
+    with endpoint(script) as server:
+        done = twofold("characterize", server.url, "-o", path, "--model-sizes", model, "--kv-capacity-tokens", 9000)
+    assert done.code == 2
+    assert "failed on a prompt of" in done.err
+    assert f"measurements are kept in {path.with_suffix('.csv')}" in done.err
+    assert read_profile(path.with_suffix(".csv"))
+    assert not path.exists()
+
+
+def test_a_server_that_ignores_ignore_eos_is_one_sentence(twofold, model, tmp_path):
+    with endpoint(lambda body: well_behaved({**body, "max_tokens": 1})) as server:
+        done = twofold(
+            "characterize", server.url, "-o", tmp_path / "p.yaml", "--model-sizes", model, "--kv-capacity-tokens", 9000
+        )
+    assert done.code == 2
+    assert "it must honour ignore_eos" in done.err
+
+
+def test_the_profile_of_the_paper_is_analysed(twofold, paper, tmp_path):
+    """The insights hold for BLOOM-176B on the paper's machines, as Splitwise reports."""
+    page = tmp_path / "paper.html"
+    done = twofold("characterize", paper, "--model", "bloom-176b", "--html", page)
+    assert done.code == 0, done.err
+    text = page.read_text()
+    h100 = text.split("Insights of Splitwise: bloom-176b on h100-80gb TP8")[1].split("</table>")[0]
+    assert h100.count('class="met"') == 7
+    assert "does not hold here" not in text
+
+
+def test_one_pair_of_a_csv_becomes_a_profile(twofold, paper, refused, tmp_path):
+    path = tmp_path / "h100.yaml"
+    chosen = ("--model", "llama2-70b", "--hardware", "h100-80gb", "--tp", 8)
+    done = twofold("characterize", paper, *chosen, "-o", path)
+    assert done.code == 0, done.err
+    found = load_profile(path)
+    assert (found.machine, found.tensor_parallel, found.costs.price_per_h) == ("h100-80gb", 8, 38.0)
+    sent = ("azure-conv", "--rate", 2, "--num-requests", 50, "--json")
+    simulated = twofold("simulate", *sent, "--model", "llama2-70b", "--cluster", "1xh100-80gb:mixed", "--profile", path)
+    assert simulated.code == 0, simulated.err
+    assert msgspec.json.decode(simulated.out)["counts"]["completed"] == 50
+    assert "--output is one profile" in refused("characterize", paper, "--model", "llama2-70b", "-o", path)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("http://127.0.0.1:9", "-o", "p.yaml"), "no OpenAI endpoint can be reached"),
+        (("nowhere", "-o", "p.yaml"), "nowhere"),
+        (("nowhere.csv",), "cannot read profile nowhere.csv"),
+        (("nowhere",), "give --output FILE"),
+        (("nowhere", "-o", "missing/p.yaml"), "missing is no directory"),
+        (("nowhere", "-o", "p.yaml", "--budget", "0"), "--budget"),
+    ],
+)
+def test_bad_targets_are_one_sentence(refused, monkeypatch, tmp_path, arguments, sentence):
+    monkeypatch.chdir(tmp_path)
+    assert sentence in refused("characterize", *arguments)

@@ -32,7 +32,7 @@ DESIGNS = (
 
 def settings(flags: argparse.Namespace, profile: Path) -> VerifySettings:
     return VerifySettings(
-        model=flags.model,
+        target=str(flags.model),
         profile=profile,
         workload=flags.workload,
         num_requests=flags.requests,

@@ -63,7 +63,7 @@ def main() -> None:
             calibrate_host(LiveSettings(model=flags.model, output=profile))
         comparisons = compare_all(
             VerifySettings(
-                model=flags.model,
+                target=str(flags.model),
                 profile=profile,
                 workload=flags.workload,
                 num_requests=flags.requests,

@@ -2,7 +2,9 @@
 
 import pytest
 
+from support.hosts import MODEL
 from support.paced import TIMES, PacedStepper, keep_time
+from twofold.characterize.analysis import measured_link
 from twofold.characterize.local import LocalTarget
 from twofold.characterize.power import PowerMeter
 from twofold.characterize.probes import ProbeKind, probes
@@ -11,7 +13,7 @@ from twofold.characterize.sweep import ProfileFile, sweep
 from twofold.characterize.target import TargetError, TargetLimits
 from twofold.errors import ConfigurationError
 from twofold.performance.fitting.iterations import fit_iterations
-from twofold.performance.fitting.profile import read_profile
+from twofold.performance.fitting.profile import ProfileRow, read_profile
 
 PAIR = ("m", "here", 1)
 LIMITS = TargetLimits(max_model_len=4096, max_num_seqs=32, max_num_batched_tokens=1024, kv_capacity_tokens=20000)
@@ -40,7 +42,34 @@ def test_probes_fit_into_the_limits():
 def test_the_first_probes_are_of_all_kinds():
     """A short budget measures something of everything."""
     first = probes(LIMITS)[:12]
-    assert {probe.kind for probe in first} == set(ProbeKind)
+    assert {probe.kind for probe in first} == set(ProbeKind) - {ProbeKind.TRANSFER}
+
+
+def test_a_disaggregated_service_is_asked_for_its_transfers_only():
+    limits = TargetLimits(max_model_len=4096, disaggregated=True)
+    assert {probe.kind for probe in probes(limits)} == {ProbeKind.TRANSFER}
+
+
+def test_delays_of_the_second_token_become_a_link():
+    """The latency and the bandwidth of transfers follow from prompts of several lengths."""
+    delays = {10: 21.0, 1000: 120.0, 2000: 220.0}  # ms: 20 ms, and 0.1 ms per token
+    rows = [
+        ProfileRow(
+            model="m",
+            hardware="h",
+            tensor_parallel=1,
+            token_size=6,
+            prompt_size=size,
+            batch_size=1,
+            transfer_time=delay,
+        )
+        for size, delay in delays.items()
+    ]
+    link = measured_link(rows, MODEL)
+    assert link.latency_s == pytest.approx(0.02, rel=0.01)
+    assert MODEL.kv_bytes_per_token / link.bytes_per_s == pytest.approx(1e-4, rel=0.01)
+    assert not link.layer_wise
+    assert measured_link(rows[:1], MODEL) is None
 
 
 def test_a_tiny_context_still_has_probes():

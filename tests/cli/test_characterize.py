@@ -125,3 +125,18 @@ def test_one_pair_of_a_csv_becomes_a_profile(twofold, paper, refused, tmp_path):
 def test_bad_targets_are_one_sentence(refused, monkeypatch, tmp_path, arguments, sentence):
     monkeypatch.chdir(tmp_path)
     assert sentence in refused("characterize", *arguments)
+
+
+def test_a_running_service_is_verified(twofold, model, tmp_path):
+    """`twofold verify URL` replays a workload on a service and simulates it from the profile of an instance."""
+    path = tmp_path / "served.yaml"
+    with running_service(model, "--colocated", "1", "--kv-cache-memory-bytes", "64MiB") as (_, url):
+        measured = twofold(
+            "characterize", url, "-o", path, *BRIEF, "--model-sizes", model, "--kv-capacity-tokens", 10_000
+        )
+        assert measured.code == 0, measured.err
+        flags = ("--colocated", 1, "--num-requests", 12, "--rate", 5, "--max-model-len", 256, "--replays", 1, "--json")
+        done = twofold("verify", url, "--profile", path, *flags)
+    assert done.code in {0, 1}, done.err
+    (load,) = msgspec.json.decode(done.out)
+    assert (load["design"], load["live"][0]["completed"], load["simulated"][0]["completed"]) == ("colocated 1", 12, 12)

@@ -1,10 +1,13 @@
 """Analysis of the measurements of one instance: its fitted profile, and the knees that the fit shows."""
 
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
 from statistics import median
 from typing import Final
 
 import msgspec
+import numpy as np
+from scipy.optimize import nnls
 
 from twofold.characterize.rows import measurements
 from twofold.characterize.target import TargetLimits
@@ -100,9 +103,8 @@ def characterization(
     Raises ConfigurationError for too few measurements.
     """
     _, hardware, tensor_parallel = rows[0].pair
-    kept = [row for batch in consistent_batches(rows)[0] for row in batch.rows] + [
-        row for row in rows if row.mixed_time
-    ]
+    kept = [row for batch in consistent_batches(rows)[0] for row in batch.rows]
+    kept += [row for row in rows if row.mixed_time or row.transfer_time]
     fitted = fit_iterations(measurements(kept, limits))
     profile = MeasuredProfile(
         **{name: getattr(facts, name) for name in facts.__struct_fields__},
@@ -114,7 +116,27 @@ def characterization(
         request_s=fitted.request_s,
         power=power,
     )
+    if facts.link is None:
+        profile = msgspec.structs.replace(profile, link=measured_link(kept, facts.model))
     return Characterization(profile=profile, rows=tuple(kept))
+
+
+def measured_link(rows: Sequence[ProfileRow], model: Model) -> KvLink | None:
+    """Fit the latency and bandwidth of KV transfers, of which all is visible; None without measurements."""
+    transfers = median_by_size((row.prompt_size, row.transfer_time) for row in rows if row.transfer_time)
+    if len(transfers) < 2:
+        return None
+    work = np.array([[1.0, tokens * model.kv_bytes_per_token] for tokens in transfers])
+    latency_s, byte_s = nnls(work, np.array(list(transfers.values())) / 1e3)[0].tolist()
+    return KvLink(bytes_per_s=1.0 / max(byte_s, 1e-15), latency_s=latency_s, layer_wise=False)
+
+
+def median_by_size(points: Iterable[tuple[int, float]]) -> dict[int, float]:
+    """Return the median of the values of each size, by increasing size."""
+    groups: dict[int, list[float]] = defaultdict(list)
+    for size, value in points:
+        groups[size].append(value)
+    return {size: median(groups[size]) for size in sorted(groups)}
 
 
 def measured_power(rows: Sequence[ProfileRow], tdp_w: float, source: str) -> MeasuredPower | None:

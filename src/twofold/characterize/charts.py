@@ -1,12 +1,10 @@
 """Charts of a characterization report: the figures of Splitwise's section III for the measured instances."""
 
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from statistics import median
 from typing import Final
 
 from twofold.characterize.activity import Activity
-from twofold.characterize.analysis import Characterization
+from twofold.characterize.analysis import Characterization, median_by_size
 from twofold.characterize.insights import Workloads, is_capped, slowdown
 from twofold.performance.fitting.profile import ProfileRow
 from twofold.performance.transfer import TransferModel
@@ -64,21 +62,14 @@ def _points(name: str, points: Mapping[int, float], colour: str, plot: int) -> T
     }
 
 
-def _medians(rows: Iterable[tuple[int, float]]) -> dict[int, float]:
-    groups: dict[int, list[float]] = defaultdict(list)
-    for size, value in rows:
-        groups[size].append(value)
-    return {size: median(groups[size]) for size in sorted(groups)}
-
-
 def latency(found: Instances) -> ReportChart:
     """Plot TTFT over prompt tokens, and TBT over the batch (Splitwise, figure 5)."""
     traces: list[Trace] = []
     for index, each in enumerate(found):
         colour = run_colour(index)
         alone = (row for row in each.rows if row.prompt_time and row.batch_size == 1)
-        ttft = _medians((row.prompt_size, row.prompt_time) for row in alone)
-        tbt = _medians((row.batch_size, row.token_time) for row in _decodes(each))
+        ttft = median_by_size((row.prompt_size, row.prompt_time) for row in alone)
+        tbt = median_by_size((row.batch_size, row.token_time) for row in _decodes(each))
         longest = max(ttft, default=each.longest_prefill)
         traces.append(line(each.name, *_curve(longest, lambda size, of=each: of.ttft_s(size) * 1e3), colour, **on(0)))  # type: ignore[misc]
         traces.append(_points(each.name, ttft, colour, 0))
@@ -107,8 +98,8 @@ def throughput(found: Instances) -> ReportChart:
     for index, each in enumerate(found):
         colour = run_colour(index)
         prompts = ((row.prompt_size * row.batch_size, row.prompt_time) for row in each.rows if row.prompt_time)
-        prefill = _medians((tokens, tokens / time * 1e3) for tokens, time in prompts)
-        decode = _medians((row.batch_size, row.batch_size / row.token_time * 1e3) for row in _decodes(each))
+        prefill = median_by_size((tokens, tokens / time * 1e3) for tokens, time in prompts)
+        decode = median_by_size((row.batch_size, row.batch_size / row.token_time * 1e3) for row in _decodes(each))
         traces.append(line(each.name, *_curve(each.longest_prefill, each.prefill_rate), colour, **on(0)))
         traces.append(_points(each.name, prefill, colour, 0))
         sizes, values = _curve(each.largest_batch, lambda size, of=each: of.decode_rate(size, _CONTEXT))  # type: ignore[misc]
@@ -199,8 +190,10 @@ def power(found: Instances) -> ReportChart | None:
     traces: list[Trace] = []
     for index, each in enumerate(found):
         rows = [row for row in each.rows if row.peak_power and row.average_power]
-        prefill = _medians((row.prompt_size * row.batch_size, row.peak_power or 0.0) for row in rows if row.prompt_time)
-        decode = _medians((row.batch_size, row.average_power or 0.0) for row in rows if row.token_time)
+        prefill = median_by_size(
+            (row.prompt_size * row.batch_size, row.peak_power or 0.0) for row in rows if row.prompt_time
+        )
+        decode = median_by_size((row.batch_size, row.average_power or 0.0) for row in rows if row.token_time)
         for plot, points in enumerate((prefill, decode)):
             if points:
                 drawn = line(each.name, points, points.values(), run_colour(index), showlegend=plot == 0, **on(plot))
@@ -238,7 +231,10 @@ def transfer(found: Instances) -> ReportChart | None:
     if not traces:
         return None
     axes = [(log_axis("Prompt tokens"), log_axis("Visible KV transfer (ms)"))]
-    note = "Dashed: all of a serialized transfer. Solid: what a layer-wise transfer leaves after the first token."
+    note = (
+        "Dashed: a whole transfer after the first token. Solid: what remains of it if each layer is sent as soon as "
+        "it is computed. Circles: measured delays of the second token."
+    )
     return ReportChart(id="transfer", title="KV transfer", note=note, traces=traces, layout=grid(1, 1, axes) | _TALL)
 
 
@@ -256,5 +252,9 @@ def _transfers(each: Characterization, colour: str) -> Iterator[Trace]:
     sizes = [size for size in _curve(each.longest_prefill, float)[0] if size >= _SHORT]
     whole = [path.serialized_s(size) * 1e3 for size in sizes]
     yield line(f"{each.name}, serialized", sizes, whole, colour, {"width": 1.5, "dash": "dash"})
-    visible = [path.layer_wise_s(size, each.ttft_s(size)) * 1e3 for size in sizes]
-    yield line(f"{each.name}, layer-wise", sizes, visible, colour)
+    if link.layer_wise:
+        visible = [path.layer_wise_s(size, each.ttft_s(size)) * 1e3 for size in sizes]
+        yield line(f"{each.name}, layer-wise", sizes, visible, colour)
+    measured = median_by_size((row.prompt_size, row.transfer_time) for row in each.rows if row.transfer_time)
+    if measured:
+        yield _points(each.name, measured, colour, 0)

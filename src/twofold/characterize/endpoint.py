@@ -35,6 +35,7 @@ class EndpointTarget:
         api_key: str | None = None,
         text: bool = False,
         max_num_batched_tokens: int | None = None,
+        disaggregated: bool = False,
         timeout_s: float = 600.0,
     ) -> None:
         """Query the server. Raises ConfigurationError if it cannot be reached or refuses the key or the model."""
@@ -46,6 +47,7 @@ class EndpointTarget:
             max_num_batched_tokens=max_num_batched_tokens,
             kv_capacity_tokens=found.kv_capacity_tokens,
             remote=True,
+            disaggregated=disaggregated,
         )
         self._key, self._timeout_s = api_key, timeout_s
         lowest, vocabulary = token_range(self.endpoint.vocab_size)

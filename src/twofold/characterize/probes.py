@@ -6,6 +6,7 @@
     decode    n streams                                     time of a decode iteration over batch and context
     mixed     n streams, and prompts sent while they run    iterations that compute a prompt beside decodes
     cached    a prompt, then the same prompt again          prefill time with a prefix-cache hit
+    transfer  one stream of a disaggregated service         delay of its second token by the KV transfer
 
 Sizes are not powers of two where kernels are tuned for those, and grow geometrically up to the target's limits.
 """
@@ -38,6 +39,7 @@ class ProbeKind(StrEnum):
     DECODE = "decode"
     MIXED = "mixed"
     CACHED = "cached"
+    TRANSFER = "transfer"
 
 
 class SweepProbe(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,7 +74,7 @@ class SweepProbe(msgspec.Struct, frozen=True, kw_only=True):
 
 def probes(limits: TargetLimits) -> list[SweepProbe]:
     """Return the probes that fit into the limits of a target. Every leading part of them covers all kinds and sizes."""
-    kinds = (_prefills, _decodes, _mixed, _parallel, _cached)
+    kinds = (_transfers,) if limits.disaggregated else (_prefills, _decodes, _mixed, _parallel, _cached)
     ranked: list[tuple[float, SweepProbe]] = []
     for kind in kinds:
         found = sorted(kind(limits), key=lambda probe: probe.tokens)
@@ -134,6 +136,12 @@ def _cached(limits: TargetLimits) -> Iterator[SweepProbe]:
     tokens = min(1000, _longest(limits, 1))
     again = ProbeStream(prompt_tokens=tokens, output_tokens=1, after_tokens=1, prompt=0)
     yield SweepProbe(kind=ProbeKind.CACHED, streams=(msgspec.structs.replace(again, after_tokens=0), again))
+
+
+def _transfers(limits: TargetLimits) -> Iterator[SweepProbe]:
+    longest = _longest(limits, _SETTLE)
+    for tokens in (size for size in _PROMPTS if size <= longest):
+        yield SweepProbe(kind=ProbeKind.TRANSFER, streams=(_stream(tokens, _SETTLE),))
 
 
 def chunks_of(tokens: int, limits: TargetLimits, decodes: int = 0) -> int:

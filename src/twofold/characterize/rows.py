@@ -13,6 +13,7 @@ from twofold.characterize.target import ProbeStream, StreamTimes, TargetError, T
 from twofold.performance.fitting.iterations import IterationWork, Measurement
 from twofold.performance.fitting.profile import ProfileRow
 
+_LEAST_MS: Final = 1e-3  # 0 means not measured
 _FEWEST_GAPS: Final = 4
 _TORN: Final = 1.5  # a gap of this many usual gaps computes a part of a prompt
 
@@ -37,6 +38,7 @@ def rows_of(
         ProbeKind.DECODE: _decode,
         ProbeKind.MIXED: _mixed,
         ProbeKind.CACHED: _cached,
+        ProbeKind.TRANSFER: _transfer,
     }
     model, hardware, tensor_parallel = pair
     for fields in makers[probe.kind](probe, times, limits):
@@ -100,6 +102,11 @@ def _mixed(probe: SweepProbe, times: Sequence[StreamTimes], limits: TargetLimits
 def _cached(probe: SweepProbe, times: Sequence[StreamTimes], _: TargetLimits) -> Iterator[dict[str, object]]:
     first, again = times
     yield {**_sizes(probe.running), "prompt_time": _ms(first.ttft_s), "cached_time": _ms(again.ttft_s)}
+
+
+def _transfer(probe: SweepProbe, times: Sequence[StreamTimes], _: TargetLimits) -> Iterator[dict[str, object]]:
+    second, *others = (after - before for before, after in pairwise(times[0].token_times_s))
+    yield {**_sizes(probe.running), "transfer_time": max(_ms(second - median(others)), _LEAST_MS)}
 
 
 def _sizes(streams: Sequence[ProbeStream]) -> dict[str, object]:

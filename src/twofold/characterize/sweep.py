@@ -19,6 +19,12 @@ from twofold.performance.fitting.profile import ProfileRow, read_profile
 _PASSES: Final = 5  # repeats of each probe, if the budget allows
 _MOST_OF_BUDGET: Final = 8  # no probe may take more than this part of the budget
 _LONG: Final = 200  # tokens from which the time of a prefill grows with its tokens
+_TIMED: Final = {  # column that only this kind of probe measures
+    ProbeKind.MIXED: "mixed_time",
+    ProbeKind.CACHED: "cached_time",
+    ProbeKind.TRANSFER: "transfer_time",
+    ProbeKind.DECODE: "token_time",
+}
 _NAMES: Final = ProfileRow.__struct_fields__
 
 OnProbe = Callable[[str, float], None]
@@ -97,7 +103,8 @@ def _left(wanted: Sequence[SweepProbe], rows: Sequence[ProfileRow]) -> Iterator[
 
 
 def _sizes_of_row(row: ProfileRow) -> tuple[object, ...]:
-    kind = "mixed" if row.mixed_time else "cached" if row.cached_time else "decode" if row.token_time else "prefill"
+    kinds = (kind for kind, column in _TIMED.items() if getattr(row, column))
+    kind = next(kinds, ProbeKind.PREFILL).value
     return kind, row.prompt_size, row.batch_size, row.running
 
 

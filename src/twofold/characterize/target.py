@@ -40,7 +40,8 @@ class TargetLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Limits of a target; None if unknown.
 
     `max_num_batched_tokens` limits the tokens of an iteration: longer prompts are computed in chunks of this size.
-    `remote` is set if times include the transport of requests, such as HTTP.
+    `remote` is set if times include the transport of requests, such as HTTP. `disaggregated` is set if prefill and
+    decode run on different instances: then only KV transfers are measured.
     """
 
     max_model_len: int
@@ -48,6 +49,7 @@ class TargetLimits(msgspec.Struct, frozen=True, kw_only=True):
     max_num_batched_tokens: int | None = None
     kv_capacity_tokens: int | None = None
     remote: bool = False
+    disaggregated: bool = False
 
 
 class Target(Protocol):

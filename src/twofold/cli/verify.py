@@ -12,8 +12,8 @@ from rich.console import Console
 from twofold.cli import options
 from twofold.cli.settings import Settings, command, flag
 from twofold.errors import ConfigurationError
-from twofold.fidelity.comparison import Comparison, compare, fidelity_table, knee
-from twofold.fidelity.service import ServiceDesign, SimulatedService
+from twofold.fidelity.comparison import Comparison, compare, compare_endpoint, fidelity_table, knee
+from twofold.fidelity.service import ServiceDesign, SimulatedEndpoint, SimulatedService, Twin
 from twofold.hardware.catalog import load_catalog
 from twofold.hardware.hf_config import read_model
 from twofold.performance.profile import MeasuredModel, MeasuredProfile, load_profile
@@ -39,7 +39,7 @@ def parse_loads(text: str, flag: str = "--loads") -> tuple[float, ...]:
 class VerifySettings(Settings):
     """All flags of `twofold verify`."""
 
-    model: Path = options.MODEL_DIRECTORY.field(...)
+    target: str = flag("Model directory, or the URL of a running service.", ..., positional=True, metavar="TARGET")
     profile: Path = options.PROFILE.field(...)
     prefill: int = flag("Number of prefill workers.", 0, ge=0, unset="1, unless colocated")
     decode: int = flag("Number of decode workers.", 0, ge=0, unset="1, unless colocated")
@@ -64,7 +64,12 @@ class VerifySettings(Settings):
     kv_cache_memory_bytes: int = options.KV_CACHE_MEMORY.field(1 << 30, "1GiB")
     max_num_seqs: int = options.MAX_NUM_SEQS.field(64)
     dtype: str = options.DTYPE.field("auto")
+    api_key: str | None = flag("API key of a running service.", env="OPENAI_API_KEY", metavar="KEY")
     json: bool = options.JSON.field(False)
+
+    @property
+    def is_endpoint(self) -> bool:
+        return self.target.startswith(("http://", "https://"))
 
     @property
     def design(self) -> ServiceDesign:
@@ -94,10 +99,12 @@ class VerifySettings(Settings):
 def verify(settings: VerifySettings) -> None:
     """Replay a workload on a live service and in the simulator, and print both side by side.
 
-    Serves MODEL on this host and simulates the same requests with PROFILE. Exits with 1 if they differ by more than 5
-    points of SLO attainment, 10% of a median or 15% of a P90, beyond the spread of the live replays.
+    TARGET is a model, which is served on this host, or a running service, whose instances --prefill, --decode and
+    --colocated count. Exits with 1 if they differ by more than 5 points of SLO attainment, 10% of a median or 15% of a
+    P90, beyond the spread of the live replays.
     """
-    comparisons = compare_all(settings, settings.design)
+    compare = compare_service if settings.is_endpoint else compare_all
+    comparisons = compare(settings, settings.design)
     if settings.json:
         typer.echo(msgspec.json.encode(comparisons).decode())
     else:
@@ -105,10 +112,26 @@ def verify(settings: VerifySettings) -> None:
     raise typer.Exit(0 if all(comparison.holds for comparison in comparisons) else 1)
 
 
+def compare_service(settings: VerifySettings, design: ServiceDesign) -> list[Comparison]:
+    """Compare latencies of a running service with its simulation at each load."""
+    profile = load_profile(settings.profile)
+    twin = SimulatedEndpoint(design, settings.profile, profile.extend(load_catalog()))
+    slo = _slo(settings, profile)
+    return compare_endpoint(
+        settings.target,
+        settings.api_key,
+        twin,
+        {rate: settings.requests(rate) for rate in _rates(settings, twin, slo)},
+        slo=slo,
+        replays=settings.replays,
+        on_load=lambda what: typer.echo(what, err=True),
+    )
+
+
 def compare_all(settings: VerifySettings, design: ServiceDesign) -> list[Comparison]:
     """Compare live and simulated latencies at each load. Raises ConfigurationError if the profile has another model."""
     profile = load_profile(settings.profile)
-    model = read_model(settings.model)
+    model = read_model(Path(settings.target))
     if model.name != profile.model.name or model.parameters != profile.model.parameters:
         raise ConfigurationError(
             f"{settings.profile} is a profile of {profile.model.name}, and the model is {model.name}: calibrate with it"
@@ -126,7 +149,7 @@ def compare_all(settings: VerifySettings, design: ServiceDesign) -> list[Compari
             catalog=load_catalog(),
         )
         return compare(
-            settings.model,
+            Path(settings.target),
             [*flags, "--dtype", settings.dtype],
             simulated,
             {rate: settings.requests(rate) for rate in _rates(settings, simulated, slo)},
@@ -144,10 +167,10 @@ def _slo(settings: VerifySettings, profile: MeasuredProfile) -> Slo:
     prompt = sum(request.prompt_tokens for request in sample) // len(sample)
     output = sum(request.output_tokens for request in sample) // len(sample)
     ttft_s, tpot_s = MeasuredModel("", profile.times).uncontended(prompt, output)
-    return Slo(ttft_s=round(_TTFT * ttft_s, 3), tpot_s=round(_TPOT * tpot_s, 4))
+    return Slo(ttft_s=round(_TTFT * (ttft_s + profile.request_s), 3), tpot_s=round(_TPOT * tpot_s, 4))
 
 
-def _rates(settings: VerifySettings, simulated: SimulatedService, slo: Slo) -> tuple[float, ...]:
+def _rates(settings: VerifySettings, simulated: Twin, slo: Slo) -> tuple[float, ...]:
     if settings.rate:
         return settings.rate
     highest = knee(simulated, settings.requests, slo)

@@ -12,6 +12,8 @@ from twofold.scheduling.cluster.scheduler import TransferPaths
 
 _NO_CROSSOVER = 1 << 62  # layer-wise transfer is never faster: synchronisation takes longer than the overlap saves
 
+_NEVER_S = 1e6  # synchronization of a path on which layer-wise transfer is impossible
+
 
 class KvEgress(NamedTuple):
     """Model of the KV transfers from an instance, and the instance's prefill time as a function of prompt tokens."""
@@ -51,7 +53,7 @@ def transfer_model(spec: ClusterSpec, model: Model, profile: InstanceProfile) ->
     latency_s, sync_s = 0.0, default_sync_s(bytes_per_s)
     measured = None if spec.profile is None else load_profile(spec.profile)
     if measured is not None and measured.link is not None and profile.machine.name == measured.machine:
-        latency_s, sync_s = measured.link.latency_s, measured.link.sync_s
+        latency_s, sync_s = measured.link.latency_s, measured.link.sync_s if measured.link.layer_wise else _NEVER_S
     return TransferModel(
         kv_bytes_per_token=spec.kv_bytes_per_token or model.kv_bytes_per_token,
         layers=model.layers,

@@ -15,8 +15,8 @@ from twofold.bench.endpoint import discover
 from twofold.bench.services import served
 from twofold.errors import ConfigurationError
 from twofold.fidelity.measurement import load_config, send
-from twofold.fidelity.service import SimulatedService, clients_beside
-from twofold.fidelity.worker_log import LoadSpan, Slowness, WorkerLog, read_workers, slowness
+from twofold.fidelity.service import SimulatedEndpoint, SimulatedService, Twin, clients_beside
+from twofold.fidelity.worker_log import AS_CALIBRATED, LoadSpan, Slowness, WorkerLog, read_workers, slowness
 from twofold.reporting.output import table
 from twofold.reporting.summary import LatencyDistribution, Summary, bounds, seconds, summarize
 from twofold.request import Request
@@ -143,6 +143,42 @@ def compare(
     return [compare_replays(twin, rate, requests, live[rate], logs, slo) for rate, requests in loads.items()]
 
 
+def compare_endpoint(
+    url: str,
+    api_key: str | None,
+    twin: SimulatedEndpoint,
+    loads: dict[float, list[Request]],
+    *,
+    slo: Slo,
+    replays: int,
+    on_load: Callable[[str], None],
+) -> list[Comparison]:
+    """Replay each load `replays` times on a running service, and simulate it once with `twin`.
+
+    Raises ConfigurationError if the service cannot be reached or fails a request.
+    """
+    found = []
+    for rate, requests in loads.items():
+        live = []
+        for replay in range(replays):
+            on_load(f"{url}, {rate:.3g} requests/s, replay {replay + 1} of {replays}")
+            live.append(summarize(_replay(url, requests, api_key), slo=slo))
+        simulated = summarize(twin.timelines(requests), slo=slo)
+        found.append(
+            Comparison(
+                design=twin.design.name,
+                rate=rate,
+                requests=len(requests),
+                slo=slo,
+                slowness=(AS_CALIBRATED,) * replays,
+                calibrated=simulated,
+                simulated=(simulated,) * replays,
+                live=tuple(live),
+            )
+        )
+    return found
+
+
 def compare_replays(
     twin: SimulatedService,
     rate: float,
@@ -166,7 +202,7 @@ def compare_replays(
     )
 
 
-def knee(twin: SimulatedService, make: Callable[[float], list[Request]], slo: Slo, attainment: float = 0.9) -> float:
+def knee(twin: Twin, make: Callable[[float], list[Request]], slo: Slo, attainment: float = 0.9) -> float:
     """Return the highest simulated rate (requests/s, within 2%) with an SLO attainment of at least `attainment`.
 
     This is DistServe's goodput (section 4.1), for the whole service. Raises ConfigurationError if no rate reaches it.
@@ -186,8 +222,8 @@ def knee(twin: SimulatedService, make: Callable[[float], list[Request]], slo: Sl
     return low
 
 
-def _replay(url: str, requests: Sequence[Request]) -> list[Timeline]:
-    config = load_config(asyncio.run(discover(url)))
+def _replay(url: str, requests: Sequence[Request], api_key: str | None = None) -> list[Timeline]:
+    config = msgspec.structs.replace(load_config(asyncio.run(discover(url, None, api_key))), api_key=api_key)
     return send(msgspec.structs.replace(config, warmup=_WARMUP), requests)
 
 

@@ -6,13 +6,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
+from typing import Protocol
+
+import msgspec
 
 from twofold.cluster.layout import gateway_cores
 from twofold.cluster.spec import ClusterSpec, PoolSpec
 from twofold.errors import ConfigurationError
 from twofold.fidelity.worker_log import AS_CALIBRATED, Slowness
 from twofold.hardware.catalog import Catalog
-from twofold.performance.profile import HOST, MeasuredProfile, dump_profile
+from twofold.instance import Role
+from twofold.performance.profile import HOST, MeasuredProfile, dump_profile, load_profile
 from twofold.request import Request
 from twofold.serving.config import WorkerConfig
 from twofold.serving.launch.worker_plan import BatchPolicies, available_cores, plan_workers
@@ -63,6 +67,54 @@ def clients_beside(design: ServiceDesign) -> Iterator[None]:
         yield
     finally:
         os.sched_setaffinity(0, before)
+
+
+class Twin(Protocol):
+    """Simulated twin of a service."""
+
+    @property
+    def design(self) -> ServiceDesign:
+        """Number of instances of each role."""
+
+    def timelines(self, requests: Sequence[Request], slowness: Slowness = AS_CALIBRATED) -> list[Timeline]:
+        """Simulate `requests` on the service, slowed down by `slowness`, and return their timelines."""
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedEndpoint:
+    """Simulated twin of a service of which only the profile of an instance is known. `path` is that profile."""
+
+    design: ServiceDesign
+    path: Path
+    catalog: Catalog
+
+    def timelines(self, requests: Sequence[Request], slowness: Slowness = AS_CALIBRATED) -> list[Timeline]:
+        """Simulate `requests` and return their timelines. The speed of the hardware is that of the profile."""
+        return timelines_of(self.cluster(), requests, self.catalog)
+
+    def cluster(self) -> ClusterSpec:
+        """Return the cluster spec: instances with the limits of the profile, and serialized KV transfers."""
+        profile, design = load_profile(self.path), self.design
+        counts = {Role.PREFILL: design.prefill, Role.DECODE: design.decode, Role.MIXED: design.colocated}
+        chunked = profile.max_num_batched_tokens is not None
+        spec = ClusterSpec(
+            pools=tuple(
+                PoolSpec(
+                    machines=count,
+                    machine=profile.machine,
+                    role=role,
+                    batcher="chunked-prefill" if chunked and role is not Role.DECODE else None,
+                )
+                for role, count in counts.items()
+                if count
+            ),
+            model=profile.model.name,
+            router="jsq",
+            handoff="serialized",
+            profile=str(self.path.absolute()),
+        )
+        limits = {"max_num_batched_tokens": profile.max_num_batched_tokens, "max_num_seqs": profile.max_num_seqs}
+        return msgspec.structs.replace(spec, **{name: limit for name, limit in limits.items() if limit is not None})
 
 
 @dataclass(frozen=True, slots=True)

@@ -130,13 +130,15 @@ class GatewayTimes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class KvLink(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Speed of KV transfers between two workers of the host. `latency_s` is the fixed cost of a transfer; `sync_s` is
-    the synchronization that a layer-wise hand-off adds after the first token.
+    """Speed of KV transfers between two instances. `latency_s` is the fixed cost of a transfer; `sync_s` is the
+    synchronization that a layer-wise hand-off adds after the first token. Without `layer_wise`, all of a transfer is
+    visible: it was measured by clients, as the delay of the second token.
     """
 
     bytes_per_s: float
     latency_s: float
-    sync_s: float
+    sync_s: float = 0.0
+    layer_wise: bool = True
 
 
 class ContentionFactors(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -1,4 +1,6 @@
-"""Simulated cluster of CPU workers on one host, together with the gateway and its clients.
+"""Simulated clusters with the costs of requests outside the instances: behind a server, or on one shared host.
+
+A `HostedCluster` has CPU workers on one host, together with the gateway and its clients.
 
 Workers on the same core take turns. Each request and each streamed token costs CPU time of the gateway, possibly on a
 core of a worker. Times are taken from a `MeasuredProfile`.
@@ -19,6 +21,29 @@ from twofold.simulation.instance import SimulatedInstance
 from twofold.simulation.kernel import Action, Call, EventOrder, Host, HostCores, HostTask, Kernel
 from twofold.simulation.observers.base import Observer
 from twofold.simulation.statistics import RunStatistics, SimulatedRequest
+
+
+class ServedCluster(VirtualCluster):
+    """Simulated cluster behind a server: a request reaches its instance `delay_s` seconds after it arrives."""
+
+    def __init__(
+        self,
+        delay_s: float,
+        kernel: Kernel,
+        scheduler: ClusterScheduler,
+        statistics: RunStatistics,
+        observers: Sequence[Observer],
+    ) -> None:
+        super().__init__(kernel, scheduler, statistics, observers)
+        self._delay = ps(delay_s)
+
+    def enter(self, request: Request, number: int, arrived: int) -> None:
+        at, order = self.kernel.now + self._delay, EventOrder.ARRIVAL + number
+        self.kernel.schedule(at, order, self._entered, (request, number, arrived))
+
+    def _entered(self, arrival: tuple[Request, int, int]) -> None:
+        request, number, arrived = arrival
+        super().enter(request, number, arrived)
 
 
 class HostedCluster(VirtualCluster):

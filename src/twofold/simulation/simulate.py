@@ -40,7 +40,7 @@ from twofold.simulation.cluster import VirtualCluster
 from twofold.simulation.controllers import ReplicatedControllers
 from twofold.simulation.handoffs import SimulatedHandoffs
 from twofold.simulation.histogram import Histogram
-from twofold.simulation.hosted import HostedCluster
+from twofold.simulation.hosted import HostedCluster, ServedCluster
 from twofold.simulation.instance import SimulatedInstance, VirtualInstance
 from twofold.simulation.kernel import EventOrder, Kernel, MachineLink, VirtualNetwork
 from twofold.simulation.observers.base import Observer
@@ -75,8 +75,10 @@ def build_cluster(
         scheduler = ClusterScheduler(router(), handoffs, rules.memory)
     slots = list(instance_slots(profiles))
     measured = None if spec.profile is None else load_profile(spec.profile)
-    if measured is None or measured.host is None:
+    if measured is None or not (measured.host or measured.request_s):
         cluster = VirtualCluster(kernel, scheduler, statistics, observers)
+    elif measured.host is None:
+        cluster = ServedCluster(measured.request_s, kernel, scheduler, statistics, observers)
     else:
         cluster = HostedCluster(measured, slots, kernel, scheduler, statistics, observers)
     transfers = [transfer_model(spec, model, profile) for profile in profiles]

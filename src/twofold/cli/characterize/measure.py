@@ -94,9 +94,10 @@ def _open(settings: CharacterizeSettings, catalog: Catalog) -> tuple[Target, Mod
             api_key=settings.api_key,
             text=settings.text,
             max_num_batched_tokens=settings.max_num_batched_tokens,
+            disaggregated=settings.disaggregated,
         )
         return remote, _served_model(settings, remote.endpoint, catalog)
-    refuse(settings, "model model_sizes api_key text", "needs the URL of an endpoint")
+    refuse(settings, "model model_sizes api_key text disaggregated", "needs the URL of an endpoint")
     directory = Path(settings.target)
     model = read_model(directory)
     from twofold.characterize.local import LocalTarget  # noqa: PLC0415

@@ -65,6 +65,10 @@ class EndpointSettings(Settings, panel="Endpoint"):
         unset="the directory that the endpoint names",
     )
     api_key: str | None = flag("API key.", env="OPENAI_API_KEY", metavar="KEY")
+    disaggregated: bool = flag(
+        "The endpoint decodes on other instances: measure KV transfers, and add them to the profile of an instance.",
+        False,
+    )
     text: bool = flag("Send prompts as text, to endpoints that take no token ids.", False)
     kv_capacity_tokens: int | None = flag(
         "KV capacity of an instance in tokens.", ge=1, unset="that of the server's metrics"

@@ -4,8 +4,8 @@ Columns: model, hardware, tensor_parallel, prompt_size, batch_size, token_size (
 prompt_time (ms of the prefill of the whole batch), token_time (mean ms of a decode iteration); a row may have only one
 of the two times. Optional: e2e_time (ms), which reveals generations that ended early; average_power and peak_power
 (shares of TDP; 0: not measured). `twofold characterize` adds mixed_time (ms of the `chunks` iterations that computed
-the prompt beside `running` decodes with `running_context` KV tokens) and cached_time (ms until the first token of the
-same prompt, sent again).
+the prompt beside `running` decodes with `running_context` KV tokens), cached_time (ms until the first token of the same
+prompt, sent again) and transfer_time (ms by which a KV transfer delayed the second token).
 """
 
 import csv
@@ -41,6 +41,7 @@ class ProfileRow(msgspec.Struct, frozen=True, kw_only=True):
     chunks: int = 1
     mixed_time: float = 0.0
     cached_time: float = 0.0
+    transfer_time: float = 0.0
 
     @property
     def pair(self) -> tuple[str, str, int]:
@@ -108,7 +109,7 @@ def group_batches(rows: Iterable[ProfileRow]) -> list[ProfiledBatch]:
     """Group the rows of one model and machine by prompt size and batch size, and compute the medians of each group."""
     groups: dict[tuple[int, int], list[ProfileRow]] = defaultdict(list)
     for row in rows:
-        if not row.mixed_time:
+        if row.prompt_time or row.token_time:
             groups[row.prompt_size, row.batch_size].append(row)
     return [_configuration(groups[key]) for key in sorted(groups)]
 
@@ -162,7 +163,7 @@ def consistent_batches(rows: Sequence[ProfileRow]) -> tuple[list[ProfiledBatch],
 
 def _positive(row: ProfileRow) -> bool:
     sizes = (row.prompt_size, row.batch_size, row.token_size)
-    times = (row.prompt_time, row.token_time, row.mixed_time)
+    times = (row.prompt_time, row.token_time, row.mixed_time, row.transfer_time)
     finite = all(time >= 0 and math.isfinite(time) for time in times)
     return finite and any(times) and all(size > 0 for size in sizes)
 

@@ -1,0 +1,81 @@
+"""A running service and the simulation of it from the profile of one instance."""
+
+import msgspec
+import pytest
+
+from support.hosts import profile
+from support.paced import TIMES
+from support.scripted_endpoint import endpoint
+from twofold.errors import ConfigurationError
+from twofold.fidelity.comparison import compare_endpoint
+from twofold.fidelity.service import ServiceDesign, SimulatedEndpoint
+from twofold.hardware.catalog import load_catalog
+from twofold.performance.profile import KvLink, dump_profile
+from twofold.request import Request
+from twofold.slo import Slo
+
+SLO = Slo(ttft_s=5.0, tpot_s=1.0)
+
+
+def twin(directory, design, **changes):
+    """Return the twin of a service whose instances have the times `TIMES`."""
+    made = msgspec.structs.replace(
+        profile(), times=TIMES, host=None, machine="box", kv_capacity_tokens=50_000, **{"link": None, **changes}
+    )
+    path = directory / "box.yaml"
+    path.write_text(dump_profile(made))
+    return SimulatedEndpoint(design, path, load_catalog())
+
+
+def one(prompt=100, output=3):
+    return [Request(id="r", arrival_s=0.0, prompt_tokens=prompt, output_tokens=output)]
+
+
+def test_a_request_reaches_its_instance_later(tmp_path):
+    """The time outside the engine is part of TTFT, and of nothing else."""
+    plain = twin(tmp_path, ServiceDesign(colocated=1)).timelines(one())[0]
+    served = twin(tmp_path, ServiceDesign(colocated=1), request_s=0.05).timelines(one())[0]
+    assert plain.ttft_s == pytest.approx(TIMES.seconds(100, 100**2, 0, 0))
+    assert served.ttft_s == pytest.approx(plain.ttft_s + 0.05)
+    assert served.e2e_s == pytest.approx(plain.e2e_s + 0.05)
+
+
+def test_a_transfer_measured_by_clients_is_all_visible(tmp_path):
+    """The second token is late by the latency of the link and the bytes of the prompt."""
+    design = ServiceDesign(prefill=1, decode=1)
+    slow, instant = (
+        twin(tmp_path, design, link=KvLink(bytes_per_s=speed, latency_s=latency_s, layer_wise=False)).timelines(one())[
+            0
+        ]
+        for speed, latency_s in ((1e7, 0.02), (1e18, 0.0))
+    )
+    moved_s = 0.02 + 100 * profile().model.kv_bytes_per_token / 1e7
+    assert slow.ttft_s == instant.ttft_s
+    assert slow.e2e_s - instant.e2e_s == pytest.approx(moved_s, rel=0.05)
+
+
+def test_prompts_are_chunked_as_in_the_profile(tmp_path):
+    chunked = twin(tmp_path, ServiceDesign(colocated=1), max_num_batched_tokens=512)
+    (timeline,) = chunked.timelines(one(1000))
+    seconds = TIMES.seconds(512, 512**2, 0, 0) + TIMES.seconds(488, 1000**2 - 512**2, 0, 0)
+    assert timeline.ttft_s == pytest.approx(seconds, rel=0.01)
+
+
+def test_a_running_service_is_compared(tmp_path):
+    """Every load has its live replays, and the simulation beside them."""
+    simulated = twin(tmp_path, ServiceDesign(colocated=1))
+    with endpoint() as server:
+        (found,) = compare_endpoint(
+            server.url, None, simulated, {2.0: one()}, slo=SLO, replays=2, on_load=lambda _: None
+        )
+    assert [live.completed for live in found.live] == [1, 1]
+    assert found.simulated[0].ttft_s.p50 == pytest.approx(TIMES.seconds(100, 100**2, 0, 0))
+    assert next(found.figures()).live == (1.0, 1.0)
+
+
+def test_an_unreachable_service_is_one_sentence(tmp_path):
+    simulated = twin(tmp_path, ServiceDesign(colocated=1))
+    with pytest.raises(ConfigurationError, match="no OpenAI endpoint can be reached"):
+        compare_endpoint(
+            "http://127.0.0.1:9", None, simulated, {2.0: one()}, slo=SLO, replays=1, on_load=lambda _: None
+        )

@@ -23,7 +23,8 @@ if os.environ.get("TWOFOLD_COMPILE") == "1":
     files = sorted(str(file) for name in HOT.split() for file in Path("src/twofold").glob(f"{name}.py"))
     extensions = mypycify(["--follow-imports=silent", *files], opt_level="3")
     for extension in extensions:
-        extension.extra_compile_args.append("-fno-semantic-interposition")  # lets it inline its own functions
+        # Functions of the extension can be inlined, and are called directly.
+        extension.extra_compile_args += ["-fno-semantic-interposition", "-fvisibility=hidden", "-fno-plt"]
     setup(ext_modules=extensions)
 else:
     setup()

@@ -17,14 +17,14 @@ YS = [0.08, 0.1, 0.17, 1.3]
 
 @given(st.floats(128, 4096))
 def test_interpolates_linearly(x):
-    assert PiecewiseLinear(XS, YS)(x) == pytest.approx(float(np.interp(x, XS, YS)), rel=1e-12)
+    assert PiecewiseLinear(XS, YS).at(x) == pytest.approx(float(np.interp(x, XS, YS)), rel=1e-12)
 
 
 @given(st.floats(0, 128), st.floats(4096, 1e6))
 def test_extrapolates_the_outer_segments(low, high):
     curve = PiecewiseLinear(XS, YS)
-    assert curve(low) == pytest.approx(0.08 + (0.1 - 0.08) / 128 * (low - 128), rel=1e-12)
-    assert curve(high) == pytest.approx(1.3 + (1.3 - 0.17) / (4096 - 512) * (high - 4096), rel=1e-12)
+    assert curve.at(low) == pytest.approx(0.08 + (0.1 - 0.08) / 128 * (low - 128), rel=1e-12)
+    assert curve.at(high) == pytest.approx(1.3 + (1.3 - 0.17) / (4096 - 512) * (high - 4096), rel=1e-12)
 
 
 @pytest.mark.parametrize(("xs", "ys"), [([1], [1]), ([1, 2], [1]), ([2, 1], [1, 2]), ([1, 1], [1, 2])])

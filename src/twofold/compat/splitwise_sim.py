@@ -123,10 +123,10 @@ class SplitwiseSimBatcher(Batcher):
             self._append(task.chained)
 
     def on_finished(self, sequence: ScheduledSequence) -> None:
-        task = self._tasks.get(sequence.id)
+        task = self._tasks.pop(sequence.id, None)
         if task is not None:
-            del self._tasks[sequence.id]
-            self._drop(task)
+            if task.pending or task.left_out:
+                self._drop(task)
             if task.chained is not None:
                 self._drop(task.chained)
 
@@ -216,7 +216,8 @@ class SplitwiseSimBatcher(Batcher):
 
     def _keep_running(self, draft: _Draft, decodes: int) -> int:
         """Return how many running decodes continue, in order of joining; the other running decodes are paused."""
-        kept = min(decodes, draft.seats, max(draft.tokens, 0 if draft.tasks else 1))
+        most = min(decodes, draft.seats)  # mypyc compiles calls with two arguments to comparisons
+        kept = min(most, max(draft.tokens, 0 if draft.tasks else 1))
         draft.seats -= kept
         draft.tokens -= kept
         return kept
@@ -257,7 +258,8 @@ class SplitwiseSimBatcher(Batcher):
             self._append(task)
         task.left_out = True
         task.since = self._selections
-        self._left_out.insert(_place(self._left_out, task), task)
+        left_out = self._left_out
+        left_out.insert(_place(left_out, task) if left_out else 0, task)
 
     def _append(self, task: _Task) -> None:
         task.pending = True
@@ -276,14 +278,22 @@ class SplitwiseSimBatcher(Batcher):
         task.chosen = False
         if task.pending:
             task.pending = False
-            for place, other in enumerate(self._pending):  # `list.remove` would compare by equality
-                if other is task:
-                    self._pending.pop(place)
-                    break
+            pending = self._pending
+            if pending[-1] is task:
+                pending.pop()
+            else:
+                for place, other in enumerate(pending):  # `list.remove` would compare by equality
+                    if other is task:
+                        pending.pop(place)
+                        break
         if task.left_out:
             task.left_out = False
             task.missed += self._selections - task.since
-            self._left_out.pop(_place(self._left_out, task))
+            left_out = self._left_out
+            if left_out[-1] is task:
+                left_out.pop()
+            else:
+                left_out.pop(_place(left_out, task))
 
 
 def _admit(task: _Task, budget: SchedulingBudget) -> bool:

@@ -32,7 +32,8 @@ class PiecewiseLinear:
         self._ys = [float(y) for y in ys]
         self._slopes = [(ys[i + 1] - ys[i]) / (xs[i + 1] - xs[i]) for i in range(len(xs) - 1)]
 
-    def __call__(self, x: float) -> float:
+    def at(self, x: float) -> float:
+        """Return the value at x; compiled code calls it directly, unlike `__call__`."""
         i = min(max(bisect_right(self._xs, x) - 1, 0), len(self._slopes) - 1)
         return self._ys[i] + self._slopes[i] * (x - self._xs[i])
 
@@ -50,21 +51,21 @@ class SplitwisePublishedModel(PerformanceModel):
         )
         self._prompt_s = PiecewiseLinear(knots.tokens, knots.prompt_s)
         self._token_s = PiecewiseLinear(knots.tokens, knots.token_s)
-        used = memory_share(model, machine, tensor_parallel, self._token_s(1))
+        used = memory_share(model, machine, tensor_parallel, self._token_s.at(1))
         self.power = instance_power(machine, tensor_parallel, memory_share=used)
 
     def prefill_s(self, tokens: int, squares: int) -> float:
-        return self._above_zero(self._prompt_s(tokens), tokens)
+        return self._above_zero(self._prompt_s.at(tokens), tokens)
 
     def decode_cost(self, sequences: int) -> DecodeCost:
-        return DecodeCost(self._above_zero(self._token_s(sequences), sequences), 0.0)
+        return DecodeCost(self._above_zero(self._token_s.at(sequences), sequences), 0.0)
 
     def mixed_s(self, tokens: int, squares: int, sequences: int, context: int) -> float:
-        return _MIXED * self._above_zero(self._prompt_s(tokens + sequences), tokens + sequences)
+        return _MIXED * self._above_zero(self._prompt_s.at(tokens + sequences), tokens + sequences)
 
     def uncontended(self, prompt_tokens: int, output_tokens: int) -> tuple[float, float]:
         """Return (TTFT, TPOT), both from `prompt_tokens` alone. SplitwiseSim's notebooks normalize by these."""
-        return self._prompt_s(prompt_tokens), self._token_s(prompt_tokens)
+        return self._prompt_s.at(prompt_tokens), self._token_s.at(prompt_tokens)
 
     def _above_zero(self, seconds: float, tokens: int) -> float:
         if seconds <= 0:

@@ -132,8 +132,8 @@ class VirtualInstance(SimulatedInstance):
         self._first, self._later = self.timing.stages() if self._stages > 1 else (self.timing, self.timing)
         self._idle_mw = self._first.idle_mw
         self.order = EventOrder.COMPLETION + slot.number  # event order of its runs
-        self._run = _Run(self)  # of an instance with one stage
-        self._runs = [_Run(self) for _ in range(self._stages)]  # of a pipeline, by lane
+        self._runs = [_Run(self) for _ in range(self._stages)]  # by lane
+        self._run = self._runs[0]  # of an instance with one stage
         self._running = 0  # number of active runs
         self._cut = False  # whether the run was shortened to end after the current iteration
         self._free_at = [0] * self._stages
@@ -153,7 +153,7 @@ class VirtualInstance(SimulatedInstance):
         count = run.timing.under_way(self.kernel.now - run.begun)
         if count < run.count:
             run.pending = False
-            self._run = _Run(self)
+            self._run = self._runs[0] = _Run(self)
             self._schedule(self._run, run.batch, run.timing, count, run.begun)
 
     def _schedule(self, run: "_Run", batch: RunningBatch, timing: RunTiming, count: int, begun: int) -> None:
@@ -168,7 +168,7 @@ class VirtualInstance(SimulatedInstance):
 
     def die(self) -> None:
         now = self.kernel.now
-        for run in (self._run, *self._runs):
+        for run in self._runs:
             if not run.pending:
                 continue
             single, milliwatts = self._stages == 1, run.timing.milliwatts - self._idle_mw
@@ -180,8 +180,8 @@ class VirtualInstance(SimulatedInstance):
                 self.environment.ran(self, run.batch, run.timing, done, run.begun, run.begun)
         if self._cores is not None:
             self._cores.drop()
-        self._run = _Run(self)
         self._runs = [_Run(self) for _ in range(self._stages)]
+        self._run = self._runs[0]
         self._running = 0
         self._free_at = [now] * self._stages
         self.batch = None

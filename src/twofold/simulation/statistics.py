@@ -25,6 +25,9 @@ LIMIT: Final = (1 << 63) - 1
 _ROWS: Final = 54  # values below 1,024, then one row per bit length up to 63
 _ROW: Final = 1024
 _PLACES: Final = range(_ROW)
+_PREFILL: Final = Role.PREFILL
+_DECODE: Final = Role.DECODE
+_MIXED: Final = Role.MIXED
 
 
 def width_of(lowest: int) -> int:
@@ -326,11 +329,12 @@ class Sampler:
 
     def _sample(self, at: int) -> None:
         pools, milliwatts = self._pools, 0
+        prefill, decode, mixed = pools[_PREFILL], pools[_DECODE], pools[_MIXED]  # looked up once: roles hash as strings
         for instance in self._instances:
             load, iteration = instance.load, instance.batch
             if load is None:
                 continue
-            pool = pools[load.role]
+            pool = prefill if load.role is _PREFILL else decode if load.role is _DECODE else mixed
             milliwatts += instance.milliwatts
             pool.members += load.place > 0  # paused instances have no role
             pool.queue += instance.scheduler.queued

@@ -111,6 +111,13 @@ def test_a_sweep_is_resumed(monkeypatch, tmp_path):
     assert read_profile(tmp_path / "p.csv") == again.rows
 
 
+def test_a_sweep_measures_enough_for_a_fit(monkeypatch, tmp_path):
+    """A budget that is over at once still leaves enough measurements of each kind for a fit."""
+    file, stepper = swept(monkeypatch, tmp_path, 1e-6)
+    times = fit_iterations(measurements(file.rows, stepper.limits)).times
+    assert None not in (times.prefill_error, times.decode_error, times.mixed_error)
+
+
 def test_a_file_of_another_model_is_refused(monkeypatch, tmp_path):
     swept(monkeypatch, tmp_path, 1.0)
     with pytest.raises(ConfigurationError, match="has measurements of m on here TP1: name another file"):

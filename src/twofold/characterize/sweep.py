@@ -11,13 +11,15 @@ import msgspec
 
 from twofold.characterize.power import PowerMeter
 from twofold.characterize.probes import ProbeKind, SweepProbe, probes
-from twofold.characterize.rows import rows_of
-from twofold.characterize.target import Target
+from twofold.characterize.rows import measurements, rows_of
+from twofold.characterize.target import Target, TargetLimits
 from twofold.errors import ConfigurationError, require
+from twofold.performance.fitting.iterations import FEWEST, median_measurements
 from twofold.performance.fitting.profile import ProfileRow, read_profile
 
 _PASSES: Final = 5  # repeats of each probe, if the budget allows
-_MOST_OF_BUDGET: Final = 8  # no probe may take more than this part of the budget
+_MOST_OF_BUDGET: Final = 8  # a probe may take this part of the budget
+_BRIEF_S: Final = 1.0  # a probe may take this long with any budget
 _LONG: Final = 200  # tokens from which the time of a prefill grows with its tokens
 _TIMED: Final = {  # column that only this kind of probe measures
     ProbeKind.MIXED: "mixed_time",
@@ -67,21 +69,25 @@ def sweep(
     """Run the probes of a target again and again until `budget_s` seconds have passed; append their rows to `file`.
 
     `on_probe` is called with the name of each probe and the elapsed share of the budget. A probe that probably takes
-    longer than an eighth of the budget is left out. Raises TargetError if the target fails; `file` keeps the rows
-    measured before.
+    longer than an eighth of the budget, and than a second, is left out. A slow target exceeds the budget until the rows suffice for a fit.
+    Raises TargetError if the target fails; `file` keeps the rows measured before.
     """
     began = time.monotonic()
     for probe in _left(probes(target.limits), file.rows):
         elapsed = time.monotonic() - began
-        if elapsed > budget_s:
+        if elapsed > budget_s and _suffice(file.rows, target.limits):
             return
-        if _expected_s(probe, file.rows) > budget_s / _MOST_OF_BUDGET:
+        if _expected_s(probe, file.rows) > max(budget_s / _MOST_OF_BUDGET, _BRIEF_S):
             continue
         on_probe(probe.name, elapsed / budget_s)
         with meter.measuring() as power:
             times = target.run(probe.streams)
         rows = list(rows_of(probe, times, target.limits, pair))
         file.append([msgspec.structs.replace(row, average_power=power.average, peak_power=power.peak) for row in rows])
+
+
+def _suffice(rows: Sequence[ProfileRow], limits: TargetLimits) -> bool:
+    return limits.disaggregated or len(median_measurements(measurements(rows, limits))) >= FEWEST
 
 
 def _expected_s(probe: SweepProbe, rows: Sequence[ProfileRow]) -> float:

@@ -14,7 +14,7 @@ from twofold.performance.fitting.fit import Floats, non_negative_least_squares
 from twofold.performance.profile import IterationTimes, spread
 
 _GRAIN: Final = 8  # measurements within an eighth of an octave count as repeats
-_FEWEST: Final = 11  # distinct measurements
+FEWEST: Final = 11  # distinct measurements that a fit needs
 _FOLDS: Final = 5
 # Least absolute deviations by iteratively reweighted least squares: an iteration after a pause takes twice as long and
 # would dominate squared errors.
@@ -74,8 +74,8 @@ def fit_iterations(measurements: Iterable[Measurement]) -> FittedTimes:
     groups, in which bends and knees are found again without the held-out groups.
     """
     cells = median_measurements(measurements)
-    if len(cells) < _FEWEST:
-        raise ConfigurationError(f"a fit needs {_FEWEST} distinct measurements, but only {len(cells)} were made")
+    if len(cells) < FEWEST:
+        raise ConfigurationError(f"a fit needs {FEWEST} distinct measurements, but only {len(cells)} were made")
     found = _fit(cells)
     errors = {f"{kind}_error": error for kind, error in held_out_errors(cells).items()}
     return found._replace(times=msgspec.structs.replace(found.times, iterations=len(cells), **errors))

@@ -140,3 +140,48 @@ def test_a_running_service_is_verified(twofold, model, tmp_path):
     assert done.code in {0, 1}, done.err
     (load,) = msgspec.json.decode(done.out)
     assert (load["design"], load["live"][0]["completed"], load["simulated"][0]["completed"]) == ("colocated 1", 12, 12)
+
+
+class Dial:
+    """Power source whose limit is a number; a limit under 10 W is refused."""
+
+    name, tdp_w = "a dial", 100.0
+
+    def __init__(self):
+        self.limits = []
+
+    def watts(self):
+        return 60.0
+
+    def limit(self, watts):
+        if watts < 10:
+            raise OSError("out of range")
+        self.limits.append(watts)
+
+
+def test_each_power_cap_has_a_profile(twofold, model, tmp_path, monkeypatch):
+    """A model is measured without a cap and under each; then the power limit is restored."""
+    dial = Dial()
+    monkeypatch.setattr("twofold.cli.characterize.measure.find_power", lambda _device: dial)
+    path = tmp_path / "mine.yaml"
+    flags = ("--power-caps", "70,50", "--tdp-w", 400, "--budget", 0.1, "--threads", 1)
+    done = twofold("characterize", model, "-o", path, *flags, *SMALL)
+    assert done.code == 0, done.err
+    assert dial.limits == [70, 100, 50, 100]
+    found = {each: load_profile(tmp_path / f"mine{each}.yaml") for each in ("", "-70w", "-50w")}
+    assert [each.machine for each in found.values()] == ["host", "host-70w", "host-50w"]
+    assert [each.costs.tdp_w for each in found.values()] == [400, 370, 350]
+    assert found[""].power.decode_share == 0.6
+
+
+def test_refuses_power_caps_that_cannot_be_set(twofold, model, tmp_path, monkeypatch):
+    path = tmp_path / "mine.yaml"
+    flags = ("--budget", 0.1, "--threads", 1, *SMALL)
+    assert "write watts as in 300,400" in twofold("characterize", model, "-o", path, "--power-caps", "low").err
+    assert "needs a model directory" in twofold("characterize", "http://127.0.0.1:9", "--power-caps", "50").err
+    monkeypatch.setattr("twofold.cli.characterize.measure.find_power", lambda _device: None)
+    assert "needs NVML or RAPL" in twofold("characterize", model, "-o", path, "--power-caps", "50", *flags).err
+    monkeypatch.setattr("twofold.cli.characterize.measure.find_power", lambda _device: Dial())
+    done = twofold("characterize", model, "-o", path, "--power-caps", "5", *flags)
+    assert done.code == 2
+    assert "cannot cap the power at 5 W (a dial): out of range" in done.err

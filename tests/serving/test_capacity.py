@@ -1,14 +1,12 @@
 """KV capacity limits of engine memory, host store and disk."""
 
 import asyncio
-import os
 import random
 import re
-import signal
 
 from support.api_client import all_blocks_free, complete_all
 from support.flags import SPLIT
-from support.running_service import children, running_service
+from support.running_service import named, running_service
 from support.sizes import disk_bytes, largest, shared_bytes
 from twofold.bench.services import metrics
 from twofold.transport.base import SCRATCH_BYTES
@@ -46,9 +44,8 @@ def test_capacity_is_never_exceeded(tiny_model_dir, tmp_path):
             for number, fields in enumerate(({}, kept, {}, kept)):
                 asked = prompts(160)[40 * number : 40 * (number + 1)]
                 await complete_all(url, asked, at_once=6, **GREEDY, **fields)
-                for child in children(process):
-                    if child.name() == "store":
-                        os.kill(child.pid, signal.SIGKILL)
+                for child in named(process, "store"):
+                    child.kill()
 
         asyncio.run(load())
         assert asyncio.run(all_blocks_free(url))

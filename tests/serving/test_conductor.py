@@ -12,7 +12,7 @@ import pytest
 from support.api_client import all_blocks_free, complete_all, metric, served_name
 from support.flags import ENGINE
 from support.reference import greedy_outputs
-from support.running_service import children, running_service
+from support.running_service import named, running_service
 from twofold.bench.services import metrics
 
 BLOCK, OUTPUT = 16, 8
@@ -59,7 +59,7 @@ def computed_on(url):
 
 
 def kill(process, instance):
-    (victim,) = [child for child in children(process) if child.name() == instance]
+    (victim,) = named(process, instance)
     os.kill(victim.pid, signal.SIGKILL)
 
 

@@ -6,13 +6,12 @@ import random
 import signal
 
 import aiohttp
-import psutil
 import pytest
 
 from support.api_client import all_blocks_free, complete, complete_all
 from support.flags import ENGINE
 from support.reference import greedy_outputs
-from support.running_service import children, running_service
+from support.running_service import named, running_service
 
 OUTPUT = 8
 TP, PP = ("--prefill-tp", "--decode-tp"), ("--prefill-pp", "--decode-pp")
@@ -72,14 +71,14 @@ def test_a_failed_rank_restarts_its_worker(of_ranks, number):
     process, url = of_ranks
 
     def ranks(name):
-        return {child.pid for child in children(process) if child.name().startswith(name)}
+        return {child.pid for child in named(process, f"{name}.*")}
 
     async def watch():
         fields = {"max_tokens": 100, "ignore_eos": True, "temperature": 1.0, "seed": 6}
         async with aiohttp.ClientSession() as session:
             whole = await complete(session, url, [5, 6, 7] * 30, **fields)
             before = ranks("decode-0")
-            (hit,) = (pid for pid in before if psutil.Process(pid).name() == "decode-0.1")
+            (hit,) = ranks("decode-0.1")
             streams = [asyncio.create_task(complete(session, url, [5, 6, 7] * 30, **fields)) for _ in range(3)]
             await asyncio.sleep(0.1)
             os.kill(hit, number)
@@ -102,7 +101,7 @@ def test_a_failed_stage_restarts_its_worker_with_chunks_in_flight(tiny_model_dir
             fields = {"max_tokens": 20, "ignore_eos": True, "temperature": 1.0, "seed": 6}
             async with aiohttp.ClientSession() as session:
                 whole = await complete(session, url, [5, 6, 7] * 400, **fields)
-                (hit,) = (child.pid for child in children(process) if child.name() == "prefill-0.1")
+                (hit,) = (child.pid for child in named(process, "prefill-0.1"))
                 streams = [asyncio.create_task(complete(session, url, [5, 6, 7] * 400, **fields)) for _ in range(6)]
                 await asyncio.sleep(0.1)
                 os.kill(hit, signal.SIGKILL)

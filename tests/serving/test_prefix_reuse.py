@@ -3,7 +3,6 @@
 import asyncio
 import os
 import random
-import re
 import signal
 
 import aiohttp
@@ -12,7 +11,7 @@ import pytest
 from support.api_client import all_blocks_free, complete, complete_all, complete_cached, metric
 from support.flags import COLOCATED, ENGINE, SPLIT
 from support.reference import greedy_outputs
-from support.running_service import children, running_service
+from support.running_service import named, running_service
 from twofold.bench.services import metrics
 
 BLOCK, OUTPUT = 16, 8
@@ -216,7 +215,7 @@ def test_a_restarted_worker_starts_with_an_empty_cache(tight):
     prompt = tokens("killed", 30 * BLOCK + 1)
     process, url = tight
     before = [asyncio.run(ask(url, prompt, **GREEDY)) for _ in range(2)]
-    victims = [child for child in children(process) if re.fullmatch(r"(prefill|mixed)-\d", child.name())]
+    victims = named(process, r"(prefill|mixed)-\d")
     assert victims
     for victim in victims:
         os.kill(victim.pid, signal.SIGKILL)

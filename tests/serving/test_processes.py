@@ -12,7 +12,7 @@ import pytest
 
 from support.api_client import all_blocks_free, complete, served_name
 from support.flags import ENGINE, SPLIT
-from support.running_service import children, running_service
+from support.running_service import children, named, running_service
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def lasting_service(tiny_model_dir):
 
 
 def worker(process, name):
-    return next(child.pid for child in children(process) if name in child.name())
+    return named(process, f".*{name}.*")[0].pid
 
 
 def leftovers():

@@ -15,7 +15,7 @@ from support.chaos import DEADLINE_S, HANG_S
 from support.cut import cut_between
 from support.flags import ENGINE, SPLIT
 from support.held import holdings, leaks
-from support.running_service import children, running_service
+from support.running_service import children, named, running_service
 from support.transports import NIXL
 
 ROUNDS = int(os.environ.get("TWOFOLD_CHAOS_ROUNDS", "4"))
@@ -67,7 +67,7 @@ class Load:
 
 
 def worker(process, name):
-    return next(child for child in children(process) if child.name() == name)
+    return named(process, name)[0]
 
 
 def test_requests_are_replayed_when_a_source_outsleeps_its_lease(tiny_model_dir):

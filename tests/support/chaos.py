@@ -13,7 +13,7 @@ import aiohttp
 import psutil
 
 from support.api_client import complete, metric, served_name
-from support.running_service import children
+from support.running_service import named
 
 DEADLINE_S = 240  # timeout of every request
 HANG_S = DEADLINE_S + 120  # client timeout; a response of any kind must arrive within it
@@ -133,7 +133,7 @@ class Chaos:
     def _send(self, role, fault):
         """Signal a running worker of the role and return its process; None if there is none."""
         with suppress(psutil.NoSuchProcess):  # a process ended because of an earlier fault
-            able = [one for one in children(self.process) if one.name().startswith(role) and _runs(one)]
+            able = [one for one in named(self.process, f"{role}.*") if _runs(one)]
             if able:
                 victim = self.draw.choice(able)
                 victim.send_signal(signal.SIGKILL if fault is Fault.KILL else signal.SIGSTOP)

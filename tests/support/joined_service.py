@@ -1,15 +1,15 @@
 """A service with a prefill worker, and a host with a decode worker that joins it."""
 
 import os
+import re
 import subprocess
 import sys
 import time
 from contextlib import contextmanager
 from pathlib import Path
 
-import psutil
-
 from support.flags import ENGINE
+from support.running_service import named
 from twofold.bench.services import free_port, stop, wait_ready
 from twofold.security.key import write_key
 
@@ -91,4 +91,4 @@ def joined_service(model, folder, *flags, there=("--decode", "1"), hosts=None, p
 
 def worker(process, name):
     """Return the process of a worker among the descendants of a service or joined host."""
-    return next(c for c in psutil.Process(process.pid).children(recursive=True) if c.name().startswith(name))
+    return named(process, f"{re.escape(name)}.*")[0]

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import aiohttp
 import psutil
@@ -136,8 +136,13 @@ def under_load(service, answers, what):
 
 def processes_of(worker):
     """Return all processes, on any node, that have the name of the worker and a Ray actor as ancestor."""
-    named = [one for one in psutil.process_iter() if one.name() == worker]
-    return [one for one in named if any("twofold.serving.launch.ray.host" in each.cmdline() for each in one.parents())]
+    found = []
+    for one in psutil.process_iter():
+        with suppress(psutil.NoSuchProcess):  # it ended meanwhile
+            ancestors = one.parents() if one.name() == worker else ()
+            if any("twofold.serving.launch.ray.host" in each.cmdline() for each in ancestors):
+                found.append(one)
+    return found
 
 
 def until(true, tries=6000, pause_s=0.1):

@@ -1,5 +1,6 @@
 """A service process for a single test, so that the test may break it."""
 
+import re
 import subprocess
 import sys
 import time
@@ -46,3 +47,16 @@ def _running(process):
 def children(process):
     """Return the fork server and the workers of a service."""
     return psutil.Process(process.pid).children(recursive=True)
+
+
+def named(process, pattern):
+    """Return the running descendants of a process whose name fully matches a regular expression."""
+    return [child for child in children(process) if re.fullmatch(pattern, _name(child)) and _running(child)]
+
+
+def _name(process):
+    """Return the name of a process; an empty string if it has ended."""
+    try:
+        return process.name()
+    except psutil.NoSuchProcess:
+        return ""

@@ -8,7 +8,7 @@ import time
 import aiohttp
 
 from support.api_client import complete_cached, metric
-from support.running_service import children
+from support.running_service import named
 
 BLOCK, OUTPUT = 16, 8
 BLOCK_BYTES = 24576  # a block of the tiny llama
@@ -36,15 +36,15 @@ def until(happens):
 
 def running(process, name):
     """Return the pid of a service's child process with this name."""
-    (found,) = [child.pid for child in children(process) if child.name() == name]
-    return found
+    (found,) = named(process, name)
+    return found.pid
 
 
 def kill(process, name):
     """Kill a process of the service and wait for its replacement."""
     before = running(process, name)
     os.kill(before, signal.SIGKILL)
-    until(lambda: any(child.name() == name and child.pid != before for child in children(process)))
+    until(lambda: any(child.pid != before for child in named(process, name)))
 
 
 def moved(url, way, host="home"):

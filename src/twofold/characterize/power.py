@@ -9,7 +9,10 @@ from typing import Final, Protocol
 
 import msgspec
 
+from twofold.errors import ConfigurationError
+
 RAPL: Final = Path("/sys/class/powercap")
+_LIMIT: Final = "constraint_0_power_limit_uw"
 _EVERY_S: Final = 0.05
 
 
@@ -21,6 +24,9 @@ class PowerSource(Protocol):
 
     def watts(self) -> float:
         """Return the present power, or the mean power since the last call."""
+
+    def limit(self, watts: float) -> None:
+        """Limit the power. Raises OSError or a vendor's error if the limit is out of range or not permitted."""
 
 
 class RaplPower:
@@ -35,7 +41,7 @@ class RaplPower:
             raise LookupError("no RAPL counters")
         try:
             self._before = self._read()
-            limits = [int((path / "constraint_0_power_limit_uw").read_text()) for path in self._packages]
+            limits = [int((path / _LIMIT).read_text()) for path in self._packages]
         except (OSError, ValueError) as error:
             raise LookupError(str(error)) from error
         self.tdp_w = sum(limits) / 1e6
@@ -47,6 +53,10 @@ class RaplPower:
             sum((late - early) % span for early, late, span in zip(before, after, self._spans(), strict=True)) / 1e6
         )
         return joules / max(now_s - before_s, 1e-9)
+
+    def limit(self, watts: float) -> None:
+        for path in self._packages:
+            (path / _LIMIT).write_text(str(round(watts / len(self._packages) * 1e6)))
 
     def _read(self) -> tuple[float, list[int]]:
         return time.monotonic(), [int((path / "energy_uj").read_text()) for path in self._packages]
@@ -73,6 +83,25 @@ class NvmlPower:
 
     def watts(self) -> float:
         return float(self._nvml.nvmlDeviceGetPowerUsage(self._handle)) / 1e3
+
+    def limit(self, watts: float) -> None:
+        self._nvml.nvmlDeviceSetPowerManagementLimit(self._handle, round(watts * 1e3))
+
+
+@contextmanager
+def capped(source: PowerSource, watts: float) -> Iterator[None]:
+    """Cap the power of the hardware at `watts` while the context is open.
+
+    Raises ConfigurationError if the cap is out of range or needs more rights.
+    """
+    try:
+        source.limit(watts)
+    except Exception as error:
+        raise ConfigurationError(f"cannot cap the power at {watts:g} W ({source.name}): {error}") from error
+    try:
+        yield
+    finally:
+        source.limit(source.tdp_w)
 
 
 class PowerShares(msgspec.Struct):

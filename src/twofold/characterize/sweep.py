@@ -4,6 +4,7 @@ import csv
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from operator import attrgetter
 from pathlib import Path
 from typing import Final
 
@@ -14,12 +15,11 @@ from twofold.characterize.probes import ProbeKind, SweepProbe, probes
 from twofold.characterize.rows import measurements, rows_of
 from twofold.characterize.target import Target, TargetLimits
 from twofold.errors import ConfigurationError, require
-from twofold.performance.fitting.iterations import FEWEST, median_measurements
+from twofold.performance.fitting.iterations import FEWEST, KINDS, median_measurements
 from twofold.performance.fitting.profile import ProfileRow, read_profile
 
 _PASSES: Final = 5  # repeats of each probe, if the budget allows
-_MOST_OF_BUDGET: Final = 8  # a probe may take this part of the budget
-_BRIEF_S: Final = 1.0  # a probe may take this long with any budget
+_MOST_OF_BUDGET: Final = 8  # no probe may take more than this part of the budget
 _LONG: Final = 200  # tokens from which the time of a prefill grows with its tokens
 _TIMED: Final = {  # column that only this kind of probe measures
     ProbeKind.MIXED: "mixed_time",
@@ -66,28 +66,41 @@ def _cells(row: ProfileRow) -> dict[str, object]:
 def sweep(
     target: Target, file: ProfileFile, pair: tuple[str, str, int], budget_s: float, on_probe: OnProbe, meter: PowerMeter
 ) -> None:
-    """Run the probes of a target again and again until `budget_s` seconds have passed; append their rows to `file`.
+    """Run the probes of a target, up to `_PASSES` times each, for `budget_s` seconds; append their rows to `file`.
 
     `on_probe` is called with the name of each probe and the elapsed share of the budget. A probe that probably takes
-    longer than an eighth of the budget, and than a second, is left out. A slow target exceeds the budget until the rows suffice for a fit.
-    Raises TargetError if the target fails; `file` keeps the rows measured before.
+    longer than an eighth of the budget is skipped. If the rows do not suffice for a fit then, because the target is
+    slow, the shortest probes that did not run yet are run beyond the budget. Raises TargetError if the target fails;
+    `file` keeps the rows measured before.
     """
     began = time.monotonic()
-    for probe in _left(probes(target.limits), file.rows):
-        elapsed = time.monotonic() - began
-        if elapsed > budget_s and _suffice(file.rows, target.limits):
-            return
-        if _expected_s(probe, file.rows) > max(budget_s / _MOST_OF_BUDGET, _BRIEF_S):
-            continue
-        on_probe(probe.name, elapsed / budget_s)
+    wanted = probes(target.limits)
+    ran: list[SweepProbe] = []
+
+    def run(probe: SweepProbe) -> None:
+        on_probe(probe.name, (time.monotonic() - began) / budget_s)
         with meter.measuring() as power:
             times = target.run(probe.streams)
         rows = list(rows_of(probe, times, target.limits, pair))
         file.append([msgspec.structs.replace(row, average_power=power.average, peak_power=power.peak) for row in rows])
+        ran.append(probe)
+
+    for probe in _left(wanted, file.rows):
+        if time.monotonic() - began > budget_s:
+            break
+        if _expected_s(probe, file.rows) <= budget_s / _MOST_OF_BUDGET:
+            run(probe)
+    for probe in sorted((each for each in wanted if each not in ran), key=attrgetter("tokens")):
+        if _suffice(file.rows, target.limits, ran):
+            break
+        run(probe)
 
 
-def _suffice(rows: Sequence[ProfileRow], limits: TargetLimits) -> bool:
-    return limits.disaggregated or len(median_measurements(measurements(rows, limits))) >= FEWEST
+def _suffice(rows: Sequence[ProfileRow], limits: TargetLimits, ran: Sequence[SweepProbe]) -> bool:
+    """Whether the rows suffice for a fit, and a probe of each kind of iteration has run."""
+    kinds = {_sizes_of_row(row)[0] for row in rows} | {probe.kind.value for probe in ran}
+    distinct = median_measurements(measurements(rows, limits))
+    return limits.disaggregated or (kinds.issuperset(KINDS) and len(distinct) >= FEWEST)
 
 
 def _expected_s(probe: SweepProbe, rows: Sequence[ProfileRow]) -> float:

@@ -17,7 +17,7 @@ from twofold.cli.characterize.analyse import analyse
 from twofold.cli.characterize.measure import measure
 from twofold.cli.characterize.settings import CSV, CharacterizeSettings
 from twofold.cli.options import check_outputs
-from twofold.cli.settings import command
+from twofold.cli.settings import command, refuse
 from twofold.errors import ConfigurationError, require
 from twofold.hardware.catalog import Catalog, load_catalog
 from twofold.performance.fitting.profile import ProfileRow, read_profile
@@ -38,10 +38,18 @@ def characterize(settings: CharacterizeSettings) -> None:
     catalog = load_catalog(settings.catalog)
     written = {name: path for name in ("output", "html") if (path := getattr(settings, name)) is not None}
     check_outputs(written, [*settings.catalog, *settings.against, settings.target])
-    found = analyse(settings, catalog) if settings.is_csv else [measure(settings, catalog)]
+    if settings.is_csv or settings.is_endpoint:
+        refuse(settings, "power_caps", "needs a model directory")
+    found = analyse(settings, catalog) if settings.is_csv else measure(settings, catalog)
     if settings.output is not None:
-        require(len(found) == 1, "--output is one profile: choose it by --model, --hardware and --tp")
-        _write(settings.output, dump_profile(found[0].profile))
+        require(
+            len(found) == 1 + len(settings.power_caps),
+            "--output is one profile: choose it by --model, --hardware and --tp",
+        )
+        for each, cap in zip(found, (None, *settings.power_caps), strict=True):
+            path = settings.output_under(cap)
+            if path is not None:
+                _write(path, dump_profile(each.profile))
     Console(width=None if sys.stdout.isatty() else 120).print(Group(*characterization_tables(found)))
     if settings.html is not None or settings.plots is not None:
         _report(settings, catalog, found)

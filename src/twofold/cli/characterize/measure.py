@@ -13,7 +13,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from twofold.bench.endpoint import Endpoint
 from twofold.characterize.analysis import Characterization, InstanceFacts, characterization, measured_power
-from twofold.characterize.power import PowerMeter, PowerSource, find_power
+from twofold.characterize.power import PowerMeter, PowerSource, capped, find_power
 from twofold.characterize.sweep import OnProbe, ProfileFile, sweep
 from twofold.characterize.target import Target, TargetError
 from twofold.cli.characterize.settings import CHUNK, CSV, CharacterizeSettings
@@ -25,32 +25,55 @@ from twofold.hardware.specs import Model
 from twofold.performance.profile import HOST, MachineCosts
 
 
-def measure(settings: CharacterizeSettings, catalog: Catalog) -> Characterization:
-    """Measure the target and fit its profile. Raises TargetError if the target fails; its rows are kept."""
+def measure(settings: CharacterizeSettings, catalog: Catalog) -> list[Characterization]:
+    """Measure the target, then again under each power cap, and fit a profile to each sweep.
+
+    Raises TargetError if the target fails; its rows are kept. Raises ConfigurationError if power cannot be capped.
+    """
     if settings.output is None:
         raise ConfigurationError("give --output FILE, the profile to write")
     require(settings.output.absolute().parent.is_dir(), f"{settings.output.parent} is no directory")
     require(len(settings.hardware) <= 1, "--hardware is repeatable only for a CSV")
-    target, model = _open(settings, catalog)
-    pair = (model.name, settings.hardware[0] if settings.hardware else HOST, settings.tp or 1)
     power = None if settings.is_endpoint else find_power(settings.device)
+    caps = () if power is None else tuple((power, cap) for cap in settings.power_caps)
+    require(len(caps) == len(settings.power_caps), "--power-caps needs NVML or RAPL, and neither is found here")
+    target, model = _open(settings, catalog)
     try:
-        capacity = settings.kv_capacity_tokens or target.limits.kv_capacity_tokens
-        if capacity is None:
-            raise ConfigurationError(f"{settings.target} does not report its KV capacity: give --kv-capacity-tokens")
-        file = ProfileFile(settings.output.with_suffix(CSV), pair)
-        readings = "without power readings" if power is None else f"with power readings by {power.name}"
-        typer.echo(f"measuring {model.name} with {target.engine}, {readings}", err=True)
-        _sweep(settings, target, file, pair, power)
+        found = [_measured(settings, target, model, power, None)]
+        for source, cap in caps:
+            with capped(source, cap):
+                found.append(_measured(settings, target, model, power, cap))
     finally:
         target.close()
+    return found
+
+
+def _measured(
+    settings: CharacterizeSettings, target: Target, model: Model, power: PowerSource | None, cap: float | None
+) -> Characterization:
+    """Measure the target under a power cap in watts (None: without one), and fit its profile."""
+    hardware = settings.hardware[0] if settings.hardware else HOST
+    pair = (model.name, hardware if cap is None else f"{hardware}-{cap:g}w", settings.tp or 1)
+    capacity = settings.kv_capacity_tokens or target.limits.kv_capacity_tokens
+    if capacity is None:
+        raise ConfigurationError(f"{settings.target} does not report its KV capacity: give --kv-capacity-tokens")
+    output = settings.output_under(cap)
+    assert output is not None  # noqa: S101  (checked by `measure`)
+    file = ProfileFile(output.with_suffix(CSV), pair)
+    readings = "without power readings" if power is None else f"with power readings by {power.name}"
+    under = "" if cap is None else f" under {cap:g} W"
+    typer.echo(f"measuring {model.name} with {target.engine}{under}, {readings}", err=True)
+    _sweep(settings, target, file, pair, power)
+    saved_w = 0.0 if power is None or cap is None else power.tdp_w - cap
     facts = InstanceFacts(
         model=model,
         engine=target.engine,
         kv_capacity_tokens=capacity,
         source=f"twofold characterize, {target.engine} on {pair[1]}",
         date=f"{datetime.now(UTC):%Y-%m-%d}",
-        costs=MachineCosts(price_per_h=settings.price_per_h, tdp_w=settings.tdp_w, idle_w=settings.idle_w),
+        costs=MachineCosts(
+            price_per_h=settings.price_per_h, tdp_w=max(settings.tdp_w - saved_w, 0.0), idle_w=settings.idle_w
+        ),
     )
     drawn = None if power is None else measured_power(file.rows, power.tdp_w, power.name)
     return characterization(file.rows, target.limits, facts, drawn)

@@ -1,15 +1,28 @@
 """Settings of `twofold characterize`."""
 
+import math
 from pathlib import Path
 from typing import Final
 
 from twofold.cli import options
 from twofold.cli.settings import Settings, flag
+from twofold.errors import ConfigurationError
 
 ENGINES: Final = {"torch": "The built-in engine, in this process.", "vllm": "vLLM, in this process."}
 CSV: Final = ".csv"
 CHUNK: Final = 2048
 _WORKLOADS: Final = ("azure-conv", "azure-code")
+
+
+def parse_caps(text: str, flag: str = "--power-caps") -> tuple[float, ...]:
+    """Parse power caps in watts, such as `300,400`. Raises ConfigurationError."""
+    try:
+        caps = tuple(float(part) for part in text.split(","))
+    except ValueError:
+        caps = ()
+    if not caps or not all(0 < cap < math.inf for cap in caps):
+        raise ConfigurationError(f"{flag} {text!r} is not understood: write watts as in 300,400")
+    return caps
 
 
 class TargetSettings(Settings):
@@ -51,6 +64,13 @@ class LocalEngineSettings(Settings, panel="Engine of a model directory"):
         unset=f"{CHUNK}; for a URL, not chunked",
     )
     max_model_len: int | None = flag("Maximum context length in tokens.", ge=16, unset="that of the model")
+    power_caps: tuple[float, ...] = flag(
+        "Power caps of the hardware in watts. Each is measured for --budget seconds, too, into a profile of its own.",
+        (),
+        metavar="W,W",
+        parse=parse_caps,
+        unset="none",
+    )
 
 
 class EndpointSettings(Settings, panel="Endpoint"):
@@ -104,3 +124,9 @@ class CharacterizeSettings(FigureSettings, CostSettings, EndpointSettings, Local
     @property
     def is_endpoint(self) -> bool:
         return self.target.startswith(("http://", "https://"))
+
+    def output_under(self, cap: float | None) -> Path | None:
+        """Return the path of the profile under a power cap (None: without one)."""
+        if self.output is None or cap is None:
+            return self.output
+        return self.output.with_stem(f"{self.output.stem}-{cap:g}w")

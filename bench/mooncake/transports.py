@@ -2,11 +2,11 @@
 
     python bench/mooncake/transports.py [--rounds 7] [--json OUT]
 
-One process lends its KV memory; the other writes prompt KV into it layer by layer, like a hand-off, and reads it back.
-A prompt is in contiguous blocks or in every other block, on both sides. Figures are medians over rounds, and every
-round uses every transport. Network transports run over loopback, so their figures show the cost of both processes and
-not of a network. Transports without their extra installed are skipped. Exits with 1 if the data read differs from the
-data written.
+One process lends its KV memory. The other process writes a prompt's KV into this memory layer by layer, like a
+hand-off, and then reads it back. In both processes the prompt occupies contiguous blocks or every other block. Each
+round uses every transport, and figures are medians over rounds. Network transports run over loopback, so their figures
+show the cost of the two processes and not of a network. A transport is skipped if its optional package is not
+installed. Exits with 1 if the data read differs from the data written.
 """
 
 import argparse

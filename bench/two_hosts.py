@@ -14,7 +14,10 @@ QUEUE = "20ms"
 
 
 class TwoHosts:
-    """Two emulated hosts: their network namespaces (None: that of this process), link devices and addresses."""
+    """Two emulated hosts: `names` of their network namespaces, link devices and addresses.
+
+    The name None stands for the network namespace of this process.
+    """
 
     def __init__(self, *, first_local: bool) -> None:
         number = os.getpid()

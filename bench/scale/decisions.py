@@ -79,7 +79,7 @@ def rate_of(name: str, instances: int, decisions: int) -> float:
 
 
 def reports_per_s(name: str, instances: int, reports: int) -> float:
-    """Return the load reports applied per CPU second; all instances report in turn, with changing loads."""
+    """Return the number of load reports applied per CPU second; all instances report in turn, with changing loads."""
     cluster = SharedCluster(ROUTERS[name](), BY_LAYER)
     populate(cluster, instances)
     for request in sample_requests(20):

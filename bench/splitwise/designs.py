@@ -38,7 +38,7 @@ KINDS: Final = (BASELINE_A100, BASELINE_H100, AA, HH, HA, HHCAP)
 
 
 class PaperSet(msgspec.Struct, frozen=True, kw_only=True):
-    """Clusters of equal power or cost that the paper tuned for one workload, as machine counts by design kind."""
+    """Clusters of equal power or cost that the paper tuned for one workload; `counts` maps design kind to machines."""
 
     name: str
     workload: str

@@ -21,9 +21,9 @@ from twofold.timeline import Moment, Timeline
 class LoadConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Options of a load.
 
-    `max_concurrency` limits the requests in flight; at the limit, the load is closed-loop. Before the measurement,
-    `warmup` requests of the first request's size are sent and answered. Callers that serialize this struct must exclude
-    `api_key`.
+    `max_concurrency` limits the number of requests in flight; at the limit, the load is closed-loop. Before the
+    measurement, `warmup` requests with the lengths of the first request are sent and answered. Callers that serialize
+    this struct must exclude `api_key`.
     """
 
     endpoint: Endpoint

@@ -26,7 +26,10 @@ from twofold.performance.profile import HOST, MachineCosts
 
 
 def measure(settings: CharacterizeSettings, catalog: Catalog) -> Characterization:
-    """Measure the target and fit its profile. Raises TargetError if the target fails; its rows are kept."""
+    """Measure the target and fit its profile.
+
+    Raises TargetError if the target fails; rows that were measured before the failure are kept in the CSV.
+    """
     if settings.output is None:
         raise ConfigurationError("give --output FILE, the profile to write")
     require(settings.output.absolute().parent.is_dir(), f"{settings.output.parent} is no directory")
@@ -73,7 +76,10 @@ def _sweep(
 
 @contextmanager
 def _progress() -> Iterator[OnProbe]:
-    """Yield a callback that shows the present probe and the elapsed share of the budget, if stderr is a terminal."""
+    """Yield a callback that shows the current probe and the elapsed share of the budget.
+
+    If stderr is no terminal, the callback does nothing.
+    """
     if not sys.stderr.isatty():
         yield lambda _name, _share: None
         return
@@ -84,7 +90,10 @@ def _progress() -> Iterator[OnProbe]:
 
 
 def _open(settings: CharacterizeSettings, catalog: Catalog) -> tuple[Target, Model]:
-    """Open the target and read the sizes of its model. Raises ConfigurationError or ModelError if it cannot be used."""
+    """Open the target and read the sizes of its model.
+
+    Raises ConfigurationError or ModelError if the target or its model cannot be used.
+    """
     if settings.is_endpoint:
         from twofold.characterize.endpoint import EndpointTarget  # noqa: PLC0415
 
@@ -122,7 +131,7 @@ def _open(settings: CharacterizeSettings, catalog: Catalog) -> tuple[Target, Mod
 
 
 def _served_model(settings: CharacterizeSettings, endpoint: Endpoint, catalog: Catalog) -> Model:
-    """Return the sizes of an endpoint's model: those of --model-sizes, or of the directory that the server loaded."""
+    """Return the sizes of an endpoint's model, from --model-sizes or from the directory that the server loaded."""
     named = settings.model_sizes
     if named in catalog.models:
         return catalog.model(named)

@@ -6,11 +6,11 @@ Three services alternate on the same machine, with the same streams and the same
     colocated           --colocated 2 --no-enable-chunked-prefill
     colocated, chunked  --colocated 2 --enable-chunked-prefill
 
-Each round measures each service twice. Alone: `--streams` requests with short prompts decode. Disturbed: the
-same streams decode while long prompts arrive open-loop, evenly spaced, at the rate that keeps one prefill
-worker busy for `--utilisation` of the time (computed from the fastest of three prefills on the idle split service).
-ITL is measured only while all streams decode: after every stream has its first token and before the first stream
-ends. The result is the median over rounds of the P99 disturbed divided by the P99 alone.
+Each round measures each service twice. In the first phase ("alone"), `--streams` requests with short prompts decode. In
+the second phase ("disturbed"), the same streams decode while long prompts arrive open-loop and evenly spaced. The rate
+of long prompts keeps one prefill worker busy for `--utilisation` of the time; it is computed from the fastest of three
+prefills on the idle split service. ITL is measured only while all streams decode: after every stream has its first
+token and before the first stream ends. The result is the median over rounds of P99 disturbed / P99 alone.
 
     python bench/interference.py [--model DIR] [--rounds 5] [--json OUT]
 """

@@ -5,8 +5,8 @@
 Simulates BLOOM-176B on DGX-H100, with five prefill machines to three decode machines, under Twofold's own rules: fitted
 times, Splitwise's router, hand-off by size, contended links. Requests have the lengths of the Azure conversation trace
 and arrive at a constant rate per instance (70/40 per second). Each case runs in its own process. It reports the peak
-memory, and the CPU seconds of event loop and request generator together. The ratio compares the CPU time per request
-with that of 40 instances and equally many requests.
+memory, and the CPU seconds of event loop and request generator together. The ratio is the CPU time per request divided
+by that of a cluster of 40 instances with the same number of requests.
 """
 
 import argparse

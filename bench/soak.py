@@ -51,7 +51,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """All results of a soak test. `ended` counts requests by outcome; `held` counts the KV blocks in use at rest."""
+    """All results of a soak test. `ended` counts requests by outcome; `held` counts KV blocks in use while idle."""
 
     flags: list[str]
     minutes: float

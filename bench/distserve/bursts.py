@@ -51,9 +51,10 @@ class TimelineCollector(Observer):
 
 
 class BurstRun(msgspec.Struct):
-    """Result of a simulated burst: timelines, instance statuses over time, and peaks of waiting KV and decode memory.
+    """Result of a simulated burst: the timelines of the requests, the instance statuses over time, and two peaks.
 
-    `most_held` is the largest number of prompts that the prefill instance held for a hand-off at one time.
+    `most_held` is the largest number of prompts that the prefill instance held for a hand-off at one time. `most_used`
+    is the largest share of decode memory in use.
     """
 
     every_s: float

@@ -43,7 +43,10 @@ class Golden(msgspec.Struct, frozen=True):
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
-    """Result for one file: the largest relative errors, and per SLO scale the attainments (DistServe's, Twofold's)."""
+    """Result for one file: the largest relative errors, and one pair of attainments per SLO scale.
+
+    A pair is (attainment in DistServe's simulator, attainment in Twofold's).
+    """
 
     requests: int
     ttft_error: float

@@ -202,7 +202,8 @@ class Bench:
     def measure(self, prompt_tokens: int, share: float, rounds: int, throttle: float | None) -> list[Lanes]:
         """Measure a prompt with this reused share twice: first with unthrottled, then with throttled copies.
 
-        Throttled copies run at `throttle` bytes/s or, if it is None, so slowly that loading takes as long as computing.
+        Throttled copies run at `throttle` bytes/s. If `throttle` is None, their speed is chosen so that loading takes
+        as long as computing.
         """
         reused = int(prompt_tokens * share) // BLOCK * BLOCK
         begin, begin_keys = self._tokens(reused), self._keys(reused)

@@ -6,7 +6,7 @@ Mooncake (arXiv 2407.00079, section 7) replays 23,000 requests, which are not pu
 its baseline, 3,771 for early rejection and 3,589 for early rejection with prediction. This script replays Mooncake's
 conversation trace on LLaMA2-70B, with 8 prefill and 8 decode machines of 8 A100 each. For each rule it reports
 rejections by stage, wasted prefills, latencies of served requests, the mean and standard deviation of the prefill load
-and of the decode load, and the correlation of the two loads. A prefill is wasted if its request is rejected after it.
+and of the decode load, and the correlation of the two loads. A prefill is wasted if its request is rejected afterwards.
 Exits with 1 unless:
 - the baseline rejects more requests than early rejection, and early rejection more than early rejection with prediction
 - the standard deviation of both loads is smaller with prediction than without

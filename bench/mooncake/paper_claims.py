@@ -1,4 +1,4 @@
-"""Check Mooncake's claims in simulation: how much more traffic it serves within the SLO than colocated serving.
+"""Check Mooncake's claims in simulation: how much more traffic than colocated serving it handles within the SLO.
 
     python bench/mooncake/paper_claims.py [--only 16k] [--requests 400] [--trace-requests 4000] [--jobs 2]
 
@@ -7,8 +7,8 @@ Prints three tables. `systems.py` defines the compared clusters, `settings.py` t
   against four colocated machines. The SLO is the paper's: 10 times the TTFT and 5 times the TBT at the paper's lowest
   rate, averaged over its three systems. TBT is the time per output token of a request.
 - `trace`: the conversation trace on 10P+10D against 20 colocated machines: the highest replay rate that keeps P90 TTFT
-  within 30 s and P90 TBT within 0.1 s. Also the share of requests within both bounds at two replay rates: as recorded,
-  and so that the trace has as many prompt tokens per second as the paper's traffic.
+  within 30 s and P90 TBT within 0.1 s. Also the share of requests within both bounds at two replay rates: the recorded
+  rate, and the rate that gives as many prompt tokens per second as the paper's traffic.
 - `fast25`: the same trace on 16 machines, as recorded: the share of requests within a TTFT of 30 s and a TBT of 100,
   200 or 300 ms. Here TBT is the mean of the longest tenth of a request's gaps.
 Each rate is printed with the bound that the next higher rate misses. After the tables, prints for each of the papers'

@@ -32,7 +32,10 @@ class SearchResult(msgspec.Struct, frozen=True):
 def search(
     spec: ClusterSpec, arriving: Callable[[float], Sequence[Request]], slo: Slo, start: float, grid: RateGrid
 ) -> SearchResult:
-    """Return the highest rate at which a simulated cluster meets the SLO; `arriving` returns the requests of a rate."""
+    """Return the highest rate at which a simulated cluster meets the SLO.
+
+    `arriving` maps a rate to the requests that arrive at this rate.
+    """
     spent = 0.0
 
     def misses(rate: float) -> str:
@@ -50,7 +53,7 @@ def run(spec: ClusterSpec, arriving: Sequence[Request], slo: Slo | None = None) 
 
 
 def missed(result: SimulationResult, slo: Slo) -> str:
-    """Return the latency whose P90 exceeds the SLO's bound, "TTFT" or "TBT", and "" if both bounds are met.
+    """Return the name of the latency whose P90 exceeds its SLO bound, "TTFT" or "TBT"; "" if both bounds are met.
 
     TBT is a request's time per output token. If a request was not completed, return "refused" instead of "".
     """

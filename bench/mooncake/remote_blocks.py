@@ -1,13 +1,13 @@
-"""Measure TTFT on a host that computes a prompt, fetches its KV from another host's store, or has it in its own store.
+"""Measure TTFT on a host that computes a prompt, fetches its KV from another host, or has the KV in its own store.
 
     python bench/mooncake/remote_blocks.py [--model DIR] [--lengths 1024 4000] [--rounds 5] [--bits-per-s N]
 
 Each host has a worker and a store, and prompts alternate between the hosts (serve_fetching.py). Both hosts are
 emulated on this machine and use TCP with the cluster key; with --bits-per-s, a rate-limited link joins their network
-namespaces (needs root). In each round a prompt is computed on the first host and then sent to the second, which fetches
-its KV. Other prompts then evict the prompt from the second host's small engine memory, and the prompt is sent to the
-second host again. Exits with 1 unless all answers to a prompt have the same tokens and the last answer uses every
-block from the second host's own store.
+namespaces (needs root). In each round the first host computes a prompt. The prompt is then sent to the second host,
+which fetches the prompt's KV from the first host's store. Other prompts then evict the prompt from the second host's
+small engine memory, and the prompt is sent to the second host again. Exits with 1 unless all answers to a prompt have
+the same tokens and the last answer uses every block from the second host's own store.
 """
 
 import argparse

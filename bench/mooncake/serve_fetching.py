@@ -1,8 +1,8 @@
-"""Run `twofold serve` so that workers always fetch a prompt's prefix from the store with its longest cached part.
+"""Run `twofold serve` so that workers always fetch a prompt's prefix from the KV store that has most of the prefix.
 
     python bench/mooncake/serve_fetching.py FLAGS OF twofold serve
 
-For tests and benchmarks of transfers between stores. The router still chooses the worker, for example round-robin.
+Used by tests and benchmarks of transfers between stores. The router still chooses the worker, for example round-robin.
 In an unmodified service, only `--router conductor` fetches prefixes, and only if a fetch is faster than computation.
 """
 

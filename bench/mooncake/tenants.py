@@ -168,7 +168,10 @@ def tables(found: list[Pair]) -> tuple[Table, Table, list[Comparison]]:
 
 
 def counters_right(found: list[Pair], tokens: int) -> bool:
-    """Return whether answers to B report no cached tokens, and answers to A's repeated prompts at least half cached."""
+    """Return whether the reported numbers of cached tokens are right.
+
+    They must be 0 in answers to B, and at least half of the prompt when A repeats its own prompt.
+    """
     strangers = [answer.cached_tokens for pair in found for answer in (pair.sent, pair.unsent)]
     return not any(strangers) and all(pair.own.cached_tokens >= tokens // 2 for pair in found)
 

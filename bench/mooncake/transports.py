@@ -72,7 +72,7 @@ class Figure(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def make(way: str, role: str, key: Path) -> PooledTransport:
-    """Create one end of a transport; its library's environment variables are set only during this call."""
+    """Create one end of a transport. The environment variables of its library are set only during this call."""
     name, settings = WAYS[way]
     os.environ.update(settings)
     network = HostNetwork(host=role, address="127.0.0.1", key_file=str(key), controller="tcp://127.0.0.1:1")

@@ -3,8 +3,8 @@
     python bench/scale/incoming.py [--workers 40 100 400] [--messages 40000]
 
 The controller of a live service, with its worker registry, telemetry and health monitor, runs in this process. The
-workers are sockets of another process, which sends the workers' messages as fast as it can without computing. Only the
-controller is timed: the figures are CPU seconds of this process including ZeroMQ's threads, without HTTP.
+workers are sockets of another process, which computes nothing and sends the workers' messages as fast as it can. Only
+the controller is timed: figures are CPU seconds of this process, including ZeroMQ's threads. There is no HTTP server.
 
 - The cost of a registration includes the `Peers` messages to all workers.
 - The cost of a request covers its prompt, reservation, lease, first token and hand-off.

@@ -84,7 +84,10 @@ def _cell(plane: Plane, first: int, second: int) -> str:
 
 
 def _on_frontier(plane: Plane, first: int, second: int) -> bool:
-    """Return whether both neighbours miss an SLO: the next smaller number of prefill, and of decode machines."""
+    """Return whether both smaller neighbours of a cluster miss an SLO.
+
+    One neighbour has the next smaller number of prefill machines, the other the next smaller number of decode machines.
+    """
     prefill, decode = _axes(plane)
     fewer = [(each, second) for each in prefill if each < first][-1:]
     fewer += [(first, each) for each in decode if each < second][-1:]
@@ -92,7 +95,7 @@ def _on_frontier(plane: Plane, first: int, second: int) -> bool:
 
 
 def _worst(told: Evaluation) -> float:
-    """Return the largest of the nine SLOs' ratios of measured slow-down to bound, limited to `_OVER`."""
+    """Return the largest ratio of measured slow-down to SLO bound among the nine SLOs, limited to `_OVER`."""
     ratios = [check.value / check.bound for check in told.checks if check.value is not None and not check.at_least]
     return min(max(ratios, default=0.0), _OVER)
 

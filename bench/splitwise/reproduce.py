@@ -1,4 +1,4 @@
-"""Reproduce the results of Splitwise (ISCA'24) under its simulator's timing and under a corrected one.
+"""Reproduce the results of Splitwise (ISCA'24) under SplitwiseSim's timing and under a corrected timing.
 
     python bench/splitwise/reproduce.py [--minutes 2] [--jobs 2] [--store FILE]          headlines and design sets
     python bench/splitwise/reproduce.py --headlines | --sets                             one of the two

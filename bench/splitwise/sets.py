@@ -20,7 +20,7 @@ class Column(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def design_sets(settings: Settings, catalog: Catalog) -> None:
-    """Print one table for each set of designs with equal power or cost; it has the highest rate of each design."""
+    """Print one table for each set of designs with equal power or cost; the table has each design's highest rate."""
     for each in SETS:
         columns = {}
         for timing in timings(settings, catalog).values():

@@ -45,7 +45,7 @@ def authorization(api_key: str | None) -> dict[str, str]:
 
 
 async def discover(base_url: str, model: str | None = None, api_key: str | None = None) -> Endpoint:
-    """Query the model list of the server at `base_url`; return the endpoint of `model` or, by default, the first model.
+    """Query the models of the server at `base_url`; return the endpoint of `model`, by default of the first model.
 
     Raises ConfigurationError if the server is unreachable, rejects the key or does not serve the model. If the server
     has no model list, `model` is required, and the server is not asked whether it serves `model`.

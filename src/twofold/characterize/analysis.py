@@ -107,7 +107,7 @@ def _knee(largest: int, rate: Callable[[int], float]) -> int:
 def characterization(
     rows: Sequence[ProfileRow], limits: TargetLimits, facts: InstanceFacts, power: MeasuredPower | None
 ) -> Characterization:
-    """Fit the profile of one pair of model and hardware to all rows that do not contradict each other.
+    """Fit the profile of one pair of model and hardware to its rows; rows that contradict others are left out.
 
     Raises ConfigurationError if there are too few measurements.
     """

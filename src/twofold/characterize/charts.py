@@ -153,7 +153,7 @@ def lengths(workloads: Workloads) -> ReportChart | None:
 
 
 def active(activity: Mapping[str, Sequence[Activity]]) -> ReportChart | None:
-    """Plot which share of the busy time has at most n active tokens in the batch (Splitwise, figure 4)."""
+    """Plot the share of busy time in which the batch has at most n active tokens, by n (Splitwise, figure 4)."""
     traces: list[Trace] = []
     for index, (name, runs) in enumerate(activity.items()):
         workloads = list(dict.fromkeys(run.workload for run in runs))

@@ -1,4 +1,4 @@
-"""Characterization target that is a running server with an OpenAI API, measured by its client."""
+"""Characterization target for a running server with an OpenAI API; times are measured at the client."""
 
 import asyncio
 import os

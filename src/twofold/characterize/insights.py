@@ -182,8 +182,8 @@ def _power(found: Characterization, others: Sequence[Characterization]) -> Insig
 def is_capped(other: Characterization, found: Characterization) -> bool:
     """Return whether `other` is the instance `found` under a power cap.
 
-    This is so if the two have the same model and parallelism, and the hardware of `other` is named like that of
-    `found`, followed by a hyphen and a suffix.
+    Then both have the same model and tensor parallelism, and the hardware name of `other` is the hardware name of
+    `found` plus a hyphen and a suffix.
     """
     mine, its = found.profile, other.profile
     same = (mine.model.name, mine.tensor_parallel) == (its.model.name, its.tensor_parallel)

@@ -14,7 +14,7 @@ _EVERY_S: Final = 0.05
 
 
 class PowerSource(Protocol):
-    """Source of power readings. `name` is for display; `tdp_w` is the TDP in watts, which power is divided by."""
+    """Source of power readings. `name` is for display; power shares are relative to `tdp_w`, the TDP in watts."""
 
     name: str
     tdp_w: float

@@ -23,8 +23,8 @@ def rows_of(
 ) -> Iterator[ProfileRow]:
     """Yield the profile rows that a probe measured. `pair` is (model, hardware, tensor parallelism).
 
-    A decode probe yields no row if its streams were hardly ever all decoding at the same time. Raises TargetError if a
-    stream got fewer output tokens than it requested.
+    A decode probe yields no row if it has fewer than `_FEWEST_GAPS` token gaps during which all its streams decode.
+    Raises TargetError if a stream got fewer output tokens than it requested.
     """
     for stream, each in zip(probe.streams, times, strict=True):
         if len(each.token_times_s) < stream.output_tokens:
@@ -58,7 +58,7 @@ def _decode(probe: SweepProbe, times: Sequence[StreamTimes], _: TargetLimits) ->
 
 
 def _gaps_together(times: Sequence[StreamTimes]) -> list[float]:
-    """Return the inter-token gaps in seconds of all streams, from the time in which all streams were decoding."""
+    """Return the inter-token gaps in seconds of all streams during the time in which all streams decode."""
     began, ended = max(each.token_times_s[0] for each in times), min(each.token_times_s[-1] for each in times)
     return [
         after - before

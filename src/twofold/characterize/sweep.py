@@ -59,7 +59,7 @@ class ProfileFile:
 
 
 def _cells(row: ProfileRow) -> dict[str, object]:
-    """Return a dict of column name to value; it leaves out values that were not measured, so their cells are empty."""
+    """Return a dict of column names to values; values that were not measured are left out, so their cells are empty."""
     return {name: value for name in _NAMES if (value := getattr(row, name)) not in (None, 0, 0.0)}
 
 

@@ -68,7 +68,7 @@ def _shows(
 
 @command
 def reuse(settings: PrefixCostSettings) -> None:
-    """Show the bandwidth above which loading a prefix beats computing it, and each link's shortest prefix to load."""
+    """Show the bandwidth above which loading a prefix beats computing it, and per link the shortest prefix to load."""
     catalog, tensor_parallel = load_catalog(settings.catalog), settings.tp
     model = catalog.model(settings.model)
     found = [catalog.machine(name) for name in settings.name] or list(catalog.machines.values())
@@ -166,8 +166,8 @@ class Loading(msgspec.Struct, frozen=True, kw_only=True):
 
     `peak` is the bandwidth if the accelerators compute at peak FLOP/s, which Mooncake assumes. `predicted` is the
     bandwidth according to a performance model whose relative prefill error is `error`. `shortest` maps each link,
-    network and storage tier to the length in tokens of the shortest prefix that it loads faster than the instance
-    computes it (None: there is no such prefix). `shortest_at_peak` is like `shortest`, but at peak FLOP/s.
+    network and storage tier to the length in tokens of the shortest prefix for which loading is faster than computing
+    (None: there is no such prefix). `shortest_at_peak` is like `shortest`, but at peak FLOP/s.
     """
 
     accelerators: int

@@ -117,8 +117,8 @@ def with_ray_machines(problem: Problem, settings: PlanSettings) -> PlanSettings:
 def with_profile_machines(settings: PlanSettings) -> PlanSettings:
     """Return the settings with the machine of --profile as the machine to plan with.
 
-    For a host profile, --max-machines becomes the number of workers that fit on the host. If --profile is not given or
-    other flags name machines, return the settings unchanged.
+    For a host profile without --max-machines, the maximum becomes the number of workers that fit on the host. Without
+    --profile, or if other flags name machines, return the settings unchanged.
     """
     if settings.profile is None or settings.family or settings.machines:
         return settings

@@ -1,4 +1,4 @@
-"""Functions shared by the benchmarks of a cluster scheduler's CPU time per routing decision."""
+"""Helper functions for benchmarks that measure how much CPU time a cluster scheduler needs per routing decision."""
 
 import random
 import time

@@ -25,13 +25,13 @@ CITATION = (
 
 
 def grid() -> npt.NDArray[np.float64]:
-    """Return the probabilities of the quantiles: 401 evenly spaced, and 61 more from 0.99 to 0.9999 for the tail."""
+    """Return the probabilities at which quantiles are computed: 401 evenly spaced ones, and 61 in the upper tail."""
     tail = 1 - np.geomspace(1e-2, 1e-4, 61)
     return np.unique(np.round(np.concatenate([np.linspace(0, 1, 401), tail]), 6))
 
 
 def derive(trace: Path, name: str) -> LengthDistribution:
-    """Return the distribution of prompt and output lengths in a trace file, as the workload `name`."""
+    """Return a workload called `name` with the distributions of prompt and output lengths in a trace file."""
     requests = list(open_trace(trace))
     shares = grid()
 

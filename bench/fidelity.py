@@ -2,9 +2,9 @@
 
     python bench/fidelity.py MODEL [--profile FILE] [--requests 400] [--loads 0.4,0.9,2] [--json FILE]
 
-Runs `twofold verify` for colocated 2, 1P+1D, 2P+1D and 1P+2D: at light load, near the knee and beyond it, three times
-each, and prints one line per load. Without --profile, calibrates the host before each design (`twofold calibrate
-live`), because the speed of a shared host drifts.
+Runs `twofold verify` for two colocated workers, 1P+1D, 2P+1D and 1P+2D. Each design runs three times at a light load,
+three times near the knee and three times beyond the knee; each load gives one printed line. Without --profile,
+calibrates the host before each design (`twofold calibrate live`), because the speed of a shared host drifts.
 """
 
 import argparse
@@ -44,7 +44,10 @@ def settings(flags: argparse.Namespace, profile: Path) -> VerifySettings:
 
 
 def summary(comparisons: list[Comparison]) -> Table:
-    """Return a table of simulation errors (and replay spreads) in percent; `*` marks an error above tolerance."""
+    """Return a table of simulation errors in percent, with replay spreads in brackets.
+
+    `*` marks an error above tolerance.
+    """
     names = [figure.name for figure in comparisons[0].figures()]
     table = Table("", "requests/s", "host", *names, title="Error of the simulation (spread of the replays), %")
     for one in comparisons:

@@ -2,12 +2,12 @@
 
     python bench/handoff.py [--model DIR] [--rounds 5] [--json OUT]
 
-Two network namespaces stand for two hosts (needs root), joined by a link of 1 Gbit/s and then of 200 Mbit/s. A process
+Two network namespaces (needs root) represent two hosts. The link between them has 1 Gbit/s, then 200 Mbit/s. A process
 on the first host prefills with the service's engine and hands off with the service's sender over NIXL and TCP; a
-process on the second provides the KV memory. Each round hands off every prompt length serialized and layer-wise;
-figures are medians over rounds. `auto` is not run: its policy picks one of the two modes from the link and prefill
-speed measured at the start, and the figure of that mode is used. Finally, measures with shared memory how much later
-the second token arrives from a split service than from a colocated one, in decode steps.
+process on the second host provides the KV memory. Each round hands off every prompt length once serialized and once
+layer-wise; figures are medians over rounds. `auto` is not run: its policy picks one of the two modes from the link and
+prefill speed measured at the start, and the picked mode's figure is used. Finally, measures how much later the second
+token arrives from a split service with shared memory than from a colocated service, in decode steps.
 
 Exits with 1 unless, at every prompt length:
     layer-wise leaves at most one layer's transfer (+ 10%) visible, if computing a layer takes longer than sending it
@@ -64,7 +64,8 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
     def hidden(self) -> bool:
         """Return whether a layer-wise hand-off leaves at most one layer's transfer visible.
 
-        Always True if sending a layer takes longer than computing it.
+        If sending a layer takes longer than computing it, computation cannot hide the transfer; then return True,
+        because the expectation does not apply.
         """
         return not self.covered or self.visible_s[HandoffMode.LAYER_WISE] <= SLACK * self.layer_s
 
@@ -86,7 +87,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class End:
-    """Prefill or receiving side of the hand-off: a process on one host that exchanges JSON lines with the benchmark."""
+    """Prefill end or decode end of the hand-off: a process on one host that exchanges JSON lines with the benchmark."""
 
     def __init__(self, hosts: TwoHosts, host: int, role: str, model: Path) -> None:
         cores = sorted(os.sched_getaffinity(0))
@@ -128,7 +129,7 @@ def two_ends(hosts: TwoHosts, model: Path) -> Iterator[tuple[End, StartupFacts]]
 
 
 def measure(hosts: TwoHosts, model: Path, bits_per_s: int, rounds: int) -> LinkReport:
-    """Run all rounds over a link of `bits_per_s`; the order of the hand-off modes alternates between rounds."""
+    """Run all rounds over a link of `bits_per_s`; every second round reverses the order of the hand-off modes."""
     hosts.limit(bits_per_s)
     seen: dict[tuple[int, HandoffMode], list[HandoffTimes]] = {}
     with two_ends(hosts, model) as (prefill, facts):

@@ -46,7 +46,7 @@ class HandoffRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HandoffTimes(msgspec.Struct, frozen=True, kw_only=True):
-    """Seconds of the prefill, of the whole hand-off, and of the hand-off's part after the first token."""
+    """Durations in seconds: the prefill, the whole hand-off, and the part of the hand-off after the first token."""
 
     prefill_s: float
     transfer_s: float

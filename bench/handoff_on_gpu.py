@@ -3,9 +3,10 @@
     python bench/handoff_on_gpu.py [--model DIR] [--device cuda:0] [--prompts 512 2048 8192] [--json OUT]
 
 Starts a colocated service, then a service of one prefill and one decode worker per transport and mode. `--device
-cuda:0` puts all workers on one GPU, `cuda` puts each on its own. Requests are sequential; the result is the median time
-from the first token to the second, minus that of the colocated service. Without --model, creates a model with random
-weights: 16 layers of the width of Llama 3.1 8B, 2.9 billion parameters in bfloat16, 64 KiB of KV per token.
+cuda:0` puts all workers on one GPU, `cuda` puts each worker on its own GPU. Requests are sequential. The result is a
+service's median time from the first token to the second, minus the median of the colocated service. Without --model,
+creates a model with random weights: 16 layers of the width of Llama 3.1 8B, 2.9 billion parameters in bfloat16, 64 KiB
+of KV per token.
 """
 
 import argparse

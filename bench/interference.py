@@ -6,11 +6,11 @@ Three services alternate on the same machine, with the same streams and the same
     colocated           --colocated 2 --no-enable-chunked-prefill
     colocated, chunked  --colocated 2 --enable-chunked-prefill
 
-Each round measures each service twice. Alone: `--streams` requests with short prompts decode. Disturbed: the
-same streams decode while long prompts arrive open-loop, evenly spaced, at the rate that keeps one prefill
-worker busy for `--utilisation` of the time (computed from the fastest of three prefills on the idle split service).
-Gaps count from the time every stream has its first token until the first stream ends. The result is the
-median over rounds of P99 disturbed / P99 alone.
+Each round measures each service twice. In the first phase ("alone"), `--streams` requests with short prompts decode. In
+the second phase ("disturbed"), the same streams decode while long prompts arrive open-loop and evenly spaced. The rate
+of long prompts keeps one prefill worker busy for `--utilisation` of the time; it is computed from the fastest of three
+prefills on the idle split service. ITL is measured only while all streams decode: after every stream has its first
+token and before the first stream ends. The result is the median over rounds of P99 disturbed / P99 alone.
 
     python bench/interference.py [--model DIR] [--rounds 5] [--json OUT]
 """
@@ -47,7 +47,10 @@ SERVICES = {
 
 
 class Setting(msgspec.Struct, frozen=True, kw_only=True):
-    """Settings of the benchmark: rounds, streams, lengths in tokens, and utilisation of a worker by long prompts."""
+    """Settings of the benchmark: rounds, streams, lengths in tokens, and the rate of long prompts.
+
+    `utilisation` is the share of time for which long prompts keep one prefill worker busy.
+    """
 
     rounds: int
     streams: int
@@ -60,7 +63,10 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Phase(msgspec.Struct, frozen=True, kw_only=True):
-    """Results of one phase: gaps between the tokens of the streams, and TTFT of the long prompts, in seconds."""
+    """Results of one phase, in seconds: the ITL of the streams, and the TTFT of the long prompts.
+
+    `gaps` is the number of inter-token gaps measured.
+    """
 
     itl_s: LatencyDistribution
     gaps: int
@@ -88,7 +94,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Subject:
-    """Client of one compared service: sends streams and long prompts and measures them."""
+    """Client of one of the compared services: sends the streams and the long prompts, and measures their latencies."""
 
     def __init__(self, endpoint: Endpoint, setting: Setting) -> None:
         self._endpoint, self._setting = endpoint, setting
@@ -185,7 +191,7 @@ async def measure(urls: dict[str, str], setting: Setting) -> Report:
 
 
 def table(report: Report) -> Table:
-    """Return a table of medians over the rounds, with one row per service."""
+    """Return a table with one row per service; figures are medians over the rounds."""
     drawn = Table(title=f"Inter-token time of {report.setting.streams} streams", title_justify="left")
     drawn.add_column("", no_wrap=True)
     for heading in ("alone P99", "disturbed P50", "P99", "max", "P99 ratio", "of rounds"):

@@ -54,7 +54,7 @@ def second_token(model: Path, rounds: int) -> SecondToken:
 
 
 async def ask(url: str, prompt_tokens: int) -> list[Timeline]:
-    """Send sequential requests and return their timelines, without that of the first request (a warm-up)."""
+    """Send sequential requests and return the timelines of all but the first request, which is a warm-up."""
     endpoint = await discover(url)
     lowest, vocabulary = token_range(endpoint.vocab_size)
     prompts, timelines = PromptMaker(seed=0, lowest=lowest, vocabulary=vocabulary), list[Timeline]()

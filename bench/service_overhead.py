@@ -1,11 +1,12 @@
-"""Measure the CPU time of routing decisions, and of gateway and controller per request and per token.
+"""Measure the CPU time of a routing decision, and the CPU time of gateway and controller per request and per token.
 
     python bench/service_overhead.py [--decisions 40000] [--requests 200]
 
-Decisions: a cluster scheduler of 40 and one of 1,000 instances hold eight requests per instance on average; one
-decision places a request and finishes another. Service: an emulated service with 40 instances runs streams of one token
-and long streams; the difference gives the cost per token. CPU seconds are of the process that runs gateway and
-controller. A fixed plain-Python loop is timed in the same run for comparison across machines.
+For decisions, a cluster scheduler of 40 or 1,000 instances holds eight requests per instance on average; one decision
+places a request and finishes another. For gateway and controller, an emulated service with 40 instances runs streams of
+one token and long streams. The CPU time of the process that runs gateway and controller is measured; the difference
+between the two kinds of streams gives the cost per token. A fixed plain-Python loop is timed in the same run, so that
+results can be compared across machines.
 """
 
 import argparse
@@ -61,7 +62,7 @@ async def streams(url: str, count: int, tokens: int) -> int:
 
 
 def service_cost(requests: int) -> tuple[float, float]:
-    """Return the CPU seconds of gateway and controller per request with one token, and per further token."""
+    """Return the CPU seconds of gateway and controller for a request with one token, and for each later token."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "cluster.yaml"
         file.write_text(CLUSTER)

@@ -2,11 +2,11 @@
 
     python bench/simulator_scale.py [--quick] [--instances 10 40 1000] [--requests 10000 1000000] [--json OUT]
 
-Requests like those of the Azure conversation trace arrive at a constant rate per instance (70/40 per second) at
-BLOOM-176B on DGX-H100, five prefill machines to three decode machines, with Twofold's own rules: fitted times,
-Splitwise's router, hand-off by size, contended links. Each case runs in its own process and reports CPU seconds of the
-event loop and of the request generator, and peak memory. The ratio is CPU time per request relative to 40 instances
-with the same number of requests.
+Simulates BLOOM-176B on DGX-H100, with five prefill machines to three decode machines, under Twofold's own rules: fitted
+times, Splitwise's router, hand-off by size, contended links. Requests have the lengths of the Azure conversation trace
+and arrive at a constant rate per instance (70/40 per second). Each case runs in its own process. It reports the peak
+memory, and the CPU seconds of event loop and request generator together. The ratio is the CPU time per request divided
+by that of a cluster of 40 instances with the same number of requests.
 """
 
 import argparse

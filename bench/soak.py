@@ -3,10 +3,10 @@
     python bench/soak.py [--minutes 30] [--share 0.9] [--model DIR] [--json OUT] [-- FLAGS of twofold serve]
 
 Runs a service with a real model (default --prefill 1 --decode 1; FLAGS may also be --engine emulated --cluster FILE).
-A short closed loop at a fixed concurrency measures its capacity, then Poisson arrivals run at `--share` of it for
-`--minutes`. One client in ten disconnects at a random time. Every process is sampled every few seconds. Exits with 1
-if a request fails or has a wrong output length, a worker restarts, a resource grows, or KV blocks remain in use at
-rest.
+A short closed loop at a fixed concurrency measures the service's capacity in requests per second. Then requests arrive
+(Poisson) at `--share` times the capacity for `--minutes`. One client in ten disconnects at a random time. Every process
+is sampled every few seconds. Exits with 1 if a request fails or has a wrong output length, a worker restarts, a
+resource grows, or KV blocks are in use while the service is idle.
 """
 
 import argparse
@@ -38,9 +38,9 @@ MEMORY, COUNTS = ("anonymous", "uss", "rss"), ("files", "sockets", "threads", "s
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
-    """Trend of one resource of one process; `rest` has its values at rest before and after the load.
+    """Trend of one resource of one process; `rest` has the resource's values while idle before and after the load.
 
-    `uss` and `rss` have no verdict, because they also grow without leaks (see `ProcessSample`).
+    The resources `uss` and `rss` have no verdict, because they also grow without leaks (see `ProcessSample`).
     """
 
     process: str
@@ -51,7 +51,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """All results of a soak test. `ended` counts requests by outcome; `held` counts the KV blocks in use at rest."""
+    """All results of a soak test. `ended` counts requests by outcome; `held` counts KV blocks in use while idle."""
 
     flags: list[str]
     minutes: float

@@ -27,7 +27,7 @@ class Load:
         self.ended: Counter[str] = Counter()
 
     async def capacity(self, seconds: float) -> float:
-        """Return the requests that end per second (including disconnects) with `AT_ONCE` requests always in flight."""
+        """Keep `AT_ONCE` requests in flight; return how many requests (including disconnects) end per second."""
         over_s = time.monotonic() + seconds
         ended_s: list[float] = []
         stays: list[float] = []

@@ -38,7 +38,7 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Sampler:
-    """Samples the processes of a service: the gateway (`pid`), its fork server and its workers."""
+    """Sampler of the processes of a service: the gateway (`pid`), its fork server and its workers."""
 
     def __init__(self, pid: int, url: str, started_s: float) -> None:
         gateway = psutil.Process(pid)

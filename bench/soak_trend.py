@@ -26,7 +26,10 @@ class Verdict(StrEnum):
 
 
 class Trend(msgspec.Struct, frozen=True, kw_only=True):
-    """Trend of a series: means of its first and last part, slope per hour, and the slope's 95% interval (±)."""
+    """Trend of a series of samples: its slope per hour, the slope's 95% interval (±), and means at start and end.
+
+    The means are over the first and the last of `PARTS` equal parts of the series.
+    """
 
     start: float
     end: float
@@ -57,7 +60,7 @@ class Trend(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def verdict_of(times_s: Sequence[float], values: Sequence[float]) -> Verdict:
-    """Return the verdict on a series; STEPPED if it grows overall but not in its second half.
+    """Return the verdict on a series of samples; STEPPED if the series grows overall but not in its second half.
 
     Raises ValueError for fewer than 2 · `PARTS` samples.
     """

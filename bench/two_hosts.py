@@ -14,7 +14,10 @@ QUEUE = "20ms"
 
 
 class TwoHosts:
-    """Two emulated hosts: their network namespaces (None: that of this process), link devices and addresses."""
+    """Two emulated hosts: `names` of their network namespaces, link devices and addresses.
+
+    The name None stands for the network namespace of this process.
+    """
 
     def __init__(self, *, first_local: bool) -> None:
         number = os.getpid()
@@ -51,7 +54,8 @@ class TwoHosts:
 def two_hosts(*, first_local: bool = False) -> Iterator[TwoHosts]:
     """Create both hosts for the context and delete them afterwards.
 
-    With `first_local`, the first host is this process's namespace, so that this process can connect to its services.
+    With `first_local`, the first host is the network namespace of this process, so that this process can connect to
+    services on the first host.
     Raises ConfigurationError without permission or kernel support.
     """
     hosts = TwoHosts(first_local=first_local)

@@ -61,7 +61,7 @@ SAME = 0.05  # attainments closer than this count as equal
 
 
 def verdict(split: tuple[str, Summary], colocated: tuple[str, Summary]) -> str:
-    """Return one sentence that compares both designs by SLO attainment, then P99 token gap and P99 TTFT."""
+    """Return one sentence that compares both designs by SLO attainment, by P99 ITL and by P99 TTFT."""
     (split_name, one), (other_name, two) = split, colocated
     if not one.completed or not two.completed:
         return "No verdict: a design completed no requests."

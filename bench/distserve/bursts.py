@@ -2,13 +2,14 @@
 
     python bench/distserve/bursts.py [--burst 150] [--output-tokens 100 700] [--kv-tokens 40000] [--every 2] [--seed 0]
 
-Simulates llama2-70b on two DGX-H100, one per phase, with `--kv-tokens` of KV memory each. Two requests arrive per
-second for a minute, and `--burst` more within one second after ten seconds. The same requests run with each policy:
+Simulates llama2-70b on two DGX-H100, one per phase, each with KV memory for `--kv-tokens` tokens. Two requests per
+second arrive for a minute. After ten seconds, a burst of `--burst` more requests arrives within one second. The same
+requests run with each policy:
 
     layer-wise     prefill writes into decode memory that is reserved at arrival
     pull           finished prompts wait in prefill memory until decode has room (DistServe, section 4.3)
-    pull, growing  pull, with decode memory allocated on demand; when it is full, the youngest requests are swapped
-                   out over PCIe
+    pull, growing  like pull, but decode memory is allocated on demand; when this memory is full, the youngest
+                   requests are swapped out over PCIe
 
 Prints a table over time for each pull policy, one row per `--every` seconds, and a summary of all three.
 """
@@ -50,7 +51,11 @@ class TimelineCollector(Observer):
 
 
 class BurstRun(msgspec.Struct):
-    """Result of a simulated burst: statuses over time, timelines, and peaks of held prompts and decode memory."""
+    """Result of a simulated burst: the timelines of the requests, the instance statuses over time, and two peaks.
+
+    `most_held` is the largest number of prompts that the prefill instance held for a hand-off at one time. `most_used`
+    is the largest share of decode memory in use.
+    """
 
     every_s: float
     looks: list[tuple[float, InstanceStatus, InstanceStatus]] = []

@@ -3,12 +3,12 @@
     python bench/distserve/claims.py [--requests 1000] [--tolerance 0.05] [--only chat-13b]
 
 For each application of the paper (OSDI'24, table 1), finds the placement with the highest goodput per GPU, on at most
-as many GPUs as the paper's placement. The placement found is compared with three colocated designs of the paper's
-parallelism: mixed batches, chunked prefill, and the paper's baseline (prefill first, at vLLM's speed as measured by
-DistServe's authors). Each comparison shows the ratio of goodputs per GPU, the colocated goodput per GPU in brackets,
-and how much tighter an SLO the placement found meets at the colocated design's goodput per GPU. One more row repeats
-the paper's figure 1, in which all designs run at vLLM's speed. Models without published profiles use the roofline
-estimate and are marked.
+as many GPUs as the paper's placement. This best placement is compared with three colocated designs that have the
+paper's parallelism: mixed batches, chunked prefill, and the paper's baseline (prefill first, at vLLM's speed as
+measured by DistServe's authors). Each comparison shows the ratio of the two goodputs per GPU, and the colocated
+design's goodput per GPU in brackets. It also shows by which factor the SLO can be tightened until the best placement
+only just meets it at the colocated design's request rate per GPU. One more row repeats the paper's figure 1, in which
+all designs run at vLLM's speed. Models without published profiles use the roofline estimate and are marked.
 """
 
 import argparse
@@ -108,7 +108,7 @@ def colocated(
 
 
 def tightest(what: Problem, design: Design, rate: float, where: RunSettings, grid: RateGrid) -> float | None:
-    """Return the smallest factor by which the SLO bounds can be multiplied so that a design meets them at `rate`."""
+    """Return the smallest factor for the SLO bounds such that `design` meets the multiplied bounds at `rate`."""
 
     async def one(search: RateSearch) -> float | None:
         return (await search.evaluate(Trial(design, rate))).slo_scale

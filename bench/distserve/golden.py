@@ -4,8 +4,8 @@
 
 Each FILE is the output of one run of DistServe's simulator, a row per request; the default is all files in
 golden/distserve under TWOFOLD_DATA. The file name gives engine, model, and tensor and pipeline parallelism of prefill
-and decode. Prints the largest relative error over requests, and the attainment of both simulators: the share of
-requests within both TTFT and TPOT, at 0.5, 0.75, 1 and 1.5 times the SLO.
+and decode. Prints the largest relative error of any request, and the attainment of both simulators: the share of
+requests that meet both the TTFT and the TPOT bound. The bounds are 0.5, 0.75, 1 and 1.5 times those of `--slo-ms`.
 """
 
 import argparse
@@ -43,7 +43,10 @@ class Golden(msgspec.Struct, frozen=True):
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
-    """Result for one file: largest relative errors, and the attainments (DistServe's, Twofold's) per SLO scale."""
+    """Result for one file: the largest relative errors, and one pair of attainments per SLO scale.
+
+    A pair is (attainment in DistServe's simulator, attainment in Twofold's).
+    """
 
     requests: int
     ttft_error: float

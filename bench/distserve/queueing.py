@@ -2,15 +2,15 @@
 
     python bench/distserve/queueing.py [--requests 20000] [--recursion 12800000] [--prefill-ms 72.149] [--speedup 1.5]
 
-Prompts of one length arrive at random at one prefill instance that takes `--prefill-ms` for each. It runs as a single
-stage, as a pipeline of two equal stages, or with tensor parallelism over two accelerators, `--speedup` times faster.
+Prompts of equal length arrive at random at one prefill instance, which computes each in `--prefill-ms`. The instance is
+a single stage, a pipeline of two equal stages, or two accelerators with tensor parallelism (`--speedup` times faster).
 
 Two estimates of the mean TTFT are compared with the formulas of twofold.performance.queueing. The *simulator* is
-Twofold's, on `--requests` arrivals. Its mean is imprecise, because waiting times are correlated in heavy traffic. The
-*recursion* is Lindley's, W' = max(0, W + service - gap), applied to each stage, on `--recursion` arrivals in
-independent parts; the spread of the parts gives the standard error. On the same arrivals both estimates agree, except
-for the 17 µs in which the pipeline's first stage sends activations. The recursion therefore serves as a control
-variate that corrects the simulator's mean; the corrected mean has the recursion's standard error.
+Twofold's, run on `--requests` arrivals. Its mean is imprecise, because waiting times are correlated in heavy traffic.
+The *recursion* is Lindley's, W' = max(0, W + service - gap), applied to each stage. It runs on `--recursion` arrivals,
+divided into independent parts; the spread between the parts gives the standard error. On the same arrivals both
+estimates agree, except for the 17 µs in which the pipeline's first stage sends activations. The recursion therefore
+serves as a control variate that corrects the simulator's mean; the corrected mean has the recursion's standard error.
 
 Finally, bisection finds the rate at which tensor and pipeline parallelism have the same mean TTFT, with the same
 arrivals for both.
@@ -82,7 +82,7 @@ class Constant(PerformanceModel):
 
 
 class Simulator:
-    """Estimates the mean TTFT of one prefill instance with Twofold's simulator, on given gaps between arrivals."""
+    """Estimator of the mean TTFT of one prefill instance: Twofold's simulator, run on given gaps between arrivals."""
 
     def __init__(self, prefill_s: float, speedup: float, gaps: Gaps) -> None:
         def constant(model: Model, machine: Machine, tensor_parallel: int) -> PerformanceModel:  # noqa: ARG001
@@ -118,7 +118,7 @@ class Simulator:
 
 
 class Recursion:
-    """Estimates the mean TTFT of one prefill instance with Lindley's recursion, applied to each pipeline stage."""
+    """Estimator of the mean TTFT of one prefill instance: Lindley's recursion, applied to each pipeline stage."""
 
     def __init__(self, prefill_s: float, speedup: float, gaps: Gaps) -> None:
         self._prefill_s, self._speedup, self._gaps = prefill_s, speedup, gaps

@@ -2,10 +2,10 @@
 
     python bench/distserve/shift_detection.py [--hours 1] [--seeds 10] [--trace FILE ...]
 
-Stationary traffic of several rates and burstinesses, with lengths of the Azure traces, runs for hours; every alarm is
-counted as false. Then the rate, the prompt length or the output length doubles or halves after an hour, and the delay
-to the alarm is measured in requests and seconds. The detector also reads recorded traces (`--trace`) unchanged; an
-alarm on them may be a true shift.
+False alarms are counted on hours of stationary traffic of several rates and burstinesses, with request lengths of the
+Azure traces. Every alarm there is false. To measure the delay, the rate, the prompt length or the output length changes
+by a fixed factor after an hour. The delay is the time from this step to the alarm, in requests and in seconds. With
+`--trace`, the detector also reads recorded traces; an alarm on a recorded trace may be correct.
 """
 
 import argparse
@@ -49,7 +49,10 @@ def false_alarms(rate: float, burstiness: float, name: str, hours: float, seed: 
 
 
 def delay(quantity: Quantity, factor: float, rate: float, burstiness: float, seed: int) -> tuple[int, float] | None:
-    """Return the delay of the alarm after a traffic step, as (requests, seconds); None without an alarm in an hour."""
+    """Return the delay from a traffic step to the alarm as (requests, seconds).
+
+    Return None if there is no alarm within an hour.
+    """
     watch, now, since = TrafficMonitor(), 0.0, 0
     lengths = load_lengths("azure-conv").sample(seed)
     for gap, (prompt, output) in zip(arrivals(rate, burstiness, seed), lengths, strict=False):

@@ -2,9 +2,10 @@
 
     python bench/mooncake/capacity.py [--trace traces/mooncake-conversation.jsonl] [--tokens 3000000] [--requests N]
 
-First compares LRU hit rates computed in one pass (`twofold.planning.capacity`) with those of the service's prefix
-cache, simulated once per capacity, and the CPU seconds of both methods. Then compares one pool of all nodes with
-separate caches under round-robin routing, as in Mooncake (FAST'25). Each node has room for `--tokens` tokens.
+First computes LRU hit rates in one pass (`twofold.planning.capacity`), simulates the service's prefix cache once per
+capacity, and compares the hit rates and CPU seconds of both methods. Then compares the hit rate of one cache that pools
+the memory of all nodes with that of separate caches per node under round-robin routing, as in Mooncake (FAST'25). Each
+node has room for `--tokens` tokens.
 """
 
 import argparse
@@ -33,7 +34,7 @@ Prompts = Sequence[Sequence[BlockKey]]
 
 
 def replayed(prompts: Prompts, capacity: int) -> float:
-    """Return the prefix hit rate of the prompts in an LRU cache of `capacity` blocks."""
+    """Simulate an LRU cache of `capacity` blocks; return the prefix hit rate of the prompts."""
     cache = PrefixCache(capacity, create_eviction("lru"))
     for prompt in prompts:
         count = cache.match(prompt)

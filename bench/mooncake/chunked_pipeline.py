@@ -2,18 +2,18 @@
 
     OMP_NUM_THREADS=1 python bench/mooncake/chunked_pipeline.py [--model DIR] [--long 6144] [--short 512] [--chunk 768]
 
-Three services alternate with the same sequential prompts: one stage, two stages, and two stages with chunks. A stage
-is a process with one thread, so the host needs two idle cores. The result is TTFT relative to one stage: live as the
-median ratio of consecutive prompts, and simulated.
+Three services receive the same prompts: one stage, two stages, and two stages with chunks. Each prompt is sent to one
+service after the other. A stage is a process with one thread, so the host needs two idle cores. The result is TTFT
+relative to the one-stage service. The live figure is the median ratio over all prompts.
 
-The simulator's times are fitted to iterations of the serving engine. The engine is measured alone for stages that run
-in turn, and beside a second process for stages that run concurrently, because the cores of a host share its memory
-bandwidth. Each round also times the long prompt on the engine, and the simulated times are scaled by the drift since
-the fit. The service's overhead per prompt (the one-stage service's short TTFT minus the engine's time) is added to the
-simulated times.
+The simulator's iteration times are fitted to measurements of the serving engine. The engine is measured alone for
+stages that run in turn, and beside a second process for stages that run concurrently, because the cores of a host share
+its memory bandwidth. The speed of the host may drift after the fit. Therefore each round also times the long prompt on
+the engine, and the simulated times are scaled by the change. The service's overhead per prompt (the one-stage service's
+TTFT of short prompts minus the engine's time) is added to the simulated times.
 
-Exits with 1 if, live or simulated, a long prompt is not faster with chunks, a short one takes over 5% longer, or live
-and simulated seconds differ by more than 15%.
+Exits with 1 if a long prompt is not faster with chunks or a short prompt takes over 5% longer, live or simulated, or if
+live and simulated seconds differ by more than 15%.
 """
 
 import argparse
@@ -65,9 +65,10 @@ SHORT, APART = 1.05, 0.15
 
 
 class Setting(msgspec.Struct, frozen=True, kw_only=True):
-    """Settings of the benchmark: lengths in tokens, and rounds of one long prompt and `shorts` short prompts.
+    """Settings of the benchmark: prompt and chunk lengths in tokens, and the number of rounds.
 
-    `boundary_gb_per_s` is the bandwidth for activations between two processes of a host.
+    Each round sends one long prompt and `shorts` short ones. `boundary_gb_per_s` is the bandwidth in GB/s with which a
+    stage sends activations to the next stage, which is another process on the host.
     """
 
     long: int
@@ -88,7 +89,10 @@ class Ttft(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """Live and simulated TTFT by service, with the engine times measured alone and beside a second process."""
+    """Live and simulated TTFT by service, and the engine's iteration times.
+
+    `alone` has the times of an engine that runs alone, `crowded` those of an engine beside a second process.
+    """
 
     setting: Setting
     live: dict[str, Ttft]
@@ -128,7 +132,7 @@ async def live(urls: Mapping[str, str], setting: Setting, engine: "Engine") -> d
 
 
 def paired(seconds: Sequence[float], of: Sequence[float]) -> float:
-    """Return the median ratio of paired measurements of two services, which is robust to drift of the host's speed."""
+    """Return the median of `seconds` / `of` over paired measurements, which is robust to drift of the host's speed."""
     return statistics.median(mine / other for mine, other in zip(seconds, of, strict=True))
 
 
@@ -177,9 +181,9 @@ class FirstTokens(Observer):
 
 
 def simulated(times: IterationTimes, token_s: float, stages: int, chunk: int | None, prompt: int) -> float:
-    """Return the simulated TTFT of one prompt on a pipeline of `stages` stages with these engine times.
+    """Return the simulated TTFT in seconds of one prompt on a pipeline of `stages` stages.
 
-    The machine type in the cluster spec has no effect, because all times come from `times`.
+    The machine type in the cluster spec has no effect, because all iteration times come from `times`.
     """
     whole = MeasuredModel("the engine", times)
     first, later = LayersStage(whole, 1 / stages, 0.0), LayersStage(whole, 1 / stages, token_s)
@@ -301,7 +305,7 @@ class Engine:
 
 
 def run_engine(directory: Path, longest: int) -> None:
-    """Run the long prompt once for each line on stdin, and print the duration."""
+    """Run the long prompt once for each line on stdin, and print its duration in seconds."""
     step = new_step(longest, 0)
     engine = make_engine(directory, longest)
     for _ in sys.stdin:

@@ -2,11 +2,12 @@
 
     python bench/mooncake/index.py [--instances 1000] [--blocks 2000000]
 
-Prompts are like conversations: each begins with a shared document and continues with its own blocks. Documents are
-replicated by popularity (Zipf, up to 64 instances), and each prompt's own blocks are on one instance. The index is
-filled to `--blocks`, then queried with known prompts (same document distribution) and unknown prompts, generated
-before the clock starts. A fixed plain-Python loop is timed in the same run for comparison across machines. CPU seconds
-are of this process; memory is the growth of its resident set, including the keys.
+Prompts are like conversations: each begins with a shared document and continues with its own blocks. A document is
+cached on up to 64 instances, depending on its popularity (Zipf), and each prompt's own blocks are on one instance. The
+index is filled to `--blocks`, then queried with two kinds of prompts: prompts that begin with one of the shared
+documents, and prompts of unknown blocks. All prompts are generated before the clock starts. A fixed plain-Python loop
+is timed in the same run, so that results can be compared across machines. The tables show CPU seconds of this process;
+memory is the growth of its resident set, including the keys.
 """
 
 import argparse
@@ -72,7 +73,7 @@ class Prompts:
 
 
 class Work(msgspec.Struct, frozen=True, kw_only=True):
-    """CPU seconds of one kind of operation: `times` calls, on `blocks` blocks in total."""
+    """CPU seconds of `times` calls of one operation; the calls processed `blocks` blocks in total."""
 
     what: str
     times: int
@@ -99,7 +100,7 @@ def fill(index: PrefixIndex, prompts: Prompts, blocks: int) -> tuple[Work, list[
 
 
 def ask(what: str, questions: list[Prompt], answer: Callable[[Prompt], int]) -> Work:
-    """Measure one lookup per prompt in `questions`; `answer` looks up a prompt and returns its matched blocks."""
+    """Measure one lookup per prompt in `questions`; `answer` looks up a prompt and returns how many blocks it found."""
     found = [0]
 
     def work() -> None:

@@ -1,15 +1,16 @@
-"""Compare loading, computing and storing a prompt's KV overlapped layer by layer with each of the three alone.
+"""Measure how well loading, computing and storing a prompt's KV overlap when they proceed layer by layer.
 
     python bench/mooncake/layer_wise.py [--lengths 1024 2048 4096] [--shares 0.5 0.9] [--throttle GB/s]
 
 One process runs a worker's engine, scheduler and connection to the host's store process. The prompt's prefix is in
-the store and not in the engine; its suffix is computed and stored. Load, computation (with the prefix in the engine's
-memory) and store are measured alone, then overlapped layer by layer, from the prompt's arrival until its KV is stored.
-The first token must equal that of the computation alone.
+the store and not in the engine; the rest of the prompt is computed and stored. The overlapped time lasts from the
+prompt's arrival until its KV is stored. Load, computation (with the prefix in the engine's memory) and store are also
+measured one by one. The first token must be the same with and without overlap.
 
-Copies are far faster than CPU compute, so each case runs twice: as is, and with throttled copies (to `--throttle`, or
-so that loading takes as long as computing). Figures are medians over rounds. Exits with 1 unless each overlapped
-time is at most 10% above the longest of the three times, and within 10% of the prediction of `performance/reuse.py`.
+Copies are far faster than CPU compute, so each case runs twice: first with copies at full speed, then with copies
+throttled to `--throttle` or, by default, so that loading takes as long as computing. Figures are medians over rounds.
+Exits with 1 unless each overlapped time is at most 10% above the longest of the three single times, and within 10% of
+the prediction of `performance/reuse.py`.
 """
 
 import argparse
@@ -67,7 +68,7 @@ STORE_PROMPTS = 8  # store capacity in longest prompts
 
 
 class Lanes(msgspec.Struct, kw_only=True):
-    """Measured times of one case in seconds, one per round; `bytes_per_s` limits the copies (None: no limit)."""
+    """Measured times of one case in seconds, one time per round; `bytes_per_s` limits the copies (None: no limit)."""
 
     layers: int
     prompt_tokens: int
@@ -79,12 +80,12 @@ class Lanes(msgspec.Struct, kw_only=True):
     overlapped_s: list[float] = []
 
     def over_longest(self) -> float:
-        """Return the overlapped time relative to the longest of load, compute and store alone."""
+        """Return the median ratio of the overlapped time to the longest of the load, compute and store times."""
         lanes = zip(self.load_s, self.compute_s, self.store_s, strict=True)
         return _ratio(self.overlapped_s, [max(lane) for lane in lanes])
 
     def over_predicted(self) -> float:
-        """Return the overlapped time relative to the prediction of the layer-wise performance model."""
+        """Return the median ratio of the overlapped time to the time that the layer-wise performance model predicts."""
         lanes = zip(self.load_s, self.compute_s, self.store_s, strict=True)
         return _ratio(self.overlapped_s, [layer_wise(self.layers, *lane) for lane in lanes])
 
@@ -199,9 +200,10 @@ class Bench:
         self._fill_store(longest)
 
     def measure(self, prompt_tokens: int, share: float, rounds: int, throttle: float | None) -> list[Lanes]:
-        """Measure one prompt length and reused share twice: with unthrottled and with throttled copies.
+        """Measure a prompt with this reused share twice: first with unthrottled, then with throttled copies.
 
-        Throttled copies run at `throttle` bytes/s or, without it, so slowly that loading takes as long as computing.
+        Throttled copies run at `throttle` bytes/s. If `throttle` is None, their speed is chosen so that loading takes
+        as long as computing.
         """
         reused = int(prompt_tokens * share) // BLOCK * BLOCK
         begin, begin_keys = self._tokens(reused), self._keys(reused)
@@ -227,7 +229,7 @@ class Bench:
     def _round(
         self, begin: list[int], begin_keys: Sequence[bytes], rest: int, bytes_per_s: float | None
     ) -> tuple[float, float, float, float]:
-        """Return the seconds of load, compute and store, each alone, and of all three overlapped.
+        """Return four times in seconds: load alone, compute alone, store alone, and all three overlapped.
 
         The prefix is first stored under new block keys, so that no block of an earlier round is reused.
         """

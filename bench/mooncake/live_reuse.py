@@ -4,7 +4,7 @@
 
 Each round sends an uncached ("cold") prompt. For each cached share, it then sends a prefix alone, and after that the
 measured prompt, which starts with this prefix. Requests are sequential and figures are medians over rounds. Exits with
-1 if prompts with 95% cached take more than 20% of the cold TTFT.
+1 if the TTFT of prompts with a cached share of 95% exceeds 20% of the cold TTFT.
 """
 
 import argparse
@@ -43,7 +43,7 @@ class Reuse(msgspec.Struct, frozen=True, kw_only=True):
     warm_s: dict[float, list[float]]
 
     def ratio(self, share: float) -> float:
-        """Return the median TTFT of prompts with this cached share, divided by that of uncached prompts."""
+        """Return the median TTFT of prompts with the cached share `share`, divided by the median TTFT without cache."""
         return statistics.median(self.warm_s[share]) / statistics.median(self.cold_s)
 
 

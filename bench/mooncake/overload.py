@@ -2,15 +2,17 @@
 
     python bench/mooncake/overload.py [--trace FILE] [--speed 2] [--slo ttft=30,tpot=0.1] [--only early]
 
-Mooncake (arXiv 2407.00079, section 7) reports 4,183 rejections for its baseline, 3,771 for early rejection and 3,589
-for early rejection by prediction, of 23,000 requests that are not public. This script uses LLaMA2-70B on 8 prefill and
-8 decode machines of 8 A100 and the conversation trace. It reports rejections by stage, wasted prefills, latencies of
-served requests, and mean, fluctuation and correlation of both phases' loads. Exits with 1 unless:
-- the baseline rejects more than early rejection, which rejects more than early rejection by prediction
-- both loads fluctuate less with prediction than without (standard deviation)
-- early rejection wastes fewer prefills than the baseline, and prediction at most as many as early rejection; a prefill
-  is wasted if the decode instance rejects its request
-- 90% of served requests are within the TTFT bound, and 90% within the TPOT bound
+Mooncake (arXiv 2407.00079, section 7) replays 23,000 requests, which are not public. It reports 4,183 rejections for
+its baseline, 3,771 for early rejection and 3,589 for early rejection with prediction. This script replays Mooncake's
+conversation trace on LLaMA2-70B, with 8 prefill and 8 decode machines of 8 A100 each. For each rule it reports
+rejections by stage, wasted prefills, latencies of served requests, the mean and standard deviation of the prefill load
+and of the decode load, and the correlation of the two loads. A prefill is wasted if its request is rejected afterwards.
+Exits with 1 unless:
+- the baseline rejects more requests than early rejection, and early rejection more than early rejection with prediction
+- the standard deviation of both loads is smaller with prediction than without
+- the baseline wastes more prefills than early rejection, and early rejection with prediction wastes no more than
+  early rejection without prediction
+- at least 90% of served requests meet the TTFT bound, and at least 90% meet the TPOT bound
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""Check Mooncake's claims in simulation: throughput within the SLO against colocated serving.
+"""Check Mooncake's claims in simulation: how much more traffic than colocated serving it handles within the SLO.
 
     python bench/mooncake/paper_claims.py [--only 16k] [--requests 400] [--trace-requests 4000] [--jobs 2]
 
@@ -7,12 +7,12 @@ Prints three tables. `systems.py` defines the compared clusters, `settings.py` t
   against four colocated machines. The SLO is the paper's: 10 times the TTFT and 5 times the TBT at the paper's lowest
   rate, averaged over its three systems. TBT is the time per output token of a request.
 - `trace`: the conversation trace on 10P+10D against 20 colocated machines: the highest replay rate that keeps P90 TTFT
-  within 30 s and P90 TBT within 0.1 s, and the share of requests within both bounds at the recorded rate and at the
-  rate that gives the paper's prompt tokens per second.
+  within 30 s and P90 TBT within 0.1 s. Also the share of requests within both bounds at two replay rates: the recorded
+  rate, and the rate that gives as many prompt tokens per second as the paper's traffic.
 - `fast25`: the same trace on 16 machines, as recorded: the share of requests within a TTFT of 30 s and a TBT of 100,
   200 or 300 ms. Here TBT is the mean of the longest tenth of a request's gaps.
-A rate is printed with the bound that the next higher rate misses. After the tables, prints for each of the papers'
-claims whether it holds. Exits with 1 if one does not hold and `EXPLAINED` has no reason for it.
+Each rate is printed with the bound that the next higher rate misses. After the tables, prints for each of the papers'
+claims whether the claim holds. Exits with 1 if a claim does not hold and `EXPLAINED` has no reason for it.
 """
 
 import argparse
@@ -71,7 +71,7 @@ EXPLAINED = {"fast25, 200 ms, chunks": _CHUNKS, "fast25, 300 ms, chunks": _CHUNK
 
 
 class Share(msgspec.Struct, frozen=True):
-    """For each TBT bound, the share of all requests that meet both it and the TTFT bound."""
+    """Share of all requests that meet the TTFT bound and a TBT bound; `shares` has one share per TBT bound."""
 
     shares: tuple[float, ...]
     cpu_s: float
@@ -81,7 +81,7 @@ class Share(msgspec.Struct, frozen=True):
 
 
 def generated_systems(setting: Setting) -> dict[str, ClusterSpec]:
-    """Return the cluster specs of the systems compared on generated workloads. The first three are from the paper."""
+    """Return the cluster specs compared on generated workloads, by name; the first three are the paper's systems."""
     alone = setting.individually
     return {
         SPLIT: mooncake(3, 1),
@@ -93,7 +93,7 @@ def generated_systems(setting: Setting) -> dict[str, ClusterSpec]:
 
 
 def bounds(setting: Setting) -> Slo:
-    """Return the SLO: multiples of P90 TTFT and P90 TBT at the lowest rate, averaged over the paper's three systems."""
+    """Return the SLO: multiples of P90 TTFT and P90 TBT at the lowest rate, each averaged over the paper's systems."""
     specs = generated_systems(setting)
     arriving = requests(setting, setting.lowest, ALONE)
     results = [run(specs[name], arriving) for name in setting.published]
@@ -164,9 +164,9 @@ def paper_rate(path: Path, count: int) -> float:
 
 
 def effective(system: str, path: Path, count: int) -> Share:
-    """Return the share of requests within 30 s TTFT and a TBT bound, for each TBT bound.
+    """Return, for each TBT bound, the share of requests that meet this bound and have a TTFT of at most 30 s.
 
-    TBT is the mean of the longest tenth of a request's gaps.
+    TBT is the mean of the longest tenth of the gaps between a request's tokens.
     """
     gaps = TokenGaps()
     arriving = trace(path)[:count]
@@ -190,7 +190,7 @@ def table_of(title: str, *headings: str) -> Table:
 
 
 def rate_ratio(one: SearchResult, other: SearchResult) -> float:
-    """Return the ratio of two highest rates; infinite if the second system meets the SLO at no rate."""
+    """Return the highest rate of `one` divided by that of `other`; infinite if `other` meets the SLO at no rate."""
     return (one.rate or 0.0) / other.rate if other.rate else math.inf
 
 
@@ -228,7 +228,10 @@ def trace_claims(found: Mapping[str, SearchResult], shares: Mapping[str, Share])
 
 
 def fast25_claims(shares: Mapping[str, Share]) -> Iterator[Claim]:
-    """Yield a claim per TBT bound and colocated batching method: 8P+8D serves more requests within the bound."""
+    """Yield the claims that 8P+8D serves more requests within a TBT bound than a colocated batching method.
+
+    There is one claim for each TBT bound and each batching method.
+    """
     for place, bound_s in enumerate(TBT_BOUNDS_S):
         for what, others in (("whole prompts", (VLLM, PREFIX)), ("chunks", (CHUNKED,))):
             ours, best = (_best(shares, names, place) for names in (("8P+8D",), others))
@@ -244,7 +247,7 @@ def _best(shares: Mapping[str, Share], names: Sequence[str], place: int) -> floa
 
 
 class Job:
-    """Simulates systems in worker processes; each method prints one table and yields the claims about it."""
+    """Job that simulates systems in worker processes; each method prints one table and yields the claims about it."""
 
     def __init__(self, pool: ProcessPoolExecutor, given: argparse.Namespace, console: Console) -> None:
         self._pool, self._given, self._console = pool, given, console

@@ -7,9 +7,9 @@ heads of the paper's model (LLaMA2-70B) and a context long enough for the trace;
 prefill instance caches prompt KV in its machine's memory. A machine's link carries 100 GB/s, the paper's 800 Gb/s, for
 hand-offs and for transfers between caches.
 
-The table gives TTFT, the shares of blocks found locally and in another cache, the busiest instance's share of prompts,
-and the replication of the ten hottest blocks. Then prints whether each claim about these figures holds; exits with 1
-if one does not.
+The table gives TTFT, the share of prompt blocks found in the instance's own cache, the share found in another cache,
+the busiest instance's share of prompts, and the replication of the ten hottest blocks. Then prints whether each claim
+about these figures holds; exits with 1 if a claim does not hold.
 """
 
 import argparse

@@ -16,7 +16,10 @@ _HOPELESS = 0.01  # give-up threshold relative to the starting rate
 
 
 class SearchResult(msgspec.Struct, frozen=True):
-    """Result of a rate search: the highest rate within the SLO, if any, and the SLO bound missed at the next rate."""
+    """Result of a rate search: the highest rate that meets the SLO, and the bound missed at the next higher rate.
+
+    `rate` is None if no rate meets the SLO.
+    """
 
     rate: float | None
     bound: str
@@ -29,7 +32,10 @@ class SearchResult(msgspec.Struct, frozen=True):
 def search(
     spec: ClusterSpec, arriving: Callable[[float], Sequence[Request]], slo: Slo, start: float, grid: RateGrid
 ) -> SearchResult:
-    """Return the highest rate of a simulated cluster within the SLO; `arriving` returns the requests at a rate."""
+    """Return the highest rate at which a simulated cluster meets the SLO.
+
+    `arriving` maps a rate to the requests that arrive at this rate.
+    """
     spent = 0.0
 
     def misses(rate: float) -> str:
@@ -47,9 +53,9 @@ def run(spec: ClusterSpec, arriving: Sequence[Request], slo: Slo | None = None) 
 
 
 def missed(result: SimulationResult, slo: Slo) -> str:
-    """Return the SLO bound that P90 exceeds, TTFT or TBT (time per output token), or "" if both are met.
+    """Return the name of the latency whose P90 exceeds its SLO bound, "TTFT" or "TBT"; "" if both bounds are met.
 
-    Returns "refused" if a request was not completed.
+    TBT is a request's time per output token. If a request was not completed, return "refused" instead of "".
     """
     for name, histogram, bound_s in (("TTFT", result.ttft_s, slo.ttft_s), ("TBT", result.tpot_s, slo.tpot_s)):
         value = histogram.percentile(90)
@@ -59,10 +65,10 @@ def missed(result: SimulationResult, slo: Slo) -> str:
 
 
 def highest(misses: Callable[[float], str], start: float, grid: RateGrid) -> tuple[float | None, str]:
-    """Return the highest rate of `grid` at which `misses` returns "", and the bound missed at the next rate.
+    """Return the highest rate of `grid` at which `misses` returns "", and the bound missed at the next higher rate.
 
-    Step sizes double from `start` until one rate meets and one misses the bounds; bisection follows. The rate is None
-    if a tried rate below 1% of `start` still misses a bound.
+    The search moves away from `start` in doubling steps until it has a rate that meets the bounds and one that misses
+    a bound; bisection between the two follows. The rate is None if a rate below 1% of `start` still misses a bound.
     """
     step, stride = grid.step(start), grid.stride
     kept: int | None = None

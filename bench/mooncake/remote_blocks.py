@@ -1,13 +1,13 @@
-"""Measure TTFT on a second host for prompts it computes, fetches from the first host's store, or has in its own store.
+"""Measure TTFT on a host that computes a prompt, fetches its KV from another host, or has the KV in its own store.
 
     python bench/mooncake/remote_blocks.py [--model DIR] [--lengths 1024 4000] [--rounds 5] [--bits-per-s N]
 
 Each host has a worker and a store, and prompts alternate between the hosts (serve_fetching.py). Both hosts are
 emulated on this machine and use TCP with the cluster key; with --bits-per-s, a rate-limited link joins their network
-namespaces (needs root). In each round a prompt is computed on the first host and then sent to the second, which fetches
-it. The prompt is sent to the second host again after other prompts have evicted it from that host's small engine
-memory. Exits with 1 unless all answers to a prompt have the same tokens and the last one finds every block without a
-fetch.
+namespaces (needs root). In each round the first host computes a prompt. The prompt is then sent to the second host,
+which fetches the prompt's KV from the first host's store. Other prompts then evict the prompt from the second host's
+small engine memory, and the prompt is sent to the second host again. Exits with 1 unless all answers to a prompt have
+the same tokens and the last answer uses every block from the second host's own store.
 """
 
 import argparse
@@ -100,7 +100,7 @@ class Service:
         return sum(float(value) for found, value in lines if all(each in found for each in wanted))
 
     async def until(self, name: str, least: float, **labels: str) -> None:
-        """Wait until a metric reaches `least`; KV stores report metrics once a second."""
+        """Wait until the metric `name` is at least `least`; KV stores report metrics once a second."""
         end_s = time.monotonic() + WAIT_S
         while await asyncio.to_thread(self.count, name, **labels) < least:
             if time.monotonic() > end_s:
@@ -117,7 +117,7 @@ class Rounds:
         self.found = LengthResult(prompt_tokens=prompt_tokens, cold_s=[], remote_s=[], local_s=[], wrong=[])
 
     async def run(self, rounds: int) -> None:
-        """Run a warm-up round and `rounds` measured ones."""
+        """Run one warm-up round and `rounds` measured rounds."""
         for number in range(rounds + 1):
             cold_s, remote_s, local_s = await self._round()
             if number:
@@ -126,7 +126,7 @@ class Rounds:
                 self.found.local_s.append(local_s)
 
     async def _round(self) -> tuple[float, float, float]:
-        """Return the TTFTs of an uncached, a fetched and a locally stored prompt on the second host.
+        """Return three TTFTs on the second host in seconds: of an uncached, a fetched and a locally stored prompt.
 
         Requests alternate between the first and the second host.
         """
@@ -156,7 +156,7 @@ class Rounds:
         return [self._draw.randrange(10, self._vocabulary) for _ in range(self.found.prompt_tokens - 1)]
 
     async def _computed(self, prompt: list[int], host: str) -> Answer:
-        """Send a prompt; wait until the KV store of `host`, to which round-robin routes it, has stored its blocks."""
+        """Send a prompt, which round-robin routes to `host`; wait until the host's KV store has the prompt's blocks."""
         before = self._service.count("kv_store_bytes_total", host=host, way="stored")
         answer = await self._service.ask(prompt)
         more = len(prompt) // BLOCK * self._block_bytes

@@ -1,9 +1,9 @@
-"""Run `twofold serve` so that workers always fetch a prompt's prefix from the store that has most of it.
+"""Run `twofold serve` so that workers always fetch a prompt's prefix from the KV store that has most of the prefix.
 
     python bench/mooncake/serve_fetching.py FLAGS OF twofold serve
 
-For tests and benchmarks of transfers between stores. The router still chooses the worker, for example round-robin.
-In an unmodified service, only `--router conductor` fetches prefixes, and only when that is faster than computing them.
+Used by tests and benchmarks of transfers between stores. The router still chooses the worker, for example round-robin.
+In an unmodified service, only `--router conductor` fetches prefixes, and only if a fetch is faster than computation.
 """
 
 import sys
@@ -21,7 +21,7 @@ LIMIT_S = 60.0
 
 
 class Registrations:
-    """The host of each worker, and the blocks in each KV store, according to their messages."""
+    """Record of each worker's host and each KV store's blocks, from the messages of workers and stores."""
 
     def __init__(self) -> None:
         self._hosts: dict[str, str] = {}  # by instance
@@ -40,7 +40,10 @@ class Registrations:
         self._blocks[message.host].update(message.stored)
 
     def fetch(self, instance: str, keys: Sequence[BlockKey]) -> StoreFetch | None:
-        """Return a fetch from the store with most leading blocks of `keys`; None if the worker's host has as many."""
+        """Return a fetch from the store that has the most leading blocks of `keys`.
+
+        Return None if the store of the worker's own host has as many leading blocks.
+        """
         own = self._leading(self._hosts[instance], keys)
         best = max(self._stores.values(), key=lambda store: self._leading(store.host, keys), default=None)
         if best is None or best.address is None or self._leading(best.host, keys) <= own:
@@ -54,7 +57,7 @@ class Registrations:
 
 
 def listen(told: Registrations) -> None:
-    """Patch the controller: record the hosts of workers and the blocks of stores, and add a fetch to each prefill."""
+    """Patch the controller so that `told` records workers' hosts and stores' blocks, and each prefill gets a fetch."""
     register, handle, send = WorkerRegistry.register, Controller.handle, WorkerRegistry.send
 
     def registering(self: WorkerRegistry, message: Registered, now: float) -> bool:

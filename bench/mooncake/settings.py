@@ -1,7 +1,7 @@
 """Generated workloads of Mooncake's section 8.1 (arXiv 2407.00079v3, table 2), with the paper's results.
 
-`published` is the highest of the paper's tested rates at which P90 TTFT and P90 TBT meet the SLO, by system, read from
-the vector curves of figures 11 and 12.
+`published` maps each system to the highest of the paper's tested rates at which P90 TTFT and P90 TBT meet the SLO. The
+rates are read from the vector curves of figures 11 and 12.
 """
 
 import random
@@ -22,8 +22,9 @@ _RECENT = 50
 class Setting(msgspec.Struct, frozen=True, kw_only=True):
     """A generated workload: Poisson arrivals of requests of equal size; `lowest` is the paper's lowest rate (1/s).
 
-    The prompts form groups of about `prompts_each` with a common prefix of `shared_tokens` tokens. With `individually`,
-    the vLLM baseline serves one request at a time and caches prefixes, as in the paper.
+    The prompts form groups of about `prompts_each` prompts. The prompts of a group have a common prefix of
+    `shared_tokens` tokens. With `individually`, the vLLM baseline serves one request at a time and caches prefixes, as
+    in the paper.
     """
 
     name: str
@@ -79,7 +80,7 @@ SETTINGS = (
 
 
 def requests(setting: Setting, rate: float, count: int, seed: int = 0) -> list[Request]:
-    """Return `count` requests at `rate` requests per second; equal arguments give equal requests."""
+    """Return `count` requests that arrive at `rate` requests per second; equal arguments give equal requests."""
     groups = _groups(setting.prompts_each, count, seed)
     shared = setting.shared_tokens // BLOCK_TOKENS
     whole = setting.prompt_tokens // BLOCK_TOKENS if shared else 0

@@ -2,11 +2,12 @@
 
     python bench/mooncake/store_crash.py --rounds 100
 
-Several client processes behave like workers: they load a prompt's prefix from the store, compute the rest (fill in the
-pattern of each block's key) and put it. Every loaded block is compared byte by byte with its key's pattern. The store
-is killed (SIGKILL) while a client is in a put or a get, alternately, and restarted; every few rounds a client is
-killed too. Disk usage must stay within the capacity across restarts, and the disk's final contents are verified. Exits
-with 1 on any failure.
+Several client processes behave like workers: they load a prompt's prefix from the store, compute the other blocks, and
+put these into the store. To compute a block, a client fills it with a pattern that depends on the block's key. Every
+loaded block is compared byte by byte with its key's pattern. Each round kills the store (SIGKILL) and restarts it; the
+kill comes during a client's get in one round and during a put in the next. Every few rounds a client is killed too.
+Disk usage must stay within the capacity across restarts, and the disk's final contents are verified. Exits with 1 on
+any failure.
 """
 
 import argparse
@@ -140,7 +141,7 @@ class Crashes:
     # -- the right moment ---------------------------------------------------------------------------------------
 
     def _let_work(self) -> None:
-        """Wait until every client has loaded and stored further blocks."""
+        """Wait until every client has loaded and stored at least one more block."""
         before, began_s = [(t.loaded, t.stored) for t in self._tallies], time.monotonic()
         _until(
             lambda: all(

@@ -1,8 +1,8 @@
 """Cluster specs of the systems compared in Mooncake's papers, and of stronger colocated systems.
 
-A machine is a DGX-A100 (equal to the papers' A800 except for NVLink) with one LLaMA2-70B instance on its 8 accelerators
-and a link of 100 GB/s (800 Gb/s). Times are roofline estimates, because no measurements of such long prompts are
-published.
+A machine is a DGX-A100 with one LLaMA2-70B instance on its 8 accelerators and a link of 100 GB/s (800 Gb/s). Its A100s
+equal the papers' A800s except for NVLink. Times are roofline estimates, because no measurements of such long prompts
+are published.
 """
 
 from msgspec.structs import replace

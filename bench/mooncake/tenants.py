@@ -2,14 +2,14 @@
 
     python bench/mooncake/tenants.py [--pairs 200] [--tokens 1024] [-- FLAGS OF twofold serve]
 
-Two tenants, A and B, have an API key each. In each pair B sends a prompt that A has just sent, and a new prompt just
-after A has sent a different one, so that both of B's prompts follow the same load. Their order is random. As a
+Two tenants, A and B, have an API key each. In each pair B sends two prompts in random order: a prompt that A has just
+sent, and a new prompt just after A has sent a different one. Thus both of B's prompts follow the same load. As a
 control, A repeats its own prompt.
 
-The TTFTs of a pair are compared by a permutation test: under the null hypothesis they are exchangeable. The
-statistic is the sum of differences of ranks, which is robust to outliers. Exits with 1 if the test finds a difference
-between B's two kinds of prompts (p below 0.01) or none in the control, or if an answer to B reports cached tokens.
-`--counters` checks the reported counts only.
+A permutation test compares the two TTFTs of each pair; under the null hypothesis they are exchangeable. The statistic
+is the sum of rank differences, which is robust to outliers. Exits with 1 in three cases: the test finds a difference
+between B's two kinds of prompts (p below 0.01), the test finds no difference in the control, or an answer to B reports
+cached tokens. With `--counters`, checks the reported token counts only.
 """
 
 import argparse
@@ -51,7 +51,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Pair(msgspec.Struct, frozen=True, kw_only=True):
-    """Answers to three prompts: B sends one that A sent before, B sends a new one, and A repeats its own."""
+    """Answers to three prompts: to B's prompt that A sent before, to B's new prompt, and to A's repeated prompt."""
 
     sent: Answer
     unsent: Answer
@@ -106,8 +106,8 @@ async def measure(url: str, tokens: int, pairs: int) -> list[Pair]:
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     """Comparison of two kinds of TTFT: the p-value `p` of the permutation test, and the differences within pairs.
 
-    `told` is the probability that a random time of the first kind is shorter than one of the second kind (0.5:
-    indistinguishable). `median_s` is the median difference within a pair, and `error_s` its standard error.
+    `told` is the probability that a random TTFT of the first kind is shorter than a random TTFT of the second kind; 0.5
+    means indistinguishable. `median_s` is the median difference within a pair, `error_s` this median's standard error.
     """
 
     p: float
@@ -117,7 +117,10 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def compare(first_s: list[float], second_s: list[float]) -> Comparison:
-    """Compare paired times: permutation test of rank differences (ties share a mean rank), and median difference."""
+    """Compare paired times by a permutation test of rank differences and by their median difference.
+
+    Equal times get the mean of their ranks.
+    """
     first, second = np.array(first_s), np.array(second_s)
     _, place, counts = np.unique(np.concatenate([first, second]), return_inverse=True, return_counts=True)
     ranks = (np.cumsum(counts) - (counts - 1) / 2)[place]
@@ -137,7 +140,7 @@ def compare(first_s: list[float], second_s: list[float]) -> Comparison:
 
 
 def tables(found: list[Pair]) -> tuple[Table, Table, list[Comparison]]:
-    """Return a table of the TTFT distributions, a table of the tests, and the comparisons: B's prompts, control."""
+    """Return a table of TTFT distributions, a table of tests, and two comparisons: B's prompts, and the control."""
     kinds = {
         "B, prompt sent by A": [pair.sent for pair in found],
         "B, fresh prompt": [pair.unsent for pair in found],
@@ -165,7 +168,10 @@ def tables(found: list[Pair]) -> tuple[Table, Table, list[Comparison]]:
 
 
 def counters_right(found: list[Pair], tokens: int) -> bool:
-    """Return whether answers report no cached tokens to tenant B, and at least half of a prompt that A repeats."""
+    """Return whether the reported numbers of cached tokens are right.
+
+    They must be 0 in answers to B, and at least half of the prompt when A repeats its own prompt.
+    """
     strangers = [answer.cached_tokens for pair in found for answer in (pair.sent, pair.unsent)]
     return not any(strangers) and all(pair.own.cached_tokens >= tokens // 2 for pair in found)
 

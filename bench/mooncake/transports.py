@@ -2,11 +2,11 @@
 
     python bench/mooncake/transports.py [--rounds 7] [--json OUT]
 
-One process lends its KV memory; the other writes prompt KV into it layer by layer, like a hand-off, and reads it back.
-A prompt is in contiguous blocks or in every other block, on both sides. Figures are medians over rounds, and every
-round uses every transport. Network transports run over loopback, so their figures show the cost of both processes and
-not of a network. Transports without their extra installed are skipped. Exits with 1 if the data read differs from the
-data written.
+One process lends its KV memory. The other process writes a prompt's KV into this memory layer by layer, like a
+hand-off, and then reads it back. In both processes the prompt occupies contiguous blocks or every other block. Each
+round uses every transport, and figures are medians over rounds. Network transports run over loopback, so their figures
+show the cost of the two processes and not of a network. A transport is skipped if its optional package is not
+installed. Exits with 1 if the data read differs from the data written.
 """
 
 import argparse
@@ -72,7 +72,7 @@ class Figure(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def make(way: str, role: str, key: Path) -> PooledTransport:
-    """Create one end of a transport; its library's environment variables are set only during this call."""
+    """Create one end of a transport. The environment variables of its library are set only during this call."""
     name, settings = WAYS[way]
     os.environ.update(settings)
     network = HostNetwork(host=role, address="127.0.0.1", key_file=str(key), controller="tcp://127.0.0.1:1")

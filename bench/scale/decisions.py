@@ -2,12 +2,12 @@
 
     python bench/scale/decisions.py [--instances 100 1000 10000] [--decisions 20000]
 
-Requests pass through a cluster scheduler that holds eight per instance on average, as in service_overhead.py; one
-decision places a request and finishes another. A quarter of the instances prefill, and a cell has a hundred instances.
-Routers that predict get an empty cache index and a constant time per token, so only the decision is timed. A report
-carries the load of one instance to a controller that routes by reports. CPU seconds are of this process; memory is the
-growth of its resident set up to the first placement. A plain loop is timed in the same run for comparison across
-machines.
+Requests pass through a cluster scheduler that holds eight requests per instance on average, as in service_overhead.py;
+one decision places a request and finishes another. A quarter of the instances prefill, and a cell has a hundred
+instances. Routers that predict get an empty cache index and a constant time per token, so only the decision is timed.
+A report carries the load of one instance to a controller that routes by reports. Speeds are per CPU second of this
+process; memory is the growth of its resident set until the first request is placed. A plain loop is timed in the same
+run, so that results can be compared across machines.
 """
 
 import argparse
@@ -79,7 +79,7 @@ def rate_of(name: str, instances: int, decisions: int) -> float:
 
 
 def reports_per_s(name: str, instances: int, reports: int) -> float:
-    """Return the load reports applied per CPU second; all instances report in turn, with changing loads."""
+    """Return the number of load reports applied per CPU second; all instances report in turn, with changing loads."""
     cluster = SharedCluster(ROUTERS[name](), BY_LAYER)
     populate(cluster, instances)
     for request in sample_requests(20):

@@ -3,15 +3,15 @@
     python bench/scale/incoming.py [--workers 40 100 400] [--messages 40000]
 
 The controller of a live service, with its worker registry, telemetry and health monitor, runs in this process. The
-workers are sockets of another process that sends their messages as fast as it can without computing. Only the
-controller is timed, without HTTP and without waiting. CPU seconds are of this process with ZeroMQ's threads.
+workers are sockets of another process, which computes nothing and sends the workers' messages as fast as it can. Only
+the controller is timed: figures are CPU seconds of this process, including ZeroMQ's threads. There is no HTTP server.
 
-- Registration includes the `Peers` messages to all workers.
-- A request covers everything until the end of its hand-off: prompt, reservation, lease, first token and hand-off.
-- Further tokens arrive in iterations of `--batch` requests.
+- The cost of a registration includes the `Peers` messages to all workers.
+- The cost of a request covers its prompt, reservation, lease, first token and hand-off.
+- Later tokens arrive in iterations of `--batch` requests.
 
-A plain loop is timed in the same run for comparison across machines. Message sizes are those for a model with
-32 layers. Finally, sockets are opened up to the system's limit.
+A plain loop is timed in the same run, so that results can be compared across machines. Messages have the sizes that
+occur with a model of 32 layers. Finally, sockets are opened up to the system's limit.
 """
 
 import argparse
@@ -118,7 +118,7 @@ class ControllerBench:
         self._process.stdin.flush()
 
     async def timed(self, what: str, order: str, messages: int, times: int) -> Measured:
-        """Send `order` to the workers' process; return the CPU time of receiving the `messages` replies."""
+        """Send `order` to the workers' process; return the CPU time until `messages` replies have arrived."""
         began, end = time.process_time(), self.inbox.count + messages
         self.order(order)
         await until(lambda: self.inbox.count >= end)
@@ -216,7 +216,7 @@ def sizes(workers: int) -> list[tuple[str, int]]:
 
 
 def sockets(context: zmq.Context[zmq.Socket[bytes]]) -> str:
-    """Open connections to worker inboxes up to the system's limit; return a sentence with their number."""
+    """Open connections to worker inboxes up to the system's limit; return a sentence with the number of connections."""
     most, why = MOST_SOCKETS, "no more were tried"
     with tempfile.TemporaryDirectory() as directory:
         outbox, before = Outbox(context), len(list(Path("/proc/self/fd").iterdir()))

@@ -6,19 +6,20 @@
 Simulates BLOOM-176B on DGX-H100 (two prefill machines to three decode machines, fitted times, hand-off by size).
 Arrivals are Poisson, `--rate` per second and instance, with the lengths of the Azure conversation trace. Instances
 report their load every `--reports` seconds, each at its own offset; with 0 they report every change at once. The
-policies:
+policies choose:
 
-    jsq, reports        the least loaded instance by the last reports
-    jsq, + sent         also counts requests sent since the report
-    jsq, + own          the controller tracks its own requests (as a live controller does)
-    two, reports        the less loaded of two random instances, by the last reports
-    two, + own          the same, with own requests tracked
-    cells, reports      the lighter of two random cells by the last reports, then its least loaded instance
-    cells, + own        the same, with own requests tracked
-    random              no load information
+    jsq, reports        the least loaded instance according to the latest reports
+    jsq, + sent         the same, counting also the requests that the controller sent since a report
+    jsq, + own          the same, but the controller tracks its own requests until they end (as a live controller does)
+    two, reports        the less loaded of two random instances according to the latest reports
+    two, + own          the same, but the controller tracks its own requests
+    cells, reports      the less loaded of two random cells according to the latest reports, then the cell's least
+                        loaded instance
+    cells, + own        the same, but the controller tracks its own requests
+    random              a random instance, without load information
 
 Goodput is the share of requests with TTFT and TPOT within the SLO. With `--controllers`, requests are distributed over
-independent controllers.
+that many independent controllers.
 """
 
 import argparse

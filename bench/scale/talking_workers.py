@@ -1,4 +1,4 @@
-"""Process that plays the workers of incoming.py: sends their messages as fast as possible without computing."""
+"""Process that stands in for the workers of incoming.py and sends their messages without computing, at full speed."""
 
 import sys
 from collections import defaultdict
@@ -64,7 +64,7 @@ def outputs(index: int, last: int) -> TokenOutput:
 
 
 class Workers:
-    """Sockets of all workers; each line on stdin is an order to send messages (a method name and its arguments)."""
+    """Sockets of all workers; each line on stdin names a method that sends messages, and the method's arguments."""
 
     def __init__(self, directory: Path, count: int) -> None:
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()

@@ -2,9 +2,9 @@
 
     python bench/splitwise/derive_knots.py [PROFILE]
 
-Writes src/twofold/performance/data/splitwise-published.toml: for each pair of model and machine, the medians of
-prompt_time and token_time of all rows with the same prompt_size × batch_size, in seconds with all digits. Linear
-interpolation between them equals SplitwiseSim's. Outliers are kept, as SplitwiseSim keeps them.
+Writes src/twofold/performance/data/splitwise-published.toml. For each pair of model and machine and each value of
+prompt_size × batch_size, it has the median prompt_time and the median token_time in seconds with all digits. Linear
+interpolation between these medians gives the same times as SplitwiseSim. Outliers are kept, as in SplitwiseSim.
 """
 
 import argparse

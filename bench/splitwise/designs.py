@@ -38,7 +38,10 @@ KINDS: Final = (BASELINE_A100, BASELINE_H100, AA, HH, HA, HHCAP)
 
 
 class PaperSet(msgspec.Struct, frozen=True, kw_only=True):
-    """Clusters of equal power or cost that the paper tuned for one workload, as machine counts by design kind."""
+    """Clusters of equal power or cost that the paper tuned for one workload.
+
+    `counts` maps the name of a design kind to the number of machines per phase.
+    """
 
     name: str
     workload: str

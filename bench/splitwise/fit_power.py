@@ -2,10 +2,11 @@
 
     python bench/splitwise/fit_power.py [PROFILE]
 
-Writes src/twofold/performance/data/power.toml. Only A100 rows have power. Decode is fitted to the average_power of
-short prompts, because their runs are mostly decode. Prefill is fitted to the peak_power of single prompts, which rises
-from the decode power of the same pair of model and machine to TDP. Pairs that are always at TDP (tensor parallelism 2)
-are left out, because they do not show at which batch size TDP is reached.
+Writes src/twofold/performance/data/power.toml. Only the profile's A100 rows contain power. Decode is fitted to the
+average_power of rows with short prompts, because these runs are mostly decode. Prefill is fitted to the peak_power of
+single prompts. As prompts get longer, this peak rises from the decode power of the same pair of model and machine to
+TDP. Pairs that are always at TDP (tensor parallelism 2) are left out, because they do not show at which batch size TDP
+is reached.
 """
 
 import argparse

@@ -3,8 +3,8 @@
     python bench/splitwise/fit_roofline.py [PROFILE]
 
 Writes src/twofold/performance/data/roofline.toml. Decode is linear in its constants. Prefill is nonlinear and is
-fitted by Levenberg-Marquardt on the logarithms of its constants. Constants describe the time in
-excess of that at peak rate, so that every efficiency is below 1.
+fitted by Levenberg-Marquardt on the logarithms of its constants. The fitted constants describe the time beyond the
+time at peak rate and are positive, so that every efficiency is below 1.
 """
 
 import argparse
@@ -66,7 +66,8 @@ def fit_decode(pairs: Sequence[Pair]) -> list[float]:
 def fit_prefill(pairs: Sequence[Pair], floors: Sequence[float]) -> list[float]:
     """Fit the prefill constants: extra kernel launch, excess compute, excess all-reduce, cost of long batches.
 
-    Attention uses the efficiency of the other operations: the profile cannot separate it from the cost of long batches.
+    Attention gets the same compute efficiency as the other operations, because the profile cannot separate the
+    efficiency of attention from the cost of long batches.
     """
     lines = []
     for pair, floor in zip(pairs, floors, strict=True):

@@ -27,11 +27,12 @@ def provisioning(
     decode: Sequence[int],
     html: Path | None,
 ) -> None:
-    """Print the worst ratio of slow-down to SLO bound by number of prefill and decode machines.
+    """Print the worst ratio of slow-down to SLO bound, by number of prefill and decode machines.
 
-    One table has SplitwiseSim's timing, one the corrected timing. A ratio of at most 1 meets all nine SLOs. `*` marks
-    the frontier: clusters that meet the SLOs, but miss one with fewer machines of either kind. With `html`, also write
-    the ratios as heat maps.
+    One table has SplitwiseSim's timing, one the corrected timing. A cluster with a ratio of at most 1 meets all nine
+    SLOs. `*` marks the frontier: a cluster that meets the SLOs, but would miss one with the next smaller number of
+    prefill machines and also with the next smaller number of decode machines. With `html`, also write heat maps of the
+    ratios.
     """
     kind = next(each for each in KINDS if each.split and each.name.lower().endswith(f"-{kind_name.lower()}"))
     planes: dict[str, Plane] = {}
@@ -83,7 +84,10 @@ def _cell(plane: Plane, first: int, second: int) -> str:
 
 
 def _on_frontier(plane: Plane, first: int, second: int) -> bool:
-    """Return whether an SLO is missed with the next smaller number of prefill machines, and likewise of decode."""
+    """Return whether both smaller neighbours of a cluster miss an SLO.
+
+    One neighbour has the next smaller number of prefill machines, the other the next smaller number of decode machines.
+    """
     prefill, decode = _axes(plane)
     fewer = [(each, second) for each in prefill if each < first][-1:]
     fewer += [(first, each) for each in decode if each < second][-1:]
@@ -91,7 +95,7 @@ def _on_frontier(plane: Plane, first: int, second: int) -> bool:
 
 
 def _worst(told: Evaluation) -> float:
-    """Return the worst ratio of measured slow-down to bound over the nine SLOs, limited to `_OVER`."""
+    """Return the largest ratio of measured slow-down to SLO bound among the nine SLOs, limited to `_OVER`."""
     ratios = [check.value / check.bound for check in told.checks if check.value is not None and not check.at_least]
     return min(max(ratios, default=0.0), _OVER)
 

@@ -13,7 +13,7 @@ _MACHINES = 40  # all H100
 
 
 class ReferenceRun(msgspec.Struct, frozen=True, kw_only=True):
-    """A SplitwiseSim run on 40 machines: `prefill` machines prefill and the others decode; with 0, all are mixed."""
+    """A SplitwiseSim run on 40 machines: `prefill` machines prefill and the others decode; if 0, all do both phases."""
 
     name: str
     trace: str

@@ -1,4 +1,4 @@
-"""Reproduce the results of Splitwise (ISCA'24) under its simulator's timing and under a corrected one.
+"""Reproduce the results of Splitwise (ISCA'24) under SplitwiseSim's timing and under a corrected timing.
 
     python bench/splitwise/reproduce.py [--minutes 2] [--jobs 2] [--store FILE]          headlines and design sets
     python bench/splitwise/reproduce.py --headlines | --sets                             one of the two
@@ -6,11 +6,11 @@
     python bench/splitwise/reproduce.py --load [--workload conv] [--rates 40 60 80]      figure 16
     python bench/splitwise/reproduce.py --batch | --robustness                           batch jobs, other workloads
 
-The `published` timing has SplitwiseSim's interpolated times and rules, which reproduce its results request by request.
-The `corrected` timing has times fitted to the same profile, and Twofold's rules. The nine SLOs bound slow-downs
-relative to a DGX-A100 under the same timing; every request must complete. The planner tunes splits within the power (in
-the paper's units) or the cost of 40 DGX-H100. Rates are on a grid of `--tolerance`, each simulated for `--minutes`.
-`--store` caches simulation results.
+The `published` timing uses SplitwiseSim's interpolated times and rules and thus reproduces SplitwiseSim's results
+request by request. The `corrected` timing uses times fitted to the same profile, and Twofold's rules. The nine SLOs
+bound slow-downs relative to a DGX-A100 under the same timing; every request must complete. The planner tunes splits
+within the power (in the paper's units) or the cost of 40 DGX-H100. Each rate is simulated for `--minutes`, and the
+relative distance between tried rates is `--tolerance`. `--store` caches simulation results.
 """
 
 import argparse

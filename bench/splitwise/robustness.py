@@ -12,9 +12,9 @@ _HEADER = ("cluster", "workload", "tuned for this one", "req/s", "tuned for the 
 
 
 def robustness(settings: Settings, catalog: Catalog) -> None:
-    """Print, for each workload, the rates of the splits tuned for this workload and of those tuned for the other one.
+    """Print, for each workload, the rates of splits tuned for this workload and of splits tuned for the other workload.
 
-    With SplitwiseSim's timing, the paper tuned the splits (iso-power); with the corrected timing, the planner does.
+    Under SplitwiseSim's timing, these are the paper's iso-power splits; under the corrected timing, the planner's.
     """
     for timing in timings(settings, catalog).values():
         own: dict[str, dict[str, BestDesign]] = {}

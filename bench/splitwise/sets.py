@@ -13,14 +13,14 @@ from twofold.planning.design import Design
 
 
 class Column(msgspec.Struct, frozen=True, kw_only=True):
-    """Best design of each kind under one timing: with the paper's machine counts, and with counts from the planner."""
+    """Best designs by kind under one timing: `paper` with the paper's machine counts, `tuned` with the planner's."""
 
     paper: dict[str, BestDesign]
     tuned: dict[str, BestDesign]
 
 
 def design_sets(settings: Settings, catalog: Catalog) -> None:
-    """Print a table of the highest rates for each set of designs with equal power or cost."""
+    """Print one table for each set of designs with equal power or cost; the table has each design's highest rate."""
     for each in SETS:
         columns = {}
         for timing in timings(settings, catalog).values():

@@ -2,11 +2,12 @@
 
     python bench/splitwise/speed.py CHECKOUT [--python PYTHON] [--rounds 3] [--json OUT]
 
-CHECKOUT is a clone of https://github.com/Mutinifni/splitwise-sim, PYTHON an interpreter with its dependencies. The
-simulators execute the three reference runs alternately, each in its own process, `--rounds` times. Event loop: CPU
-seconds from the first event to the last, without reading the trace or writing results. Process: everything from
-interpreter start. Twofold's time series are off, because SplitwiseSim has none; their cost is printed separately. Every
-round checks that both simulators complete every request at the same times. Figures are medians over rounds.
+CHECKOUT is a clone of https://github.com/Mutinifni/splitwise-sim, PYTHON an interpreter with the dependencies of
+SplitwiseSim. The simulators execute the three reference runs alternately, each in its own process, `--rounds` times.
+The time of the event loop is the CPU time from the first event to the last; it excludes reading the trace and writing
+results. The time of the process includes everything since the interpreter started. Twofold's time series are off,
+because SplitwiseSim has none; the cost of time series is printed separately. Every round checks that both simulators
+complete every request at the same times. Figures are medians over rounds.
 """
 
 import argparse
@@ -29,14 +30,14 @@ HERE = Path(__file__).parent
 
 
 class Cost(msgspec.Struct, frozen=True, kw_only=True):
-    """CPU seconds of one simulator run: of its event loop and of its whole process."""
+    """CPU seconds of one simulator run: those of the event loop, and those of the whole process."""
 
     event_loop_cpu_s: float
     process_cpu_s: float
 
 
 class Round(msgspec.Struct, frozen=True, kw_only=True):
-    """Cost of one run of both simulators, and the largest relative difference between their request times."""
+    """Cost of one run on each simulator, and the largest relative difference between the simulators' request times."""
 
     splitwise_sim: Cost
     twofold: Cost
@@ -90,7 +91,7 @@ def _cost(command: Sequence[str]) -> Cost:
 
 
 def _differences(theirs: Path, ours: Path) -> tuple[int, float]:
-    """Return the number of requests and the largest relative difference of a TTFT or an end-to-end time."""
+    """Return the number of requests, and the largest relative difference between two TTFTs or two end-to-end times."""
     expected = {int(float(row["request_ids"])): row for row in _rows(theirs)}
     found = {int(row["id"]): row for row in _rows(ours)}
     if set(expected) != set(found):

@@ -51,7 +51,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BestDesign(msgspec.Struct, frozen=True, kw_only=True):
-    """A design with its highest rate within the nine SLOs (0 if it meets them at no rate)."""
+    """A design and the highest rate at which it meets the nine SLOs; `rate` is 0 if there is no such rate."""
 
     design: Design
     rate: float
@@ -72,12 +72,12 @@ def timings(settings: Settings, catalog: Catalog) -> dict[str, Timing]:
 
 
 def problem_of(timing: Timing, workload: str, settings: Settings, catalog: Catalog) -> Problem:
-    """Return the planning problem of a timing and workload: nine SLOs relative to latencies on a DGX-A100."""
+    """Return the planning problem of a timing and workload; its nine SLOs are relative to latencies on a DGX-A100."""
     return Problem(template=timing.template, workload=settings.workload(workload), slo=SPLITWISE, catalog=catalog)
 
 
 class Study:
-    """Searches for the best cluster designs under one timing (`published` or `corrected`) and one workload."""
+    """Search for the best cluster designs under one timing (`published` or `corrected`) and one workload."""
 
     def __init__(self, timing: Timing, problem: Problem, search: RateSearch) -> None:
         self.timing, self.problem, self.search = timing, problem, search
@@ -86,7 +86,10 @@ class Study:
         return Design(family=self._families(kind)[0], counts=tuple(counts))
 
     async def capacity(self, kind: Kind, counts: Sequence[int]) -> BestDesign:
-        """Return the highest rate of a design kind with these machine counts; for a baseline, with the best batcher."""
+        """Return the design of this kind with these machine counts, and its highest rate.
+
+        For a baseline, the design has the batcher with the highest rate.
+        """
         designs = [Design(family=each, counts=tuple(counts)) for each in self._families(kind)]
         found = await asyncio.gather(*(self.search.highest(design) for design in designs))
         return max(map(self._found, found), key=lambda each: each.rate)

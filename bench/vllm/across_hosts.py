@@ -22,7 +22,7 @@ SPLITS = (NIXL, *MODES)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AcrossHosts:
-    """Starts vLLM split over two hosts: prefill on this one, decode on the second, each with half of the cores."""
+    """Starter of vLLM on two hosts: prefill on the first host and decode on the second, each with half of the cores."""
 
     hosts: TwoHosts
     stock: StockVllm

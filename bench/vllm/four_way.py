@@ -69,7 +69,7 @@ def arguments() -> argparse.Namespace:
 
 
 def merge_earlier(path: Path, report: Report) -> Report:
-    """Return the report that an earlier run wrote to `path`; without such a file, return `report`.
+    """Return the report that an earlier run wrote to `path`; if `path` does not exist, return `report`.
 
     Raises ConfigurationError if the settings of the two runs differ.
     """

@@ -19,7 +19,7 @@ LAST_LINES = 25
 
 
 class Processes:
-    """Context manager that starts processes and ends all of them on exit, in reverse order."""
+    """Context manager that starts processes and, on exit, ends all of them in reverse order."""
 
     def __init__(self, logs: Path) -> None:
         self._logs = logs
@@ -40,7 +40,8 @@ class Processes:
     def start(self, name: str, command: Sequence[str], environment: Mapping[str, str]) -> None:
         """Start a process that logs to `name`.log.
 
-        The process leads its own group, so that its children end with it, and it ends if this Python process dies.
+        The new process leads its own process group, so that its children end with it. It ends if this Python process
+        dies.
         """
         with self._log(name).open("wb") as log:
             process = subprocess.Popen(
@@ -56,7 +57,8 @@ class Processes:
     def wait(self, url: str) -> None:
         """Wait until `url` responds.
 
-        Raises ConfigurationError with the log of a process that ends first, or after a timeout.
+        Raises ConfigurationError after a timeout, or if a process ends before `url` responds; the error then contains
+        the end of this process's log.
         """
         deadline_s = time.monotonic() + START_S
         while not _answers(url):

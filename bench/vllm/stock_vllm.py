@@ -21,7 +21,9 @@ VLLM = [sys.executable, "-m", "vllm.entrypoints.cli.main"]
 
 
 def vllm_environment(folder: Path) -> dict[str, str]:
-    """Return environment variables for vLLM on a CPU; package metadata that its wheel lacks is written to `folder`.
+    """Return environment variables for vLLM on a CPU.
+
+    The CPU wheel lacks package metadata that vLLM needs; this function writes the metadata to `folder`.
 
     Raises ConfigurationError if vLLM is not installed.
     """
@@ -60,7 +62,7 @@ BESIDE = Place()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StockVllm:
-    """Starts `vllm serve` for one model, without prefix caching, in float32."""
+    """Starter of `vllm serve` processes for one model, in float32 and without prefix caching."""
 
     model: Path
     environment: Mapping[str, str]

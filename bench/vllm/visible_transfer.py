@@ -2,13 +2,13 @@
 
     python bench/vllm/visible_transfer.py --proxy FILE [--lengths 256 … 4096] [--bits-per-s N] [--rounds 5] [--only …]
 
-Two network namespaces stand for two hosts, joined by a link of --bits-per-s (needs root). A colocated vLLM runs all
-the time. Split services run beside it, one after the other: vLLM split by its NixlConnector and example proxy, and
-Twofold's vLLM workers with each hand-off mode. For each round and prompt length, the colocated and the split service
-get the same sequential requests, alternately; the visible transfer is the split service's time to the second token,
-minus that of the colocated one. Figures are medians over rounds after a warm-up. Every server computes a prompt with
-half of the cores. Exits with 1 if a system fails, if greedy tokens differ from the colocated ones, or if layer-wise is
-not faster than vLLM's connector at a length.
+Two network namespaces (needs root) represent two hosts; the link between them has --bits-per-s. A colocated vLLM runs
+all the time. Split services run beside it, one after the other: vLLM split by its NixlConnector and example proxy, and
+Twofold's vLLM workers with each hand-off mode. In each round and for each prompt length, the colocated and the split
+service get the same request, one after the other. The visible transfer is the difference between the two services'
+times to the second token. Figures are medians over rounds after a warm-up. Every server computes a prompt with half of
+the cores. Exits with 1 if a system fails, if a split service's greedy tokens differ from the colocated service's, or if
+the layer-wise hand-off is not faster than vLLM's connector at some prompt length.
 """
 
 import argparse
@@ -88,7 +88,7 @@ async def compare(urls: dict[str, str], split: str, given: argparse.Namespace) -
 
 
 def measure(across: AcrossHosts, given: argparse.Namespace, report: Report) -> Iterator[str]:
-    """Compare each split service with a colocated service that runs at the same time; yield each failure."""
+    """Compare each split service with a colocated service that runs at the same time; yield a sentence per failure."""
     with Processes(logs(across.folder, given, "colocated")) as colocated:
         url = across.stock.colocated(colocated, threads=max(1, across.stock.threads // 2))
         for split in given.only or SPLITS:
@@ -104,7 +104,10 @@ def measure(across: AcrossHosts, given: argparse.Namespace, report: Report) -> I
 
 
 def merge_earlier(given: argparse.Namespace) -> list[Pair]:
-    """Return the results of services that `--only` excludes, from an earlier run at the same link speed."""
+    """Return the results of an earlier run for the services that `--only` excludes; without `--only`, return [].
+
+    Raises ConfigurationError if the earlier run had another link speed.
+    """
     if not given.only or not given.json.exists():
         return []
     before = msgspec.json.decode(given.json.read_bytes(), type=Report)

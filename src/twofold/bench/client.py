@@ -64,7 +64,7 @@ class StreamUsage(msgspec.Struct, frozen=True):
 
     @property
     def cached_tokens(self) -> int:
-        """Prompt tokens that the server found in its prefix cache; 0 if it does not report them."""
+        """Number of prompt tokens that the server found in its prefix cache; 0 if the server does not report it."""
         details = self.prompt_tokens_details
         return 0 if details is None else details.cached_tokens or 0
 
@@ -85,7 +85,7 @@ class StreamEvent(msgspec.Struct, frozen=True):
 
     @property
     def error_message(self) -> str | None:
-        """Error message of the event; None if it is not an error."""
+        """Error message of the event; None if the event is not an error."""
         if self.error is None:
             return self.message
         return self.error if isinstance(self.error, str) else self.error.message or "no message"
@@ -141,11 +141,12 @@ class Reply:
         return FinishReason.LENGTH if self.finish_reason == "length" else FinishReason.STOP
 
     def token_times_s(self) -> list[float]:
-        """Return the times of the output tokens: as many as the server's usage counts, else one per chunk.
+        """Return the time of each output token in seconds, derived from the chunks and the server's `usage`.
 
-        A last chunk that has only a finish reason is no token. If usage counts fewer tokens than chunks, chunks without
-        text are dropped. If it counts more, some chunks held several tokens, which are assigned to chunks evenly.
-        Tokens of a chunk share its time, so the observed times of chunks are kept.
+        Without `usage`, each chunk is one token, except for a last chunk that only has a finish reason. If `usage`
+        counts fewer tokens than there are chunks, that last chunk and, if needed, all chunks without text are dropped.
+        If `usage` counts more tokens than chunks, the tokens are spread evenly over the chunks. Tokens of the same
+        chunk get the same time.
         """
         times = self.chunk_times_s
         without_notice = times[:-1] if self.ends_with_notice else times
@@ -165,7 +166,7 @@ _NO_TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=None)  # `timeout_s
 
 
 class RequestFailedError(TwofoldError):
-    """A failed request. `reason` is the category of the failure; `detail` describes this failure."""
+    """Error of a failed request. `reason` is the category of the failure; `detail` describes the single case."""
 
     def __init__(self, reason: str, detail: str) -> None:
         super().__init__(f"{reason}: {detail}")
@@ -173,7 +174,7 @@ class RequestFailedError(TwofoldError):
 
 
 class RequestOutcome(msgspec.Struct, frozen=True, kw_only=True):
-    """Outcome of a request, in addition to its timeline. `chunks` counts the stream events with output."""
+    """Outcome of a request; its times are in its `Timeline`. `chunks` counts the stream events with output."""
 
     request_id: str
     chunks: int
@@ -209,7 +210,7 @@ class Client:
         await self._session.close()
 
     def body(self, request: Request, prompt: list[int] | str) -> bytes:
-        """Encode the JSON body of a request. Load generators encode it before the request is due."""
+        """Return the JSON body of a request. Load generators call this before the request is due."""
         fields: dict[str, object] = {
             "model": self._endpoint.model,
             "max_tokens": request.output_tokens,

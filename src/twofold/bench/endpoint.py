@@ -45,10 +45,10 @@ def authorization(api_key: str | None) -> dict[str, str]:
 
 
 async def discover(base_url: str, model: str | None = None, api_key: str | None = None) -> Endpoint:
-    """Query the models that the server at `base_url` lists. Select `model`, or the first by default.
+    """Query the models of the server at `base_url`; return the endpoint of `model`, by default of the first model.
 
-    Raises ConfigurationError if the server is unreachable, rejects the key or does not serve the model. For a server
-    without a model list, `model` is required and not checked.
+    Raises ConfigurationError if the server is unreachable, rejects the key or does not serve the model. If the server
+    has no model list, `model` is required, and the server is not asked whether it serves `model`.
     """
     root = root_url(base_url)
     status, body = await _get(f"{root}/v1/models", api_key)

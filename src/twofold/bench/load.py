@@ -21,9 +21,9 @@ from twofold.timeline import Moment, Timeline
 class LoadConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Options of a load.
 
-    `max_concurrency` limits the requests in flight; at the limit, the load is closed-loop. Before the measurement,
-    `warmup` requests of the first request's size are sent and answered. Callers that serialize this struct must exclude
-    `api_key`.
+    `max_concurrency` limits the number of requests in flight; at the limit, the load is closed-loop. Before the
+    measurement, `warmup` requests with the lengths of the first request are sent and answered. Callers that serialize
+    this struct must exclude `api_key`.
     """
 
     endpoint: Endpoint
@@ -70,7 +70,7 @@ class LoadResult:
 
     @property
     def packed_tokens(self) -> int:
-        """Number of output tokens that shared a chunk with an earlier token and so have a recorded gap of zero."""
+        """Number of output tokens that arrived in the same chunk as the token before, so that their ITL is zero."""
         chunks = {outcome.request_id: outcome.chunks for outcome in self.outcomes if outcome.error is None}
         return sum(
             max(0, timeline.output_tokens - chunks.get(timeline.request.id, timeline.output_tokens))
@@ -88,11 +88,11 @@ async def run_load(
     stop: asyncio.Event | None = None,
     on_change: OnChange | None = None,
 ) -> LoadResult:
-    """Send `requests` at their arrival times, relative to the first one's, and wait for all replies.
+    """Send `requests` at the intervals of their arrival times, the first one at once, and wait for all replies.
 
     Setting `stop` ends the load early: requests in flight are aborted and the result is `interrupted`. `on_change` is
-    called whenever a request is sent or ends. Raises ConfigurationError if every warm-up request fails; later failures
-    are part of the result.
+    called whenever a request is sent or ends. Raises ConfigurationError if every warm-up request fails. Failures after
+    the warm-up are not raised; the result reports them.
     """
     result = LoadResult()
     recorder = Recorder([result.timelines.append])
@@ -117,7 +117,7 @@ async def _until_done(sending: asyncio.Task[None], stop: asyncio.Event | None, r
 
 
 class _Load:
-    """State of a running load: warms up, sends each request when it is due, and collects outcomes."""
+    """A running load, which warms up, sends each request when it is due, and collects the outcomes."""
 
     def __init__(self, config: LoadConfig, client: Client, result: LoadResult, on_change: OnChange | None) -> None:
         self._config, self._client, self._result = config, client, result
@@ -174,7 +174,7 @@ class _Load:
 class RequestRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Record of one request in the JSON report.
 
-    Times are in seconds; `sent_s` counts from the start of the run, token times from `sent_s`.
+    Times are in seconds. `sent_s` is relative to the start of the run; `token_times_s` are relative to `sent_s`.
     """
 
     id: str
@@ -192,7 +192,7 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def records(result: LoadResult) -> list[RequestRecord]:
-    """Return a record per request, in the order of sending."""
+    """Return one record per request, in the order in which the requests were sent."""
     outcomes = {outcome.request_id: outcome for outcome in result.outcomes}
     made = []
     for timeline in result.timelines:

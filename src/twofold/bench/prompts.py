@@ -1,7 +1,7 @@
 """Generation of prompts with a given length, as token ids or as words.
 
-Two prompts share a prefix only if their requests name the same `prefix_blocks`. A block id always yields the same
-tokens, so the prompts have the prefix reuse of the trace.
+Two prompts share a prefix only if the `prefix_blocks` of their requests begin with the same block ids. A block id
+always yields the same tokens, so the prompts have the same prefix reuse as the trace.
 """
 
 from enum import StrEnum
@@ -35,10 +35,10 @@ class PromptForm(StrEnum):
 
 
 class PromptMaker(msgspec.Struct, frozen=True, kw_only=True):
-    """Generates random prompts. The same seed and request yield the same prompt.
+    """Generator of random prompts. The same seed and request yield the same prompt.
 
-    Token ids are drawn from [`lowest`, `vocabulary`). The default range exists in every large vocabulary and contains
-    no special tokens. A prefix block has `block_tokens` tokens.
+    Token ids are drawn from `lowest` up to, but excluding, `vocabulary`. The default range exists in every large
+    vocabulary and contains no special tokens. A prefix block has `block_tokens` tokens.
     """
 
     form: PromptForm = PromptForm.TOKENS
@@ -48,7 +48,7 @@ class PromptMaker(msgspec.Struct, frozen=True, kw_only=True):
     block_tokens: int = BLOCK_TOKENS
 
     def prompt(self, request: Request) -> list[int] | str:
-        """Return the prompt of `request`: `prompt_tokens` token ids, or that many words."""
+        """Return the prompt of `request`: a list of `prompt_tokens` token ids, or a text of `prompt_tokens` words."""
         if self.form is PromptForm.TOKENS:
             return self.token_ids(request)
         return " ".join(WORDS[number] for number in self._draw(request, 0, len(WORDS)).tolist())
@@ -76,7 +76,10 @@ def _name(block: BlockKey) -> int | str:
 
 
 def token_range(vocabulary: int | None) -> tuple[int, int]:
-    """Return the range (lowest, end) of prompt token ids for a vocabulary of this size; None gives the default."""
+    """Return (lowest, end), the range of prompt token ids for a vocabulary size; `end` is excluded.
+
+    If `vocabulary` is None, return the default range.
+    """
     if vocabulary is None:
         return 256, 1024
     return min(256, vocabulary // 2), vocabulary

@@ -7,7 +7,11 @@ _CHECKOUT = Path(__file__).parents[3]
 
 
 def data_folder() -> Path:
-    """Return TWOFOLD_DATA if set, else `data` in the checkout if it exists, else `shared/data` beside the checkout."""
+    """Return the data folder.
+
+    It is TWOFOLD_DATA if this variable is set, else `data` in the checkout if this folder exists, else `shared/data`
+    beside the checkout.
+    """
     configured = os.environ.get("TWOFOLD_DATA")
     if configured:
         return Path(configured)
@@ -16,6 +20,6 @@ def data_folder() -> Path:
 
 
 def find_data(relative: str) -> Path | None:
-    """Return the path of a file in the data folder, or None if it does not exist."""
+    """Return the path of a file in the data folder, or None if the file does not exist."""
     path = data_folder() / relative
     return path if path.is_file() else None

@@ -21,7 +21,7 @@ STOP_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class ServedProcess:
-    """A running, ready service: its base URL and the pid of the process with gateway and controller."""
+    """A service that is ready: its base URL, and the pid of the process that runs gateway and controller."""
 
     url: str
     pid: int
@@ -38,7 +38,7 @@ def served(model: Path | None, flags: Sequence[str]) -> Iterator[str]:
 def served_process(model: Path | None, flags: Sequence[str]) -> Iterator[ServedProcess]:
     """Run `twofold serve MODEL FLAGS…` on a free port while the context is open.
 
-    `model` is None for an emulated service. Raises ConfigurationError with the service's log if it ends during startup.
+    `model` is None for an emulated service. If the service ends during startup, raises ConfigurationError with its log.
     """
     port = free_port()
     what = [] if model is None else [str(model)]
@@ -68,7 +68,10 @@ def metrics(url: str) -> str:
 
 
 def wait_ready(process: "subprocess.Popen[str] | subprocess.Popen[bytes]", url: str) -> bool:
-    """Wait until the service is healthy; False if its process ends. Raises ConfigurationError after ten minutes."""
+    """Wait until the service is healthy and return True; return False if its process ends.
+
+    Raises ConfigurationError if the service is not healthy after ten minutes.
+    """
     deadline = time.monotonic() + START_S
     while time.monotonic() < deadline:
         if process.poll() is not None:

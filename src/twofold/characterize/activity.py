@@ -1,4 +1,4 @@
-"""Active tokens of the batches of one colocated instance under a workload, simulated with its profile.
+"""Simulation of the number of active tokens in the batches of one colocated instance under a workload.
 
 A token is active while an iteration computes it: a prompt token during prefill, one token per sequence during decode
 (Splitwise, section III-B).
@@ -25,7 +25,10 @@ _PS: Final = 10**12
 
 
 class Activity(msgspec.Struct, frozen=True, kw_only=True):
-    """Busy seconds of an instance by active tokens of the batch, at `rate` requests per second."""
+    """Distribution of active tokens in the batches of an instance at `rate` requests per second.
+
+    `busy_s` maps a number of active tokens to the seconds during which the instance computed batches of this number.
+    """
 
     workload: str
     load: float
@@ -33,11 +36,11 @@ class Activity(msgspec.Struct, frozen=True, kw_only=True):
     busy_s: dict[int, float]
 
     def share(self, tokens: int) -> float:
-        """Return the share of the busy time with at most this many active tokens."""
+        """Return the share of the busy time during which the batch has at most `tokens` active tokens."""
         return sum(seconds for active, seconds in self.busy_s.items() if active <= tokens) / sum(self.busy_s.values())
 
     def steps(self) -> list[tuple[int, float]]:
-        """Return the cumulative distribution: numbers of active tokens, and the share of time with at most so many."""
+        """Return the cumulative distribution as (n, share of the busy time with at most n active tokens)."""
         total, whole, found = 0.0, sum(self.busy_s.values()), []
         for active in sorted(self.busy_s):
             total += self.busy_s[active]
@@ -58,7 +61,8 @@ class _BusyTime(Observer):
 def activities(profile: MeasuredProfile, catalog: Catalog, name: str, requests: Sequence[Request]) -> list[Activity]:
     """Simulate one colocated instance under a workload at each of `LOADS`.
 
-    `requests` must arrive at a mean rate of 1 per second. The highest throughput is that of all requests at once.
+    `requests` must arrive at a mean rate of 1 per second. `LOADS` are relative to the highest throughput, which is
+    found by a simulation in which all requests arrive at once.
     """
     with tempfile.TemporaryDirectory(prefix="twofold-characterize-") as folder:
         path = Path(folder) / "profile.yaml"
@@ -88,6 +92,6 @@ def _busy(spec: ClusterSpec, catalog: Catalog, requests: Sequence[Request]) -> _
 
 
 def _arriving(requests: Sequence[Request], rate: float | None) -> list[Request]:
-    """Return the requests with a mean rate of `rate` per second, or all at once."""
+    """Return the requests with arrivals rescaled to a mean rate of `rate` per second; with None, all arrive at once."""
     scale = 0.0 if rate is None else 1.0 / rate
     return [msgspec.structs.replace(request, arrival_s=request.arrival_s * scale) for request in requests]

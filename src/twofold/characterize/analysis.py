@@ -1,4 +1,4 @@
-"""Analysis of the measurements of one instance: its fitted profile, and the knees that the fit shows."""
+"""Analysis of the measurements of one instance: the fitted profile, and the knees of its throughput curves."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
@@ -22,7 +22,7 @@ _UNLIMITED: Final = 1 << 20
 
 
 class InstanceFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known about an instance besides its measurements. Fields are those of `MeasuredProfile`."""
+    """Facts about an instance that are not measured. They are copied to the fields of `MeasuredProfile`."""
 
     model: Model
     engine: str
@@ -34,7 +34,10 @@ class InstanceFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Characterization(msgspec.Struct, frozen=True, kw_only=True):
-    """Fitted profile of one model on one instance, with the rows that it was fitted to (none if only known by it)."""
+    """Fitted profile of one model on one instance, and the rows of measurements that it was fitted to.
+
+    `rows` is empty if only the profile is available.
+    """
 
     profile: MeasuredProfile
     rows: tuple[ProfileRow, ...] = ()
@@ -53,25 +56,31 @@ class Characterization(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def longest_prefill(self) -> int:
-        """Most prompt tokens that one iteration computed in the measurements."""
+        """Largest number of prompt tokens that one measured iteration computed."""
         measured = max((row.prompt_size * row.batch_size for row in self.rows if row.prompt_time), default=8192)
         return min(measured, self.profile.max_num_batched_tokens or _UNLIMITED)
 
     @property
     def largest_batch(self) -> int:
-        """Most sequences that decoded together in the measurements."""
+        """Largest number of sequences in a measured decode iteration."""
         return max((row.batch_size for row in self.rows if row.token_time), default=64)
 
     def prefill_rate(self, tokens: int) -> float:
-        """Return the prompt tokens per second of iterations of `tokens` tokens, in prompts of at most 512."""
+        """Return the prefill throughput in tokens per second of iterations that compute `tokens` prompt tokens.
+
+        The iterations consist of prompts of at most 512 tokens.
+        """
         return tokens / self.times.seconds(tokens, tokens * min(tokens, _PROMPT), 0, 0)
 
     def decode_rate(self, sequences: int, context: int) -> float:
-        """Return the output tokens per second of `sequences` decodes with `context` KV tokens each."""
+        """Return the decode throughput in tokens per second of `sequences` sequences with `context` KV tokens each."""
         return sequences / self.times.seconds(0, 0, sequences, sequences * context)
 
     def ttft_s(self, tokens: int) -> float:
-        """Return the TTFT in seconds of a prompt of `tokens` tokens without queueing, computed in chunks if need be."""
+        """Return the TTFT in seconds, without queueing, of a prompt of `tokens` tokens.
+
+        A prompt with more tokens than one iteration may compute is computed in chunks.
+        """
         chunk = self.profile.max_num_batched_tokens or tokens
         starts = range(0, tokens, chunk)
         chunks = ((min(chunk, tokens - start), start) for start in starts)
@@ -80,16 +89,16 @@ class Characterization(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def prefill_knee(self) -> int:
-        """Return the fewest batched prompt tokens with nearly the highest prefill throughput."""
+        """Return the smallest number of batched prompt tokens that reaches 95% of the highest prefill throughput."""
         return _knee(self.longest_prefill, self.prefill_rate)
 
     def decode_knee(self, context: int = 512) -> int:
-        """Return the smallest batch with nearly the highest decode throughput among those measured."""
+        """Return the smallest batch size that reaches 95% of the highest decode throughput up to `largest_batch`."""
         return _knee(self.largest_batch, lambda batch: self.decode_rate(batch, context))
 
 
 def _knee(largest: int, rate: Callable[[int], float]) -> int:
-    """Return the smallest size up to `largest` with at least 95% of the highest rate."""
+    """Return the smallest size whose rate is at least 95% of the highest rate of all sizes up to `largest`."""
     sizes = sorted({max(1, round(largest * 2 ** (-step / 8))) for step in range(200)})
     rates = [rate(size) for size in sizes]
     return next(size for size, each in zip(sizes, rates, strict=True) if each >= _SATURATED * max(rates))
@@ -98,9 +107,9 @@ def _knee(largest: int, rate: Callable[[int], float]) -> int:
 def characterization(
     rows: Sequence[ProfileRow], limits: TargetLimits, facts: InstanceFacts, power: MeasuredPower | None
 ) -> Characterization:
-    """Fit the profile of one pair of model and hardware; contradictory rows are left out.
+    """Fit the profile of one pair of model and hardware to its rows; rows that contradict others are left out.
 
-    Raises ConfigurationError for too few measurements.
+    Raises ConfigurationError if there are too few measurements.
     """
     _, hardware, tensor_parallel = rows[0].pair
     kept = [row for batch in consistent_batches(rows)[0] for row in batch.rows]
@@ -122,7 +131,10 @@ def characterization(
 
 
 def measured_link(rows: Sequence[ProfileRow], model: Model) -> KvLink | None:
-    """Fit the latency and bandwidth of KV transfers, of which all is visible; None without measurements."""
+    """Fit the latency and bandwidth of KV transfers; return None if fewer than two sizes were measured.
+
+    The fit assumes that the whole transfer is visible, that is, that it takes place after the first token.
+    """
     transfers = median_by_size((row.prompt_size, row.transfer_time) for row in rows if row.transfer_time)
     if len(transfers) < 2:
         return None
@@ -132,7 +144,7 @@ def measured_link(rows: Sequence[ProfileRow], model: Model) -> KvLink | None:
 
 
 def median_by_size(points: Iterable[tuple[int, float]]) -> dict[int, float]:
-    """Return the median of the values of each size, by increasing size."""
+    """Return a dict that maps each size in `points` to the median of its values; sizes increase."""
     groups: dict[int, list[float]] = defaultdict(list)
     for size, value in points:
         groups[size].append(value)
@@ -140,9 +152,10 @@ def median_by_size(points: Iterable[tuple[int, float]]) -> dict[int, float]:
 
 
 def measured_power(rows: Sequence[ProfileRow], tdp_w: float, source: str) -> MeasuredPower | None:
-    """Return the power of saturated prefills and of decodes, as shares of `tdp_w`; None without measurements.
+    """Return the power of saturated prefill and of decode, as shares of `tdp_w`; None if either was not measured.
 
-    A row with both times is nearly all decode, and its peak is the prefill.
+    A row with both a prefill and a decode time is a run that mostly decodes. Its average power therefore counts as
+    decode, and its peak power as prefill.
     """
     both = [row for row in rows if row.average_power and row.prompt_time and row.token_time]
     prefills = [row.average_power for row in rows if row.average_power and row.prompt_time and not row.token_time]
@@ -155,6 +168,6 @@ def measured_power(rows: Sequence[ProfileRow], tdp_w: float, source: str) -> Mea
 
 
 def cached_speedup(rows: Sequence[ProfileRow]) -> float | None:
-    """Return how many times faster the first token of a repeated prompt comes; None if not measured."""
+    """Return the median TTFT of a new prompt divided by that of the repeated prompt; None if not measured."""
     ratios = [row.prompt_time / row.cached_time for row in rows if row.cached_time]
     return median(ratios) if ratios else None

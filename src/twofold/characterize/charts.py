@@ -35,7 +35,10 @@ Instances = Sequence[Characterization]
 
 
 def charts(found: Instances, activity: Mapping[str, Sequence[Activity]], workloads: Workloads) -> list[ReportChart]:
-    """Return all charts with data, for one or several instances. `activity` is keyed by the name of the instance."""
+    """Return all charts that have data, for one or several instances.
+
+    `activity` maps the name of an instance to its simulated activities.
+    """
     drawn = (
         *(latency(found), throughput(found), lengths(workloads), active(activity)),
         *(memory(found), power(found), caps(found), transfer(found)),
@@ -44,7 +47,7 @@ def charts(found: Instances, activity: Mapping[str, Sequence[Activity]], workloa
 
 
 def _curve(largest: int, value: Callable[[int], float]) -> tuple[list[int], list[float]]:
-    """Return sizes up to `largest`, spaced geometrically, and the value at each."""
+    """Return geometrically spaced sizes from 1 to `largest`, and the `value` of each size."""
     sizes = sorted({max(1, round(largest ** (step / _POINTS))) for step in range(_POINTS + 1)})
     return sizes, [value(size) for size in sizes]
 
@@ -63,7 +66,7 @@ def _points(name: str, points: Mapping[int, float], colour: str, plot: int) -> T
 
 
 def latency(found: Instances) -> ReportChart:
-    """Plot TTFT over prompt tokens, and TBT over the batch (Splitwise, figure 5)."""
+    """Plot TTFT by prompt length, and TBT by batch size (Splitwise, figure 5)."""
     traces: list[Trace] = []
     for index, each in enumerate(found):
         colour = run_colour(index)
@@ -85,14 +88,14 @@ def latency(found: Instances) -> ReportChart:
 
 
 def _decodes(each: Characterization) -> Iterator[ProfileRow]:
-    """Yield the rows of decodes with about `_CONTEXT` tokens of context."""
+    """Yield the rows that measured decodes with about `_CONTEXT` tokens of context per sequence."""
     for row in each.rows:
         if row.token_time and _CONTEXT / _NEAR <= row.mean_context / row.batch_size <= _CONTEXT * _NEAR:
             yield row
 
 
 def throughput(found: Instances) -> ReportChart:
-    """Plot the throughput of each phase over batched tokens, with the knees (Splitwise, figure 6)."""
+    """Plot the throughput of each phase by batched tokens, and mark the knees (Splitwise, figure 6)."""
     traces: list[Trace] = []
     shapes: list[Layout] = []
     for index, each in enumerate(found):
@@ -136,7 +139,7 @@ def _cumulative(values: Iterable[int]) -> tuple[list[int], list[float]]:
 
 
 def lengths(workloads: Workloads) -> ReportChart | None:
-    """Plot the distributions of prompt and output tokens (Splitwise, figure 3)."""
+    """Plot the distributions of prompt and output lengths of each workload (Splitwise, figure 3)."""
     traces: list[Trace] = []
     for index, (name, requests) in enumerate(workloads.items()):
         for plot, field in enumerate(("prompt_tokens", "output_tokens")):
@@ -150,7 +153,7 @@ def lengths(workloads: Workloads) -> ReportChart | None:
 
 
 def active(activity: Mapping[str, Sequence[Activity]]) -> ReportChart | None:
-    """Plot the distribution of a batch's active tokens over time (Splitwise, figure 4)."""
+    """Plot the share of busy time in which the batch has at most n active tokens, by n (Splitwise, figure 4)."""
     traces: list[Trace] = []
     for index, (name, runs) in enumerate(activity.items()):
         workloads = list(dict.fromkeys(run.workload for run in runs))
@@ -173,7 +176,7 @@ def active(activity: Mapping[str, Sequence[Activity]]) -> ReportChart | None:
 
 
 def memory(found: Instances) -> ReportChart:
-    """Plot memory over the KV tokens of all sequences, up to the KV capacity (Splitwise, figure 7)."""
+    """Plot memory usage by the number of KV tokens in use, up to the KV capacity (Splitwise, figure 7)."""
     traces: list[Trace] = []
     for index, each in enumerate(found):
         model, capacity = each.profile.model, each.profile.kv_capacity_tokens
@@ -186,7 +189,7 @@ def memory(found: Instances) -> ReportChart:
 
 
 def power(found: Instances) -> ReportChart | None:
-    """Plot power over batched tokens, of prefill and of decode (Splitwise, figure 8)."""
+    """Plot the power of prefill and the power of decode by batched tokens (Splitwise, figure 8)."""
     traces: list[Trace] = []
     for index, each in enumerate(found):
         rows = [row for row in each.rows if row.peak_power and row.average_power]
@@ -207,7 +210,7 @@ def power(found: Instances) -> ReportChart | None:
 
 
 def caps(found: Instances) -> ReportChart | None:
-    """Plot TTFT and TBT under power caps, relative to those without (Splitwise, figure 9)."""
+    """Plot TTFT and TBT under power caps, relative to the same instance without a cap (Splitwise, figure 9)."""
     pairs = [(each, other) for each in found for other in found if is_capped(other, each)]
     if not pairs:
         return None
@@ -226,7 +229,7 @@ def _bars(name: str, x: Sequence[str], y: Iterable[float], colour: str) -> Trace
 
 
 def transfer(found: Instances) -> ReportChart | None:
-    """Plot the visible time of KV transfers over prompt tokens (Splitwise, figures 11 and 14)."""
+    """Plot the visible time of KV transfers by prompt length (Splitwise, figures 11 and 14)."""
     traces = [trace for index, each in enumerate(found) for trace in _transfers(each, run_colour(index))]
     if not traces:
         return None

@@ -1,4 +1,4 @@
-"""Target of characterization behind an OpenAI API: a running server, measured from outside."""
+"""Characterization target for a running server with an OpenAI API; times are measured at the client."""
 
 import asyncio
 import os
@@ -25,7 +25,7 @@ _SERVER_NAMES = {"vllm": "vLLM", "sglang": "SGLang", "twofold": "twofold"}
 
 
 class EndpointTarget:
-    """A server with an OpenAI API. Its prompts are random, so that no prefix cache knows them."""
+    """Target that sends probes to a server with an OpenAI API. Prompts are random, so that no prefix cache has them."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class EndpointTarget:
         disaggregated: bool = False,
         timeout_s: float = 600.0,
     ) -> None:
-        """Query the server. Raises ConfigurationError if it cannot be reached or refuses the key or the model."""
+        """Query the server. Raises ConfigurationError if the server is unreachable or refuses the key or the model."""
         self.endpoint: Endpoint = asyncio.run(discover(url, model, api_key))
         found = asyncio.run(_metrics(self.endpoint.base_url, api_key))
         self.engine = found.engine
@@ -114,7 +114,7 @@ class _ServerFacts(msgspec.Struct, frozen=True):
 
 
 async def _metrics(root: str, api_key: str | None) -> _ServerFacts:
-    """Return what the server's /metrics tell: its software and, for vLLM, the capacity of its KV cache."""
+    """Query /metrics and /version; return the server's software and, for vLLM, its KV capacity in tokens."""
     engine, capacity = "unknown engine", None
     with suppress(aiohttp.ClientError, ConfigurationError, TimeoutError, ValueError):
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=10)) as session:

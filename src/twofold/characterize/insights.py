@@ -22,7 +22,7 @@ _MID_LOAD: Final = LOADS[1]
 
 
 class Finding(StrEnum):
-    """Result of a check."""
+    """Verdict on whether an insight holds for an instance."""
 
     HOLDS = "holds"
     FAILS = "does not hold here"
@@ -34,7 +34,7 @@ class Finding(StrEnum):
 
 
 class Insight(msgspec.Struct, frozen=True, kw_only=True):
-    """One insight, whether it holds, the evidence for it, and the id of the chart that shows it."""
+    """One insight: its claim, the verdict on the claim, the evidence, and the id of the chart that shows it."""
 
     number: int
     claim: str
@@ -49,10 +49,10 @@ Workloads = Mapping[str, Sequence[Request]]
 def insights(
     found: Characterization, workloads: Workloads, activity: Sequence[Activity], others: Sequence[Characterization]
 ) -> list[Insight]:
-    """Check the insights for one instance.
+    """Check the insights for the instance `found`.
 
-    `activity` has its active tokens under each workload. `others` are instances to compare it with: the same model on
-    other hardware, or under a power cap.
+    `activity` has the instance's active tokens under each workload. `others` are instances to compare with `found`:
+    instances of the same model on other hardware or under a power cap.
     """
     return [
         _distributions(workloads),
@@ -180,14 +180,18 @@ def _power(found: Characterization, others: Sequence[Characterization]) -> Insig
 
 
 def is_capped(other: Characterization, found: Characterization) -> bool:
-    """Whether `other` is the same instance under a power cap: its hardware has the same name with a suffix."""
+    """Return whether `other` is the instance `found` under a power cap.
+
+    Then both have the same model and tensor parallelism, and the hardware name of `other` is the hardware name of
+    `found` plus a hyphen and a suffix.
+    """
     mine, its = found.profile, other.profile
     same = (mine.model.name, mine.tensor_parallel) == (its.model.name, its.tensor_parallel)
     return same and its.machine.startswith(f"{mine.machine}-")
 
 
 def slowdown(found: Characterization, other: Characterization) -> tuple[float, float]:
-    """Return the times of `other` divided by those of `found`: TTFT of 1,500 tokens, and TBT of 16 sequences."""
+    """Return two latencies of `other` divided by those of `found`: TTFT of 1,500 tokens, and TBT of 16 sequences."""
     decodes = [each.times.seconds(0, 0, _BATCH, _BATCH * 1024) for each in (other, found)]
     return other.ttft_s(1500) / found.ttft_s(1500), decodes[0] / decodes[1]
 

@@ -1,4 +1,4 @@
-"""Target of characterization in this process: runs streams on an engine, one iteration after another."""
+"""Characterization target in this process, which runs streams on an engine iteration by iteration."""
 
 import time
 from abc import abstractmethod
@@ -12,7 +12,7 @@ from twofold.characterize.target import ProbeStream, StreamTimes, TargetLimits
 
 
 class Stepper:
-    """An engine with its scheduler, which runs one iteration per call."""
+    """An engine with its scheduler; each call of `step` runs one iteration."""
 
     engine: str
     limits: TargetLimits
@@ -20,7 +20,7 @@ class Stepper:
 
     @abstractmethod
     def add(self, name: str, token_ids: list[int], output_tokens: int) -> None:
-        """Queue a request with exactly `output_tokens` output tokens."""
+        """Queue a request that gets exactly `output_tokens` output tokens."""
 
     @abstractmethod
     def step(self) -> Iterable[str]:
@@ -31,7 +31,7 @@ class Stepper:
 
 
 class LocalTarget:
-    """Runs streams on a stepper. A token's time is the end of its iteration."""
+    """Target that runs streams on a `Stepper`. A token's time is the end of the iteration that generated the token."""
 
     def __init__(self, stepper: Stepper) -> None:
         self.engine, self.limits = stepper.engine, stepper.limits

@@ -1,4 +1,4 @@
-"""Power of the hardware while a probe runs: NVIDIA GPUs by NVML, Intel and AMD processors by RAPL."""
+"""Measurement of hardware power during a probe: by NVML on NVIDIA GPUs, by RAPL on Intel and AMD processors."""
 
 import threading
 import time
@@ -17,13 +17,13 @@ _EVERY_S: Final = 0.05
 
 
 class PowerSource(Protocol):
-    """Source of power readings. `name` is for display; `tdp_w` is the power that counts as a share of 1."""
+    """Source of power readings. `name` is for display; power shares are relative to `tdp_w`, the TDP in watts."""
 
     name: str
     tdp_w: float
 
     def watts(self) -> float:
-        """Return the present power, or the mean power since the last call."""
+        """Return the power in watts: the current power or the mean since the previous call, depending on the source."""
 
     def limit(self, watts: float) -> None:
         """Limit the power. Raises OSError or a vendor's error if the limit is out of range or not permitted."""
@@ -35,7 +35,7 @@ class RaplPower:
     name = "RAPL"
 
     def __init__(self, folder: Path = RAPL) -> None:
-        """Find the packages; raises LookupError if there are none or their counters cannot be read."""
+        """Find the processor packages. Raises LookupError if there are none or their counters cannot be read."""
         self._packages = [path for path in sorted(folder.glob("*rapl:?")) if (path / "energy_uj").is_file()]
         if not self._packages:
             raise LookupError("no RAPL counters")
@@ -62,7 +62,7 @@ class RaplPower:
         return time.monotonic(), [int((path / "energy_uj").read_text()) for path in self._packages]
 
     def _spans(self) -> list[int]:
-        """Return the values at which the counters wrap around."""
+        """Return the value in µJ at which the energy counter of each package wraps around."""
         return [int((path / "max_energy_range_uj").read_text()) for path in self._packages]
 
 
@@ -70,7 +70,7 @@ class NvmlPower:
     """Power of an NVIDIA GPU. Needs the package `nvidia-ml-py`."""
 
     def __init__(self, index: int = 0) -> None:
-        """Open the GPU; raises LookupError without the package, driver or GPU."""
+        """Open the GPU. Raises LookupError if the package, the driver or the GPU is missing."""
         try:
             import pynvml  # noqa: PLC0415  (an optional package)
 
@@ -112,14 +112,14 @@ class PowerShares(msgspec.Struct):
 
 
 class PowerMeter:
-    """Samples a power source while probes run; without a source, it measures nothing."""
+    """Meter that samples a power source while a probe runs; without a source, it measures nothing."""
 
     def __init__(self, source: PowerSource | None) -> None:
         self.source = source
 
     @contextmanager
     def measuring(self) -> Iterator[PowerShares]:
-        """Yield shares that are set when the context ends."""
+        """Measure power during the context; the fields of the yielded `PowerShares` are set when the context ends."""
         shares = PowerShares()
         if self.source is None:
             yield shares
@@ -145,7 +145,7 @@ class PowerMeter:
 
 
 def find_power(device: str) -> PowerSource | None:
-    """Return the power source of a device (`cpu`, `cuda`, `cuda:1`), or None if its power cannot be read."""
+    """Return the power source of a device (`cpu`, `cuda`, `cuda:1`), or None if the device's power cannot be read."""
     try:
         return RaplPower() if device == "cpu" else NvmlPower(int(device.partition(":")[2] or 0))
     except LookupError:

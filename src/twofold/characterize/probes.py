@@ -1,14 +1,15 @@
 """Probes of a characterization: small groups of streams, each of which measures one property of an instance.
 
     kind      streams                                       measures
-    prefill   one prompt alone                              prefill time over prompt length
-    parallel  several prompts at once                       prefill time over batched tokens
-    decode    n streams                                     time of a decode iteration over batch and context
-    mixed     n streams, and prompts sent while they run    iterations that compute a prompt beside decodes
+    prefill   one prompt alone                              prefill time by prompt length
+    parallel  several prompts at once                       prefill time by batched tokens
+    decode    n streams                                     time of a decode iteration by batch size and context
+    mixed     n streams, and prompts sent while they run    time of iterations that compute a prompt beside decodes
     cached    a prompt, then the same prompt again          prefill time with a prefix-cache hit
-    transfer  one stream of a disaggregated service         delay of its second token by the KV transfer
+    transfer  one stream of a disaggregated service         delay of the second token by the KV transfer
 
-Sizes are not powers of two where kernels are tuned for those, and grow geometrically up to the target's limits.
+Sizes grow about geometrically up to the target's limits. Most sizes are not powers of two, because kernels are often
+tuned for powers of two.
 """
 
 from collections.abc import Iterator, Sequence
@@ -32,7 +33,7 @@ _RESERVED: Final = 8  # context left free, because a tokenizer may add tokens
 
 
 class ProbeKind(StrEnum):
-    """Property that a probe measures; see the table of this module."""
+    """Property that a probe measures; the docstring of this module describes each kind."""
 
     PREFILL = "prefill"
     PARALLEL = "parallel"
@@ -43,7 +44,10 @@ class ProbeKind(StrEnum):
 
 
 class SweepProbe(msgspec.Struct, frozen=True, kw_only=True):
-    """Streams that run together. Those with `after_tokens` 0 start at once; a mixed probe sends others meanwhile."""
+    """A probe: streams that run together.
+
+    Streams with `after_tokens` 0 start at once. In a mixed probe, other streams start while the first ones run.
+    """
 
     kind: ProbeKind
     streams: tuple[ProbeStream, ...]
@@ -55,12 +59,12 @@ class SweepProbe(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def injected(self) -> list[ProbeStream]:
-        """Streams that start while the others decode."""
+        """Streams that start later, while the `running` streams decode."""
         return [stream for stream in self.streams if stream.after_tokens]
 
     @property
     def name(self) -> str:
-        """Identifies the probe in a profile, such as `decode 5x512` or `mixed 4x512+200`."""
+        """Name of the probe by its kind and prompt lengths, such as `decode 5x512` or `mixed 4x512+200`."""
         first = self.running[0]
         many = f"{len(self.running)}x{first.prompt_tokens}"
         beside = "".join(f"+{stream.prompt_tokens}" for stream in self.injected)
@@ -68,12 +72,15 @@ class SweepProbe(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def tokens(self) -> int:
-        """Prompt and output tokens of all streams, which bound the time of the probe."""
+        """Number of prompt and output tokens of all streams, a measure of how long the probe takes."""
         return sum(stream.prompt_tokens + stream.output_tokens for stream in self.streams)
 
 
 def probes(limits: TargetLimits) -> list[SweepProbe]:
-    """Return the probes that fit into the limits of a target. Every leading part of them covers all kinds and sizes."""
+    """Return the probes that fit into the limits of a target.
+
+    The order interleaves all kinds, and small with large sizes, so that a sweep that ends early covers all of them.
+    """
     kinds = (_transfers,) if limits.disaggregated else (_prefills, _decodes, _mixed, _parallel, _cached)
     ranked: list[tuple[float, SweepProbe]] = []
     for kind in kinds:
@@ -84,7 +91,10 @@ def probes(limits: TargetLimits) -> list[SweepProbe]:
 
 
 def _bisecting(index: int) -> float:
-    """Return the van der Corput number of an index. In its order, indices bisect the range again and again."""
+    """Return the van der Corput number of an index.
+
+    Indices sorted by this number start with the smallest and then bisect the remaining gaps again and again.
+    """
     number, unit = 0.0, 0.5
     while index:
         number += unit * (index & 1)
@@ -93,7 +103,7 @@ def _bisecting(index: int) -> float:
 
 
 def _longest(limits: TargetLimits, output: int) -> int:
-    """Return the longest prompt that leaves room for `output` tokens."""
+    """Return the length in tokens of the longest prompt that leaves room for `output` tokens in the context."""
     return limits.max_model_len - output - _RESERVED
 
 
@@ -145,7 +155,10 @@ def _transfers(limits: TargetLimits) -> Iterator[SweepProbe]:
 
 
 def chunks_of(tokens: int, limits: TargetLimits, decodes: int = 0) -> int:
-    """Return the number of iterations that compute a prompt beside `decodes` decodes, as far as the limits tell."""
+    """Return the number of iterations that compute a prompt of `tokens` tokens beside `decodes` decodes.
+
+    If the token limit of an iteration is unknown, return 1.
+    """
     budget = limits.max_num_batched_tokens
     return 1 if budget is None else -(-tokens // max(1, budget - decodes))
 
@@ -155,7 +168,7 @@ def _stream(prompt: int, output: int) -> ProbeStream:
 
 
 def _fits(limits: TargetLimits, prompts: Sequence[int], output: int) -> bool:
-    """Whether all prompts and outputs fit into the KV cache and the batch limit at once."""
+    """Return whether all prompts and outputs fit into the KV cache at the same time, and into one batch."""
     tokens = sum(prompts) + output * len(prompts)
     capacity = min(_MOST_TOKENS, limits.kv_capacity_tokens or _MOST_TOKENS)
     return tokens <= capacity and len(prompts) <= (limits.max_num_seqs or len(prompts))

@@ -33,10 +33,10 @@ OnProbe = Callable[[str, float], None]
 
 
 class ProfileFile:
-    """A profile that grows row by row. Rows that the file has already count as measured."""
+    """A profile (CSV file) to which rows are appended. Rows that it already contains need not be measured again."""
 
     def __init__(self, path: Path, pair: tuple[str, str, int]) -> None:
-        """Open the file; raises ConfigurationError if it is not a profile, or one of another model or hardware."""
+        """Open the file. Raises ConfigurationError if it is no profile, or has rows of another model or hardware."""
         self.rows = list(read_profile(path)) if path.exists() and path.stat().st_size else []
         for row in self.rows:
             require(
@@ -46,7 +46,7 @@ class ProfileFile:
         self.path = path
 
     def append(self, rows: Sequence[ProfileRow]) -> None:
-        """Write rows to the end of the file, with a header if it is new."""
+        """Write rows to the end of the file; if the file has no rows yet, write the header first."""
         try:
             with self.path.open("a", newline="", encoding="utf-8") as file:
                 writer = csv.DictWriter(file, _NAMES)
@@ -59,19 +59,19 @@ class ProfileFile:
 
 
 def _cells(row: ProfileRow) -> dict[str, object]:
-    """Return the cells of a row; a value that was not measured is an empty cell."""
+    """Return a dict of column names to values; values that were not measured are left out, so their cells are empty."""
     return {name: value for name in _NAMES if (value := getattr(row, name)) not in (None, 0, 0.0)}
 
 
 def sweep(
     target: Target, file: ProfileFile, pair: tuple[str, str, int], budget_s: float, on_probe: OnProbe, meter: PowerMeter
 ) -> None:
-    """Run the probes of a target, up to `_PASSES` times each, for `budget_s` seconds; append their rows to `file`.
+    """Run the probes of a target up to `_PASSES` times each, within `budget_s` seconds; append their rows to `file`.
 
-    `on_probe` is called with the name of each probe and the elapsed share of the budget. A probe that probably takes
-    longer than an eighth of the budget is skipped. If the rows do not suffice for a fit then, because the target is
-    slow, the shortest probes that did not run yet are run beyond the budget. Raises TargetError if the target fails;
-    `file` keeps the rows measured before.
+    `on_probe` is called before each probe with the probe's name and the elapsed share of the budget. A probe is skipped
+    if its expected time exceeds an eighth of the budget. If the rows do not suffice for a fit when the budget is spent,
+    because the target is slow, the shortest probes that have not run yet run beyond the budget. Raises TargetError if
+    the target fails; rows that were measured before the failure remain in `file`.
     """
     began = time.monotonic()
     wanted = probes(target.limits)
@@ -104,7 +104,7 @@ def _suffice(rows: Sequence[ProfileRow], limits: TargetLimits, ran: Sequence[Swe
 
 
 def _expected_s(probe: SweepProbe, rows: Sequence[ProfileRow]) -> float:
-    """Return an upper estimate of the seconds of a probe, from the slowest rates measured so far."""
+    """Return an upper estimate of a probe's duration in seconds, based on the slowest iterations measured so far."""
     long = [row for row in rows if row.prompt_size * row.batch_size >= _LONG]
     prompt_ms = max((row.prompt_time / (row.prompt_size * row.batch_size) for row in long), default=0.0)
     token_ms = max((row.token_time for row in rows), default=0.0)
@@ -113,7 +113,10 @@ def _expected_s(probe: SweepProbe, rows: Sequence[ProfileRow]) -> float:
 
 
 def _left(wanted: Sequence[SweepProbe], rows: Sequence[ProfileRow]) -> Iterator[SweepProbe]:
-    """Yield every probe `_PASSES` times, pass by pass, except as often as `rows` have its sizes already."""
+    """Yield the probes that remain to be run, pass by pass, so that each is measured `_PASSES` times in total.
+
+    Measurements of the same sizes in `rows` count as runs of a probe.
+    """
     done = Counter(_sizes_of_row(row) for row in rows)
     for number in range(_PASSES):
         for probe in wanted:

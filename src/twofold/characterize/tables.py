@@ -76,7 +76,7 @@ def _ms(seconds: float) -> str:
 
 
 def percent(error: float | None) -> str:
-    """Format a relative error; a dash if it was not measured."""
+    """Format a relative error as a percentage, or as a dash if the error is None (not measured)."""
     return NOTHING if error is None else f"{error:.1%}"
 
 

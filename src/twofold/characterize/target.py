@@ -1,4 +1,4 @@
-"""Interface of a target of characterization: an instance of a model that runs streams and reports their token times."""
+"""Interface of a characterization target: an instance of a model that runs streams and reports their token times."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -9,14 +9,15 @@ from twofold.errors import UserError
 
 
 class TargetError(UserError):
-    """The target failed or refused a request. Measurements made before are kept."""
+    """Error of a target that failed or refused a request. Measurements made before the error are kept."""
 
 
 class ProbeStream(msgspec.Struct, frozen=True, kw_only=True):
     """One request of a probe: a random prompt of `prompt_tokens` tokens and exactly `output_tokens` output tokens.
 
-    It is sent when every stream with `after_tokens` 0 has `after_tokens` output tokens. Two streams with the same
-    `prompt` number have the same prompt; all other prompts are new to every cache.
+    With `after_tokens` 0, the request is sent at once. Otherwise it is sent when every stream that was sent at once has
+    `after_tokens` output tokens. Streams with the same `prompt` number have the same prompt; all other prompts are new
+    to every cache.
     """
 
     prompt_tokens: int
@@ -26,7 +27,7 @@ class ProbeStream(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StreamTimes(msgspec.Struct, frozen=True):
-    """When a stream was sent and when each of its output tokens arrived, in seconds on one monotonic clock."""
+    """Times of one stream, in seconds on a monotonic clock: when it was sent, and when each output token arrived."""
 
     sent_s: float
     token_times_s: list[float]
@@ -37,11 +38,11 @@ class StreamTimes(msgspec.Struct, frozen=True):
 
 
 class TargetLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """Limits of a target; None if unknown.
+    """Limits of a target; a limit is None if it is unknown.
 
-    `max_num_batched_tokens` limits the tokens of an iteration: longer prompts are computed in chunks of this size.
-    `remote` is set if times include the transport of requests, such as HTTP. `disaggregated` is set if prefill and
-    decode run on different instances: then only KV transfers are measured.
+    `max_num_batched_tokens` limits the tokens of an iteration; longer prompts are computed in chunks. `remote` is set
+    if measured times include the transport of requests, such as HTTP. `disaggregated` is set if prefill and decode run
+    on different instances; then only KV transfers are measured.
     """
 
     max_model_len: int
@@ -59,7 +60,10 @@ class Target(Protocol):
     limits: TargetLimits
 
     def run(self, streams: Sequence[ProbeStream]) -> list[StreamTimes]:
-        """Run streams together and return their times, in the same order; raises TargetError if one fails."""
+        """Run the streams together and return the times of each, in the order of `streams`.
+
+        Raises TargetError if a stream fails.
+        """
 
     def close(self) -> None:
         """Release the target's resources."""

@@ -1,4 +1,4 @@
-"""The built-in engine in this process, with the live instance scheduler."""
+"""Stepper that runs the built-in engine in this process, with the instance scheduler of the live service."""
 
 import time
 from collections.abc import Iterable
@@ -24,7 +24,7 @@ _BLOCK_SIZE = 16
 
 
 class TorchStepper(Stepper):
-    """Runs the batches of an instance scheduler with chunked prefill on a torch engine, without prefix reuse."""
+    """Stepper on the torch engine, with an instance scheduler that uses chunked prefill and no prefix reuse."""
 
     def __init__(
         self,
@@ -38,7 +38,10 @@ class TorchStepper(Stepper):
         max_num_seqs: int,
         max_model_len: int | None = None,
     ) -> None:
-        """Load the model. Raises ModelError if it cannot be served, ConfigurationError if its KV cache is too small."""
+        """Load the model.
+
+        Raises ModelError if the model cannot be served, ConfigurationError if the KV cache is too small for a request.
+        """
         if threads is not None:
             torch.set_num_threads(threads)
         loaded = load_model(model, dtype=dtype).to(device)

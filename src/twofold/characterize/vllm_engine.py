@@ -1,4 +1,4 @@
-"""vLLM in this process, one engine step at a time."""
+"""Stepper that runs vLLM in this process."""
 
 import os
 from collections.abc import Iterable
@@ -19,7 +19,7 @@ from vllm.v1.engine.llm_engine import LLMEngine
 
 
 class VllmStepper(Stepper):
-    """Steps vLLM's engine with its own scheduler, without prefix caching."""
+    """Stepper on vLLM's engine, with vLLM's own scheduler and without prefix caching."""
 
     def __init__(
         self,
@@ -31,7 +31,7 @@ class VllmStepper(Stepper):
         kv_cache_bytes: int,
         **options: Any,  # noqa: ANN401  (engine arguments, which vLLM checks)
     ) -> None:
-        """Load the model; raises ModelError if vLLM cannot serve it."""
+        """Load the model. Raises ModelError if vLLM cannot serve the model."""
         if threads is not None:
             torch.set_num_threads(threads)
         args = EngineArgs(

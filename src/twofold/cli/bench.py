@@ -44,7 +44,10 @@ class LoadSettings(ShapeSettings):
     duration: float | None = DURATION.field(unset="no limit")
 
     def requests(self, context: int | None) -> list[Request]:
-        """Return the requests, clipped to --max-model-len or `context`. Raises ConfigurationError if there are none."""
+        """Return the requests, clipped to --max-model-len tokens or, without this flag, to `context` tokens.
+
+        Raises ConfigurationError if there are no requests.
+        """
         shape = self.shape() | {"max_model_len": self.max_model_len or context}
         few = self.num_requests is None and self.duration is None
         requests = workload(
@@ -89,7 +92,7 @@ class BenchSettings(ReportSettings, ClientSettings, LoadSettings):
 
 
 class BenchReport(JsonReport, frozen=True, kw_only=True):
-    """JSON report of `twofold bench`. It never contains the API key; `requests` is None without --per-request."""
+    """JSON report of `twofold bench`. It contains no API key. `requests` is None without --per-request."""
 
     twofold_version: str
     workload: str
@@ -150,7 +153,7 @@ def bench(settings: BenchSettings) -> None:
 
 
 def load_config(endpoint: Endpoint, settings: BenchSettings) -> LoadConfig:
-    """Return the load configuration. With --chat, prompts are text, as chat endpoints accept no token ids."""
+    """Return the load configuration. With --chat, prompts are text, because chat endpoints accept no token ids."""
     form = PromptForm.TEXT if settings.chat else PromptForm(settings.prompt_form)
     lowest, vocabulary = token_range(settings.vocab_size or endpoint.vocab_size)
     return LoadConfig(
@@ -169,7 +172,7 @@ def load_config(endpoint: Endpoint, settings: BenchSettings) -> LoadConfig:
 
 
 def run_to_end(config: LoadConfig, requests: Sequence[Request]) -> LoadResult:
-    """Run a load until it ends. A first Ctrl-C ends it early with a result; a second one ends the process."""
+    """Run a load to its end. A first Ctrl-C ends the load early and returns its result; a second ends the process."""
     with load_progress(len(requests)) as on_change:
         return asyncio.run(_run(config, requests, on_change))
 
@@ -195,7 +198,7 @@ def _check_output(path: Path | None) -> None:
 
 
 def _show_errors(result: LoadResult) -> None:
-    """Print an example of each category of error to stderr."""
+    """Print one example of each category of failed requests to stderr."""
     examples = {outcome.error: outcome.detail for outcome in result.outcomes if outcome.error is not None}
     for reason, detail in examples.items():
         typer.echo(f"failed, for example: {reason}: {detail}", err=True)

@@ -69,8 +69,8 @@ configurations."""
 def fit(settings: FitSettings) -> None:
     """Fit prefill and decode times to a measured profile, and print the error on held-out configurations.
 
-    Simulations prefer the fitted times to those of the package if the environment variable TWOFOLD_CALIBRATION names
-    the file.
+    To simulate with the fitted times instead of the package's own, set the environment variable TWOFOLD_CALIBRATION to
+    the path of the written file.
     """
     profile, output = settings.profile, settings.output
     rows = read_profile(profile)
@@ -92,7 +92,7 @@ def fit(settings: FitSettings) -> None:
 
 
 def fit_table(title: str, fits: Sequence[Calibration]) -> Table:
-    """Return a table with the held-out errors and the measured range of each pair of model and hardware."""
+    """Return a table with one row per pair of model and hardware: its held-out errors and its measured range."""
     errors = table(title, ("pair", "prefill", "decode", "tokens to", "batch to"), range(1, 5))
     for entry in fits:
         errors.add_row(
@@ -165,7 +165,7 @@ def calibrate_host(settings: LiveSettings) -> None:
 
 
 def profile_table(profile: MeasuredProfile) -> Table:
-    """Return a table of a host profile, as times of typical iterations and transfers."""
+    """Return a table of a host profile, with the times of typical iterations and the speed of transfers."""
     engine, host = profile.times, profile.shared_host
     front, prefill, decode = host.front, host.prefill, host.decode
     mixed_s = engine.seconds(512, 512 * 512, 8, 4096)
@@ -193,7 +193,7 @@ def profile_table(profile: MeasuredProfile) -> Table:
 
 @contextmanager
 def _progress() -> Iterator[OnGroup]:
-    """Yield a callback that reports progress of the measurement as a bar, if stderr is a terminal."""
+    """Yield a callback that updates a progress bar; if stderr is no terminal, the callback does nothing."""
     if not sys.stderr.isatty():
         yield lambda _design, _done, _total: None
         return

@@ -25,7 +25,7 @@ Item = Accelerator | Machine | Model | Link | StorageTier
 
 
 class CatalogSettings(Settings):
-    """Flags that select catalog entries. TWOFOLD_CATALOG names more catalog files."""
+    """Flags that select catalog entries. The environment variable TWOFOLD_CATALOG can name more catalog files."""
 
     name: tuple[str, ...] = flag("Entries to show; all if none.", (), positional=True, metavar="NAME")
     catalog: tuple[Path, ...] = flag(
@@ -68,7 +68,7 @@ def _shows(
 
 @command
 def reuse(settings: PrefixCostSettings) -> None:
-    """Show the bandwidth from which loading a prefix beats computing it, and the shortest such prefix for each link."""
+    """Show the bandwidth above which loading a prefix beats computing it, and per link the shortest prefix to load."""
     catalog, tensor_parallel = load_catalog(settings.catalog), settings.tp
     model = catalog.model(settings.model)
     found = [catalog.machine(name) for name in settings.name] or list(catalog.machines.values())
@@ -164,9 +164,10 @@ _PREFIX: Final = 8192
 class Loading(msgspec.Struct, frozen=True, kw_only=True):
     """Bandwidths (bytes/s) above which loading a prefix is faster than computing it on one instance of a machine.
 
-    `peak` assumes the accelerators' peak FLOP/s, as Mooncake does. `predicted` uses a performance model with the
-    relative prefill error `error`. `shortest` maps each link, network and storage tier to the shortest prefix, in
-    tokens, worth loading over it (None: no prefix is). `shortest_at_peak` does the same for peak FLOP/s.
+    `peak` is the bandwidth if the accelerators compute at peak FLOP/s, which Mooncake assumes. `predicted` is the
+    bandwidth according to a performance model whose relative prefill error is `error`. `shortest` maps each link,
+    network and storage tier to the length in tokens of the shortest prefix for which loading is faster than computing
+    (None: there is no such prefix). `shortest_at_peak` is like `shortest`, but at peak FLOP/s.
     """
 
     accelerators: int

@@ -12,7 +12,7 @@ from twofold.errors import UserError
 
 
 class Entry(NamedTuple):
-    """A command of `twofold`: its module, the name of its function or group, and its help in the list of commands."""
+    """A command of `twofold`: its module, the name of its function or group there, and its line in the help."""
 
     module: str
     name: str
@@ -39,7 +39,7 @@ COMMANDS: Final = {
 
 
 class LazyGroup(Group):
-    """Command group that imports each command on first use. Until then it knows only the command's help text."""
+    """Command group that imports each command on first use. Before the import, it only has the command's help text."""
 
     def resolve_command(self, ctx: typer.Context, args: list[str]) -> Any:  # type: ignore[override]  # noqa: ANN401
         if args and args[0] in COMMANDS:

@@ -51,7 +51,10 @@ def parse_budget(text: str, flag: str) -> int | Literal["auto"]:
 
 
 def parse_batchers(text: str, flag: str) -> dict[Role, str]:
-    """Parse a batcher for all roles, or `prefill=prefill-balanced,decode=decode`. Raises ConfigurationError."""
+    """Parse one batcher for all roles, or a batcher per role, as in `prefill=prefill-balanced,decode=decode`.
+
+    Raises ConfigurationError for an unknown role or batcher.
+    """
     found: dict[Role, str] = {}
     for part in text.split(","):
         role, equals, name = part.strip().rpartition("=")
@@ -71,7 +74,10 @@ def parse_disk(text: str, flag: str) -> tuple[Path, int]:
 
 
 def check_outputs(written: Mapping[str, Path], read: Iterable[str | Path]) -> None:
-    """Raise ConfigurationError if an output has the path of an input or other output. `written` is keyed by field."""
+    """Raise ConfigurationError if an output file is also an input file, or if two outputs have the same path.
+
+    `written` maps the settings field of an output to its path; `read` has the paths of the inputs.
+    """
     inputs = {Path(path).resolve() for path in read}
     flags: dict[Path, str] = {}
     for name, path in written.items():
@@ -167,7 +173,10 @@ class StoreSettings(Settings, panel="Prefix cache"):
     kv_eviction: str | None = flag("Prefix-cache eviction policy.", choices=EVICTIONS)
 
     def store_config(self) -> "StoreConfig | None":
-        """Return the store's configuration. Raises ConfigurationError for a disk without DRAM or a bad directory."""
+        """Return the store's configuration; None without --kv-store-dram.
+
+        Raises ConfigurationError for a disk without DRAM, or an unusable disk directory.
+        """
         from twofold.serving.config import StoreConfig  # noqa: PLC0415  (slow to import)
         from twofold.serving.store.disk import check_directory  # noqa: PLC0415
 

@@ -38,7 +38,7 @@ def _bar(*columns: ProgressColumn) -> Progress:
 
 @contextmanager
 def load_progress(total: int) -> Iterator["OnChange"]:
-    """Show the numbers of requests of a load that are sent, done and failed. Yields the callback that updates them."""
+    """Show how many requests of a load were sent, done and failed. Yield the callback that updates these numbers."""
     if not sys.stderr.isatty():
         yield lambda _: None
         return
@@ -54,7 +54,10 @@ def load_progress(total: int) -> Iterator["OnChange"]:
 
 @contextmanager
 def simulation_progress(total: int | None) -> Iterator[SimulationTick | None]:
-    """Show finished requests, simulated time and speed. Yields a callback for updates, or None without a terminal."""
+    """Show finished requests, simulated time and speed of a simulation.
+
+    Yield the callback that updates the display, or None if stderr is no terminal.
+    """
     if not sys.stderr.isatty():
         yield None
         return
@@ -86,7 +89,7 @@ def _simulation_tick(bar: Progress, total: int | None) -> SimulationTick:
 
 
 def trace_progress(requests: Iterable[Request]) -> Iterator[Request]:
-    """Yield the requests. If this takes more than a second, show the number read so far."""
+    """Yield the requests of a trace. After one second, show on stderr how many requests were read so far."""
     if not sys.stderr.isatty():
         yield from requests
         return
@@ -103,7 +106,7 @@ def trace_progress(requests: Iterable[Request]) -> Iterator[Request]:
 
 
 class PlanProgress:
-    """Progress display of a plan: number of simulations, and best design so far."""
+    """Progress display of the search for a plan: number of simulations, and best design so far."""
 
     def __init__(self, objective: "Objective", bar: Progress) -> None:
         self._objective, self._bar = objective, bar
@@ -111,12 +114,12 @@ class PlanProgress:
         self._task = bar.add_task("", total=None, reused=0, speed=0.0, best="")
 
     def evaluated(self, effort: "Effort", trial: "Trial", evaluation: "Evaluation") -> None:
-        """Update the number of simulations after a trial."""
+        """Update the displayed number of simulations after a trial."""
         speed = effort.requests_per_cpu_s or 0.0
         self._bar.update(self._task, completed=effort.simulations, reused=effort.reused, speed=speed)
 
     def found(self, choice: "DesignChoice") -> None:
-        """Update the best design after a family has been searched."""
+        """Update the displayed best design after the search of a design family."""
         if self._best is None or self._cost(choice) < self._cost(self._best):
             self._best = choice
         design, rate = self._best.design, self._best.highest_rate
@@ -131,7 +134,7 @@ class PlanProgress:
 
 @contextmanager
 def plan_progress(objective: "Objective") -> Iterator[PlanProgress]:
-    """Show the progress of a plan while the context is open; hidden without a terminal."""
+    """Show the progress of the search for a plan while the context is open, if stderr is a terminal."""
     columns = (SpinnerColumn(), TextColumn(_PLAN), TextColumn(_PLAN_SPEED), TimeElapsedColumn(), TextColumn(_PLAN_BEST))
     with _bar(*columns) as bar:
         yield PlanProgress(objective, bar)

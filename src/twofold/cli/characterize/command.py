@@ -1,4 +1,4 @@
-"""`twofold characterize`: measure an instance, or analyse measurements, and fit a profile for simulations and plans."""
+"""`twofold characterize`: measure an instance or read its measurements, and fit a profile for simulations and plans."""
 
 import sys
 from pathlib import Path
@@ -32,8 +32,8 @@ _NUM_REQUESTS: Final = 400
 def characterize(settings: CharacterizeSettings) -> None:
     """Measure the prefill, decode and mixed iterations of an instance, and fit a profile with held-out errors.
 
-    The profile is for `--profile` of `twofold plan`, `simulate` and `verify`. The report shows the figures of Splitwise
-    (section III) for this instance, and which of its seven insights hold.
+    Pass the profile to `twofold plan`, `simulate` or `verify` with `--profile`. The report shows the figures of
+    Splitwise (section III) for this instance, and which of Splitwise's seven insights hold for the instance.
     """
     catalog = load_catalog(settings.catalog)
     written = {name: path for name in ("output", "html") if (path := getattr(settings, name)) is not None}
@@ -86,6 +86,6 @@ def _report(settings: CharacterizeSettings, catalog: Catalog, found: list[Charac
 
 
 def _rows_beside(path: Path) -> tuple[ProfileRow, ...]:
-    """Return the measurements that are kept beside a profile, if they are."""
+    """Return the rows of the CSV of the same name beside a profile; return () if there is no such file."""
     rows = path.with_suffix(CSV)
     return tuple(read_profile(rows)) if rows.is_file() else ()

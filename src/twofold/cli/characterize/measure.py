@@ -28,7 +28,8 @@ from twofold.performance.profile import HOST, MachineCosts
 def measure(settings: CharacterizeSettings, catalog: Catalog) -> list[Characterization]:
     """Measure the target, then again under each power cap, and fit a profile to each sweep.
 
-    Raises TargetError if the target fails; its rows are kept. Raises ConfigurationError if power cannot be capped.
+    Raises TargetError if the target fails; rows that were measured before the failure are kept in the CSV. Raises
+    ConfigurationError if the power cannot be capped.
     """
     if settings.output is None:
         raise ConfigurationError("give --output FILE, the profile to write")
@@ -96,7 +97,10 @@ def _sweep(
 
 @contextmanager
 def _progress() -> Iterator[OnProbe]:
-    """Yield a callback that shows the present probe and the elapsed share of the budget, if stderr is a terminal."""
+    """Yield a callback that shows the current probe and the elapsed share of the budget.
+
+    If stderr is no terminal, the callback does nothing.
+    """
     if not sys.stderr.isatty():
         yield lambda _name, _share: None
         return
@@ -107,7 +111,10 @@ def _progress() -> Iterator[OnProbe]:
 
 
 def _open(settings: CharacterizeSettings, catalog: Catalog) -> tuple[Target, Model]:
-    """Open the target and read the sizes of its model. Raises ConfigurationError or ModelError if it cannot be used."""
+    """Open the target and read the sizes of its model.
+
+    Raises ConfigurationError or ModelError if the target or its model cannot be used.
+    """
     if settings.is_endpoint:
         from twofold.characterize.endpoint import EndpointTarget  # noqa: PLC0415
 
@@ -145,7 +152,7 @@ def _open(settings: CharacterizeSettings, catalog: Catalog) -> tuple[Target, Mod
 
 
 def _served_model(settings: CharacterizeSettings, endpoint: Endpoint, catalog: Catalog) -> Model:
-    """Return the sizes of an endpoint's model: those of --model-sizes, or of the directory that the server loaded."""
+    """Return the sizes of an endpoint's model, from --model-sizes or from the directory that the server loaded."""
     named = settings.model_sizes
     if named in catalog.models:
         return catalog.model(named)

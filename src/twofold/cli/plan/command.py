@@ -8,7 +8,7 @@ from twofold.cli.settings import command
 def plan(settings: PlanSettings) -> None:
     """Find the best machines for a workload: how many, of which kind, and whether to disaggregate.
 
-    Every answer comes from simulations, and is shown with the error of their performance model.
+    The results come from simulations, and are shown with the error of the performance model that the simulations use.
     """
     from twofold.cli.plan.run import run  # noqa: PLC0415  (slow to import)
 

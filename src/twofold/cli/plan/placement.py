@@ -1,4 +1,4 @@
-"""`twofold plan --objective goodput`: find DistServe's placement, with separate parallelism for each phase."""
+"""`twofold plan --objective goodput`: find a placement as DistServe does, with separate parallelism for each phase."""
 
 import asyncio
 from typing import Final
@@ -62,7 +62,10 @@ def read_placement_query(problem: Problem, settings: PlanSettings) -> PlacementQ
 
 
 def _read_stock(problem: Problem, machines: str | None, max_gpus: str | None) -> dict[str, int]:
-    """Parse --max-gpus into accelerators by machine type: `a100=8,h100=16`, or `8` with one type in --machines."""
+    """Parse --max-gpus into a dict that maps a machine type to its maximum number of accelerators.
+
+    The flag has the form `a100=8,h100=16`, or `8` if --machines names exactly one machine type.
+    """
     if max_gpus is None:
         raise ConfigurationError(
             "--objective goodput needs --max-gpus: the number of accelerators, as in 8 or a100=8,h100=16"
@@ -78,7 +81,7 @@ def _read_stock(problem: Problem, machines: str | None, max_gpus: str | None) ->
 
 
 def only_machine(problem: Problem, machines: str | None, flag: str) -> str:
-    """Return the machine named by --machines. Raises ConfigurationError unless it names exactly one."""
+    """Return the machine that --machines names. Raises ConfigurationError unless it names exactly one machine."""
     names = [name.strip() for name in (machines or "").split(",") if name.strip()]
     require(len(names) == 1, f"{flag} needs one kind of machine in --machines, as in --machines a100")
     return problem.kind(names[0]).name

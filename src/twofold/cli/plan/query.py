@@ -60,9 +60,10 @@ def read_problem(settings: PlanSettings) -> Problem:
 
 
 def read_query(problem: Problem, settings: PlanSettings) -> PlanQuery:
-    """Convert the flags to a plan query: families to search, objective and budget. Raises ConfigurationError.
+    """Convert the flags to a plan query: design families to search, objective and budget.
 
-    Machines that cannot hold the model are left out, with a note on stderr.
+    Machines that cannot hold the model are left out, with a note on stderr. Raises ConfigurationError for invalid
+    flags.
     """
     require(settings.max_gpus is None, "--max-gpus needs --objective goodput; other objectives use --max-machines")
     objective = Objective(settings.objective)
@@ -86,9 +87,11 @@ def read_query(problem: Problem, settings: PlanSettings) -> PlanQuery:
 
 
 def with_ray_machines(problem: Problem, settings: PlanSettings) -> PlanSettings:
-    """Return the settings with the machines of the Ray cluster at --ray, unless other flags name machines.
+    """Return the settings with the machines of the Ray cluster at --ray as machines to plan with.
 
-    Raises ConfigurationError if the cluster cannot be reached or has no whole machine of the catalog.
+    Return the settings unchanged without --ray, if other flags name machines, or if the catalog has none of the
+    cluster's accelerators. Raises ConfigurationError if the cluster cannot be reached or, except with --objective
+    goodput, has no node with all accelerators of a catalog machine.
     """
     named = settings.family or settings.machines or settings.max_machines or settings.max_gpus
     if settings.ray is None or named:
@@ -112,7 +115,11 @@ def with_ray_machines(problem: Problem, settings: PlanSettings) -> PlanSettings:
 
 
 def with_profile_machines(settings: PlanSettings) -> PlanSettings:
-    """Return the settings with the machine of --profile, and the workers of its host, unless flags name machines."""
+    """Return the settings with the machine of --profile as the machine to plan with.
+
+    For a host profile without --max-machines, the maximum becomes the number of workers that fit on the host. Without
+    --profile, or if other flags name machines, return the settings unchanged.
+    """
     if settings.profile is None or settings.family or settings.machines:
         return settings
     measured = load_profile(settings.profile)
@@ -158,7 +165,10 @@ def _checked_rate(objective: Objective, rate: float | None) -> float | None:
 
 
 def _parse_machines(problem: Problem, text: str | None) -> tuple[int | None, dict[str, int]]:
-    """Parse `40`, `a100=30,h100=20` or both into (maximum of all machines, maximum by machine type)."""
+    """Parse --max-machines into (maximum number of all machines, dict of machine type to maximum number).
+
+    The flag has the form `40`, `a100=30,h100=20` or both, separated by a comma.
+    """
     most, of_kind = None, {}
     for word in filter(None, (text or "").split(",")):
         name, equals, number = word.rpartition("=")

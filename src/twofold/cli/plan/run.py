@@ -30,7 +30,7 @@ from twofold.simulation.observers.files import AtomicFile
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanResult:
-    """A plan with its verdict, Pareto front, latency over rate and simulation effort."""
+    """A plan with its verdict, its Pareto front, its curves of latency by rate, and the simulation effort."""
 
     plan: Plan
     advice: Advice

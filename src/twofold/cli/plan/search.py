@@ -1,4 +1,4 @@
-"""Set-up of a plan's search: executor, store of finished simulations, and progress on stderr."""
+"""Set-up of the search for a plan: executor, store of finished simulations, and progress display on stderr."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

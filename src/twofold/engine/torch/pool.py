@@ -1,4 +1,4 @@
-"""The paged KV cache of one instance, copies between caches, and synchronization with an accelerator."""
+"""The paged KV cache of one instance, copies between KV caches, and synchronization with an accelerator."""
 
 import queue
 import threading
@@ -19,10 +19,10 @@ _SHORT_RUN = 2
 
 
 class KvPool:
-    """A KV cache of `num_blocks` blocks in `memory`, or in new memory on `device`.
+    """A KV cache of `num_blocks` blocks in `memory`, or in new memory on `device` if `memory` is None.
 
     `memory` is a 1-D uint8 tensor of at least `layout.pool_bytes(num_blocks)` bytes, which may be shared with other
-    processes; the pool never copies it. Raises ValueError if it is too small.
+    processes; the pool never copies it. Raises ValueError if `memory` is too small.
     """
 
     def __init__(
@@ -55,9 +55,10 @@ class KvPool:
 
     @contextmanager
     def copying(self) -> Iterator[None]:
-        """Run copies of computed KV on a separate CUDA stream, and wait for their end when the context exits.
+        """Run the KV copies of this context on a separate CUDA stream, and wait until they end when the context exits.
 
-        Threads other than the engine's use it: on the engine's stream, copies and iterations would wait for each other.
+        Use it on other threads than the engine's. On the engine's own stream, copies and iterations would wait for each
+        other.
         """
         if self._stream is None:
             yield
@@ -74,10 +75,11 @@ class KvPool:
 def copy_blocks(
     source: KvPool, layer: int, source_ids: Sequence[int], target: KvPool, target_ids: Sequence[int]
 ) -> None:
-    """Copy one layer of blocks `source_ids` to `target_ids`, pairwise. The pools may be the same.
+    """Copy one layer of the blocks `source_ids` to the blocks `target_ids`, pairwise. The pools may be the same.
 
-    Both pools must have the same layout. Contiguous blocks are copied together, without the GIL. Copies between
-    host and accelerator are asynchronous: they are complete at the end of `copying`, or of the iteration.
+    Both pools must have the same layout. Contiguous blocks are copied together, without the GIL. Copies between host
+    and accelerator are asynchronous: they are complete when the context `KvPool.copying` exits or when the iteration
+    ends.
     """
     if not source_ids:
         return

@@ -230,9 +230,7 @@ def _facts(summary: TraceSummary) -> dict[str, str]:
 
 
 def _spread(cv: float) -> str:
-    """Format `cv`, the coefficient of variation of arrival gaps, with the burstiness of gamma arrivals that have this
-    `cv`.
-    """
+    """Format `cv`, the coefficient of variation of arrival gaps, with the burstiness of gamma arrivals of this `cv`."""
     return f"{cv:.3f} (gamma arrivals of burstiness {cv**-2:.3g})" if cv > 0.001 else f"{cv:.3f} (constant)"
 
 

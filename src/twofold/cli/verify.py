@@ -73,8 +73,9 @@ class VerifySettings(Settings):
 
     @property
     def design(self) -> ServiceDesign:
-        """Number of workers of each role in the service to verify. Raises ConfigurationError for an invalid
-        combination.
+        """Number of workers of each role in the service.
+
+        Raises ConfigurationError for an invalid combination of numbers.
         """
         if not (self.prefill or self.decode or self.colocated):
             return ServiceDesign(prefill=1, decode=1)
@@ -165,8 +166,9 @@ def compare_all(settings: VerifySettings, design: ServiceDesign) -> list[Compari
 
 
 def _slo(settings: VerifySettings, profile: MeasuredProfile) -> Slo:
-    """Return the SLO of --slo. By default, its bounds are multiples of the latencies of an average request that runs
-    alone.
+    """Return the SLO of --slo.
+
+    By default, its bounds are multiples of the latencies of an average request that runs alone.
     """
     if settings.slo is not None:
         return settings.slo

@@ -54,8 +54,9 @@ def load_cluster(path: Path, *, catalog: Catalog | None = None) -> ClusterSpec:
 
 
 def read_cluster(text: str, name: str, *, catalog: Catalog | None = None) -> ClusterSpec:
-    """Parse the text of a cluster file. The suffix of the file's name, `name`, selects the format. Raises
-    ConfigurationError.
+    """Parse the text of a cluster file. The suffix of its file name, `name`, selects the format.
+
+    Raises ConfigurationError.
     """
     suffix = Path(name).suffix.lower()
     require(suffix in _SUFFIXES, f"cluster {name} has an unknown suffix: use one of {', '.join(_SUFFIXES)}")
@@ -146,9 +147,7 @@ def _from_yaml(text: str, name: str) -> object:
 
 
 def _describe(error: msgspec.ValidationError) -> str:
-    """Return an error message with the invalid field and the reason. For an unknown field, suggest a similar field
-    name.
-    """
+    """Return an error message with the invalid field and the reason. For an unknown field, suggest a similar one."""
     place, what = explain_validation(error)
     kinds = {"pools": PoolSpec, "failures": InstanceFailure, "kv_cache": CacheSpec, "control": ControlSpec}
     kind = next((kind for start, kind in kinds.items() if place.startswith(start)), ClusterSpec)

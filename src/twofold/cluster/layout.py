@@ -82,8 +82,7 @@ def check_shared_nodes(pools: Sequence[tuple[PoolSpec, Machine]]) -> None:
 
 
 def share_cores(cores: Sequence[int], workers: int) -> list[tuple[int, ...]]:
-    """Return the cores of each worker: an equal number each, or one shared core each if there are more workers than
-    cores.
+    """Return each worker's cores: an equal number each, or one shared core each if there are more workers than cores.
 
     Shared cores are assigned in order first, then in reverse order, and so on. Routers prefer the first of equally
     loaded instances, so the first workers (prefill before decode) should be the last to share a core.

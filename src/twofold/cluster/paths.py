@@ -68,8 +68,9 @@ def transfer_model(spec: ClusterSpec, model: Model, profile: InstanceProfile) ->
 
 
 def local_bandwidth(slot: InstanceSlot) -> float:
-    """Return the bandwidth, in bytes per second, of KV transfers from this instance to another one on the same
-    machines.
+    """Return the bandwidth, in bytes per second, of KV transfers between two instances on the same machines.
+
+    `slot` is the sending instance.
     """
     each = slot.profile.machine.accelerator.interconnect_bytes_per_s
     return each * len(slot.profile.layout.machines_of(0))

@@ -177,10 +177,9 @@ def _profile(
 def capacity_tokens(
     spec: ClusterSpec, model: Model, machine: Machine, tensor_parallel: int, pipeline_parallel: int
 ) -> int:
-    """Return the KV capacity of an instance in tokens: the spec's, else the host profile's, else computed from its
-    memory.
+    """Return an instance's KV capacity in tokens: the one in `spec`, else the host profile's, else the computed one.
 
-    Raises ConfigurationError if the model does not fit in that memory.
+    Raises ConfigurationError if the capacity is computed and the model does not fit in memory.
     """
     if spec.kv_capacity_tokens is not None:
         return spec.kv_capacity_tokens
@@ -207,9 +206,7 @@ def _swap_capacity(spec: ClusterSpec, model: Model, tensor_parallel: int, catalo
 
 
 def _batcher(spec: ClusterSpec, pool: PoolSpec) -> str:
-    """Return the batcher of a pool: the pool's own, else that of the cluster's scheduling rules, else the role's
-    default.
-    """
+    """Return the batcher of a pool: the one in its spec, else that of the scheduling rules, else its role's default."""
     batcher = pool.batcher
     if batcher is None:
         by_role = _ROLE_BATCHERS[pool.role] if spec.router in FIXED_ROLE_ROUTERS else "splitwise"
@@ -240,8 +237,7 @@ def _token_budget(spec: ClusterSpec, batcher: str, model: PerformanceModel, long
 
 @dataclass(frozen=True, slots=True)
 class InstanceSlot:
-    """One instance: its name, its number in the cluster, the number of its pool, its machine, and the profile of the
-    pool.
+    """One instance: its name, its number in the cluster, its pool's number and profile, and its machine.
 
     `machine` joins several machine names by `+`.
     """

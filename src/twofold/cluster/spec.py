@@ -55,9 +55,7 @@ class CacheSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 def cache_size_tokens(text: str, kv_bytes_per_token: int) -> int:
-    """Convert a cache size, such as `3000000 tokens` or `128GiB`, to tokens. Raises ConfigurationError if it is
-    malformed.
-    """
+    """Convert a size such as `3000000 tokens` or `128GiB` to tokens. Raises ConfigurationError if it is malformed."""
     found = _CACHE_SIZE.fullmatch(text.strip())
     if found is None:
         raise ConfigurationError(f"invalid prefix cache size {text!r}: write 3000000 tokens, or bytes as in 128GiB")
@@ -129,8 +127,7 @@ class PoolSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class InstanceFailure(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Failure of an instance at `at_s` seconds. At `back_s` seconds, the instance restarts with no requests and no
-    cache.
+    """Failure of an instance at `at_s` seconds. At `back_s` seconds, it restarts with no requests and no cache.
 
     With `back_s` None, the instance never restarts.
     """

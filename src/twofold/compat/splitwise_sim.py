@@ -23,9 +23,7 @@ from twofold.scheduling.instance.sequence import ScheduledSequence
 
 @mypyc_attr(free_list_len=1)
 class _Task:
-    """The prefill or the decode of one sequence, as a task. The age of a queued task grows with each selection that
-    skips it.
-    """
+    """The prefill or the decode of one sequence. The age of a queued task grows with each selection that skips it."""
 
     __slots__ = (
         "arrival",
@@ -55,8 +53,9 @@ class _Task:
         self.chained: _Task | None = None  # of a prompt: the decodes queued together with it
 
     def is_younger(self, other: "_Task", selections: int) -> bool:
-        """Whether fewer selections have skipped this task than `other`. Of equally old tasks, the earlier arrival is
-        younger.
+        """Whether fewer selections skipped this task than `other`.
+
+        At equal age, the earlier arrival counts as younger.
         """
         age, other_age = self.age(selections), other.age(selections)
         return age < other_age if age != other_age else self.arrival_s < other.arrival_s
@@ -83,9 +82,7 @@ class _Draft:
         return self.seats < 1 or (len(self.tasks) > 0 and tokens > self.tokens)
 
     def take(self, task: _Task) -> bool:
-        """Add a task to the batch, or return False if too few KV blocks are free. A paused sequence needs no further
-        blocks.
-        """
+        """Add a task to the batch; return False if too few KV blocks are free. Paused sequences need no new blocks."""
         if task.sequence.queue is not self.queues.paused and not _admit(task, self.budget):
             return False
         task.chosen = True
@@ -223,8 +220,9 @@ class SplitwiseSimBatcher(Batcher):
             sequence = sequence.next
 
     def _keep_running(self, draft: _Draft, decodes: int) -> int:
-        """Return how many running decodes continue. The decodes that joined the batch first continue; the others are
-        paused.
+        """Return how many running decodes continue, starting with the first to join the batch.
+
+        The other decodes are paused.
         """
         most = min(decodes, draft.seats)  # mypyc compiles calls with two arguments to comparisons
         kept = min(most, max(draft.tokens, 0 if draft.tasks else 1))

@@ -200,9 +200,7 @@ class StagewiseInstance(SimulatedInstance):
         batch.joined = decodes
 
     def _next_batch(self, stage: PipelineStage) -> tuple[RunningBatch | None, list[ScheduledSequence]]:
-        """Return a stage's next batch and the decodes in it. The batch lists decodes in their first iteration as
-        resumed.
-        """
+        """Return a stage's next batch, and its decodes. The batch lists decodes in their first iteration as resumed."""
         if stage.number == 0:
             chunks = self._queues.take_prompts()
             if chunks:

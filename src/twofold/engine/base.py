@@ -122,9 +122,7 @@ IterationDone = Callable[[list[Sampled | None]], None]
 
 
 class PipelineEngine(Engine, Protocol):
-    """Interface of an engine with several pipeline stages. The stages can compute different iterations at the same
-    time.
-    """
+    """Interface of an engine with several pipeline stages, which can compute different iterations at the same time."""
 
     def begin(self, steps: Sequence[SequenceStep], on_layer: OnLayer | None, ended: IterationDone) -> None:
         """Start an iteration of at least one step; return when the first stage has computed it.

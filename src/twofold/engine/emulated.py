@@ -53,9 +53,7 @@ class LayerGroups:
         return len(self.ends)
 
     def ready(self, group: int, begin: int, end: int) -> int:
-        """Return the time at which a prefill from time `begin` to `end` completes a group. All layers take equally
-        long.
-        """
+        """Return the time when a prefill from `begin` to `end` has completed a group. All layers take equally long."""
         return begin + (end - begin) * self.ends[group] // self.layers
 
     def layout(self, kv_bytes_per_token: int, block_size: int) -> KvLayout:
@@ -153,8 +151,9 @@ class EmulatedEngine:
         self._warned: int | None = None
 
     def pause(self) -> None:
-        """Mark the engine as idle: the next iteration starts when `run` is called, not at the end of the previous
-        iteration.
+        """Mark the engine as idle.
+
+        The next iteration then starts at the call of `run`, not at the end of the previous one.
         """
         self._busy_until = None
 

@@ -8,9 +8,7 @@ from twofold.errors import ModelError
 
 
 def eos_token_ids(*given: object) -> tuple[int, ...]:
-    """Return the EOS ids of generation_config.json or, if it has none, the EOS ids of config.json, as transformers
-    does.
-    """
+    """Return the EOS ids of generation_config.json or, if it has none, those of config.json, as transformers does."""
     for each in given:
         if isinstance(each, int):
             return (each,)

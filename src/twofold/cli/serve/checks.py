@@ -1,6 +1,4 @@
-"""Validation of the flags of `twofold serve`: reject unused flags, and flags that contradict each other or a cluster
-file.
-"""
+"""Validation of the flags of `twofold serve`: unused flags, and contradictions between flags or to a cluster file."""
 
 from pathlib import Path
 from typing import Final

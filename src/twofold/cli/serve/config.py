@@ -231,8 +231,9 @@ def _shardings(settings: ServeSettings) -> dict[Role, Sharding]:
 
 
 def _network(settings: ServeSettings) -> HostNetwork | None:
-    """Return the addresses and key with which other hosts' workers can join, or None if disabled. Raises
-    ConfigurationError.
+    """Return the addresses and the key with which workers on other hosts join; None if disabled.
+
+    Raises ConfigurationError.
     """
     if settings.listen_workers is None or settings.cluster_key is None:
         refuse(settings, "cluster_key", "needs --listen-workers")

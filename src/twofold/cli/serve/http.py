@@ -148,8 +148,9 @@ def listen(settings: HttpSettings, keys: KeyRing | None) -> socket.socket:
 
 
 def serve(make: Callable[[OnProgress], Runnable], log_format: str) -> None:
-    """Run a service until Ctrl-C or SIGTERM. `make` creates the service; its argument is a callback that prints
-    progress.
+    """Run a service until Ctrl-C or SIGTERM.
+
+    `make` creates the service; its argument is a callback for progress texts.
     """
     uvloop.run(_serve(make, log_format))
 

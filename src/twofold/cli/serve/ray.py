@@ -19,8 +19,7 @@ _KEY_FILE: Final = "cluster.key"
 
 
 def ray_network(settings: ServeSettings) -> HostNetwork:
-    """Return the network address at which workers reach this host: the one from which this host reaches the Ray head
-    node.
+    """Return the network address at which workers reach this host: the address that connects it to the Ray head node.
 
     The cluster key and the port are still empty; `launcher_of` adds them when the service starts.
     """

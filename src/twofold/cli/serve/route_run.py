@@ -81,8 +81,9 @@ def _early_ttft_s(settings: RouteSettings) -> float | None:
 
 
 def vocabulary_of(model: Path) -> int:
-    """Return the `vocab_size` of the model's `config.json`. Raises ModelError if the size or the file is missing or
-    invalid.
+    """Return `vocab_size` of the model's `config.json`.
+
+    Raises ModelError if the file or the size is missing or invalid.
     """
     try:
         config = json.loads((model / "config.json").read_bytes())

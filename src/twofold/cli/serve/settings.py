@@ -149,8 +149,9 @@ class ServeSettings(
 
     @property
     def pinned(self) -> bool:
-        """Whether workers are pinned to CPU cores. The default is yes, but no for emulated workers. Ray workers never
-        are.
+        """Whether workers are pinned to CPU cores. By default, emulated workers are not pinned, and other workers are.
+
+        With Ray, workers are never pinned.
         """
         if self.launcher == "ray":
             return False

@@ -37,9 +37,7 @@ _FILE_COLUMNS: Final = 120
 
 
 def run(settings: SimulateSettings) -> None:
-    """Run the simulation, write the output files, and print tables or JSON. Raises ConfigurationError for invalid
-    flags.
-    """
+    """Run the simulation, write the files, and print tables or JSON. Raises ConfigurationError for invalid flags."""
     if settings.spare and not settings.replan:
         raise ConfigurationError(f"--spare {settings.spare} needs --replan")
     spec, catalog = cluster_spec(settings, load_catalog(settings.catalog))

@@ -20,9 +20,7 @@ _DEVICE_GROUP_BYTES = 2**29
 
 @dataclass(frozen=True, slots=True)
 class _Span:
-    """The positions `first` … `end` − 1 to which the tokens of one step attend, and the blocks that contain these
-    positions.
-    """
+    """The positions `first` … `end` − 1, to which the tokens of one step attend, and the blocks of these positions."""
 
     first: int
     end: int
@@ -56,9 +54,7 @@ class AttentionPlanner:
         self._group_bytes = _CPU_GROUP_BYTES * torch.get_num_threads() if on_cpu else _DEVICE_GROUP_BYTES
 
     def plan(self, steps: Sequence[SequenceStep]) -> list[kernels.BatchPart]:
-        """Return the attention calls for `steps`, in the order of the steps. Decodes must come before prompts in
-        `steps`.
-        """
+        """Return the attention calls for `steps`, in the same order. In `steps`, decodes must come before prompts."""
         decodes = [self._span(step) for step in steps if is_decode(step)]
         parts: list[kernels.BatchPart] = list(self._decode_groups(decodes))
         row = len(decodes)
@@ -155,9 +151,7 @@ class LayerHooks:
     wait_for: OnLayer | None = None
 
     def written(self, layer: int) -> None:
-        """Call the callbacks of a layer. Before, the write of the layer's new KV must have ended or be queued on the
-        device.
-        """
+        """Call the callbacks of a layer, after the write of its new KV has ended or has been queued on the device."""
         if self.wait_for is not None:
             self.wait_for(layer)
         if self.on_layer is not None:
@@ -191,9 +185,7 @@ class PackedBatch:
         self._slots = self._pool.index([slot for step in self._steps for slot in self._slots_of(step)])
 
     def sampled(self) -> tuple[list[int], Tensor]:
-        """Return the indices of the steps that sample a token, and the index of each such step's last token in the
-        packed batch.
-        """
+        """Return the indices of the steps that sample a token, and the packed index of each such step's last token."""
         steps, rows, end = [], [], 0
         for original, step in zip(self.order, self._steps, strict=True):
             end += len(step.token_ids)

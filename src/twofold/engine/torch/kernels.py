@@ -103,8 +103,9 @@ class Scratch:
         self._buffers: dict[str, Tensor] = {}
 
     def take(self, name: str, like: Tensor, rows: int, columns: int) -> Tensor:
-        """Return a buffer [rows, columns] with the dtype of `like`. The next call with the same `name` reuses its
-        memory.
+        """Return a buffer [rows, columns] with the dtype of `like`.
+
+        The next call with the same `name` overwrites it.
         """
         count = rows * columns
         buffer = self._buffers.get(name)
@@ -190,9 +191,7 @@ class DecodeGroup:
 
 @dataclass(frozen=True, slots=True)
 class PromptStart:
-    """Attention call for a first chunk, or all, of a prompt. Its tokens attend only to each other, so it reads no KV
-    pool.
-    """
+    """Attention call for the start of a prompt. Its tokens attend only to each other, so the call reads no KV pool."""
 
     rows: slice
     mask: Tensor | None

@@ -105,8 +105,9 @@ def _read_config(name: str) -> PreTrainedConfig:
 
 
 def _read_weights(name: str, config: PreTrainedConfig, dtype: torch.dtype | None) -> PreTrainedModel:
-    """Load the weights. Raises ModelError if weights are missing, because transformers would fill them with random
-    numbers.
+    """Load the weights.
+
+    Raises ModelError for missing weights, because transformers would use random numbers instead.
     """
     path = Path(name).expanduser()
     with _model_errors(f"{name}: its weights cannot be loaded"), no_progress_bars():
@@ -136,9 +137,7 @@ def _draw_weights(name: str, config: PreTrainedConfig, dtype: torch.dtype | None
 
 @contextmanager
 def _model_errors(what: str) -> Iterator[None]:
-    """Convert any exception to a ModelError with the message `what`, followed by the first line of the original
-    message.
-    """
+    """Convert any exception to a ModelError. Its message is `what` and the first line of the original message."""
     try:
         yield
     except Exception as error:

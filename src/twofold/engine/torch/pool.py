@@ -112,13 +112,16 @@ class PoolHeads(NamedTuple):
     blocks: Sequence[int]
 
     def parts(self) -> list[Tensor]:
-        """Return the keys and values of these heads in all blocks of the pool: [num_blocks, block_size, heads, dim]."""
+        """Return the keys and the values of these heads in all blocks, each as [num_blocks, block_size, heads, dim]."""
         both = (self.pool.keys(self.layer), self.pool.values(self.layer))
         return [part[:, :, self.heads.start : self.heads.stop] for part in both]
 
 
 def copy_heads(source: PoolHeads, target: PoolHeads) -> int:
-    """Copy heads between pools, in order; return the number of bytes. Layer, head and block indices may differ."""
+    """Copy heads from `source` to `target`, pairwise, and return the number of bytes.
+
+    The two may have different layer, head and block indices.
+    """
     if not source.blocks:
         return 0
     runs = block_runs(source.blocks, target.blocks)
@@ -129,7 +132,10 @@ def copy_heads(source: PoolHeads, target: PoolHeads) -> int:
 
 
 def block_runs(source_ids: Sequence[int], target_ids: Sequence[int]) -> list[tuple[int, int, int]]:
-    """Return runs of blocks that are contiguous in both pools, as (first source, first target, count)."""
+    """Return runs of consecutive blocks, as (first source block, first target block, number of blocks).
+
+    In a run, both the source ids and the target ids are consecutive.
+    """
     pairs = list(zip(source_ids, target_ids, strict=True))
     starts = [0] + [i for i, ((a, b), (c, d)) in enumerate(pairwise(pairs), 1) if (c, d) != (a + 1, b + 1)]
     ends = [*starts[1:], len(pairs)]
@@ -137,7 +143,7 @@ def block_runs(source_ids: Sequence[int], target_ids: Sequence[int]) -> list[tup
 
 
 def _split(layout: KvLayout, num_blocks: int, memory: Tensor) -> list[tuple[Tensor, Tensor]]:
-    """Divide the memory of a pool into the keys and values of each layer."""
+    """Return views of the keys and the values of each layer in the memory of a pool."""
     dtype: torch.dtype = getattr(torch, layout.dtype)
     numbers = memory[: layout.pool_bytes(num_blocks)].view(dtype)
     parts, offset = [], 0
@@ -157,12 +163,12 @@ def _as_bytes(part: Tensor) -> Tensor:
 
 
 def _as_words(part: Tensor) -> Tensor:
-    """View rows of bytes as rows of int64, if their size permits, so that torch indexes fewer elements."""
+    """View rows of bytes as rows of int64, so that torch indexes fewer elements. Return other row sizes unchanged."""
     return part if part.shape[1] % torch.int64.itemsize else part.view(torch.int64)
 
 
 class LayerNotifier:
-    """Runs callbacks in order, each once the device has completed all work queued before it.
+    """Runs callbacks in order. Each callback runs once the device has completed all work queued before the callback.
 
     On an accelerator, a separate thread runs the callbacks. On a CPU, `after` runs them immediately.
     """
@@ -175,7 +181,7 @@ class LayerNotifier:
             threading.Thread(target=self._run, name="announcer", daemon=True).start()
 
     def after(self, call: Callable[[], None]) -> None:
-        """Run `call` once the device has completed the work that this thread has queued so far."""
+        """Run `call` once the device has completed all work that the calling thread has queued so far."""
         if self._device.type != "cuda":
             call()
             return
@@ -184,7 +190,10 @@ class LayerNotifier:
         self._waiting.put((event, call))
 
     def finish(self) -> None:
-        """Wait for the device work of this thread and for all callbacks. Raises the exception of a failed callback."""
+        """Wait for the device work of the calling thread and for all callbacks.
+
+        Raises the exception of a failed callback.
+        """
         if self._device.type != "cuda":
             return
         torch.cuda.current_stream(self._device).synchronize()
@@ -206,9 +215,9 @@ class LayerNotifier:
 
 
 class PinnedMemory:
-    """Host memory registered for DMA by `device` until `close`, which makes copies several times faster.
+    """Host memory that stays registered for DMA by `device` until `close`, so that copies are several times faster.
 
-    On a CPU, or if the system refuses the registration, copies work without it.
+    On a CPU, or if the system refuses the registration, the memory is used unregistered.
     """
 
     def __init__(self, memory: Tensor, device: torch.device) -> None:
@@ -225,7 +234,7 @@ class PinnedMemory:
             return False
 
     def close(self) -> None:
-        """Unregister the memory. Call it before unmapping, because other memory may be mapped there next."""
+        """Unregister the memory. Call this before unmapping the memory, because its addresses may be mapped again."""
         if self.pinned:
             with torch.cuda.device(self._device):
                 _runtime().cudaHostUnregister(self._address)

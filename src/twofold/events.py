@@ -27,9 +27,9 @@ from twofold.timeline import Moment, Timeline
 class Route:
     """The prefill and decode instance of a request. If they are the same instance, there is no hand-off.
 
-    `moves` are role changes of instances to make before. `reused_tokens` is the number of prompt tokens expected in the
-    prefix cache once `fetch` has completed. `ttft_s` is the predicted time to first token, or None if the router
-    predicts none.
+    `moves` are role changes of instances that take place before the request is placed. `reused_tokens` is the number of
+    prompt tokens expected in the prefix cache once `fetch` has completed. `ttft_s` is the predicted time to first
+    token, or None if the router predicts none.
     """
 
     __slots__ = ("decode", "fetch", "moves", "prefill", "reused_tokens", "ttft_s")

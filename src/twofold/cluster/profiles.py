@@ -222,8 +222,8 @@ def _batcher(spec: ClusterSpec, pool: PoolSpec) -> str:
 def _token_budget(spec: ClusterSpec, batcher: str, model: PerformanceModel, longest: int) -> int:
     """Return the prompt tokens per batch: the pipeline chunk size, else `max_num_batched_tokens` of the spec.
 
-    If that is `auto`, a batcher of whole prompts gets the length of the shortest prompt that saturates the instance,
-    and other batchers the default.
+    If `max_num_batched_tokens` is `auto`, a batcher of whole prompts gets the length of the shortest prompt that
+    saturates the instance, and any other batcher gets the default.
     """
     if BATCHERS[batcher].chunked and spec.pipeline_chunk is not None:
         return spec.pipeline_chunk

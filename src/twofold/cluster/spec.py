@@ -144,17 +144,23 @@ class ClusterSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     shortest prompt that saturates an instance (`performance.queueing`). `pipeline_chunk` is the maximum chunk size, in
     tokens, of pipelined prefill pools; several stages then compute chunks of one prompt at the same time.
     `inline_tbt_s` is the longest iteration, in seconds, that the batcher `inlined` may create when it adds prompts to
-    decodes. Memory: `memory_utilization` is the share of accelerator memory for weights and KV. `kv_bytes_per_token`
-    and `kv_capacity_tokens` (per instance) override the values computed from the model. `swap_space_bytes` is host
-    memory per instance. With it, decodes reserve KV blocks as they grow, and the decodes admitted last are swapped out
-    when KV memory is full. `swap_bytes_per_s` is the bandwidth of the copies; None is PCIe 4.0 per accelerator.
-    `kv_cache` configures prefix caches for requests that have `Request.prefix_blocks`. Network: `link_bytes_per_s` and
-    `link_latency_s` override the network of the machines. Without `contention`, each transfer gets the full bandwidth.
+    decodes.
+
+    Memory: `memory_utilization` is the share of accelerator memory for weights and KV. `kv_bytes_per_token` and
+    `kv_capacity_tokens` (per instance) override the values computed from the model. `swap_space_bytes` is host memory
+    per instance. With it, decodes reserve KV blocks as they grow, and the decodes admitted last are swapped out when KV
+    memory is full. `swap_bytes_per_s` is the bandwidth of these copies; None is PCIe 4.0 per accelerator. `kv_cache`
+    configures prefix caches for requests that have `Request.prefix_blocks`.
+
+    Network: `link_bytes_per_s` and `link_latency_s` override the network of the machines. Without `contention`, each
+    transfer gets the full bandwidth.
+
     Control: `handoff` is a hand-off mode or policy. `cells` is the number of groups into which two-level routers divide
-    the instances of each role. `control` configures several controllers with delayed load reports. `profile` is a file
-    written by `twofold calibrate live`: a machine called `host` is then one worker on the measured host. These workers
-    and the gateway share the cores of that host. `rules` selects the scheduling rules: `twofold`, or the rules of
-    another simulator, `splitwise-sim` or `distserve-published` (docs/simulation.md).
+    the instances of each role. `control` configures several controllers with delayed load reports.
+
+    `profile` is a file written by `twofold calibrate live`: a machine called `host` is then one worker on the measured
+    host. These workers and the gateway share the cores of that host. `rules` selects the scheduling rules: `twofold`,
+    or the rules of another simulator, `splitwise-sim` or `distserve-published` (docs/simulation.md).
     """
 
     pools: tuple[PoolSpec, ...]

@@ -69,7 +69,7 @@ class RunTiming:
         return end + product(iterations * (iterations - 1) // 2, self.step_ps) if self.step_ps else end
 
     def under_way(self, elapsed_ps: int) -> int:
-        """Return the number, from 1, of the iteration in progress `elapsed_ps` picoseconds after the run started."""
+        """Return the number (from 1) of the iteration that runs `elapsed_ps` picoseconds after the start of the run."""
         if not self.step_ps:
             return elapsed_ps // self.first_ps + 1
         # Solve the series for the count: estimate in floats, then correct in integers.

@@ -4,8 +4,8 @@ The rules follow the implementation of SplitwiseSim (`SplitwiseInstance`), in th
 and from the batcher `splitwise`:
 
 - Waiting prompts and paused decodes age: each batch selection that skips a task counts as a preemption of the task.
-  Tasks with four or more preemptions come first. The task queue is sorted by age only on insertion, so it is not always
-  sorted: tasks continue to age in the queue.
+  Tasks with four or more preemptions come first. A task is inserted into the queue by its age at that time and
+  continues to age in the queue, so the queue is not always sorted.
 - A prompt that does not fit beside the running decodes does not interrupt them. It waits until a decode ends.
 - If a request has its prefill and decode on the same instance, both tasks are queued together when the prompt arrives,
   and the decode may interrupt a batch, too.

@@ -80,7 +80,8 @@ def _slower(times: IterationTimes, log: WorkerLog, other: WorkerLog) -> float:
 def _shared(times: IterationTimes, logs: dict[str, WorkerLog], name: str, crowded: float) -> float:
     """Return the slowdown of a worker's iterations by another worker on the same core.
 
-    The result excludes the factor of 2, by which iterations slow down because the two workers take turns.
+    The result excludes the factor of 2, by which iterations slow down because the two workers take turns, and the
+    slowdown `crowded` by a worker on another core.
     """
     if not logs:
         return 1.0

@@ -73,7 +73,7 @@ def clients_beside(design: ServiceDesign) -> Iterator[None]:
 
 
 class Twin(Protocol):
-    """A service as simulated for a comparison with the live service."""
+    """Simulation of a service, for comparison with the live service."""
 
     @property
     def design(self) -> ServiceDesign:

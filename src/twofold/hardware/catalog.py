@@ -180,8 +180,8 @@ def _find(kind: str, name: str, known: Mapping[str, T]) -> T:
 def load_catalog(extra: Sequence[Path] = ()) -> Catalog:
     """Load the package's catalog, then the files in TWOFOLD_CATALOG, then the files in `extra`.
 
-    Later files override earlier. A table in a later file may contain only the fields that it overrides. For an invalid
-    file, raises ConfigurationError with file, entry and field.
+    A table in a later file overrides only the fields that it contains. For an invalid file, raises ConfigurationError
+    with file, entry and field.
     """
     sections = _package_sections()
     installed = (Path(part) for part in os.environ.get(ENVIRONMENT, "").split(os.pathsep) if part)

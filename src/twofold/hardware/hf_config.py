@@ -51,7 +51,7 @@ def read_model(directory: Path) -> Model:
 
 
 def _value_bytes(config: ConfigJson) -> int:
-    """Return the size in bytes of one value of the model's dtype, which the KV cache and unquantized weights have."""
+    """Return the size in bytes of a number of the model's dtype, used for the KV cache and for unquantized weights."""
     name = config.text("dtype", "torch_dtype", default="")
     if name and name not in _DTYPE_BYTES:
         raise config.error(str(unknown_name("dtype", name, _DTYPE_BYTES)))

@@ -230,9 +230,9 @@ class PrefixCache:
         return key in self._holds
 
     def pin(self, keys: Sequence[BlockKey], until: float) -> int:
-        """Pin the blocks at the start of a prompt that are cached, until the time `until`.
+        """Pin the cached blocks at the start of a prompt until the time `until`. Return how many of them are pinned.
 
-        Return how many of them are pinned. Blocks beyond `max_pinned` are not pinned.
+        Blocks beyond `max_pinned` are not pinned.
         """
         count = self.match(keys)
         for position in range(count):

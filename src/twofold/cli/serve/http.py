@@ -135,7 +135,10 @@ def hide_variable(environment: bytes) -> bytes:
 
 
 def listen(settings: HttpSettings, keys: KeyRing | None) -> socket.socket:
-    """Bind the listening socket. Raises ConfigurationError for a port in use, or if other machines need no API key."""
+    """Bind the port.
+
+    Raises ConfigurationError if the port is in use or if other machines could connect without a key.
+    """
     host, port = settings.host, settings.port
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]

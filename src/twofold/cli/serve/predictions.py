@@ -100,7 +100,7 @@ def forecast_config(config: ServiceConfig, profile: Path | None) -> ForecastConf
 def inline_config(config: ServiceConfig, settings: ServeSettings) -> InlineConfig | None:
     """Return the configuration of --inline-tbt, or None without the flag. Raises ConfigurationError.
 
-    Its iteration times are those of a host on which all workers are busy.
+    The iteration times in the configuration assume that all workers of this host are busy.
     """
     if settings.inline_tbt is None:
         return None

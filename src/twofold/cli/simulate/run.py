@@ -126,8 +126,8 @@ def _reference(
 ) -> tuple[str | None, PerformanceModel | None, str]:
     """Return the machine to which slowdowns are relative, its performance model, and an empty note.
 
-    If that model cannot be created, return None, None and a note that explains why. If the flags need slowdowns, raise
-    UserError in that case.
+    If that model cannot be created, return None, None and a note with the reason. If it cannot be created and the flags
+    need slowdowns, raise UserError.
     """
     name = settings.reference or (DEFAULT_REFERENCE if spec.profile is None else HOST)
     model = catalog.model(spec.model)

@@ -151,7 +151,10 @@ class LayerHooks:
     wait_for: OnLayer | None = None
 
     def written(self, layer: int) -> None:
-        """Call the callbacks of a layer, after the write of its new KV has ended or has been queued on the device."""
+        """Call the callbacks of a layer.
+
+        The caller must have written its new KV, or have queued the write on the device.
+        """
         if self.wait_for is not None:
             self.wait_for(layer)
         if self.on_layer is not None:
@@ -159,7 +162,7 @@ class LayerHooks:
 
 
 class PackedBatch:
-    """The steps of an iteration as packed tensors: first decodes, the longest context first, then prompts.
+    """The steps of an iteration as packed tensors: decodes in order of descending context, then prompts.
 
     `order[i]` is the index in `steps` of the i-th packed step. `token_ids` and `positions` have the shape [tokens].
     `first_layer` is the index, in the whole model, of the first layer in the pool.

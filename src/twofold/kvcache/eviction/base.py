@@ -41,7 +41,7 @@ class EvictionPolicy(ABC):
 
     @abstractmethod
     def first(self, keep: Container[BlockKey] = ()) -> BlockKey | None:
-        """Return the block to evict next. Blocks that are held or in `keep` are excluded; None if there are no others.
+        """Return the block to evict next, or None if every block is held or in `keep`.
 
         The block stays ranked until `forget`. The time of this call grows only with the number of blocks in `keep`.
         """

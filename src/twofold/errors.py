@@ -10,11 +10,11 @@ class UserError(TwofoldError):
 
 
 class ConfigurationError(UserError):
-    """A flag or file is invalid, or the machine does not support it."""
+    """A flag or file is invalid, or requires a feature that the machine does not support."""
 
 
 def require(condition: bool, message: str) -> None:
-    """Raise ConfigurationError with `message` unless the condition holds."""
+    """Raise ConfigurationError with `message` unless `condition` is true."""
     if not condition:
         raise ConfigurationError(message)
 
@@ -24,7 +24,7 @@ class ModelError(UserError):
 
 
 class WorkloadError(UserError):
-    """A trace or workload is invalid; the message contains file, line and reason."""
+    """A trace or workload is invalid. The message contains the file, the line if it is known, and the reason."""
 
     def __init__(self, path: str, reason: str, line: int | None = None) -> None:
         super().__init__(f"{path}:{line}: {reason}" if line is not None else f"{path}: {reason}")
@@ -55,7 +55,7 @@ class OutOfBlocksError(TwofoldError):
 
 
 class StaleEpochError(TwofoldError):
-    """A message or write belongs to an earlier epoch of an instance, before its restart."""
+    """A message or write is from before the restart of an instance, so it has an outdated epoch."""
 
 
 class InstanceLostError(TwofoldError):

@@ -7,10 +7,10 @@
                                                                                   │                  ▼
                                                                                 ended ◄────────── finished
 
-Events up to `admitted`, and `ended`, concern the client's request. The events from `placed` to `finished` or `aborted`
-concern one placement of it and carry the id of that placement. Times are seconds on the emitter's clock.
-The live controller emits every event. The simulator has no admission queue and simulates many iterations at
-once, so it emits neither `admitted`, `decode_started` nor `token`.
+The events `arrived`, `rejected`, `admitted` and `ended` concern a client's request. The other events concern one
+placement of that request on instances, and carry the id of the placement. Times are seconds on the emitter's clock. The
+live controller emits every event. The simulator has no admission queue, so it does not emit `admitted`. It simulates
+many iterations at once, so it emits neither `decode_started` nor `token`.
 """
 
 from collections.abc import Callable, Collection, Iterable
@@ -25,10 +25,11 @@ from twofold.timeline import Moment, Timeline
 
 
 class Route:
-    """The prefill and decode instance of a request; equal ids mean that there is no hand-off.
+    """The prefill and decode instance of a request. If they are the same instance, there is no hand-off.
 
-    `moves` are role changes to make first. `reused_tokens` is the number of prompt tokens expected in the prefix cache
-    once `fetch` has completed. `ttft_s` is the predicted time to first token, if the router predicts it.
+    `moves` are role changes of instances that take place before the request is placed. `reused_tokens` is the number of
+    prompt tokens expected in the prefix cache once `fetch` has completed. `ttft_s` is the predicted time to first
+    token, or None if the router predicts none.
     """
 
     __slots__ = ("decode", "fetch", "moves", "prefill", "reused_tokens", "ttft_s")
@@ -70,8 +71,8 @@ class Route:
 class PlacedRequest:
     """A request with its route and, if it runs on two instances, its hand-off mode.
 
-    `id` is the id under which the instances know the request. After the loss of an instance, a live service places the
-    request again under a new `id`; `request_id` is always the id of the client's request.
+    Instances identify the request by `id`. After the loss of an instance, a live service places the request again with
+    a new `id`, while `request_id` is always the id of the client's request.
     """
 
     __slots__ = ("id", "mode", "request", "request_id", "route")
@@ -85,13 +86,13 @@ class PlacedRequest:
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class RequestSubscriber:
-    """Base class of receivers of request events. Subclasses override the methods of the events that they need."""
+    """Base class of subscribers to request events. A subclass overrides the methods of the events that it needs."""
 
     def arrived(self, request: Request, now: float) -> None:
         """The request reached the service."""
 
     def rejected(self, timeline: Timeline, reason: str, now: float) -> None:
-        """The request was refused by admission control or because no instance can run it. No further events follow."""
+        """Admission control refused the request, or no instance can run it. No further events follow."""
 
     def admitted(self, request: Request, now: float) -> None:
         """The request was accepted and waits for placement."""
@@ -115,22 +116,25 @@ class RequestSubscriber:
         """The next output token of the request is sent to the client."""
 
     def finished(self, request_id: str, output_tokens: int, now: float) -> None:
-        """The placement completed its output; it generated `output_tokens` tokens."""
+        """The placement completed the request's output.
+
+        `output_tokens` is the number of tokens that this placement generated.
+        """
 
     def aborted(self, request_id: str, now: float) -> None:
-        """The placement ended early: rejected after prefill, cancelled, failed, or lost with an instance."""
+        """The placement ended early: it was rejected after the prefill, cancelled, failed, or lost with an instance."""
 
     def ended(self, timeline: Timeline, now: float) -> None:
-        """The request left the service: it completed, failed or was cancelled, as its finish reason states."""
+        """The request left the service. The finish reason in `timeline` is completion, failure or cancellation."""
 
 
 _EVENTS: Final = [name for name in vars(RequestSubscriber) if not name.startswith("_")]
 
 
 class RequestEvents:
-    """Dispatches each request event to the subscribers that override its method, in order of subscription.
+    """Passes each request event to all subscribers that override its method, in order of subscription.
 
-    `records_timelines` is true if some subscriber reads the timelines of rejected or ended requests.
+    `records_timelines` is true if at least one subscriber overrides `rejected` or `ended`, which receive timelines.
     """
 
     def __init__(self, subscribers: Iterable[RequestSubscriber] = ()) -> None:
@@ -152,7 +156,7 @@ class RequestEvents:
             self.subscribe(subscriber)
 
     def subscribe(self, subscriber: RequestSubscriber) -> None:
-        """Add a subscriber, which receives each event after all earlier subscribers."""
+        """Add a subscriber. It receives each event after all subscribers that were added before."""
         for event in _EVENTS:
             if getattr(type(subscriber), event) is not getattr(RequestSubscriber, event):
                 getattr(self, f"_{event}").append(subscriber)
@@ -228,7 +232,10 @@ class Recorder(RequestSubscriber):
         return self._open.values()
 
     def get(self, request_id: str) -> Timeline | None:
-        """Return the timeline of a request that has not ended, by the id of the request or of its placement."""
+        """Return the timeline of a request that has not ended.
+
+        `request_id` is the id of the request or of its placement.
+        """
         return self._placements.get(request_id) or self._open.get(request_id)
 
     def admitted(self, request: Request, now: float) -> None:
@@ -265,7 +272,7 @@ class Recorder(RequestSubscriber):
         return timeline
 
     def mark(self, request_id: str, moment: Moment, now: float) -> None:
-        """Record that a request reached a `Moment`, unless an earlier time of this moment is already recorded."""
+        """Record the time at which a request reached a `Moment`. If the moment already has a time, keep that time."""
         timeline = self.get(request_id)
         if timeline is not None:
             timeline.moments.setdefault(moment, now)
@@ -281,7 +288,10 @@ class Recorder(RequestSubscriber):
         timeline.moments[Moment.LAST_TOKEN] = now
 
     def end(self, request_id: str, reason: FinishReason) -> Timeline | None:
-        """Close the timeline of a request, call every sink with it and return it; None if no timeline is open."""
+        """Close the timeline of a request, call every sink with it, and return it.
+
+        Return None if the timeline is not open.
+        """
         timeline = self._open.pop(request_id, None)
         if timeline is None:
             return None

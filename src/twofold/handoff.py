@@ -7,7 +7,7 @@ import msgspec
 
 
 class HandoffMode(StrEnum):
-    """When and by which side the KV cache is transferred (Splitwise section 4.3; pull: DistServe section 4.3)."""
+    """Mode of a KV transfer: when it happens, and which instance starts it (Splitwise 4.3; for pull, DistServe 4.3)."""
 
     SERIALIZED = "serialized"  # all layers after the last one is computed
     LAYER_WISE = "layer-wise"  # layer k while layer k+1 computes
@@ -15,10 +15,10 @@ class HandoffMode(StrEnum):
 
 
 class Lease(msgspec.Struct, frozen=True, kw_only=True):
-    """Permission for `source` to write a request's KV cache into `blocks` of `instance`.
+    """Permission for the instance `source` to write a request's KV cache into `blocks` of `instance`.
 
-    `epoch` changes whenever `instance` restarts; writes and messages with another epoch are refused. The lease expires
-    at `deadline_s` on the clock of `instance`, unless `source` renews it by a heartbeat.
+    `epoch` changes whenever `instance` restarts; writes and messages with an outdated epoch are refused. The lease
+    expires at `deadline_s` on the clock of `instance`, unless `source` renews it by a heartbeat.
     """
 
     request_id: str
@@ -30,7 +30,10 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LeaseWatcher(Protocol):
-    """Observer of leases: `granted` is called before the first write, `ended` before the blocks are freed."""
+    """Observer of leases.
+
+    `granted` is called before the first write, and `ended` is called before the blocks are freed.
+    """
 
     def granted(self, lease: Lease) -> None: ...
 

@@ -1,4 +1,4 @@
-"""Roles and loads of instances. An instance is one copy of the model that runs batches."""
+"""Roles and loads of instances. An instance is one copy of the model, which runs batches."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -25,14 +25,17 @@ class Role(StrEnum):
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class LoadMeasure(ABC):
-    """Function that maps the load of an instance to the number by which routers rank instances."""
+    """Measure by which routers rank instances: `of` maps the load of an instance to a number."""
 
     @abstractmethod
     def of(self, load: "InstanceLoad") -> int: ...
 
 
 class Ranking:
-    """Heap of the instances of a pool, ordered by a load measure and then by the order of joining."""
+    """Heap of the instances of a pool, in order of a load measure.
+
+    Instances with equal loads rank in order of joining.
+    """
 
     __slots__ = ("heap", "measure")
 
@@ -44,7 +47,7 @@ class Ranking:
 class HeapEntry:
     """Entry of an instance in the heap of a ranking.
 
-    Comparisons are inlined for speed, because every placement makes about twenty of them.
+    Comparisons are inlined for speed, because each placement of a request makes about twenty comparisons.
     """
 
     __slots__ = ("load", "number", "place", "position", "ranking")
@@ -59,7 +62,7 @@ class HeapEntry:
         self.rise()
 
     def changed(self) -> None:
-        """Restore the heap order after the load of the instance changed."""
+        """Restore the heap order after a change of the instance's load."""
         before = self.number
         self.number = number = self.ranking.measure.of(self.load)
         if number < before:
@@ -108,7 +111,7 @@ class HeapEntry:
 
 
 class LoadTotals:
-    """The part of a load that can be summed over requests and instances. `InstanceLoad` explains each number."""
+    """The numbers of a load that can be summed over requests and instances. `InstanceLoad` explains each number."""
 
     def __init__(
         self,
@@ -125,7 +128,7 @@ class LoadTotals:
         self.requests = requests
 
     def less(self, other: "LoadTotals") -> "LoadTotals":
-        """Return the difference of two loads: this load minus `other`, number by number."""
+        """Return this load minus `other`, number by number."""
         return LoadTotals(
             self.pending_prefill_tokens - other.pending_prefill_tokens,
             self.reserved_tokens - other.reserved_tokens,
@@ -135,7 +138,7 @@ class LoadTotals:
         )
 
     def replace(self, old: "LoadTotals", new: "LoadTotals") -> None:
-        """Replace the part `old` of this load by `new`: subtract `old` and add `new`."""
+        """Subtract `old` from this load and add `new`, number by number."""
         self.pending_prefill_tokens += new.pending_prefill_tokens - old.pending_prefill_tokens
         self.reserved_tokens += new.reserved_tokens - old.reserved_tokens
         self.prefills += new.prefills - old.prefills
@@ -149,18 +152,19 @@ NO_LOAD = LoadTotals()
 class InstanceLoad(LoadTotals):
     """The load of an instance, as routers see it.
 
-    role: role of its current pool.
-    home: role of its home pool, for which it was started.
+    role: role of the instance's current pool.
+    home: role of the instance's home pool, for which the instance was started.
     pending_prefill_tokens: prompt tokens routed to the instance and not yet prefilled.
     reserved_tokens: KV tokens that all requests routed to the instance may occupy on it.
-    capacity_tokens: KV tokens that fit in its memory, None if unknown.
-    prefills, decodes: number of requests routed to the instance for this phase that have not completed it.
-    requests: number of requests in either phase.
+    capacity_tokens: KV tokens that fit in the instance's memory, None if unknown.
+    prefills: number of requests routed to the instance for prefill that have not completed their prefill.
+    decodes: number of requests routed to the instance for decode that have not completed their decode.
+    requests: number of requests that `prefills` or `decodes` counts, each counted once.
     queued: function that returns the number of waiting sequences on the instance, 0 if unknown.
-    cache: name of its prefix cache, which other instances of its host may share.
-    cell: name of its group of nearby instances, if the router uses cells.
-    place: order of joining its pool, 0 while it is in no pool; set by the pools.
-    standings: its heap entries; set by the pools.
+    cache: name of the instance's prefix cache, which other instances of the host may share.
+    cell: name of the instance's group of nearby instances, if the router uses cells.
+    place: the instance's number in the order of joining its pool, 0 while it is in no pool; set by the pools.
+    standings: the instance's heap entries; set by the pools.
     """
 
     def __init__(

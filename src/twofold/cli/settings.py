@@ -64,7 +64,7 @@ def flag(help: str, default: object = None, unset: str | None = None, **how: Any
 class Settings:
     """Base class for the settings of a command. Subclasses become frozen dataclasses.
 
-    In the help, the fields of one class form a panel with the title `panel`.
+    The help of the command groups the options of each subclass in a panel. `panel` is the title of that panel.
     """
 
     PANEL: ClassVar[str] = "Options"
@@ -76,7 +76,7 @@ class Settings:
 
 
 class _UntypedHelp:
-    """Mixin of commands and groups: their help lists `--help` without a type, like other switches."""
+    """Mixin of commands and groups that lists `--help` in the help without a type, as it lists other switches."""
 
     def get_help_option(self, ctx: typer.Context) -> TyperOption | None:
         option: TyperOption | None = super().get_help_option(ctx)  # type: ignore[misc]
@@ -86,15 +86,15 @@ class _UntypedHelp:
 
 
 class Command(_UntypedHelp, TyperCommand):  # type: ignore[misc]
-    """A Typer command that shows `--help` like other switches."""
+    """A Typer command whose help lists `--help` without a type."""
 
 
 class Group(_UntypedHelp, TyperGroup):  # type: ignore[misc]
-    """A Typer command group that shows `--help` like other switches."""
+    """A Typer command group whose help lists `--help` without a type."""
 
 
 def group(text: str, commands: Mapping[str, Callable[..., object]]) -> typer.Typer:
-    """Create a Typer application from commands by name, with `text` as its help."""
+    """Create a Typer application. `commands` maps names to commands, and `text` is the help of the application."""
     app = typer.Typer(cls=Group, help=text, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
     app.callback()(lambda: None)  # keeps a group of one command a group
     for name, run in commands.items():
@@ -103,7 +103,10 @@ def group(text: str, commands: Mapping[str, Callable[..., object]]) -> typer.Typ
 
 
 def command(run: Callable[[S], T]) -> Callable[..., T]:
-    """Turn a function with one settings parameter into a Typer command with an option per field, and `--config`."""
+    """Turn a function into a Typer command. The function's only parameter is a settings class.
+
+    The command has an option for each field of that class, and the option `--config`.
+    """
     hints = get_type_hints(run)
     (parameter,) = hints.keys() - {"return"}
     kind: type[S] = hints[parameter]
@@ -137,7 +140,7 @@ def shown_name(name: str, flag: Flag) -> str:
 
 
 def refuse(settings: Settings, names: str, why: str) -> None:
-    """Raise ConfigurationError if a field in `names` (separated by spaces) is set. `why` ends the message."""
+    """Raise ConfigurationError if any field in `names` (separated by spaces) is set. `why` ends the error message."""
     flags = flags_of(type(settings))
     for name in names.split():
         value = getattr(settings, name)
@@ -145,7 +148,7 @@ def refuse(settings: Settings, names: str, why: str) -> None:
 
 
 def owner_of(kind: type[Settings], field: str) -> type[Settings]:
-    """Return the settings class in the inheritance chain that declares the field."""
+    """Return the class that declares the field: `kind` or one of its base classes."""
     return next(each for each in kind.__mro__ if field in inspect.get_annotations(each))
 
 
@@ -166,7 +169,10 @@ def full_help(kind: type[Settings], name: str) -> str:
 
 
 def summary(entry: object) -> str:
-    """Return one sentence on a registry entry: its text, its `help`, or the first sentence of its docstring."""
+    """Return a one-sentence description of a registry entry.
+
+    The description is the entry itself if it is a text, else its `help`, else the first sentence of its docstring.
+    """
     text = entry if isinstance(entry, str) else getattr(entry, "help", None)
     if isinstance(text, str):
         return text
@@ -215,7 +221,7 @@ def _parameter(kind: type[Settings], field: "Field[Any]", flag: Flag) -> inspect
 
 
 def _checked(name: str, flag: Flag, value: Any) -> Any:  # noqa: ANN401  (of the field's type)
-    """Convert a value from Typer to the type of its field. Raises ConfigurationError if it is invalid."""
+    """Convert a value from Typer to the type of its field. Raises ConfigurationError if the value is invalid."""
     shown = shown_name(name, flag)
     if value is None:
         return None
@@ -240,7 +246,7 @@ def _check_range(name: str, flag: Flag, value: float) -> None:
 
 
 def _read_config(ctx: typer.Context, path: Path | None) -> Path | None:
-    """Load a `--config` file as defaults, which flags on the command line override."""
+    """Load a `--config` file. Its values replace the defaults of flags; flags on the command line override the file."""
     if path is None:
         return None
     names = {each.name: each for each in ctx.command.params if each.name != "config"}
@@ -259,7 +265,7 @@ def _read_config(ctx: typer.Context, path: Path | None) -> Path | None:
 
 
 def _as_typed(value: object) -> object:
-    """Convert a YAML value to command-line text, and a list to a list of texts. Booleans stay booleans."""
+    """Convert a YAML value to text as on the command line, or a list to a list of texts. Booleans stay booleans."""
     if isinstance(value, list):
         return [str(each) for each in value]
     return value if isinstance(value, bool) else str(value)

@@ -33,7 +33,7 @@ TARGET_FORMAT: Final = Flag(f"Format to write: {_FORMATS}; twofold loses nothing
 
 
 class TraceSettings(Settings):
-    """Flags for the trace to read."""
+    """Flags that select the trace to read."""
 
     trace: Path = flag("Trace: csv or jsonl, plain or gzip.", ..., positional=True, metavar="TRACE")
     format: str | None = flag(f"Format of the trace: {_FORMATS}.", unset="detected")
@@ -92,7 +92,7 @@ class GenerateSettings(Settings):
 
 @command
 def show(settings: ShowSettings) -> None:
-    """Show the number, arrivals, lengths and shared prefixes of a trace's requests."""
+    """Show statistics of a trace: the number, arrivals, lengths and shared prefixes of its requests."""
     name, requests, notes = settings.open()
     summary = summarise(requests)
     if settings.json:
@@ -128,10 +128,11 @@ def _print_json(path: Path, name: str, found: TraceSummary | TraceReuse) -> None
 
 @command
 def convert(settings: ConvertSettings) -> None:
-    """Convert a trace to another format; take a part of it, or rescale it.
+    """Convert a trace to another format; select a part of the trace, or rescale it.
 
-    Times are scaled first, then lengths, and requests longer than the context are clipped. `--rate` is the mean rate of
-    the part. Outputs of length 0 are read as 1; prefix blocks that change with the lengths are dropped.
+    Times are scaled first, then lengths. Then requests longer than --max-model-len are clipped. `--rate` is the mean
+    rate of the selected part. Outputs of length 0 are read as 1. Prefix blocks that a changed length makes invalid are
+    dropped.
     """
     path, out = settings.trace, settings.out
     require_file(path)
@@ -151,7 +152,7 @@ def convert(settings: ConvertSettings) -> None:
 
 @command
 def generate_trace(settings: GenerateSettings) -> None:
-    """Generate a trace with the lengths of a real service; the same seed writes the same bytes."""
+    """Generate a trace with the request lengths of a real service. The same flags and seed write the same bytes."""
     requests = generate(
         settings.name,
         rate=settings.rate,
@@ -183,7 +184,7 @@ def _same(one: Path, other: Path) -> bool:
 
 
 def _target(out: Path, to: str | None) -> TraceFormat:
-    """Return the trace format to write, by default `twofold`. A file name with .csv needs an explicit format."""
+    """Return the trace format named `to`, by default `twofold`. For a .csv file, `to` is required."""
     if to is None and ".csv" in out.suffixes:
         names = [known.name for known in FORMATS.values() if known.suffix == ".csv"]
         raise ConfigurationError(f"{out}: give the format of the csv, --to {' or --to '.join(names)}")
@@ -196,7 +197,7 @@ def _mention(notes: ReadNotes) -> None:
 
 
 def _trace_tables(title: str, summary: TraceSummary) -> Group:
-    """Return tables of a trace's counts and arrivals, and of its lengths."""
+    """Return two tables of a trace: one of its counts and arrivals, and one of its lengths."""
     facts = Table(title=title, title_justify="left", show_header=False)
     for label, value in _facts(summary).items():
         facts.add_row(label, value)
@@ -229,7 +230,7 @@ def _facts(summary: TraceSummary) -> dict[str, str]:
 
 
 def _spread(cv: float) -> str:
-    """Format the coefficient of variation of arrival gaps, and the burstiness of gamma arrivals that vary equally."""
+    """Format `cv`, the coefficient of variation of arrival gaps, with the burstiness of gamma arrivals of this `cv`."""
     return f"{cv:.3f} (gamma arrivals of burstiness {cv**-2:.3g})" if cv > 0.001 else f"{cv:.3f} (constant)"
 
 

@@ -1,4 +1,4 @@
-"""`twofold verify`: replay a workload on a live service and in the simulator, and compare the two."""
+"""`twofold verify`: replay a workload on a live service and in the simulator, and compare the results."""
 
 import sys
 import tempfile
@@ -26,7 +26,7 @@ _TPOT: Final = 5.0
 
 
 def parse_loads(text: str, flag: str = "--loads") -> tuple[float, ...]:
-    """Parse loads such as `0.5,0.9,2`, multiples of a rate. Raises ConfigurationError."""
+    """Parse loads such as `0.5,0.9,2`. A load is a multiple of a request rate. Raises ConfigurationError."""
     try:
         loads = tuple(float(part) for part in text.split(","))
     except ValueError:
@@ -73,7 +73,10 @@ class VerifySettings(Settings):
 
     @property
     def design(self) -> ServiceDesign:
-        """Workers of the service to verify. Raises ConfigurationError for an invalid combination."""
+        """Number of workers of each role in the service.
+
+        Raises ConfigurationError for an invalid combination of numbers.
+        """
         if not (self.prefill or self.decode or self.colocated):
             return ServiceDesign(prefill=1, decode=1)
         design = ServiceDesign(prefill=self.prefill, decode=self.decode, colocated=self.colocated)
@@ -97,11 +100,11 @@ class VerifySettings(Settings):
 
 @command
 def verify(settings: VerifySettings) -> None:
-    """Replay a workload on a live service and in the simulator, and print both side by side.
+    """Replay a workload on a live service and in the simulator, and print the results side by side.
 
-    TARGET is a model, which is served on this host, or a running service, whose instances --prefill, --decode and
-    --colocated count. Exits with 1 if they differ by more than 5 points of SLO attainment, 10% of a median or 15% of a
-    P90, beyond the spread of the live replays.
+    TARGET is a model or a running service. A model is served on this host. For a running service, --prefill, --decode
+    and --colocated are the numbers of its instances. Exits with 1 if live and simulated results differ by more than 5
+    points of SLO attainment, 10% of a median or 15% of a P90, in addition to the spread of the live replays.
     """
     compare = compare_service if settings.is_endpoint else compare_all
     comparisons = compare(settings, settings.design)
@@ -113,7 +116,7 @@ def verify(settings: VerifySettings) -> None:
 
 
 def compare_service(settings: VerifySettings, design: ServiceDesign) -> list[Comparison]:
-    """Compare latencies of a running service with its simulation at each load."""
+    """Compare the latencies of a running service with its simulation at each request rate."""
     profile = load_profile(settings.profile)
     twin = SimulatedEndpoint(design, settings.profile, profile.extend(load_catalog()))
     slo = _slo(settings, profile)
@@ -129,7 +132,10 @@ def compare_service(settings: VerifySettings, design: ServiceDesign) -> list[Com
 
 
 def compare_all(settings: VerifySettings, design: ServiceDesign) -> list[Comparison]:
-    """Compare live and simulated latencies at each load. Raises ConfigurationError if the profile has another model."""
+    """Serve the model on this host, and compare live and simulated latencies at each request rate.
+
+    Raises ConfigurationError if the profile was measured with another model.
+    """
     profile = load_profile(settings.profile)
     model = read_model(Path(settings.target))
     if model.name != profile.model.name or model.parameters != profile.model.parameters:
@@ -160,7 +166,10 @@ def compare_all(settings: VerifySettings, design: ServiceDesign) -> list[Compari
 
 
 def _slo(settings: VerifySettings, profile: MeasuredProfile) -> Slo:
-    """Return the SLO of --slo. The default is multiples of the latencies of an average request that runs alone."""
+    """Return the SLO of --slo.
+
+    By default, its bounds are multiples of the latencies of an average request that runs alone.
+    """
     if settings.slo is not None:
         return settings.slo
     sample = settings.requests(1.0)

@@ -17,7 +17,7 @@ _MAX_LENGTH_SCALE: Final = 1e6
 
 
 class ShapeSettings(Settings, panel="Workload"):
-    """Flags for the arrivals and lengths of a workload."""
+    """Flags for the arrivals and lengths of a workload's requests."""
 
     start: float = options.START.field(0.0)
     arrival: str | None = options.ARRIVAL.field(unset="poisson; that of the trace")
@@ -27,7 +27,7 @@ class ShapeSettings(Settings, panel="Workload"):
     seed: int = options.SEED.field(0)
 
     def shape(self) -> dict[str, Any]:
-        """Return the arguments of `twofold.workload.source.workload` that these flags set."""
+        """Return the values of these flags as keyword arguments of `twofold.workload.source.workload`."""
         return {
             "start_s": self.start,
             "arrival": self.arrival,
@@ -49,7 +49,7 @@ class WorkloadSettings(ShapeSettings):
     )
 
     def requests(self) -> Iterator[Request]:
-        """Stream the requests. Raises ConfigurationError for limits that are too large or leave no request."""
+        """Stream the requests. Raises ConfigurationError if a limit is too large or if the limits leave no request."""
         from twofold.workload.source import workload  # noqa: PLC0415  (imports numpy)
 
         check_limits(
@@ -62,7 +62,10 @@ class WorkloadSettings(ShapeSettings):
 
     @property
     def duration_s(self) -> float | None:
-        """Duration of the workload in seconds, or None for a whole trace. Endless named workloads have a default."""
+        """Limit on the workload's duration in seconds, or None for no limit.
+
+        A named workload without --duration and --num-requests would be endless, so it has a default limit.
+        """
         from twofold.workload.source import is_named  # noqa: PLC0415  (imports numpy)
 
         endless = is_named(self.workload) and self.num_requests is None and self.duration is None
@@ -86,7 +89,7 @@ class WorkloadSettings(ShapeSettings):
 
 
 def nonempty(requests: Iterable[Request], otherwise: str) -> Iterator[Request]:
-    """Yield the requests. If there are none, raise ConfigurationError with the message `otherwise`."""
+    """Yield the requests. If there are none, raise ConfigurationError with `otherwise` as the message."""
     empty = True
     for request in requests:
         empty = False
@@ -95,7 +98,10 @@ def nonempty(requests: Iterable[Request], otherwise: str) -> Iterator[Request]:
 
 
 def check_limits(*, rate: float | None, duration_s: float | None, burstiness: float, length_scale: float) -> None:
-    """Raise ConfigurationError for a workload too large to simulate. `workload` itself rejects NaN and infinity."""
+    """Raise ConfigurationError for a workload too large to simulate.
+
+    NaN and infinity pass this check; `twofold.workload.source.workload` rejects them.
+    """
     for flag, value, most, unit in (
         ("--rate", rate, MAX_REQUESTS, "requests per second"),
         ("--duration", duration_s, MAX_SECONDS, "seconds"),

@@ -46,15 +46,18 @@ def parse_cluster(text: str, *, model: str, catalog: Catalog | None = None) -> C
 
 
 def load_cluster(path: Path, *, catalog: Catalog | None = None) -> ClusterSpec:
-    """Read a cluster file with the fields of `ClusterSpec`, YAML or TOML by its suffix.
+    """Read a cluster file with the fields of `ClusterSpec`. The suffix of `path` selects YAML or TOML.
 
-    A deployment file of `twofold plan --output` is accepted, too: the cluster in it is read. Raises ConfigurationError.
+    For a deployment file, as `twofold plan --output` writes it, read the cluster in it. Raises ConfigurationError.
     """
     return read_cluster(read_text("cluster", path), str(path), catalog=catalog)
 
 
 def read_cluster(text: str, name: str, *, catalog: Catalog | None = None) -> ClusterSpec:
-    """Parse the text of the cluster file `name`. Its suffix selects the format. Raises ConfigurationError."""
+    """Parse the text of a cluster file. The suffix of its file name, `name`, selects the format.
+
+    Raises ConfigurationError.
+    """
     suffix = Path(name).suffix.lower()
     require(suffix in _SUFFIXES, f"cluster {name} has an unknown suffix: use one of {', '.join(_SUFFIXES)}")
     raw = parse_toml("cluster", text, name) if suffix == ".toml" else _from_yaml(text, name)
@@ -73,7 +76,7 @@ def read_cluster(text: str, name: str, *, catalog: Catalog | None = None) -> Clu
 
 
 def dump_cluster(spec: ClusterSpec) -> str:
-    """Format a cluster as YAML that `load_cluster` reads back, without unset fields."""
+    """Format a cluster as YAML, without unset fields. `load_cluster` can read the result."""
     fields = msgspec.to_builtins(spec)
     for group in (fields, *fields["pools"], *fields["failures"]):
         for key in [key for key, value in group.items() if value is None or value == ()]:
@@ -144,7 +147,7 @@ def _from_yaml(text: str, name: str) -> object:
 
 
 def _describe(error: msgspec.ValidationError) -> str:
-    """Return an error message with the invalid field and the reason; suggest a similar name for an unknown field."""
+    """Return an error message with the invalid field and the reason. For an unknown field, suggest a similar one."""
     place, what = explain_validation(error)
     kinds = {"pools": PoolSpec, "failures": InstanceFailure, "kv_cache": CacheSpec, "control": ControlSpec}
     kind = next((kind for start, kind in kinds.items() if place.startswith(start)), ClusterSpec)

@@ -15,9 +15,9 @@ _NAME = re.compile(r"[\w-]+")
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Layout of a pool: `instances` pipelines of `stages` stages, up to `per_machine` stages on each machine, in order.
+    """Layout of a pool: `instances` pipelines of `stages` stages, placed on machines in order.
 
-    A stage uses `tensor_parallel` accelerators of one machine.
+    Each machine has up to `per_machine` stages. A stage uses `tensor_parallel` accelerators of one machine.
     """
 
     tensor_parallel: int
@@ -27,7 +27,7 @@ class Layout:
 
     @property
     def spans(self) -> bool:
-        """Whether some instance of this layout spans several machines."""
+        """Whether this layout places at least one instance on several machines."""
         return self.per_machine % self.stages != 0
 
     @property
@@ -82,10 +82,10 @@ def check_shared_nodes(pools: Sequence[tuple[PoolSpec, Machine]]) -> None:
 
 
 def share_cores(cores: Sequence[int], workers: int) -> list[tuple[int, ...]]:
-    """Divide the cores equally among the workers; with more workers than cores, workers share cores.
+    """Return each worker's cores: an equal number each, or one shared core each if there are more workers than cores.
 
-    If workers share cores, they are assigned to the cores forwards and then backwards. Routers prefer the first of
-    equally loaded instances, so the first workers (prefill before decode) should be the last to share a core.
+    Shared cores are assigned in order first, then in reverse order, and so on. Routers prefer the first of equally
+    loaded instances, so the first workers (prefill before decode) should be the last to share a core.
     """
     each = len(cores) // workers
     if each:
@@ -97,8 +97,8 @@ def share_cores(cores: Sequence[int], workers: int) -> list[tuple[int, ...]]:
 def gateway_cores(cores: Iterable[int], workers: Iterable[tuple[Role, Sequence[int]]]) -> tuple[int, ...]:
     """Return the cores for the gateway: the cores without a decode worker, or all cores if every core has one.
 
-    The gateway should share cores with prefill workers rather than decode workers: a delay of a few milliseconds hardly
-    matters for a prefill, but interrupts every stream of a decode worker.
+    The gateway should rather share cores with prefill workers than with decode workers: a delay of a few milliseconds
+    hardly matters for a prefill, but it interrupts every stream of a decode worker.
     """
     everywhere = set(cores)
     decoding = {core for role, own in workers if role.decodes for core in own}

@@ -16,7 +16,7 @@ from twofold.slo import Slo
 def overload_control(
     rule: str, spec: ClusterSpec, kinds: Sequence[InstanceProfile], slo: Slo | None, pools: Pools
 ) -> OverloadControl:
-    """Create overload control with the named rule and the performance models of the instance profiles.
+    """Create the overload control that applies `rule` and predicts times with the performance models of the profiles.
 
     Raises ConfigurationError if overload control does not support the SLO or the cluster.
     """

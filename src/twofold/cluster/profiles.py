@@ -1,4 +1,4 @@
-"""Instance profiles of pools (speed, memory, batching), and names and machines of the instances."""
+"""Instance profiles of pools (speed, memory, batching), and the names and machines of instances."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -39,7 +39,10 @@ NO_SWAP = SwapCapacity(0, 0, 0.0)
 
 @dataclass(frozen=True, slots=True)
 class InstanceProfile:
-    """Speed, memory and batching of the instances of a pool. With `swap`, decodes reserve KV blocks as they grow."""
+    """Speed, memory and batching of the instances of a pool.
+
+    With `swap`, a decode reserves KV blocks as it grows, not all at its start.
+    """
 
     pool: PoolSpec
     machine: Machine
@@ -65,7 +68,7 @@ class InstanceProfile:
         return layout_of(self.pool, self.machine)
 
     def prefill_s(self, tokens: int) -> float:
-        """Return the prefill time of one prompt alone, in seconds."""
+        """Return the prefill time in seconds of one prompt that runs alone."""
         return self.model.prefill_s(tokens, tokens * tokens)
 
 
@@ -87,12 +90,12 @@ def instance_profiles(spec: ClusterSpec, catalog: Catalog) -> list[InstanceProfi
 
 
 def with_profile(spec: ClusterSpec, catalog: Catalog) -> Catalog:
-    """Return the catalog, extended by the host and the model of the cluster's host profile, if there is one."""
+    """Return the catalog. If the cluster has a host profile, add the host and the model of that profile."""
     return catalog if spec.profile is None else load_profile(spec.profile).extend(catalog)
 
 
 def measured_on(spec: ClusterSpec, machine: Machine) -> MeasuredProfile | None:
-    """Return the profile of a cluster if it was measured on this machine, else None."""
+    """Return the host profile of the cluster if it was measured on `machine`, else None."""
     if spec.profile is None:
         return None
     measured = load_profile(spec.profile)
@@ -108,10 +111,11 @@ def performance_of(
     *,
     across: bool = False,
 ) -> PerformanceModel:
-    """Create the performance model of an instance: that of the cluster's profile on the machine that it measured.
+    """Create the performance model of an instance.
 
-    With `across`, the pipeline stages are on several machines and exchange activations over the network. Raises
-    ConfigurationError if the profile has another model or parallelism.
+    On the machine that the cluster's host profile measured, use the profile's model. With `across`, the pipeline stages
+    are on several machines and exchange activations over the network. Raises ConfigurationError if the profile was
+    measured with another model or parallelism.
     """
     measured = measured_on(spec, machine)
     if measured is not None:
@@ -173,9 +177,9 @@ def _profile(
 def capacity_tokens(
     spec: ClusterSpec, model: Model, machine: Machine, tensor_parallel: int, pipeline_parallel: int
 ) -> int:
-    """Return the KV capacity of an instance in tokens: as specified, as measured, or what its memory holds.
+    """Return an instance's KV capacity in tokens: the one in `spec`, else the host profile's, else the computed one.
 
-    Raises ConfigurationError if the model does not fit.
+    Raises ConfigurationError if the capacity is computed and the model does not fit in memory.
     """
     if spec.kv_capacity_tokens is not None:
         return spec.kv_capacity_tokens
@@ -202,7 +206,7 @@ def _swap_capacity(spec: ClusterSpec, model: Model, tensor_parallel: int, catalo
 
 
 def _batcher(spec: ClusterSpec, pool: PoolSpec) -> str:
-    """Return the batcher of a pool: the one in its spec, else that of the cluster's rules, else its role's default."""
+    """Return the batcher of a pool: the one in its spec, else that of the scheduling rules, else its role's default."""
     batcher = pool.batcher
     if batcher is None:
         by_role = _ROLE_BATCHERS[pool.role] if spec.router in FIXED_ROLE_ROUTERS else "splitwise"
@@ -216,7 +220,11 @@ def _batcher(spec: ClusterSpec, pool: PoolSpec) -> str:
 
 
 def _token_budget(spec: ClusterSpec, batcher: str, model: PerformanceModel, longest: int) -> int:
-    """Return the token budget for prompts: the chunk size, the configured number or the saturating prompt length."""
+    """Return the prompt tokens per batch: the pipeline chunk size, else `max_num_batched_tokens` of the spec.
+
+    If `max_num_batched_tokens` is `auto`, a batcher of whole prompts gets the length of the shortest prompt that
+    saturates the instance, and any other batcher gets the default.
+    """
     if BATCHERS[batcher].chunked and spec.pipeline_chunk is not None:
         return spec.pipeline_chunk
     budget = spec.max_num_batched_tokens
@@ -229,7 +237,10 @@ def _token_budget(spec: ClusterSpec, batcher: str, model: PerformanceModel, long
 
 @dataclass(frozen=True, slots=True)
 class InstanceSlot:
-    """Name, index in the cluster, pool index and machine of one instance. Several machine names are joined by `+`."""
+    """One instance: its name, its number in the cluster, its pool's number and profile, and its machine.
+
+    `machine` joins several machine names by `+`.
+    """
 
     name: str
     number: int
@@ -239,7 +250,7 @@ class InstanceSlot:
 
 
 def instance_slots(profiles: Sequence[InstanceProfile]) -> Iterator[InstanceSlot]:
-    """Yield a slot for every instance in pool order. Instances of a role are numbered over all pools: `prefill-0`, …"""
+    """Yield a slot for every instance in pool order. Instances of a role are numbered across pools: `prefill-0`, …"""
     numbers: dict[Role, int] = dict.fromkeys(Role, 0)
     for pool, profile in enumerate(profiles):
         role, layout = profile.pool.role, profile.layout
@@ -251,7 +262,7 @@ def instance_slots(profiles: Sequence[InstanceProfile]) -> Iterator[InstanceSlot
 
 
 def cells_of(spec: ClusterSpec, slots: Sequence[InstanceSlot]) -> dict[str, str]:
-    """Return the cell of each instance by name. The instances of each role are divided evenly among the cells."""
+    """Map each instance name to its cell. The instances of each role are divided evenly among the cells."""
     if not isinstance(spec.cells, int):
         return {}
     of_role = {role: [slot.name for slot in slots if slot.profile.pool.role is role] for role in Role}
@@ -263,6 +274,6 @@ def cells_of(spec: ClusterSpec, slots: Sequence[InstanceSlot]) -> dict[str, str]
 
 
 def machines_of(profiles: Sequence[InstanceProfile]) -> list[tuple[Machine, int]]:
-    """Return the (machine type, count) pairs of the pools. Machines that several pools share are counted once."""
+    """Return the type and number of the machines of each pool. Machines that several pools share are counted once."""
     distinct = {profile.pool.nodes or pool: profile for pool, profile in enumerate(profiles)}
     return [(profile.machine, profile.pool.machines) for profile in distinct.values()]

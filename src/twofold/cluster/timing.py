@@ -1,7 +1,7 @@
-"""Durations and power of iterations in whole picoseconds and milliwatts, from a performance model.
+"""Durations and power of iterations, predicted by a performance model, in whole picoseconds and milliwatts.
 
 Times are integers, so their sums are exact: a run of a thousand iterations ends at the same picosecond as a thousand
-runs of one iteration.
+runs of one iteration each.
 """
 
 from collections.abc import Sequence
@@ -36,8 +36,8 @@ def ps(seconds: float) -> int:
 def product(large: int, small: int) -> int:
     """Return `large * small` for two factors ≥ 0.
 
-    Compiled code multiplies at machine speed only while both factors are below 2³⁰. Numbers of picoseconds exceed that,
-    so `large` is multiplied in two halves.
+    Compiled code multiplies fast only if both factors are below 2³⁰. A number of picoseconds may be larger, so `large`
+    is split into two halves of its bits, which are multiplied separately.
     """
     return ((large >> _HALF) * small << _HALF) + (large & _LOW) * small
 
@@ -49,7 +49,10 @@ def squares_of(tokens: int, context: int) -> int:
 
 @mypyc_attr(acyclic=True, free_list_len=1)
 class RunTiming:
-    """Duration of a run of iterations: the first takes `first_ps`, each later one `step_ps` more than the previous."""
+    """Duration of a run of iterations of one batch, in picoseconds.
+
+    The first iteration takes `first_ps`, and each later one takes `step_ps` more than the one before it.
+    """
 
     __slots__ = ("first_ps", "milliwatts", "step_ps")
 
@@ -66,7 +69,7 @@ class RunTiming:
         return end + product(iterations * (iterations - 1) // 2, self.step_ps) if self.step_ps else end
 
     def under_way(self, elapsed_ps: int) -> int:
-        """Return which iteration of a run, counted from 1, is in progress `elapsed_ps` picoseconds after its start."""
+        """Return the number (from 1) of the iteration that runs `elapsed_ps` picoseconds after the start of the run."""
         if not self.step_ps:
             return elapsed_ps // self.first_ps + 1
         # Solve the series for the count: estimate in floats, then correct in integers.
@@ -80,10 +83,10 @@ class RunTiming:
 
 
 class Timing:
-    """Computes the timing of batches with a performance model, in integers.
+    """Computes the durations of batches with a performance model, as integers.
 
-    Results of the performance model are cached as integers by number of sequences, so an iteration takes the same time
-    alone and as a part of a run. `copy_ps` is the time to copy a block to host memory or back.
+    For each number of sequences, the result of the performance model is rounded once and cached, so an iteration takes
+    the same time alone and as a part of a run. `copy_ps` is the time to copy a block to host memory or back.
     """
 
     def __init__(self, model: PerformanceModel, copy_ps: int = 0) -> None:
@@ -96,7 +99,7 @@ class Timing:
         self._stages: tuple[Timing, Timing] | None = None
 
     def stages(self) -> "tuple[Timing, Timing]":
-        """Return the `Timing` of the first stage of a pipeline and the one of each later stage."""
+        """Return two `Timing` objects: one for the first stage of a pipeline, and one for each later stage."""
         if self._stages is None:
             self._stages = Timing(self.model.first_stage), Timing(self.model.later_stage)
         return self._stages
@@ -112,14 +115,14 @@ class Timing:
         return self.decodes(sequences, context)
 
     def copying(self, copies: Sequence[BlockCopy]) -> int:
-        """Return the total time in picoseconds of executing `copies` one after another."""
+        """Return the total time, in picoseconds, of running `copies` one after another."""
         blocks = 0
         for copy in copies:
             blocks += copy.blocks
         return blocks * self._copy_ps
 
     def decodes(self, sequences: int, context: int) -> RunTiming:
-        """Return the timing of `sequences` decodes that read `context` KV tokens in all."""
+        """Return the timing of a batch of `sequences` decodes, whose contexts have `context` KV tokens in total."""
         known = self._decodes.get(sequences)
         if known is None:
             cost, watts = self.model.decode_cost(sequences), self.model.decode_w(sequences)

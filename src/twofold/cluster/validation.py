@@ -39,7 +39,7 @@ def check_numbers(spec: ClusterSpec) -> None:
 
 
 def check_spec(spec: ClusterSpec) -> None:
-    """Check everything in a spec that does not depend on the machine and model catalog; raises ConfigurationError."""
+    """Check everything in a spec that can be checked without the catalog; raises ConfigurationError."""
     check_numbers(spec)
     roles = {pool.role for pool in spec.pools}
     both_phases = any(role.prefills for role in roles) and any(role.decodes for role in roles)
@@ -62,7 +62,7 @@ def check_spec(spec: ClusterSpec) -> None:
 
 
 def check_batchers(spec: ClusterSpec, batchers: Collection[str]) -> None:
-    """Check that each batching option is supported by the batcher of some pool; raises ConfigurationError."""
+    """Check that each batching option is supported by the batcher of at least one pool; raises ConfigurationError."""
     classes = [BATCHERS[batcher] for batcher in batchers]
     require(
         spec.max_num_batched_tokens != SATURATING or any(batcher.whole_prompts for batcher in classes),
@@ -86,7 +86,10 @@ def check_batchers(spec: ClusterSpec, batchers: Collection[str]) -> None:
 
 
 def check_cells(spec: ClusterSpec, instances: Mapping[Role, int]) -> None:
-    """If cells are set, check for a cell router and an instance of each role per cell; raises ConfigurationError."""
+    """If the spec sets `cells`, check that the router uses cells and that each cell gets an instance of each role.
+
+    Raises ConfigurationError.
+    """
     if isinstance(spec.cells, int):
         known = spec.router in CELL_ROUTERS
         require(known, f"cells need one of the routers {', '.join(CELL_ROUTERS)}, not {spec.router}")

@@ -1,1 +1,1 @@
-"""Scheduling rules of other simulators, reproduced in order to compare Twofold's results with theirs."""
+"""Scheduling rules of other simulators, reproduced to compare Twofold's results with their results."""

@@ -3,10 +3,12 @@
 The rules follow the implementation of SplitwiseSim (`SplitwiseInstance`), in the same order. They differ from the paper
 and from the batcher `splitwise`:
 
-- Waiting prompts and paused decodes age: each selection that skips them counts as a preemption. Tasks with four or more
-  preemptions come first. Their queue is not always sorted by age, because tasks continue to age in it.
-- A prompt that does not fit beside the running decodes does not interrupt them: it waits until one of them ends.
-- A decode on the same instance as its prefill is queued together with the prompt, and may interrupt a batch, too.
+- Waiting prompts and paused decodes age: each batch selection that skips a task counts as a preemption of the task.
+  Tasks with four or more preemptions come first. A task is inserted into the queue by its age at that time and
+  continues to age in the queue, so the queue is not always sorted.
+- A prompt that does not fit beside the running decodes does not interrupt them. It waits until a decode ends.
+- If a request has its prefill and decode on the same instance, both tasks are queued together when the prompt arrives,
+  and the decode may interrupt a batch, too.
 """
 
 from typing import ClassVar
@@ -21,7 +23,7 @@ from twofold.scheduling.instance.sequence import ScheduledSequence
 
 @mypyc_attr(free_list_len=1)
 class _Task:
-    """The prompt task or the decode task of one sequence. A queued task ages with every selection that skips it."""
+    """The prefill or the decode of one sequence. The age of a queued task grows with each selection that skips it."""
 
     __slots__ = (
         "arrival",
@@ -51,7 +53,10 @@ class _Task:
         self.chained: _Task | None = None  # of a prompt: the decodes queued together with it
 
     def is_younger(self, other: "_Task", selections: int) -> bool:
-        """Whether this task sorts before `other`: skipped by fewer selections or, among equals, arrived earlier."""
+        """Whether fewer selections skipped this task than `other`.
+
+        At equal age, the earlier arrival counts as younger.
+        """
         age, other_age = self.age(selections), other.age(selections)
         return age < other_age if age != other_age else self.arrival_s < other.arrival_s
 
@@ -61,7 +66,7 @@ class _Task:
 
 @mypyc_attr(free_list_len=1)
 class _Draft:
-    """A batch under construction: the tasks chosen so far, and the free sequence slots and tokens."""
+    """A batch under construction: the tasks chosen so far, and the remaining room in sequences and tokens."""
 
     __slots__ = ("budget", "queues", "seats", "tasks", "tokens")
 
@@ -77,7 +82,7 @@ class _Draft:
         return self.seats < 1 or (len(self.tasks) > 0 and tokens > self.tokens)
 
     def take(self, task: _Task) -> bool:
-        """Add a task to the batch; False if too few blocks are free. A paused sequence already has its blocks."""
+        """Add a task to the batch; return False if too few KV blocks are free. Paused sequences need no new blocks."""
         if task.sequence.queue is not self.queues.paused and not _admit(task, self.budget):
             return False
         task.chosen = True
@@ -89,7 +94,7 @@ class _Draft:
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class SplitwiseSimBatcher(Batcher):
-    """Batches by the rules of SplitwiseSim's machine-level scheduler, in order to reproduce its results.
+    """Forms batches by the rules of SplitwiseSim's machine-level scheduler, in order to reproduce its results.
 
     A batch has at most `max_num_seqs` (512) sequences and `max_num_batched_tokens` (2,048) tokens. Tasks that were
     preempted at least four times come first.
@@ -215,7 +220,10 @@ class SplitwiseSimBatcher(Batcher):
             sequence = sequence.next
 
     def _keep_running(self, draft: _Draft, decodes: int) -> int:
-        """Return how many running decodes continue, in order of joining; the other running decodes are paused."""
+        """Return how many running decodes continue, starting with the first to join the batch.
+
+        The other decodes are paused.
+        """
         most = min(decodes, draft.seats)  # mypyc compiles calls with two arguments to comparisons
         kept = min(most, max(draft.tokens, 0 if draft.tasks else 1))
         draft.seats -= kept
@@ -252,7 +260,7 @@ class SplitwiseSimBatcher(Batcher):
     # -- queues -------------------------------------------------------------------------------------------------------
 
     def _set_next(self, task: _Task) -> None:
-        """Record a task as the next one of its sequence, and insert it into the queues."""
+        """Make a task the next task of its sequence, and insert it into the queues."""
         self._tasks[task.sequence.id] = task
         if not task.pending:
             self._append(task)
@@ -274,7 +282,7 @@ class SplitwiseSimBatcher(Batcher):
         pending.insert(low, task)
 
     def _drop(self, task: _Task) -> None:
-        """Remove a task from the queues because it starts to run or has ended."""
+        """Remove a task from the queues, because the task starts to run or its sequence has ended."""
         task.chosen = False
         if task.pending:
             task.pending = False
@@ -301,7 +309,7 @@ def _admit(task: _Task, budget: SchedulingBudget) -> bool:
 
 
 def _place(tasks: list[_Task], task: _Task) -> int:
-    """Return the index of a task, or its insertion index, in a list sorted by arrival."""
+    """Return the index of `task` in `tasks`, a list sorted by arrival, or the index at which to insert it."""
     low, high = 0, len(tasks)
     while low < high:
         middle = (low + high) // 2

@@ -1,13 +1,13 @@
 """Instances as in DistServe's simulator: each stage of a pipeline has its own queues and batches independently.
 
-Rules that differ from those of `VirtualInstance`:
+Rules that differ from the rules of `VirtualInstance`:
 
-- A free stage runs waiting prompts, if any, or else decodes, but never both in one batch.
-- The first stage batches prompts in order, up to the token limit that DistServe's authors measured to fit in memory.
-  Later stages keep these batches. Any number of batches may be in the pipeline.
-- A stage batches all decodes that wait for it, up to 50,000 KV tokens, regardless of earlier batches. The rest is
-  batched before decodes that arrive at the stage later.
-- A request generates its full number of output tokens in addition to the token of its prefill, so one too many.
+- A free stage runs waiting prompts if there are any, and decodes otherwise, but never both in one batch.
+- The first stage batches prompts in order. The token limit of a batch is the one that DistServe's authors measured to
+  fit in memory. Later stages keep the batches of the first stage. Any number of batches may be in the pipeline.
+- A stage batches all decodes that wait for it, up to 50,000 KV tokens, whether or not they were in one batch before.
+  Decodes beyond that limit are batched before decodes that arrive at the stage later.
+- A request generates its full number of output tokens after the token from its prefill, so one token too many.
 - An idle stage reads its queues after all other events at the same time, so simultaneous arrivals share a batch.
 """
 
@@ -33,9 +33,9 @@ _LAST: Final = EventOrder.FAILURE + (1 << 40)  # after everything else at the sa
 
 
 class StagewiseScheduler(InstanceScheduler):
-    """Scheduler of a stage-wise instance: the queues before the first stage, and KV allocation.
+    """Scheduler of a stage-wise instance. It has the queues before the first stage, and allocates KV.
 
-    `max_tokens` limits the prompt tokens of a batch and the number of decodes of a batch.
+    `max_tokens` limits both the number of prompt tokens in a batch and the number of decodes in a batch.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class StagewiseScheduler(InstanceScheduler):
         return chunks
 
     def take_ready(self) -> list[ScheduledSequence]:
-        """Start the decode of all ready sequences; return them, to be queued at the first stage."""
+        """Start all sequences that are ready to decode, and return them. The caller queues them at the first stage."""
         ready = list(self.queues.ready)
         for sequence in ready:
             self.queues.ready.remove(sequence)
@@ -122,7 +122,10 @@ class PipelineStage:
         self.woken = False  # idle, with an event scheduled to read its queues
 
     def duration(self, batch: RunningBatch) -> int:
-        """Return the picoseconds of a batch, rounded only once: the rounding per token of `Timing` would add up."""
+        """Return the duration of a batch in picoseconds, rounded only once.
+
+        `Timing` rounds the time per context token, and for large batches this error would add up.
+        """
         if batch.prefills:
             return self.timing.batch(batch).first_ps
         cost = self.timing.model.decode_cost(batch.decode_sequences)
@@ -130,7 +133,7 @@ class PipelineStage:
 
 
 class StagewiseInstance(SimulatedInstance):
-    """A pipeline of stages that batch independently. After the last stage, decodes go back to the first stage."""
+    """A pipeline whose stages form batches independently. After the last stage, decodes go back to the first stage."""
 
     def __init__(
         self, slot: InstanceSlot, link: MachineLink, scheduler: InstanceScheduler, environment: InstanceEnvironment
@@ -167,7 +170,7 @@ class StagewiseInstance(SimulatedInstance):
         self.milliwatts = 0
 
     def _wake(self, stage: PipelineStage) -> None:
-        """Schedule an idle stage to read its queues after all other events at this time."""
+        """Schedule an idle stage to read its queues after all other events at the current simulated time."""
         if stage.work is None and not stage.woken:
             stage.woken = True
             self.kernel.schedule(self.kernel.now, _LAST, self._look, stage)
@@ -197,7 +200,7 @@ class StagewiseInstance(SimulatedInstance):
         batch.joined = decodes
 
     def _next_batch(self, stage: PipelineStage) -> tuple[RunningBatch | None, list[ScheduledSequence]]:
-        """Return a stage's next batch and its decodes; `batch.joined` lists the decodes in their first iteration."""
+        """Return a stage's next batch, and its decodes. The batch lists decodes in their first iteration as resumed."""
         if stage.number == 0:
             chunks = self._queues.take_prompts()
             if chunks:

@@ -11,7 +11,7 @@ from twofold.request import SamplingParams
 
 
 class LayerShape(msgspec.Struct, frozen=True):
-    """Shape of one attention layer's KV: keys [tokens, kv_heads, key_dim], values [tokens, kv_heads, value_dim]."""
+    """KV shape of one attention layer: keys [tokens, kv_heads, key_dim] and values [tokens, kv_heads, value_dim]."""
 
     kv_heads: int
     key_dim: int
@@ -21,8 +21,8 @@ class LayerShape(msgspec.Struct, frozen=True):
 class KvLayout(msgspec.Struct, frozen=True):
     """Layout of a KV cache. Both instances of a hand-off must have the same layout.
 
-    The pool of `num_blocks` blocks is contiguous. It stores for each layer the keys [num_blocks, block_size, kv_heads,
-    key_dim], then the values [num_blocks, block_size, kv_heads, value_dim].
+    The KV cache is one contiguous pool of `num_blocks` blocks. For each layer, the pool has the keys [num_blocks,
+    block_size, kv_heads, key_dim], followed by the values [num_blocks, block_size, kv_heads, value_dim].
     """
 
     layers: tuple[LayerShape, ...]
@@ -40,11 +40,11 @@ class KvLayout(msgspec.Struct, frozen=True):
         return self.bytes_per_token * self.block_size
 
     def layer_bytes_per_block(self, layer: int) -> int:
-        """Return the bytes of one block in one layer, keys and values together."""
+        """Return the size in bytes of one block in one layer, keys and values together."""
         return self.layers[layer].kv_heads * self.head_bytes_per_block(layer)
 
     def head_bytes_per_block(self, layer: int) -> int:
-        """Return the bytes of one KV head in one block of one layer."""
+        """Return the size in bytes of one KV head in one block of one layer, keys and values together."""
         shape = self.layers[layer]
         return (shape.key_dim + shape.value_dim) * self.block_size * self.itemsize
 
@@ -57,7 +57,7 @@ class KvLayout(msgspec.Struct, frozen=True):
         return [layer.kv_heads for layer in self.layers]
 
     def of_rank(self, split: Sharding, rank: int) -> "KvLayout":
-        """Return the layout of one rank's shard, which has only that rank's KV heads and layers."""
+        """Return the KV layout of one rank, which holds only a part of the KV heads and layers."""
         held = split.layers(rank, len(self.layers))
         layers = tuple(
             msgspec.structs.replace(layer, kv_heads=len(split.heads(rank, layer.kv_heads)))
@@ -71,9 +71,10 @@ class SequenceStep:
     """The work of one iteration for one sequence.
 
     The engine computes the KV of `token_ids` at the positions `start`, `start` + 1, … and writes it to the blocks of
-    `block_table`. These blocks cover the positions from 0, `block_size` positions each. `sampling` is None if the step
-    samples no token, because its chunk does not complete the prompt. `output_index` is the index of the sampled token
-    in the output, from 0. `copies` lists pairs (shared block, own copy) that the engine copies before the iteration.
+    `block_table`. Each block covers `block_size` positions; the first block starts at position 0. `sampling` is None if
+    the step samples no token, because it computes a chunk that does not complete the prompt. `output_index` is the
+    index of the sampled token in the output, counted from 0. `copies` lists pairs (shared block, own copy): before the
+    iteration, the engine copies each shared block to the sequence's own block.
     """
 
     request_id: str
@@ -87,7 +88,7 @@ class SequenceStep:
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """A sampled token, with natural log probabilities (before temperature) if the request asks for them."""
+    """A sampled token. If the request asks for log probabilities, they are natural logarithms, before temperature."""
 
     token_id: int
     logprob: float | None = None
@@ -108,12 +109,12 @@ class Engine(Protocol):
     def run(
         self, steps: Sequence[SequenceStep], on_layer: OnLayer | None = None, wait_for: OnLayer | None = None
     ) -> list[Sampled | None]:
-        """Run one iteration. Return one entry per step: the sampled token, or None if the step samples none.
+        """Run one iteration. Return one entry per step: the sampled token, or None if the step samples no token.
 
         The engine calls `on_layer(k)` when the KV of layer k of all steps is in the pool, while it computes later
-        layers. The calls are in the order of layers and end before `run` returns, but may come from another thread. The
-        engine calls `wait_for(k)` before it computes the attention of layer k. `wait_for(k)` blocks until the pool has
-        all cached KV of layer k that the iteration reads.
+        layers. It makes these calls in the order of layers and before `run` returns, but possibly from another thread.
+        The engine calls `wait_for(k)` before it computes the attention of layer k. `wait_for(k)` blocks until the pool
+        has all cached KV of layer k that the iteration reads.
         """
 
 
@@ -121,12 +122,12 @@ IterationDone = Callable[[list[Sampled | None]], None]
 
 
 class PipelineEngine(Engine, Protocol):
-    """Interface of an engine with several pipeline stages. Each stage can compute a different iteration."""
+    """Interface of an engine with several pipeline stages, which can compute different iterations at the same time."""
 
     def begin(self, steps: Sequence[SequenceStep], on_layer: OnLayer | None, ended: IterationDone) -> None:
         """Start an iteration of at least one step; return when the first stage has computed it.
 
-        The engine calls `ended` from another thread with the sampled tokens (see `Engine.run`), in the order in which
-        the iterations started. All stages compute iterations in that order, so a step may read KV of an earlier
-        iteration that has not ended.
+        When an iteration ends, the engine calls `ended` from another thread with the sampled tokens (see `Engine.run`).
+        Iterations end in the order in which they started. Each stage computes them in the same order, so a step may
+        read KV of an earlier iteration that has not ended.
         """

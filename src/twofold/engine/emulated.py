@@ -32,11 +32,11 @@ class MonotonicClock:
 
 
 class LayerGroups:
-    """Groups of layers that the emulated engine reports as complete together. Each report costs two thread wake-ups.
+    """Groups of layers, which the emulated engine reports as complete together. Each report costs two thread wake-ups.
 
-    Group k ends with layer `ends[k]` − 1. The first and the last groups have one layer each. Their sizes affect
-    latency: the first group starts a layer-wise hand-off, and the last group is sent after the prefill. Groups in the
-    middle have up to 8 layers.
+    Group k ends with layer `ends[k]` − 1. The first and the last group have one layer each, because their sizes affect
+    latency: a layer-wise hand-off starts after the first group, and the last group is sent after the prefill. Groups in
+    the middle have up to 8 layers.
     """
 
     def __init__(self, layers: int) -> None:
@@ -53,7 +53,7 @@ class LayerGroups:
         return len(self.ends)
 
     def ready(self, group: int, begin: int, end: int) -> int:
-        """Return the time at which a prefill from `begin` to `end` completes a group. All layers take the same time."""
+        """Return the time when a prefill from `begin` to `end` has completed a group. All layers take equally long."""
         return begin + (end - begin) * self.ends[group] // self.layers
 
     def layout(self, kv_bytes_per_token: int, block_size: int) -> KvLayout:
@@ -64,10 +64,10 @@ class LayerGroups:
 
 
 class PrefillTimes:
-    """Start and end times of an instance's prefills. The emulated link derives from them when a layer can be sent.
+    """Start and end times of an instance's prefills, from which the emulated link computes when a layer can be sent.
 
-    The last block of a prompt identifies its prefill: no other prompt has this block until the hand-off has ended.
-    Blocks shared with other prompts always come before the last block.
+    The last block of a prompt identifies its prefill: no other prompt has this block until the hand-off has ended. A
+    block that several prompts share is never the last block of a prompt.
     """
 
     def __init__(self, groups: LayerGroups) -> None:
@@ -75,23 +75,23 @@ class PrefillTimes:
         self._spans: dict[int, tuple[int, int]] = {}
 
     def note(self, block_tables: Iterable[Sequence[int]], begin: int, end: int) -> None:
-        """Record the start and end times, in picoseconds, of the prefills of the prompts with these `block_tables`."""
+        """Record that the prefills of the prompts in `block_tables` run from `begin` to `end`, in picoseconds."""
         for blocks in block_tables:
             self._spans[blocks[-1]] = begin, end
 
     def ready(self, blocks: Sequence[int], group: int) -> int:
-        """Return the time at which the prefill of the prompt with these blocks completes a group of layers."""
+        """Return the time at which the prefill of the prompt in `blocks` completes a group of layers."""
         return self.groups.ready(group, *self._spans[blocks[-1]])
 
     def end(self, blocks: Sequence[int]) -> int:
-        """Return the time at which the prefill of the prompt with these blocks ends."""
+        """Return the end of the prefill of the prompt in `blocks`."""
         return self._spans[blocks[-1]][1]
 
 
 class RandomTokens:
     """Generator of uniformly distributed token ids from `low` to `vocab_size` − 1.
 
-    Most vocabularies have EOS and their other special tokens below `low`.
+    Most vocabularies have EOS and other special tokens below `low`, so these are not generated.
     """
 
     def __init__(self, vocab_size: int) -> None:
@@ -99,7 +99,7 @@ class RandomTokens:
         self.size = vocab_size - self.low
 
     def sample(self, sampling: SamplingParams, position: int, output_index: int) -> Sampled:
-        """Return the token at `position`: a hash of the seed and the position, or of the position alone if greedy."""
+        """Return the token at `position`: a hash of the seed and the position. Greedy sampling uses seed 0."""
         place = _mix(0 if sampling.greedy else sampling.seed, position) % self.size
         ruled_out = frozenset(sampling.stop_token_ids if output_index < sampling.min_tokens else ())
         places = (place + step for step in range(len(ruled_out) + 1))
@@ -110,7 +110,7 @@ class RandomTokens:
         return Sampled(token, -math.log(self.size), self._alternatives(token, sampling.logprobs))
 
     def _alternatives(self, token: int, count: int) -> tuple[tuple[int, float], ...]:
-        """Return `count` consecutive token ids from `token` on, each with the same log probability."""
+        """Return the `count` consecutive token ids that start with `token`, all with the same log probability."""
         ids = (self.low + (token - self.low + step) % self.size for step in range(min(count, self.size)))
         return tuple((each, -math.log(self.size)) for each in ids)
 
@@ -129,8 +129,8 @@ def _mix(seed: int, position: int) -> int:
 class EmulatedEngine:
     """Implementation of `twofold.engine.base.Engine` that sleeps for the durations that `timing` predicts.
 
-    The simulator uses the same durations. An iteration starts at the modelled end of the previous iteration, unless the
-    worker has paused in between. Delays by late wake-ups and by work between iterations therefore do not accumulate.
+    The simulator uses the same durations. Unless the worker has paused, an iteration starts at the predicted end of the
+    previous iteration. Late wake-ups and work between iterations therefore cause no delay that accumulates.
     """
 
     def __init__(
@@ -151,11 +151,14 @@ class EmulatedEngine:
         self._warned: int | None = None
 
     def pause(self) -> None:
-        """Mark the engine as idle, so that the next iteration starts when `run` is called."""
+        """Mark the engine as idle.
+
+        The next iteration then starts at the call of `run`, not at the end of the previous one.
+        """
         self._busy_until = None
 
     def copy(self, copies: Sequence[BlockCopy]) -> None:
-        """Sleep for the predicted time of copying these blocks from or to swap space."""
+        """Sleep for the predicted time of copying blocks to or from swap space."""
         end = self._begin() + self._timing.copying(copies)
         self._clock.sleep_until(end)
         self._busy_until = end
@@ -183,7 +186,7 @@ class EmulatedEngine:
         return sampled
 
     def _check_delay(self, due: int) -> None:
-        """Log a warning, at most every ten seconds, if a batch ends more than 50 ms after `due` (picoseconds)."""
+        """Log a warning, at most every ten seconds, if a batch ends more than 50 ms after time `due` (picoseconds)."""
         now = self._clock.now()
         if now - due > _MAX_DELAY_PS and (self._warned is None or now - self._warned > _WARNING_INTERVAL_PS):
             self._warned = now
@@ -197,7 +200,10 @@ class EmulatedEngine:
         return now if after is None or now - after > _MAX_LAG_PS else after
 
     def _duration(self, prompts: Iterable[SequenceStep], decodes: Sequence[SequenceStep]) -> int:
-        """Return the picoseconds of an iteration. As in the simulator, a decode's new token is not in its context."""
+        """Return the duration of an iteration in picoseconds.
+
+        As in the simulator, the context of a decode excludes the token that it computes.
+        """
         context = sum(step.start for step in decodes)
         tokens = squares = 0
         for step in prompts:

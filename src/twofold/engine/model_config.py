@@ -8,7 +8,7 @@ from twofold.errors import ModelError
 
 
 def eos_token_ids(*given: object) -> tuple[int, ...]:
-    """Return the EOS ids of generation_config.json or, if it has none, of config.json, as transformers does."""
+    """Return the EOS ids of generation_config.json or, if it has none, those of config.json, as transformers does."""
     for each in given:
         if isinstance(each, int):
             return (each,)
@@ -24,8 +24,8 @@ _NAMES = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence
 def context_length(config: PreTrainedConfig, name: str) -> int:
     """Return the context length in tokens. Raises ModelError if the configuration has none.
 
-    For a LongRoPE model this is the original context length. Beyond it, the rotations of all positions in a batch
-    change, so cached KV and other sequences of the batch would be wrong.
+    For a LongRoPE model this is the original context length. A longer sequence would change the rotary embeddings of
+    all positions in its batch, so cached KV and the other sequences of the batch would be wrong.
     """
     lengths = [int(value) for key in _NAMES if (value := getattr(config, key, None))]
     if not lengths:
@@ -35,6 +35,9 @@ def context_length(config: PreTrainedConfig, name: str) -> int:
 
 
 def _longrope_lengths(rope: dict[str, Any]) -> list[int]:
-    """Return the original context length of each LongRoPE parameter set in `rope`: one set, or one per layer type."""
+    """Return the original context length of each LongRoPE parameter set in `rope`.
+
+    `rope` is one parameter set, or maps each layer type to its own set.
+    """
     sets = [rope, *(value for value in rope.values() if isinstance(value, dict))]
     return [int(s["original_max_position_embeddings"]) for s in sets if s.get("rope_type") == "longrope"]

@@ -33,9 +33,9 @@ CHAT_TEMPLATE = """\
 
 
 def train_tokenizer(vocab_size: int, max_length: int, corpus_bytes: int = _CORPUS_BYTES) -> PreTrainedTokenizerFast:
-    """Train a tokenizer of at most `vocab_size` tokens on the first `corpus_bytes` of the corpus.
+    """Train a tokenizer of at most `vocab_size` tokens on the first `corpus_bytes` characters of the corpus.
 
-    The same Python release gives the same tokenizer. `max_length` is the context length of the model.
+    The result depends only on the arguments and the Python release. `max_length` is the context length of the model.
     """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -114,8 +114,8 @@ def create_model(
 ) -> None:
     """Write a model to `directory`. The same spec and Python release give the same model.
 
-    The function calls `report` with a description of each stage. Raises ConfigurationError if the spec is impossible,
-    if the directory is not empty and `force` is not set, or if the model cannot be written.
+    `report` is called with a description of each stage. Raises ConfigurationError if no model can have the sizes in
+    `spec`, if the directory is not empty and `force` is not set, or if the model cannot be written.
     """
     spec = spec or ModelSpec()
     spec.check()

@@ -11,7 +11,7 @@ T = TypeVar("T")
 class TypedPipe(Generic[T]):
     """One end of a pipe. It receives messages of one type, or of a union of types.
 
-    `recv` raises EOFError if the other process has exited, and msgspec.ValidationError for other messages.
+    `recv` raises EOFError if the other process has exited, and msgspec.ValidationError for a message of another type.
     """
 
     def __init__(self, connection: Connection, receives: Any) -> None:  # noqa: ANN401  (a type or a union)

@@ -29,7 +29,7 @@ _SHARING, _BESIDE_THEM = ("prefill-1", "decode-0"), "prefill-0"  # as `share_cor
 def calibrate(
     measured: Measurements, model: Model, *, cores: int, threads: int, kv_capacity_tokens: int, source: str, date: str
 ) -> MeasuredProfile:
-    """Fit a host profile to measurements of a live service. Raises ConfigurationError if there are too few."""
+    """Fit a host profile to measurements of a live service. Raises ConfigurationError for too few measurements."""
     split = (measured.prefill, measured.decode), (measured.decode, measured.prefill)
     by_itself = [one for log, other in split for one in log.ran if _busy(one, [other]) < _ALONE]
     prompts = [one for one in by_itself if one.iteration.tokens]
@@ -68,17 +68,21 @@ def calibrate(
 
 
 def _busy(one: TimedIteration, others: Sequence[WorkerLog]) -> float:
-    """Return the fraction of an iteration's time in which another worker ran iterations, averaged over `others`."""
+    """Return the fraction of an iteration in which another worker was also busy, averaged over the workers `others`."""
     return sum(other.busy_share(one.start_s, one.end_s) for other in others) / max(1, len(others))
 
 
 def _slower(times: IterationTimes, log: WorkerLog, other: WorkerLog) -> float:
-    """Return the slowdown of a worker's iterations that overlap with those of another worker; 1 if too few do."""
+    """Return the slowdown of a worker's iterations while another worker is busy, or 1 if too few iterations overlap."""
     return _typical(times, [one for one in log.ran if _busy(one, [other]) > _BESIDE and not one.cold])
 
 
 def _shared(times: IterationTimes, logs: dict[str, WorkerLog], name: str, crowded: float) -> float:
-    """Return the slowdown of iterations of two workers on one core, beyond the factor of 2 for taking turns."""
+    """Return the slowdown of a worker's iterations by another worker on the same core.
+
+    The result excludes the factor of 2, by which iterations slow down because the two workers take turns, and the
+    slowdown `crowded` by a worker on another core.
+    """
     if not logs:
         return 1.0
     (other,) = (log for worker, log in logs.items() if worker in _SHARING and worker != name)
@@ -88,7 +92,10 @@ def _shared(times: IterationTimes, logs: dict[str, WorkerLog], name: str, crowde
 
 
 def _typical(times: IterationTimes, ran: Sequence[TimedIteration]) -> float:
-    """Return the ratio of measured to predicted iteration time, at least 1. With too few iterations, return 1."""
+    """Return the ratio of measured to predicted time of the iterations in `ran`, at least 1.
+
+    Return 1 for too few iterations.
+    """
     return max(1.0, _slowness(times, [one.iteration for one in ran])) if len(ran) >= _ENOUGH else 1.0
 
 
@@ -98,13 +105,16 @@ def _slowness(times: IterationTimes, iterations: Sequence[Measurement]) -> float
 
 
 def _front_share(observed: Sequence[GroupResult]) -> float:
-    """Return the mean number of CPU cores that gateway and clients used while the groups of requests ran."""
+    """Return the mean number of CPU cores that the gateway and clients used while these groups of requests ran."""
     loaded_s = sum(LoadSpan.of(one.timelines).seconds for one in observed)
     return sum(one.front_cpu_s for one in observed) / loaded_s if loaded_s else 0.0
 
 
 def _as_if_alone(logs: Sequence[WorkerLog], crowded: Sequence[float], taken: float) -> Iterator[Measurement]:
-    """Yield colocated workers' iterations, without the time lost to contention by the other worker and the gateway."""
+    """Yield the iterations of colocated workers with the durations that they would have without contention.
+
+    The durations exclude time lost to the other worker and to the gateway.
+    """
     prefill, decode = crowded
     for log in logs:
         others = [other for other in logs if other is not log]
@@ -115,7 +125,10 @@ def _as_if_alone(logs: Sequence[WorkerLog], crowded: Sequence[float], taken: flo
 
 
 def _link(measured: Measurements, model: Model, times: IterationTimes) -> KvLink:
-    """Return the measured link speed. `sync_s` is the median extra hand-off time over an ideal layer-wise transfer."""
+    """Return the measured speed of KV transfers.
+
+    `sync_s` of the result is the median time by which a hand-off took longer than an ideal layer-wise transfer.
+    """
     path = measured.link.transfer(model.kv_bytes_per_token, model.layers)
     tails = []
     for one in measured.prefill.ran:
@@ -131,7 +144,10 @@ def _link(measured: Measurements, model: Model, times: IterationTimes) -> KvLink
 
 
 def _front(measured: Measurements) -> GatewayTimes:
-    """Return the gateway's CPU times and delays. A delay is a lone request's latency minus CPU and iteration times."""
+    """Return the gateway's CPU times and delays.
+
+    A delay is the part of a lone request's latency that is neither CPU time of the gateway nor iteration time.
+    """
     request_s, step_s, token_s = _cpu_of_each(measured)
     pairs = list(_lone_prompts(measured))
     sizes = np.array([one.iteration.tokens for _, one in pairs], dtype=np.float64)
@@ -149,7 +165,7 @@ def _front(measured: Measurements) -> GatewayTimes:
 
 
 def _cpu_of_each(measured: Measurements) -> tuple[float, float, float]:
-    """Return the gateway's CPU seconds per request, iteration and token: a least-squares fit to the request groups.
+    """Return the gateway's CPU seconds per request, iteration and token, by a least-squares fit to request groups.
 
     The fit also has a fixed cost per group (event loop, connections) and a cost per second, which are not returned.
     """
@@ -168,13 +184,16 @@ def _cpu_of_each(measured: Measurements) -> tuple[float, float, float]:
 
 
 def _medians(xs: Floats, ys: Floats) -> tuple[Floats, Floats]:
-    """Return the distinct xs and the median y at each, so that an outlier does not tilt a line fitted to them."""
+    """Return the distinct values in `xs`, and the median of `ys` at each.
+
+    A line fitted to medians is robust to outliers.
+    """
     points = np.unique(xs)
     return points, np.array([np.median(ys[xs == point]) for point in points])
 
 
 def _lone_prompts(measured: Measurements) -> Iterator[tuple[tuple[float, float], TimedIteration]]:
-    """Yield (time sent, time of first token) of each request sent alone, with the iteration of its prefill."""
+    """Yield ((time sent, time of first token), prefill iteration) of each request that was sent alone."""
     timelines = [one.timelines[0] for one in measured.of(Purpose.ALONE)]
     for timeline in sorted(timelines, key=lambda timeline: min(timeline.moments.values())):
         sent = min(timeline.moments.values())

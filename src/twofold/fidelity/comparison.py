@@ -30,11 +30,11 @@ _WARMUP = 3
 
 
 class Figure(msgspec.Struct, frozen=True, kw_only=True):
-    """One metric of a comparison, live and simulated.
+    """Live and simulated values of one metric.
 
-    `live` has the value of each replay. `calibrated` is simulated with the host profile as calibrated. `simulated` is
-    the mean of one simulation per replay, each at the host speed during that replay. `limit` is the accepted error:
-    absolute for SLO attainment, relative for latencies.
+    `live` has one value per replay. `calibrated` is simulated at the host speed of the calibration. `simulated` is the
+    mean of one simulation per replay, each at the host speed during that replay. `limit` is the accepted error. SLO
+    attainment has absolute errors, and latencies have relative errors.
     """
 
     name: str
@@ -45,23 +45,29 @@ class Figure(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def spread(self) -> float:
-        """Mean distance between two live replays: absolute for SLO attainment, relative to the mean for latencies."""
+        """Mean difference between two live replays.
+
+        It is absolute for SLO attainment, and relative to the mean for latencies.
+        """
         gaps = [abs(one - other) for one, other in combinations(self.live, 2)]
         return fmean(gaps) / self._unit if gaps else 0.0
 
     @property
     def error(self) -> float:
-        """Error of the simulation against the mean of the live replays; positive if the simulated value is too high."""
+        """Difference of the simulated value from the mean of the live replays.
+
+        It is positive if the simulated value is higher.
+        """
         return self._error(self.simulated)
 
     @property
     def calibrated_error(self) -> float:
-        """Error of the simulation at the calibrated host speed, without correction for the speed during the replays."""
+        """Error of the simulation at the host speed of the calibration, even if the host was slower in the replays."""
         return self._error(self.calibrated)
 
     @property
     def holds(self) -> bool:
-        """Whether the error is at most the accepted error plus the spread of the live replays."""
+        """Whether the absolute value of the error is at most the accepted error plus the spread of the live replays."""
         return abs(self.error) <= self.limit + self.spread
 
     @property
@@ -82,8 +88,8 @@ ATTAINMENT = "SLO attainment"
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     """Live and simulated results of one load on one service design.
 
-    `slowness` is the host's slowdown since calibration during each replay (see `twofold.fidelity.worker_log`). Each
-    replay has its own simulation at that speed, because near its limits a service slows down far more than its host.
+    `slowness` has the host's slowdown since calibration during each replay (see `twofold.fidelity.worker_log`). Each
+    replay is simulated at its own host speed, because a service near its limits slows down far more than its host.
     """
 
     design: str
@@ -96,7 +102,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     live: tuple[Summary, ...]
 
     def figures(self) -> Iterator[Figure]:
-        """Yield SLO attainment, and P50 and P90 of TTFT, TPOT and E2E."""
+        """Yield the figures of SLO attainment, and of P50 and P90 of TTFT, TPOT and E2E."""
         yield self._figure(ATTAINMENT, _attained, ATTAINMENT_POINTS)
         for metric in _METRICS:
             for percentile, limit in (("p50", MEDIAN), ("p90", TAIL)):
@@ -127,9 +133,9 @@ def compare(
     replays: int,
     on_load: Callable[[str], None],
 ) -> list[Comparison]:
-    """Serve a design, replay each load `replays` times on it, and simulate each replay with `twin`.
+    """Serve the design of `twin`, replay each load on this service `replays` times, and simulate each replay.
 
-    `loads` maps a rate (requests/s) to its requests.
+    `loads` maps a rate (requests/s) to the requests to send at that rate.
     """
     design = twin.design
     live: dict[float, list[list[Timeline]]] = {rate: [] for rate in loads}
@@ -153,9 +159,10 @@ def compare_endpoint(
     replays: int,
     on_load: Callable[[str], None],
 ) -> list[Comparison]:
-    """Replay each load `replays` times on a running service, and simulate it once with `twin`.
+    """Replay each load `replays` times on a running service, and simulate each load once with `twin`.
 
-    Raises ConfigurationError if the service cannot be reached or fails a request.
+    `loads` maps a rate (requests/s) to the requests to send at that rate. Raises ConfigurationError if the service
+    cannot be reached or fails a request.
     """
     found = []
     for rate, requests in loads.items():
@@ -187,7 +194,7 @@ def compare_replays(
     logs: Mapping[str, WorkerLog],
     slo: Slo,
 ) -> Comparison:
-    """Simulate the live replays of one load and compare the results. `logs` maps worker names to journals."""
+    """Simulate the live replays of one load, and compare the results. `logs` maps each worker's name to its journal."""
     workers = twin.design.workers()
     slow = tuple(slowness(twin.profile, workers, logs, LoadSpan.of(timelines)) for timelines in live)
     return Comparison(
@@ -203,9 +210,10 @@ def compare_replays(
 
 
 def knee(twin: Twin, make: Callable[[float], list[Request]], slo: Slo, attainment: float = 0.9) -> float:
-    """Return the highest simulated rate (requests/s, within 2%) with an SLO attainment of at least `attainment`.
+    """Return the highest rate (requests/s, within 2%) at which the simulated SLO attainment is at least `attainment`.
 
-    This is DistServe's goodput (section 4.1), for the whole service. Raises ConfigurationError if no rate reaches it.
+    This is DistServe's goodput (section 4.1), for the whole service. Raises ConfigurationError if the attainment is too
+    low even at 1/16 requests per second.
     """
 
     def kept(rate: float) -> bool:
@@ -238,7 +246,7 @@ def _value(summary: Summary, metric: str, percentile: str) -> float:
 
 
 def fidelity_table(comparisons: Sequence[Comparison]) -> Table:
-    """Return a table with a row per load and metric: simulated values, live replays, spread, error and verdict."""
+    """Return a table with a row for each load and metric: simulated values, live replays, spread, error and verdict."""
     replays = max(len(comparison.live) for comparison in comparisons)
     first = comparisons[0]
     slo = ", ".join(f"{name} {bound}" for name, bound in bounds(first.slo))
@@ -255,7 +263,7 @@ def fidelity_table(comparisons: Sequence[Comparison]) -> Table:
 
 
 def speed_text(comparison: Comparison) -> str:
-    """Format the host's mean slowdown over the replays, for prompts and for decodes: `x1.04, x1.12`."""
+    """Format the host's slowdown for prompts and for decodes, each averaged over the replays: `x1.04, x1.12`."""
     prompts, decodes = (fmean(each) for each in zip(*comparison.slowness, strict=True))
     return f"x{prompts:.2f}, x{decodes:.2f}"
 

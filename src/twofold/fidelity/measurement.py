@@ -1,4 +1,4 @@
-"""Measurement of a live service: send groups of requests one after the other; collect worker journals and timelines."""
+"""Measurement of a live service: send groups of requests, one after the other; collect journals and timelines."""
 
 import asyncio
 import os
@@ -37,7 +37,7 @@ _CALIBRATION = " of the calibration"
 
 
 class Purpose(StrEnum):
-    """Situation that a group of requests measures, such as prompts alone or prompts beside decodes."""
+    """Situation that a group of requests creates and measures, such as prompts alone or prompts beside decodes."""
 
     ALONE = "prompts alone"
     TOGETHER = "prompts together"
@@ -48,14 +48,17 @@ class Purpose(StrEnum):
 
 
 class RequestGroup(msgspec.Struct, frozen=True, kw_only=True):
-    """Requests that are sent together to measure one effect. Arrival times are relative to the first request."""
+    """Requests that are sent together to measure one effect. Arrival times count from the first request."""
 
     purpose: Purpose
     requests: tuple[Request, ...]
 
 
 def split_groups(max_model_len: int, max_num_seqs: int) -> Iterator[RequestGroup]:
-    """Yield the request groups that measure a split service: prefill alone, decode alone, then both workers at once."""
+    """Yield the request groups that measure a service with separate prefill and decode workers.
+
+    The groups measure prefill alone, then decode alone, then both workers at the same time.
+    """
     longest = max_model_len - _DECODES
     prompts = [size for size in _PROMPTS if size < longest]
     for repeat in range(_REPEATS):
@@ -73,23 +76,24 @@ def split_groups(max_model_len: int, max_num_seqs: int) -> Iterator[RequestGroup
 
 
 def shared_groups(max_model_len: int) -> Iterator[RequestGroup]:
-    """Yield the request groups for measuring two workers that share a core."""
+    """Yield the request groups that measure two workers on the same core."""
     prompts = [size for size in _PROMPTS if size < max_model_len // 2]
     for number in range(2):  # in pairs: the first goes to the worker with a core of its own
         yield _beside(Purpose.SHARED, f"shared-{number}", prompts, output=max_model_len // 16, together=2)
 
 
 def mixed_groups(max_model_len: int) -> Iterator[RequestGroup]:
-    """Yield the groups that measure iterations with both prompts (or chunks) and decodes."""
+    """Yield the request groups that measure iterations with both prompts (or chunks of prompts) and decodes."""
     prompts = [size for size in _PROMPTS if size < max_model_len // 2]
     for number in range(2):
         yield _beside(Purpose.MIXED, f"mixed-{number}", prompts, output=max_model_len // 8)
 
 
 def _unlike(mean: int, count: int) -> list[int]:
-    """Return `count` prompt lengths with this mean. They differ, as engines may be faster on equal context lengths.
+    """Return `count` different prompt lengths with this mean.
 
-    The lengths are a geometric series; the last is 16 times the first.
+    The lengths differ because engines may be faster on equal context lengths. They are a geometric series; the last is
+    16 times the first.
     """
     if count == 1:
         return [mean]
@@ -110,7 +114,10 @@ def _together(purpose: Purpose, name: str, prompts: Sequence[int], output: int) 
 
 
 def _beside(purpose: Purpose, name: str, prompts: list[int], output: int, together: int = 1) -> RequestGroup:
-    """Return a group with a few long decodes of `output` tokens, during which prompts arrive, `together` at a time."""
+    """Return a group with a few long decodes of `output` tokens, and prompts that arrive while the decodes run.
+
+    `together` is the number of prompts that arrive at the same time.
+    """
     streams = _group(purpose, f"{name}-stream", _STREAMS, 64, output).requests
     short = [size for size in prompts if size <= prompts[-1] // 2] * _REPEATS
     comers = tuple(
@@ -128,7 +135,7 @@ OnGroup = Callable[[str, int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class GroupResult:
-    """Client timelines of one group of requests, and the CPU seconds that clients and gateway used for it."""
+    """Client timelines of one group of requests, and the CPU seconds that clients and gateway spent on the group."""
 
     group: RequestGroup
     timelines: list[Timeline]
@@ -139,9 +146,9 @@ class GroupResult:
 class Measurements:
     """Measurements of a live service for a calibration.
 
-    `prefill` and `decode` are the logs of two workers on separate cores, `mixed` those of colocated workers. `shared`
-    has the logs of two prefill workers and a decode worker by name; it is empty if the host has enough cores for all
-    three.
+    `prefill` and `decode` are the logs of two workers on separate cores, and `mixed` has the logs of colocated workers.
+    `shared` maps the names of two prefill workers and a decode worker, two of which share a core, to their logs. It is
+    empty if the host has enough cores for all three workers.
     """
 
     observed: list[GroupResult]
@@ -156,10 +163,11 @@ class Measurements:
 
 
 def measure(model: Path, flags: Sequence[str], max_num_seqs: int, on_group: OnGroup) -> Measurements:
-    """Serve `model` split and then colocated, and measure both. `flags` are additional flags of `twofold serve`.
+    """Measure `model` in a service with prefill and decode workers, then in a colocated service.
 
-    `on_group(service, done, total)` reports progress. Raises ConfigurationError if a service does not start or a
-    request fails.
+    If the host has too few cores for 2P+1D, also measure that service, in which two workers share a core. `flags` are
+    additional flags of `twofold serve`. `on_group(service, done, total)` reports progress. Raises ConfigurationError if
+    a service does not start or a request fails.
     """
     observed: list[GroupResult] = []
     logs: list[dict[str, WorkerLog]] = []
@@ -187,7 +195,7 @@ def measure(model: Path, flags: Sequence[str], max_num_seqs: int, on_group: OnGr
 
 
 def _designs() -> list[ServiceDesign]:
-    """Return the services to measure: split, colocated, and 2P+1D if its workers must share a core on this machine."""
+    """Return the services to measure: 1P+1D, colocated, and, if its workers must share a core on this host, 2P+1D."""
     sharing = ServiceDesign(prefill=2, decode=1)
     workers = sharing.workers()
     shares = {core for worker in workers for core in worker.cores}
@@ -218,14 +226,17 @@ def _run(
 
 
 def load_config(endpoint: Endpoint) -> LoadConfig:
-    """Return the configuration of a load with random prompts and responses that never end early."""
+    """Return the configuration of a load with random prompts, whose responses always have the requested length."""
     lowest, vocabulary = token_range(endpoint.vocab_size)
     prompts = PromptMaker(lowest=lowest, vocabulary=vocabulary)
     return LoadConfig(endpoint=endpoint, prompts=prompts, client=ClientConfig(ignore_eos=True))
 
 
 def send(config: LoadConfig, requests: Sequence[Request], of: str = "") -> list[Timeline]:
-    """Send requests and return their timelines. Raises ConfigurationError, with `of` in its message, if one fails."""
+    """Send requests and return their timelines.
+
+    Raises ConfigurationError if a request fails. `of` is inserted after the request's id in the message.
+    """
     result = asyncio.run(run_load(config, requests))
     for request_id, reason in result.errors.items():
         raise ConfigurationError(f"request {request_id}{of} failed: {reason}")
@@ -233,7 +244,7 @@ def send(config: LoadConfig, requests: Sequence[Request], of: str = "") -> list[
 
 
 def cpu_s(pid: int) -> float:
-    """Return the CPU seconds of a process over all threads, in nanosecond resolution if the kernel has schedstat."""
+    """Return the CPU seconds of all threads of a process, in nanosecond resolution if the kernel has schedstat."""
     process = Path(f"/proc/{pid}")
     if (process / "schedstat").exists():
         threads = process.glob("task/*/schedstat")
@@ -243,7 +254,7 @@ def cpu_s(pid: int) -> float:
 
 
 def _link(url: str) -> LinkSpeed:
-    """Return the speed of KV transfers that the service measured at startup."""
+    """Return the speed of KV transfers, as the service measured it at startup."""
     found = {
         sample.name.rpartition(":")[2]: sample.value
         for family in text_string_to_metric_families(metrics(url))

@@ -1,4 +1,4 @@
-"""Description of a service on this host, live (flags of `twofold serve`) and simulated (a cluster spec)."""
+"""Description of a service on this host: flags of `twofold serve` to run it, and a cluster spec to simulate it."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -27,7 +27,7 @@ from twofold.timeline import Timeline
 
 @dataclass(frozen=True, slots=True)
 class ServiceDesign:
-    """Number of workers of each role, and `max_num_batched_tokens` (None: the default)."""
+    """Number of workers of each role. `max_num_batched_tokens` None selects the default."""
 
     prefill: int = 0
     decode: int = 0
@@ -41,7 +41,10 @@ class ServiceDesign:
 
     @property
     def flags(self) -> list[str]:
-        """Flags of `twofold serve`. Prefix caching is off, because the simulation computes every prompt in full."""
+        """Flags of `twofold serve`.
+
+        They disable prefix caching, because the simulation computes every prompt in full.
+        """
         flags = ["--prefill", str(self.prefill), "--decode", str(self.decode)]
         if self.colocated:
             flags = ["--colocated", str(self.colocated)]
@@ -59,7 +62,7 @@ class ServiceDesign:
 
 @contextmanager
 def clients_beside(design: ServiceDesign) -> Iterator[None]:
-    """Pin this process, which runs the clients, to the cores of the gateway while the context is open."""
+    """Pin this process, which runs the clients, to the gateway's cores while the context is open."""
     before = os.sched_getaffinity(0)
     workers = ((worker.role, worker.cores) for worker in design.workers())
     os.sched_setaffinity(0, gateway_cores(available_cores(), workers))
@@ -70,30 +73,36 @@ def clients_beside(design: ServiceDesign) -> Iterator[None]:
 
 
 class Twin(Protocol):
-    """Simulated twin of a service."""
+    """Simulation of a service, for comparison with the live service."""
 
     @property
     def design(self) -> ServiceDesign:
         """Number of instances of each role."""
 
     def timelines(self, requests: Sequence[Request], slowness: Slowness = AS_CALIBRATED) -> list[Timeline]:
-        """Simulate `requests` on the service, slowed down by `slowness`, and return their timelines."""
+        """Simulate `requests` on the service, with the host slowed down by `slowness`, and return their timelines."""
 
 
 @dataclass(frozen=True, slots=True)
 class SimulatedEndpoint:
-    """Simulated twin of a service of which only the profile of an instance is known. `path` is that profile."""
+    """Simulation of a running service for which there is only the profile of one instance.
+
+    `path` is the profile's file.
+    """
 
     design: ServiceDesign
     path: Path
     catalog: Catalog
 
     def timelines(self, requests: Sequence[Request], slowness: Slowness = AS_CALIBRATED) -> list[Timeline]:
-        """Simulate `requests` and return their timelines. The speed of the hardware is that of the profile."""
+        """Simulate `requests` at the speed of the profile, and return their timelines. `slowness` is ignored."""
         return timelines_of(self.cluster(), requests, self.catalog)
 
     def cluster(self) -> ClusterSpec:
-        """Return the cluster spec: instances with the limits of the profile, and serialized KV transfers."""
+        """Return the cluster spec of the service.
+
+        Batch limits are taken from the profile, and KV transfers are serialized.
+        """
         profile, design = load_profile(self.path), self.design
         counts = {Role.PREFILL: design.prefill, Role.DECODE: design.decode, Role.MIXED: design.colocated}
         chunked = profile.max_num_batched_tokens is not None
@@ -119,9 +128,10 @@ class SimulatedEndpoint:
 
 @dataclass(frozen=True, slots=True)
 class SimulatedService:
-    """Simulated twin of a service on a calibrated host.
+    """Simulation of a service on a calibrated host.
 
-    Writes a host profile for each simulated host speed to `directory`. Raises ConfigurationError as `cluster_of` does.
+    For each simulated host speed, a host profile is written to `directory`. Raises ConfigurationError as `cluster_of`
+    does.
     """
 
     design: ServiceDesign
@@ -160,7 +170,7 @@ class _Ends(Observer):
 def cluster_of(
     design: ServiceDesign, profile: MeasuredProfile, path: Path, *, kv_capacity_tokens: int, max_num_seqs: int
 ) -> ClusterSpec:
-    """Return the cluster spec that simulates a service design. `path` is the host profile that it refers to.
+    """Return the cluster spec that simulates a service design. `path` is the host profile that the spec refers to.
 
     Raises ConfigurationError if the profile was measured with another number of cores or threads.
     """

@@ -1,9 +1,10 @@
-"""Iterations and KV arrivals of workers, read from their journals, and the host speed derived from them.
+"""Iterations and KV arrivals of workers, read from worker journals, and the host speed derived from these iterations.
 
-The speed of a shared host changes from minute to minute, but a profile is valid only for the minutes of its
-measurement. Prefill is bound by compute and decode by memory bandwidth, so other tenants slow them down differently.
-The slowdown is therefore one factor per phase and time span: the measured time of iterations divided by the predicted
-time. The prediction includes contention. Scheduling, queueing and batching are left to the simulation.
+The speed of a shared host changes from minute to minute, but a profile contains only the speed at its measurement.
+Prefill is limited by compute and decode by memory bandwidth, so other tenants slow them down differently. The slowdown
+is therefore one factor per phase and time span: the measured time of iterations divided by their predicted time. The
+prediction includes contention between the workers and the gateway. It excludes scheduling, queueing and batching, which
+are simulated.
 """
 
 import math
@@ -31,9 +32,9 @@ _SOON_S = 0.005  # iterations with a shorter gap are consecutive
 
 
 class TimedIteration(msgspec.Struct, frozen=True):
-    """An iteration from `start_s` to `end_s` (monotonic seconds), after the worker was idle for `idle_s`.
+    """An iteration from `start_s` to `end_s` (monotonic seconds). Before, the worker was idle for `idle_s` seconds.
 
-    `requests` lists the attempts that finished prefill in this iteration.
+    `requests` lists the ids of the requests whose prefill this iteration completed.
     """
 
     start_s: float
@@ -48,7 +49,7 @@ class TimedIteration(msgspec.Struct, frozen=True):
 
 
 class WorkerLog:
-    """Iterations of one worker in order (`ran`), and the arrival time of each attempt's KV (`landed`)."""
+    """Log of one worker: `ran` has its iterations in order, and `landed` maps request ids to KV arrival times."""
 
     def __init__(self, entries: Sequence[JournalEntry]) -> None:
         self.ran = list(_iterations(entries))
@@ -56,7 +57,7 @@ class WorkerLog:
         self._starts = [one.start_s for one in self.ran]
 
     def busy_share(self, start_s: float, end_s: float) -> float:
-        """Return the fraction of the time span during which the worker ran iterations."""
+        """Return the fraction of the time from `start_s` to `end_s` in which the worker ran iterations."""
         first = max(bisect_right(self._starts, start_s) - 1, 0)
         busy = 0.0
         for one in self.ran[first : bisect_right(self._starts, end_s)]:
@@ -64,17 +65,20 @@ class WorkerLog:
         return busy / (end_s - start_s)
 
     def between(self, start_s: float, end_s: float) -> Sequence[TimedIteration]:
-        """Return the iterations that started within the time span."""
+        """Return the iterations that started after `start_s` and not after `end_s`."""
         return self.ran[bisect_right(self._starts, start_s) : bisect_right(self._starts, end_s)]
 
 
 def read_workers(directory: Path) -> dict[str, WorkerLog]:
-    """Read the worker journals in a service's `--journal` directory, keyed by worker name."""
+    """Read all worker journals in `directory`, the `--journal` directory of a service. Map worker names to logs."""
     return {path.stem: WorkerLog(read_journal(path)) for path in sorted(directory.glob("*-*.jsonl"))}
 
 
 def _iterations(entries: Iterable[JournalEntry]) -> Iterator[TimedIteration]:
-    """Yield a journal's iterations. Each duration includes the median gap between iterations as overhead."""
+    """Yield the iterations in a journal.
+
+    The median gap between consecutive iterations is added to each duration as overhead.
+    """
     spans = list(_spans(entries))
     pauses = [after - end for (_, end, _), (after, _, _) in pairwise(spans) if after - end < _SOON_S]
     pause = median(pauses) if pauses else 0.0
@@ -107,7 +111,7 @@ def _spans(entries: Iterable[JournalEntry]) -> Iterator[tuple[float, float, Batc
 
 @dataclass(frozen=True, slots=True)
 class LoadSpan:
-    """Time span of a load, from first arrival to last token (monotonic seconds), with its requests and tokens."""
+    """Time from the first arrival to the last token of a load (monotonic seconds), and its requests and tokens."""
 
     start_s: float
     end_s: float
@@ -130,7 +134,7 @@ class LoadSpan:
 
 
 class Slowness(NamedTuple):
-    """Slowdown of a host since calibration: factors for iterations with `prompts` and for those with only `decodes`."""
+    """Slowdown factors of a host since calibration: `prompts` for iterations with prompts, `decodes` for all others."""
 
     prompts: float
     decodes: float
@@ -142,9 +146,9 @@ AS_CALIBRATED = Slowness(1.0, 1.0)
 def slowness(
     profile: MeasuredProfile, workers: Sequence[WorkerConfig], logs: Mapping[str, WorkerLog], span: LoadSpan
 ) -> Slowness:
-    """Return the slowdown of a host since calibration, measured during `span`.
+    """Return the slowdown factors of a host since calibration, measured during `span`.
 
-    If one kind of iteration did not run, both factors are that of the other kind. If none ran, both are 1.
+    If only one kind of iteration ran, both factors are the factor of that kind. If no iteration ran, both are 1.
     """
     cores = available_cores()
     shared = gateway_cores(cores, ((worker.role, worker.cores) for worker in workers))
@@ -178,9 +182,9 @@ def _slowdowns(profile: MeasuredProfile, one: TimedIteration) -> ContentionFacto
 
 
 def _pace(profile: MeasuredProfile, one: TimedIteration, turns: Sequence[tuple[float, bool]]) -> float:
-    """Return the speed of an iteration relative to its speed on an unshared core.
+    """Return the speed of an iteration, relative to the speed of the same iteration on a core with no other worker.
 
-    `turns` has a pair for each other worker on the core: the fraction of the iteration during which that worker ran,
+    `turns` has a pair for each other worker on the core: the fraction of the iteration in which that worker was busy,
     and whether it runs the other phase.
     """
     if not turns:
@@ -201,7 +205,7 @@ def _meet(one: WorkerConfig, other: WorkerConfig) -> bool:
 
 
 def _front_share(front: GatewayTimes, logs: Mapping[str, WorkerLog], span: LoadSpan) -> float:
-    """Return the mean number of CPU cores used by gateway and clients, as predicted by the host profile."""
+    """Return the mean number of CPU cores that gateway and clients use during `span`, predicted by the host profile."""
     steps = sum(len(log.between(span.start_s, span.end_s)) for log in logs.values())
     spent = front.request_s * span.requests + front.step_s * steps + front.token_s * span.tokens
     return spent / span.seconds

@@ -12,10 +12,10 @@ from twofold.errors import ModelError
 
 
 class ConfigJson:
-    """A parsed config.json. Lookups take several field names, because names differ between model families."""
+    """A parsed config.json. Lookups accept several names for one field, because model families name it differently."""
 
     def __init__(self, directory: Path) -> None:
-        """Read the file. Raises ModelError if it is missing or not a JSON object."""
+        """Read config.json in `directory`. Raises ModelError if it is missing or not a JSON object."""
         self.path = directory / "config.json"
         try:
             self._raw = msgspec.json.decode(self.path.read_bytes(), type=dict[str, object])
@@ -30,14 +30,20 @@ class ConfigJson:
         return ModelError(f"{self.path}: {reason}")
 
     def number(self, *names: str, default: int | None = None) -> int:
-        """Return the first set field of `names`, or `default`. Raises ModelError if missing or not an integer ≥ 1."""
+        """Return the first field in `names` that is set, else `default`.
+
+        Raises ModelError for a missing field without `default`, or for a value that is not an integer ≥ 1.
+        """
         value = self.optional_number(*names)
         if value is None and default is None:
             raise self.error(f"field {names[0]} is missing")
         return value if value is not None else default or 0
 
     def optional_number(self, *names: str) -> int | None:
-        """Return the first field of `names` that is set, or None. Raises ModelError unless it is an integer ≥ 1."""
+        """Return the first field in `names` that is set, or None.
+
+        Raises ModelError for a value that is not an integer ≥ 1.
+        """
         for name in names:
             value = self._raw.get(name)
             if value is None:
@@ -59,7 +65,7 @@ class ConfigJson:
         return default
 
     def numbers(self, name: str) -> list[int]:
-        """Return a field as a list of integers; empty if the field is missing."""
+        """Return the integers in a list field, or an empty list if the field is missing."""
         value = self._raw.get(name)
         return [each for each in value if isinstance(each, int)] if isinstance(value, list) else []
 
@@ -69,7 +75,7 @@ class ConfigJson:
 
 
 class Architecture(msgspec.Struct, frozen=True, kw_only=True):
-    """Sizes of a model, with the field names of catalog models."""
+    """Sizes of a model. The fields have the same names as in `twofold.hardware.specs.Model`."""
 
     layers: int
     hidden_size: int
@@ -83,7 +89,10 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def gpt2(config: ConfigJson) -> Architecture:
-    """Return the sizes of a GPT-2 model: learned positions, biases everywhere, output tied to the embedding."""
+    """Return the sizes of a GPT-2 model.
+
+    It has learned positions and biases, and the output shares the embedding's weights.
+    """
     hidden = config.number("n_embd", "hidden_size")
     positions = config.number("n_positions", "max_position_embeddings", default=1024)
     inner = config.number("n_inner", default=4 * hidden)
@@ -92,14 +101,20 @@ def gpt2(config: ConfigJson) -> Architecture:
 
 
 def bloom(config: ConfigJson) -> Architecture:
-    """Return the sizes of a BLOOM model: no position embedding (ALiBi), a norm after the embedding, tied output."""
+    """Return the sizes of a BLOOM model.
+
+    It has no position embedding (ALiBi), a norm after the embedding, and an output that shares the embedding's weights.
+    """
     hidden = config.number("hidden_size", "n_embed")
     outside = config.number("vocab_size") * hidden + 4 * hidden
     return _multi_head(config, hidden, 4 * hidden, outside, config.optional_number("seq_length"))
 
 
 def opt(config: ConfigJson) -> Architecture:
-    """Return the sizes of an OPT model: two extra positions; opt-350m has a projected embedding and post-norm."""
+    """Return the sizes of an OPT model. OPT has two extra positions.
+
+    opt-350m also has a projection after its smaller embedding, and its norms follow attention and feed-forward layers.
+    """
     hidden = config.number("hidden_size")
     width = config.number("word_embed_proj_dim", default=hidden)
     positions = config.number("max_position_embeddings")
@@ -110,7 +125,10 @@ def opt(config: ConfigJson) -> Architecture:
 
 
 def llama(config: ConfigJson) -> Architecture:
-    """Return the sizes of a Llama-like model: grouped-query attention and a gated feed-forward layer or experts."""
+    """Return the sizes of a Llama-like model.
+
+    It has grouped-query attention, and gated feed-forward layers or experts.
+    """
     hidden, heads = config.number("hidden_size"), config.number("num_attention_heads")
     kv_heads = config.number("num_key_value_heads", default=heads)
     kind = config.text("model_type", default="")
@@ -125,7 +143,11 @@ def llama(config: ConfigJson) -> Architecture:
 
 
 def deepseek(config: ConfigJson) -> Architecture:
-    """Return the sizes of DeepSeek V2 or V3: latent attention (arXiv 2405.04434, 2.1), shared and routed experts."""
+    """Return the sizes of a DeepSeek V2 or V3 model.
+
+    It has latent attention (arXiv 2405.04434, section 2.1) and experts. Some experts are shared by all tokens, and the
+    others are chosen for each token.
+    """
     hidden, heads = config.number("hidden_size"), config.number("num_attention_heads")
     latent, rope = config.number("kv_lora_rank"), config.number("qk_rope_head_dim")
     plain, value = config.number("qk_nope_head_dim"), config.number("v_head_dim")
@@ -148,7 +170,10 @@ def _gated(
     tied: bool = False,
     latent_dims: int | None = None,
 ) -> Architecture:
-    """Return the sizes of a model with gated feed-forward layers or experts. A layer has `layer` other parameters."""
+    """Return the sizes of a model with gated feed-forward layers or experts.
+
+    `layer` is the number of parameters in each layer without its feed-forward network and experts.
+    """
     hidden, layers = config.number("hidden_size"), config.number("num_hidden_layers")
     embeddings = 1 if config.flag("tie_word_embeddings", default=tied) else 2
     rest = layers * layer + config.number("vocab_size") * hidden * embeddings + hidden
@@ -167,7 +192,10 @@ def _gated(
 
 
 def _multi_head(config: ConfigJson, hidden: int, inner: int, outside: int, max_context: int | None) -> Architecture:
-    """Return the sizes of a model with multi-head attention and biases. `outside` counts parameters not in layers."""
+    """Return the sizes of a model with multi-head attention and biases.
+
+    `outside` is the number of parameters that belong to no layer.
+    """
     layers = config.number("num_hidden_layers", "n_layer")
     heads = config.number("num_attention_heads", "n_head")
     layer = 4 * hidden * hidden + 4 * hidden + 2 * hidden * inner + inner + hidden + 4 * hidden
@@ -184,7 +212,7 @@ def _multi_head(config: ConfigJson, hidden: int, inner: int, outside: int, max_c
 
 
 def _feed_forward(config: ConfigJson, hidden: int, layers: int) -> tuple[int, int]:
-    """Return (parameters, active parameters) of the gated feed-forward layers or experts of all layers."""
+    """Return the total parameters and the active parameters of all layers' gated feed-forward networks and experts."""
     inner = config.number("intermediate_size")
     gated = 3 * hidden * inner
     if config.flag("mlp_bias", default=False):

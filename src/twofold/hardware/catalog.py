@@ -1,4 +1,4 @@
-"""Catalog of accelerators, machines, links, storage tiers and models, read from TOML files that name their sources.
+"""Catalog of accelerators, machines, links, storage tiers and models. Each entry in its TOML files names a source.
 
 Entries are converted to their types only after all files are merged, because a later file may override single fields.
 """
@@ -31,13 +31,16 @@ SECTION_TYPES: dict[str, type[msgspec.Struct]] = {
 
 
 class CatalogEntry(msgspec.Struct, frozen=True):
-    """Fields of one TOML table, not yet converted, and their location for error messages."""
+    """Fields of one TOML table, before conversion to a type, and their location for error messages."""
 
     where: str
     fields: dict[str, object]
 
     def overridden_by(self, later: "CatalogEntry") -> "CatalogEntry":
-        """Return this entry with fields overridden by `later`. If `later` has no source, its file is cited instead."""
+        """Return this entry with the fields in `later` replaced.
+
+        If `later` names no source, the location of `later` is added to this entry's source.
+        """
         source = f"{later.where}; the rest: {self.fields.get('source')}"
         return CatalogEntry(later.where, {**self.fields, "source": source, **later.fields})
 
@@ -58,7 +61,10 @@ def parse_entries(text: str, name: str) -> Sections:
 
 
 def merge_sections(earlier: Sections, later: Sections) -> Sections:
-    """Merge the entries of two files. Fields of the later file override those of an entry with the same name."""
+    """Merge the entries of two files.
+
+    If both have an entry of one name, the fields in `later` override those in `earlier`.
+    """
     return {
         section: {
             **earlier[section],
@@ -72,7 +78,10 @@ def merge_sections(earlier: Sections, later: Sections) -> Sections:
 
 
 def build_entry(name: str, entry: CatalogEntry, kind: type[T]) -> T:
-    """Convert an entry to its type. Raises ConfigurationError with the file, entry and field of an invalid value."""
+    """Convert an entry to the type `kind`.
+
+    Raises ConfigurationError with file, entry and field for an invalid value.
+    """
     known = [field for field in kind.__struct_fields__ if field != "name"]
     for field in entry.fields:
         if field not in known:
@@ -116,7 +125,10 @@ _FAMILY: Final = "dgx-"
 
 
 class Catalog(msgspec.Struct, frozen=True, kw_only=True):
-    """All catalog entries by name. Lookups of unknown names raise ConfigurationError that lists the known names."""
+    """All catalog entries by name.
+
+    The lookup of an unknown name raises a ConfigurationError that lists the known names.
+    """
 
     accelerators: dict[str, Accelerator]
     machines: dict[str, Machine]
@@ -166,10 +178,10 @@ def _find(kind: str, name: str, known: Mapping[str, T]) -> T:
 
 
 def load_catalog(extra: Sequence[Path] = ()) -> Catalog:
-    """Load the package's catalog, extended by the files in TWOFOLD_CATALOG and then by `extra`, in order.
+    """Load the package's catalog, then the files in TWOFOLD_CATALOG, then the files in `extra`.
 
-    A table in a later file may contain only the fields that it overrides. Raises ConfigurationError with file, entry
-    and field for an invalid file.
+    A table in a later file overrides only the fields that it contains. For an invalid file, raises ConfigurationError
+    with file, entry and field.
     """
     sections = _package_sections()
     installed = (Path(part) for part in os.environ.get(ENVIRONMENT, "").split(os.pathsep) if part)
@@ -200,7 +212,7 @@ def _package_sections() -> Sections:
 
 
 def _with_accelerator(entry: CatalogEntry, accelerators: Mapping[str, CatalogEntry]) -> CatalogEntry:
-    """Return a machine's entry with the name of its accelerator replaced by the accelerator's fields."""
+    """Return a machine's entry. The name of its accelerator is replaced by the fields of that accelerator."""
     name = entry.fields.get("accelerator")
     if name is None:
         return entry
@@ -212,7 +224,7 @@ def _with_accelerator(entry: CatalogEntry, accelerators: Mapping[str, CatalogEnt
 
 
 def _validated(model: Model, entry: CatalogEntry) -> Model:
-    """Return the model. Raises ConfigurationError if its head or parameter counts contradict each other."""
+    """Return the model. Raises ConfigurationError for contradictory numbers of heads or of parameters."""
     if model.heads % model.kv_heads:
         raise entry.error("kv_heads", f"{model.heads} heads cannot share {model.kv_heads} KV heads evenly")
     if model.active_parameters > model.parameters:

@@ -24,8 +24,9 @@ class _Index(msgspec.Struct):
 def read_model(directory: Path) -> Model:
     """Read the model in a directory with a config.json. The model is named after the directory.
 
-    The size of weights follows from the dtype in config.json. For quantized weights it is their size on disk or,
-    without weight files, follows from the number of bits. Raises ModelError for a missing, broken or unsupported file.
+    The size of unquantized weights is computed from the dtype in config.json. The size of quantized weights is their
+    size on disk or, without weight files, computed from the bits per weight. Raises ModelError for a missing, broken or
+    unsupported file.
     """
     config = ConfigJson(directory)
     kind = config.text("model_type", default="")
@@ -50,7 +51,7 @@ def read_model(directory: Path) -> Model:
 
 
 def _value_bytes(config: ConfigJson) -> int:
-    """Return the bytes per value of the model's dtype, for the KV cache and unquantized weights."""
+    """Return the size in bytes of a number of the model's dtype, used for the KV cache and for unquantized weights."""
     name = config.text("dtype", "torch_dtype", default="")
     if name and name not in _DTYPE_BYTES:
         raise config.error(str(unknown_name("dtype", name, _DTYPE_BYTES)))
@@ -58,7 +59,7 @@ def _value_bytes(config: ConfigJson) -> int:
 
 
 def _quantized_bytes(config: ConfigJson, directory: Path, parameters: int) -> int | None:
-    """Return the total bytes of quantized weights, or None if the weights are not quantized."""
+    """Return the total size of quantized weights in bytes, or None if the weights are not quantized."""
     quantization = config.table("quantization_config")
     if quantization is None:
         return None
@@ -72,7 +73,10 @@ def _quantized_bytes(config: ConfigJson, directory: Path, parameters: int) -> in
 
 
 def _stored_bytes(directory: Path) -> int:
-    """Return the total bytes of the weight files, from their index or the file sizes; 0 without weight files."""
+    """Return the total size of the weight files in bytes, from their index or else from the files.
+
+    Return 0 without files.
+    """
     index = directory / "model.safetensors.index.json"
     try:
         return round(msgspec.json.decode(index.read_bytes(), type=_Index).metadata.total_size)

@@ -12,10 +12,10 @@ Text = Annotated[str, msgspec.Meta(min_length=1)]
 
 
 class Accelerator(msgspec.Struct, frozen=True, kw_only=True):
-    """A GPU type. FLOP/s are dense bf16 peaks, bandwidths are in bytes per second, power is in watts.
+    """A GPU type. FLOP/s are dense bf16 peaks, bandwidths are in bytes per second, and power is in watts.
 
-    `interconnect_bytes_per_s` is the bandwidth in one direction to the other accelerators of the machine: half of the
-    data sheet's value, which adds both directions.
+    `interconnect_bytes_per_s` is the bandwidth, in one direction, to the other accelerators of the machine. Data sheets
+    give twice this number, because they add both directions.
     """
 
     name: Text
@@ -32,9 +32,9 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     """A server with `count` identical accelerators.
 
     `network_bytes_per_s` is the bandwidth of all NICs together, in each direction. `price_per_h` is in US dollars.
-    `tdp_w` is the provisioned power and `idle_w` the draw without load. `power_cap` limits the accelerators to this
-    share of their TDP (1.0: uncapped). `power_units` is the machine's power in the units of SplitwiseSim's notebooks,
-    if known.
+    `tdp_w` is the provisioned power in watts, and `idle_w` is the power in watts without load. The accelerators are
+    limited to the share `power_cap` of their TDP (1.0: no limit). `power_units` is the power of the machine in the unit
+    of SplitwiseSim's notebooks, or None.
     """
 
     name: Text
@@ -55,7 +55,10 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Link(msgspec.Struct, frozen=True, kw_only=True):
-    """A type of network link. Bandwidth is in one direction; `latency_s` is the fixed cost of a transfer."""
+    """A type of network link.
+
+    `bytes_per_s` is the bandwidth in one direction, and `latency_s` the fixed time per transfer.
+    """
 
     name: Text
     bytes_per_s: Positive
@@ -65,9 +68,10 @@ class Link(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StorageTier(msgspec.Struct, frozen=True, kw_only=True):
-    """A storage tier for KV caches outside accelerators. A GB is 10^9 bytes; prices are in US dollars.
+    """A storage tier for KV caches outside accelerators.
 
-    `bytes_per_s` is the read bandwidth of one machine, summed over its accelerators.
+    `price_per_gb_h` is in US dollars; a GB is 10^9 bytes. `bytes_per_s` is the read bandwidth of one machine, summed
+    over its accelerators.
     """
 
     name: Text
@@ -80,9 +84,10 @@ class StorageTier(msgspec.Struct, frozen=True, kw_only=True):
 class Model(msgspec.Struct, frozen=True, kw_only=True):
     """Sizes of a decoder-only transformer.
 
-    `weight_bytes` is the memory that weights occupy. `active_parameters` counts the parameters that compute each token
-    (fewer than `parameters` for a mixture of experts). `kv_latent_dims` is set for latent attention (DeepSeek): the
-    size of the compressed vector and rotary key that are cached per layer instead of keys and values per head.
+    `weight_bytes` is the memory of the weights. `active_parameters` is the number of parameters that compute each
+    token: for a mixture of experts, it is less than `parameters`. `kv_latent_dims` is set only for latent attention
+    (DeepSeek), which caches a compressed vector and a rotary key per layer, not keys and values per head. It is the
+    size of both together.
     """
 
     name: Text
@@ -103,6 +108,6 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """Bytes of KV cache of one token over all layers."""
+        """Size in bytes of the KV cache of one token, in all layers together."""
         per_layer = 2 * self.kv_heads * self.head_dim if self.kv_latent_dims is None else self.kv_latent_dims
         return self.layers * per_layer * self.kv_dtype_bytes

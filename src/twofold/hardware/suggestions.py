@@ -22,14 +22,20 @@ def suggestion(name: str, known: Iterable[str]) -> str:
 
 
 def unknown_name(kind: str, name: str, known: Iterable[str], *, also: Iterable[str] = ()) -> ConfigurationError:
-    """Create the error for a name not in `known`. Names in `also` may be suggested, but are not listed as choices."""
+    """Create the error for a name that is not in `known`.
+
+    The error lists the names in `known`. It may suggest a name in `also`, but does not list these names.
+    """
     names = sorted(known)
     hint = suggestion(name, (*names, *also))
     return ConfigurationError(f"unknown {kind} {name!r}{hint}; choose from {', '.join(names)}")
 
 
 def explain_validation(error: msgspec.ValidationError) -> tuple[str, str]:
-    """Split a msgspec error into (place, reason) for users. The place is empty if the whole value is invalid."""
+    """Convert a msgspec error to (place, reason) in words for users.
+
+    The place is empty if the whole value is invalid.
+    """
     found = _PLACE.fullmatch(str(error))
     place, what = (found["place"] or "", found["what"]) if found else ("", str(error))
     what = what.replace("`", "").replace("Object ", "").replace("object", "table")
@@ -37,7 +43,7 @@ def explain_validation(error: msgspec.ValidationError) -> tuple[str, str]:
 
 
 def read_text(kind: str, path: Path) -> str:
-    """Read a text file. Raises ConfigurationError, with a message that starts with `kind` and the path."""
+    """Read a text file. Raises ConfigurationError; its message starts with `kind` and the path."""
     try:
         return path.read_bytes().decode()
     except OSError as error:
@@ -47,7 +53,7 @@ def read_text(kind: str, path: Path) -> str:
 
 
 def read_yaml(kind: str, path: Path) -> Any:  # noqa: ANN401
-    """Read a YAML file. Raises ConfigurationError as `read_text` does."""
+    """Read a YAML file. Raises ConfigurationError; its message starts with `kind` and the path."""
     text = read_text(kind, path)
     try:
         return msgspec.yaml.decode(text)
@@ -56,7 +62,10 @@ def read_yaml(kind: str, path: Path) -> Any:  # noqa: ANN401
 
 
 def parse_toml(kind: str, text: str, name: str) -> dict[str, Any]:
-    """Parse the TOML text of a file. Raises ConfigurationError, with a message that starts with `kind` and `name`."""
+    """Parse `text`, the content of the TOML file `name`.
+
+    Raises ConfigurationError; its message starts with `kind` and `name`.
+    """
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:

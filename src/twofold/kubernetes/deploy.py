@@ -94,8 +94,8 @@ def _write(text: str, output: str, name: str) -> None:
 def values_from(spec: ClusterSpec, catalog: Catalog, text: str, *, emulated: bool) -> Json:
     """Return the Helm values that serve a plan. `text` is the content of the plan's file.
 
-    Each instance of the plan becomes a pod with one worker on one accelerator, on a node labelled with its machine.
-    Raises ConfigurationError for pools that pods cannot serve.
+    Each instance of the plan becomes a pod with one worker on one accelerator. The pod runs on a node labelled with the
+    name of the instance's machine. Raises ConfigurationError for pools that pods cannot serve.
     """
     if emulated:
         return {"engine": "emulated", "plan": text}
@@ -110,7 +110,7 @@ def values_from(spec: ClusterSpec, catalog: Catalog, text: str, *, emulated: boo
 
 
 def _mistake(profile: InstanceProfile, before: Sequence[InstanceProfile]) -> str | None:
-    """Return the reason why pods cannot serve a pool, or None. `before` are the pools before it."""
+    """Return the reason why pods cannot serve a pool, or None. `before` lists the profiles of all earlier pools."""
     accelerators = profile.tensor_parallel * profile.pool.pipeline_parallel
     if accelerators > 1:
         return (
@@ -151,7 +151,10 @@ def _workers(profile: InstanceProfile, kv_bytes_per_token: int) -> Json:
 
 
 def merged(below: Json, above: Json) -> Json:
-    """Merge Helm values as helm does: merge mappings key by key, and replace other values by those in `above`."""
+    """Merge Helm values as helm does.
+
+    Mappings are merged key by key. Any other value in `above` replaces the value in `below`.
+    """
     made = dict(below)
     for key, value in above.items():
         under = made.get(key)
@@ -160,7 +163,7 @@ def merged(below: Json, above: Json) -> Json:
 
 
 def read_values(path: Path) -> Json:
-    """Read a YAML file of Helm values. Raises ConfigurationError if it is unreadable or not a mapping."""
+    """Read a YAML file of Helm values. Raises ConfigurationError if the file is unreadable or is not a mapping."""
     found = read_yaml("--values", path)
     if not isinstance(found, dict):
         raise ConfigurationError(f"--values {path} is not a mapping: write values as in `serve: {{slo: …}}`")
@@ -168,7 +171,7 @@ def read_values(path: Path) -> Json:
 
 
 def values_of(given: Json) -> Values:
-    """Validate Helm values and add the defaults. Raises ConfigurationError with the path of an invalid value."""
+    """Validate Helm values and add the defaults. Raises ConfigurationError that names the path of an invalid value."""
     try:
         return msgspec.convert(merged(msgspec.to_builtins(Values()), given), Values)
     except msgspec.ValidationError as error:
@@ -187,7 +190,7 @@ def as_yaml(value: Json) -> str:
 
 
 class _Dumper(yaml.SafeDumper):  # type: ignore[misc]  # PyYAML has no types
-    """YAML dumper that writes multi-line texts as block scalars and repeats values instead of using anchors."""
+    """YAML dumper that writes multi-line texts as block scalars, and repeats equal values instead of using anchors."""
 
     def ignore_aliases(self, _: object) -> bool:
         return True

@@ -1,4 +1,4 @@
-"""Kubernetes objects of a deployment. The Helm chart renders the same objects."""
+"""Kubernetes objects of a deployment. Twofold's Helm chart renders the same objects."""
 
 from collections.abc import Iterator
 from importlib.resources import files
@@ -57,7 +57,10 @@ def _objects(name: str, values: Values) -> Iterator[Json]:
 
 
 def _gateway(name: str, values: Values) -> Json:
-    """Return the gateway's StatefulSet. It never runs two pods at once, because there can be only one controller."""
+    """Return the gateway's StatefulSet.
+
+    It never runs two pods at once, because a service must have only one controller.
+    """
     spec: Json = {
         "serviceName": name,
         "replicas": 1,
@@ -115,7 +118,7 @@ def _policy(name: str, part: str, pods: dict[str, str], ingress: Json) -> Json:
 def _object(
     version: str, kind: str, name: str, part: str | None, more: dict[str, str] | None = None, **fields: object
 ) -> Json:
-    """Return a Kubernetes object with the labels of the release and the additional labels `more`."""
+    """Return a Kubernetes object with the labels of the release, and with the labels in `more`."""
     metadata = {"name": name if part is None else f"{name}-{part}", "labels": {**labels(name), **(more or {})}}
     return {"apiVersion": version, "kind": kind, "metadata": metadata, **fields}
 

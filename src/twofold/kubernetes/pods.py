@@ -1,4 +1,4 @@
-"""Pod templates of gateway and workers: commands, containers, volumes, probes and users."""
+"""Pod templates of the gateway and the workers: commands, containers, volumes, probes and users."""
 
 import re
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ _TMP: Final = "/tmp"  # noqa: S108  (a volume of the pod, and its only writable 
 
 
 def workers_of(values: Values) -> dict[Role, WorkerValues]:
-    """Return the values of the workers of each role that has replicas; none for an emulated service."""
+    """Map each role that has replicas to the values of its workers. For an emulated service, the result is empty."""
     if values.engine == "emulated":
         return {}
     workers = values.workers
@@ -46,7 +46,7 @@ def serve_args(values: Values) -> list[str]:
 
 
 def _flags(group: ServeValues) -> Iterator[str]:
-    """Yield the flags of a group of values in alphabetical order, as the chart does, then the extra arguments."""
+    """Yield a flag for each value in alphabetical order, as the chart does, then the extra arguments."""
     values = msgspec.to_builtins(group)
     for key, value in sorted(values.items()):
         flag = re.sub(r"(?=[A-Z])", "-", key).lower()
@@ -58,7 +58,7 @@ def _flags(group: ServeValues) -> Iterator[str]:
 
 
 def join_args(name: str, values: Values, role: Role, workers: WorkerValues) -> list[str]:
-    """Return the arguments of `twofold join` for the workers of a role, which connect to the gateway's Service."""
+    """Return the arguments of `twofold join` for the workers of a role. They connect to the gateway's Service."""
     args = ["join", f"tcp://{name}-bus:{values.gateway.bus_port}", f"--cluster-key={KEY_FILE}"]
     args += [f"--model={values.model.path}", f"{_JOIN_FLAGS[role]}={workers.workers_per_pod}"]
     args += ["--name=$(POD_NAME)", "--address=$(POD_IP)", f"--device={workers.device}"]
@@ -72,7 +72,7 @@ def join_args(name: str, values: Values, role: Role, workers: WorkerValues) -> l
 
 
 def labels(name: str, component: str | None = None) -> dict[str, str]:
-    """Return the labels of all objects of a release, or those of the pods of one component."""
+    """Return the labels of a release or, with `component`, the labels of that component's pods."""
     found = {"app.kubernetes.io/name": "twofold", "app.kubernetes.io/instance": name}
     return found if component is None else {**found, "app.kubernetes.io/component": component}
 
@@ -106,7 +106,10 @@ def gateway_pod(name: str, values: Values) -> Json:
 
 
 def worker_pod(name: str, values: Values, role: Role, workers: WorkerValues) -> Json:
-    """Return the pod template of the workers of a role. It has no probes, as the gateway stops workers that hang."""
+    """Return the pod template of the workers of a role.
+
+    It has no probes, because the gateway stops workers that hang.
+    """
     container: Json = {"args": join_args(name, values, role, workers)}
     mounts: list[Json] = []
     volumes: list[Json] = []
@@ -183,7 +186,10 @@ def _pod(
 
 
 def _key_copier(values: Values) -> Json:
-    """Return an init container that copies the cluster key, as Twofold rejects the group-readable file of a Secret."""
+    """Return an init container that copies the cluster key into a file that only its owner can read.
+
+    The file of the Secret is group-readable, so Twofold would reject it.
+    """
     return {
         "name": "cluster-key",
         **_image(values),

@@ -1,7 +1,8 @@
 """Helm values of a deployment: types, defaults and descriptions, for the Helm chart and for `twofold deploy`.
 
-Values for flags of `twofold serve` and `twofold join` are derived from the settings of these commands. `make chart`
-generates the chart's `values.yaml`, `values.schema.json` and the table in its README from this module.
+The values for flags of `twofold serve` and `twofold join` are derived from the settings classes of these commands.
+`make chart` generates three parts of the chart from this module: `values.yaml`, `values.schema.json` and the table in
+its README.
 """
 
 from dataclasses import fields
@@ -34,12 +35,15 @@ class _Values(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 def _flag(settings: type[Settings], name: str) -> Meta:
-    """Return the description of a value that sets a flag, from the flag's help text."""
+    """Return the description of a Helm value that sets a flag. It contains the help text of the flag."""
     return Meta(description=f"`{flag_name(name)}`: {help_text(settings, name)}")
 
 
 def _serve_fields() -> list[tuple[str, Any, Any]]:
-    """Return struct fields for the flags of `twofold serve` that pods do not set themselves. null omits the flag."""
+    """Return struct fields for the flags of `twofold serve`, except the flags that pods set themselves.
+
+    The value null omits the flag.
+    """
     hints, flags = get_type_hints(ServeSettings), flags_of(ServeSettings)
     made: list[tuple[str, Any, Any]] = []
     for field in fields(ServeSettings):
@@ -95,7 +99,10 @@ class SecretText(_Values, frozen=True):
 if TYPE_CHECKING:
 
     class ServeValues(_Values, frozen=True):
-        """Helm values for `twofold serve`. The type checker sees only fields used in code; at run time all exist."""
+        """Helm values for the flags of `twofold serve`.
+
+        The type checker sees only the fields that code uses. At run time, the class has a field for every flag.
+        """
 
         router: str | None = None
 

@@ -1,1 +1,1 @@
-"""Bookkeeping of the KV cache: blocks, leases and cached prefixes. The memory itself is not accessed."""
+"""Bookkeeping of the KV cache: blocks, leases and cached prefixes. This package does not access the KV memory."""

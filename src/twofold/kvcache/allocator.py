@@ -1,7 +1,7 @@
-"""Block allocation and leases: which request owns the blocks of a paged KV cache, and which peer may write them.
+"""Block allocation and leases: which request owns the blocks of a paged KV cache, and which peer may write to them.
 
-A block stays allocated while its owner needs the contents or a transfer may still access the memory. An aborted request
-therefore never frees blocks that a peer or the running batch is still writing.
+A block stays allocated while its owner needs the contents or a transfer may still access the memory. The abort of a
+request therefore never frees blocks to which a peer or the running batch is still writing.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from twofold.handoff import Lease, LeaseWatcher
 
 @mypyc_attr(free_list_len=1)
 class BlockAllocation:
-    """Blocks of one owner. They become free together, once the owner has released them and no transfer uses them."""
+    """Blocks of one owner. All of them become free when the owner has released them and no transfer uses them."""
 
     __slots__ = ("blocks", "owned", "owner", "transfers")
 
@@ -27,10 +27,10 @@ class BlockAllocation:
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class BlockAllocator:
-    """Counts the free blocks of a cache of `num_blocks` blocks with `block_size` tokens each.
+    """Counts the free blocks of a KV cache with `num_blocks` blocks of `block_size` tokens each.
 
-    Every operation takes constant time. Simulations use this class directly; the allocators of a live worker
-    (`paged.py`) also track block ids. `num_in_flight` counts the blocks that a transfer may still access.
+    Every operation takes constant time. Simulations use this class directly. Live workers use subclasses (`paged.py`),
+    which also assign block ids. `num_in_flight` is the number of blocks that a transfer may still access.
     """
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
@@ -42,25 +42,34 @@ class BlockAllocator:
         self.num_in_flight = 0
 
     def blocks_of(self, allocation: BlockAllocation) -> Sequence[int]:
-        """Return the block ids of an allocation in token order; empty if the allocator only counts blocks."""
+        """Return the block ids of an allocation in token order.
+
+        Return an empty sequence if the allocator only counts blocks.
+        """
         return ()
 
     def blocks_for(self, tokens: int) -> int:
-        """Return the number of blocks that hold `tokens` tokens."""
+        """Return the number of blocks that are needed for `tokens` tokens."""
         return -(-tokens // self.block_size)
 
     def fits(self, tokens: int) -> bool:
-        """Whether enough blocks are free for `tokens` more tokens."""
+        """Whether enough blocks are free for another `tokens` tokens."""
         return -(-tokens // self.block_size) <= self.num_free
 
     def allocate(self, owner: str, tokens: int) -> BlockAllocation:
-        """Allocate blocks for `tokens` tokens. Raises OutOfBlocksError and changes nothing if too few are free."""
+        """Allocate blocks for `tokens` tokens.
+
+        If too few blocks are free, raise OutOfBlocksError and change nothing.
+        """
         allocation = BlockAllocation(owner, 0)
         self.extend(allocation, tokens)
         return allocation
 
     def extend(self, allocation: BlockAllocation, tokens: int) -> None:
-        """Add blocks for `tokens` tokens. Raises OutOfBlocksError and changes nothing if too few blocks are free."""
+        """Add blocks for `tokens` tokens to an allocation.
+
+        If too few blocks are free, raise OutOfBlocksError and change nothing.
+        """
         blocks = -(-tokens // self.block_size)
         if blocks > self.num_free:
             raise OutOfBlocksError(f"{allocation.owner} needs {blocks} blocks and {self.num_free} are free")
@@ -71,7 +80,10 @@ class BlockAllocator:
             self.num_in_flight += blocks
 
     def release(self, allocation: BlockAllocation) -> None:
-        """End the owner's use of an allocation. Its blocks become free as soon as no transfer uses them."""
+        """Record that the owner no longer needs an allocation.
+
+        Its blocks become free as soon as no transfer uses them.
+        """
         if not allocation.owned:
             raise ValueError(f"{allocation.owner} has already released these blocks")
         allocation.owned = False
@@ -79,7 +91,7 @@ class BlockAllocator:
             self._free(allocation)
 
     def freed_by(self, allocations: Sequence[BlockAllocation]) -> int:
-        """Return how many blocks become free when these allocations are released, if no transfer uses them."""
+        """Return how many blocks would become free if these allocations were released and no transfer used them."""
         blocks = 0
         for allocation in allocations:
             blocks += allocation.blocks
@@ -94,7 +106,10 @@ class BlockAllocator:
             self.num_in_flight += allocation.blocks
 
     def end_transfer(self, allocation: BlockAllocation) -> None:
-        """Record the end of a transfer; the blocks become free if it was the last and the owner has released them."""
+        """Record the end of a transfer.
+
+        The blocks become free if no other transfer uses them and the owner has released them.
+        """
         if not allocation.transfers:
             raise ValueError(f"no transfer of the blocks of {allocation.owner} is in flight")
         allocation.transfers -= 1
@@ -104,7 +119,7 @@ class BlockAllocator:
                 self._free(allocation)
 
     def _assign(self, allocation: BlockAllocation, blocks: int) -> None:
-        """Hook for subclasses: choose block ids for `blocks` blocks added to an allocation."""
+        """Hook for subclasses: assign ids to `blocks` new blocks of an allocation."""
 
     def _free(self, allocation: BlockAllocation) -> None:
         self.num_free += allocation.blocks
@@ -112,7 +127,7 @@ class BlockAllocator:
 
 @mypyc_attr(free_list_len=1)
 class _Term:
-    """A lease with its allocation and the deadline for the next heartbeat of its source."""
+    """A lease, its block allocation, and the time by which its source must send the next heartbeat."""
 
     __slots__ = ("deadline", "expired", "grant", "lease")
 
@@ -126,8 +141,8 @@ class _Term:
 class LeaseTable:
     """Leases on the blocks of one instance in one epoch.
 
-    The blocks of a lease are in flight until the lease ends, because the source may write them at any moment. A lease
-    expires `lease_s` seconds after the last heartbeat of its source. The caller supplies the clock.
+    The blocks of a lease count as in flight until the lease ends, because the source may write to them at any moment. A
+    lease expires `lease_s` seconds after the most recent heartbeat of its source. Callers pass the current time.
     """
 
     def __init__(
@@ -144,7 +159,7 @@ class LeaseTable:
         return request_id in self._terms
 
     def grant(self, grant: BlockAllocation, source: str, now: float) -> Lease:
-        """Lease the allocated blocks of a request to the instance `source`, which may then write them."""
+        """Lease the allocated blocks of a request to the instance `source`, which may then write to them."""
         request_id, deadline = grant.owner, now + self._lease_s
         if request_id in self._terms:
             raise ValueError(f"{request_id} already has a lease")
@@ -163,16 +178,19 @@ class LeaseTable:
         return lease
 
     def renew(self, source: str | None, now: float) -> None:
-        """Renew the leases held by `source` until `lease_s` seconds from now, because `source` sent a heartbeat.
+        """Renew the leases of `source`, which sent a heartbeat. They now expire `lease_s` seconds after `now`.
 
-        With `source` None, renew all leases: use this after a time in which no heartbeats could be received.
+        With `source` None, renew all leases. Use this after a time in which heartbeats could not be received.
         """
         for term in self._terms.values():
             if source is None or term.lease.source == source:
                 term.deadline = now + self._lease_s
 
     def end(self, request_id: str, epoch: int) -> bool:
-        """End the lease of a request; False if it has none. Raises StaleEpochError if `epoch` is not current."""
+        """End the lease of a request. Return False if the request has none.
+
+        Raises StaleEpochError for an outdated `epoch`.
+        """
         if epoch != self.epoch:
             raise StaleEpochError(f"epoch {epoch} of {self._instance} is over; its epoch is {self.epoch}")
         term = self._terms.get(request_id)
@@ -185,9 +203,9 @@ class LeaseTable:
         return True
 
     def expired(self, now: float) -> list[Lease]:
-        """Return the newly expired leases: their sources missed the deadline for a heartbeat.
+        """Return the leases that have expired since the previous call, because their sources sent no heartbeat in time.
 
-        Their blocks stay in flight until `end`, because a stalled source may still write.
+        The blocks of an expired lease stay in flight until `end`, because a stalled source may still write to them.
         """
         late = [term for term in self._terms.values() if term.deadline < now and not term.expired]
         for term in late:

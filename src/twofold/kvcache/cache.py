@@ -1,4 +1,4 @@
-"""Prefix cache of one memory: blocks by key, holds and pins that protect blocks, and eviction."""
+"""Prefix cache of one memory: blocks by key, eviction, and holds and pins, which protect blocks from eviction."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Container, Sequence
@@ -23,7 +23,10 @@ class RemovalReason(StrEnum):
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class CacheObserver(ABC):
-    """Observer of all blocks stored in and removed from a memory, in order. It must not change the memory."""
+    """Observer that receives every block stored in or removed from a memory, in order.
+
+    It must not change the memory.
+    """
 
     @abstractmethod
     def stored(self, key: BlockKey) -> None:
@@ -31,11 +34,11 @@ class CacheObserver(ABC):
 
     @abstractmethod
     def removed(self, key: BlockKey, reason: RemovalReason) -> None:
-        """A block was removed and must no longer be read: its memory is reused after this call returns."""
+        """A block was removed. It must not be read after this call returns, because its memory is then reused."""
 
 
 class PinnedBlocks:
-    """Pinned blocks with their expiry times. A block that is pinned again keeps the later time."""
+    """Pinned blocks with their expiry times. If a block is pinned twice, the later expiry time applies."""
 
     def __init__(self) -> None:
         self._until: dict[BlockKey, float] = {}
@@ -61,7 +64,7 @@ class PinnedBlocks:
                 heapify(self._expiries)
 
     def pop(self) -> BlockKey | None:
-        """Unpin the block with the earliest expiry time and return its key; None if no block is pinned."""
+        """Unpin the block with the earliest expiry time, and return its key, or None if no block is pinned."""
         while self._expiries:
             until, _, key = heappop(self._expiries)
             if self._until.get(key) == until:
@@ -70,11 +73,11 @@ class PinnedBlocks:
         return None
 
     def drop(self, key: BlockKey) -> bool:
-        """Unpin a block; False if it was not pinned."""
+        """Unpin a block. Return False if it was not pinned."""
         return self._until.pop(key, None) is not None
 
     def expire(self, now: float) -> list[BlockKey]:
-        """Unpin the blocks with an expiry time of at most `now`, and return their keys."""
+        """Unpin the blocks whose expiry time is `now` or earlier, and return their keys."""
         expiries, expired = self._expiries, []
         while expiries and expiries[0][0] <= now:
             until, _, key = heappop(expiries)
@@ -86,11 +89,12 @@ class PinnedBlocks:
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class PrefixCache:
-    """Prefix cache of up to `capacity` blocks of one memory, by block key. It only does bookkeeping and moves no data.
+    """Prefix cache of up to `capacity` blocks in one memory. It only does bookkeeping and moves no data.
 
-    Prompts are sequences of block keys: equal keys mean equal blocks after equal prefixes. Held and pinned blocks are
-    never evicted. `hits` counts the blocks that requests reused, `misses` the blocks that they had to compute, and
-    `removals` the removed blocks by reason. At most `max_pinned` blocks can be pinned, by default half of the capacity.
+    A prompt is a sequence of block keys. If two blocks have the same key, they and all blocks before them in their
+    prompts are equal. Held and pinned blocks are never evicted. `hits` is the number of blocks that requests reused,
+    `misses` the number of blocks that requests had to compute, and `removals` the number of removed blocks by reason.
+    At most `max_pinned` blocks can be pinned, by default half of the capacity.
     """
 
     def __init__(
@@ -130,7 +134,7 @@ class PrefixCache:
         return len(self._positions) < self.capacity or self._eviction.first() is not None
 
     def match(self, keys: Sequence[BlockKey]) -> int:
-        """Return how many leading blocks of a prompt are cached."""
+        """Return the number of cached blocks at the start of a prompt, up to the first block that is not cached."""
         positions, count = self._positions, 0
         for key in keys:
             if key not in positions:
@@ -139,17 +143,18 @@ class PrefixCache:
         return count
 
     def touch(self, keys: Sequence[BlockKey], count: int) -> None:
-        """Count the first `count` blocks of a prompt as hits. All of them must be cached."""
+        """Count the first `count` blocks of a prompt as hits. All these blocks must be cached."""
         eviction = self._eviction
         for position in range(count):
             eviction.hit(keys[position])
         self.hits += count
 
     def insert(self, keys: Sequence[BlockKey], start: int = 0) -> list[BlockKey]:
-        """Store the blocks of a prompt from index `start` on; return the evicted blocks in order.
+        """Store the blocks of a prompt, starting with index `start`. Return the evicted blocks in order.
 
-        A block that is already cached counts as a hit for the eviction policy only. Blocks of a prompt are never
-        evicted for other blocks of the same prompt: if no other block can be evicted, the rest is not stored.
+        For a block that is already cached, only the eviction policy counts a hit; `hits` does not change. Blocks of a
+        prompt are never evicted to store other blocks of the same prompt. If no other block can be evicted, the new
+        block is not stored.
         """
         evicted: list[BlockKey] = []
         positions, eviction = self._positions, self._eviction
@@ -170,7 +175,7 @@ class PrefixCache:
         return evicted
 
     def put(self, key: BlockKey, position: int) -> None:
-        """Store a new block, which has index `position` in its prompt. The caller ensures that there is space."""
+        """Store a new block, whose index in its prompt is `position`. The caller must ensure that there is space."""
         self._positions[key] = position
         self._eviction.stored(key, position)
         if self._observer is not None:
@@ -185,7 +190,10 @@ class PrefixCache:
         return self._positions[key]
 
     def evict(self, keep: Container[BlockKey] = ()) -> tuple[BlockKey, int] | None:
-        """Evict a block that is not in `keep`; return its key and index in its prompt, or None without such a block."""
+        """Evict a block that is not in `keep`.
+
+        Return its key and its index in its prompt, or None if no block can be evicted.
+        """
         victim = self._eviction.first(keep)
         if victim is None:
             return None
@@ -194,7 +202,7 @@ class PrefixCache:
         return victim, position
 
     def remove(self, key: BlockKey, reason: RemovalReason) -> None:
-        """Remove a cached block, pinned or not. Raises ValueError if it is held."""
+        """Remove a cached block, even if it is pinned. Raises ValueError if the block is held by a request."""
         if self._pins.drop(key):
             self.release(key)
         if key in self._holds:
@@ -222,7 +230,10 @@ class PrefixCache:
         return key in self._holds
 
     def pin(self, keys: Sequence[BlockKey], until: float) -> int:
-        """Pin the cached leading blocks of a prompt until a time; return how many of them are now pinned."""
+        """Pin the cached blocks at the start of a prompt until the time `until`. Return how many of them are pinned.
+
+        Blocks beyond `max_pinned` are not pinned.
+        """
         count = self.match(keys)
         for position in range(count):
             key = keys[position]
@@ -234,14 +245,17 @@ class PrefixCache:
         return count
 
     def unpin_next(self) -> bool:
-        """Unpin the block with the earliest expiry time, so that it can be evicted; False if no block is pinned."""
+        """Unpin the block with the earliest expiry time, so that it can be evicted.
+
+        Return False if no block is pinned.
+        """
         key = self._pins.pop()
         if key is not None:
             self.release(key)
         return key is not None
 
     def expire(self, now: float) -> None:
-        """Unpin the blocks with an expiry time of at most `now`."""
+        """Unpin the blocks whose expiry time is `now` or earlier."""
         for key in self._pins.expire(now):
             self.release(key)
 

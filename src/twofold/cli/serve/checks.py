@@ -1,4 +1,4 @@
-"""Validation of the flags of `twofold serve`: unused flags, and contradictions between flags or with a cluster file."""
+"""Validation of the flags of `twofold serve`: unused flags, and contradictions between flags or to a cluster file."""
 
 from pathlib import Path
 from typing import Final
@@ -71,7 +71,7 @@ def _check_vllm(settings: ServeSettings) -> None:
 
 
 def check_repeats(settings: ServeSettings, file: Path, spec: ClusterSpec, workers: tuple[WorkerConfig, ...]) -> None:
-    """Raise ConfigurationError for a flag that contradicts the cluster file. A flag with the same value is valid."""
+    """Raise ConfigurationError if a flag has another value than the cluster file `file`. Equal values are valid."""
     roles = [worker.role for worker in workers]
     planned: dict[str, object] = {
         "prefill": roles.count(Role.PREFILL),
@@ -96,7 +96,7 @@ def check_repeats(settings: ServeSettings, file: Path, spec: ClusterSpec, worker
 
 
 def check_reuse(settings: ServeSettings, config: ServiceConfig) -> None:
-    """Raise ConfigurationError for prefix caching if all batchers compute every prompt from its start."""
+    """Raise ConfigurationError if prefix caching is enabled, but no worker's batcher can use cached prefixes."""
     batchers = {worker.batcher for worker in config.workers}
     if settings.enable_prefix_caching and batchers and not any(BATCHERS[batcher].reuses_prefix for batcher in batchers):
         raise ConfigurationError(

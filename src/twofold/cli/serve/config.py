@@ -134,7 +134,7 @@ def _config(
     workers: Sequence[WorkerConfig],
     **more: Any,  # noqa: ANN401  (fields of ServiceConfig)
 ) -> ServiceConfig:
-    """Create the service configuration: the given fields, and the flags that a cluster file does not replace."""
+    """Create the service configuration from `more` and from the flags that also apply when a cluster file is used."""
     return ServiceConfig(
         engine=engine,
         workers=with_chunks(with_splits(workers, _shardings(settings)), settings.pipeline_chunk),
@@ -174,7 +174,7 @@ def _default_block_size(settings: ServeSettings) -> int:
 
 
 def _emulated_engine(settings: ServeSettings, spec: ClusterSpec) -> EngineConfig:
-    """Return the configuration of an emulated engine with the cluster's model. Raises ConfigurationError."""
+    """Return an emulated engine's configuration for the model named in `spec`. Raises ConfigurationError."""
     tokenizer, vocab_size = _tokenizer(settings.tokenizer)
     return EngineConfig(
         engine="emulated",
@@ -189,7 +189,10 @@ def _emulated_engine(settings: ServeSettings, spec: ClusterSpec) -> EngineConfig
 
 
 def _with_prefix_cache(settings: ServeSettings, config: ServiceConfig) -> ServiceConfig:
-    """Set the eviction policy and retention share. Raises ConfigurationError for either without prefix caching."""
+    """Set the prefix cache's eviction policy and retention share from the flags.
+
+    Raises ConfigurationError if such a flag is set while prefix caching is disabled.
+    """
     engine = config.engine
     if not engine.prefix_caching:
         refuse(settings, "kv_eviction cache_retention_share", "needs --enable-prefix-caching")
@@ -213,7 +216,10 @@ def _tokenizer(directory: Path | None) -> tuple[str | None, int | None]:
 
 
 def _shardings(settings: ServeSettings) -> dict[Role, Sharding]:
-    """Return each role's tensor and pipeline parallelism. Raises ConfigurationError for phase flags if colocated."""
+    """Return each role's tensor and pipeline parallelism.
+
+    Raises ConfigurationError if `--colocated` is combined with sizes for only one phase, such as `--prefill-tp`.
+    """
     if settings.colocated:
         refuse(settings, PHASE_SIZES, "is for a service with separate phases: with --colocated use --tp and --pp")
     tensor, pipeline = settings.tp or 1, settings.pp or 1
@@ -225,7 +231,10 @@ def _shardings(settings: ServeSettings) -> dict[Role, Sharding]:
 
 
 def _network(settings: ServeSettings) -> HostNetwork | None:
-    """Return the network on which workers of other hosts join, or None if disabled. Raises ConfigurationError."""
+    """Return the addresses and the key with which workers on other hosts join; None if disabled.
+
+    Raises ConfigurationError.
+    """
     if settings.listen_workers is None or settings.cluster_key is None:
         refuse(settings, "cluster_key", "needs --listen-workers")
         why = "needs --cluster-key FILE, which authenticates other hosts (twofold keygen writes one)"

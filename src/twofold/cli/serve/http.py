@@ -88,10 +88,10 @@ def check_loopback(host: str, address: str) -> None:
 
 
 def hide_secrets() -> None:
-    """Overwrite the API keys in this process's command line and environment, which other processes can read.
+    """Overwrite the API keys in this process's command line and environment, so that other processes cannot read them.
 
-    Linux exposes both from the memory of the process. If that memory cannot be written, the keys stay visible. Keys in
-    a file (--api-keys) are never visible.
+    Linux shows a process's command line and environment to other processes, and reads both from the memory of the
+    process. If that memory cannot be written, the keys stay visible. Keys in a file (--api-keys) are never visible.
     """
     try:
         with Path("/proc/self/stat").open("rb") as stat:
@@ -135,7 +135,10 @@ def hide_variable(environment: bytes) -> bytes:
 
 
 def listen(settings: HttpSettings, keys: KeyRing | None) -> socket.socket:
-    """Bind the port. Raises ConfigurationError if it is in use, or if other machines could connect without a key."""
+    """Bind the port.
+
+    Raises ConfigurationError if the port is in use or if other machines could connect without a key.
+    """
     host, port = settings.host, settings.port
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
@@ -148,7 +151,10 @@ def listen(settings: HttpSettings, keys: KeyRing | None) -> socket.socket:
 
 
 def serve(make: Callable[[OnProgress], Runnable], log_format: str) -> None:
-    """Run a service until Ctrl-C or SIGTERM. `make` creates it with a callback that reports progress on stderr."""
+    """Run a service until Ctrl-C or SIGTERM.
+
+    `make` creates the service; its argument is a callback for progress texts.
+    """
     uvloop.run(_serve(make, log_format))
 
 

@@ -55,7 +55,8 @@ def join(settings: JoinSettings) -> None:
     """Run workers on this host for a service on another host.
 
     The workers receive their configuration from the service, but read the model's files here. Failed workers are
-    restarted. The workers stop with the service; if the connection is lost, they wait for the service or its successor.
+    restarted. The workers stop when the service stops. If the connection is lost, the workers wait until the service,
+    or a service that replaces it, can be reached.
     """
     configure_logs(settings.log_format)
     counts = {Role.PREFILL: settings.prefill, Role.DECODE: settings.decode, Role.MIXED: settings.colocated}

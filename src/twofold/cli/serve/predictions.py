@@ -1,7 +1,7 @@
-"""Configuration of the parts of a service that predict times: overload control, re-planning, routers, --inline-tbt.
+"""Configuration of the features of a service that predict times: --overload, --replan, --inline-tbt and some routers.
 
-Predictions simulate the workers as a cluster: the one in the cluster file, or this host as `twofold calibrate live`
-measured it.
+A prediction simulates the service's workers as a cluster. The cluster file describes that cluster; without one, it is
+derived from the host profile, a file of measurements by `twofold calibrate live`.
 """
 
 from itertools import groupby
@@ -28,7 +28,10 @@ DEFAULT_ATTAINMENT: Final = 0.9
 
 
 def overload_config(config: ServiceConfig, settings: ServeSettings) -> OverloadConfig | None:
-    """Return the configuration of --overload, or None. Raises ConfigurationError if it cannot predict this service."""
+    """Return the configuration of --overload, or None without the flag.
+
+    Raises ConfigurationError if overload control does not support this service.
+    """
     if settings.overload is None:
         return None
     require(config.network is None, "--overload predicts workers of one host: leave out --listen-workers")
@@ -50,7 +53,10 @@ def overload_config(config: ServiceConfig, settings: ServeSettings) -> OverloadC
 
 
 def replan_config(config: ServiceConfig, settings: ServeSettings) -> ReplanConfig | None:
-    """Return the configuration of --replan, or None. Raises ConfigurationError if this service cannot be re-planned."""
+    """Return the configuration of --replan, or None without the flag.
+
+    Raises ConfigurationError if re-planning does not support this service.
+    """
     if not settings.replan:
         return None
     require(settings.listen_workers is None, "--replan predicts workers of one host: leave out --listen-workers")
@@ -70,7 +76,10 @@ def replan_config(config: ServiceConfig, settings: ServeSettings) -> ReplanConfi
 
 
 def forecast_config(config: ServiceConfig, profile: Path | None) -> ForecastConfig | None:
-    """Return the settings of the router's forecast, or None. Raises ConfigurationError if nothing predicts times."""
+    """Return the configuration of the router's time predictions, or None if the router uses none.
+
+    Raises ConfigurationError if the predictions need a host profile or a cluster file, and neither was specified.
+    """
     if config.router not in FORECASTING_ROUTERS:
         return None
     flag = f"--router {config.router}"
@@ -89,7 +98,10 @@ def forecast_config(config: ServiceConfig, profile: Path | None) -> ForecastConf
 
 
 def inline_config(config: ServiceConfig, settings: ServeSettings) -> InlineConfig | None:
-    """Return the configuration of --inline-tbt (iteration times if all workers are busy). Raises ConfigurationError."""
+    """Return the configuration of --inline-tbt, or None without the flag. Raises ConfigurationError.
+
+    The iteration times in the configuration assume that all workers of this host are busy.
+    """
     if settings.inline_tbt is None:
         return None
     require(config.network is None, "--inline-tbt predicts workers of one host: leave out --listen-workers")
@@ -101,9 +113,9 @@ def inline_config(config: ServiceConfig, settings: ServeSettings) -> InlineConfi
 
 
 def simulated_workers(config: ServiceConfig, profile: Path | None, flag: str) -> ClusterSpec:
-    """Return a cluster spec that simulates the workers: the cluster file, or one derived from the host profile.
+    """Return the cluster spec that simulates the workers: the cluster file's, or one derived from the host profile.
 
-    Raises ConfigurationError, naming the option `flag`, if there is neither.
+    If there is no cluster file and no host profile, raises a ConfigurationError that names the option `flag`.
     """
     if config.cluster is not None:
         require(profile is None, "--profile excludes --cluster, whose file may name a profile")

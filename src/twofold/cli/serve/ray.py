@@ -19,9 +19,9 @@ _KEY_FILE: Final = "cluster.key"
 
 
 def ray_network(settings: ServeSettings) -> HostNetwork:
-    """Return the address at which workers join this host: the source address of packets to the Ray cluster's head.
+    """Return the network address at which workers reach this host: the address that connects it to the Ray head node.
 
-    `launcher_of` adds the cluster key and the port when the service starts.
+    The cluster key and the port are still empty; `launcher_of` adds them when the service starts.
     """
     worker_resources(settings)  # fail before anything starts
     address = head_endpoint(settings.ray_address or AUTO_ADDRESS).own_address()
@@ -29,7 +29,10 @@ def ray_network(settings: ServeSettings) -> HostNetwork:
 
 
 def launcher_of(settings: ServeSettings, config: ServiceConfig) -> tuple[ServiceConfig, Launcher]:
-    """Return the configuration and the launcher of the workers. For Ray, add a cluster key and a port if missing."""
+    """Return the service configuration and the launcher of its workers.
+
+    For the Ray launcher, a missing cluster key and port are added to the configuration.
+    """
     if settings.launcher != "ray":
         return config, LocalLauncher(config)
     config = _with_endpoint(config)
@@ -55,7 +58,7 @@ def worker_resources(settings: ServeSettings) -> dict[str, float]:
 
 
 def _with_endpoint(config: ServiceConfig) -> ServiceConfig:
-    """Return the configuration with a new cluster key and a free port, unless it already has both."""
+    """Return the configuration with a new cluster key and a free port, unless it has a key or no network."""
     network = config.network
     if network is None or network.key_file:
         return config

@@ -81,7 +81,10 @@ def _early_ttft_s(settings: RouteSettings) -> float | None:
 
 
 def vocabulary_of(model: Path) -> int:
-    """Return the vocabulary size in a model's `config.json`. Raises ModelError if it is missing or invalid."""
+    """Return `vocab_size` of the model's `config.json`.
+
+    Raises ModelError if the file or the size is missing or invalid.
+    """
     try:
         config = json.loads((model / "config.json").read_bytes())
         size = config.get("vocab_size") or config["text_config"]["vocab_size"]

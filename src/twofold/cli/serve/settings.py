@@ -68,7 +68,7 @@ class ParallelSettings(Settings, panel="Parallelism"):
 
 
 class NetworkSettings(Settings, panel="Other hosts"):
-    """Flags for workers that join from other hosts."""
+    """Flags that let workers on other hosts join the service."""
 
     listen_workers: str | None = flag(
         "Address at which workers of other hosts join, as in tcp://10.0.0.1:7600.", metavar="ADDRESS"
@@ -145,11 +145,14 @@ class ServeSettings(
     ReplanSettings,
     ServiceSettings,
 ):
-    """All flags of `twofold serve`. A flag that is not given and has no fixed default is None."""
+    """All flags of `twofold serve`. A flag without a fixed default is None unless the user sets it."""
 
     @property
     def pinned(self) -> bool:
-        """Whether workers are pinned to CPU cores: by default if they are not emulated. On Ray, they never are."""
+        """Whether workers are pinned to CPU cores. By default, emulated workers are not pinned, and other workers are.
+
+        With Ray, workers are never pinned.
+        """
         if self.launcher == "ray":
             return False
         return not self.emulated if self.pin_cores is None else self.pin_cores

@@ -8,7 +8,7 @@ from twofold.cli.simulate.settings import SimulateSettings
 def simulate(settings: SimulateSettings) -> None:
     """Simulate a workload on a cluster: latency, throughput, energy, cost and SLO attainment.
 
-    Times come from a performance model; figures that depend on it are shown with the error of that model.
+    Times are predicted by a performance model. Results that depend on that model are shown with its error.
     """
     from twofold.cli.simulate.run import run  # noqa: PLC0415  (slow to import)
 

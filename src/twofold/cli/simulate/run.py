@@ -1,4 +1,4 @@
-"""Implementation of `twofold simulate`: simulate the workload, judge the result, print it and write the files."""
+"""Implementation of `twofold simulate`: simulate the workload, check the SLO, print the result and write the files."""
 
 import sys
 from collections.abc import Callable
@@ -93,7 +93,7 @@ def run(settings: SimulateSettings) -> None:
 
 
 def _open_files(settings: SimulateSettings) -> tuple[list[Observer], AtomicFile | None]:
-    """Return the observers that write files, and the HTML file if requested.
+    """Return the observers that write output files, and the HTML file if it was requested.
 
     A file is renamed to its final name when complete, so an error or Ctrl-C leaves an existing file unchanged. Raises
     ConfigurationError for files that cannot be written.
@@ -124,9 +124,10 @@ def _replanning(settings: SimulateSettings, spec: ClusterSpec, catalog: Catalog)
 def _reference(
     settings: SimulateSettings, spec: ClusterSpec, catalog: Catalog
 ) -> tuple[str | None, PerformanceModel | None, str]:
-    """Return the reference machine of slowdowns and its performance model, or a note that explains why there is none.
+    """Return the machine to which slowdowns are relative, its performance model, and an empty note.
 
-    Raises UserError instead if the flags require slowdowns.
+    If that model cannot be created, return None, None and a note with the reason. If it cannot be created and the flags
+    need slowdowns, raise UserError.
     """
     name = settings.reference or (DEFAULT_REFERENCE if spec.profile is None else HOST)
     model = catalog.model(spec.model)

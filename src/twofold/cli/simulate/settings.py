@@ -89,7 +89,7 @@ class SimulatedReplanSettings(Settings, panel="Re-planning"):
 
 
 class ControlSettings(Settings, panel="Several controllers"):
-    """Flags for several controllers and delayed load reports."""
+    """Flags for several controllers and for delayed load reports from instances."""
 
     cells: int | None = flag("Number of cells of instances, for a router of cells such as cells:jsq.", ge=1)
     controllers: int | None = flag("Number of controllers; each routes by its own view of the load.", ge=1, unset="1")

@@ -37,9 +37,10 @@ _SAME: Final = (
 
 
 def cluster_spec(settings: SimulateSettings, catalog: Catalog) -> tuple[ClusterSpec, Catalog]:
-    """Return the cluster of --cluster with the other flags applied, and the catalog with the host of --profile added.
+    """Return the cluster spec and the catalog for the flags.
 
-    Raises ConfigurationError for invalid flags.
+    The cluster spec is the one of --cluster, changed by the other flags. The catalog also contains the host of
+    --profile. Raises ConfigurationError for invalid flags.
     """
     model, given = settings.model, _overrides(settings)
     if settings.profile is not None:
@@ -57,7 +58,7 @@ def cluster_spec(settings: SimulateSettings, catalog: Catalog) -> tuple[ClusterS
 
 
 def with_batchers(spec: ClusterSpec, batchers: dict[Role, str]) -> ClusterSpec:
-    """Return the cluster with these batchers set in the pools of their roles."""
+    """Return the cluster with changed batchers. `batchers` maps the role of a pool to the pool's new batcher."""
     if not batchers:
         return spec
     pools = [msgspec.structs.replace(pool, batcher=batchers.get(pool.role, pool.batcher)) for pool in spec.pools]
@@ -65,7 +66,7 @@ def with_batchers(spec: ClusterSpec, batchers: dict[Role, str]) -> ClusterSpec:
 
 
 def with_spare(spec: ClusterSpec, machines: int) -> ClusterSpec:
-    """Return the cluster with an additional last pool of spare machines."""
+    """Return the cluster with a pool of spare machines appended, or unchanged if `machines` is 0."""
     if not machines:
         return spec
     spare = msgspec.structs.replace(spec.pools[0], machines=machines, role=Role.DECODE)
@@ -73,7 +74,10 @@ def with_spare(spec: ClusterSpec, machines: int) -> ClusterSpec:
 
 
 def parse_failure(text: str) -> InstanceFailure:
-    """Parse a failure `INSTANCE@SECONDS`, or `INSTANCE@SECONDS+SECONDS` with a restart. Raises ConfigurationError."""
+    """Parse a failure `INSTANCE@SECONDS`, or `INSTANCE@SECONDS+SECONDS` if the instance restarts.
+
+    The number after `+` is the time in seconds from the failure to the restart. Raises ConfigurationError.
+    """
     found = _FAILURE.fullmatch(text.strip())
     at_s = _seconds(found["at"]) if found else None
     away_s = _seconds(found["away"]) if found and found["away"] is not None else None
@@ -95,7 +99,7 @@ def _read_cluster(text: str | None, model: str | None, catalog: Catalog) -> Clus
 
 
 def _overrides(settings: SimulateSettings) -> dict[str, Any]:
-    """Return the fields of the cluster spec that flags set."""
+    """Return the values that the flags set in the cluster spec, by field name."""
     values = {name: getattr(settings, name) for name in _SAME}
     values["swap_space_bytes"] = settings.swap_space
     if settings.link_gb_per_s is not None:
@@ -114,7 +118,7 @@ def link_bytes_per_s(gigabytes: float) -> float:
 
 
 def _control(settings: SimulateSettings, spec: ClusterSpec) -> ControlSpec | None:
-    """Return the cluster's controller settings, overridden by the flags; None without such flags."""
+    """Return the cluster's controller settings with the changes of the flags, or None if no flag changes them."""
     values = {
         "controllers": settings.controllers,
         "reports_every_s": settings.reports_every,

@@ -20,7 +20,7 @@ _DEVICE_GROUP_BYTES = 2**29
 
 @dataclass(frozen=True, slots=True)
 class _Span:
-    """The positions that the tokens of one step attend to, `first` … `end` − 1, and the blocks that contain them."""
+    """The positions `first` … `end` − 1, to which the tokens of one step attend, and the blocks of these positions."""
 
     first: int
     end: int
@@ -39,12 +39,12 @@ class _Span:
 
 
 def is_decode(step: SequenceStep) -> bool:
-    """Return whether the step computes one token after earlier tokens: a decode, or a prompt chunk of one token."""
+    """Return whether the step computes a single token that is not the first: a decode, or a prompt chunk of 1 token."""
     return step.start > 0 and len(step.token_ids) == 1
 
 
 class AttentionPlanner:
-    """Plans the attention calls of layers with a sliding window of `window` tokens (None: full attention)."""
+    """Plans the attention calls of layers with a sliding window of `window` tokens (None: with full attention)."""
 
     def __init__(self, window: int | None, pool: KvPool, scratch: kernels.Scratch) -> None:
         self._window, self._pool, self._scratch = window, pool, scratch
@@ -54,7 +54,7 @@ class AttentionPlanner:
         self._group_bytes = _CPU_GROUP_BYTES * torch.get_num_threads() if on_cpu else _DEVICE_GROUP_BYTES
 
     def plan(self, steps: Sequence[SequenceStep]) -> list[kernels.BatchPart]:
-        """Return the attention calls for these steps, in the same order. The steps must be packed: decodes first."""
+        """Return the attention calls for `steps`, in the same order. In `steps`, decodes must come before prompts."""
         decodes = [self._span(step) for step in steps if is_decode(step)]
         parts: list[kernels.BatchPart] = list(self._decode_groups(decodes))
         row = len(decodes)
@@ -81,7 +81,7 @@ class AttentionPlanner:
         return kernels.PromptChunk(rows, self._pool, self._context(span), self._mask(step, span))
 
     def _mask(self, step: SequenceStep, span: _Span) -> Tensor:
-        """Return the attention mask of a prompt chunk, [1, 1, tokens, positions], −inf where attention is masked."""
+        """Return the attention mask of a prompt chunk, [1, 1, tokens, positions], with −inf at the masked positions."""
         queries = torch.arange(step.start, span.end, device=self._pool.device).unsqueeze(1)
         keys = torch.arange(span.first, span.end, device=self._pool.device)
         hidden = keys > queries
@@ -108,7 +108,11 @@ class AttentionPlanner:
             start = end
 
     def _group_end(self, spans: Sequence[_Span], start: int) -> int:
-        """Return the end of the decode group from `start`. The buffer size and the share of padding limit the group."""
+        """Return the end index of the group of decodes that starts at index `start`.
+
+        A group ends where its buffer would become too large, or where more than half of a decode's buffer would be
+        padding.
+        """
         longest, end = len(spans[start].blocks), start + 1
         while end < len(spans):
             blocks = len(spans[end].blocks)
@@ -120,7 +124,7 @@ class AttentionPlanner:
         return end
 
     def _group(self, rows: slice, spans: Sequence[_Span]) -> kernels.DecodeGroup:
-        """Return one attention call for several decodes. Shorter block lists are padded with their own last block."""
+        """Return one attention call for several decodes. Pad shorter block lists by repeating their last block."""
         width = max(len(span.blocks) for span in spans)
         table = [block for s in spans for block in (*s.blocks, *([s.blocks[-1]] * (width - len(s.blocks))))]
         column = torch.arange(width * self._block_size, device=self._pool.device)
@@ -147,7 +151,10 @@ class LayerHooks:
     wait_for: OnLayer | None = None
 
     def written(self, layer: int) -> None:
-        """Call the callbacks of a layer. The write of its new KV must have ended or be queued on the device."""
+        """Call the callbacks of a layer.
+
+        The caller must have written its new KV, or have queued the write on the device.
+        """
         if self.wait_for is not None:
             self.wait_for(layer)
         if self.on_layer is not None:
@@ -155,10 +162,10 @@ class LayerHooks:
 
 
 class PackedBatch:
-    """The steps of an iteration as packed tensors: decodes first, by descending context, then prompts.
+    """The steps of an iteration as packed tensors: decodes in order of descending context, then prompts.
 
-    `order[i]` is the index in `steps` of the i-th packed step. `token_ids` and `positions` are [tokens]. `first_layer`
-    is the number of the pool's first layer in the whole model.
+    `order[i]` is the index in `steps` of the i-th packed step. `token_ids` and `positions` have the shape [tokens].
+    `first_layer` is the index, in the whole model, of the first layer in the pool.
     """
 
     def __init__(
@@ -181,7 +188,7 @@ class PackedBatch:
         self._slots = self._pool.index([slot for step in self._steps for slot in self._slots_of(step)])
 
     def sampled(self) -> tuple[list[int], Tensor]:
-        """Return the indices of the steps that sample a token, and the packed indices of their last tokens."""
+        """Return the indices of the steps that sample a token, and the packed index of each such step's last token."""
         steps, rows, end = [], [], 0
         for original, step in zip(self.order, self._steps, strict=True):
             end += len(step.token_ids)
@@ -191,12 +198,12 @@ class PackedBatch:
         return steps, self._pool.index(rows)
 
     def write(self, layer: int, keys: Tensor, values: Tensor) -> None:
-        """Write the KV of this iteration's tokens, [tokens, kv_heads, dim] each, to the pool."""
+        """Write the new keys and values of a layer, [tokens, kv_heads, dim] each, to the pool."""
         for part, new in ((self._pool.keys(layer), keys), (self._pool.values(layer), values)):
             part.view(-1, part.shape[2], part.shape[3]).index_copy_(0, self._slots, new)
 
     def parts(self, layer: int) -> list[kernels.BatchPart]:
-        """Return the attention calls of a layer in packed order. Layers with the same window have the same calls."""
+        """Return the attention calls of a layer in packed order. All layers with the same window share these calls."""
         window = self._windows[layer]
         if window not in self._parts:
             self._parts[window] = AttentionPlanner(window, self._pool, self._scratch).plan(self._steps)
@@ -229,10 +236,10 @@ def paged_attention(
     s_aux: Tensor | None = None,
     **_ignored: object,  # the probe refuses models with other arguments that change attention
 ) -> tuple[Tensor, None]:
-    """Write the new keys and values to the pool, then compute the attention of each token.
+    """Write the new keys and values to the pool, call the layer callbacks of the batch, and compute attention.
 
-    `query` is [1, heads, tokens, key_dim], `key` and `value` are [1, kv_heads, tokens, dim]. The result is [1,
-    tokens, heads, value_dim], as transformers expects. The layer callbacks of the batch run before attention.
+    `query` is [1, heads, tokens, key_dim]; `key` and `value` are [1, kv_heads, tokens, dim]. The result is [1, tokens,
+    heads, value_dim], as transformers expects.
     """
     batch = twofold_batch
     layer = int(module.layer_idx) - batch.first_layer  # type: ignore[arg-type]

@@ -14,11 +14,11 @@ from twofold.engine.torch.sampler import SamplingRow, sample
 
 
 class TorchEngine:
-    """Implements `twofold.engine.base.Engine` with `model` and the KV cache in `pool`, both on one device.
+    """Implements `twofold.engine.base.Engine` for `model`, with the KV cache in `pool`. Both are on the same device.
 
-    Output does not depend on batching or chunking, up to rounding: greedy output is identical in float32, while in
-    bfloat16 near-ties may differ. On an accelerator, `on_layer` is called from another thread once the device has
-    computed the layer, and `run` returns when the device is idle.
+    Batching and chunking change results only by rounding: in float32, greedy output is identical; in bfloat16, it may
+    differ where two tokens are almost equally likely. On an accelerator, `on_layer` is called from another thread once
+    the device has computed the layer, and `run` returns when the device is idle.
     """
 
     def __init__(self, model: LoadedModel, pool: KvPool) -> None:
@@ -58,7 +58,7 @@ class TorchEngine:
         self._announcer.finish()
 
     def _copy(self, steps: Sequence[SequenceStep]) -> None:
-        """Copy each shared block to the own block of the sequence that is about to write to it (copy on write)."""
+        """Copy shared blocks that a sequence will write to blocks that only this sequence uses (copy on write)."""
         copies = [copy for step in steps for copy in step.copies]
         if copies:
             sources, targets = [source for source, _ in copies], [target for _, target in copies]
@@ -66,7 +66,7 @@ class TorchEngine:
                 copy_blocks(self._pool, layer, sources, self._pool, targets)
 
     def _forward(self, batch: PackedBatch, rows: torch.Tensor) -> torch.Tensor:
-        """Return the logits [rows, vocabulary] of the packed tokens `rows`."""
+        """Run the model, and return the logits [rows, vocabulary] of the tokens at the packed indices `rows`."""
         options = {"logits_to_keep": rows} if self._keeps_rows else {}
         output = self._model(
             input_ids=batch.token_ids.unsqueeze(0),

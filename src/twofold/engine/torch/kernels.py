@@ -16,8 +16,8 @@ _ROWS_AT_ONCE = 256
 class AttentionScoring:
     """Parameters of the attention scores of a layer.
 
-    `scaling` multiplies the dot products (None: 1/√dim). `softcap` bounds scores to ±softcap by tanh (Gemma 2). `sinks`
-    [heads] is an additional score per head, which takes part in the softmax and has no value (gpt-oss).
+    `scaling` multiplies the dot products (None: 1/√dim). `softcap` limits scores to ±softcap by tanh (Gemma 2). `sinks`
+    [heads] adds one score per head to the softmax; no value belongs to this score (gpt-oss).
     """
 
     scaling: float | None = None
@@ -28,9 +28,10 @@ class AttentionScoring:
 def attend(
     query: Tensor, key: Tensor, value: Tensor, scoring: AttentionScoring, mask: Tensor | None, *, causal: bool = False
 ) -> Tensor:
-    """Return attention: query [b, heads, n, d], key [b, kv_heads, c, d], value [b, kv_heads, c, v] → [b, heads, n, v].
+    """Compute attention, and return [b, heads, n, v].
 
-    `mask` is added to the scores and broadcasts to [b, 1, n, c]. `causal` requires n = c and no mask.
+    `query` is [b, heads, n, d], `key` is [b, kv_heads, c, d] and `value` is [b, kv_heads, c, v]. `mask` is added to the
+    scores and broadcasts to [b, 1, n, c]. `causal` requires n = c and no mask.
     """
     if scoring.softcap is not None or scoring.sinks is not None:
         return _unfused(query, key, value, scoring, _causal_mask(query) if causal else mask)
@@ -55,7 +56,10 @@ def _causal_mask(query: Tensor) -> Tensor:
 
 
 def _unfused(query: Tensor, key: Tensor, value: Tensor, scoring: AttentionScoring, mask: Tensor | None) -> Tensor:
-    """Compute attention with softcap or sinks, without the fused kernel, for `_ROWS_AT_ONCE` query rows at a time."""
+    """Compute attention with softcap or sinks, which the fused kernel does not support.
+
+    Only `_ROWS_AT_ONCE` query rows are computed at a time, to limit the memory for scores.
+    """
     rows = query.shape[2]
     pieces = []
     for start in range(0, rows, _ROWS_AT_ONCE):
@@ -92,14 +96,17 @@ def _softmax(scores: Tensor, sinks: Tensor | None) -> Tensor:
 class Scratch:
     """Buffers for gathered keys and values, reused for all layers and batches.
 
-    Page faults in newly allocated buffers would take longer than the copies into them.
+    New buffers would be slow: their page faults take longer than the copies into the buffers.
     """
 
     def __init__(self) -> None:
         self._buffers: dict[str, Tensor] = {}
 
     def take(self, name: str, like: Tensor, rows: int, columns: int) -> Tensor:
-        """Return a buffer [rows, columns] with the dtype of `like`, valid until the next call with this `name`."""
+        """Return a buffer [rows, columns] with the dtype of `like`.
+
+        The next call with the same `name` overwrites it.
+        """
         count = rows * columns
         buffer = self._buffers.get(name)
         if buffer is None or buffer.numel() < count or buffer.dtype != like.dtype:
@@ -109,15 +116,16 @@ class Scratch:
 
 @dataclass(frozen=True, slots=True)
 class ContiguousKv:
-    """KV context of one sequence in contiguous blocks, which is read without a copy."""
+    """KV context of one sequence whose blocks are contiguous in the pool. It is read without a copy."""
 
     first_slot: int
     length: int
 
     def read(self, part: Tensor, name: str) -> Tensor:
-        """Read the context from `part` [num_blocks, block_size, kv_heads, dim] → [sequences, kv_heads, positions, dim].
+        """Return the context's keys or values as [sequences, kv_heads, positions, dim].
 
-        `part` has the keys or values of a layer. The result is valid until the next read with this `name`.
+        `part` has all keys or all values of a layer, [num_blocks, block_size, kv_heads, dim]. The result is valid until
+        the next read with the same `name`.
         """
         slots = part.view(-1, part.shape[2], part.shape[3])
         return slots[self.first_slot : self.first_slot + self.length].transpose(0, 1).unsqueeze(0)
@@ -125,10 +133,11 @@ class ContiguousKv:
 
 @dataclass(frozen=True, slots=True)
 class GatheredKv:
-    """KV context of sequences in scattered blocks, gathered into a buffer and padded to the same number of blocks.
+    """KV context of sequences whose blocks are scattered in the pool. The blocks are gathered into a buffer.
 
-    `blocks` lists the block ids of one sequence after another. `length` positions from `first` on are read. `padding`
-    lists the padded positions of the buffer. They are set to 0, because unused memory may contain NaN.
+    All sequences are padded to the same number of blocks. `blocks` lists the block ids of one sequence after another.
+    In each sequence, `length` positions are read, starting with `first`. `padding` lists the padded positions of the
+    buffer. These are set to 0, because unused memory may contain NaN.
     """
 
     blocks: Tensor
@@ -165,7 +174,7 @@ class AttentionInputs:
 
 @dataclass(frozen=True, slots=True)
 class DecodeGroup:
-    """Attention call for several decoding sequences with one new token each."""
+    """Attention call for one or more decoding sequences with one new token each."""
 
     rows: slice
     pool: KvPool
@@ -182,7 +191,7 @@ class DecodeGroup:
 
 @dataclass(frozen=True, slots=True)
 class PromptStart:
-    """Attention call for the first tokens of a prompt, which attend only to each other. It does not read the pool."""
+    """Attention call for the start of a prompt. Its tokens attend only to each other, so the call reads no KV pool."""
 
     rows: slice
     mask: Tensor | None
@@ -195,7 +204,7 @@ class PromptStart:
 
 @dataclass(frozen=True, slots=True)
 class PromptChunk:
-    """Attention call for a later chunk of a prompt, which attends to earlier tokens in the pool."""
+    """Attention call for a later chunk of a prompt, whose tokens also attend to earlier tokens in the KV pool."""
 
     rows: slice
     pool: KvPool

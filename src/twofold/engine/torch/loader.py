@@ -19,7 +19,7 @@ from twofold.errors import ModelError
 
 @contextmanager
 def no_progress_bars() -> Iterator[None]:
-    """Disable transformers' progress bars in this context, because they would leave a thread behind."""
+    """Disable transformers' progress bars in this context, because they would leave a running thread."""
     shown = is_progress_bar_enabled()
     disable_progress_bar()
     try:
@@ -61,15 +61,15 @@ class LoadedModel:
 def load_model(path_or_id: str | Path, *, dtype: str = "auto", seed: int | None = None) -> LoadedModel:
     """Load a model on the CPU.
 
-    `path_or_id` is a local directory (no network access) or a hub id. `dtype` is `auto` (the checkpoint's),
-    `float32`, `bfloat16` or `float16`. With `seed` the weights are random, so that the speed of an architecture
-    can be measured from its config.json alone.
+    `path_or_id` is a local directory (no network access) or a hub id. `dtype` is `auto` (the checkpoint's dtype),
+    `float32`, `bfloat16` or `float16`. With `seed` the weights are random, so config.json alone suffices to measure the
+    speed of an architecture.
 
-    The process may fork afterwards if it has called `torch.set_num_threads(1)` before: loading leaves no
-    threads and does not initialize an accelerator.
+    Loading does not initialize an accelerator. If the process has called `torch.set_num_threads(1)` before, loading
+    also leaves no threads, so the process may fork afterwards.
 
-    Raises ModelError if the model does not exist, if its files are incomplete or unreadable, or if the engine
-    cannot compute it with a paged KV cache.
+    Raises ModelError if the model does not exist, if its files are incomplete or unreadable, or if the engine cannot
+    compute it with a paged KV cache.
     """
     name = str(path_or_id)
     config = _read_config(name)
@@ -105,7 +105,10 @@ def _read_config(name: str) -> PreTrainedConfig:
 
 
 def _read_weights(name: str, config: PreTrainedConfig, dtype: torch.dtype | None) -> PreTrainedModel:
-    """Load the weights. Raises ModelError if any are missing, which transformers would initialize at random."""
+    """Load the weights.
+
+    Raises ModelError for missing weights, because transformers would use random numbers instead.
+    """
     path = Path(name).expanduser()
     with _model_errors(f"{name}: its weights cannot be loaded"), no_progress_bars():
         model, info = AutoModelForCausalLM.from_pretrained(
@@ -134,7 +137,7 @@ def _draw_weights(name: str, config: PreTrainedConfig, dtype: torch.dtype | None
 
 @contextmanager
 def _model_errors(what: str) -> Iterator[None]:
-    """Convert any exception to a ModelError: `what`, and the first line of the exception's message."""
+    """Convert any exception to a ModelError. Its message is `what` and the first line of the original message."""
     try:
         yield
     except Exception as error:

@@ -1,4 +1,4 @@
-"""The paged KV cache of one instance, copies between caches, and synchronization with an accelerator."""
+"""The paged KV cache of one instance, copies between KV caches, and synchronization with an accelerator."""
 
 import queue
 import threading
@@ -19,10 +19,10 @@ _SHORT_RUN = 2
 
 
 class KvPool:
-    """A KV cache of `num_blocks` blocks in `memory`, or in new memory on `device`.
+    """A KV cache of `num_blocks` blocks in `memory`, or in new memory on `device` if `memory` is None.
 
     `memory` is a 1-D uint8 tensor of at least `layout.pool_bytes(num_blocks)` bytes, which may be shared with other
-    processes; the pool never copies it. Raises ValueError if it is too small.
+    processes; the pool never copies it. Raises ValueError if `memory` is too small.
     """
 
     def __init__(
@@ -55,9 +55,10 @@ class KvPool:
 
     @contextmanager
     def copying(self) -> Iterator[None]:
-        """Run copies of computed KV on a separate CUDA stream, and wait for their end when the context exits.
+        """Run the KV copies of this context on a separate CUDA stream, and wait until they end when the context exits.
 
-        Threads other than the engine's use it: on the engine's stream, copies and iterations would wait for each other.
+        Use it on other threads than the engine's. On the engine's own stream, copies and iterations would wait for each
+        other.
         """
         if self._stream is None:
             yield
@@ -74,10 +75,11 @@ class KvPool:
 def copy_blocks(
     source: KvPool, layer: int, source_ids: Sequence[int], target: KvPool, target_ids: Sequence[int]
 ) -> None:
-    """Copy one layer of blocks `source_ids` to `target_ids`, pairwise. The pools may be the same.
+    """Copy one layer of the blocks `source_ids` to the blocks `target_ids`, pairwise. The pools may be the same.
 
-    Both pools must have the same layout. Contiguous blocks are copied together, without the GIL. Copies between
-    host and accelerator are asynchronous: they are complete at the end of `copying`, or of the iteration.
+    Both pools must have the same layout. Contiguous blocks are copied together, without the GIL. Copies between host
+    and accelerator are asynchronous: they are complete when the context `KvPool.copying` exits or when the iteration
+    ends.
     """
     if not source_ids:
         return
@@ -110,13 +112,16 @@ class PoolHeads(NamedTuple):
     blocks: Sequence[int]
 
     def parts(self) -> list[Tensor]:
-        """Return the keys and values of these heads in all blocks of the pool: [num_blocks, block_size, heads, dim]."""
+        """Return the keys and the values of these heads in all blocks, each as [num_blocks, block_size, heads, dim]."""
         both = (self.pool.keys(self.layer), self.pool.values(self.layer))
         return [part[:, :, self.heads.start : self.heads.stop] for part in both]
 
 
 def copy_heads(source: PoolHeads, target: PoolHeads) -> int:
-    """Copy heads between pools, in order; return the number of bytes. Layer, head and block indices may differ."""
+    """Copy heads from `source` to `target`, pairwise, and return the number of bytes.
+
+    The two may have different layer, head and block indices.
+    """
     if not source.blocks:
         return 0
     runs = block_runs(source.blocks, target.blocks)
@@ -127,7 +132,10 @@ def copy_heads(source: PoolHeads, target: PoolHeads) -> int:
 
 
 def block_runs(source_ids: Sequence[int], target_ids: Sequence[int]) -> list[tuple[int, int, int]]:
-    """Return runs of blocks that are contiguous in both pools, as (first source, first target, count)."""
+    """Return runs of consecutive blocks, as (first source block, first target block, number of blocks).
+
+    In a run, both the source ids and the target ids are consecutive.
+    """
     pairs = list(zip(source_ids, target_ids, strict=True))
     starts = [0] + [i for i, ((a, b), (c, d)) in enumerate(pairwise(pairs), 1) if (c, d) != (a + 1, b + 1)]
     ends = [*starts[1:], len(pairs)]
@@ -135,7 +143,7 @@ def block_runs(source_ids: Sequence[int], target_ids: Sequence[int]) -> list[tup
 
 
 def _split(layout: KvLayout, num_blocks: int, memory: Tensor) -> list[tuple[Tensor, Tensor]]:
-    """Divide the memory of a pool into the keys and values of each layer."""
+    """Return views of the keys and the values of each layer in the memory of a pool."""
     dtype: torch.dtype = getattr(torch, layout.dtype)
     numbers = memory[: layout.pool_bytes(num_blocks)].view(dtype)
     parts, offset = [], 0
@@ -155,12 +163,12 @@ def _as_bytes(part: Tensor) -> Tensor:
 
 
 def _as_words(part: Tensor) -> Tensor:
-    """View rows of bytes as rows of int64, if their size permits, so that torch indexes fewer elements."""
+    """View rows of bytes as rows of int64, so that torch indexes fewer elements. Return other row sizes unchanged."""
     return part if part.shape[1] % torch.int64.itemsize else part.view(torch.int64)
 
 
 class LayerNotifier:
-    """Runs callbacks in order, each once the device has completed all work queued before it.
+    """Runs callbacks in order. Each callback runs once the device has completed all work queued before the callback.
 
     On an accelerator, a separate thread runs the callbacks. On a CPU, `after` runs them immediately.
     """
@@ -173,7 +181,7 @@ class LayerNotifier:
             threading.Thread(target=self._run, name="announcer", daemon=True).start()
 
     def after(self, call: Callable[[], None]) -> None:
-        """Run `call` once the device has completed the work that this thread has queued so far."""
+        """Run `call` once the device has completed all work that the calling thread has queued so far."""
         if self._device.type != "cuda":
             call()
             return
@@ -182,7 +190,10 @@ class LayerNotifier:
         self._waiting.put((event, call))
 
     def finish(self) -> None:
-        """Wait for the device work of this thread and for all callbacks. Raises the exception of a failed callback."""
+        """Wait for the device work of the calling thread and for all callbacks.
+
+        Raises the exception of a failed callback.
+        """
         if self._device.type != "cuda":
             return
         torch.cuda.current_stream(self._device).synchronize()
@@ -204,9 +215,9 @@ class LayerNotifier:
 
 
 class PinnedMemory:
-    """Host memory registered for DMA by `device` until `close`, which makes copies several times faster.
+    """Host memory that stays registered for DMA by `device` until `close`, so that copies are several times faster.
 
-    On a CPU, or if the system refuses the registration, copies work without it.
+    On a CPU, or if the system refuses the registration, the memory is used unregistered.
     """
 
     def __init__(self, memory: Tensor, device: torch.device) -> None:
@@ -223,7 +234,7 @@ class PinnedMemory:
             return False
 
     def close(self) -> None:
-        """Unregister the memory. Call it before unmapping, because other memory may be mapped there next."""
+        """Unregister the memory. Call this before unmapping the memory, because its addresses may be mapped again."""
         if self.pinned:
             with torch.cuda.device(self._device):
                 _runtime().cudaHostUnregister(self._address)

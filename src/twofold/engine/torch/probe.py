@@ -1,4 +1,7 @@
-"""Inspects a model's attention with a tiny forward pass, and refuses models that the engine would compute wrongly."""
+"""Inspects a model's attention in a tiny forward pass.
+
+Rejects models whose attention the engine would compute wrongly.
+"""
 
 import inspect
 import sys
@@ -21,9 +24,9 @@ MaskRule = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
 def read_window(visible: MaskRule, max_model_len: int, refuse: Callable[[str], ModelError]) -> int | None:
-    """Return the sliding window of a mask rule in tokens, or None for full causal attention.
+    """Return the sliding window, in tokens, of the attention mask rule `visible`, or None for full causal attention.
 
-    Raises `refuse(reason)` if the rule is neither causal nor a sliding window.
+    If the rule is neither full causal attention nor a sliding window, raise the error that `refuse(reason)` creates.
     """
     last = max_model_len - 1
     try:
@@ -60,7 +63,7 @@ class ProbedLayer:
 
 @dataclass(frozen=True, slots=True)
 class ProbedModel:
-    """The attention layers of a model, the dtype of their KV, and the context length."""
+    """The attention layers of a model, the dtype of the KV, and the context length."""
 
     layers: list[ProbedLayer]
     dtype: torch.dtype
@@ -82,14 +85,14 @@ class _Probe:
 
 
 class _NotHandedDownError(Exception):
-    """Raised if a model does not pass the arguments of its `forward` to its attention."""
+    """Raised if a model does not pass extra arguments of `forward` on to its attention layers."""
 
 
 def probe_layers(model: PreTrainedModel, name: str) -> ProbedModel:
     """Return the attention layers of `model`, and switch the model to paged attention.
 
-    Raises ModelError if the model does not call transformers' attention interface exactly once per layer, keeps other
-    state between tokens, or has a kind of attention that paged attention does not support.
+    Raises ModelError if the model does not call transformers' attention interface exactly once per layer, keeps state
+    other than KV between tokens, or has a kind of attention that paged attention does not support.
     """
     _check_kind(model, name)
     text = model.config.get_text_config(decoder=True)
@@ -103,7 +106,7 @@ def probe_layers(model: PreTrainedModel, name: str) -> ProbedModel:
 
 
 def _check_kind(model: PreTrainedModel, name: str) -> None:
-    """Raise ModelError for a model with state other than a KV cache, or without `position_ids` in its forward."""
+    """Raise ModelError if the model keeps state other than KV, or if its `forward` has no parameter `position_ids`."""
     if model._is_stateful:  # noqa: SLF001  (transformers has no public name for it)
         raise _refusal(name, "some of its layers keep state other than a KV cache (state space, linear attention)")
     if "position_ids" not in inspect.signature(model.forward).parameters:
@@ -131,7 +134,10 @@ def _run(model: PreTrainedModel, probe: _Probe) -> None:
 
 @contextmanager
 def _without_cuda_graphs() -> Iterator[None]:
-    """Disable torch's check for CUDA graph capture. It initializes CUDA, after which the process must not fork."""
+    """Disable torch's check for CUDA graph capture, because it initializes CUDA.
+
+    The process could not fork afterwards.
+    """
     asked = torch.cuda.is_current_stream_capturing
     torch.cuda.is_current_stream_capturing = lambda: False
     try:
@@ -153,7 +159,7 @@ def _all_layers(probe: _Probe, expected: int) -> ProbedModel:
 def _probe_mask(
     q_length: int, kv_length: int, mask_function: MaskRule, device: torch.device, **_rest: object
 ) -> Tensor:
-    """Return a placeholder mask with the model's mask rule in its attribute `twofold_visible`."""
+    """Return a placeholder mask. Its attribute `twofold_visible` is the model's mask rule."""
     carrier = torch.ones(1, 1, q_length, kv_length, dtype=torch.bool, device=device)
     carrier.twofold_visible = mask_function  # type: ignore[attr-defined]
     return carrier
@@ -196,7 +202,10 @@ def _check_arguments(probe: _Probe, module: nn.Module, arguments: dict[str, obje
 
 
 def _window(probe: _Probe, mask: Tensor | None) -> int | None:
-    """Return the sliding window that the model's mask encodes. Window arguments of its attention calls are ignored."""
+    """Return the sliding window, in tokens, of the model's mask, or None for full attention.
+
+    The window arguments of attention calls are ignored. Raises ModelError if the model has modified the mask.
+    """
     if mask is None:
         return None
     visible = getattr(mask, "twofold_visible", None)
@@ -212,10 +221,10 @@ def _compare_with_eager(
     arguments: dict[str, object],
     window: int | None,
 ) -> Tensor:
-    """Return the engine's attention for these queries, keys and values: [1, tokens, heads, value_dim].
+    """Return the attention that the engine computes for the queries, keys and values in `states`.
 
-    Raises ModelError if the model's eager attention differs. By convention of transformers, the eager implementation is
-    a function in the module of the layer's class.
+    The result is [1, tokens, heads, value_dim]. Raises ModelError if the model's eager attention gives another result.
+    By convention of transformers, that is the function `eager_attention_forward` in the module of the layer's class.
     """
     query, key, value = (state.float() for state in states)
     scoring = AttentionScoring(arguments.get("scaling"), arguments.get("softcap"), arguments.get("s_aux"))  # type: ignore[arg-type]
@@ -230,7 +239,7 @@ def _compare_with_eager(
 
 
 def _mask(tokens: int, window: int | None) -> Tensor:
-    """Return the attention mask [1, 1, tokens, tokens], −inf where attention is masked."""
+    """Return the attention mask [1, 1, tokens, tokens], with −inf at the masked positions."""
     positions = torch.arange(tokens)
     hidden = positions > positions[:, None]
     if window is not None:

@@ -41,7 +41,10 @@ class LayerProgress:
                 self._announce()
 
     def finish(self) -> None:
-        """Call `on_layer` for the remaining layers at the end of the iteration, without waiting for late messages."""
+        """Call `on_layer` for all layers that are not yet announced, because the iteration has ended.
+
+        The missing messages of other ranks may still be on their way.
+        """
         with self._lock:
             while self._complete < len(self._computed):
                 self._announce()
@@ -56,7 +59,7 @@ RANK_TIMEOUT_S = 2.0  # a rank without a heartbeat for this long hangs
 
 
 class RankIteration(msgspec.Struct, frozen=True):
-    """Message of rank 0 to run these steps, and to send `LayerDone` for each layer if `reports_layers` is set."""
+    """Message of rank 0 to run an iteration. With `reports_layers`, the receiver sends a `LayerDone` for each layer."""
 
     number: int
     steps: Sequence[SequenceStep]
@@ -64,14 +67,14 @@ class RankIteration(msgspec.Struct, frozen=True):
 
 
 class LayerDone(msgspec.Struct, frozen=True, tag=True):
-    """Message to rank 0 that a rank has written its part of a layer's KV to its pool."""
+    """Message to rank 0: the sending rank has written its KV heads of a layer to its KV pool."""
 
     number: int
     layer: int
 
 
 class SampledTokens(msgspec.Struct, frozen=True, tag=True):
-    """Message to rank 0 with the tokens of an iteration, from the rank that samples."""
+    """Message to rank 0 from the rank that samples: the tokens of an iteration."""
 
     number: int
     sampled: list[Sampled | None]
@@ -85,7 +88,7 @@ RankMessage = LayerDone | SampledTokens | RankHeartbeat
 
 
 class _RunningIteration(NamedTuple):
-    """An iteration that has not passed all stages. `progress` is None if the worker needs no layer callbacks."""
+    """An iteration that has not yet passed all stages. `progress` is None if the worker needs no layer callbacks."""
 
     progress: LayerProgress | None
     ended: IterationDone
@@ -94,8 +97,9 @@ class _RunningIteration(NamedTuple):
 class SplitEngine:
     """Engine of a worker with several ranks, on rank 0. Implements `twofold.engine.base.PipelineEngine`.
 
-    `own` is the engine of rank 0's part, `layout` the KV layout of all ranks together, and `others` are the connections
-    to ranks 1, 2, …. After a failed iteration, ranks wait for each other forever, so the failure ends the worker.
+    `own` is the engine that runs rank 0's part of the model, `layout` is the KV layout of all ranks together, and
+    `others` are the connections to ranks 1, 2, …. After a failed iteration, ranks would wait for each other forever, so
+    a failure ends the worker.
     """
 
     def __init__(self, own: TorchEngine, layout: KvLayout, split: Sharding, others: Sequence[Connection]) -> None:
@@ -108,7 +112,7 @@ class SplitEngine:
         threading.Thread(target=self._listen, name="ranks", daemon=True).start()
 
     def ranks_alive(self) -> bool:
-        """Return whether all other ranks have sent a heartbeat within `RANK_TIMEOUT_S`."""
+        """Return whether every other rank has sent a message in the last `RANK_TIMEOUT_S` seconds."""
         return time.monotonic() - min(self._heard_s.values()) < RANK_TIMEOUT_S
 
     def run(
@@ -123,7 +127,10 @@ class SplitEngine:
         return ended.get()
 
     def begin(self, steps: Sequence[SequenceStep], on_layer: OnLayer | None, ended: IterationDone) -> None:
-        """Start an iteration on all ranks (see `PipelineEngine.begin`). With one stage, return when it has ended."""
+        """Start an iteration on all ranks (see `PipelineEngine.begin`).
+
+        With one stage, return when the iteration has ended.
+        """
         try:
             self._begin(steps, on_layer, ended)
         except Exception as error:
@@ -164,7 +171,7 @@ class SplitEngine:
 
 
 class RankFollower:
-    """Receives iterations from rank 0 and runs them on another rank. `send` and `heartbeat` are thread-safe."""
+    """Runs iterations on a rank other than 0, as rank 0 requests them. `send` and `heartbeat` are thread-safe."""
 
     def __init__(self, first: Connection) -> None:
         self._first = TypedPipe[RankIteration](first, RankIteration)
@@ -176,7 +183,7 @@ class RankFollower:
             self._first.send(message)
 
     def heartbeat(self) -> None:
-        """Send a heartbeat, unless one was sent within `RANK_HEARTBEAT_S`."""
+        """Send a heartbeat, unless the previous one was less than `RANK_HEARTBEAT_S` seconds ago."""
         now = time.monotonic()
         if now - self._heartbeat_s >= RANK_HEARTBEAT_S:
             self._heartbeat_s = now

@@ -20,7 +20,8 @@ _COLDEST = 1e-6
 class SamplingRow:
     """The sampling parameters of one row of logits.
 
-    `position` is the absolute position of the new token in its sequence, `output_index` its index in the output.
+    `position` is the position of the new token in the sequence, counted from the start of the prompt. `output_index` is
+    its position in the output. Both are counted from 0.
     """
 
     sampling: SamplingParams
@@ -31,7 +32,8 @@ class SamplingRow:
 def sample(logits: Tensor, rows: Sequence[SamplingRow], eos_token_ids: Sequence[int]) -> list[Sampled]:
     """Sample a token for each row of `logits` [rows, vocabulary].
 
-    Log probabilities are computed from the model's logits, before temperature and before `min_tokens` masks stop ids.
+    Log probabilities are those of the model's own logits: temperature is not applied, and stop ids are not masked for
+    `min_tokens`.
     """
     picked = pick(logits, rows, eos_token_ids)
     wanted = [i for i, row in enumerate(rows) if row.sampling.logprobs is not None]
@@ -56,7 +58,7 @@ def pick(logits: Tensor, rows: Sequence[SamplingRow], eos_token_ids: Sequence[in
 
 
 def _ruled_out(row: SamplingRow, eos_token_ids: Sequence[int]) -> list[int]:
-    """Return the stop ids to mask while the output has fewer than `min_tokens` tokens."""
+    """Return the token ids that must not be sampled: stop ids while the output has fewer than `min_tokens` tokens."""
     sampling = row.sampling
     if row.output_index >= sampling.min_tokens:
         return []
@@ -64,10 +66,10 @@ def _ruled_out(row: SamplingRow, eos_token_ids: Sequence[int]) -> list[int]:
 
 
 def _draw(logits: Tensor, row: SamplingRow) -> int:
-    """Sample a token by temperature, top_k, top_p and the Gumbel-max trick: argmax of log probability plus noise.
+    """Sample a token with temperature, top_k, top_p and the Gumbel-max trick: the argmax of log probability plus noise.
 
-    Rounding differs slightly between batch shapes. It changes an argmax only for near-ties, while inverse-CDF sampling
-    would be affected everywhere.
+    Logits differ slightly, by rounding, between batch shapes. This changes an argmax only if two tokens are nearly
+    tied, while inverse-CDF sampling could return another token for any distribution.
     """
     sampling = row.sampling
     numbers = logits.float()
@@ -80,7 +82,7 @@ def _draw(logits: Tensor, row: SamplingRow) -> int:
 
 
 def _kept(scores: Tensor, sampling: SamplingParams) -> Tensor:
-    """Return the ids of the tokens that top_k and top_p keep, in order of descending score."""
+    """Return the ids of the tokens that pass top_k and top_p, in order of descending score."""
     vocabulary = len(scores)
     if sampling.top_k > 0:
         best, ids = scores.topk(min(sampling.top_k, vocabulary))
@@ -95,7 +97,7 @@ def _kept(scores: Tensor, sampling: SamplingParams) -> Tensor:
 
 
 def _nucleus(best: Tensor, total: Tensor, top_p: float) -> int:
-    """Return the number of highest scores that together reach the probability `top_p`, at least one."""
+    """Return how many of the highest scores are needed to reach a total probability of `top_p`, at least one."""
     if top_p >= 1.0:
         return len(best)
     reached = torch.exp(best - total).cumsum(0)
@@ -103,10 +105,10 @@ def _nucleus(best: Tensor, total: Tensor, top_p: float) -> int:
 
 
 def _gumbel(seed: int, position: int, count: int) -> Tensor:
-    """Return standard Gumbel noise [count], a function only of the seed, the position and the index in the vocabulary.
+    """Return standard Gumbel noise [count]. It depends only on the seed, the position and the index in the vocabulary.
 
-    It is computed from the raw bits of Philox, a counter-based generator with the same output on every platform,
-    because numpy may change its distribution functions.
+    The noise is computed from the raw bits of Philox, a counter-based generator with the same output on every platform.
+    numpy's distribution functions are not used, because numpy may change them.
     """
     bits = np.random.Philox(key=seed % 2**64, counter=position << 128).random_raw(count)
     uniform = ((bits >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
@@ -116,7 +118,10 @@ def _gumbel(seed: int, position: int, count: int) -> Tensor:
 def _logprobs(
     logits: Tensor, picked: Sequence[int], rows: Sequence[SamplingRow], wanted: Sequence[int]
 ) -> list[Sampled]:
-    """Return the sampled tokens of rows `wanted`, with natural log probabilities (float32) and best alternatives."""
+    """Return the sampled tokens of the rows `wanted`, with their log probabilities and the most likely alternatives.
+
+    Log probabilities are natural logarithms, computed in float32.
+    """
     logprobs = torch.log_softmax(logits[list(wanted)].float(), dim=-1)
     tokens = [picked[i] for i in wanted]
     chosen: list[float] = logprobs.gather(1, torch.tensor(tokens, device=logits.device)[:, None])[:, 0].tolist()

@@ -1,7 +1,7 @@
 """Tensor and pipeline parallelism: the process group of a worker's ranks, and the part of the model on each rank.
 
-Pipeline stages pass hidden states on to the next stage. Tensor shards (Megatron-LM) compute some heads of each
-layer and a part of its feed-forward matrices, by transformers' own plan for the model.
+Each pipeline stage passes hidden states to the next stage. Each tensor shard (Megatron-LM) computes some heads of each
+attention layer and a part of each feed-forward matrix, as transformers' plan for the model specifies.
 """
 
 import os
@@ -24,8 +24,8 @@ from twofold.kvcache.sharding import UNSHARDED, Sharding, check_sharding
 class RankGroup:
     """Process group of a worker's ranks: gloo between CPUs, NCCL between GPUs.
 
-    All ranks create it at the same time. They find each other through the file `store`, which is new for each
-    worker process and accessible only to its user, and communicate over loopback or between GPUs of one host.
+    All ranks create it at the same time. The ranks find each other through the file `store`, which is new for each
+    worker process and accessible only to its user. They communicate over loopback, or between GPUs of one host.
     """
 
     def __init__(self, split: Sharding, rank: int, store: str, device: str) -> None:
@@ -47,18 +47,21 @@ class RankGroup:
         ]
 
     def send_on(self, hidden: torch.Tensor) -> None:
-        """Send hidden states to the same shard of the next stage."""
+        """Send hidden states to the rank of the next stage that has the same tensor shard."""
         dist.send(hidden.contiguous(), self.rank + self.split.tensor)
 
     def receive(self, like: torch.Tensor) -> torch.Tensor:
-        """Receive hidden states from the same shard of the previous stage, with the shape and dtype of `like`."""
+        """Receive hidden states from the rank of the previous stage that has the same tensor shard.
+
+        The result has the shape, dtype and device of `like`.
+        """
         hidden = torch.empty(like.shape, dtype=like.dtype, device=like.device)
         dist.recv(hidden, self.rank - self.split.tensor)
         return hidden
 
 
 class MissingLayer(nn.Module):
-    """Placeholder for a module of another stage; returns its first argument."""
+    """Placeholder for a module that another stage computes; returns its first argument."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
@@ -70,7 +73,7 @@ class MissingLayer(nn.Module):
 
 
 class _Shape(nn.Module):
-    """Placeholder for the embedding on later stages; returns zeros in the shape of the hidden states."""
+    """Placeholder for the embedding on all stages but the first; returns zeros in the shape of the hidden states."""
 
     def __init__(self, embedding: nn.Module) -> None:
         super().__init__()
@@ -86,7 +89,7 @@ class _Shape(nn.Module):
 def stage_layers(model: PreTrainedModel) -> nn.ModuleList | None:
     """Return the decoder layers to divide into stages, or None if the model does not support pipeline parallelism.
 
-    transformers marks supported models with a pipeline plan. OPT has no plan, but the same structure.
+    transformers has a pipeline plan for each supported model. OPT has no plan, but is supported, too.
     """
     layers = getattr(model.get_decoder(), "layers", None)
     expected = model.config.get_text_config(decoder=True).num_hidden_layers
@@ -95,7 +98,10 @@ def stage_layers(model: PreTrainedModel) -> nn.ModuleList | None:
 
 
 def keep_stage(model: PreTrainedModel, group: RankGroup) -> range:
-    """Replace the modules of other stages in `model` with placeholders, in place. Returns the layers that remain."""
+    """Replace the modules of other stages in `model` with placeholders, in place.
+
+    Return the indices of this rank's layers.
+    """
     layers = stage_layers(model)
     assert layers is not None  # noqa: S101  (for the type checker: checked at startup)
     kept = group.split.layers(group.rank, len(layers))
@@ -117,7 +123,10 @@ def keep_stage(model: PreTrainedModel, group: RankGroup) -> range:
 def _replace_first(
     group: RankGroup, arguments: tuple[Any, ...], named: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Replace a layer's first argument, positional or named, with hidden states from the previous stage."""
+    """Return a layer's arguments, with the first one replaced by hidden states from the previous stage.
+
+    The first argument may be positional or named.
+    """
     if arguments:
         return (group.receive(arguments[0]), *arguments[1:]), named
     name, placeholder = next(iter(named.items()))
@@ -142,10 +151,10 @@ _OWN_PLANS = {"opt": {f"model.decoder.layers.*.{name}": style for name, style in
 
 
 def tensor_plan(model: PreTrainedModel) -> dict[str, str]:
-    """Return the tensor-parallel style (such as colwise) of modules by name pattern (model.layers.*.mlp.up_proj).
+    """Return the tensor-parallel plan. It maps name patterns (model.layers.*.mlp.up_proj) to styles (colwise).
 
-    The result is empty if the model has no plan that divides the attention heads. Embeddings stay whole: a lookup is
-    cheap, and a sum over ranks is not.
+    The result is empty if the model has no plan that divides the attention heads. Embeddings are not divided, because a
+    lookup is cheap and a sum over ranks is not.
     """
     if apply_tensor_parallelism is None:
         return {}
@@ -169,7 +178,7 @@ def keep_shard(model: PreTrainedModel, shards: DeviceMesh) -> None:
 
 
 def _by_name(model: PreTrainedModel, plan: dict[str, str]) -> dict[str, str]:
-    """Return the parallel style of each parameter and each module in the plan, by full name."""
+    """Map the full name of each module and parameter that the plan divides to its tensor-parallel style."""
     named = {}
     for module_name, module in model.named_modules():
         if isinstance(module, MissingLayer):
@@ -189,7 +198,7 @@ def _rule(name: str) -> str:
 
 
 def _take_local(module: nn.Module) -> None:
-    """Replace DTensor parameters with their local tensors, because operations on DTensor have a slower dispatch."""
+    """Replace the DTensor parameters of a module with their local tensors, because operations on DTensor are slower."""
     for name, parameter in module.named_parameters(recurse=False):
         if isinstance(parameter, DTensor):
             local: torch.Tensor = parameter.to_local()
@@ -215,7 +224,7 @@ def check_split_model(loaded: LoadedModel, split: Sharding, name: str) -> None:
 
 
 def split_model(loaded: LoadedModel, group: RankGroup) -> LoadedModel:
-    """Return this rank's part of the model. The model is reduced to this part in place, on the CPU."""
+    """Return this rank's part of the model. The weights of other ranks are removed in place, on the CPU."""
     split, rank = group.split, group.rank
     held = range(len(loaded.layers))
     if split.pipeline > 1:
@@ -233,5 +242,5 @@ def split_model(loaded: LoadedModel, group: RankGroup) -> LoadedModel:
 
 
 def first_of_last_stage(split: Sharding) -> int:
-    """Return the rank that samples: the first of the last stage. All ranks of that stage have the complete logits."""
+    """Return the first rank of the last stage, which samples. All ranks of the last stage have the complete logits."""
     return split.ranks - split.tensor

@@ -1,7 +1,7 @@
 """Interface between vLLM's KV connector and the worker in which vLLM runs.
 
-vLLM creates the connector from a class name, once for its scheduler and once for its model runner, and passes only its
-configuration. Both connectors are in the worker's process, where they find the worker's bridge in `BRIDGES`.
+vLLM creates two connectors from a class name, one for its scheduler and one for its model runner, and passes them only
+its configuration. Both are in the worker's process, so they can look up the worker's bridge in `BRIDGES`.
 """
 
 from collections.abc import Sequence
@@ -20,41 +20,51 @@ class VllmBlockCounts(NamedTuple):
 
 
 class SettledTransfers(NamedTuple):
-    """Requests with ended transfers: vLLM may free the blocks of `sent`, and use or free the blocks of `received`."""
+    """Ids of requests whose transfer has ended.
+
+    vLLM may now free the blocks of the requests in `sent`, and may use or free the blocks of the requests in
+    `received`.
+    """
 
     sent: set[str]
     received: set[str]
 
 
 class ConnectorBridge(Protocol):
-    """The worker's side of vLLM's KV connector. All methods are called on the thread that runs vLLM."""
+    """Interface of the worker for vLLM's KV connector. All methods are called on the thread that runs vLLM."""
 
     def place_cache(self, layout: KvLayout, num_blocks: int) -> torch.Tensor:
-        """Return memory that peers can access, to hold the KV cache: uint8 [bytes of the pool]."""
+        """Return memory for the KV cache that peers can access, as a uint8 tensor [bytes of the KV pool]."""
 
     def is_remote(self, request_id: str) -> bool:
-        """Return whether a peer computes the KV of this prompt."""
+        """Return whether a peer computes the KV of this request's prompt."""
 
     def allocated(self, request_id: str, blocks: Sequence[int]) -> None:
-        """Record that vLLM has allocated blocks for the KV of a remote prompt. The peer may now write them."""
+        """Record that vLLM has allocated blocks for a prompt whose KV a peer computes.
+
+        The peer may now write to these blocks.
+        """
 
     def prefills_start(self, request_ids: Sequence[str]) -> None:
         """Record that the next iteration starts the prefills of these requests."""
 
     def prompt_completes(self, request_id: str, computed: int, blocks: Sequence[int]) -> bool:
-        """Return whether `computed` tokens complete a prompt with a hand-off; if so, record its `blocks`."""
+        """Return whether `computed` tokens complete the prompt of a request to hand off.
+
+        If so, record the request's `blocks`.
+        """
 
     def layer_computed(self, request_ids: Sequence[str], layer: int) -> None:
-        """Record that vLLM has computed this layer for these requests, or queued it on the device."""
+        """Record that vLLM has computed this layer for these requests, or has queued the computation on the device."""
 
     def holds_blocks(self, request_id: str) -> bool:
-        """Return whether the blocks of a finished request are still to be sent, so that vLLM must not free them."""
+        """Return whether the blocks of a finished request must still be sent, so that vLLM must not free them yet."""
 
     def is_sending(self) -> bool:
         """Return whether blocks of finished requests are being sent."""
 
     def settle(self) -> SettledTransfers:
-        """Return the transfers that have ended since the last call."""
+        """Return the transfers that have ended since the previous call."""
 
 
 BRIDGES: dict[str, ConnectorBridge] = {}  # bridges of this process, by the name in the configuration of connectors

@@ -1,6 +1,6 @@
-"""A KV connector for vLLM, which loads it by `kv_connector_module_path`.
+"""A KV connector, which vLLM loads from this module by its setting `kv_connector_module_path`.
 
-The connector forwards allocated blocks (from vLLM's scheduler) and computed layers (from its model runner) to the
+The connector reports allocated blocks (from vLLM's scheduler) and computed layers (from its model runner) to the
 worker's `ConnectorBridge`. The worker's threads transfer the KV. No method waits for a transfer, so no forward pass
 stalls. vLLM keeps the blocks of a request allocated until `get_finished` returns the request.
 """
@@ -29,14 +29,14 @@ BRIDGE = "twofold_bridge"  # key in kv_connector_extra_config for the bridge's n
 
 
 class CompletingPrefills(KVConnectorMetadata):
-    """Connector metadata of an iteration: the requests to hand off after the iteration completes their prompts."""
+    """Connector metadata of an iteration: the requests to hand off whose prompts this iteration completes."""
 
     def __init__(self, request_ids: Sequence[str]) -> None:
         self.request_ids = request_ids
 
 
 class TwofoldConnector(KVConnectorBase_V1, SupportsHMA):
-    """KV connector of Twofold; vLLM creates one for its scheduler and one for its model runner."""
+    """KV connector of Twofold. vLLM creates one instance for its scheduler and one for its model runner."""
 
     def __init__(self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
@@ -66,7 +66,7 @@ class TwofoldConnector(KVConnectorBase_V1, SupportsHMA):
         """Do nothing: the worker's threads start transfers."""
 
     def wait_for_layer_load(self, layer_name: str) -> None:
-        """Do nothing: a request runs only after all of its KV was received."""
+        """Do nothing: vLLM runs a request only when all KV of the request has arrived."""
 
     def save_kv_layer(self, layer_name: str, kv_layer: torch.Tensor, attn_metadata: object, **kwargs: Any) -> None:
         metadata = self._get_connector_metadata()
@@ -74,7 +74,7 @@ class TwofoldConnector(KVConnectorBase_V1, SupportsHMA):
             self._bridge.layer_computed(metadata.request_ids, self._layers[layer_name])
 
     def wait_for_save(self) -> None:
-        """Do nothing: blocks stay allocated during their transfer, so an iteration need not wait for it."""
+        """Do nothing: blocks stay allocated while they are sent, so an iteration need not wait for the transfer."""
 
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
         settled = self._bridge.settle()
@@ -83,7 +83,7 @@ class TwofoldConnector(KVConnectorBase_V1, SupportsHMA):
     # -- scheduler --------------------------------------------------------------------------------------------------
 
     def get_loaded_kv_cache_group_ids(self, request: Request) -> tuple[int, ...]:
-        """Return all groups: a peer writes all KV of a request, so vLLM must not clear any of its blocks."""
+        """Return all groups. A peer writes all KV of a request, so vLLM must not clear blocks of the request."""
         return self._groups
 
     def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int, bool]:

@@ -1,4 +1,4 @@
-"""vLLM's engine core on one thread of the worker's process, and reports of its cached prompt blocks."""
+"""vLLM's engine core, run on one thread of the worker's process, and reports of the prompt blocks that vLLM caches."""
 
 import os
 import time
@@ -24,10 +24,10 @@ ExternalHash = int | bytes
 
 
 class CachedPromptBlocks(EventPublisher):
-    """Receives vLLM's KV cache events, and reports them under the service's block keys.
+    """Receives vLLM's KV cache events, and reports cached and evicted blocks by the service's block keys.
 
-    vLLM identifies a block by its own hash of the same tokens, so this class maps vLLM's hashes to the service's keys.
-    Blocks of outputs and of remote prompts have no key in the service, and are not reported.
+    vLLM identifies a block by its own hash, so this class maps vLLM's hashes to the service's keys. Blocks of outputs,
+    and of prompts whose KV a peer computes, have no key in the service and are not reported.
     """
 
     def __init__(self) -> None:
@@ -39,7 +39,7 @@ class CachedPromptBlocks(EventPublisher):
         self._changes: list[tuple[BlockKey, bool]] = []
 
     def expect(self, request_id: str, hashes: Sequence[BlockHash], keys: Sequence[BlockKey]) -> None:
-        """Map vLLM's hashes of a prompt's full blocks to the service's keys."""
+        """Record the service's keys of a prompt's full blocks, whose hashes in vLLM are `hashes`."""
         named = [maybe_convert_block_hash(each) for each in hashes[: len(keys)]]
         self._expected[request_id] = named
         self._names.update(zip(named, keys, strict=False))
@@ -63,7 +63,7 @@ class CachedPromptBlocks(EventPublisher):
         """Do nothing, because this publisher has no resources."""
 
     def report(self, watcher: CacheObserver) -> None:
-        """Report to `watcher` the blocks cached and evicted since the last report."""
+        """Report to `watcher` the blocks that vLLM has cached and evicted since the previous report."""
         changes, self._changes = self._changes, []
         for key, there in changes:
             if there:
@@ -93,10 +93,13 @@ class CachedPromptBlocks(EventPublisher):
 
 
 class VllmCore:
-    """Runs vLLM one iteration at a time. Not thread-safe, except `blocks`."""
+    """Runs vLLM one iteration at a time. Only `blocks` is thread-safe."""
 
     def __init__(self, name: str, bridge: ConnectorBridge, *, prefix_caching: bool, **options: Any) -> None:  # noqa: ANN401  (vLLM checks them)
-        """Start vLLM with the engine arguments `options`. Its KV connectors find `bridge` by `name`."""
+        """Start vLLM with the engine arguments `options`.
+
+        `name` is the name under which vLLM's KV connectors find `bridge`.
+        """
         BRIDGES[name] = bridge
         os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
         transfer = KVTransferConfig(
@@ -130,9 +133,9 @@ class VllmCore:
         cache_salt: str | None,
         keys: Sequence[BlockKey] = (),
     ) -> None:
-        """Queue a request. Only requests with the same `cache_salt` share blocks.
+        """Queue a request. Requests share cached blocks only if they have the same `cache_salt`.
 
-        `keys` are the service's keys of the prompt's full blocks, under which cache changes are reported.
+        `keys` are the service's keys of the prompt's full blocks; cache changes are reported by these keys.
         """
         request = EngineCoreRequest(
             request_id=request_id,
@@ -151,10 +154,10 @@ class VllmCore:
         self._core.add_request(prepared, wave)
 
     def append_first_token(self, request_id: str, token_id: int) -> bool:
-        """Append the first output token of a remote prompt before vLLM runs it. Returns False for unknown requests.
+        """Append the first output token to a prompt whose KV a peer has computed, before vLLM runs the request.
 
-        After a KV transfer, vLLM continues a request from its last known token. Its model runner has not seen the
-        request yet, so only the scheduler's record changes.
+        vLLM then continues the request after this token. The model runner has not seen the request yet, so only the
+        scheduler's record changes. Returns False for unknown requests.
         """
         request = self._scheduler.requests.get(request_id)
         if request is None or request.is_finished():
@@ -171,7 +174,7 @@ class VllmCore:
         self.prompt_blocks.forget(request_id)
 
     def step(self) -> tuple[list[EngineCoreOutput], bool]:
-        """Run one iteration. Returns its outputs, and whether it computed anything."""
+        """Run one iteration. Return its outputs, and whether the iteration computed anything."""
         outputs, ran = self._core.step()
         self._core.post_step(ran)
         made = [output for engine in outputs.values() for output in engine.outputs]
@@ -182,7 +185,7 @@ class VllmCore:
 
     @property
     def busy(self) -> bool:
-        """Whether vLLM has unfinished requests, or finished requests to clean up."""
+        """Whether vLLM has unfinished requests, or finished requests that are not cleaned up."""
         return bool(self._scheduler.has_requests())
 
     @property

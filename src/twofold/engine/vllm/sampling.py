@@ -1,7 +1,7 @@
-"""Sampling keyed by seed and position, as in the torch engine, so that a replayed request gets the same tokens.
+"""Sampling by seed and position, as in the torch engine, so that a replayed request gets the same tokens.
 
-The state of vLLM's random generator depends on how often it was used. vLLM therefore always decodes greedily, and this
-logits processor masks all tokens but the sampled one.
+vLLM's own sampling would not be reproducible: the state of its random generator depends on how often it was used.
+Therefore vLLM decodes greedily, and this logits processor samples a token and masks all others.
 """
 
 from typing import Any
@@ -19,7 +19,10 @@ SAMPLING = "twofold_sampling"  # key in a request's extra_args
 
 
 class SampledRequest:
-    """A request that needs sampling or `min_tokens`. `output` is vLLM's own list of output tokens, which grows."""
+    """A request that needs sampling or `min_tokens`.
+
+    `output` is the list to which vLLM appends the output tokens.
+    """
 
     def __init__(self, extra: dict[str, Any], prompt: list[int], output: list[int]) -> None:
         self._sampling: SamplingParams = extra["sampling"]
@@ -33,7 +36,10 @@ class SampledRequest:
 
 
 class KeyedSampling(LogitsProcessor):
-    """Logits processor that samples for requests with `SAMPLING` in their extra_args. Other requests stay greedy."""
+    """Logits processor that samples for each request with `SAMPLING` in its extra_args.
+
+    Other requests are decoded greedily.
+    """
 
     def __init__(self, vllm_config: VllmConfig, device: torch.device, is_pin_memory: bool) -> None:
         self._rows: dict[int, SampledRequest] = {}
@@ -70,9 +76,10 @@ class KeyedSampling(LogitsProcessor):
 def vllm_sampling(
     sampling: SamplingParams, prompt_tokens: int, max_tokens: int, eos_token_ids: frozenset[int]
 ) -> VllmSampling:
-    """Return greedy vLLM parameters. If the request samples or has `min_tokens`, `extra_args` has its own parameters.
+    """Return vLLM parameters for greedy decoding.
 
-    `prompt_tokens` is the request's own prompt length; vLLM's prompt may contain output from another worker as well.
+    If the request samples or has `min_tokens`, `extra_args` contains `sampling` for `KeyedSampling`. `prompt_tokens` is
+    the prompt length of the request; vLLM's prompt is longer if it also contains output from another worker.
     """
     extra = None
     if not sampling.greedy or sampling.min_tokens:

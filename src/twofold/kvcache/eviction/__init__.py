@@ -1,4 +1,4 @@
-"""Registry of eviction policies: the class of each policy by name."""
+"""Registry of eviction policies, which maps each policy's name to its class."""
 
 from twofold.errors import ConfigurationError
 from twofold.kvcache.eviction.base import EvictionPolicy

@@ -1,4 +1,4 @@
-"""Interface of eviction policies, which choose the block to remove from a full memory."""
+"""Interface of eviction policies. A policy chooses the block to remove from a full memory."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Container
@@ -13,8 +13,8 @@ from twofold.request import BlockKey
 class EvictionPolicy(ABC):
     """Ranks the blocks of one memory for eviction.
 
-    The memory reports every event of a block: `stored`, each `hit`, alternating `hold` and `release`, and `forget` when
-    the block is removed, held or not. The time of an operation must not depend on the number of blocks.
+    The memory reports every event of a block: `stored`, each `hit`, `hold` and `release` alternately, and `forget` when
+    the block is removed, even if it is held. The time of an operation must not depend on the number of blocks.
     """
 
     help: ClassVar[str] = ""  # one line for command-line help
@@ -25,7 +25,7 @@ class EvictionPolicy(ABC):
 
     @abstractmethod
     def hit(self, key: BlockKey) -> None:
-        """A request reused a block. The block may be held."""
+        """A request reused a block, which may be held."""
 
     @abstractmethod
     def hold(self, key: BlockKey) -> None:
@@ -33,7 +33,7 @@ class EvictionPolicy(ABC):
 
     @abstractmethod
     def release(self, key: BlockKey) -> None:
-        """The block may be evicted again. This call counts as its most recent use."""
+        """The block may be evicted again. Its release counts as a use."""
 
     @abstractmethod
     def forget(self, key: BlockKey) -> None:
@@ -41,7 +41,7 @@ class EvictionPolicy(ABC):
 
     @abstractmethod
     def first(self, keep: Container[BlockKey] = ()) -> BlockKey | None:
-        """Return the next block to evict that is not in `keep`, or None if every block is held or in `keep`.
+        """Return the block to evict next, or None if every block is held or in `keep`.
 
         The block stays ranked until `forget`. The time of this call grows only with the number of blocks in `keep`.
         """

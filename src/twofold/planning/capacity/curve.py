@@ -39,7 +39,7 @@ def least_capacities(prompts: Sequence[Sequence[BlockKey]]) -> Blocks:
 
 
 def stack_distances(keys: Sequence[BlockKey]) -> Blocks:
-    """Return, for each use of a key, the size of the smallest LRU cache in which it hits. A first use has size NEVER."""
+    """Return, for each use of a key, the size of the smallest LRU cache in which it hits; NEVER for the first use."""
     previous = _previous(keys)
     again = np.flatnonzero(previous >= 0)
     last = previous[again]

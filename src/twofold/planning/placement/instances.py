@@ -94,7 +94,7 @@ class NodeLinks(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def links_of(problem: Problem, kinds: list[MachineKind]) -> NodeLinks:
-    """Return the bandwidths of the machine of `kinds`; `kv` is the highest KV production per accelerator of any kind."""
+    """Return the bandwidths of the machine type of `kinds`. `kv` is the highest KV production of any of the kinds."""
     machine = problem.catalog.machine(kinds[0].name)
     model = problem.catalog.model(problem.template.model)
     per_token = problem.template.kv_bytes_per_token or model.kv_bytes_per_token

@@ -157,7 +157,8 @@ def power_law() -> PowerLaw:
 class Knots(MeasuredPair, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Points of SplitwiseSim's two latency curves for one LLM and accelerator.
 
-    A batch of `tokens[i]` tokens takes `prompt_s[i]` seconds in a prefill and `token_s[i]` seconds in a decode.
+    For a batch with prompt size × batch size = `tokens[i]`, prefill takes `prompt_s[i]` seconds and a decode iteration
+    takes `token_s[i]` seconds.
     """
 
     tokens: list[int]

@@ -199,9 +199,9 @@ class MeasuredProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
     `engine` describes the software, and `machine` is the name of the hardware in cluster specs. The instance has
     `tensor_parallel` accelerators. `max_num_batched_tokens` and `max_num_seqs` are the engine's limits of an iteration
-    during the measurement. `request_s` is the time that a request takes outside the engine. `host` is set if all
-    instances share the cores of one host, and None if each instance has its own accelerators. `link` is None if no KV
-    transfer was measured.
+    during the measurement, or None if not set. `request_s` is the time that a request takes outside the engine. `host`
+    is set if all instances share the cores of one host, and None if each instance has its own accelerators. `link` is
+    None if no KV transfer was measured.
     """
 
     model: Model

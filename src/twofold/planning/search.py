@@ -206,7 +206,10 @@ async def break_even(search: RateSearch, families: Sequence[Family], rate: float
 
 
 async def _splitting_pays(search: RateSearch, families: Sequence[Family], rate: float, weigh: CostFunction) -> bool:
-    """Return whether the cheapest design that meets the SLO at `rate` is a split design, and no colocated one ties."""
+    """Return whether splitting pays at `rate`.
+
+    Splitting pays if a split design that meets the SLO costs less than every colocated design that meets the SLO.
+    """
 
     def weight(design: Design) -> tuple[float, ...]:
         return weigh(design)[:1]  # ties need not be broken

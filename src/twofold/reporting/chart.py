@@ -89,7 +89,7 @@ def suffix(plot: int) -> str:
 def line(
     name: str, x: Iterable[float], y: Iterable[float], colour: str, look: Layout = _SOLID, /, **more: object
 ) -> Trace:
-    """Return a plotly trace that draws a line. `look` sets the width in pixels, the dashes and the shape of the line."""
+    """Return a plotly trace that draws a line. `look` sets the line's width in pixels, its dashes and its shape."""
     return {
         "type": "scatter",
         "mode": "lines",

@@ -93,8 +93,8 @@ class RankedEviction(EvictionPolicy):
 class Lfu(RankedEviction):
     """Evicts the block with the fewest uses since it was stored; storing counts as the first use.
 
-    Among blocks with equally many uses, the block that reached this number first is evicted. Eviction resets the number
-    of uses of a block.
+    Among blocks with equally many uses, the block whose latest use or release is longest ago is evicted. Eviction
+    resets the number of uses of a block.
     """
 
     help = "least frequently used since the block was stored"

@@ -35,9 +35,9 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     `arrival_s` is in seconds on the clock of the simulation or service. `output_tokens` is the exact output length in a
     trace, but only the limit (`max_tokens`) in a live service. `prefix_blocks` are the block keys of the prompt: blocks
     with equal keys have equal tokens after equal prefixes. In traces, the keys are Mooncake's `hash_ids` of blocks of
-    512 tokens, including a partial last block. In a live service, the keys are hashes of full blocks, which have the
-    block size of the engine and a salt per tenant (`kvcache.prefix`). Instances keep the computed blocks in their cache
-    for at least `retain_s` seconds if memory allows.
+    512 tokens, including a partial last block. In a live service, the keys are hashes of full blocks of the engine's
+    block size, with a salt per tenant (`kvcache.prefix`). Instances keep the computed blocks in their cache for at
+    least `retain_s` seconds if memory allows.
     """
 
     id: str
@@ -53,7 +53,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
 
     A `temperature` of 0 means greedy sampling. `top_k` 0 and `top_p` 1.0 do not restrict the tokens. Random numbers
     depend only on `seed` and token position, so a request gives the same output on every worker and in every batch.
-    `logprobs` is the number of most likely tokens whose log probabilities are returned with that of the sampled token;
+    `logprobs` is the number of most likely tokens to return log probabilities for, in addition to the sampled token;
     None returns no log probabilities. Like the LLM's end-of-sequence tokens, `stop_token_ids` end the output.
     """
 

@@ -12,11 +12,11 @@ _BITS = [tuple(bit for bit in range(8) if byte >> bit & 1) for byte in range(256
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class PrefixIndex:
-    """Index that maps each block to the instances that cache this block, stored as a bitmap with one bit per instance.
+    """Index that maps each block to a bitmap of the instances that cache this block.
 
-    A lookup goes through the keys of a prompt in order and stops when no instance has all blocks so far. One bit
-    operation per block covers all instances. Lookups ignore a lost instance at once, but its bits stay in the bitmaps
-    until a later sweep, which visits every block.
+    A lookup goes through the keys of a prompt in order, and stops at the first block such that no instance caches all
+    blocks up to this block. One bit operation per block covers all instances. Lookups ignore a lost instance at once,
+    but its bits stay in the bitmaps until a later sweep, which visits every block.
     """
 
     def __init__(self) -> None:
@@ -62,9 +62,9 @@ class PrefixIndex:
             self._sweep()
 
     def prefixes(self, keys: Sequence[BlockKey]) -> dict[str, int]:
-        """Return the number of leading blocks of the prompt `keys` that each instance caches, by instance name.
+        """Return how many leading blocks of the prompt `keys` each instance caches.
 
-        Instances without the first block are left out.
+        The result maps names of instances to numbers of blocks. Instances without the first block are left out.
         """
         holders, having, length = self._holders, self._live, 0
         found: dict[str, int] = {}

@@ -148,9 +148,10 @@ class PrefixBlockAllocator(PagedBlockAllocator):
             self.cache.hold(key)
 
     def _share(self, owner: str, keys: Sequence[BlockKey], total: int) -> BlockAllocation:
-        """Create an allocation that shares the cached blocks `keys`, and reserve free blocks up to `total` blocks.
+        """Create an allocation that shares the cached blocks `keys`, and reserve free blocks for the rest of it.
 
-        All of `keys` must be cached. The caller must assign the reserved blocks to the allocation.
+        The allocation has `total` blocks. All of `keys` must be cached. The caller must assign the reserved blocks to
+        the allocation.
         """
         shared = [self._cached[key] for key in keys]
         taken = self._taken(total, shared)
@@ -169,8 +170,8 @@ class PrefixBlockAllocator(PagedBlockAllocator):
     def _taken(self, total: int, shared: Sequence[int]) -> int:
         """Return by how much an allocation of `total` blocks reduces `num_free`.
 
-        `shared` are the cached blocks in the allocation. A shared block with an owner is not free, so it reduces
-        nothing; a shared block without owner counts as free until now.
+        `shared` are the cached blocks in the allocation. A shared block that has an owner is not counted in `num_free`,
+        so it does not reduce `num_free`; every other block of the allocation does.
         """
         return total - sum(self._owners[block] > 0 for block in shared)
 

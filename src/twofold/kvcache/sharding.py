@@ -112,7 +112,7 @@ class LayerTraffic(NamedTuple):
 
 
 def layer_traffic(pieces: Sequence[ReshardPiece], num_layers: int) -> list[LayerTraffic]:
-    """Return the traffic of each layer in a hand-off that moves `pieces`, in layer order."""
+    """Return a list of the traffic of each layer in a hand-off that moves `pieces`."""
     found = []
     for layer in range(num_layers):
         sent: dict[int, list[int]] = {}

@@ -95,7 +95,7 @@ class TieredCache:
         return self.tiers[index]
 
     def _use(self, tier: PrefixCache, key: BlockKey, keep: Container[BlockKey], gone: list[BlockKey]) -> None:
-        """Report a use of a block in `tier` to the eviction policy, and move the block to the first tier."""
+        """Report a use of a block in `tier` to the eviction policy. If possible, move the block to the first tier."""
         tier.use(key)
         if tier is not self._first and not tier.held(key) and self._first.has_room:
             position = tier.position(key)

@@ -100,7 +100,8 @@ def read_calibrations(path: Path) -> list[Calibration]:
 def calibrations(extra: Sequence[Path] = ()) -> list[Calibration]:
     """Return all calibrations, highest precedence first.
 
-    The order is the files `extra`, the files listed in TWOFOLD_CALIBRATION, and the package's own calibrations.
+    Calibrations from the files `extra` come first, then those from the files listed in TWOFOLD_CALIBRATION, then those
+    of the package.
     """
     installed = (Path(name) for name in os.environ.get(ENVIRONMENT, "").split(os.pathsep) if name)
     return [*(entry for path in (*extra, *installed) for entry in read_calibrations(path)), *packaged()]
@@ -132,7 +133,7 @@ def _table(values: dict[str, object]) -> Iterator[str]:
 
 
 class PowerLaw(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Power law of accelerators, fitted by bench/splitwise/fit_power.py. All powers are fractions of TDP.
+    """Formula for the power draw of accelerators, fitted by bench/splitwise/fit_power.py. Powers are fractions of TDP.
 
     Decoding one sequence draws `decode + memory · (share of memory bandwidth in use)`; each further sequence adds
     `sequence`. A prefill of `saturation_tokens` or more prompt tokens draws the full TDP.
@@ -150,7 +151,7 @@ class PowerLaw(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 @cache
 def power_law() -> PowerLaw:
-    """Load the power law from the package's data."""
+    """Load the power formula from the package's data."""
     return msgspec.toml.decode(data_bytes("power.toml"), type=PowerLaw)
 
 

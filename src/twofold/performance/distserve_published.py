@@ -1,7 +1,7 @@
 """Latency model of DistServe's simulator, for reproducing the paper's figures.
 
-One pipeline stage on A100-80GB takes this many milliseconds for an iteration, where l is the length of each prompt in
-the batch and PP the number of stages:
+The milliseconds of an iteration in one pipeline stage on A100-80GB depend on the length l of each prompt in the batch
+and on the number PP of stages:
 
     prefill = (a + b·Σl + c·Σl²) / PP + PP            + 2 + 1e-4·Σl
     decode  = (a + b·Σ(context + 1) + c·batch) / PP   + 2 + 1e-4·Σcontext

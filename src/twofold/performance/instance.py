@@ -38,7 +38,7 @@ def check_tensor_parallel(machine: Machine, tensor_parallel: int) -> None:
 
 
 def profile_name(machine: Machine) -> str:
-    """Return the name that profiles use for a machine's accelerators. Power-capped accelerators have another name."""
+    """Return the name of a machine's accelerators in profiles. A power cap is part of the name."""
     name = machine.accelerator.name
     if machine.power_cap == 1.0 or name.endswith(_CAPPED):
         return name

@@ -140,9 +140,9 @@ class GatewayTimes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 class KvLink(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Speed of KV transfers between two instances.
 
-    `latency_s` is the fixed time of a transfer. `sync_s` is the time for synchronization after the first token that a
-    layer-wise hand-off adds. If `layer_wise` is False, clients measured the transfer as a delay of the second token, so
-    no part of a transfer overlaps with prefill.
+    A transfer takes a fixed time of `latency_s` seconds in addition to the time for its bytes. A layer-wise hand-off
+    also takes `sync_s` seconds of synchronization after the first token. If `layer_wise` is False, clients measured the
+    speed as the delay of the second token; the whole transfer then counts as visible to clients.
     """
 
     bytes_per_s: float

@@ -43,8 +43,9 @@ def crossing_rate(quick: tuple[float, float], other: tuple[float, float]) -> flo
     """Return the rate (per second) above which instance `other` has a lower mean TTFT than instance `quick`.
 
     Each argument is a pair (seconds in all stages, seconds in the slowest stage). Return 0 if `other` is better at
-    every rate. Return None if the slowest stage of `other` takes at least as long, because `other` is then better at no
-    high rate. If `quick` is (t₁, s₁) and `other` is (t₂, s₂), the mean TTFTs are equal at the rates R with
+    every rate. Return None if the slowest stage of `other` is at least as slow as that of `quick`, because `other` then
+    has no advantage at high rates. If `quick` is (t₁, s₁) and `other` is (t₂, s₂), the mean TTFTs are equal at the
+    rates R with
 
         (1 − R·s₁)·(1 − R·s₂) = (s₁ − s₂) / (2·(t₂ − t₁) + s₁ − s₂)
 

@@ -11,8 +11,8 @@ this limit from FLOPs and bytes at peak performance. `prefix_bytes_per_s` and `s
 instead, which includes the fixed cost of a prefill. Reuse does not save the fixed cost, because the rest of the prompt
 must be computed.
 
-Loads and stores of layers overlap with computation (Mooncake, arXiv 2407.00079, section 5.2). The attention of layer l
-waits until layer l is loaded; layer l + 1 loads during this attention. Layer l is stored after its attention. Loads,
+Loads and stores of layers overlap with computation (Mooncake, arXiv 2407.00079, section 5.2). The attention of layer i
+waits until layer i is loaded; meanwhile, layer i + 1 starts to load. Layer i is stored after its attention. Loads,
 computation and stores are thus three parallel lanes, each of which processes the layers one after another.
 """
 

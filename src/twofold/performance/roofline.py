@@ -177,8 +177,8 @@ def roofline_with(
 def roofline(model: Model, machine: Machine, tensor_parallel: int) -> RooflineModel:
     """Return a performance model estimated from FLOPs and bandwidths, for any LLM on any machine.
 
-    For a measured pair of LLM and machine, the stated error is the error on this pair of a fit to all other pairs. For
-    an unmeasured pair, the stated error is the mean of these errors over all measured pairs.
+    For a measured pair of LLM and machine, `error` states how well constants fitted to all other measured pairs predict
+    this pair (see `LeftOut`). For an unmeasured pair, `error` is the mean of these errors over all measured pairs.
     """
     data = _data()
     known = find_pair(data.left_out, model, machine, tensor_parallel)

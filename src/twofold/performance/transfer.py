@@ -32,8 +32,8 @@ def default_sync_s(bytes_per_s: float) -> float:
 class TransferModel(msgspec.Struct, frozen=True, kw_only=True):
     """Timing model of one request's KV transfer between two instances, without other traffic on the path.
 
-    `latency_s` is the fixed time of a transfer. `sync_s` is the time for synchronization after the first token that a
-    layer-wise hand-off adds.
+    A transfer takes a fixed time of `latency_s` seconds in addition to the time for its bytes. A layer-wise hand-off
+    also takes `sync_s` seconds of synchronization after the first token.
     """
 
     kv_bytes_per_token: int
@@ -58,9 +58,9 @@ class TransferModel(msgspec.Struct, frozen=True, kw_only=True):
     def layer_wise_s(self, tokens: int, prefill_s: float, late_s: float = 0.0) -> float:
         """Return the seconds from the end of prefill until the last layer arrives in a layer-wise hand-off.
 
-        The first layer is sent `late_s` seconds after 1/layers of the prefill, because other transfers occupy the path.
-        If sending a layer takes less time than computing it, only the last layer is sent after prefill. Otherwise the
-        network transfers without pause until all bytes are sent.
+        Sending starts `late_s` seconds after the first layer is computed, because other transfers occupy the path until
+        then. If sending a layer takes less time than computing it, only the last layer is sent after prefill. Otherwise
+        the network transfers without pause until all bytes are sent.
         """
         bytes_s = tokens * self.kv_bytes_per_token / self.bytes_per_s
         backlog_s = bytes_s - prefill_s * (self.layers - 1) / self.layers + late_s

@@ -86,7 +86,7 @@ def _comparison(objective: Objective, split: DesignChoice, colocated: DesignChoi
 def _below(plan: Plan, *, pays: bool) -> str:
     """Return the second sentence of the verdict: below which rate a colocated design is as good as a split design.
 
-    The sentence is empty if the first sentence already prefers a colocated design at the plan's rate.
+    The sentence is empty if a colocated design is as good even at the plan's rate, as the first sentence then states.
     """
     power = plan.query.objective is Objective.POWER
     what, costs = ("power", "needs no more power") if power else ("money", "costs no more")

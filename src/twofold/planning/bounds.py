@@ -104,7 +104,7 @@ def _step_s(model: PerformanceModel, context: float, most: int, bound_s: float) 
 
 
 def _batches(most: int) -> list[int]:
-    """Return batch sizes from 1 to `most` in steps of 1%, but at least of one sequence."""
+    """Return ascending batch sizes from 1 to `most`, about 1% apart, but at least by one sequence."""
     sizes = {1, most}
     size = 1.0
     while size < most:

@@ -176,7 +176,7 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def frontier(family: Family, allows: Allows) -> list[Design]:
-    """Return the maximal designs of a family: `allows` accepts these designs, but none with a further machine.
+    """Return the maximal designs of a family: `allows` accepts them, but refuses them with one more machine.
 
     The designs are sorted by the number of machines of the first kind. `allows` must be monotone: if it refuses a
     design, it also refuses all larger designs. The result is empty if `allows` refuses even the smallest design.

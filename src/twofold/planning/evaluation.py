@@ -1,4 +1,4 @@
-"""Trials and their evaluations: a trial simulates a design at a rate, and its evaluation states if it meets the SLO."""
+"""Trials and evaluations: a trial simulates a design at a rate, and its evaluation shows whether the SLO is met."""
 
 from typing import Protocol
 

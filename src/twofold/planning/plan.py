@@ -17,7 +17,7 @@ from twofold.simulation.result import Check
 def require_room(families: Sequence[Family], budget: Budget, *, bounded: bool) -> None:
     """Raise ConfigurationError if the budget allows no design of any family.
 
-    If `bounded` is set, also raise it if the budget does not limit the size of the designs of every family.
+    If `bounded` is set, also raise ConfigurationError unless the budget limits the size of every family's designs.
     """
     budget.require_sensible()
     if bounded and not all(budget.bounds(family) for family in families):
@@ -72,7 +72,7 @@ def _described(check: Check) -> str:
 
 
 def _largest(search: RateSearch, family: Family, budget: Budget, rate: float | None) -> list[Design]:
-    """Return a list with the family's design with the highest estimated rate; empty if the budget allows no design."""
+    """Return the family's design with the highest estimated rate, in a list; empty if the budget allows no design."""
     if budget.bounds(family):
         designs = frontier(family, budget.allows)
     else:
@@ -82,7 +82,7 @@ def _largest(search: RateSearch, family: Family, budget: Budget, rate: float | N
 
 
 def _worst(evaluation: Evaluation) -> tuple[float, Check]:
-    """Return (factor, check) for the check with the largest factor between value and bound.
+    """Return (factor, check) for the check that misses its bound by the largest factor.
 
     Attainment is considered only if no latency check is missed.
     """
@@ -232,7 +232,10 @@ async def _break_even(search: RateSearch, query: PlanQuery, choices: Sequence[De
 
 
 def _rank(objective: Objective, choice: DesignChoice) -> tuple[float | str, ...]:
-    """Return the key that sorts choices best first. Ties are broken by price, power, machines or rate, and name."""
+    """Return the key that sorts choices best first.
+
+    Ties are broken by the other criteria (rate, price, power, number of machines), and finally by name.
+    """
     design = choice.design
     if objective is Objective.THROUGHPUT:
         return -choice.rate, design.price_per_h, design.tdp_w, design.machines, design.name

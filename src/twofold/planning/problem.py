@@ -98,7 +98,7 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
         return self.catalog.machine(kind.name).count // self.tensor_parallel_on(kind)
 
     def slo_of(self, design: Design) -> Slo | SlowdownSlo:
-        """Return the SLO that a design must meet: if its family sets `judged`, only the bound of that phase."""
+        """Return the SLO that a design must meet. If its family sets `judged`, only the bound of this phase remains."""
         slo, judged = self.slo, design.family.judged
         if judged is None or isinstance(slo, SlowdownSlo):
             return slo
@@ -155,7 +155,7 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
     def _machines(self, kind: MachineKind, count: int, design: Design) -> int:
         """Return the number of machines for `count` instances of `kind`. A pipeline stage never spans machines.
 
-        If the design has shared nodes, it needs only one machine if the whole design fits on it, else one machine per
+        A design with shared nodes needs one machine if that has room for the whole design, else one machine for each
         pipeline stage.
         """
         whole = self.catalog.machine(kind.name).count

@@ -1,7 +1,7 @@
 """Highest rate at which a design meets the SLO, by bisection over a grid of rates.
 
 All designs use the same grid, so their highest rates are comparable and simulations can be reused. The relative
-distance between two rates of the grid is the tolerance of the search.
+distance between two successive rates of the grid is the tolerance of the search.
 """
 
 import asyncio
@@ -102,8 +102,8 @@ class RateSearch(msgspec.Struct, frozen=True, kw_only=True):
     async def _bracket(self, design: Design, start: int) -> dict[int, Evaluation]:
         """Evaluate steps of the grid from `start` on, upward if the design meets the SLO at `start`, else downward.
 
-        Strides double each time. The search ends once the design meets or misses the SLO unlike at `start`, or at the
-        end of the range.
+        Strides double each time. The search ends at the first step whose SLO result differs from the result at `start`,
+        or at the end of the range.
         """
         lowest, highest = (self.lowest(design), max(self.grid.step(self.bound.upper(design)), self.lowest(design)))
         step, stride = min(max(start, lowest), highest), self.grid.stride

@@ -21,9 +21,9 @@ async def find_passing(
     """Find, by bisection, a design that meets the SLO at `rate`; return None if no design does.
 
     `designs` is a frontier in ascending order of the number of prefill machines. If a design misses the SLO because of
-    prefill, all designs before it miss the SLO as well; if because of decode, all designs after it. Designs with an
-    analytic bound below `rate` are skipped. `start` is the index of the first design to try; the default is the design
-    with the highest estimated rate.
+    prefill, all designs before it miss the SLO as well. If a design misses the SLO because of decode, all designs after
+    it miss the SLO as well. Designs with an analytic bound below `rate` are skipped. `start` is the index of the first
+    design to try; the default is the design with the highest estimated rate.
     """
     open_places = [place for place, design in enumerate(designs) if search.could(design, rate)]
     if not open_places:
@@ -162,7 +162,7 @@ async def most_throughput(search: RateSearch, designs: Sequence[Design]) -> MaxR
     """Find the design with the highest rate in a non-empty frontier.
 
     The search looks for a design that meets the SLO one grid step above the highest rate of the best design so far,
-    which takes one simulation per design. Only if a design succeeds, the search finds the highest rate of this design.
+    which takes one simulation per design. The highest rate of a design is searched only if this simulation succeeds.
     """
     best = await search.highest(designs[_best_estimate(search, designs, range(len(designs)))])
     while True:

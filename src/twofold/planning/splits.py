@@ -115,7 +115,7 @@ class _Search:
         return max(forecasts, key=lambda each: (each.attainment, -self._strain[each.split]))
 
     def _bisected(self, instances: int) -> list[int]:
-        """Search by bisection, where the limiting phase gets more instances.
+        """Search for the best split by bisection: each step gives more instances to the phase that limits the split.
 
         Return the numbers of prefill instances tried, and the two numbers next to the last number tried.
         """

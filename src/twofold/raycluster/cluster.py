@@ -16,7 +16,7 @@ Bundle = Mapping[str, float]  # amounts by resource, allocated together on one n
 
 
 class RayNode(msgspec.Struct, frozen=True, kw_only=True):
-    """Live node of a Ray cluster. `total` and `free` map each resource to its total and its free amount."""
+    """Live node of a Ray cluster. `total` maps resources to their total amounts, `free` to their free amounts."""
 
     id: str
     address: str
@@ -67,8 +67,8 @@ def connect(address: str, what: str) -> Any:  # noqa: ANN401  (the module, which
     """Connect this process to the Ray cluster at `address`, and return the `ray` module.
 
     If the process is connected to a cluster already, it stays connected to that cluster. `address` is HOST:PORT,
-    `auto`, `local`, or ray://HOST:PORT for Ray's client. Raises ConfigurationError if there is no cluster or if Ray is
-    not installed; `what` is the feature that needs Ray, for this message.
+    `auto`, `local`, or ray://HOST:PORT for Ray's client. Raises ConfigurationError if there is no cluster, or if Ray is
+    not installed. In the second case, the error names `what`, the feature that needs Ray.
     """
     try:
         import ray  # noqa: PLC0415  (an extra)

@@ -102,7 +102,7 @@ def line(
 
 
 def labelled(run: str, text: str, runs: int) -> str:
-    """Return the title or legend entry `text`, after the name of the run if the page shows several runs."""
+    """Return `text`, a title or legend entry. If the page shows several runs, add the name of the run in front."""
     return text if runs == 1 else f"{run}: {text}"
 
 

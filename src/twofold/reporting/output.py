@@ -24,9 +24,9 @@ class JsonReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def same_fields(kind: type[msgspec.Struct], source: object, *, without: Container[str] = ()) -> dict[str, Any]:
-    """Return a dict of the fields of struct type `kind` that are also attributes of `source`, with the values there.
+    """Return the values of `source` for all fields that the struct type `kind` has in common with `source`.
 
-    Fields in `without` are left out.
+    The result maps names of fields to values. Fields in `without` are left out.
     """
     names = (name for name in kind.__struct_fields__ if name not in without)
     return {name: getattr(source, name) for name in names if hasattr(source, name)}

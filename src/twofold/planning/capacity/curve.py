@@ -132,9 +132,9 @@ class CapacityTerms(msgspec.Struct, frozen=True, kw_only=True):
 class CapacityPoint(msgspec.Struct, frozen=True, kw_only=True):
     """Hit rate and value of a cache tier at one capacity.
 
-    `hit_rate` is the share of the trace's blocks found in this tier or a higher tier. Hits in this tier free a mean of
-    `accelerators` accelerators, which cost `saved_per_h` dollars per hour. The tier costs `price_per_h` dollars per
-    hour.
+    `hit_rate` is the share of the trace's blocks found in this tier or a higher tier. On average, hits in this tier
+    free `accelerators` accelerators, which would cost `saved_per_h` dollars per hour. The tier costs `price_per_h`
+    dollars per hour.
     """
 
     gb_per_node: float

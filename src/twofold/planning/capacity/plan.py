@@ -74,7 +74,7 @@ class CapacityPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     `busy` is the mean number of accelerators that prefilling the trace keeps busy without reuse. `disk_alone` has the
     curves of the disk tier without a DRAM tier. `highest_reuse` is the share of blocks that occurred earlier in the
-    trace, which no cache can exceed.
+    trace; no cache can have a higher hit rate.
     """
 
     query: CapacityQuery
@@ -126,7 +126,7 @@ def _whole_s(query: CapacityQuery, request: Request) -> float:
 class _Trace:
     """Requests of a trace and their `least_capacities`.
 
-    They are kept twice: for one cache shared by all nodes, and divided round-robin among the caches of the nodes.
+    Both are stored twice: for one cache shared by all nodes, and for one cache per node with round-robin routing.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
 """DistServe's placement search (OSDI'24), which maximizes goodput per accelerator.
 
-It chooses the parallelism and the number of instances of each phase.
+The search chooses the parallelism and the number of instances of each phase.
 """

@@ -1,8 +1,8 @@
 """Instance kinds that fit on a machine, and node affinity: whether both phases must share nodes.
 
 This follows DistServe (OSDI'24, section 4.2). If links between nodes are fast (high affinity), Algorithm 1 places each
-phase separately. If they are slow (low affinity), Algorithm 2 keeps hand-offs within a node: stage i of prefill and
-stage i of decode are on the same node.
+phase separately. If these links are slow (low affinity), Algorithm 2 keeps hand-offs within a node: stage i of prefill
+and stage i of decode are on the same node.
 """
 
 from collections.abc import Iterator
@@ -94,7 +94,7 @@ class NodeLinks(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def links_of(problem: Problem, kinds: list[MachineKind]) -> NodeLinks:
-    """Return the bandwidths of the machine type of `kinds`. `kv` is the highest KV production of any of the kinds."""
+    """Return the bandwidths of the machine type of `kinds`. `kv` is the highest rate of KV production of any kind."""
     machine = problem.catalog.machine(kinds[0].name)
     model = problem.catalog.model(problem.template.model)
     per_token = problem.template.kv_bytes_per_token or model.kv_bytes_per_token

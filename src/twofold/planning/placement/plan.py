@@ -121,9 +121,10 @@ class PlacementPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def prepare(problem: Problem, query: PlacementQuery) -> PreparedPlacement:
-    """Prepare a placement search. Raises ConfigurationError if the query or the SLO is unsuitable or nothing fits.
+    """Prepare a placement search.
 
-    The SLO must have TTFT and TPOT bounds, and outputs must have more than one token.
+    Raises ConfigurationError if no instance kind fits, if the SLO lacks a TTFT or TPOT bound, if all outputs have only
+    one token, or if `query` sets a rate or low affinity for mixed machine types.
     """
     slo = problem.slo
     if not isinstance(slo, Slo) or slo.ttft_s is None or slo.tpot_s is None:

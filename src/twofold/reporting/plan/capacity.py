@@ -121,7 +121,7 @@ def added_by(plan: CapacityPlan, before: CapacityPoint, point: CapacityPoint) ->
 
 
 class CapacityPointReport(msgspec.Struct, frozen=True, kw_only=True):
-    """A tier at one capacity. `added` is the gain from increasing the capacity to it from the next smaller capacity."""
+    """A point of a capacity curve. `added` is the gain over the next smaller capacity in the report."""
 
     point: CapacityPoint
     added: MarginalGain

@@ -230,7 +230,7 @@ def power(results: Mapping[str, SimulationResult]) -> ReportChart | None:
 
 
 def utilization(results: Mapping[str, SimulationResult]) -> ReportChart:
-    """Plot the utilization of each pool as a bar. The colour is that of the role or, with several runs, of the run."""
+    """Plot the utilization of each pool as a bar. Bars are coloured by role, or by run if there are several runs."""
     traces: list[Trace] = []
     for index, (name, result) in enumerate(results.items()):
         roles = [PHASE_COLOURS[Role(pool.role)] for pool in result.pools]

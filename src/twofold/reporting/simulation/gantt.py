@@ -19,7 +19,7 @@ _HOVER = (
 class GanttRuns(Observer):
     """Observer that records the iteration runs (see `IterationRun`) of all instances in the first `until_s` seconds.
 
-    If `limit` runs are recorded before that, the chart ends when the run recorded last ends. Runs that continue beyond
+    If `limit` runs are recorded earlier, the chart ends with the end of run number `limit`. Runs that continue beyond
     the end of the chart are cut off.
     """
 

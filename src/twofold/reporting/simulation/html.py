@@ -72,7 +72,7 @@ def html_report(
     """Return the HTML page of one or several runs.
 
     `results`, `verdicts` and `runs` have the names of runs as keys. `reference` is the error of the performance model
-    of the reference machine for slowdowns. Raises ValueError if `results` is empty.
+    that slowdowns are relative to. Raises ValueError if `results` is empty.
     """
     if not results:
         raise ValueError("a report needs at least one result")

@@ -116,10 +116,10 @@ class Accuracy(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def worst(pools: Sequence[PoolResult], phases: Sequence[Phase], reference: ModelAccuracy | None = None) -> Accuracy:
-    """Return the largest errors of the performance models that the `phases` depend on.
+    """Return the largest errors, by phase, of the performance models of the pools that run `phases`.
 
-    These are the models of the pools that run the phases, and the model with the error `reference`, if set. It is the
-    reference for slowdowns.
+    If `reference` is set, the result includes this error, which is that of the performance model that slowdowns are
+    relative to.
     """
     errors = {phase: _errors(pools, phase, reference) for phase in _all_phases(pools, phases)}
     return Accuracy(
@@ -147,7 +147,7 @@ def accuracy(pools: Sequence[PoolResult], phases: Sequence[Phase], reference: Mo
 
 
 def phase_accuracy(pools: Sequence[PoolResult], phase: Phase) -> str:
-    """Return, as text, the largest error in a phase of the performance models of the pools that run this phase."""
+    """Return the largest model error in a phase as text, such as `±10%`. Only pools that run this phase count."""
     errors = _errors(pools, phase, None)
     value = _worst(errors, phase)
     text = UNKNOWN if value is None else percent(value)

@@ -20,7 +20,7 @@ def simulation_tables(
 ) -> Group:
     """Return the tables of one simulation.
 
-    `reference` is the error of the performance model of the reference machine for slowdowns.
+    `reference` is the error of the performance model that slowdowns are relative to.
     """
     tables = [_latencies(result, title, reference), _facts(result), _pools(result)]
     if judged is not None:

@@ -200,7 +200,7 @@ class Admission(RequestSubscriber):
         return {name: (account.waiting, account.running) for name, account in self._keys.items()}
 
     def judge(self, queued: QueuedRequest, now: float) -> Refusal | None:
-        """Return a refusal to refuse a request for a further reason, or None to accept it. Hook for subclasses."""
+        """Return a refusal if there is a further reason to refuse a request, else None. Subclasses override this."""
         return None
 
     def _refusal(self, queued: QueuedRequest, now: float) -> Refusal | None:

@@ -106,7 +106,7 @@ class OverloadControl:
         return Refusal(reason, max(1, ceil(wait_s)))
 
     def admit_decode(self, request_id: str, now: float, *, force: bool = False) -> RefusalReason | None:
-        """Record in the ledger that a request starts to decode, and return None; or return the reason to reject it.
+        """Record in the ledger that a request starts to decode. If it must be rejected instead, return the reason.
 
         Call this after the `first_token` event of the request. If `force` is set, the decode load is not checked. A
         rejected request remains in the ledger until its `aborted` event.

@@ -71,7 +71,7 @@ class PredictionMargin:
 
 
 class RunningMean:
-    """Mean of the values so far. After 128 values, it is an exponential average with weight 1/128 for each new value."""
+    """Mean of the values so far. After 128 values, an exponential average with weight 1/128 for each new value."""
 
     def __init__(self) -> None:
         self.value = 0.0
@@ -252,7 +252,7 @@ class PrefillQueue:
                 yield request_id, end
 
     def _requeue_late(self, now: float) -> None:
-        """If the running iteration has ended, move prompts that were expected in it but did not run to the next one."""
+        """If the running iteration has ended, move its prompts that were not computed to the next iteration."""
         if self._ended is None or now <= self._ended or not self._iterations:
             return
         late, ended = self._iterations.popleft(), self._ended

@@ -1,4 +1,4 @@
-"""Requests: sizes for scheduling and, in a live service, token ids and sampling parameters."""
+"""Requests: their sizes, for scheduling, and in a live service also their token ids and sampling parameters."""
 
 from enum import StrEnum
 
@@ -6,7 +6,7 @@ import msgspec
 
 
 class Phase(StrEnum):
-    """The phases of a request; Splitwise section 2.2 calls them prompt and token."""
+    """The phases of a request. Splitwise (section 2.2) calls them prompt phase and token phase."""
 
     PREFILL = "prefill"
     DECODE = "decode"
@@ -22,7 +22,7 @@ class FinishReason(StrEnum):
 
     @property
     def complete(self) -> bool:
-        """Whether the output is complete with this finish reason."""
+        """Whether a request with this finish reason has a complete output."""
         return self is FinishReason.STOP or self is FinishReason.LENGTH
 
 
@@ -32,11 +32,12 @@ BlockKey = int | bytes  # identifies a block and all blocks before it: a number 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
     """Arrival time and sizes of a request, without its text.
 
-    `arrival_s` is in seconds on the clock of the simulation or service. `output_tokens` is the exact length in a trace,
-    but the limit (`max_tokens`) in a live service. `prefix_blocks` are the block keys of the prompt: equal keys mean
-    equal blocks after equal prefixes. In traces they identify blocks of 512 tokens (Mooncake's `hash_ids`, including
-    a partial last block). A live service hashes full blocks of its engine's block size with a salt per tenant
-    (`kvcache.prefix`). Instances cache the computed blocks for at least `retain_s` seconds if memory allows.
+    `arrival_s` is in seconds on the clock of the simulation or service. `output_tokens` is the exact output length in a
+    trace, but only the limit (`max_tokens`) in a live service. `prefix_blocks` are the block keys of the prompt: blocks
+    with equal keys have equal tokens after equal prefixes. In traces, the keys are Mooncake's `hash_ids` of blocks of
+    512 tokens, including a partial last block. In a live service, the keys are hashes of full blocks of the engine's
+    block size, with a salt per tenant (`kvcache.prefix`). Instances keep the computed blocks in their cache for at
+    least `retain_s` seconds if memory allows.
     """
 
     id: str
@@ -50,10 +51,10 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     """Sampling parameters with the names and meanings of OpenAI and vLLM.
 
-    `temperature` 0 is greedy. `top_k` 0 and `top_p` 1.0 keep every token. Sampling is keyed by `seed` and token
-    position, so a request gives the same output on every worker and in every batch. `logprobs` is the number of top
-    alternatives to return besides the sampled token; None returns no log probabilities. `stop_token_ids` end the
-    output like the model's end-of-sequence tokens.
+    A `temperature` of 0 means greedy sampling. `top_k` 0 and `top_p` 1.0 do not restrict the tokens. Random numbers
+    depend only on `seed` and token position, so a request gives the same output on every worker and in every batch.
+    `logprobs` is the number of most likely tokens to return log probabilities for, in addition to the sampled token;
+    None returns no log probabilities. Like the LLM's end-of-sequence tokens, `stop_token_ids` end the output.
     """
 
     max_tokens: int
@@ -72,11 +73,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Generation(msgspec.Struct, frozen=True, kw_only=True):
-    """A live request: sizes, token ids, sampling parameters, and properties for admission and caching.
+    """A live request: sizes, token ids, sampling parameters, and settings for admission and caching.
 
-    `key` is the name of the API key, or empty. A lower `priority` is served first, as in vLLM. `deadline_s`
-    is on the clock of `arrival_s`; None selects the default timeout. Prompts are cached separately per `cache_salt`,
-    as in vLLM.
+    `key` is the name of the API key, or empty. Requests with a lower `priority` are served first, as in vLLM.
+    `deadline_s` is a time on the clock of `arrival_s`; None selects the default timeout. Requests with different
+    `cache_salt` share no cached prompts, as in vLLM.
     """
 
     request: Request
@@ -91,9 +92,9 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
 class TokenOutput(msgspec.Struct, frozen=True, kw_only=True):
     """One output token of a live request.
 
-    `index` counts output tokens from 0. `top_logprobs` has pairs of token id and log probability, best first.
-    `finish_reason` is set on the last token only. `reused_tokens`, set on the first token only, counts the prompt
-    tokens found in the prefix cache.
+    `index` counts output tokens from 0. `top_logprobs` has pairs (token id, log probability), most likely token first.
+    Only the last token has a `finish_reason`. Only the first token has `reused_tokens`, the number of prompt tokens
+    found in the prefix cache.
     """
 
     index: int

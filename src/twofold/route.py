@@ -1,4 +1,4 @@
-"""What a route asks for before the prefill: role changes of instances, and the fetch of a prefix."""
+"""Actions that a route can request before the prefill: role changes of instances, and the fetch of a prefix."""
 
 import msgspec
 
@@ -6,14 +6,17 @@ from twofold.instance import Role
 
 
 class RoleMove(msgspec.Struct, frozen=True):
-    """A move of an instance to the pool of `role`."""
+    """Move of an instance to the pool of the role `role`."""
 
     instance: str
     role: Role
 
 
 class PrefixFetch(msgspec.Struct, frozen=True):
-    """Fetch of a prompt's first `blocks` blocks from cache `source`, except blocks already on the prefill instance."""
+    """Fetch of the first `blocks` blocks of a prompt from the cache `source` to the prefill instance.
+
+    Blocks that the prefill instance has in its own cache are not fetched.
+    """
 
     source: str
     blocks: int

@@ -1,4 +1,4 @@
-"""Index of the instances that cache each block, for prefix-aware routing."""
+"""Index from each cached block to the instances that cache this block, for prefix-aware routing."""
 
 from collections.abc import Iterator, Sequence
 
@@ -12,11 +12,11 @@ _BITS = [tuple(bit for bit in range(8) if byte >> bit & 1) for byte in range(256
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class PrefixIndex:
-    """Index of the instances that cache each block: a bit set per block, with one bit per instance.
+    """Index that maps each block to a bitmap of the instances that cache this block.
 
-    A lookup follows the keys of a prompt as long as some instance has the whole prefix. Each block takes one bit
-    operation for any number of instances. A lost instance is masked out at once. Its bits are removed later by a sweep,
-    which visits every block.
+    A lookup goes through the keys of a prompt in order, and stops at the first block such that no instance caches all
+    blocks up to this block. One bit operation per block covers all instances. Lookups ignore a lost instance at once,
+    but its bits stay in the bitmaps until a later sweep, which visits every block.
     """
 
     def __init__(self) -> None:
@@ -62,7 +62,10 @@ class PrefixIndex:
             self._sweep()
 
     def prefixes(self, keys: Sequence[BlockKey]) -> dict[str, int]:
-        """Return the number of cached leading blocks of a prompt on each instance that has any."""
+        """Return how many leading blocks of the prompt `keys` each instance caches.
+
+        The result maps names of instances to numbers of blocks. Instances without the first block are left out.
+        """
         holders, having, length = self._holders, self._live, 0
         found: dict[str, int] = {}
         if not having:
@@ -104,7 +107,7 @@ class PrefixIndex:
         return number
 
     def _named(self, bits: int) -> list[str]:
-        """Return the names of the instances whose bit is set in `bits`."""
+        """Return the names of the instances whose bits are set in the bitmap `bits`."""
         return [self._names[number] for number in _numbers(bits)]
 
     def _sweep(self) -> None:
@@ -115,7 +118,7 @@ class PrefixIndex:
 
 
 def _numbers(bits: int) -> Iterator[int]:
-    """Yield the numbers of the set bits in ascending order."""
+    """Yield the positions of the set bits of `bits` in ascending order."""
     for place, byte in enumerate(bits.to_bytes((bits.bit_length() + 7) >> 3, "little")):
         for number in _BITS[byte]:
             yield 8 * place + number

@@ -6,8 +6,8 @@
 
 When a prompt starts, call `allocate_prompt` with the keys of its full blocks (`prefix.prefix_keys`, salted). The first
 `PromptAllocation.tokens` tokens are cached and need no computation. If `PromptAllocation.copy` is set, the engine must
-copy this block before the prompt's next batch; then call `copied`. After each batch, call `publish` with the keys of
-all blocks that are now full.
+copy this block before the next batch with the prompt; after the copy, call `copied`. After each batch, call `publish`
+with the keys of all blocks that are now full.
 """
 
 from collections import Counter
@@ -48,10 +48,11 @@ class PagedBlockAllocator(BlockAllocator):
 
 
 class PromptAllocation(NamedTuple):
-    """Blocks of a prompt and the number of leading tokens with cached KV in them.
+    """Blocks of a prompt (`grant`), and the number of leading prompt tokens whose KV is cached (`tokens`).
 
-    `copy` (source, target) is a block that the engine must copy before it computes the prompt. It is set if the whole
-    prompt is cached and another request uses its last block, because the last token must be computed again.
+    If `copy` is set, the engine must copy the block with the first id to the block with the second id before it
+    computes the prompt. `copy` is set if the whole prompt is cached and another request uses the prompt's last block:
+    the last token must be computed again, but a shared block must not be overwritten.
     """
 
     grant: BlockAllocation
@@ -62,10 +63,10 @@ class PromptAllocation(NamedTuple):
 class PrefixBlockAllocator(PagedBlockAllocator):
     """Allocator that reuses the full blocks of earlier prompts by key.
 
-    A block with a key is read-only. After its last owner has released it, it stays cached but counts as free: if the
-    free list is empty, the eviction policy chooses one of these blocks. Pinned blocks are evicted only if no other
-    block is left. `cache` holds the keys, pins and hit counts. `num_in_flight` counts a shared block once for each
-    allocation in transfer.
+    A block with a key is read-only. After its last owner has released it, the block stays cached but counts as free:
+    when an allocation needs a block and the free list is empty, the eviction policy chooses one of these cached blocks.
+    Pinned blocks are evicted only if no other cached block remains. `cache` stores the keys, pins and hit counts. If
+    several allocations in transfer share a block, `num_in_flight` counts the block once for each of them.
     """
 
     def __init__(self, block_size: int, cache: PrefixCache) -> None:
@@ -81,9 +82,10 @@ class PrefixBlockAllocator(PagedBlockAllocator):
     ) -> PromptAllocation:
         """Allocate blocks for `tokens` tokens, of which the first `prompt_tokens` are the prompt.
 
-        `keys` are the block keys of the prompt's full blocks. Cached leading blocks are shared, but the last prompt
-        token must always be computed. Takes at most as many free blocks as `allocate`. Raises OutOfBlocksError and
-        changes nothing if too few blocks are free.
+        `keys` are the block keys of the prompt's full blocks. The allocation shares the leading blocks that are cached.
+        The last prompt token must always be computed, even if its block is cached. The allocation uses at most as many
+        free blocks as `allocate` would for the same `tokens`. Raises OutOfBlocksError and changes nothing if too few
+        blocks are free.
         """
         full, total = prompt_tokens // self.block_size, self.blocks_for(tokens)
         matched = self.cache.match(keys[:full])
@@ -96,10 +98,11 @@ class PrefixBlockAllocator(PagedBlockAllocator):
         return PromptAllocation(allocation, matched * self.block_size - whole, copy)
 
     def borrow(self, owner: str, keys: Sequence[BlockKey]) -> tuple[BlockAllocation, int]:
-        """Allocate the blocks of a prefix, in order to read the cached ones or to fill and publish the others.
+        """Allocate the blocks of the prefix `keys`; the leading blocks that are cached are shared.
 
-        Returns the allocation and the number of leading blocks that are cached. Hit counts do not change. Raises
-        OutOfBlocksError and changes nothing if too few blocks are free.
+        The caller can read the cached blocks, and fill and publish the remaining blocks. Returns the allocation and the
+        number of cached leading blocks. Hit counts do not change. Raises OutOfBlocksError and changes nothing if too
+        few blocks are free.
         """
         cached = self.cache.match(keys)
         allocation = self._share(owner, keys[:cached], len(keys))
@@ -112,7 +115,7 @@ class PrefixBlockAllocator(PagedBlockAllocator):
         return min(matched * self.block_size, prompt_tokens - 1)
 
     def blocks_taken(self, tokens: int, keys: Sequence[BlockKey], prompt_tokens: int) -> int:
-        """Return how many free blocks `allocate_prompt` would take for these arguments."""
+        """Return how many of the free blocks `allocate_prompt` would use up with the same arguments."""
         shared = self.reusable_tokens(keys, prompt_tokens) // self.block_size
         return self._taken(self.blocks_for(tokens), [self._cached[key] for key in keys[:shared]])
 
@@ -121,7 +124,7 @@ class PrefixBlockAllocator(PagedBlockAllocator):
         return sum(self._owners[block] == owners for block, owners in leaving.items())
 
     def copied(self, allocation: BlockAllocation) -> None:
-        """Record that the engine has made the block copy requested for a prompt."""
+        """Record that the engine has made the block copy that `PromptAllocation.copy` requested for this allocation."""
         source = self._copies.pop(allocation, None)
         if source is not None:
             self._leave(source)
@@ -129,8 +132,8 @@ class PrefixBlockAllocator(PagedBlockAllocator):
     def publish(self, allocation: BlockAllocation, keys: Sequence[BlockKey], start: int = 0) -> None:
         """Make the full, written blocks of an allocation available to other requests under `keys`.
 
-        `keys` has a key for every full block of the prefix; the first `start` blocks are already published. A block
-        is skipped if another block already has its key.
+        `keys` has one key for each full block from the start of the allocation. The first `start` blocks are skipped
+        because earlier calls have published them. A block is also skipped if another block has the same key.
         """
         table = self._tables[allocation]
         if len(keys) > len(table):
@@ -145,7 +148,11 @@ class PrefixBlockAllocator(PagedBlockAllocator):
             self.cache.hold(key)
 
     def _share(self, owner: str, keys: Sequence[BlockKey], total: int) -> BlockAllocation:
-        """Create an allocation with the cached blocks of `keys`, and reserve free blocks for the rest of `total`."""
+        """Create an allocation that shares the cached blocks `keys`, and reserve free blocks for the rest of it.
+
+        The allocation has `total` blocks. All of `keys` must be cached. The caller must assign the reserved blocks to
+        the allocation.
+        """
         shared = [self._cached[key] for key in keys]
         taken = self._taken(total, shared)
         if taken > self.num_free:
@@ -161,7 +168,11 @@ class PrefixBlockAllocator(PagedBlockAllocator):
         return allocation
 
     def _taken(self, total: int, shared: Sequence[int]) -> int:
-        """Return how many free blocks an allocation of `total` blocks takes. Cached blocks without owners are free."""
+        """Return by how much an allocation of `total` blocks reduces `num_free`.
+
+        `shared` are the cached blocks in the allocation. A shared block that has an owner is not counted in `num_free`,
+        so it does not reduce `num_free`; every other block of the allocation does.
+        """
         return total - sum(self._owners[block] > 0 for block in shared)
 
     def _take(self) -> int:
@@ -188,7 +199,7 @@ class PrefixBlockAllocator(PagedBlockAllocator):
             self._leave(block)
 
     def _leave(self, block: int) -> None:
-        """Remove one owner of a block; after the last one, the block is cached or free."""
+        """Remove one owner of a block. A block without owners stays cached if it has a key; otherwise it is freed."""
         self._owners[block] -= 1
         if not self._owners[block]:
             self.num_free += 1
@@ -199,9 +210,10 @@ class PrefixBlockAllocator(PagedBlockAllocator):
                 self.cache.release(key)
 
     def _rewrite_last(self, allocation: BlockAllocation, key: BlockKey) -> tuple[int, int] | None:
-        """Append a writable block with the contents of a cached block; return the block copy to make, if any.
+        """Append a writable block for the contents of the cached block `key` to an allocation.
 
-        If the cached block has no owner, it is removed from the cache and appended, without a copy.
+        If the cached block has no owner, the block itself is removed from the cache and appended, and the result is
+        None. Otherwise a new block is appended, and the result is the copy (source, target) that the engine must make.
         """
         source, table = self._cached[key], self._tables[allocation]
         if not self._owners[source]:

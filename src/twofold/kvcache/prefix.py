@@ -19,19 +19,19 @@ def prefix_keys(token_ids: Sequence[int], block_size: int, salt: bytes = b"") ->
 
 
 def root_key(salt: bytes) -> bytes:
-    """Return the start of a hash chain with this salt, from which the key of the first block is computed."""
+    """Return the initial value of a hash chain with this salt: the `key` argument of `next_key` for the first block."""
     return blake2b(salt, digest_size=KEY_BYTES).digest()
 
 
 def next_key(key: bytes, token_ids: Sequence[int]) -> bytes:
-    """Return the key of the block with tokens `token_ids` that follows the block with key `key`."""
+    """Return the key of a block with the tokens `token_ids`, where `key` is the key of the block before it."""
     return blake2b(key + array("q", token_ids).tobytes(), digest_size=KEY_BYTES).digest()
 
 
 def tenant_salt(tenant: str, model: str = "", secret: bytes = b"") -> bytes:
     """Return the salt of a tenant's hash chains, so that different tenants or models never share keys.
 
-    `secret` (at most 64 bytes) is shared by the cluster, so that outsiders cannot compute keys.
+    `secret` (at most 64 bytes) is a secret shared within the cluster, so that outsiders cannot compute keys.
     """
     names = b"".join(len(name).to_bytes(4) + name for name in (tenant.encode(), model.encode()))
     return blake2b(names, digest_size=KEY_BYTES, key=secret).digest()

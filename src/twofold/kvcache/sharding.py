@@ -12,8 +12,8 @@ from twofold.errors import ConfigurationError
 class Sharding(msgspec.Struct, frozen=True):
     """Tensor and pipeline parallelism of an instance.
 
-    `pipeline` stages divide the layers; the `tensor` ranks of a stage divide the heads of its layers. Ranks are
-    numbered stage by stage: rank = stage · tensor + shard.
+    The layers are divided among `pipeline` stages. Within a stage, the heads of each layer are divided among `tensor`
+    ranks. Ranks are numbered stage by stage: rank = stage · tensor + shard.
     """
 
     tensor: int = 1
@@ -27,12 +27,12 @@ class Sharding(msgspec.Struct, frozen=True):
         return self.tensor * self.pipeline
 
     def layers(self, rank: int, num_layers: int) -> range:
-        """Return the layers of a rank's stage. Layers are divided as equally as possible among the stages."""
+        """Return the layers of the stage that contains `rank`. Stages differ by at most one layer."""
         stage = rank // self.tensor
         return range(-(-stage * num_layers // self.pipeline), -(-(stage + 1) * num_layers // self.pipeline))
 
     def heads(self, rank: int, num_heads: int) -> range:
-        """Return the heads of a rank in a layer with `num_heads` heads."""
+        """Return the heads that `rank` stores of a layer with `num_heads` heads in total."""
         shard, each = rank % self.tensor, num_heads // self.tensor
         return range(shard * each, (shard + 1) * each)
 
@@ -43,8 +43,8 @@ UNSHARDED = Sharding()
 def check_sharding(sharding: Sharding, kv_heads: Sequence[int], heads: int, model: str) -> None:
     """Raise ConfigurationError if a model does not support this sharding.
 
-    `kv_heads` are the key-value heads of each layer, `heads` the number of query heads of every layer. Ranks do not
-    replicate key-value heads: each byte of KV is stored on exactly one rank.
+    `kv_heads` lists the number of key-value heads of each layer. `heads` is the number of query heads, the same in
+    every layer. Ranks do not replicate key-value heads: each byte of KV is stored on exactly one rank.
     """
     if sharding.pipeline > len(kv_heads):
         raise ConfigurationError(
@@ -60,7 +60,7 @@ def check_sharding(sharding: Sharding, kv_heads: Sequence[int], heads: int, mode
 class ReshardPiece(NamedTuple):
     """A piece of KV that rank `source` of the sender transfers to rank `target` of the receiver.
 
-    Layers and heads are numbered as in the whole model.
+    Layers and heads have their numbers in the whole model, not their numbers on the rank.
     """
 
     source: int
@@ -70,10 +70,10 @@ class ReshardPiece(NamedTuple):
 
 
 def plan_reshard(source: Sharding, target: Sharding, kv_heads: Sequence[int]) -> list[ReshardPiece]:
-    """Return the pieces of KV that a hand-off moves, in layer order; `kv_heads` is the number of key-value heads of
-    each layer.
+    """Return the pieces of KV that a hand-off from sharding `source` to sharding `target` moves.
 
-    Every head of every layer is in exactly one piece. Both shardings must fit the model (`check_sharding`).
+    `kv_heads` lists the number of key-value heads of each layer. Every head of every layer is in exactly one piece.
+    Both shardings must fit the model (`check_sharding`).
     """
     return [
         ReshardPiece(sender, receiver, layers, heads)
@@ -90,13 +90,13 @@ def plan_reshard(source: Sharding, target: Sharding, kv_heads: Sequence[int]) ->
 
 
 def overlap(one: range, other: range) -> range:
-    """Return the intersection of two ranges of step 1."""
+    """Return the intersection of two ranges, both with step 1."""
     start = max(one.start, other.start)
     return range(start, max(start, min(one.stop, other.stop)))
 
 
 def _runs(kv_heads: Sequence[int]) -> Iterator[tuple[range, int]]:
-    """Yield each range of consecutive layers with the same number of heads, and this number."""
+    """Yield each maximal range of consecutive layers with equal head counts, together with this head count."""
     start = 0
     for count, layers in groupby(kv_heads):
         stop = start + len(list(layers))
@@ -105,14 +105,14 @@ def _runs(kv_heads: Sequence[int]) -> Iterator[tuple[range, int]]:
 
 
 class LayerTraffic(NamedTuple):
-    """Largest numbers of key-value heads and of pieces that one sending rank transfers for a layer."""
+    """Traffic of one layer in a hand-off: the most key-value heads, and the most pieces, that any one rank sends."""
 
     heads: int
     pieces: int
 
 
 def layer_traffic(pieces: Sequence[ReshardPiece], num_layers: int) -> list[LayerTraffic]:
-    """Return the traffic of the busiest sending ranks for each layer of a hand-off."""
+    """Return a list of the traffic of each layer in a hand-off that moves `pieces`."""
     found = []
     for layer in range(num_layers):
         sent: dict[int, list[int]] = {}

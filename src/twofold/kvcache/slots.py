@@ -1,4 +1,4 @@
-"""Access rights of processes to the slots of a shared block memory, revocable if a process crashes."""
+"""Access rights of processes to the slots of a shared block memory; the rights of a crashed process can be revoked."""
 
 from collections.abc import Collection, Hashable
 from heapq import heappop, heappush
@@ -14,10 +14,10 @@ class SlotAllocator:
         free ── lease ──▶ leased ── commit ──▶ kept ── drop ──▶ dropped ── last hold ends ──▶ free
                             └────── give_up ──▶ free
 
-    A leased slot may be accessed only by the holder of its lease. A committed slot is read-only. It becomes free when
-    it is neither kept nor held, so readers can finish after `drop`. `lose` ends all rights of a holder at once: call it
-    only after the holder can no longer access the memory. If a holder lacks the required right, methods raise
-    ValueError and change nothing.
+    A leased slot may be accessed only by the holder of its lease. A committed slot is read-only and is kept until
+    `drop`. After `drop`, the slot becomes free when no reader holds it, so readers can finish. `lose` ends all rights
+    of a holder at once: call `lose` only after the holder can no longer access the memory. If a holder lacks the
+    required right, methods raise ValueError and change nothing.
     """
 
     def __init__(self, count: int) -> None:
@@ -43,7 +43,7 @@ class SlotAllocator:
         return self._leased.get(slot) == holder
 
     def lease(self, holder: Holder) -> int:
-        """Lease a free slot for writing; raises OutOfBlocksError if there is none."""
+        """Lease a free slot for writing, and return its number. Raises OutOfBlocksError if no slot is free."""
         if not self._free:
             raise OutOfBlocksError(f"all {self.count} slots are in use")
         slot = heappop(self._free)
@@ -79,7 +79,7 @@ class SlotAllocator:
             self._end_holds(slot, holder)
 
     def drop(self, slot: int) -> None:
-        """Stop keeping a committed slot: it becomes free at once or when its last reader releases it."""
+        """Stop keeping a committed slot. The slot becomes free as soon as no reader holds it."""
         if slot not in self._kept:
             raise ValueError(f"slot {slot} is not kept")
         self._kept.remove(slot)

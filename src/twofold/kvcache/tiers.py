@@ -14,7 +14,7 @@ class TieredCache:
 
     New blocks enter the first tier. A block evicted from a tier moves to the next tier; a block evicted from the last
     tier leaves the cache. A hit moves a block to the first tier. Each tier counts its own hits, misses and removals.
-    The cache moves no data: observers of the tiers do.
+    This class only decides where each block belongs; observers of the tiers move the data.
     """
 
     def __init__(self, tiers: Sequence[PrefixCache]) -> None:
@@ -34,7 +34,10 @@ class TieredCache:
         return None
 
     def match(self, keys: Sequence[BlockKey]) -> list[int]:
-        """Return how many of the cached leading blocks of a prompt are in each tier; the sum is the reusable prefix."""
+        """Return how many leading blocks of a prompt are cached in each tier.
+
+        The count stops at the first block that is in no tier, so the sum is the length of the reusable prefix.
+        """
         counts = [0] * len(self.tiers)
         counts[0] = self._first.match(keys)
         for position in range(counts[0], len(keys)):
@@ -45,9 +48,10 @@ class TieredCache:
         return counts
 
     def touch(self, keys: Sequence[BlockKey], count: int) -> list[BlockKey]:
-        """Count the first `count` blocks of a prompt, all of them cached, as hits, and move them to the first tier.
+        """Count the first `count` blocks of a prompt as hits, and move these blocks to the first tier.
 
-        Held blocks stay in their tier. Returns the blocks evicted from the last tier, in order.
+        All `count` blocks must be cached. Held blocks stay in their tier. Returns the blocks evicted from the last
+        tier, in the order of eviction.
         """
         gone: list[BlockKey] = []
         for position in range(count):
@@ -58,10 +62,11 @@ class TieredCache:
         return gone
 
     def insert(self, keys: Sequence[BlockKey], start: int = 0) -> list[BlockKey]:
-        """Store the blocks of a prompt from index `start` on; return the blocks evicted from the last tier, in order.
+        """Store the blocks of a prompt from index `start` on in the first tier.
 
-        Blocks already cached move to the first tier, without counting as hits. Blocks of a prompt are never evicted for
-        other blocks of the same prompt. A block that fits in no tier is not stored and is returned as well.
+        Blocks that are cached in another tier move to the first tier and do not count as hits. Blocks of a prompt are
+        never evicted for other blocks of the same prompt. Returns the blocks evicted from the last tier, in the order
+        of eviction; the result includes any block of the prompt that no tier could store.
         """
         gone: list[BlockKey] = []
         own = frozenset(keys)
@@ -80,7 +85,7 @@ class TieredCache:
         self._tier(key).hold(key)
 
     def release(self, key: BlockKey) -> None:
-        """Undo one call of `hold` for a block."""
+        """Undo one `hold` of a block."""
         self._tier(key).release(key)
 
     def _tier(self, key: BlockKey) -> PrefixCache:
@@ -90,7 +95,7 @@ class TieredCache:
         return self.tiers[index]
 
     def _use(self, tier: PrefixCache, key: BlockKey, keep: Container[BlockKey], gone: list[BlockKey]) -> None:
-        """Report a use of a block in `tier` to the eviction policy, and move the block to the first tier."""
+        """Report a use of a block in `tier` to the eviction policy. If possible, move the block to the first tier."""
         tier.use(key)
         if tier is not self._first and not tier.held(key) and self._first.has_room:
             position = tier.position(key)
@@ -98,7 +103,11 @@ class TieredCache:
             self._store(0, key, position, keep, gone)
 
     def _store(self, index: int, key: BlockKey, position: int, keep: Container[BlockKey], gone: list[BlockKey]) -> None:
-        """Store a block in the tier with this index or, if the tier cannot make room, in the next one that can."""
+        """Store a block in tier `index` or, if this tier cannot make room, in the next tier that can.
+
+        Each block evicted to make room is stored in the next tier in the same way. Blocks in `keep` are not evicted. A
+        block that leaves the last tier is appended to `gone`.
+        """
         if index == len(self.tiers):
             gone.append(key)
             return

@@ -1,1 +1,1 @@
-"""Performance models, fitted, published or estimated, which predict the seconds and watts of an iteration."""
+"""Performance models, which predict the time and power of an iteration. They are fitted, published or estimated."""

@@ -1,7 +1,7 @@
-"""Interface of performance models, which predict the seconds and watts of an instance's iterations.
+"""Interface of performance models, which predict the time and power of an instance's iterations.
 
-For a fixed number of sequences, the time of a decode iteration is linear in the KV tokens read. Every model returns it
-as two coefficients, so that a simulator can sum many iterations in closed form.
+For a fixed number of sequences, the time of a decode iteration is linear in the number of KV tokens read. Every model
+returns the two coefficients of this linear function, so that a simulator can sum many iterations in closed form.
 """
 
 from abc import ABC, abstractmethod
@@ -14,7 +14,10 @@ from twofold.performance.cost import DecodeCost, ModelAccuracy
 
 @dataclass(kw_only=True)
 class InstancePower:
-    """Power model of an instance, in watts. Shares are fractions of TDP; see `twofold.performance.power`."""
+    """Power model of an instance, in watts. The `_share` fields and `cap` are fractions of TDP.
+
+    See `twofold.performance.power`.
+    """
 
     idle_w: float
     overhead_w: float
@@ -44,11 +47,11 @@ NO_POWER = InstancePower(
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class PerformanceModel(ABC):
-    """Predicts times and power of an instance: one model on one machine type, with fixed tensor and pipeline degrees.
+    """Predicts iteration times and power of an instance: one LLM on one machine type with one sharding.
 
-    `name` is for display, such as `fitted bloom-176b on dgx-h100 TP8`. In a pipeline, an iteration runs in one stage
-    after the other, and its time is the sum over all `stages`. `power` predicts the watts. It is an
-    `InstancePower`, or another performance model whose predictions of power also hold for this one.
+    `name` is for display, such as `fitted bloom-176b on dgx-h100 TP8`. In a pipeline, an iteration runs through the
+    `stages` stages one after another, and its time is the sum of the times of the stages. `power` predicts the watts:
+    it is an `InstancePower` or another performance model that predicts the same power as this model.
     """
 
     name: str
@@ -70,25 +73,28 @@ class PerformanceModel(ABC):
     def prefill_s(self, tokens: int, squares: int) -> float:
         """Return the seconds of an iteration that contains only prompts.
 
-        `tokens` is the number of prompt tokens computed. `squares` is Σ((context + tokens)² − context²) over the
-        sequences, for the cost of attention. It is Σ tokens² for whole prompts; the chunks of a prompt add up to the
-        same value.
+        `tokens` is the number of prompt tokens that the iteration computes. `squares` determines the cost of attention:
+        it is the sum of (context + tokens)² − context² over the sequences. For whole prompts, `squares` is Σ tokens².
+        The values for the chunks of a prompt add up to the value for the whole prompt.
         """
 
     @abstractmethod
     def decode_cost(self, sequences: int) -> DecodeCost:
-        """Return the cost coefficients of an iteration in which `sequences` sequences decode one token each."""
+        """Return the coefficients of the time of an iteration in which `sequences` sequences decode one token each."""
 
     @abstractmethod
     def mixed_s(self, tokens: int, squares: int, sequences: int, context: int) -> float:
-        """Return the seconds of an iteration: `tokens` prompt tokens, `sequences` decodes over `context` KV tokens."""
+        """Return the seconds of an iteration that computes `tokens` prompt tokens and decodes `sequences` sequences.
+
+        The decodes read `context` KV tokens in total. `squares` is as in `prefill_s`.
+        """
 
     def uncontended(self, prompt_tokens: int, output_tokens: int) -> tuple[float, float]:
         """Return (TTFT, TPOT) in seconds of a request that runs alone on the instance.
 
-        Prefill produces the first token. The decode of token i + 1 reads the prompt and the i tokens before it, so over
-        i = 1 … n − 1 the mean context is prompt + n/2. For a request with one output token, TPOT is the predicted time
-        of a second token.
+        Prefill produces the first of n output tokens. The decode of token i + 1 reads the KV of the prompt and of i
+        output tokens, so the mean context over i = 1 … n − 1 is prompt + n/2. For a request with one output token, TPOT
+        is the predicted time of a second token.
         """
         cost = self.decode_cost(1)
         context = prompt_tokens + max(output_tokens, 2) / 2
@@ -97,7 +103,7 @@ class PerformanceModel(ABC):
 
     @property
     def idle_w(self) -> float:
-        """Watts that the instance's share of its machine draws between iterations."""
+        """Watts that the instance draws between iterations: its share of the power of its idle machine."""
         return self.power.idle_w
 
     def prefill_w(self, tokens: int) -> float:

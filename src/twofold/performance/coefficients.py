@@ -1,8 +1,9 @@
 """Coefficients of performance models, and the TOML files that store them.
 
-A calibration file, written by `twofold calibrate fit`, has one `[[calibration]]` per model, accelerator and tensor
-parallelism. TWOFOLD_CALIBRATION names additional files, separated as in PATH; they take precedence over the package's
-calibrations. mypyc does not compile this module, because it does not support msgspec.
+`twofold calibrate fit` writes a calibration file, which has one `[[calibration]]` table for each combination of model,
+accelerator and tensor parallelism. The environment variable TWOFOLD_CALIBRATION lists additional calibration files,
+separated as in PATH; their calibrations take precedence over those of the package. This module is not compiled by
+mypyc, because mypyc does not support msgspec.
 """
 
 import os
@@ -18,7 +19,7 @@ from twofold.errors import ConfigurationError
 
 @cache
 def data_bytes(name: str) -> bytes:
-    """Read the package's data file performance/data/NAME."""
+    """Return the bytes of the file `name` in the package's folder performance/data."""
     return files("twofold.performance").joinpath("data", name).read_bytes()
 
 
@@ -26,7 +27,7 @@ ENVIRONMENT = "TWOFOLD_CALIBRATION"
 
 
 class MeasuredPair(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Base class of measured data: names the model, the accelerator and the tensor parallelism."""
+    """Base class of measured data, with the model, accelerator and tensor parallelism of the measurements."""
 
     model: str
     accelerator: str
@@ -34,7 +35,7 @@ class MeasuredPair(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     @property
     def pair(self) -> str:
-        """Display name, such as `bloom-176b on h100-80gb TP8`."""
+        """Display name of the model and accelerator, such as `bloom-176b on h100-80gb TP8`."""
         return f"{self.model} on {self.accelerator} TP{self.tensor_parallel}"
 
 
@@ -57,11 +58,12 @@ class DecodeCoefficients(msgspec.Struct, frozen=True, forbid_unknown_fields=True
 
 
 class Calibration(MeasuredPair, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Fitted coefficients of one model on one accelerator, with their errors and origin.
+    """Fitted coefficients of one LLM on one accelerator, with prediction errors and origin.
 
-    Errors are mean absolute relative errors on held-out configurations. Predictions beyond the `max_` values
-    extrapolate the measurements. `decode_power` is the measured share of TDP that decode of one sequence draws.
-    `dropped` lists the measurements excluded from the fit, with reasons.
+    `prefill_error` and `decode_error` are mean absolute relative errors on held-out configurations. The `max_` fields
+    are the largest measured sizes; predictions for larger sizes are extrapolations. `decode_power` is the power of
+    decoding one sequence, as a measured share of TDP. `dropped` lists the measurements excluded from the fit, with
+    reasons.
     """
 
     prefill: PrefillCoefficients
@@ -84,7 +86,7 @@ class CalibrationFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def read_calibrations(path: Path) -> list[Calibration]:
-    """Read a calibration file. Raises ConfigurationError if it is missing or malformed."""
+    """Read a calibration file. Raises ConfigurationError if the file is missing or malformed."""
     try:
         content = path.read_bytes()
     except OSError as error:
@@ -96,7 +98,11 @@ def read_calibrations(path: Path) -> list[Calibration]:
 
 
 def calibrations(extra: Sequence[Path] = ()) -> list[Calibration]:
-    """Return all calibrations in order of precedence: `extra` files, TWOFOLD_CALIBRATION, then the package."""
+    """Return all calibrations, highest precedence first.
+
+    Calibrations from the files `extra` come first, then those from the files listed in TWOFOLD_CALIBRATION, then those
+    of the package.
+    """
     installed = (Path(name) for name in os.environ.get(ENVIRONMENT, "").split(os.pathsep) if name)
     return [*(entry for path in (*extra, *installed) for entry in read_calibrations(path)), *packaged()]
 
@@ -107,7 +113,7 @@ def packaged() -> list[Calibration]:
 
 
 def to_toml(fits: Sequence[Calibration], heading: str) -> str:
-    """Format calibrations as the text of a calibration file that starts with `heading` as a comment."""
+    """Return the text of a calibration file with the calibrations `fits`, after `heading` as a comment."""
     lines = [f"# {line}" for line in heading.splitlines()]
     for fit in fits:
         lines += ["", "[[calibration]]", *_table(msgspec.to_builtins(fit))]
@@ -117,17 +123,20 @@ def to_toml(fits: Sequence[Calibration], heading: str) -> str:
 
 
 def _table(values: dict[str, object]) -> Iterator[str]:
-    """Yield a TOML line for each value that is not a table. Floats are formatted with repr, other values as JSON."""
+    """Yield a TOML line for each entry of `values` that is neither None nor a dict.
+
+    Floats are formatted with repr, other values as JSON.
+    """
     for key, value in values.items():
         if value is not None and not isinstance(value, dict):
             yield f"{key} = {value!r}" if isinstance(value, float) else f"{key} = {msgspec.json.encode(value).decode()}"
 
 
 class PowerLaw(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Power draw as shares of an accelerator's TDP, fitted by bench/splitwise/fit_power.py.
+    """Formula for the power draw of accelerators, fitted by bench/splitwise/fit_power.py. Powers are fractions of TDP.
 
-    Decode of one sequence draws `decode + memory · (share of memory bandwidth in use)`; each further sequence adds
-    `sequence`. Prefill of `saturation_tokens` or more prompt tokens draws the full TDP.
+    Decoding one sequence draws `decode + memory · (share of memory bandwidth in use)`; each further sequence adds
+    `sequence`. A prefill of `saturation_tokens` or more prompt tokens draws the full TDP.
     """
 
     decode: float
@@ -142,12 +151,16 @@ class PowerLaw(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 @cache
 def power_law() -> PowerLaw:
-    """Load the power law from the package's data."""
+    """Load the power formula from the package's data."""
     return msgspec.toml.decode(data_bytes("power.toml"), type=PowerLaw)
 
 
 class Knots(MeasuredPair, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Points of SplitwiseSim's prompt and token curves for one model and machine: seconds over tokens per batch."""
+    """Points of SplitwiseSim's two latency curves for one LLM and accelerator.
+
+    For a batch with prompt size × batch size = `tokens[i]`, prefill takes `prompt_s[i]` seconds and a decode iteration
+    takes `token_s[i]` seconds.
+    """
 
     tokens: list[int]
     prompt_s: list[float]

@@ -1,4 +1,4 @@
-"""Results of performance models. mypyc does not support msgspec, so it does not compile this module."""
+"""Results of performance models. This module is not compiled by mypyc, because mypyc does not support msgspec."""
 
 import msgspec
 
@@ -6,8 +6,9 @@ import msgspec
 class ModelAccuracy(msgspec.Struct, frozen=True, kw_only=True):
     """Mean absolute relative errors of a performance model on held-out measurements; None if unknown.
 
-    `estimated` is set if the model was not fitted to measurements of this LLM on this machine. The errors are then
-    those of the same method for measured LLMs and machines. `basis` briefly describes the underlying data.
+    `estimated` is set if the performance model was not fitted to measurements of its LLM on its machine. In this case,
+    the errors are from predictions of other LLMs and machines by the same method. `basis` briefly describes the
+    underlying data.
     """
 
     prefill: float | None

@@ -1,17 +1,17 @@
 """Latency model of DistServe's simulator, for reproducing the paper's figures.
 
-Milliseconds of one pipeline stage on A100-80GB, with l the length of each prompt in the batch and PP the number of
-stages:
+The milliseconds of an iteration in one pipeline stage on A100-80GB depend on the length l of each prompt in the batch
+and on the number PP of stages:
 
     prefill = (a + b·Σl + c·Σl²) / PP + PP            + 2 + 1e-4·Σl
     decode  = (a + b·Σ(context + 1) + c·batch) / PP   + 2 + 1e-4·Σcontext
 
-The last terms, after the gap, are an overhead of the first stage only. Sending activations to a later stage takes no
-time. Decode has one set of coefficients below 95 sequences and another from 95 on, so 95 sequences can be faster than
-94. Σcontext excludes the new tokens; it is the number of KV tokens in `DecodeCost`.
+The terms after the gap are an overhead of the first stage; later stages do not have it. Sending activations to a later
+stage takes no time. Decode has one set of coefficients below 95 sequences and another from 95 on, so 95 sequences can
+be faster than 94. Σcontext excludes the new tokens; it is the number of KV tokens in `DecodeCost`.
 
-DistServe's simulator has no mixed iterations. Here a mixed iteration takes the time of its prefill plus that of its
-decodes, which is computed without the coefficient a and the constant overhead.
+DistServe's simulator has no mixed iterations. In this module, a mixed iteration takes the prefill time plus the decode
+time, where the decode time omits the coefficient a and the constant overhead of 2 ms.
 """
 
 from functools import cache
@@ -39,7 +39,7 @@ _OVERHEAD_MS, _OVERHEAD_TOKEN_MS = 2.0, 1e-4
 
 
 class LatencyCoefficients(msgspec.Struct, frozen=True, array_like=True):
-    """Coefficients a, b and c of the prefill or decode formula, in milliseconds."""
+    """Coefficients a, b and c of the prefill formula or of the decode formula, in milliseconds."""
 
     a: float
     b: float
@@ -47,7 +47,10 @@ class LatencyCoefficients(msgspec.Struct, frozen=True, array_like=True):
 
 
 class PublishedLatency(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Published coefficients of one model at one tensor parallelism on one engine."""
+    """Published coefficients of one LLM with one tensor parallelism on one engine.
+
+    `decode_small` applies to decodes of fewer than 95 sequences, `decode_large` to larger decodes.
+    """
 
     engine: str
     model: str
@@ -68,7 +71,7 @@ class PublishedLatencies(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
 
 
 class DistservePublishedModel(PerformanceModel):
-    """Performance model of one stage of a pipeline of `stages` stages, with DistServe's published coefficients."""
+    """Performance model of one stage of a pipeline of `stages` stages, with coefficients published by DistServe."""
 
     def __init__(
         self,
@@ -114,10 +117,10 @@ class DistservePublishedModel(PerformanceModel):
 def distserve_published(
     model: Model, machine: Machine, tensor_parallel: int, *, engine: str = "distserve"
 ) -> DistservePublishedModel:
-    """Performance model of DistServe's simulator, for the models published with it on A100-80GB.
+    """Return the performance model of DistServe's simulator for an instance without pipeline parallelism.
 
-    Returns the model of an instance without pipeline. Raises ConfigurationError, listing the published models, for an
-    unknown model, accelerator, tensor parallelism or engine.
+    DistServe published coefficients for some LLMs on A100-80GB. For any other LLM, accelerator, tensor parallelism or
+    engine, raises a ConfigurationError that lists the choices.
     """
     line = _line(model, machine, tensor_parallel, engine)
     return DistservePublishedModel(line, model, machine, tensor_parallel)
@@ -126,7 +129,10 @@ def distserve_published(
 def distserve_pipeline(
     model: Model, machine: Machine, tensor_parallel: int, pipeline_parallel: int, *, engine: str = "distserve"
 ) -> Pipeline:
-    """Like `distserve_published`, for a pipeline. Also raises ConfigurationError for more stages than layers."""
+    """Return the performance model of DistServe's simulator for an instance with `pipeline_parallel` stages.
+
+    Raises ConfigurationError as `distserve_published` does, and if there are more stages than layers.
+    """
     stage_layers(model, pipeline_parallel)
     line = _line(model, machine, tensor_parallel, engine)
     first, later = (

@@ -1,20 +1,21 @@
-"""Performance model fitted to a measured profile of the same model and accelerator.
+"""Performance model fitted to a measured profile of the same LLM and accelerator.
 
-With n prompt tokens per batch, S their squares (see `PerformanceModel.prefill_s`) and b decodes that read C KV tokens:
+Let n be the number of prompt tokens in a batch, S their `squares` (see `PerformanceModel.prefill_s`), b the number of
+decodes and C the number of KV tokens that the decodes read:
 
     prefill(n, S) = (floor^p + (a·n)^p)^(1/p) + e·n·w(n) + q·S         p = 2.5
     decode(b, C)  = t0 + k·b + k2·max(b − 32, 0) + c·C
     mixed         = max(prefill(n, S), t0) + decode(b, C) − t0
 
-- Below a few hundred tokens, prefill is bound by weight reads and kernel launches (floor), beyond by compute (a); p
-  smooths the transition. Attention costs q for each square.
-- Throughput falls beyond 2,048 batched tokens (Splitwise, figure 6). The extra cost per token is e from 4,096 tokens
-  on. The profile has no sizes between the two, so the weight w rises linearly from 0 to 1 there.
-- Each decode costs k, each beyond 32 costs k2 more, and each KV token read costs c.
-- A mixed iteration reads the weights once, so decodes add only their cost beyond t0. This is an assumption, because
-  the profile has no mixed iterations.
+- Up to a few hundred tokens, weight reads and kernel launches limit prefill (floor). For more tokens, compute limits
+  prefill (a). The exponent p smooths the transition. The cost of attention is q·S.
+- Throughput falls beyond 2,048 batched tokens (Splitwise, figure 6). From 4,096 tokens on, each token costs e extra.
+  The profile has no sizes between 2,048 and 4,096, so the weight w is assumed to rise linearly from 0 to 1 there.
+- Each decode costs k, each decode beyond the 32nd costs k2 more, and each KV token read costs c.
+- A mixed iteration is assumed to read the weights only once, so the decodes do not add t0 again. The profile has no
+  mixed iterations to check this.
 
-All coefficients are ≥ 0, so every time grows with each argument.
+All coefficients are ≥ 0, so no time falls when an argument grows.
 """
 
 from collections.abc import Sequence
@@ -33,7 +34,7 @@ LARGE_BATCH = 32
 
 
 class FittedModel(PerformanceModel):
-    """Performance model with the formula of this module and the coefficients of one calibration."""
+    """Performance model with the formulas of this module and the coefficients of one calibration."""
 
     def __init__(self, calibration: Calibration, model: Model, machine: Machine, tensor_parallel: int) -> None:
         self.name = instance_name("fitted", model, machine, tensor_parallel)
@@ -70,20 +71,20 @@ class FittedModel(PerformanceModel):
 
 
 def long_share(tokens: float) -> float:
-    """Return the weight w of the extra cost per token in long batches: 0 up to 2,048 tokens, 1 from 4,096 on."""
+    """Return the weight w of the extra cost per token in long batches: 0 up to 2,048 tokens, 1 from 4,096 tokens on."""
     return min(max((tokens - LONG_TOKENS) / (FULL_LONG_TOKENS - LONG_TOKENS), 0.0), 1.0)
 
 
 def fitted(model: Model, machine: Machine, tensor_parallel: int, *, extra: Sequence[Path] = ()) -> FittedModel:
-    """Performance model fitted to measurements of the same model, accelerator and tensor parallelism.
+    """Return the performance model fitted to measurements of this LLM, accelerator and tensor parallelism.
 
-    Calibrations in `extra` files take precedence. Raises ConfigurationError, listing the calibrated models, if there
-    is no calibration.
+    Calibrations in the files `extra` take precedence over other calibrations. If there is no calibration, raises a
+    ConfigurationError that lists the calibrated LLMs.
     """
     entry = require_pair(calibrations(extra), model, machine, tensor_parallel, "calibration")
     return FittedModel(entry, model, machine, tensor_parallel)
 
 
 def is_fitted(model: Model, machine: Machine, tensor_parallel: int) -> bool:
-    """Return whether a calibration exists for the model on the machine's accelerators."""
+    """Return whether a calibration exists for the LLM, the machine's accelerator and the tensor parallelism."""
     return find_pair(calibrations(), model, machine, tensor_parallel) is not None

@@ -1,14 +1,15 @@
-"""Pipeline stages and KV capacity of an instance, which is a model on part of a machine.
+"""Pipeline stages and KV capacity of an instance, which is an LLM on some accelerators of a machine.
 
-With L layers, S stages and t the time of an instance without pipeline at the same tensor parallelism:
+Let L be the number of layers, S the number of stages and t the iteration time of an instance with the same tensor
+parallelism but without pipeline. The times are:
 
     first stage   ⌈L / S⌉ / L · t
     later stage   ⌈L / S⌉ / L · t + tokens · hidden size · bytes / bandwidth, to receive activations
-    iteration     the first stage, then S − 1 later ones
+    iteration     first stage + (S − 1) · later stage
 
-All stages are assumed as slow as the largest. Costs independent of layers (embeddings, sampling, engine overhead) are
-divided in the same way. The activations of a token are sent once between stages: each accelerator sends its part.
-Between machines, a stage has its share of the network bandwidth.
+All stages are assumed to be as slow as the largest stage. Costs independent of layers (embeddings, sampling, engine
+overhead) are divided in the same way. Each accelerator of a stage sends its part of the activations, so the activations
+of a token are sent once. Between machines, a stage has its share of the network bandwidth.
 """
 
 from collections.abc import Collection, Iterable
@@ -37,7 +38,7 @@ def check_tensor_parallel(machine: Machine, tensor_parallel: int) -> None:
 
 
 def profile_name(machine: Machine) -> str:
-    """Return the name of a machine's accelerators in profiles; power-capped accelerators have a name of their own."""
+    """Return the name of a machine's accelerators in profiles. A power cap is part of the name."""
     name = machine.accelerator.name
     if machine.power_cap == 1.0 or name.endswith(_CAPPED):
         return name
@@ -45,15 +46,16 @@ def profile_name(machine: Machine) -> str:
 
 
 def find_pair(known: Iterable[P], model: Model, machine: Machine, tensor_parallel: int) -> P | None:
-    """Return the entry measured for the model on the machine's accelerators; None if there is none."""
+    """Return the entry of `known` that was measured for this LLM, accelerator and tensor parallelism, or None."""
     wanted = (model.name, profile_name(machine), tensor_parallel)
     return next((one for one in known if (one.model, one.accelerator, one.tensor_parallel) == wanted), None)
 
 
 def require_pair(known: Collection[P], model: Model, machine: Machine, tensor_parallel: int, kind: str) -> P:
-    """Return the entry measured for the model on the machine's accelerators.
+    """Return the entry of `known` that was measured for this LLM, accelerator and tensor parallelism.
 
-    Raises ConfigurationError with the known entries if there is none. `kind` is the message's word for an entry.
+    If there is no such entry, raises a ConfigurationError that lists the known entries. `kind` is the noun for an entry
+    in the message, such as `calibration`.
     """
     check_tensor_parallel(machine, tensor_parallel)
     entry = find_pair(known, model, machine, tensor_parallel)
@@ -71,7 +73,7 @@ def instance_name(kind: str, model: Model, machine: Machine, tensor_parallel: in
 
 
 def memory_share(model: Model, machine: Machine, tensor_parallel: int, decode_s: float) -> float:
-    """Return the share of memory bandwidth needed to read the active weights once in `decode_s` seconds."""
+    """Return the share of the memory bandwidth that an instance uses if it reads the active weights in `decode_s`."""
     bytes_read = model.weight_bytes * model.active_parameters / model.parameters
     return bytes_read / (decode_s * tensor_parallel * machine.accelerator.memory_bytes_per_s)
 
@@ -79,15 +81,15 @@ def memory_share(model: Model, machine: Machine, tensor_parallel: int, decode_s:
 def resident_kv_bytes_per_token(model: Model, tensor_parallel: int) -> int:
     """Return the bytes of KV cache per token, summed over all accelerators of an instance.
 
-    Keys and values are sharded by KV head. With more accelerators than KV heads, heads are replicated. The compressed
-    vector of latent attention cannot be sharded, so each accelerator stores all of it.
+    Keys and values are sharded by KV head. With more accelerators than KV heads, heads are replicated. Latent attention
+    has one compressed vector, which cannot be sharded, so each accelerator stores the whole vector.
     """
     shards = model.kv_heads if model.kv_latent_dims is None else 1
     return -(-model.kv_bytes_per_token * max(tensor_parallel, shards) // shards)
 
 
 class Pipeline(PerformanceModel):
-    """Performance model of a pipeline. One stage at a time computes an iteration, while the others idle."""
+    """Performance model of a pipeline for one iteration at a time: one stage computes while the other stages idle."""
 
     def __init__(
         self, name: str, error: ModelAccuracy, first: PerformanceModel, later: PerformanceModel, stages: int
@@ -128,7 +130,10 @@ class Pipeline(PerformanceModel):
 
 
 class LayersStage(PerformanceModel):
-    """Performance model of a stage with `share` of all layers. Receiving the activations of a token takes `token_s`."""
+    """Performance model of a pipeline stage with the fraction `share` of the layers of `whole`.
+
+    Receiving the activations of one token takes `token_s` seconds.
+    """
 
     def __init__(self, whole: PerformanceModel, share: float, token_s: float) -> None:
         self.name, self.error, self.power = whole.name, whole.error, whole
@@ -155,11 +160,11 @@ def by_layers(
     pipeline_parallel: int,
     boundary_bytes_per_s: float | None = None,
 ) -> Pipeline:
-    """Return the model of a pipeline that divides the layers of `whole` among its stages.
+    """Return the performance model of a pipeline that divides the layers of `whole` among `pipeline_parallel` stages.
 
-    `boundary_bytes_per_s` is the bandwidth for activations between stages. By default it is that of the accelerators'
-    interconnect if all stages fit on one machine, else each stage's share of the machine's network. Raises
-    ConfigurationError for more stages than layers.
+    `boundary_bytes_per_s` is the bandwidth for activations between stages. The default is the bandwidth of the
+    accelerators' interconnect if all stages fit on one machine, else the stage's share of the machine's network
+    bandwidth. Raises ConfigurationError for more stages than layers.
     """
     share = stage_layers(model, pipeline_parallel) / model.layers
     if boundary_bytes_per_s is None:
@@ -175,7 +180,10 @@ def by_layers(
 
 
 def boundary_bandwidth(machine: Machine, tensor_parallel: int, *, across: bool) -> float:
-    """Return the bytes per second from one stage to the next, within a machine or `across` machines."""
+    """Return the bandwidth from one stage to the next, in bytes per second.
+
+    If `across` is set, the stages are on different machines, else on one machine.
+    """
     if across:
         return machine.network_bytes_per_s * tensor_parallel / machine.count
     return machine.accelerator.interconnect_bytes_per_s * tensor_parallel
@@ -199,11 +207,12 @@ def kv_capacity_tokens(
     kv_bytes_per_token: int | None = None,
     pipeline_parallel: int = 1,
 ) -> int:
-    """Return the number of KV tokens that fit into an instance's memory beside the weights.
+    """Return the number of KV tokens that fit into an instance's memory in addition to the weights.
 
-    `utilization` is the share of accelerator memory for weights and KV. `kv_bytes_per_token` overrides the value
-    computed from the model and its sharding. In a pipeline the largest stage limits the capacity; its weights and KV
-    are proportional to its layers. Raises ConfigurationError if the weights leave no room for KV.
+    `utilization` is the share of accelerator memory that weights and KV may use. `kv_bytes_per_token` overrides the
+    number of bytes computed from LLM and sharding. In a pipeline, the largest stage limits the capacity. The weights
+    and the KV of a stage are assumed proportional to its number of layers. Raises ConfigurationError if the weights
+    leave no room for KV.
     """
     check_tensor_parallel(machine, tensor_parallel)
     require(0.0 < utilization <= 1.0, f"memory utilization must be above 0 and at most 1, not {utilization:g}")
@@ -226,5 +235,5 @@ def kv_capacity_tokens(
 
 
 def _share(size: int, layers: int, model: Model) -> int:
-    """Return the share of `size` bytes for `layers` of the model's layers, rounded up."""
+    """Return how many of `size` bytes for all layers belong to `layers` layers, rounded up."""
     return -(-size * layers // model.layers)

@@ -1,14 +1,15 @@
 """Power model: watts of an instance by phase and batch size.
 
-Splitwise (sections 3.6 and 3.7) measured that prefill approaches the accelerators' TDP as its batch grows, while decode
-draws much less and hardly more for a larger batch. A power cap therefore slows prefill only. Assumptions:
+Splitwise (sections 3.6 and 3.7) measured the power of both phases. The power of prefill approaches the accelerators'
+TDP as the batch grows. Decode draws much less, and larger decode batches draw hardly more. A power cap therefore slows
+only prefill. The power model assumes:
 
-- decode draws a share of TDP that grows with the use of memory bandwidth, and slightly with each sequence;
-- the power of prefill grows linearly with its tokens, from that of decode to full TDP at saturation;
-- the power that a machine provisions beyond its accelerators is drawn in full while a batch runs;
-- an accelerator under a power cap draws its usual power up to the cap.
+- Decode draws a share of TDP that grows with the use of memory bandwidth, and slightly with each sequence.
+- The power of prefill grows linearly with the prompt tokens, from the power of decode to full TDP at saturation.
+- While a batch runs, the parts of the machine other than accelerators draw all power provisioned for them.
+- An accelerator under a power cap draws the power of an uncapped accelerator, but at most the cap.
 
-An instance on t of a machine's c accelerators draws t/c of the machine's power.
+An instance on t of the c accelerators of a machine draws t/c of the machine's power.
 """
 
 from twofold.hardware.specs import Machine
@@ -21,8 +22,8 @@ def instance_power(
 ) -> InstancePower:
     """Return the power model of an instance on `tensor_parallel` accelerators of a machine.
 
-    `memory_share` is the share of memory bandwidth that decode of one sequence uses. `decode_share` is the measured
-    share of TDP that such a decode draws; if None, it is estimated.
+    `memory_share` is the share of memory bandwidth that decoding one sequence uses. `decode_share` is the measured
+    share of TDP that decoding one sequence draws; by default, this share is estimated from `memory_share`.
     """
     law = power_law()
     part = tensor_parallel / machine.count

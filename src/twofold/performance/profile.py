@@ -1,21 +1,22 @@
-"""Measured performance of an instance, for simulations and plans of the same model, engine and hardware.
+"""Measured performance of an instance, for simulations and plans with the same LLM, engine and hardware.
 
 `twofold characterize` writes the profile as YAML; `--profile` of `simulate`, `plan`, `serve` and `verify` reads it.
-Times are in seconds. An iteration computes n prompt tokens, with squares S (see `PerformanceModel.prefill_s`), and
-decodes b sequences that read C KV tokens:
+Times are in seconds. An iteration computes n prompt tokens, whose `squares` are S (see `PerformanceModel.prefill_s`),
+and decodes b sequences, which read C KV tokens in total:
 
     iteration(n, S, b, C) = base + p·[n > 0] + m·[n > 0 and b > 0] + f(n + b) + q·S + s·b + l·max(b − large, 0) + c·C
 
-- f, the time of the linear layers, is piecewise linear, because an engine packs all tokens of an iteration into one
-  matrix. Its bends are found from the measurements: kernels use small matrices less efficiently, and CPU libraries
-  change their path at certain sizes. No slope is negative, so a larger batch is never faster.
-- p is the fixed cost of an iteration with prompts beyond that of one without, for example where only decodes run as a
-  captured graph. m is that of an iteration with both.
-- q is attention within prompts, c attention of decodes over their context, s the remaining cost of a decode, and l
-  the additional cost of each decode beyond `large`.
+- f is the time of the linear layers. It depends on n + b because an engine packs all tokens of an iteration into one
+  matrix. f is piecewise linear: kernels use small matrices less efficiently, and CPU libraries switch kernels at
+  certain sizes. The bends of f are found from the measurements. No slope is negative, so a larger batch is never
+  faster.
+- p is an additional fixed cost of iterations with prompts, for example if only pure decode iterations run as a captured
+  graph. m is an additional fixed cost of iterations with both prompts and decodes.
+- q is the cost of attention within prompts, and c the cost of attention for each KV token that decodes read. s is the
+  remaining cost of a decode, and l the additional cost of each decode beyond `large` decodes.
 - The same formula covers prefill, decode and mixed iterations, and is fitted to measurements of all three.
-- Compute and memory reads slow down differently on a shared host: `decode_factor` multiplies the time of iterations
-  without prompts.
+- On a shared host, compute and memory reads slow down by different factors. `decode_factor` therefore multiplies the
+  time of iterations without prompts.
 - The first iteration after an idle period takes `cold_s` longer: the core slept, and other processes used the caches.
 """
 
@@ -36,11 +37,11 @@ COLD_AFTER_S: Final = 0.03  # of idling
 
 
 class IterationTimes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Coefficients of the iteration time, in seconds, for the formula of this module.
+    """Coefficients of the formula of this module for the iteration time, in seconds.
 
-    `bends` are the numbers of tokens at which the slope of f changes, the first is 0, and `token_s` has the slope after
-    each. Errors are median absolute relative errors on held-out measurements; None if that kind was not measured.
-    `iterations` counts the distinct measurements.
+    `bends` are the numbers of tokens at which the slope of f changes, starting with 0. `token_s[i]` is the slope after
+    `bends[i]`. Errors are median absolute relative errors on held-out measurements of prefill, decode and mixed
+    iterations; None without such measurements. `iterations` counts the distinct measurements.
     """
 
     base_s: float
@@ -61,7 +62,10 @@ class IterationTimes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     iterations: int = 0
 
     def seconds(self, tokens: int, squares: int, sequences: int, context: int) -> float:
-        """Return the seconds of an iteration: `tokens` prompt tokens, `sequences` decodes over `context` KV tokens."""
+        """Return the seconds of an iteration that computes `tokens` prompt tokens and decodes `sequences` sequences.
+
+        The decodes read `context` KV tokens in total. `squares` is as in `PerformanceModel.prefill_s`.
+        """
         parts = spread(tokens + sequences, self.bends)
         linear_s = sum(slope * part for slope, part in zip(self.token_s, parts, strict=True))
         attention_s = self.square_s * squares + self.context_s * context
@@ -72,7 +76,10 @@ class IterationTimes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         return seconds + self.prompt_s + (self.mixed_s if sequences else 0.0)
 
     def slower(self, factor: float, decodes: float | None = None) -> "IterationTimes":
-        """Return a copy with times multiplied by `factor`, or by `decodes` (if set) in iterations without prompts."""
+        """Return a copy with all times multiplied by `factor`.
+
+        If `decodes` is set, times of iterations without prompts are multiplied by `decodes` instead of `factor`.
+        """
         times = ("base_s", "square_s", "sequence_s", "context_s", "prompt_s", "mixed_s", "large_s", "cold_s")
         return msgspec.structs.replace(
             self,
@@ -83,13 +90,13 @@ class IterationTimes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 def spread(tokens: float, bends: tuple[int, ...]) -> list[float]:
-    """Split `tokens` into one part per linear segment of f in the module's formula, that is, at the bends."""
+    """Split `tokens` at `bends`: return the number of tokens in each linear segment of f (see the module's formula)."""
     ends = (*bends, float("inf"))
     return [min(max(tokens - low, 0), high - low) for low, high in pairwise(ends)]
 
 
 class MeasuredModel(PerformanceModel):
-    """Performance model of one measured instance. `basis` describes the measurement."""
+    """Performance model of one measured instance. `basis` describes the measurement in `ModelAccuracy.basis`."""
 
     def __init__(
         self, name: str, times: IterationTimes, basis: str = "measured", power: InstancePower = NO_POWER
@@ -117,8 +124,9 @@ UNKNOWN_LINK: Final = 12.5e9  # bytes per second between machines with no measur
 class GatewayTimes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """CPU seconds of the gateway, and delays between clients and workers on the same host.
 
-    A request costs `request_s` plus `prompt_token_s` per prompt token, and reaches a worker `request_delay_s` later.
-    The output of an iteration costs `step_s` plus `token_s` per token, and reaches the clients `step_delay_s` later.
+    A request takes `request_s` of CPU time plus `prompt_token_s` per prompt token, and reaches a worker
+    `request_delay_s` after this work. The output of an iteration takes `step_s` plus `token_s` per output token, and
+    reaches the clients `step_delay_s` after this work.
     """
 
     request_s: float
@@ -130,9 +138,11 @@ class GatewayTimes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class KvLink(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Speed of KV transfers between two instances. `latency_s` is the fixed cost of a transfer; `sync_s` is the
-    synchronization that a layer-wise hand-off adds after the first token. Without `layer_wise`, all of a transfer is
-    visible: it was measured by clients, as the delay of the second token.
+    """Speed of KV transfers between two instances.
+
+    A transfer takes a fixed time of `latency_s` seconds in addition to the time for its bytes. A layer-wise hand-off
+    also takes `sync_s` seconds of synchronization after the first token. If `layer_wise` is False, clients measured the
+    speed as the delay of the second token; the whole transfer then counts as visible to clients.
     """
 
     bytes_per_s: float
@@ -142,10 +152,11 @@ class KvLink(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class ContentionFactors(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Factors by which other workers of the host slow down an iteration.
+    """Factors by which other workers on the same host slow down an iteration.
 
-    `crowded` applies while all other cores are busy, because cores share memory bandwidth and caches. `shared` applies
-    while an iteration of the other phase runs on the same core, in addition to the time lost by taking turns.
+    `crowded` applies while workers keep all other cores busy, because cores share memory bandwidth and caches. `shared`
+    applies while an iteration of the other phase (prefill or decode) runs on the same core. The two iterations also
+    take turns on the core; `shared` does not include the time lost in this way.
     """
 
     crowded: float = 1.0
@@ -155,8 +166,8 @@ class ContentionFactors(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 class SharedHost(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """CPU host on which all workers and the gateway of a service share `cores` cores.
 
-    Each worker computes with `threads` threads. `prefill` and `decode` are the slowdowns of iterations with prompts and
-    of other iterations by the other workers.
+    Each worker computes with `threads` threads. `front` is the cost of the gateway. Other workers slow down iterations
+    with prompts by the factors `prefill`, and iterations without prompts by the factors `decode`.
     """
 
     cores: int
@@ -167,7 +178,7 @@ class SharedHost(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class MeasuredPower(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Measured power of an instance's accelerators, as shares of their `tdp_w` watts, by phase."""
+    """Measured power of an instance's accelerators in prefill and in decode, as shares of their total TDP `tdp_w`."""
 
     tdp_w: float
     prefill_share: float
@@ -176,7 +187,7 @@ class MeasuredPower(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class MachineCosts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Price and power of the machine of one instance, as its user states them; 0 if unknown."""
+    """Price and power of one instance's machine, as stated by the user; 0 if unknown."""
 
     price_per_h: float = 0.0
     tdp_w: float = 0.0
@@ -187,9 +198,10 @@ class MeasuredProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """Measured performance of one instance of a model: iteration times, KV capacity and KV transfers.
 
     `engine` describes the software, and `machine` is the name of the hardware in cluster specs. The instance has
-    `tensor_parallel` accelerators. `max_num_batched_tokens` and `max_num_seqs` are the limits of an iteration that were
-    set. `request_s` is the time that a request takes outside the engine. `host` is set if instances run on the cores
-    of one host, and None if each has accelerators of its own. `link` is None if no KV transfer was measured.
+    `tensor_parallel` accelerators. `max_num_batched_tokens` and `max_num_seqs` are the engine's limits of an iteration
+    during the measurement, or None if not set. `request_s` is the time that a request takes outside the engine. `host`
+    is set if all instances share the cores of one host, and None if each instance has its own accelerators. `link` is
+    None if no KV transfer was measured.
     """
 
     model: Model
@@ -210,16 +222,16 @@ class MeasuredProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
     @property
     def shared_host(self) -> SharedHost:
-        """The host that instances share. Raises ConfigurationError if they do not share one."""
+        """The host that all instances share. Raises ConfigurationError if the profile has no shared host."""
         if self.host is None:
             raise ConfigurationError(f"the profile of {self.source} has no shared host: measure a service on this host")
         return self.host
 
     def slower(self, prompts: float, decodes: float) -> "MeasuredProfile":
-        """Return this profile with slower iterations.
+        """Return a copy with slower iterations.
 
-        `prompts` multiplies the times of the gateway and of iterations with prompts, `decodes` those of other
-        iterations.
+        The times of the gateway and of iterations with prompts are multiplied by `prompts`. The times of iterations
+        without prompts are multiplied by `decodes`.
         """
         host = self.shared_host
         front = {name: getattr(host.front, name) * prompts for name in host.front.__struct_fields__}
@@ -227,7 +239,7 @@ class MeasuredProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         return msgspec.structs.replace(self, times=self.times.slower(prompts, decodes), host=slowed)
 
     def extend(self, catalog: Catalog) -> Catalog:
-        """Return a copy of the catalog that also contains this machine and its model."""
+        """Return a copy of `catalog` that also contains the machine and the LLM of this profile."""
         return msgspec.structs.replace(
             catalog,
             machines={**catalog.machines, self.machine: self.as_machine()},
@@ -235,7 +247,7 @@ class MeasuredProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         )
 
     def as_machine(self) -> Machine:
-        """Return the hardware of one instance as a catalog machine, whose memory just holds weights and KV."""
+        """Return the hardware of one instance as a catalog machine, with just enough memory for the weights and KV."""
         count, network = self.tensor_parallel, UNKNOWN_LINK if self.link is None else self.link.bytes_per_s
         memory = self.model.weight_bytes + self.kv_capacity_tokens * self.model.kv_bytes_per_token
         accelerator = Accelerator(
@@ -292,6 +304,6 @@ def load_profile(path: Path | str) -> MeasuredProfile:
 
 
 def dump_profile(profile: MeasuredProfile) -> str:
-    """Format a measured profile as the text of its YAML file."""
+    """Return a measured profile as the text of a YAML file."""
     heading = "# Measured by `twofold characterize`. Times in seconds; see twofold.performance.profile.\n"
     return heading + msgspec.yaml.encode(profile).decode()

@@ -1,20 +1,20 @@
 """Queueing delay of prefill instances, and the prompt length that saturates them: DistServe, sections 3.1 and 4.3.
 
 The formulas hold for an M/D/1 queue: prompts of one length arrive as a Poisson process at R per second and are served
-in order of arrival, one per batch. With s the seconds of a prompt in the slowest stage and t those in all stages, the
-mean time to first token is
+in order of arrival, one per batch. If a prompt takes s seconds in the slowest stage and t seconds in all stages
+together, the mean time to first token is
 
     t + R·s² / (2·(1 − R·s))
 
-because stages with fixed times cause as much waiting as the slowest of them alone. The paper's equations are special
-cases, with D the prefill time on one accelerator:
+because stages with fixed times cause as much waiting as the slowest stage alone. The paper's equations are special
+cases, where D is the prefill time on one accelerator:
 
     one instance                               D + R·D² / (2·(1 − R·D))              equation 1
     pipeline of n stages, s = D/n, t = D       D + R·D² / (2·n·(n − R·D))            equation 2 for n = 2
     tensor parallelism, speed-up K             D/K + R·D² / (2·K·(K − R·D))          equation 3
 
-Different lengths, batches of several prompts and unequal stages cause pipeline bubbles. The first formula covers only
-unequal stages; the other causes need a simulation. Times are seconds, rates are per second.
+Pipeline bubbles have three causes: different prompt lengths, batches of several prompts, and unequal stages. The first
+formula covers unequal stages; the other two causes need a simulation. Times are in seconds, rates are per second.
 """
 
 import math
@@ -26,9 +26,10 @@ from twofold.performance.base import PerformanceModel
 
 
 def mean_ttft_s(rate: float, latency_s: float, stage_s: float) -> float:
-    """Return the mean TTFT of prompts that take `latency_s` in all stages together and `stage_s` in the slowest one.
+    """Return the mean TTFT of prompts that take `latency_s` in all stages together and `stage_s` in the slowest stage.
 
-    Infinite if `rate` · `stage_s` ≥ 1. Raises ConfigurationError for rates < 0, times ≤ 0, or `stage_s` > `latency_s`.
+    The mean TTFT is infinite if `rate` · `stage_s` ≥ 1. Raises ConfigurationError for a rate < 0, a time ≤ 0, or
+    `stage_s` > `latency_s`.
     """
     if not (rate >= 0 and 0 < stage_s <= latency_s < math.inf):
         raise ConfigurationError(
@@ -39,15 +40,16 @@ def mean_ttft_s(rate: float, latency_s: float, stage_s: float) -> float:
 
 
 def crossing_rate(quick: tuple[float, float], other: tuple[float, float]) -> float | None:
-    """Return the rate (per second) above which `other` has a lower mean TTFT than `quick`.
+    """Return the rate (per second) above which instance `other` has a lower mean TTFT than instance `quick`.
 
-    Both are pairs (seconds in all stages, seconds in the slowest stage). Return 0 if `other` is better at every rate,
-    and None if `other` is better at no rate, because its slowest stage is no shorter. With t₁, s₁ the times
-    of `quick` and t₂, s₂ those of `other`, the mean TTFTs are equal where
+    Each argument is a pair (seconds in all stages, seconds in the slowest stage). Return 0 if `other` is better at
+    every rate. Return None if the slowest stage of `other` is at least as slow as that of `quick`, because `other` then
+    has no advantage at high rates. If `quick` is (t₁, s₁) and `other` is (t₂, s₂), the mean TTFTs are equal at the
+    rates R with
 
         (1 − R·s₁)·(1 − R·s₂) = (s₁ − s₂) / (2·(t₂ − t₁) + s₁ − s₂)
 
-    The smaller root is below 1/s₁, where both queues are stable.
+    The result is the smaller root, which is below 1/s₁, so both queues are stable.
     """
     (first_s, slow_s), (second_s, fast_s) = quick, other
     for times in (quick, other):
@@ -63,23 +65,24 @@ def crossing_rate(quick: tuple[float, float], other: tuple[float, float]) -> flo
 
 
 def highest_rate(ttft_s: float, latency_s: float, stage_s: float) -> float:
-    """Return the highest rate with a mean TTFT of at most `ttft_s`; 0 if a prompt takes longer without queueing."""
+    """Return the highest rate with a mean TTFT of at most `ttft_s`; 0 if prefill alone takes longer than `ttft_s`."""
     mean_ttft_s(0.0, latency_s, stage_s)  # validates the arguments
     wait_s = ttft_s - latency_s
     return 2 * wait_s / (stage_s * (stage_s + 2 * wait_s)) if wait_s > 0 else 0.0
 
 
 def stage_times(model: PerformanceModel, prompt_tokens: int) -> tuple[float, float]:
-    """Return the prefill seconds of a prompt alone in its batch, as (all stages, slowest stage)."""
+    """Return the prefill time of a prompt alone in its batch: (seconds in all stages, seconds in the slowest stage)."""
     size = prompt_tokens, prompt_tokens * prompt_tokens
     slowest_s = max(model.first_stage.prefill_s(*size), model.later_stage.prefill_s(*size))
     return model.prefill_s(*size), slowest_s
 
 
 def quickest_by_rate(times: Mapping[str, tuple[float, float]]) -> list[tuple[float, str]]:
-    """Return the option with the lowest mean TTFT for each range of rates, as pairs (lowest rate, name), from rate 0.
+    """Return the ranges of rates in which each option has the lowest mean TTFT.
 
-    `times` maps the name of each option to (all stages, slowest stage) in seconds.
+    The result has one pair (lowest rate, name of the best option) for each range, in ascending order, starting at rate
+    0. `times` maps the name of each option to a pair (seconds in all stages, seconds in the slowest stage).
     """
     now = min(times, key=lambda name: times[name])
     found = [(0.0, now)]
@@ -99,9 +102,9 @@ _STEP: Final = 1.02  # growth of the lengths tried first; the rate is assumed to
 def saturating_tokens(prefill_s: Callable[[int], float], most: int, share: float = SHARE) -> int:
     """Return the shortest prompt, in tokens, that reaches `share` of the best prefill throughput (tokens/s).
 
-    A batch of shorter prompts hardly takes longer than one of them alone; batching longer prompts only delays them.
-    `prefill_s` returns the seconds of a prompt alone in its batch. The best throughput is the highest of all prompt
-    lengths up to `most` tokens.
+    A batch of several shorter prompts takes hardly longer than one such prompt alone, whereas batching longer prompts
+    only delays them. `prefill_s` maps the length of a prompt alone in its batch to its prefill seconds. The best
+    throughput is the maximum over all prompt lengths up to `most` tokens.
     """
     if most < 1 or not 0.0 < share <= 1.0:
         raise ValueError(f"need at least 1 token and a share in (0, 1], not {most} and {share:g}")

@@ -16,13 +16,13 @@ Factory = Callable[[Model, Machine, int], PerformanceModel]
 
 
 def auto(model: Model, machine: Machine, tensor_parallel: int) -> PerformanceModel:
-    """Fitted performance model if the model was measured on these accelerators, else a roofline estimate."""
+    """Return the fitted performance model if this LLM was measured on these accelerators, else a roofline estimate."""
     measured = is_fitted(model, machine, tensor_parallel)
     return (fitted if measured else roofline)(model, machine, tensor_parallel)
 
 
 def distserve_published_vllm(model: Model, machine: Machine, tensor_parallel: int) -> PerformanceModel:
-    """Performance model of vLLM in DistServe's simulator. Covers only its published models on A100-80GB."""
+    """Return DistServe's performance model of vLLM. It covers only the LLMs that DistServe published, on A100-80GB."""
     return distserve_published(model, machine, tensor_parallel, engine="vllm")
 
 
@@ -54,11 +54,11 @@ def performance_model(
     *,
     boundary_bytes_per_s: float | None = None,
 ) -> PerformanceModel:
-    """Create the performance model `name` of an instance with `tensor_parallel` accelerators per pipeline stage.
+    """Create the performance model `name` for an instance with `tensor_parallel` accelerators per pipeline stage.
 
     `boundary_bytes_per_s` is the bandwidth for activations between stages; see `instance.by_layers`. Raises
-    ConfigurationError for an unknown name, too few accelerators, more stages than layers, and configurations that the
-    named model does not cover.
+    ConfigurationError for an unknown name, too few accelerators, more stages than layers, and configurations that this
+    performance model does not cover.
     """
     factory = PERFORMANCE_MODELS.get(name)
     if factory is None:

@@ -1,18 +1,19 @@
-"""Reuse or recompute: when loading the KV cache of a prefix is faster than computing it again.
+"""Reuse or recompute: find out when loading the KV cache of a prefix is faster than computing it again.
 
-Mooncake (FAST'25) counts `l·(a·p²·d + b·p·d²)` FLOPs for the prefill of a prompt of p tokens, and `2·p·l·d·s / gqa`
-bytes for its KV cache: l layers of width d, s bytes per value, gqa query heads per KV head, a = 4 for full-square
-attention, b = 22 for the matrices of LLaMA-70B. At G FLOP/s and B bytes per second, loading is faster if
+Mooncake (FAST'25) counts `l·(a·p²·d + b·p·d²)` FLOPs for the prefill of p tokens, and `2·p·l·d·s / gqa` bytes for their
+KV cache. The LLM has l layers of width d, s bytes per value and gqa query heads per KV head; a = 4 is for full-square
+attention, and b = 22 for the matrices of LLaMA-70B. At G FLOP/s and B bytes per second, loading is faster if
 
     B / G > 2·d·s / (gqa·(a·p·d + b·d²))
 
-The bound falls with p: longer prefixes are worth loading over slower links. `PrefixCost` computes the bound from FLOPs
-and bytes at peak performance. `prefix_bytes_per_s` and `shortest_prefix` use a performance model instead, which
-includes the fixed cost of a prefill. Reuse does not save that cost, because the rest of the prompt must be computed.
+The right-hand side falls as p grows, so longer prefixes are worth loading even over slower links. `PrefixCost` computes
+this limit from FLOPs and bytes at peak performance. `prefix_bytes_per_s` and `shortest_prefix` use a performance model
+instead, which includes the fixed cost of a prefill. Reuse does not save the fixed cost, because the rest of the prompt
+must be computed.
 
-Loads and stores of layers overlap with computation (Mooncake, arXiv 2407.00079, section 5.2). The attention of layer l
-waits for the load of layer l, while layer l + 1 loads; layer l is stored after its attention. Loads, computation and
-stores are three parallel lanes that each process one layer after the other.
+Loads and stores of layers overlap with computation (Mooncake, arXiv 2407.00079, section 5.2). The attention of layer i
+waits until layer i is loaded; meanwhile, layer i + 1 starts to load. Layer i is stored after its attention. Loads,
+computation and stores are thus three parallel lanes, each of which processes the layers one after another.
 """
 
 import math
@@ -29,7 +30,10 @@ _ATTENTION = 4  # FLOPs per token pair and head value: scores and weighted sum
 
 
 class PrefixCost(msgspec.Struct, frozen=True, kw_only=True):
-    """Cost of a prefix: KV cache bytes per token, and `flops·n + square_flops·n²` FLOPs to compute n tokens."""
+    """Cost of a prefix: `kv_bytes` bytes of KV cache per token, and FLOPs to compute the prefix.
+
+    Computing n tokens takes `flops·n + square_flops·n²` FLOPs.
+    """
 
     kv_bytes: float
     flops: float
@@ -37,7 +41,10 @@ class PrefixCost(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, model: Model) -> "PrefixCost":
-        """Return the cost for a catalog model: two FLOPs per active parameter, and attention as in the paper."""
+        """Return the cost for an LLM of the catalog, with 2 FLOPs per token and active parameter.
+
+        Attention is counted as in the paper.
+        """
         return cls(
             kv_bytes=model.kv_bytes_per_token,
             flops=2 * model.active_parameters,
@@ -45,12 +52,15 @@ class PrefixCost(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def bytes_per_s(self, prefix: int, flops_per_s: float) -> float:
-        """Return the bandwidth above which loading `prefix` tokens is faster than computing them at `flops_per_s`."""
+        """Return the bandwidth in bytes/s above which loading a prefix is faster than computing it at `flops_per_s`.
+
+        The prefix has `prefix` tokens.
+        """
         _require_tokens(prefix)
         return flops_per_s * self.kv_bytes / (self.flops + self.square_flops * prefix)
 
     def shortest_prefix(self, bytes_per_s: float, flops_per_s: float) -> int:
-        """Return the shortest prefix, in tokens, that is loaded faster than computed."""
+        """Return the shortest prefix, in tokens, whose KV cache loads faster than it can be computed."""
         _require_bandwidth(bytes_per_s)
         flops = flops_per_s * self.kv_bytes / bytes_per_s  # computed while one token's KV cache loads
         return max(0, math.floor((flops - self.flops) / self.square_flops)) + 1
@@ -61,7 +71,10 @@ PUBLISHED = PrefixCost(kv_bytes=2 * 80 * 8192 * 2 / 8, flops=80 * 22 * 8192**2, 
 
 
 def prefix_bytes_per_s(model: PerformanceModel, kv_bytes: int, prefix: int, rest: int = REST) -> float:
-    """Return the bandwidth above which loading a prefix of `prefix` tokens is faster than computing it."""
+    """Return the bandwidth in bytes/s above which loading a prefix of `prefix` tokens is faster than computing it.
+
+    `kv_bytes` is the size of the KV cache per token. `rest` is the number of prompt tokens after the prefix.
+    """
     _require_tokens(prefix)
     saved = saved_s(model, prefix, rest)
     return prefix * kv_bytes / saved if saved > 0 else math.inf
@@ -70,9 +83,10 @@ def prefix_bytes_per_s(model: PerformanceModel, kv_bytes: int, prefix: int, rest
 def shortest_prefix(
     model: PerformanceModel, kv_bytes: int, bytes_per_s: float, latency_s: float = 0.0, rest: int = REST
 ) -> int | None:
-    """Return the shortest prefix, in tokens, that is loaded faster than computed; None if no prefix is.
+    """Return the shortest prefix, in tokens, whose KV cache loads faster than it can be computed.
 
-    `latency_s` is the fixed cost of a load. `rest` is the number of prompt tokens after the prefix.
+    Return None if no prefix loads faster. `latency_s` is the fixed time of a load. `rest` is the number of prompt
+    tokens after the prefix.
     """
     _require_bandwidth(bytes_per_s)
 
@@ -83,13 +97,16 @@ def shortest_prefix(
 
 
 def saved_s(model: PerformanceModel, prefix: int, rest: int = REST) -> float:
-    """Return the prefill seconds that a cached prefix saves for a prompt with `rest` more tokens."""
+    """Return the prefill seconds that a cached prefix saves if the prompt has `rest` more tokens after the prefix."""
     prompt = prefix + rest
     return model.prefill_s(prompt, prompt * prompt) - reuse_s(model, prompt, prefix, 0.0)
 
 
 def reuse_s(model: PerformanceModel, prompt: int, reused: int, load_s: float) -> float:
-    """Return the prefill seconds of a prompt if its first `reused` tokens load layer by layer in `load_s` seconds."""
+    """Return the prefill seconds of a prompt of `prompt` tokens if its first `reused` tokens are loaded, not computed.
+
+    The load takes `load_s` seconds and overlaps with computation layer by layer.
+    """
     return max(load_s, model.prefill_s(prompt - reused, prompt * prompt - reused * reused))
 
 
@@ -102,13 +119,13 @@ def _require_tokens(prefix: int) -> None:
 
 
 def layer_wise(layers: int, *lanes: float) -> float:
-    """Return the total time of parallel lanes (load, compute, store) that each process `layers` layers in order.
+    """Return the total time of parallel lanes (load, compute, store), each of which processes `layers` layers in order.
 
-    `lanes` has the time of each lane without waiting, for all layers. All layers take equal time. A lane starts a layer
-    once it has finished the previous layer and the previous lane has finished this layer:
+    `lanes` has, for each lane, the time of all layers without waiting. All layers of a lane take equal time. A lane
+    starts layer i once it has finished layer i − 1 and the previous lane has finished layer i. The total time is
 
         Σ lanes / layers + (layers − 1) · max(lanes) / layers
 
-    Leave out lanes without work.
+    Pass only lanes with work.
     """
     return (sum(lanes) + (layers - 1) * max(lanes)) / layers

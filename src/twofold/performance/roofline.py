@@ -1,6 +1,7 @@
-"""Roofline estimate for unmeasured pairs of model and machine, from the model's work and the machine's peak rates.
+"""Roofline estimate for unmeasured pairs of LLM and machine, from the LLM's work and the machine's peak rates.
 
-With n prompt tokens per batch, S their squares (see `PerformanceModel.prefill_s`) and b decodes that read C KV tokens:
+Let n be the number of prompt tokens in a batch, S their `squares` (see `PerformanceModel.prefill_s`), b the number of
+decodes and C the number of KV tokens that the decodes read:
 
     overhead      layers · (launch + step · log2 TP), for kernels and all-reduce latency
     weights(b)    bytes of the weights that b tokens touch / (TP · bandwidth · efficiency)
@@ -11,15 +12,15 @@ With n prompt tokens per batch, S their squares (see `PerformanceModel.prefill_s
     decode(b, C)  overhead + weights(b) + sequence·layers·b + token·b + kv·C
     mixed         max(prefill(n, S), overhead + weights(b)) + the last three terms of decode
 
-p and w are those of `twofold.performance.fitted`. A token passes two all-reduces of hidden_size values in each layer,
-in which every accelerator sends and receives 2·(TP − 1)/TP of them. In a mixture of experts, b tokens touch 1 − (1 −
-active/all)^b of the weights: the expectation for independent, even routing.
+The exponent p and the weight w(n) are defined in `twofold.performance.fitted`. Each layer has two all-reduces, each of
+hidden_size values per token; for each value, an accelerator sends and receives 2·(TP − 1)/TP values. In a mixture of
+experts, b tokens touch 1 − (1 − active/all)^b of the weights, which is the expectation for independent, even routing.
 
-Efficiencies and overheads are the same for all pairs. bench/splitwise/fit_roofline.py fitted them to the measured pairs
-of one serving stack of 2023; newer stacks are faster. Compared with DistServe's latency model of OPT on A100 (another
-stack), the mean error is 8% for prefill and 22% for decode, and most predictions for large batches are too slow. No
-pair with TP 1 was measured; its overhead per step is 0. A power cap slows prefill down linearly, to 1.3 × at half the
-TDP, but not decode (Splitwise).
+Efficiencies and overheads are the same for all pairs of LLM and machine. bench/splitwise/fit_roofline.py fitted them to
+pairs measured with one serving stack of 2023; newer stacks are faster. Compared with DistServe's latency model of OPT
+on A100, which is of another stack, the mean error is 8% for prefill and 22% for decode; most predictions for large
+batches are too slow. No pair with TP 1 was measured; with TP 1, the overhead per step is 0. A power cap does not slow
+decode; it slows prefill linearly, by a factor of 1.3 at half the TDP (Splitwise).
 """
 
 import math
@@ -46,7 +47,11 @@ _CAPPED_SLOWDOWN, _CAP = 1.3, 0.5
 
 
 class RooflineConstants(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Constants of the roofline formula. Efficiencies and `long_batch` are shares; the others are seconds per layer."""
+    """Constants of the roofline formula.
+
+    Efficiencies are fractions of peak rates. `long_batch` is the extra cost of a token in long batches as a fraction of
+    its normal cost. The other constants are in seconds per layer.
+    """
 
     compute_efficiency: float
     interconnect_efficiency: float
@@ -60,7 +65,7 @@ class RooflineConstants(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 
 
 class LeftOut(MeasuredPair, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Roofline errors on one measured pair of model and machine, with constants fitted to all other pairs."""
+    """Roofline errors for one measured pair of LLM and machine, with constants fitted to all other measured pairs."""
 
     prefill_error: float
     decode_error: float
@@ -76,7 +81,7 @@ class RooflineFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class RooflineModel(PerformanceModel):
-    """Performance model with the formula of this module, for one model on one machine."""
+    """Performance model with the formulas of this module, for one LLM on one machine."""
 
     def __init__(
         self, constants: RooflineConstants, error: ModelAccuracy, model: Model, machine: Machine, tensor_parallel: int
@@ -121,7 +126,10 @@ class RooflineModel(PerformanceModel):
 
 
 class RooflineTerms(msgspec.Struct, frozen=True, kw_only=True):
-    """Terms of the roofline formula at the accelerators' peak rates, in seconds. `steps` is layers · log2 TP."""
+    """Terms of the roofline formula at the accelerators' peak rates, in seconds (the `_s` fields).
+
+    `active` is the fraction of the parameters that a token uses. `steps` is layers · log2 TP.
+    """
 
     compute_s: float
     all_reduce_s: float
@@ -134,7 +142,7 @@ class RooflineTerms(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, model: Model, machine: Machine, tensor_parallel: int) -> "RooflineTerms":
-        """Compute the terms for a model on a machine with this degree of tensor parallelism."""
+        """Return the terms for an LLM on `tensor_parallel` accelerators of a machine."""
         accelerator = machine.accelerator
         flops_per_s = tensor_parallel * accelerator.flops_per_s
         bytes_per_s = tensor_parallel * accelerator.memory_bytes_per_s
@@ -160,16 +168,17 @@ def roofline_with(
     tensor_parallel: int,
     error: ModelAccuracy | None = None,
 ) -> RooflineModel:
-    """Return a roofline model with custom constants. `error` is its accuracy, by default unknown."""
+    """Return a roofline model with custom constants. `error` is the accuracy of the model, by default unknown."""
     check_tensor_parallel(machine, tensor_parallel)
     unknown = ModelAccuracy(prefill=None, decode=None, basis="roofline with custom constants", estimated=True)
     return RooflineModel(constants, error or unknown, model, machine, tensor_parallel)
 
 
 def roofline(model: Model, machine: Machine, tensor_parallel: int) -> RooflineModel:
-    """Performance model estimated from FLOPs and bandwidths, for any model on any machine.
+    """Return a performance model estimated from FLOPs and bandwidths, for any LLM on any machine.
 
-    Its error for a measured pair of model and machine is that of a fit without the pair; else the mean of these errors.
+    For a measured pair of LLM and machine, `error` states how well constants fitted to all other measured pairs predict
+    this pair (see `LeftOut`). For an unmeasured pair, `error` is the mean of these errors over all measured pairs.
     """
     data = _data()
     known = find_pair(data.left_out, model, machine, tensor_parallel)

@@ -1,9 +1,13 @@
-"""SplitwiseSim's performance model, computed exactly as in its code to reproduce the paper's figures. Not for planning.
+"""SplitwiseSim's performance model, computed exactly as in SplitwiseSim to reproduce the paper's figures.
 
-Prefill and decode times are piecewise linear in x = prompt tokens × batch size: they interpolate between the medians of
-Splitwise's profile and extrapolate beyond both ends. A prefill takes the prompt curve at x = all its tokens. A decode
-iteration takes the token curve at x = *number of sequences*, far below the measured range, so decode batching is
-almost free and context has no influence. A mixed iteration takes 1.1 × the prompt curve at prompt tokens + decodes.
+Do not plan with this model. It has two piecewise linear curves, one of prefill times and one of decode times, over
+x = prompt size × batch size. The curves interpolate between the medians of Splitwise's profile and extrapolate beyond
+both ends.
+
+- A prefill takes the value of the prompt curve at x = all its prompt tokens.
+- A decode iteration takes the value of the token curve at x = *number of sequences*, which is far below the measured
+  range. Decode batching is therefore almost free, and context has no influence.
+- A mixed iteration takes 1.1 × the value of the prompt curve at x = prompt tokens + decodes.
 """
 
 from bisect import bisect_right
@@ -33,7 +37,7 @@ class PiecewiseLinear:
         self._slopes = [(ys[i + 1] - ys[i]) / (xs[i + 1] - xs[i]) for i in range(len(xs) - 1)]
 
     def at(self, x: float) -> float:
-        """Return the value at x; compiled code calls it directly, unlike `__call__`."""
+        """Return the value at `x`. Compiled code calls a method named `at` faster than `__call__`."""
         i = min(max(bisect_right(self._xs, x) - 1, 0), len(self._slopes) - 1)
         return self._ys[i] + self._slopes[i] * (x - self._xs[i])
 
@@ -42,7 +46,7 @@ _MIXED = 1.1
 
 
 class SplitwisePublishedModel(PerformanceModel):
-    """Performance model with SplitwiseSim's prompt and token curves of one model on one machine."""
+    """Performance model with SplitwiseSim's prompt and token curves for one LLM on one machine."""
 
     def __init__(self, knots: Knots, model: Model, machine: Machine, tensor_parallel: int) -> None:
         self.name = instance_name("splitwise-published", model, machine, tensor_parallel)
@@ -64,7 +68,10 @@ class SplitwisePublishedModel(PerformanceModel):
         return _MIXED * self._above_zero(self._prompt_s.at(tokens + sequences), tokens + sequences)
 
     def uncontended(self, prompt_tokens: int, output_tokens: int) -> tuple[float, float]:
-        """Return (TTFT, TPOT), both from `prompt_tokens` alone. SplitwiseSim's notebooks normalize by these."""
+        """Return (TTFT, TPOT) in seconds of a request that runs alone, both computed from `prompt_tokens` only.
+
+        SplitwiseSim's notebooks divide measured latencies by these values.
+        """
         return self._prompt_s.at(prompt_tokens), self._token_s.at(prompt_tokens)
 
     def _above_zero(self, seconds: float, tokens: int) -> float:
@@ -76,6 +83,9 @@ class SplitwisePublishedModel(PerformanceModel):
 
 
 def splitwise_published(model: Model, machine: Machine, tensor_parallel: int) -> SplitwisePublishedModel:
-    """Performance model of SplitwiseSim, to reproduce its figures. Raises ConfigurationError for unpublished models."""
+    """Return the performance model of SplitwiseSim, for reproducing the paper's figures.
+
+    Raises ConfigurationError if SplitwiseSim has no curves for this LLM, accelerator and tensor parallelism.
+    """
     knots = require_pair(published_knots().knots, model, machine, tensor_parallel, "published profile")
     return SplitwisePublishedModel(knots, model, machine, tensor_parallel)

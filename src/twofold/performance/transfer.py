@@ -1,7 +1,7 @@
 """Duration of KV hand-offs: serialized after prefill, or layer-wise during prefill (Splitwise, section 4.3).
 
-After the first token, a layer-wise hand-off still needs synchronization, and a serialized one the whole transfer.
-Layer-wise hand-off therefore suits long prompts, and serialized hand-off suits short ones.
+After the first token, a layer-wise hand-off still needs synchronization, whereas a serialized hand-off still needs the
+whole transfer. Layer-wise hand-off therefore suits long prompts, and serialized hand-off suits short prompts.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,7 +22,8 @@ _FAST_BYTES_PER_S, _FAST_SYNC_S = 400e9, 5.064e-3
 def default_sync_s(bytes_per_s: float) -> float:
     """Return the synchronization seconds of a layer-wise hand-off over a network with this bandwidth.
 
-    It is interpolated between the two machines that Splitwise measured (200 and 400 GB/s), and constant beyond.
+    Splitwise measured two machines, with 200 and 400 GB/s. The result is interpolated between these two bandwidths, and
+    constant below and above them.
     """
     share = (bytes_per_s - _SLOW_BYTES_PER_S) / (_FAST_BYTES_PER_S - _SLOW_BYTES_PER_S)
     return _SLOW_SYNC_S + min(max(share, 0.0), 1.0) * (_FAST_SYNC_S - _SLOW_SYNC_S)
@@ -31,8 +32,8 @@ def default_sync_s(bytes_per_s: float) -> float:
 class TransferModel(msgspec.Struct, frozen=True, kw_only=True):
     """Timing model of one request's KV transfer between two instances, without other traffic on the path.
 
-    `latency_s` is the fixed cost of a transfer; `sync_s` the synchronization that a layer-wise hand-off adds after the
-    first token.
+    A transfer takes a fixed time of `latency_s` seconds in addition to the time for its bytes. A layer-wise hand-off
+    also takes `sync_s` seconds of synchronization after the first token.
     """
 
     kv_bytes_per_token: int
@@ -57,9 +58,9 @@ class TransferModel(msgspec.Struct, frozen=True, kw_only=True):
     def layer_wise_s(self, tokens: int, prefill_s: float, late_s: float = 0.0) -> float:
         """Return the seconds from the end of prefill until the last layer arrives in a layer-wise hand-off.
 
-        The first layer is sent after 1/layers of prefill, plus `late_s` while other transfers occupy the path. If the
-        network is faster than prefill, only the last layer is sent after prefill. A slower network transfers without
-        pause until all bytes are sent.
+        Sending starts `late_s` seconds after the first layer is computed, because other transfers occupy the path until
+        then. If sending a layer takes less time than computing it, only the last layer is sent after prefill. Otherwise
+        the network transfers without pause until all bytes are sent.
         """
         bytes_s = tokens * self.kv_bytes_per_token / self.bytes_per_s
         backlog_s = bytes_s - prefill_s * (self.layers - 1) / self.layers + late_s
@@ -68,14 +69,17 @@ class TransferModel(msgspec.Struct, frozen=True, kw_only=True):
     def crossover_tokens(self, prefill_s: Callable[[int], float]) -> int | None:
         """Return the shortest prompt, in tokens, for which a layer-wise hand-off ends sooner than a serialized one.
 
-        `prefill_s` maps a number of tokens to prefill seconds and must not decrease. Return None if synchronization
-        outweighs the overlap for every prompt length.
+        `prefill_s` maps a number of tokens to prefill seconds and must not decrease. Return None if, for every prompt
+        length, synchronization takes longer than the time saved by overlapping the transfer with prefill.
         """
         return shortest(lambda tokens: self.layer_wise_s(tokens, prefill_s(tokens)) < self.serialized_s(tokens))
 
 
 def shortest(pays: Callable[[int], bool]) -> int | None:
-    """Return the smallest number of tokens for which `pays` is true, by bisection; None if false up to 2^24 tokens."""
+    """Return the smallest number of tokens for which `pays` is true, found by bisection.
+
+    Return None if `pays` is false up to 2^24 tokens.
+    """
     high = 1
     while not pays(high):
         high *= 2
@@ -89,7 +93,7 @@ def shortest(pays: Callable[[int], bool]) -> int | None:
 
 
 class PrefillSpeed(msgspec.Struct, frozen=True, kw_only=True):
-    """Measured prefill speed: fixed seconds per iteration, and seconds per prompt token."""
+    """Measured prefill speed: a fixed time per iteration, and a time per prompt token, both in seconds."""
 
     fixed_s: float
     s_per_token: float
@@ -99,14 +103,17 @@ class PrefillSpeed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LinkSpeed(msgspec.Struct, frozen=True, kw_only=True):
-    """Measured speed of a link between two instances: fixed seconds per transfer, and bandwidth."""
+    """Measured speed of a link between two instances: a fixed time per transfer in seconds, and a bandwidth."""
 
     overhead_s: float
     bytes_per_s: float
 
     @classmethod
     def fit(cls, small: tuple[int, float], large: tuple[int, float]) -> "LinkSpeed":
-        """Fit the speed to two transfers (bytes, seconds). At least half of the time of `small` is overhead."""
+        """Fit the speed to a small and a large transfer, each given as (bytes, seconds).
+
+        At least half of the time of the small transfer counts as overhead.
+        """
         (few, few_s), (many, many_s) = small, large
         per_byte_s = max(many_s - few_s, many_s * 0.01) / (many - few)
         return cls(overhead_s=max(few_s / 2, few_s - few * per_byte_s), bytes_per_s=1.0 / per_byte_s)
@@ -114,7 +121,8 @@ class LinkSpeed(msgspec.Struct, frozen=True, kw_only=True):
     def transfer(self, kv_bytes_per_token: int, layers: int) -> TransferModel:
         """Return the timing model of a layer-wise hand-off over this link.
 
-        Each layer is one transfer. The overhead of every layer but the last counts as synchronization.
+        Each layer is one transfer. The overhead of the last layer counts as latency, and the overhead of the other
+        layers as synchronization.
         """
         return TransferModel(
             kv_bytes_per_token=kv_bytes_per_token,
@@ -128,9 +136,9 @@ class LinkSpeed(msgspec.Struct, frozen=True, kw_only=True):
 def reshard_path(link: LinkSpeed, layer_bytes: Sequence[int], pieces: Sequence[int]) -> TransferModel:
     """Return the timing model of a layer-wise hand-off between instances with different sharding.
 
-    Several ranks send their parts of a layer in parallel, each over its own `link`. For each layer, `layer_bytes` is
-    the bytes per token of the busiest rank, and `pieces` its number of transfers. Layers of different pipeline stages
-    are assumed to be sent one after the other, although they may overlap once all layers are computed.
+    Several ranks send their parts of a layer in parallel, each over a link with the speed `link`. For each layer,
+    `layer_bytes` has the most bytes per token, and `pieces` the most transfers, that any one rank sends. Layers of
+    different pipeline stages are assumed to be sent one after another, although they may overlap after prefill.
     """
     layers = len(layer_bytes)
     return TransferModel(

@@ -1,8 +1,8 @@
 """Analytic upper bounds on a design's rate, computed from the performance models alone.
 
-The bounds assume no queueing and the most efficient batches. They follow from the seconds that a machine needs, under
-these assumptions, for the prefill and the decode of the mean request. If the router moves machines between pools,
-every machine may run either phase.
+The bounds assume no queueing and the most efficient batches. Under these assumptions, the performance models give the
+seconds that a machine needs for the prefill and for the decode of the mean request, and thus the rate of a design. If
+the router moves machines between pools, the bounds let every machine run either phase.
 """
 
 import math
@@ -36,12 +36,12 @@ class MachineSeconds:
         self.decode = per_step * shape.decode_tokens / instances
 
     def of(self, role: Role) -> float:
-        """Return the seconds that a machine with this role needs for the mean request."""
+        """Return the seconds that a machine with the role `role` needs for its phases of the mean request."""
         return (self.prefill if role.prefills else 0.0) + (self.decode if role.decodes else 0.0)
 
 
 class AnalyticBounds:
-    """Implements `UpperBound` with performance models."""
+    """Implementation of `UpperBound` with performance models."""
 
     def __init__(self, problem: Problem) -> None:
         self._problem = problem
@@ -85,12 +85,18 @@ class AnalyticBounds:
 
 
 def _per(count: int, seconds: float) -> float:
-    """Return count / seconds, or infinity if `seconds` is 0, as it is for decode when all outputs have one token."""
+    """Return count / seconds, or infinity if `seconds` is 0.
+
+    The decode seconds are 0 if all outputs have only one token, which prefill produces.
+    """
     return count / seconds if seconds else math.inf
 
 
 def _step_s(model: PerformanceModel, context: float, most: int, bound_s: float) -> float:
-    """Return the lowest decode time per token over batch sizes with iterations up to `bound_s`, or over all if none."""
+    """Return the lowest decode time per token, over all batch sizes whose iterations take at most `bound_s` seconds.
+
+    If no batch size meets this bound, the minimum is over all batch sizes up to `most`.
+    """
     costs = [(sequences, model.decode_cost(sequences)) for sequences in _batches(most)]
     steps = [(cost.base_s + cost.context_s * context * sequences, sequences) for sequences, cost in costs]
     within = [step_s / sequences for step_s, sequences in steps if step_s <= bound_s]
@@ -98,7 +104,7 @@ def _step_s(model: PerformanceModel, context: float, most: int, bound_s: float) 
 
 
 def _batches(most: int) -> list[int]:
-    """Return batch sizes from 1 to `most`, each larger than the one before by 1% or by one sequence if that is more."""
+    """Return ascending batch sizes from 1 to `most`, about 1% apart, but at least by one sequence."""
     sizes = {1, most}
     size = 1.0
     while size < most:
@@ -108,7 +114,10 @@ def _batches(most: int) -> list[int]:
 
 
 def _tiers(problem: Problem, shape: WorkloadShape) -> list[tuple[float, float]]:
-    """Return pairs (share of requests, highest seconds per token that the SLO allows them). The shares sum to 1."""
+    """Divide the requests into shares with different TPOT bounds.
+
+    Return pairs (share of all requests, highest TPOT in seconds that the SLO allows this share). The shares sum to 1.
+    """
     slo = problem.slo
     if isinstance(slo, Slo):
         bound_s = math.inf if slo.tpot_s is None else slo.tpot_s

@@ -1,4 +1,4 @@
-"""Deployment files: the cluster of a plan, with its expected performance and provenance."""
+"""Deployment files: the cluster that a plan chose, with its expected performance and the inputs of the plan."""
 
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,7 +23,10 @@ LAYOUT = 2
 
 
 class SloMargin(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One bound of the SLO with the simulated value. `headroom` is their distance as a share of the bound."""
+    """One bound of the SLO with the simulated value.
+
+    `headroom` is the distance from the value to the bound, as a share of the bound; negative if the bound is missed.
+    """
 
     check: str
     bound: float
@@ -34,9 +37,9 @@ class SloMargin(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 class Expected(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Expected performance of a deployment.
 
-    Rates are requests per second; `highest_rate` is the highest simulated rate that met the SLO. `attainment` is the
-    required share of requests within an SLO in seconds. `power_w` is the mean power at `rate`, `tdp_w` the provisioned
-    power.
+    Rates are in requests per second; `highest_rate` is the highest simulated rate that met the SLO. If the SLO is in
+    seconds, `attainment` is the share of requests that must meet it. `power_w` is the mean power at `rate`, and `tdp_w`
+    the provisioned power.
     """
 
     workload: str
@@ -52,7 +55,7 @@ class Expected(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class Provenance(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Inputs of the plan behind a deployment. `models` describes the performance model of each pool."""
+    """Inputs of the plan that chose a deployment. `models` describes the performance models of the pools."""
 
     twofold: str
     simulation: int
@@ -73,7 +76,7 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 def deployment_of(problem: Problem, choice: DesignChoice, objective: Objective) -> Deployment:
-    """Create the deployment of a plan's chosen design, with explicit tensor parallelism."""
+    """Create the deployment of the design that a plan chose. Its pools state their tensor parallelism explicitly."""
     spec = problem.spec(choice.design)
     pools = tuple(
         msgspec.structs.replace(pool, tensor_parallel=problem.tensor_parallel_on(kind))
@@ -96,7 +99,7 @@ def deployment_of(problem: Problem, choice: DesignChoice, objective: Objective) 
 
 
 def load_deployment(path: Path, *, catalog: Catalog | None = None) -> Deployment:
-    """Read and validate a deployment file. Raises ConfigurationError that names the invalid field."""
+    """Read and validate a deployment file. Raises a ConfigurationError that names the invalid field."""
     raw = read_yaml("deployment", path)
     if not isinstance(raw, dict) or raw.get("deployment") != LAYOUT:
         raise ConfigurationError(
@@ -123,7 +126,7 @@ def slo_argument(slo: Slo | SlowdownSlo) -> str:
 
 
 def margins(checks: tuple[Check, ...]) -> Iterator[SloMargin]:
-    """Yield the headroom of each SLO check as a share of its bound; negative for a missed bound."""
+    """Yield the margin of each SLO check: bound, value and headroom."""
     for check in checks:
         value, bound = check.value, check.bound
         headroom = None
@@ -149,7 +152,7 @@ def _expected(problem: Problem, choice: DesignChoice) -> Expected:
 
 
 def _model(pool: PoolResult) -> str:
-    """Describe a pool's performance model: `fitted bloom-176b on dgx-h100 TP8: prefill off by 3%, …`."""
+    """Describe the performance model of a pool, such as `fitted bloom-176b on dgx-h100 TP8: prefill off by 3%, …`."""
     error = pool.error
     known = ", ".join(
         f"{phase} off by {value:.1%}"
@@ -197,7 +200,7 @@ _COMMENTS = {
 
 
 def deployment_text(deployment: Deployment, comment: str) -> str:
-    """Format a deployment as commented YAML below the header `comment`."""
+    """Return a deployment as YAML with comments on its fields, below `comment` as a header."""
     lines = [line for text in comment.splitlines() for line in textwrap.wrap(text, _WIDTH)]
     head = [f"# {line}" for line in lines]
     return "\n".join([*head, *_mapping(msgspec.to_builtins(deployment), 0)]) + "\n"
@@ -231,7 +234,7 @@ def _sequence(items: Sequence[object], depth: int) -> Iterator[str]:
 
 
 def _scalar(value: object) -> str:
-    """Format a scalar as YAML: plain words without quotes, other values as JSON."""
+    """Return a scalar as YAML: an ordinary word without quotes, any other value as JSON."""
     reserved = {"yes", "no", "on", "off", "true", "false", "null", "y", "n"}
     if (
         isinstance(value, str)

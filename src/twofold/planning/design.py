@@ -13,11 +13,11 @@ _SPLIT = (Role.PREFILL, Role.DECODE)
 
 
 class MachineKind(msgspec.Struct, frozen=True, kw_only=True):
-    """Unit that a design counts: a whole machine, or an instance on part of a machine.
+    """Kind of unit that a design counts: a whole machine, or an instance on some accelerators of machines.
 
     An instance has `tensor_parallel` accelerators in each of `pipeline_parallel` stages. For a whole machine,
-    `tensor_parallel` is None. Price (dollars per hour), provisioned power (watts) and `accelerators` are those of one
-    unit.
+    `tensor_parallel` is None. One unit costs `price_per_h` dollars per hour, has `tdp_w` watts of provisioned power,
+    and has `accelerators` accelerators.
     """
 
     name: str
@@ -29,7 +29,7 @@ class MachineKind(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def short(self) -> str:
-        """Short name of the kind: `h100` for `dgx-h100`, `a100@2x4` for four stages of two accelerators each."""
+        """Short name of the kind: `h100` for `dgx-h100`; `a100@2x4` for an instance of 4 stages of 2 accelerators."""
         name = self.name.removeprefix(_FAMILY)
         if self.tensor_parallel is None:
             return name
@@ -38,12 +38,12 @@ class MachineKind(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Family(msgspec.Struct, frozen=True, kw_only=True):
-    """Set of designs that differ only in their counts of machines or instances.
+    """Set of designs that differ only in how many machines or instances of each kind they have.
 
-    A split family has a prefill kind and a decode kind in `kinds`. A colocated family has one kind and a `batcher`,
-    with an optional `max_num_batched_tokens`. A family with several kinds per phase sets `roles`. If `judged` is set,
-    only the SLO bound of that phase counts, and the other phase must not be the bottleneck. With `shared`, stage i of
-    prefill and stage i of decode are on the same node.
+    `kinds` of a split family are a prefill kind and a decode kind. A colocated family has one kind and a `batcher`, and
+    may set `max_num_batched_tokens`. A family with several kinds per phase has the role of each kind in `roles`. If
+    `judged` is set, only the SLO bound of this phase counts, and designs must have enough machines for the other phase.
+    If `shared` is set, stage i of prefill and stage i of decode are on the same node.
     """
 
     kinds: tuple[MachineKind, ...]
@@ -84,14 +84,14 @@ class Family(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Design(msgspec.Struct, frozen=True, kw_only=True):
-    """A design: a family with the number of machines or instances of each kind."""
+    """Cluster design: a family and, for each kind of the family, the number of machines or instances."""
 
     family: Family
     counts: tuple[int, ...]
 
     @property
     def name(self) -> str:
-        """Display name, such as `25+15 h100+h100`."""
+        """Display name, such as `25+15 h100+h100` for 25 prefill and 15 decode machines."""
         return f"{'+'.join(map(str, self.counts))} {self.family.name}"
 
     @property
@@ -113,11 +113,11 @@ class Design(msgspec.Struct, frozen=True, kw_only=True):
         return round(sum(count * kind.tdp_w for kind, count in self.parts()), 6)
 
     def parts(self) -> Iterator[tuple[MachineKind, int]]:
-        """Iterate over the pairs (kind, count) of the design."""
+        """Iterate over pairs (kind, number of machines or instances of this kind)."""
         return zip(self.family.kinds, self.counts, strict=True)
 
     def parts_of(self, role: Role) -> Iterator[tuple[MachineKind, int]]:
-        """Iterate over the pairs (kind, count) of kinds with this role."""
+        """Iterate over pairs (kind, number of machines or instances) for the kinds with the role `role`."""
         return (part for part, plays in zip(self.parts(), self.family.role_of, strict=True) if plays is role)
 
 
@@ -128,7 +128,7 @@ MAX_MACHINES = 100_000
 
 
 class Budget(msgspec.Struct, frozen=True, kw_only=True):
-    """Upper limits on a design; None means no limit. `of_kind` limits the count of each named machine type."""
+    """Upper limits on a design; None means no limit. `of_kind` maps machine types to limits on their numbers."""
 
     machines: int | None = None
     price_per_h: float | None = None
@@ -140,7 +140,7 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
         return any((self.machines is not None, self.price_per_h is not None, self.tdp_w is not None))
 
     def bounds(self, family: Family) -> bool:
-        """Return whether the budget limits the size of every design in the family."""
+        """Return whether the budget limits how large the designs of a family can be."""
         return self.bounded or all(kind.name in self.of_kind for kind in family.kinds)
 
     def allows(self, design: Design) -> bool:
@@ -150,7 +150,7 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
         return all(self._used(design, name) <= most for name, most in self.of_kind.items())
 
     def require_sensible(self) -> None:
-        """Raise ConfigurationError if a limit is out of range or admits no machine."""
+        """Raise ConfigurationError if a limit is out of range or allows no machine at all."""
         for flag, value in (
             ("--max-machines", self.machines),
             ("--max-cost", self.price_per_h),
@@ -176,10 +176,10 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def frontier(family: Family, allows: Allows) -> list[Design]:
-    """Return the maximal designs of a family that `allows` accepts: no machine can be added to any of them.
+    """Return the maximal designs of a family: `allows` accepts them, but refuses them with one more machine.
 
-    The designs are sorted by count of the first kind. `allows` must be monotone: if it refuses a design, it also
-    refuses all larger ones. The result is empty if even the smallest design is refused.
+    The designs are sorted by the number of machines of the first kind. `allows` must be monotone: if it refuses a
+    design, it also refuses all larger designs. The result is empty if `allows` refuses even the smallest design.
     """
     if not family.split:
         most = _most(lambda count: allows(Design(family=family, counts=(count,))))
@@ -196,7 +196,7 @@ def frontier(family: Family, allows: Allows) -> list[Design]:
 
 
 def _most(allowed: Callable[[int], bool]) -> int:
-    """Return the highest count that `allowed` accepts, by bisection; 0 if it accepts none."""
+    """Return the highest count that `allowed` accepts, found by bisection; 0 if `allowed` refuses every count."""
     low, high = 0, 1
     while allowed(high):
         low, high = high, high * 2

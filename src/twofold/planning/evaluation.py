@@ -1,4 +1,4 @@
-"""Trials (a design at a rate) and their evaluations (whether the design meets the SLO)."""
+"""Trials and evaluations: a trial simulates a design at a rate, and its evaluation shows whether the SLO is met."""
 
 from typing import Protocol
 
@@ -10,7 +10,7 @@ from twofold.simulation.result import Check, PoolResult
 
 
 class Trial(msgspec.Struct, frozen=True):
-    """One simulation of a search: a design at a rate (requests per second), with one random draw of the workload."""
+    """One simulation in a search: a design at a rate (requests per second), with one random draw of the workload."""
 
     design: Design
     rate: float
@@ -28,10 +28,11 @@ class LatencyPercentiles(msgspec.Struct, frozen=True, kw_only=True):
 class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
     """Result of a trial.
 
-    `bound_by` is the phase closest to missing the SLO (None if undetermined). If `stopped`, the simulation ended early
-    because the SLO could no longer be met, and all numbers cover only the simulated part. `checks` has the checks
-    of the SLO and, for an SLO in seconds, a check of each latency at the required percentile. `slo_scale` is the
-    smallest factor by which all SLO bounds can be multiplied and still be met.
+    `bound_by` is the phase that is closest to missing the SLO, or None if undetermined. If `stopped` is set, the
+    simulation ended early because the design could no longer meet the SLO, and all numbers cover only the simulated
+    part. `checks` has the checks of the SLO; for an SLO in seconds, it also has a check of each latency at the required
+    percentile. `slo_scale` is the smallest factor such that the design meets an SLO with all bounds multiplied by this
+    factor.
     """
 
     met: bool
@@ -61,7 +62,10 @@ class SimulatedTrial(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Evaluate(Protocol):
-    """Interface for evaluating trials. Searches assume that more machines or a lower rate never worsen the result."""
+    """Interface for evaluating trials.
+
+    Searches assume that a design that meets the SLO still meets it with more machines or at a lower rate.
+    """
 
     async def __call__(self, trial: Trial) -> Evaluation: ...
 
@@ -70,13 +74,13 @@ class UpperBound(Protocol):
     """Interface for analytic bounds on a design's highest rate, in requests per second."""
 
     def upper(self, design: Design) -> float:
-        """Return a rate above which the design cannot meet the SLO."""
+        """Return an upper bound on the design's highest rate: above this rate, the design cannot meet the SLO."""
         ...
 
     def estimate(self, design: Design) -> float:
-        """Return the approximate highest rate of the design, from which a search starts."""
+        """Return an approximation of the design's highest rate, from which a search can start."""
         ...
 
     def suggest(self, family: Family, rate: float) -> tuple[int, ...]:
-        """Return approximate counts of the family's machine kinds that suffice for `rate`, at least one of each."""
+        """Return approximately how many machines of each kind of the family are needed for `rate`, at least 1 each."""
         ...

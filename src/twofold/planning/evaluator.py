@@ -1,4 +1,4 @@
-"""Evaluation of trials by an executor. Results are stored under a hash of their inputs and reused."""
+"""Evaluation of trials by an executor. Evaluations are stored under a hash of the trial's inputs and reused."""
 
 import asyncio
 import hashlib
@@ -23,10 +23,10 @@ from twofold.slo import SlowdownSlo
 
 
 class Executor(AbstractContextManager["Executor"], Protocol):
-    """Interface for running trials concurrently. Leaving the context drops trials that have not started."""
+    """Interface for running trials concurrently. Leaving the context manager drops trials that have not started."""
 
     def submit(self, trial: Trial) -> Future[SimulatedTrial | str]:
-        """Start a trial. The future returns the result, or an error message if the simulation raised UserError."""
+        """Submit a trial. The future returns the result, or an error message if the simulation raised UserError."""
         ...
 
 
@@ -43,7 +43,7 @@ class Keys:
         self._common = hashlib.sha256(_canonical(_facts(problem))).hexdigest()
 
     def of(self, trial: Trial) -> str:
-        """Return the key of a trial: a hash of its inputs, the code version and the package's data."""
+        """Return the key of a trial: a hash of the trial's inputs, the code version and the package's data files."""
         spec = self._problem.spec(trial.design)
         machines = [self._problem.catalog.machine(pool.machine) for pool in spec.pools]
         facts = [self._common, spec, machines, trial.rate, trial.draw, trial.design.family.judged]
@@ -71,7 +71,7 @@ def _canonical(facts: object) -> bytes:
 
 @cache
 def _data_digest() -> str:
-    """Return a hash of the package's performance and workload data."""
+    """Return a hash of the package's data files for performance models and workloads."""
     digest = hashlib.sha256()
     for package, folder in _DATA:
         for file in sorted(files(package).joinpath(folder).iterdir(), key=lambda each: each.name):
@@ -86,9 +86,9 @@ _CREATE = "CREATE TABLE IF NOT EXISTS evaluations (key TEXT PRIMARY KEY, trial T
 
 
 class EvaluationStore(AbstractContextManager["EvaluationStore"]):
-    """Stores evaluations in a SQLite file, which several plans may share. `put` commits before it returns.
+    """Store of evaluations in a SQLite file, which several plans may share. `put` commits before it returns.
 
-    The path `:memory:` stores them in memory. Raises ConfigurationError if the file cannot be used.
+    With the path `:memory:`, the store is in memory. Methods raise ConfigurationError if the file cannot be used.
     """
 
     def __init__(self, path: Path) -> None:
@@ -137,7 +137,10 @@ class EvaluationStore(AbstractContextManager["EvaluationStore"]):
 
 
 class Effort(msgspec.Struct, kw_only=True):
-    """Numbers of new simulations and of reused results. `requests` and `cpu_s` are those of the new simulations."""
+    """Effort of a search: the number of new simulations, and the number of evaluations reused from the store.
+
+    `requests` and `cpu_s` are the simulated requests and the CPU seconds of all new simulations together.
+    """
 
     simulations: int = 0
     reused: int = 0
@@ -153,7 +156,7 @@ Listener = Callable[[Effort, Trial, Evaluation], None]
 
 
 class Evaluator:
-    """Implements `Evaluate` with an executor and a store. Each trial is simulated at most once."""
+    """Implementation of `Evaluate` with an executor and a store. Each trial is simulated at most once."""
 
     def __init__(
         self, executor: Executor, store: EvaluationStore, key: Callable[[Trial], str], listener: Listener | None = None

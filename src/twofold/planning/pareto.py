@@ -1,4 +1,4 @@
-"""Pareto front of designs in rate, price and power, and the latency of a design over rate."""
+"""Pareto front of designs in rate, price and power, and the latency of one design at several rates."""
 
 import asyncio
 from collections.abc import Iterable, Sequence
@@ -24,7 +24,10 @@ class ParetoPoint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def pareto_front(points: Iterable[ParetoPoint]) -> tuple[ParetoPoint, ...]:
-    """Return the Pareto-optimal points by rising rate. Of equally good points, one with the fewest machines is kept."""
+    """Return the Pareto-optimal points in ascending order of rate.
+
+    Of several equally good points, only one with the fewest machines is returned.
+    """
     front: list[ParetoPoint] = []
     # In this order, only earlier points can cover a point.
     for point in sorted(points, key=_order):
@@ -46,8 +49,8 @@ async def front_of(
 ) -> tuple[ParetoPoint, ...]:
     """Return the Pareto front of a plan, with each design at its highest rate.
 
-    The candidates are the designs of `choices`, smaller versions of the best of these, and the points of `found`,
-    which met the SLO during the search.
+    The front is chosen among the designs of `choices`, smaller versions of the Pareto-optimal designs of `choices`, and
+    the points `found`, which met the SLO during the search.
     """
     best = pareto_front(ParetoPoint(design=choice.design, rate=choice.highest_rate) for choice in choices)
     smaller = {design: None for point in best for design in _smaller(point.design)}
@@ -72,7 +75,7 @@ RateCurve = dict[float, Evaluation]
 
 
 async def rate_curve(search: RateSearch, choice: DesignChoice) -> RateCurve:
-    """Evaluate a design at several rates up to its highest rate; omit evaluations that were stopped early."""
+    """Evaluate a design at several rates up to its highest rate. Evaluations that were stopped early are left out."""
     steps = sorted({search.grid.step(choice.highest_rate * share) for share in _CURVES_SHARES})
     rates = [search.grid.rate(step) for step in steps]
     told = await asyncio.gather(*(search.evaluate(Trial(choice.design, rate)) for rate in rates))

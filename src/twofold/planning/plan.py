@@ -1,4 +1,4 @@
-"""Plans: the best design of every family, the best overall, and the break-even rate of splitting."""
+"""Plans: the best design of every family, the best of all designs, and the break-even rate of splitting."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -15,7 +15,10 @@ from twofold.simulation.result import Check
 
 
 def require_room(families: Sequence[Family], budget: Budget, *, bounded: bool) -> None:
-    """Raise ConfigurationError if the budget admits no design or, with `bounded`, does not limit every family."""
+    """Raise ConfigurationError if the budget allows no design of any family.
+
+    If `bounded` is set, also raise ConfigurationError unless the budget limits the size of every family's designs.
+    """
     budget.require_sensible()
     if bounded and not all(budget.bounds(family) for family in families):
         raise ConfigurationError(
@@ -34,7 +37,10 @@ def require_room(families: Sequence[Family], budget: Budget, *, bounded: bool) -
 async def unmet(
     search: RateSearch, families: Sequence[Family], budget: Budget, rate: float | None
 ) -> ConfigurationError:
-    """Create the error for a failed plan: `rate` is too high, or even nearly idle designs miss the SLO."""
+    """Create the error for a plan that found no design: either `rate` is too high, or the SLO cannot be met at all.
+
+    The SLO cannot be met at all if even nearly idle designs miss it.
+    """
     largest = [design for family in families for design in _largest(search, family, budget, rate)]
     told = await asyncio.gather(*(search.at(design, search.lowest(design)) for design in largest))
     idle = list(zip(largest, told, strict=True))
@@ -49,7 +55,7 @@ async def unmet(
 
 
 async def _too_much(search: RateSearch, designs: Sequence[Design], rate: float) -> ConfigurationError:
-    """Create the error for an SLO that can be met, but not at this rate."""
+    """Create the error for designs that meet the SLO only at rates below `rate`."""
     best = max(await search.highest_of(designs), key=lambda each: (each.rate, each.design.name))
     return ConfigurationError(
         f"no design within the budget meets the SLO at {rate:g} requests/s: {best.design.name} meets it up to "
@@ -66,7 +72,7 @@ def _described(check: Check) -> str:
 
 
 def _largest(search: RateSearch, family: Family, budget: Budget, rate: float | None) -> list[Design]:
-    """Return the family's design with the highest estimated rate, or an empty list if the budget admits none."""
+    """Return the family's design with the highest estimated rate, in a list; empty if the budget allows no design."""
     if budget.bounds(family):
         designs = frontier(family, budget.allows)
     else:
@@ -76,7 +82,10 @@ def _largest(search: RateSearch, family: Family, budget: Budget, rate: float | N
 
 
 def _worst(evaluation: Evaluation) -> tuple[float, Check]:
-    """Return (factor, check) for the bound missed by the largest factor; latency bounds come before attainment."""
+    """Return (factor, check) for the check that misses its bound by the largest factor.
+
+    Attainment is considered only if no latency check is missed.
+    """
     missed = [check for check in evaluation.checks if not check.met] or list(evaluation.checks)
     ceilings = [check for check in missed if not check.at_least] or missed
     return max(((_excess(check), check) for check in ceilings), key=lambda each: each[0])
@@ -97,7 +106,10 @@ def _takes(design: Design) -> str:
 
 
 class PlanQuery(msgspec.Struct, frozen=True, kw_only=True):
-    """Goal of a plan. `rate` (requests/s) is required by the objectives cost and power, and None for throughput."""
+    """Goal of a plan.
+
+    `rate` (requests/s) is required for the objectives cost and power, and None for the objective throughput.
+    """
 
     objective: Objective
     families: tuple[Family, ...]
@@ -106,7 +118,11 @@ class PlanQuery(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DesignChoice(msgspec.Struct, frozen=True, kw_only=True):
-    """The best design of a family. It was evaluated at `rate`: the requested rate, or else its highest rate."""
+    """The best design of a family.
+
+    `evaluation` is the result at `rate`, which is the requested rate or, if none was requested, the design's highest
+    rate.
+    """
 
     design: Design
     rate: float
@@ -128,9 +144,10 @@ class DesignChoice(msgspec.Struct, frozen=True, kw_only=True):
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """Result of planning: the best design of each family that meets the SLO, best first.
 
-    `without` names the families that do not meet the SLO. `break_even` is the approximate rate up to which a colocated
-    design is as cheap as any split design. It equals the plan's rate if splitting never pays. It is None if splitting
-    pays at all searched rates or only one kind of design meets the SLO.
+    `without` names the families without a design that meets the SLO. Up to approximately the rate `break_even`, the
+    cheapest colocated design costs no more than the cheapest split design. If splitting does not pay even at the plan's
+    rate, `break_even` is the plan's rate. `break_even` is None if splitting pays at all searched rates, or if only
+    split or only colocated designs meet the SLO.
     """
 
     query: PlanQuery
@@ -155,9 +172,10 @@ Found = Callable[[DesignChoice], None]
 
 
 async def make_plan(search: RateSearch, query: PlanQuery, found: Found = lambda _: None) -> Plan:
-    """Find the best design of each family, searching all families concurrently. Call `found` with each result.
+    """Find the best design of each family, searching all families concurrently.
 
-    Raises ConfigurationError if the budget admits no design or no design meets the SLO.
+    `found` is called with the best design of a family as soon as it is known. Raises ConfigurationError if the budget
+    allows no design or no design meets the SLO.
     """
     bounded = query.objective is Objective.THROUGHPUT
     require_room(query.families, query.budget, bounded=bounded)
@@ -205,7 +223,7 @@ async def _at_rate(search: RateSearch, design: Design, rate: float) -> DesignCho
 
 
 async def _break_even(search: RateSearch, query: PlanQuery, choices: Sequence[DesignChoice]) -> float | None:
-    """Return the break-even rate (see `Plan`) among the families that meet the SLO, regardless of the budget."""
+    """Return the break-even rate (see `Plan`) between the families of `choices`, ignoring the budget."""
     kinds = [choice.design.family for choice in choices]
     if len({family.split for family in kinds}) < 2:
         return None
@@ -214,7 +232,10 @@ async def _break_even(search: RateSearch, query: PlanQuery, choices: Sequence[De
 
 
 def _rank(objective: Objective, choice: DesignChoice) -> tuple[float | str, ...]:
-    """Return the key that sorts choices best first. Price, power, machines and name break ties."""
+    """Return the key that sorts choices best first.
+
+    Ties are broken by the other criteria (rate, price, power, number of machines), and finally by name.
+    """
     design = choice.design
     if objective is Objective.THROUGHPUT:
         return -choice.rate, design.price_per_h, design.tdp_w, design.machines, design.name

@@ -1,4 +1,4 @@
-"""Planning problems: model, workload, SLO and cluster settings, and the families of designs to search."""
+"""Planning problems (LLM, workload, SLO and cluster settings), and the families of designs to search."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeVar
@@ -22,11 +22,12 @@ COLOCATED_ROUTER = "jsq-pending"
 
 
 class Problem(msgspec.Struct, frozen=True, kw_only=True):
-    """A planning problem: all inputs of a plan except the machine counts.
+    """A planning problem: everything that determines a plan except families, budget and rate.
 
-    `template` is a cluster without pools. `tensor_parallel` is the number of accelerators per instance, or None for a
-    whole machine. `attainment` is the required share of requests for an `Slo`. `reference` is the machine that
-    slowdowns of a `SlowdownSlo` are relative to. `batchers` overrides the default batchers of roles.
+    `template` is a cluster without pools. `tensor_parallel` is the number of accelerators per instance; None means all
+    accelerators of a machine. If `slo` is an `Slo`, `attainment` is the share of requests that must meet it. If `slo`
+    is a `SlowdownSlo`, slowdowns are relative to the machine type `reference`. `batchers` maps roles to batchers that
+    replace the default batchers.
     """
 
     template: ClusterSpec
@@ -45,12 +46,18 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
         return COLOCATED if batcher is None else ((batcher, None),)
 
     def kind(self, machine: str) -> MachineKind:
-        """Return the kind for whole machines of the type `machine`. Raises ConfigurationError for an unknown type."""
+        """Return the kind that counts whole machines of the type `machine`.
+
+        Raises ConfigurationError for an unknown type.
+        """
         found = self.catalog.machine(machine)
         return MachineKind(name=found.name, price_per_h=found.price_per_h, tdp_w=found.tdp_w, accelerators=found.count)
 
     def instance(self, machine: str, tensor_parallel: int, pipeline_parallel: int = 1) -> MachineKind:
-        """Return the machine kind of an instance on part of a machine, with a proportional share of price and power."""
+        """Return the kind that counts instances on machines of the type `machine`.
+
+        The price and power of an instance are proportional to its share of the machine's accelerators.
+        """
         whole = self.kind(machine)
         accelerators = tensor_parallel * pipeline_parallel
         share = accelerators / whole.accelerators
@@ -85,20 +92,20 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
         return kind.tensor_parallel or self.tensor_parallel or self.catalog.machine(kind.name).count
 
     def instances_on(self, kind: MachineKind) -> int:
-        """Return the number of instances on one unit of this kind."""
+        """Return the number of instances on one unit of `kind`, which is a whole machine or a single instance."""
         if kind.tensor_parallel is not None:
             return 1
         return self.catalog.machine(kind.name).count // self.tensor_parallel_on(kind)
 
     def slo_of(self, design: Design) -> Slo | SlowdownSlo:
-        """Return the SLO that a design must meet: all bounds, or only that of its family's `judged` phase."""
+        """Return the SLO that a design must meet. If its family sets `judged`, only the bound of this phase remains."""
         slo, judged = self.slo, design.family.judged
         if judged is None or isinstance(slo, SlowdownSlo):
             return slo
         return Slo(ttft_s=slo.ttft_s) if judged is Phase.PREFILL else Slo(tpot_s=slo.tpot_s)
 
     def reference_model(self) -> PerformanceModel | None:
-        """Return the performance model that slowdowns are relative to, or None for an SLO in seconds."""
+        """Return the performance model of the reference machine for slowdowns, or None for an SLO in seconds."""
         if isinstance(self.slo, Slo):
             return None
         machine = self.catalog.machine(self.reference)
@@ -106,7 +113,7 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
         return performance_of(self.template, model, machine, machine.count)
 
     def kv_capacity_tokens(self, kind: MachineKind) -> int:
-        """Return an instance's KV capacity in tokens. Raises ConfigurationError if the model does not fit."""
+        """Return the KV capacity of an instance in tokens. Raises ConfigurationError if the LLM does not fit."""
         model, machine = self.catalog.model(self.template.model), self.catalog.machine(kind.name)
         return capacity_tokens(self.template, model, machine, self.tensor_parallel_on(kind), kind.pipeline_parallel)
 
@@ -118,7 +125,10 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigurationError(f"--duration must be more than 0 seconds, not {self.workload.duration_s:g}")
 
     def _nearby(self, family: Family) -> ClusterSpec:
-        """Return the template for evaluating one phase. With shared nodes, KV transfers use the links within a node."""
+        """Return the cluster template for evaluating one phase of `family`.
+
+        If the family has shared nodes, KV transfers use the links within a node.
+        """
         if not family.shared:
             return self.template
         links = [self.catalog.machine(kind.name).accelerator.interconnect_bytes_per_s for kind in family.kinds]
@@ -143,9 +153,10 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def _machines(self, kind: MachineKind, count: int, design: Design) -> int:
-        """Return the number of machines for `count` instances. A pipeline stage never spans machines.
+        """Return the number of machines for `count` instances of `kind`. A pipeline stage never spans machines.
 
-        With shared nodes, the design needs one machine per stage, or one in total if the whole design fits on it.
+        A design with shared nodes needs one machine if that has room for the whole design, else one machine for each
+        pipeline stage.
         """
         whole = self.catalog.machine(kind.name).count
         if design.family.shared and design.family.judged is None:
@@ -164,10 +175,11 @@ COLOCATED = (("mixed", None), ("chunked-prefill", 512), ("chunked-prefill", 2048
 def parse_families(
     problem: Problem, families: Sequence[str], machines: str | None, *, split: bool, colocated: bool
 ) -> tuple[Family, ...]:
-    """Parse `--family` (PREFILL+DECODE, AA, HH, HA or HHcap) or build all pairs of `--machines`.
+    """Return the families that the options `--family` and `--machines` select.
 
-    The default is Splitwise's four families. `colocated` adds one family per machine and colocated batcher. Raises
-    ConfigurationError for invalid flags.
+    `families` are the values of `--family`: PREFILL+DECODE, AA, HH, HA or HHcap. `machines` selects all pairs of the
+    named machine types. The default is Splitwise's four families. If `colocated` is set, there is also a family for
+    each pair of machine type and colocated batcher. Raises ConfigurationError for invalid options.
     """
     if families and machines:
         raise ConfigurationError("give either --family or --machines, not both")
@@ -190,7 +202,10 @@ def parse_families(
 
 
 def fitting(problem: Problem, families: Iterable[Family]) -> tuple[tuple[Family, ...], tuple[str, ...]]:
-    """Return (families that can hold the model, why other machines cannot). Raises ConfigurationError if none can."""
+    """Return the families whose machines have enough memory for the LLM, and the reasons for rejecting other machines.
+
+    Raises ConfigurationError if no family remains.
+    """
     reasons: dict[str, str] = {}
     fit = []
     for family in families:

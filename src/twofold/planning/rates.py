@@ -1,7 +1,7 @@
 """Highest rate at which a design meets the SLO, by bisection over a grid of rates.
 
-All designs use the same grid, with the tolerance as step. Their results are therefore comparable, and simulations are
-reused.
+All designs use the same grid, so their highest rates are comparable and simulations can be reused. The relative
+distance between two successive rates of the grid is the tolerance of the search.
 """
 
 import asyncio
@@ -40,10 +40,11 @@ class RateGrid(msgspec.Struct, frozen=True):
 
 
 class MaxRate(msgspec.Struct, frozen=True, kw_only=True):
-    """Highest rate at which a design meets the SLO. The SLO is met at `step` of the grid and missed at the next step.
+    """Highest rate at which a design meets the SLO.
 
-    `kept` is the evaluation at `step`. If the SLO is missed at the lowest rate tried, `rate` is 0, and `step` and
-    `kept` are None.
+    The design meets the SLO at `step` of the grid. It misses the SLO at the next step, or the next step is above the
+    analytic bound. `kept` is the evaluation at `step`. If the design misses the SLO at the lowest rate tried, `rate` is
+    0, and `step` and `kept` are None.
     """
 
     design: Design
@@ -53,7 +54,7 @@ class MaxRate(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RateSearch(msgspec.Struct, frozen=True, kw_only=True):
-    """Finds the highest rate on a grid at which a design meets the SLO, for one random draw of the workload.
+    """Search for the highest rate on a grid at which a design meets the SLO, for one random draw of the workload.
 
     `colocated_batching` lists the (batcher, token budget) pairs of the colocated designs to search.
     """
@@ -72,14 +73,14 @@ class RateSearch(msgspec.Struct, frozen=True, kw_only=True):
         return self.grid.step(self.bound.upper(design) * _IDLE)
 
     def could(self, design: Design, rate: float) -> bool:
-        """Return whether `rate` is within the analytic upper bound of the design."""
+        """Return whether `rate` is at most the analytic upper bound of the design."""
         return self.bound.upper(design) >= rate
 
     async def highest(self, design: Design, start: int | None = None) -> MaxRate:
-        """Find a design's highest rate, starting at step `start` (default: the analytic estimate).
+        """Find the highest rate of a design. The search starts at step `start`, by default at the analytic estimate.
 
-        The search never exceeds the analytic bound, although short runs may meet the SLO at higher rates before their
-        queues grow.
+        The search never exceeds the analytic bound: at higher rates, a short simulation may still meet the SLO, but
+        only because its queues have not yet grown.
         """
         step = self.grid.step(self.bound.estimate(design)) if start is None else start
         known = await self._bracket(design, step)
@@ -94,12 +95,16 @@ class RateSearch(msgspec.Struct, frozen=True, kw_only=True):
         return MaxRate(design=design, rate=self.grid.rate(kept), step=kept, kept=known[kept])
 
     async def highest_of(self, designs: Iterable[Design]) -> list[MaxRate]:
-        """Return the highest rate of each design; leave out designs that never meet the SLO."""
+        """Return the highest rate of each design. Designs that meet the SLO at no rate are left out."""
         found = await asyncio.gather(*map(self.highest, designs))
         return [each for each in found if each.kept is not None]
 
     async def _bracket(self, design: Design, start: int) -> dict[int, Evaluation]:
-        """Evaluate steps up or down with doubling strides, until the SLO result changes or the range ends."""
+        """Evaluate steps of the grid from `start` on, upward if the design meets the SLO at `start`, else downward.
+
+        Strides double each time. The search ends at the first step whose SLO result differs from the result at `start`,
+        or at the end of the range.
+        """
         lowest, highest = (self.lowest(design), max(self.grid.step(self.bound.upper(design)), self.lowest(design)))
         step, stride = min(max(start, lowest), highest), self.grid.stride
         known = {step: await self.at(design, step)}

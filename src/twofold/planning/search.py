@@ -1,4 +1,4 @@
-"""Searches over designs: the cheapest, the highest rate, and the break-even rate of splitting."""
+"""Searches over designs: for the cheapest design, for the highest rate, and for the break-even rate of splitting."""
 
 import asyncio
 import math
@@ -18,11 +18,12 @@ _NEIGHBOURS = (1, 2, 4)
 async def find_passing(
     search: RateSearch, designs: Sequence[Design], rate: float, start: int | None = None
 ) -> Design | None:
-    """Find a design that meets the SLO at `rate` by bisection; return None if there is none.
+    """Find, by bisection, a design that meets the SLO at `rate`; return None if no design does.
 
-    `designs` is a frontier, sorted by rising count of prefill machines. If prefill limits a design, the designs before
-    it fail as well; if decode limits it, the designs after it fail as well. Designs with an analytic bound below `rate`
-    are skipped. `start` is the first index to try, by default that of the design with the highest estimate.
+    `designs` is a frontier in ascending order of the number of prefill machines. If a design misses the SLO because of
+    prefill, all designs before it miss the SLO as well. If a design misses the SLO because of decode, all designs after
+    it miss the SLO as well. Designs with an analytic bound below `rate` are skipped. `start` is the index of the first
+    design to try; the default is the design with the highest estimated rate.
     """
     open_places = [place for place, design in enumerate(designs) if search.could(design, rate)]
     if not open_places:
@@ -86,10 +87,11 @@ def by_accelerators(design: Design) -> tuple[float, ...]:
 async def cheapest(
     search: RateSearch, family: Family, rate: float, allows: Allows, weigh: CostFunction
 ) -> Design | None:
-    """Find a family's cheapest design that meets the SLO at `rate`; return None if there is none.
+    """Find the cheapest design of a family that meets the SLO at `rate`; return None if no design does.
 
-    The search starts from any design that meets the SLO, and removes the machines that it does not need. It then tests
-    the largest of all cheaper designs. If one meets the SLO, the search continues from it; otherwise it ends.
+    The search starts from any design that meets the SLO, and removes unneeded machines from it. It then tests the
+    largest designs that are cheaper than the result. If one of these meets the SLO, the search continues from this
+    design; otherwise the search ends.
     """
     best = await _first(search, family, rate, allows)
     while best is not None:
@@ -104,7 +106,10 @@ async def cheapest(
 
 
 async def _first(search: RateSearch, family: Family, rate: float, allows: Allows) -> Design | None:
-    """Return a design that meets `allows` and the SLO, preferably near the analytic suggestion; None if none does."""
+    """Return a design that `allows` accepts and that meets the SLO, or None if there is no such design.
+
+    Designs near the analytic suggestion are tried first.
+    """
     suggested = search.bound.suggest(family, rate)
     most = _grown(family, suggested, _GROWTH[-1])
     for growth in _GROWTH:
@@ -118,7 +123,10 @@ async def _first(search: RateSearch, family: Family, rate: float, allows: Allows
 
 
 async def _shrunk(search: RateSearch, design: Design, rate: float) -> Design:
-    """Reduce the design's count of each kind to the least that meets the SLO, from the last kind to the first."""
+    """Reduce the number of machines of each kind to the smallest number with which the design meets the SLO.
+
+    The last kind is reduced first.
+    """
     for place in reversed(range(len(design.counts))):
         low, high = 0, design.counts[place]  # too few, enough
         while high - low > 1:
@@ -151,10 +159,10 @@ def _cheapest_nearest(designs: list[Design], design: Design) -> int:
 
 
 async def most_throughput(search: RateSearch, designs: Sequence[Design]) -> MaxRate:
-    """Find the design of a non-empty frontier with the highest rate.
+    """Find the design with the highest rate in a non-empty frontier.
 
-    To replace the best design, another must meet the SLO one grid step above its highest rate. This takes one
-    simulation; only if it succeeds is the other design's highest rate searched.
+    The search looks for a design that meets the SLO one grid step above the highest rate of the best design so far,
+    which takes one simulation per design. The highest rate of a design is searched only if this simulation succeeds.
     """
     best = await search.highest(designs[_best_estimate(search, designs, range(len(designs)))])
     while True:
@@ -171,10 +179,10 @@ _CLOSE = 1.1  # precision of the break-even rate
 
 
 async def break_even(search: RateSearch, families: Sequence[Family], rate: float, weigh: CostFunction) -> float | None:
-    """Find the approximate rate up to which the cheapest colocated design is as cheap as any split design.
+    """Find the approximate rate up to which the cheapest colocated design costs no more than any split design.
 
-    The search goes downward from `rate`. Return `rate` if splitting does not pay there. Return None if splitting pays
-    down to the rate at which one machine per phase is nearly idle.
+    The search goes from `rate` to lower rates. Return `rate` if splitting does not pay at `rate`. Return None if
+    splitting pays at all lower rates, down to a rate at which designs with one machine per phase are nearly idle.
     """
     pays, step = search.grid.step(rate), search.grid.step(_RUNG)
     if not await _splitting_pays(search, families, search.grid.rate(pays), weigh):
@@ -198,7 +206,10 @@ async def break_even(search: RateSearch, families: Sequence[Family], rate: float
 
 
 async def _splitting_pays(search: RateSearch, families: Sequence[Family], rate: float, weigh: CostFunction) -> bool:
-    """Return whether a split design that meets the SLO at `rate` is cheaper than all colocated designs that meet it."""
+    """Return whether splitting pays at `rate`.
+
+    Splitting pays if a split design that meets the SLO costs less than every colocated design that meets the SLO.
+    """
 
     def weight(design: Design) -> tuple[float, ...]:
         return weigh(design)[:1]  # ties need not be broken
@@ -221,12 +232,12 @@ async def _lighter(search: RateSearch, family: Family, rate: float, weigh: CostF
 
 
 def _anything(_: Design) -> bool:
-    """Allow every design. The break-even search concerns small clusters, so it ignores the budget."""
+    """Return True for every design. The break-even search ignores the budget, because it concerns small clusters."""
     return True
 
 
 class Objective(StrEnum):
-    """Goal of a plan: highest throughput in a budget, least cost, least power, or goodput per accelerator."""
+    """Goal of a plan: most throughput within a budget, lowest cost, lowest power, or most goodput per accelerator."""
 
     THROUGHPUT = "throughput"
     COST = "cost"
@@ -235,7 +246,7 @@ class Objective(StrEnum):
 
     @property
     def weigh(self) -> CostFunction:
-        """Cost function of the objective: watts, accelerators or dollars of a design."""
+        """Cost function of the objective: it weighs a design by its watts, its accelerators or its dollars per hour."""
         if self is Objective.GOODPUT:
             return by_accelerators
         return by_power if self is Objective.POWER else by_price

@@ -1,4 +1,4 @@
-"""Search for the best split of equal instances into prefill and decode for given traffic, by short simulations."""
+"""Search for the best split of equal instances into prefill and decode instances, by short simulations of traffic."""
 
 import time
 from collections.abc import Iterator
@@ -29,23 +29,26 @@ _HEADROOM = 0.03
 
 
 class SplitPlanner:
-    """Implements `ReplanSearch` by simulating splits of the instances of `spec`.
+    """Implementation of `ReplanSearch` that simulates splits of the instances of `spec`.
 
-    `attainment` is the required share of requests within `slo`. With `replicas`, the search returns the fewest
-    instances that reach it; otherwise it uses all running instances.
+    `attainment` is the share of requests that must meet `slo`. If `replicas` is set, the search returns the fewest
+    instances with which this share is reached; otherwise it splits all running instances.
     """
 
     def __init__(
         self, spec: ClusterSpec, catalog: Catalog, slo: Slo, *, attainment: float = 0.9, replicas: bool = False
     ) -> None:
-        """Raise ConfigurationError if the instances are not interchangeable or the SLO has no bounds."""
+        """Raise ConfigurationError if the instances are not interchangeable, or if `slo` has no bounds."""
         require_movable(spec, instance_profiles(spec, catalog))
         require(slo != Slo(), "re-planning needs an SLO in seconds, as in ttft=2,tpot=0.1")
         self._spec, self._catalog, self._slo = replace(spec, failures=()), catalog, slo
         self._enough, self._replicas = attainment + _HEADROOM, replicas
 
     def search(self, traffic: TrafficSample, running: RoleSplit, stock: int) -> SearchResult:
-        """Find the best split for `traffic`, and forecast the attainment of the running split (see `ReplanSearch`)."""
+        """Find the best split for `traffic`, and forecast the SLO attainment of the running split.
+
+        See `ReplanSearch.search`.
+        """
         began = time.process_time()
         search = _Search(self._spec, self._catalog, self._slo, list(synthetic_requests(traffic)))
         now = search.forecast(running)
@@ -61,7 +64,10 @@ class SplitPlanner:
         )
 
     def _fewest(self, search: "_Search", stock: int) -> SplitForecast:
-        """Return the best split of the fewest instances that reach the attainment; else of `stock` instances."""
+        """Return the best split of as few instances as possible that reaches the required attainment.
+
+        If not even `stock` instances reach it, return the best split of `stock` instances.
+        """
         best = search.best_of(stock)
         low, high = 2, stock
         while low < high and best.attainment >= self._enough:
@@ -75,7 +81,7 @@ class SplitPlanner:
 
 
 class _Search:
-    """Simulated forecasts of splits on one sequence of requests. Each split is simulated only once."""
+    """Forecasts of splits, by simulation of one sequence of requests. Each split is simulated at most once."""
 
     def __init__(self, spec: ClusterSpec, catalog: Catalog, slo: Slo, requests: list[Request]) -> None:
         self.known: dict[RoleSplit, SplitForecast] = {}
@@ -100,13 +106,19 @@ class _Search:
         return self.known[split]
 
     def best_of(self, instances: int) -> SplitForecast:
-        """Return the split of this many instances with the highest attainment; among equals, with the most headroom."""
+        """Return the split of `instances` instances with the highest attainment.
+
+        Among splits with equal attainment, the split whose latencies are farthest below their bounds is returned.
+        """
         tried = range(1, instances) if instances - 1 <= _ALL else self._bisected(instances)
         forecasts = [self.forecast(RoleSplit(prefill, instances - prefill)) for prefill in tried]
         return max(forecasts, key=lambda each: (each.attainment, -self._strain[each.split]))
 
     def _bisected(self, instances: int) -> list[int]:
-        """Return the prefill counts that a bisection on the limiting phase visits, and both neighbours of the last."""
+        """Search for the best split by bisection: each step gives more instances to the phase that limits the split.
+
+        Return the numbers of prefill instances tried, and the two numbers next to the last number tried.
+        """
         low, high, tried = 1, instances - 1, list[int]()
         while low <= high:
             middle = (low + high) // 2
@@ -121,8 +133,8 @@ class _Search:
 def synthetic_requests(traffic: TrafficSample) -> Iterator[Request]:
     """Generate requests with the rate, burstiness and lengths of `traffic`. Equal traffic gives equal requests.
 
-    Prompt and output lengths are drawn independently, because traffic samples do not pair them. In the traces examined
-    they are nearly uncorrelated (see `twofold.workload.distributions`).
+    Prompt and output lengths are drawn independently, because a traffic sample does not record which prompt had which
+    output. In the traces examined, the two lengths are nearly uncorrelated (see `twofold.workload.distributions`).
     """
     count = round(min(max(_SIMULATED_S * traffic.rate, _FEWEST), _MOST))
     times = islice(gamma(traffic.rate, traffic.burstiness, 0), count)
@@ -133,7 +145,7 @@ def synthetic_requests(traffic: TrafficSample) -> Iterator[Request]:
 
 
 def _strain(result: SimulationResult, slo: Slo) -> float:
-    """Return the largest ratio of a P90 latency to its bound."""
+    """Return the largest ratio of a P90 latency to the SLO bound of this latency."""
     pairs = ((result.ttft_s, slo.ttft_s), (result.tpot_s, slo.tpot_s), (result.e2e_s, slo.e2e_s))
     shares = [(histogram.percentile(90), bound_s) for histogram, bound_s in pairs if bound_s is not None]
     return max((value / bound_s for value, bound_s in shares if value is not None), default=0.0)

@@ -1,4 +1,4 @@
-"""Simulation of one trial, with early stop when the SLO can no longer be met."""
+"""Simulation of one trial. The simulation stops early when the SLO can no longer be met."""
 
 import math
 import time
@@ -23,7 +23,7 @@ _CLEARLY = 1.001  # beyond a bound, more than histogram rounding
 
 
 class SloUnreachable:
-    """Stop condition of a simulation: true once the requests can no longer meet the SLO."""
+    """Stop condition of a simulation: returns True once the requests can no longer meet the SLO."""
 
     def __init__(self, requests: Sequence[Request], slo: Slo | SlowdownSlo, attainment: float) -> None:
         self._requests = len(requests)
@@ -49,9 +49,10 @@ class SloUnreachable:
 
 
 def _beyond(histogram: Histogram, bounds: dict[int, float], total: int) -> bool:
-    """Return whether some percentile of all `total` values is sure to exceed its bound, given the values so far.
+    """Return whether the values so far make it certain that some percentile of all values will exceed its bound.
 
-    A percentile is at least the value of rank floor((total − 1)·p/100), counted from 0.
+    `histogram` has the values so far, `bounds` maps percentiles to bounds, and `total` is the final number of values.
+    Percentile p is at least the value of rank floor((total − 1)·p/100), counted from 0.
     """
     count = histogram.count
     for percentile, bound in bounds.items():
@@ -64,7 +65,10 @@ def _beyond(histogram: Histogram, bounds: dict[int, float], total: int) -> bool:
 
 
 def try_trial(problem: Problem, trial: Trial, abandoned: Callable[[], bool] = lambda: False) -> SimulatedTrial | str:
-    """Simulate and judge a trial. On a UserError, return its message, which can be sent to other processes."""
+    """Simulate a trial and check the SLO. If the simulation raises UserError, return the error's message.
+
+    Unlike the error, the message can be sent to other processes.
+    """
     try:
         return simulate_trial(problem, trial, abandoned)
     except UserError as error:
@@ -72,7 +76,7 @@ def try_trial(problem: Problem, trial: Trial, abandoned: Callable[[], bool] = la
 
 
 def simulate_trial(problem: Problem, trial: Trial, abandoned: Callable[[], bool] = lambda: False) -> SimulatedTrial:
-    """Simulate and judge a trial. Raises UserError for invalid inputs, or once `abandoned` returns True."""
+    """Simulate a trial and check the SLO. Raises UserError for invalid inputs, or when `abandoned` returns True."""
     began = time.process_time()
     slo = problem.slo_of(trial.design)
     requests = _requests(problem.workload.drawn(trial.draw), trial.rate)
@@ -117,7 +121,10 @@ def simulate_trial(problem: Problem, trial: Trial, abandoned: Callable[[], bool]
 
 
 def _ceilings(result: SimulationResult, slo: Slo | SlowdownSlo, attainment: float) -> Iterator[Check]:
-    """For an SLO in seconds, yield a check that percentile 100 · `attainment` of each latency is within its bound."""
+    """Yield a check for each latency bound of an SLO in seconds; yield nothing for an SLO in slowdowns.
+
+    The check is that percentile 100 · `attainment` of the latency is within the bound.
+    """
     percentile = 100 * attainment
     if not isinstance(slo, Slo):
         return
@@ -133,7 +140,10 @@ def _ceilings(result: SimulationResult, slo: Slo | SlowdownSlo, attainment: floa
 
 
 def bound_by(result: SimulationResult, slo: Slo | SlowdownSlo) -> Phase | None:
-    """Return the phase closer to missing its bounds, else the busier phase; None if both are equal."""
+    """Return the phase that is closer to missing its SLO bounds, or None if undetermined.
+
+    If both phases are equally close, return the phase with the busier instances.
+    """
     if isinstance(slo, Slo):
         prefill, decode = _misses(result.ttft_s, slo.ttft_s), _misses(result.tpot_s, slo.tpot_s)
     else:
@@ -152,7 +162,7 @@ def _misses(histogram: Histogram, bound_s: float | None) -> float:
 
 
 def _excess(histogram: Histogram | None, bounds: dict[int, float]) -> float:
-    """Return the largest ratio of a latency percentile to its bound."""
+    """Return the largest ratio of a percentile to the bound of this percentile. `bounds` maps percentiles to bounds."""
     if histogram is None:
         return 0.0
     values = ((histogram.percentile(percentile), bound) for percentile, bound in bounds.items())
@@ -165,11 +175,11 @@ def _latency(histogram: Histogram) -> LatencyPercentiles | None:
 
 
 def _first_tokens(requests: Sequence[Request]) -> tuple[Request, ...]:
-    """Return the requests with outputs of one token, for evaluating prefill without decode."""
+    """Return copies of the requests with outputs of one token, for evaluating prefill without decode."""
     return tuple(replace(request, output_tokens=1) for request in requests)
 
 
 @lru_cache(maxsize=4)
 def _requests(workload: WorkloadArguments, rate: float) -> tuple[Request, ...]:
-    """Return the requests of a workload at `rate`. Cached, because several families are tried at the same rate."""
+    """Return the requests of a workload at `rate`. Results are cached, because families are tried at the same rates."""
     return tuple(workload.requests(rate))

@@ -1,4 +1,4 @@
-"""The workload that the trials of a plan simulate at a given rate, and the mean request of a workload."""
+"""Workload that the trials of a plan simulate at different rates, and the mean request of a workload."""
 
 import hashlib
 from functools import lru_cache
@@ -18,8 +18,8 @@ _SAMPLE = 4096  # requests averaged
 class WorkloadArguments(msgspec.Struct, frozen=True, kw_only=True):
     """Arguments of `twofold.workload.source.workload` except the rate.
 
-    The simulated time is `duration_s` seconds, or longer if needed for `min_requests`. The seed is the same at all
-    rates, so all designs are compared on the same random numbers.
+    Requests arrive during `duration_s` seconds, or longer if fewer than `min_requests` requests would arrive. The seed
+    is the same at all rates, so all designs are compared with the same random numbers.
     """
 
     workload: str
@@ -33,12 +33,12 @@ class WorkloadArguments(msgspec.Struct, frozen=True, kw_only=True):
     seed: int = 0
 
     def drawn(self, draw: int) -> "WorkloadArguments":
-        """Return the workload with the random numbers of draw `draw`. Draw 0 uses the seed itself."""
+        """Return the workload with the seed of random draw number `draw`. Draw 0 has the seed of this workload."""
         return replace(self, seed=self.seed + draw) if draw else self
 
     @property
     def random(self) -> bool:
-        """Whether different seeds give different requests: false for a trace replayed with its own arrival times."""
+        """Whether different seeds give different requests. False for a trace replayed with its own arrival times."""
         return is_named(self.workload) or self.arrival not in (None, REPLAY)
 
     def requests(self, rate: float) -> list[Request]:
@@ -49,7 +49,7 @@ class WorkloadArguments(msgspec.Struct, frozen=True, kw_only=True):
         return found
 
     def shape(self) -> "WorkloadShape":
-        """Return the mean request of a sample of the workload."""
+        """Return the mean request of the workload, computed from a sample."""
         return WorkloadShape.of(self._requests(1.0, num_requests=_SAMPLE))
 
     def digest(self) -> str:
@@ -67,7 +67,11 @@ class WorkloadArguments(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WorkloadShape(msgspec.Struct, frozen=True, kw_only=True):
-    """Mean request of a workload: prompt tokens, decode iterations, and KV tokens read in all these iterations."""
+    """Mean request of a workload.
+
+    `prompt_tokens` and `decode_tokens` are mean numbers of tokens; each decode token takes one iteration.
+    `context_tokens` is the mean number of KV tokens that all decode iterations of a request read together.
+    """
 
     prompt_tokens: float
     decode_tokens: float
@@ -87,7 +91,7 @@ class WorkloadShape(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def context(self) -> float:
-        """Mean number of KV tokens read to decode one token."""
+        """Mean number of KV tokens that decoding one token reads."""
         return self.context_tokens / self.decode_tokens if self.decode_tokens else 0.0
 
 

@@ -8,7 +8,7 @@ from rich.table import Table
 
 
 def table(title: str | None, headings: Sequence[str], right: Container[int] = (), *, show_header: bool = True) -> Table:
-    """Create an empty terminal table. The columns at the indices `right` are right-aligned."""
+    """Create an empty terminal table. The columns whose indices are in `right` are right-aligned."""
     made = Table(title=title, title_justify="left", show_header=show_header)
     for index, heading in enumerate(headings):
         made.add_column(heading, justify="right" if index in right else "left")
@@ -24,6 +24,9 @@ class JsonReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def same_fields(kind: type[msgspec.Struct], source: object, *, without: Container[str] = ()) -> dict[str, Any]:
-    """Return the values of all fields that the struct type `kind` and `source` have in common, by name."""
+    """Return the values of `source` for all fields that the struct type `kind` has in common with `source`.
+
+    The result maps names of fields to values. Fields in `without` are left out.
+    """
     names = (name for name in kind.__struct_fields__ if name not in without)
     return {name: getattr(source, name) for name in names if hasattr(source, name)}

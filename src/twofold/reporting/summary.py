@@ -1,4 +1,4 @@
-"""Rates and latencies of a load, computed from the timelines of its requests, and terminal tables of them."""
+"""Summary of a run: rates and latencies, computed from the timelines of its requests, and terminal tables."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,7 +17,8 @@ from twofold.timeline import Moment, Timeline
 class LatencyDistribution(msgspec.Struct, frozen=True, kw_only=True):
     """Mean, percentiles and maximum of a latency, in seconds.
 
-    Percentiles are numpy's `linear`: rank p/100 · (n − 1) of the n sorted values, interpolated between neighbours.
+    Percentiles are numpy's `linear` percentiles: percentile p of n sorted values is at rank p/100 · (n − 1),
+    interpolated between the neighbouring values.
     """
 
     mean: float
@@ -28,7 +29,7 @@ class LatencyDistribution(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, values: Iterable[float | None]) -> "LatencyDistribution | None":
-        """Compute the distribution of `values` (seconds), ignoring None; None if no value is left."""
+        """Return the distribution of `values` (in seconds), ignoring None. Return None if there are no other values."""
         array = np.fromiter((value for value in values if value is not None), dtype=np.float64)
         if array.size == 0:
             return None
@@ -39,10 +40,11 @@ class LatencyDistribution(msgspec.Struct, frozen=True, kw_only=True):
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
     """Counts, rates and latencies of a run. Values without measurements are None.
 
-    sent = completed + failed + unfinished. Failed requests ended in an error (counted by reason in `errors`);
-    unfinished requests were running when the run stopped. Tokens and latencies are those of completed requests. Rates
-    are per second of `duration_s`. `itl_s` pools the gaps between tokens of all requests. SLO attainment is the share
-    of completed and failed requests that meet all bounds of `slo`; goodput is their rate.
+    `sent` is the sum of `completed`, `failed` and `unfinished`. Failed requests ended in an error; `errors` maps
+    reasons to numbers of failed requests. Unfinished requests were running when the run stopped. Tokens and latencies
+    include only completed requests. Rates are per second of `duration_s`. `itl_s` is the distribution over all gaps
+    between tokens of all completed requests. `slo_attainment` is the share of completed and failed requests that meet
+    all bounds of `slo`; `goodput` is the rate of requests that do.
     """
 
     sent: int
@@ -75,7 +77,7 @@ def summarize(
     """Summarize the finished timelines of a run.
 
     `duration_s` defaults to the time from the first arrival to the last event. `errors` maps ids of failed requests to
-    reasons, by default "error".
+    reasons; the reason of any other failed request is "error".
     """
     ended = list(timelines)
     completed = [timeline for timeline in ended if timeline.complete]
@@ -125,7 +127,7 @@ STATISTICS = (("mean", "mean"), ("P50", "p50"), ("P90", "p90"), ("P99", "p99"), 
 
 
 def summary_table(summary: Summary, title: str | None = None, notes: Mapping[str, str] | None = None) -> Table:
-    """Return a table of one run: a row per latency, counts and rates, and the rows in `notes`."""
+    """Return a table of one run: latencies, counts and rates. `notes` maps labels of further rows to texts."""
     drawn = table(title, ("", *(heading for heading, _ in STATISTICS)), range(1, 1 + len(STATISTICS)))
     for name, attribute in LATENCIES:
         values = [_statistic(getattr(summary, attribute), field) for _, field in STATISTICS]
@@ -151,7 +153,7 @@ def comparison_table(runs: Mapping[str, Summary], title: str | None = None) -> T
 
 
 def seconds(value: float | None) -> str:
-    """Format a time in milliseconds below one second, else in seconds; `-` for None."""
+    """Format a time of less than one second in milliseconds, and a longer time in seconds. None gives `-`."""
     if value is None:
         return NOTHING
     if abs(value) < 1.0:
@@ -160,7 +162,7 @@ def seconds(value: float | None) -> str:
 
 
 def bounds(slo: Slo) -> list[tuple[str, str]]:
-    """Return the bounds of an SLO as pairs of texts (latency, bound)."""
+    """Return the bounds of an SLO as pairs (name of the latency, bound as text)."""
     named = (("TTFT", slo.ttft_s), ("TPOT", slo.tpot_s), ("E2E", slo.e2e_s))
     return [(name, seconds(bound)) for name, bound in named if bound is not None]
 
@@ -197,5 +199,5 @@ def _rate(value: float | None) -> str:
 
 
 def rate_text(rate: float) -> str:
-    """Format a rate, with two decimals below 100 and none above."""
+    """Format a rate with two decimals if it is below 100, else without decimals."""
     return f"{rate:,.2f}" if rate < 100.0 else f"{rate:,.0f}"

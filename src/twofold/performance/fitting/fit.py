@@ -1,7 +1,8 @@
 """Fit the coefficients of `twofold.performance.fitted` to a profile and estimate the prediction error.
 
-The fit minimizes relative errors on the medians of each configuration (prompt size and batch size). Coefficients are
-non-negative. The prediction error is measured by k-fold cross-validation over configurations.
+A configuration is a prompt size and a batch size. The fit minimizes the relative errors of the predictions against the
+median measurements of each configuration. Coefficients are non-negative. The prediction error is measured by k-fold
+cross-validation over configurations.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -21,9 +22,9 @@ Floats = npt.NDArray[np.float64]
 
 
 def non_negative_least_squares(columns: Sequence[Floats], target: Floats, scale: Floats) -> Floats:
-    """Return the coefficients x ≥ 0 that minimize Σ((Σ columns · x − target) / scale)².
+    """Return the coefficients x ≥ 0 that minimize the sum of ((columns · x − target) / scale)² over the measurements.
 
-    With `scale` equal to `target`, relative errors are minimized.
+    With `scale` equal to `target`, this minimizes relative errors.
     """
     matrix = np.column_stack(columns) / scale[:, None]
     sizes = np.linalg.norm(matrix, axis=0)
@@ -37,7 +38,10 @@ _FEWEST = 3  # distinct sizes of short batches needed for floor and slope
 
 
 class FitOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Options of a fit, and the source of its data. `notes`: text to add to the calibrations' basis, by hardware."""
+    """Options of a fit, and the source and date of the measurements.
+
+    `notes` maps an accelerator name to a text to add to `Calibration.basis` of each calibration on this accelerator.
+    """
 
     source: str
     date: str
@@ -46,7 +50,7 @@ class FitOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def fit_profile(rows: Sequence[ProfileRow], options: FitOptions) -> list[Calibration]:
-    """Fit one calibration for each combination of model, hardware and tensor parallelism in the profile."""
+    """Fit one calibration for each combination of LLM, accelerator and tensor parallelism in the profile `rows`."""
     pairs = sorted({row.pair for row in rows})
     require(bool(pairs), f"{options.source} has no rows to fit")
     for hardware in sorted(set(options.notes) - {hardware for _, hardware, _ in pairs}):
@@ -55,7 +59,7 @@ def fit_profile(rows: Sequence[ProfileRow], options: FitOptions) -> list[Calibra
 
 
 def fit_pair(rows: Sequence[ProfileRow], options: FitOptions) -> Calibration:
-    """Fit the calibration of one model, hardware and tensor parallelism."""
+    """Fit one calibration to `rows`, which all have the same LLM, accelerator and tensor parallelism."""
     kept, dropped = consistent_batches(rows)
     prefills = [one for one in kept if one.prompt_time]
     decodes = [one for one in kept if one.token_time]
@@ -91,7 +95,11 @@ def fit_pair(rows: Sequence[ProfileRow], options: FitOptions) -> Calibration:
 
 
 def fit_prefill(kept: Sequence[ProfiledBatch]) -> PrefillCoefficients:
-    """Fit floor and slope to batches up to 2,048 tokens, and the long-batch and attention costs to longer batches."""
+    """Fit the prefill coefficients.
+
+    Floor and cost per token are fitted to batches of up to 2,048 tokens. The extra cost per token in long batches and
+    the cost of attention are fitted to longer batches.
+    """
     short = [one for one in kept if one.prefill_tokens <= LONG_TOKENS]
     long = [one for one in kept if one.prefill_tokens > LONG_TOKENS]
     floor_ms, token_ms, long_token_ms, square_ms = 0.0, 0.0, 0.0, 0.0
@@ -103,7 +111,10 @@ def fit_prefill(kept: Sequence[ProfiledBatch]) -> PrefillCoefficients:
 
 
 def _fit_short(kept: Sequence[ProfiledBatch], square_ms: float) -> tuple[float, float]:
-    """Fit floor and slope by linear least squares: with p = KNEE, time^p is linear in floor^p and slope^p."""
+    """Return the floor and the cost per token, in milliseconds, fitted to batches without long-batch costs.
+
+    With p = KNEE, time^p is linear in floor^p and (cost per token)^p, so linear least squares finds both.
+    """
     tokens = _column(kept, lambda one: one.prefill_tokens)
     attention = square_ms * _column(kept, lambda one: one.squares)
     time = _column(kept, lambda one: one.prompt_time)
@@ -123,7 +134,7 @@ def _fit_long(kept: Sequence[ProfiledBatch], floor_ms: float, token_ms: float) -
 
 
 def fit_decode(kept: Sequence[ProfiledBatch]) -> DecodeCoefficients:
-    """Fit all four decode coefficients at once, as the time of a decode iteration is linear in them."""
+    """Fit all four decode coefficients at once: the time of a decode iteration is linear in the coefficients."""
     batch = _column(kept, lambda one: one.batch_size)
     large = np.maximum(batch - LARGE_BATCH, 0)
     context = _column(kept, lambda one: one.mean_context)
@@ -133,14 +144,14 @@ def fit_decode(kept: Sequence[ProfiledBatch]) -> DecodeCoefficients:
 
 
 def prefill_ms(fit: PrefillCoefficients, one: ProfiledBatch) -> float:
-    """Return the predicted prefill time of a configuration in milliseconds."""
+    """Return the prefill time, in milliseconds, that the coefficients `fit` predict for a configuration."""
     tokens = one.prefill_tokens
     short: float = (fit.floor_ms**KNEE + (fit.token_ms * tokens) ** KNEE) ** (1 / KNEE)
     return short + fit.long_token_ms * tokens * long_share(tokens) + fit.square_ms * one.squares
 
 
 def decode_ms(fit: DecodeCoefficients, one: ProfiledBatch) -> float:
-    """Return the predicted mean time of a decode iteration of a configuration in milliseconds."""
+    """Return the mean time of a decode iteration, in milliseconds, that `fit` predicts for a configuration."""
     large = max(one.batch_size - LARGE_BATCH, 0)
     sequences = fit.sequence_ms * one.batch_size + fit.large_batch_ms * large
     return fit.base_ms + sequences + fit.context_ms * one.mean_context
@@ -157,7 +168,10 @@ def _decode_error(seen: Sequence[ProfiledBatch], unseen: ProfiledBatch) -> float
 def _held_out(
     kept: Sequence[ProfiledBatch], folds: int, error: Callable[[Sequence[ProfiledBatch], ProfiledBatch], float]
 ) -> float | None:
-    """Return the mean cross-validation error, or None if there are too few configurations."""
+    """Return the mean cross-validation error over `folds` folds, or None for too few configurations or folds.
+
+    `error` fits to a list of configurations and returns the relative prediction error for another configuration.
+    """
     if len(kept) < 2 * _FEWEST or folds < 2:
         return None
     seen = [[one for index, one in enumerate(kept) if index % folds != fold] for fold in range(folds)]
@@ -169,5 +183,5 @@ def _column(kept: Sequence[ProfiledBatch], value: Callable[[ProfiledBatch], floa
 
 
 def _rounded(value: float, digits: int = 6) -> float:
-    """Round to `digits` significant digits, so that floating-point differences between machines do not show."""
+    """Round `value` to `digits` significant digits, so that all machines write the same calibration file."""
     return float(f"{value:.{digits}g}")

@@ -1,4 +1,7 @@
-"""Fit the iteration times of a measured profile (`IterationTimes`), with the bends and knees that the data show."""
+"""Fit the iteration times of a measured profile: the coefficients of `IterationTimes`, its bends and its knee.
+
+The knee is the number of decodes from which each further decode costs more (`IterationTimes.large`).
+"""
 
 import math
 from collections import defaultdict
@@ -26,7 +29,7 @@ KINDS: Final = ("prefill", "decode", "mixed")
 
 
 class IterationWork(NamedTuple):
-    """Contents of an iteration, as arguments of `IterationTimes.seconds`."""
+    """Size of an iteration. The fields are the arguments of `IterationTimes.seconds`."""
 
     tokens: int
     squares: int = 0
@@ -35,9 +38,9 @@ class IterationWork(NamedTuple):
 
 
 class Measurement(msgspec.Struct, frozen=True, kw_only=True):
-    """Measured seconds of one iteration, or of several in a row.
+    """Measured duration of one iteration, or of several iterations in a row.
 
-    `requests` counts the requests whose fixed cost outside the engine, such as HTTP, is part of the time.
+    The duration includes a fixed time outside the engine, such as for HTTP, for each of `requests` requests.
     """
 
     work: tuple[IterationWork, ...]
@@ -46,7 +49,7 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def tokens(self) -> int:
-        """Number of prompt tokens over all iterations."""
+        """Number of prompt tokens in all iterations together."""
         return sum(each.tokens for each in self.work)
 
     @property
@@ -56,12 +59,15 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True):
         return "mixed" if any(each.sequences for each in self.work) else "prefill"
 
     def predicted_s(self, times: IterationTimes, request_s: float = 0.0) -> float:
-        """Return the duration that `times` predicts for a worker that was not idle before the first iteration."""
+        """Return the duration in seconds that `times` predicts if the worker was not idle before the first iteration.
+
+        `request_s` is the time that each request takes outside the engine.
+        """
         return sum(times.seconds(*each) for each in self.work) + request_s * self.requests
 
 
 class FittedTimes(NamedTuple):
-    """Fitted iteration times, and the fixed seconds of a request outside the engine (see `Measurement.requests`)."""
+    """Fitted iteration times, and the fixed time in seconds that each request takes outside the engine."""
 
     times: IterationTimes
     request_s: float
@@ -70,8 +76,8 @@ class FittedTimes(NamedTuple):
 def fit_iterations(measurements: Iterable[Measurement]) -> FittedTimes:
     """Fit iteration times to the medians of groups of similar measurements.
 
-    Raises ConfigurationError for too few groups. The held-out errors are those of a five-fold cross-validation over
-    groups, in which bends and knees are found again without the held-out groups.
+    Raises ConfigurationError if there are too few groups. The errors in the result are from a five-fold
+    cross-validation over groups; each fold chooses bends and knee anew, without the held-out groups.
     """
     cells = median_measurements(measurements)
     if len(cells) < FEWEST:
@@ -82,7 +88,10 @@ def fit_iterations(measurements: Iterable[Measurement]) -> FittedTimes:
 
 
 def held_out_errors(cells: Sequence[Measurement]) -> dict[str, float | None]:
-    """Return the median cross-validation error of each kind of measurement; None for a kind that was not measured."""
+    """Return a dict that maps each kind of measurement to its median cross-validation error.
+
+    The error is None for a kind without measurements.
+    """
     errors: dict[str, list[float]] = {kind: [] for kind in KINDS}
     for fold in range(_FOLDS):
         seen = _fit([one for index, one in enumerate(cells) if index % _FOLDS != fold])
@@ -92,7 +101,7 @@ def held_out_errors(cells: Sequence[Measurement]) -> dict[str, float | None]:
 
 
 def median_measurements(measurements: Iterable[Measurement]) -> list[Measurement]:
-    """Group similar measurements and return the median of each group, which is robust to outliers."""
+    """Group similar measurements, and return the median of each group. Medians are robust to outliers."""
     groups: dict[tuple[int, ...], list[Measurement]] = defaultdict(list)
     for one in measurements:
         grains = (part for each in one.work for part in (_grain(each.tokens), each.sequences, _grain(each.context)))
@@ -114,14 +123,17 @@ def _median(group: Sequence[Measurement]) -> Measurement:
 
 
 class _Shape(NamedTuple):
-    """Bends of f, and the number of decodes from which each costs more (0: none)."""
+    """Bends of f, and the knee: the number of decodes beyond which each further decode costs more (0: no knee)."""
 
     bends: tuple[int, ...]
     large: int
 
 
 def _fit(cells: Sequence[Measurement]) -> FittedTimes:
-    """Fit with the bends and the knee that the data support: add one at a time while the BIC falls."""
+    """Fit iteration times with as many bends as the data support, and with a knee if they support it.
+
+    Bends and knee are added one at a time as long as the Bayesian information criterion falls.
+    """
     sizes = sorted({each.tokens + each.sequences for one in cells for each in one.work})
     bends = [bend for bend in _BENDS if sizes[0] < bend < sizes[-1]]
     large = [0, *(knee for knee in _LARGE if knee < max(each.sequences for one in cells for each in one.work))]
@@ -137,7 +149,7 @@ def _fit(cells: Sequence[Measurement]) -> FittedTimes:
 
 
 def _criterion(cells: Sequence[Measurement], shape: _Shape) -> float:
-    """Return the Bayesian information criterion of a fit, for Laplace-distributed relative errors."""
+    """Return the Bayesian information criterion of a fit, assuming that relative errors are Laplace-distributed."""
     columns, seconds = _columns(cells, shape)
     rates = _coefficients(cells, shape, _REWEIGHTED // 3)
     errors = np.abs(np.column_stack(columns) @ rates / seconds - 1.0)

@@ -1,11 +1,16 @@
 """Read measured profiles and drop inconsistent measurements. A profile is a csv file with one measured run per row.
 
-Columns: model, hardware, tensor_parallel, prompt_size, batch_size, token_size (tokens to generate, per sequence),
-prompt_time (ms of the prefill of the whole batch), token_time (mean ms of a decode iteration); a row may have only one
-of the two times. Optional: e2e_time (ms), which reveals generations that ended early; average_power and peak_power
-(shares of TDP; 0: not measured). `twofold characterize` adds mixed_time (ms of the `chunks` iterations that computed
-the prompt beside `running` decodes with `running_context` KV tokens), cached_time (ms until the first token of the same
-prompt, sent again) and transfer_time (ms by which a KV transfer delayed the second token).
+All times are in milliseconds. Each row has model, hardware, tensor_parallel, prompt_size, batch_size and token_size
+(the tokens to generate per sequence). A row has one or both of prompt_time (of the prefill of the whole batch) and
+token_time (mean time of a decode iteration). Optional columns are e2e_time, which reveals generations that ended early,
+and average_power and peak_power (shares of TDP; 0 if not measured).
+
+`twofold characterize` adds these columns:
+
+- mixed_time: total time of the `chunks` iterations that computed the prompt together with `running` decodes, which had
+  `running_context` KV tokens;
+- cached_time: TTFT when the same prompt is sent a second time;
+- transfer_time: time by which a KV transfer delayed the second token.
 """
 
 import csv
@@ -23,7 +28,7 @@ _NOISE = 0.8  # a time below this share of another is clearly less, beyond noise
 
 
 class ProfileRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One measured run of a profile. Times are in milliseconds; 0 if not measured."""
+    """One measured run of a profile. Times are in milliseconds; a time of 0 was not measured."""
 
     model: str
     hardware: str
@@ -49,9 +54,9 @@ class ProfileRow(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def mean_context(self) -> float:
-        """Number of KV tokens that one decode iteration of this run read for all sequences together, on average.
+        """Mean number of KV tokens that a decode iteration of this run read, summed over all sequences.
 
-        A generation may end before `token_size` tokens; the number of generated tokens then follows from `e2e_time`.
+        If the generation ended before `token_size` tokens, the number of generated tokens is computed from `e2e_time`.
         """
         generated = float(self.token_size)
         if self.token_time and self.e2e_time is not None and self.e2e_time > self.prompt_time:
@@ -64,7 +69,7 @@ COLUMNS = (*_SIZES, "prompt_time", "token_time")
 
 
 def read_profile(path: Path) -> list[ProfileRow]:
-    """Read all rows of a profile. Raises ConfigurationError with file, line and column of malformed data."""
+    """Read all rows of a profile. For malformed data, raises a ConfigurationError that names file, line and column."""
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
             return list(_rows(path, csv.DictReader(file)))
@@ -87,7 +92,10 @@ def _rows(path: Path, reader: "csv.DictReader[str]") -> Iterator[ProfileRow]:
 
 
 class ProfiledBatch(msgspec.Struct, frozen=True, kw_only=True):
-    """Medians over all runs with the same prompt and batch size. Times are in milliseconds; 0 if not measured."""
+    """Medians over all runs with one prompt size and one batch size.
+
+    Times are in milliseconds; a time of 0 was not measured.
+    """
 
     prompt_size: int
     batch_size: int
@@ -106,7 +114,10 @@ class ProfiledBatch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def group_batches(rows: Iterable[ProfileRow]) -> list[ProfiledBatch]:
-    """Group the rows of one model and machine by prompt size and batch size, and compute the medians of each group."""
+    """Group rows by prompt size and batch size, and compute the medians of each group.
+
+    All rows must have the same LLM, hardware and tensor parallelism.
+    """
     groups: dict[tuple[int, int], list[ProfileRow]] = defaultdict(list)
     for row in rows:
         if row.prompt_time or row.token_time:
@@ -131,17 +142,19 @@ def _median(times: Iterable[float]) -> float:
 
 
 class Dropped(msgspec.Struct, frozen=True):
-    """Number of profile rows left out of a fit, and the reason."""
+    """Number of profile rows that a fit leaves out, and the reason."""
 
     rows: int
     reason: str
 
 
 def consistent_batches(rows: Sequence[ProfileRow]) -> tuple[list[ProfiledBatch], list[Dropped]]:
-    """Return the consistent configurations (prompt and batch sizes) of one model and machine, and the dropped rows.
+    """Return the medians of all consistent configurations in `rows`, and the reasons for dropping the other rows.
 
-    Two configurations contradict each other if the one with more prompt tokens prefills in clearly less time. While
-    some do, the one with the most contradictions is dropped: its batch was probably too large and ran in parts.
+    A configuration is a prompt size and a batch size. Two configurations contradict each other if the configuration
+    with more prompt tokens has a clearly shorter prefill. As long as there are contradictions, the configuration with
+    the most contradictions is dropped: its batch was probably too large and ran in parts. All rows must have the same
+    LLM, hardware and tensor parallelism.
     """
     positive = [row for row in rows if _positive(row)]
     dropped = []
@@ -169,7 +182,10 @@ def _positive(row: ProfileRow) -> bool:
 
 
 def _most_at_odds(kept: Sequence[ProfiledBatch]) -> tuple[ProfiledBatch, int] | None:
-    """Return the configuration that contradicts the most others, and how many; None without contradictions."""
+    """Return the configuration that contradicts the most other configurations, and the number of these.
+
+    Return None if no configurations contradict each other.
+    """
     odds = [(sum(_contradict(one, other) for other in kept), one.prefill_tokens, one) for one in kept]
     others, _, worst = max(odds, key=lambda entry: entry[:2], default=(0, 0, None))
     return (worst, others) if worst is not None and others else None
@@ -183,10 +199,11 @@ def _contradict(one: ProfiledBatch, other: ProfiledBatch) -> bool:
 
 
 def decode_power(kept: Iterable[ProfiledBatch]) -> float | None:
-    """Return the share of TDP that decode of one sequence draws, or None if not measured.
+    """Return the share of TDP that decoding one sequence draws, or None if not measured.
 
-    Decode takes nearly all of a run with one sequence and a short prompt. Runs with long prompts are excluded: prefill
-    takes a good part of them, and the average power of some includes idle time after the run.
+    The result is the median power of runs with one sequence and a short prompt, which decode nearly all the time. Runs
+    with long prompts are excluded: they prefill for a good part of the time, and some of their average powers include
+    idle time after the run.
     """
     shares = [
         row.average_power

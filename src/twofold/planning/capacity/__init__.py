@@ -1,1 +1,1 @@
-"""KV cache capacity planning: hit rates and saved accelerator time at every cache size."""
+"""KV cache capacity planning: hit rate and saved accelerator time for every cache size."""

@@ -1,9 +1,9 @@
 """Hit rate and value of a cache tier at every capacity, from LRU stack distances.
 
-An LRU cache holds the most recently used blocks, so a larger cache contains a smaller one (Mattson et al., Evaluation
-techniques for storage hierarchies, IBM Systems Journal 1970). Each use of a block therefore has a smallest capacity at
-which it hits. Tiers that demote evicted blocks and promote used blocks form one LRU cache, of which the first tier
-holds the most recently used blocks.
+An LRU cache holds the most recently used blocks, so a larger cache holds all blocks of a smaller cache (Mattson et al.,
+Evaluation techniques for storage hierarchies, IBM Systems Journal 1970). For each use of a block, there is therefore a
+smallest capacity with a hit. Tiers that demote evicted blocks and promote used blocks together form one LRU cache, and
+its most recently used blocks are in the first tier.
 """
 
 from collections.abc import Sequence
@@ -23,11 +23,11 @@ NEVER = np.iinfo(np.int64).max
 
 
 def least_capacities(prompts: Sequence[Sequence[BlockKey]]) -> Blocks:
-    """Return, for each block of each prompt in order, the size in blocks of the smallest cache in which it hits.
+    """Return, for each block of each prompt in order, the size in blocks of the smallest cache in which the block hits.
 
-    A block hits only if all earlier blocks of its prompt hit, so values never fall within a prompt. NEVER marks a block
-    that hits in no cache. The values are exact for caches that hold a whole prompt; smaller ones keep the start of a
-    prompt (`PrefixCache`).
+    A block hits only if all earlier blocks of its prompt hit, so the sizes never fall within a prompt. NEVER marks a
+    block that hits in no cache. The sizes are exact for caches that can hold a whole prompt. They are approximate for
+    smaller caches, which keep the start of a prompt (see `PrefixCache`) instead of the last used blocks.
     """
     keys = list(chain.from_iterable(prompts))
     distances = np.minimum(stack_distances(keys), len(keys) + 1)
@@ -39,7 +39,7 @@ def least_capacities(prompts: Sequence[Sequence[BlockKey]]) -> Blocks:
 
 
 def stack_distances(keys: Sequence[BlockKey]) -> Blocks:
-    """Return, for each use of a key, the size of the smallest LRU cache in which it hits; NEVER for a first use."""
+    """Return, for each use of a key, the size of the smallest LRU cache in which it hits; NEVER for the first use."""
     previous = _previous(keys)
     again = np.flatnonzero(previous >= 0)
     last = previous[again]
@@ -50,7 +50,7 @@ def stack_distances(keys: Sequence[BlockKey]) -> Blocks:
 
 
 def _previous(keys: Sequence[BlockKey]) -> Blocks:
-    """Return the index of each key's previous use, or −1 for a first use."""
+    """Return, for each use of a key, the index of the previous use of this key, or −1 for a first use."""
     latest: dict[BlockKey, int] = {}
     previous = []
     for place, key in enumerate(keys):
@@ -60,11 +60,12 @@ def _previous(keys: Sequence[BlockKey]) -> Blocks:
 
 
 def _greater_before(values: Blocks) -> Blocks:
-    """Return, for each value, the number of greater values before it. Values are distinct and non-negative. O(n log n).
+    """Return, for each value, the number of greater values before it in the array. Takes O(n log n) time.
 
-    The algorithm processes one bit at a time, from the highest. Of two values that agree in all higher bits, the one
-    with a 1 is greater. Values are grouped by their higher bits and keep their order in a group, so a running count of
-    ones counts the greater values before each.
+    The values must be distinct and non-negative. The algorithm processes one bit at a time, from the highest bit. Of
+    two values that agree in all higher bits, the value with a 1 in this bit is greater. Values are grouped by their
+    higher bits and keep their order within a group. For a value with a 0, the number of ones before it in its group is
+    thus the number of greater values that differ from it first in this bit.
     """
     count = np.zeros(len(values), dtype=np.int64)
     order = np.arange(len(values))
@@ -80,10 +81,11 @@ def _greater_before(values: Blocks) -> Blocks:
 
 
 def savings_s(model: PerformanceModel, prompt_tokens: int, loads_s: Sequence[float]) -> list[float]:
-    """Return the prefill seconds that each block of a cached prefix saves, in addition to the blocks before it.
+    """Return, for each block of a cached prefix, the prefill seconds saved by also loading this block.
 
-    `loads_s` has the load time of each block, in order. Loading overlaps with computing the rest of the prompt. Blocks
-    that take longer to load than to compute save nothing. The last token of a prompt is always computed.
+    `loads_s` has the load time in seconds of each block, in order. Loading overlaps with computing the rest of the
+    prompt. A block saves nothing if loading it takes longer than computing it. The last token of a prompt is always
+    computed.
     """
     whole_s = model.prefill_s(prompt_tokens, prompt_tokens * prompt_tokens)
     most_s = load_s = 0.0
@@ -102,11 +104,11 @@ _ROUNDING = 1e-6  # of a block, so that converting blocks to GB and back is exac
 
 
 class CapacityTerms(msgspec.Struct, frozen=True, kw_only=True):
-    """Factors for converting the blocks of a tier to GB, and saved time to accelerators and dollars.
+    """Factors that convert the blocks of a cache tier to GB, and saved time to accelerators and dollars.
 
-    The tier consists of `caches` equal caches for `nodes` nodes: one per node, or one for all. The trace lasts
-    `duration_s` and has `blocks` blocks. `second_price` is dollars per second of an instance, `gb_price` dollars per GB
-    and hour.
+    The tier consists of `caches` equal caches: one for each of `nodes` nodes, or one for all nodes. The trace lasts
+    `duration_s` seconds and has `blocks` blocks. An instance has `accelerators` accelerators and costs `second_price`
+    dollars per second. The tier costs `gb_price` dollars per GB and hour.
     """
 
     caches: int
@@ -119,20 +121,20 @@ class CapacityTerms(msgspec.Struct, frozen=True, kw_only=True):
     gb_price: float
 
     def blocks_of(self, gb_per_node: float) -> int:
-        """Return the number of blocks in each cache of a tier with this many GB per node."""
+        """Return the number of blocks that fit into each cache of a tier with `gb_per_node` GB per node."""
         return int(gb_per_node * self.nodes / self.caches / self.block_gb + _ROUNDING)
 
     def gb_of(self, blocks: int) -> float:
-        """Return the GB per node of a tier with this many blocks in each cache."""
+        """Return the GB per node of the tier if each of its caches has room for `blocks` blocks."""
         return blocks * self.block_gb * self.caches / self.nodes
 
 
 class CapacityPoint(msgspec.Struct, frozen=True, kw_only=True):
     """Hit rate and value of a cache tier at one capacity.
 
-    `hit_rate` is the share of the trace's blocks found in this tier or a higher one. `accelerators` is the mean number
-    of accelerators freed by hits in this tier, `saved_per_h` their price in dollars per hour, and `price_per_h` the
-    price of the tier.
+    `hit_rate` is the share of the trace's blocks found in this tier or a higher tier. On average, hits in this tier
+    free `accelerators` accelerators, which would cost `saved_per_h` dollars per hour. The tier costs `price_per_h`
+    dollars per hour.
     """
 
     gb_per_node: float
@@ -143,15 +145,16 @@ class CapacityPoint(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def gain_per_h(self) -> float:
-        """Net savings in dollars per hour: the price of the saved time minus the price of the tier."""
+        """Net savings in dollars per hour: the price of the freed accelerators minus the price of the tier."""
         return self.saved_per_h - self.price_per_h
 
 
 class CapacityCurve:
     """Hit rate and value of one cache tier at every capacity.
 
-    For each block of the trace, `least` is the smallest capacity of this tier (in blocks) at which the block hits, or 0
-    if a higher tier holds it. `saved_s` is the instance time saved by this hit, in seconds.
+    For each block of the trace, `least` has the smallest capacity of this tier (in blocks) at which the block hits: 0
+    if a higher tier holds the block, NEVER if no capacity suffices. `saved_s` has the instance seconds saved by the
+    hit.
     """
 
     def __init__(self, terms: CapacityTerms, least: Blocks, saved_s: Seconds) -> None:
@@ -167,7 +170,7 @@ class CapacityCurve:
         return self.terms.gb_of(len(self._hits) - 1)
 
     def at(self, gb_per_node: float) -> CapacityPoint:
-        """Evaluate the tier at a capacity in GB per node, which is rounded down to whole blocks."""
+        """Evaluate the tier with a capacity of `gb_per_node` GB per node, rounded down to whole blocks."""
         terms = self.terms
         place = min(terms.blocks_of(gb_per_node), len(self._hits) - 1)
         busy = float(self._saved_s[place]) / terms.duration_s
@@ -180,7 +183,7 @@ class CapacityCurve:
         )
 
     def best(self) -> CapacityPoint:
-        """Return the point with the highest net savings: the point at 0 GB if no capacity pays off."""
+        """Return the point with the highest net savings. If no capacity saves money, this is the point at 0 GB."""
         terms = self.terms
         saved = self._saved_s / terms.duration_s * terms.second_price * 3600
         paid = np.arange(len(saved)) * (terms.caches * terms.block_gb * terms.gb_price)

@@ -1,4 +1,4 @@
-"""KV cache capacity planning: DRAM and disk sizes for a trace, per node or pooled."""
+"""KV cache capacity planning: DRAM and disk sizes for a trace, with one cache per node or one shared by all nodes."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -25,9 +25,10 @@ from twofold.workload.rescale import BLOCK_TOKENS
 class CapacityQuery(msgspec.Struct, frozen=True, kw_only=True):
     """Prefill nodes and cache tiers of a capacity plan.
 
-    Each node is a `machine` with instances of `accelerators` accelerators. If `nodes` is None, it is the number of
-    nodes that the trace's prefill keeps busy without reuse. If `dram_gb` is None, the size with the highest net savings
-    is used. Reads from other nodes have the bandwidth `link_bytes_per_s`, by default a share of the machine's network.
+    Each node is a `machine` with instances of `accelerators` accelerators. The number of `nodes` defaults to the nodes
+    that prefilling the trace keeps busy without reuse. `dram_gb` is the DRAM per node in GB; the default is the size
+    with the highest net savings. Reads from other nodes have the bandwidth `link_bytes_per_s`; the default is the
+    instance's share of the machine's network bandwidth.
     """
 
     model: Model
@@ -51,10 +52,10 @@ class CapacityQuery(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TierPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """Capacity curves of one cache tier, behind `behind_gb` GB of DRAM per node.
+    """Capacity curves of one cache tier, for blocks that are not in the `behind_gb` GB of DRAM per node.
 
     `local` is the curve with one cache per node and round-robin routing. `pool` is the curve with one cache shared by
-    all nodes, or None for a single node.
+    all nodes; it is None if there is only one node.
     """
 
     tier: StorageTier
@@ -64,15 +65,16 @@ class TierPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def preferred(self) -> CapacityCurve:
-        """Curve of the shared pool, or of the local cache if there is only one node."""
+        """Capacity curve with a shared cache, or with a local cache if there is only one node."""
         return self.pool or self.local
 
 
 class CapacityPlan(msgspec.Struct, frozen=True, kw_only=True):
     """Capacity curves of all cache tiers for one trace.
 
-    `busy` is the mean number of accelerators that prefill of the trace keeps busy without reuse. `disk_alone` is the
-    disk tier without DRAM. `highest_reuse` is the share of blocks that occurred earlier in the trace.
+    `busy` is the mean number of accelerators that prefilling the trace keeps busy without reuse. `disk_alone` has the
+    curves of the disk tier without a DRAM tier. `highest_reuse` is the share of blocks that occurred earlier in the
+    trace; no cache can have a higher hit rate.
     """
 
     query: CapacityQuery
@@ -87,7 +89,10 @@ class CapacityPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def capacity_plan(requests: Sequence[Request], query: CapacityQuery) -> CapacityPlan:
-    """Evaluate DRAM and disk capacities for a trace. Raises ConfigurationError if it lacks block ids or a duration."""
+    """Evaluate DRAM and disk capacities for a trace.
+
+    Raises ConfigurationError if the trace lacks block ids or a duration.
+    """
     blocks = sum(len(request.prefix_blocks) for request in requests)
     require(blocks > 0, "--kv-capacity needs a trace with block ids, such as Mooncake's: this trace has none")
     duration_s = requests[-1].arrival_s - requests[0].arrival_s
@@ -119,7 +124,10 @@ def _whole_s(query: CapacityQuery, request: Request) -> float:
 
 
 class _Trace:
-    """Requests of a trace and their `least_capacities`, both for one shared cache and divided among node caches."""
+    """Requests of a trace and their `least_capacities`.
+
+    Both are stored twice: for one cache shared by all nodes, and for one cache per node with round-robin routing.
+    """
 
     def __init__(
         self, requests: Sequence[Request], query: CapacityQuery, nodes: int, blocks: int, duration_s: float
@@ -132,7 +140,7 @@ class _Trace:
         }
 
     def tier(self, tier: StorageTier, behind_gb: float) -> TierPlan:
-        """Compute the capacity curves of a tier behind `behind_gb` GB of DRAM per node."""
+        """Compute the capacity curves of a tier for blocks that are not in the `behind_gb` GB of DRAM per node."""
         pool = self._curve(tier, behind_gb, 1) if self._nodes > 1 else None
         return TierPlan(tier=tier, behind_gb=behind_gb, local=self._curve(tier, behind_gb, self._nodes), pool=pool)
 
@@ -159,7 +167,11 @@ class _Trace:
         return CapacityCurve(terms, np.where(least < NEVER, np.maximum(least - above, 0), NEVER), np.concatenate(saved))
 
     def _saved_s(self, request: Request, least: Blocks, above: int, first_s: float, tier_s: float) -> Seconds:
-        """Return the prefill seconds that a hit in this tier saves for each block; 0 for blocks that hit in DRAM."""
+        """Return, for each block of a request, the prefill seconds that a hit in this tier saves.
+
+        The value is 0 for blocks that hit in DRAM. `above` is the capacity of the DRAM in blocks. Loading a block takes
+        `first_s` from DRAM and `tier_s` from this tier.
+        """
         there, in_first = int((least < NEVER).sum()), int((least <= above).sum())
         saved_s = np.zeros(len(least))
         loads_s = [first_s] * in_first + [tier_s] * (there - in_first)
@@ -168,7 +180,7 @@ class _Trace:
         return saved_s
 
     def _block_s(self, tier: StorageTier, caches: int) -> float:
-        """Return the mean seconds to load a block. In a shared pool, most blocks are read from other nodes."""
+        """Return the mean seconds to load a block. With one cache for all nodes, most blocks are on other nodes."""
         query = self._query
         own = tier.bytes_per_s * query.share
         network = query.link_bytes_per_s or query.machine.network_bytes_per_s * query.share

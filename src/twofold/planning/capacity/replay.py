@@ -1,4 +1,4 @@
-"""Prefix-cache hit rates of a trace by capacity and eviction policy."""
+"""Hit rates of a trace in simulated prefix caches of several capacities and eviction policies."""
 
 from collections.abc import Iterable, Sequence
 
@@ -10,7 +10,7 @@ from twofold.request import BlockKey, Request
 
 
 class HitRate(msgspec.Struct, frozen=True, kw_only=True):
-    """Hits and evictions of one simulated prefix cache. `rate` is its hit rate over all blocks of the trace."""
+    """Hits and evictions of one simulated prefix cache. `rate` is the share of the trace's blocks that hit."""
 
     eviction: str
     capacity: int
@@ -20,7 +20,10 @@ class HitRate(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TraceReuse(msgspec.Struct, frozen=True, kw_only=True):
-    """Prefix reuse of a trace. `highest` is the share of blocks that occurred earlier, or None without blocks."""
+    """Prefix reuse of a trace.
+
+    `highest` is the share of blocks that occurred earlier in the trace, or None if the trace has no blocks.
+    """
 
     requests: int
     blocks: int
@@ -64,7 +67,7 @@ def trace_reuse(requests: Iterable[Request], capacities: Sequence[int], eviction
 
 
 def replay_prompt(cache: PrefixCache, request: Request) -> int:
-    """Look up the blocks of a prompt in the cache, then insert the missing ones. Return the number of hits."""
+    """Look up the blocks of a prompt in the cache, then insert the missing blocks. Return the number of hits."""
     keys = request.prefix_blocks
     found = cache.match(keys)
     cache.touch(keys, found)

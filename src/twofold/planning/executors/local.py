@@ -24,7 +24,10 @@ def cores() -> int:
 
 
 class LocalExecutor(Executor):
-    """Runs trials in `jobs` worker processes. Leaving the context cancels waiting trials and stops running ones."""
+    """Executor that runs trials in `jobs` worker processes.
+
+    Leaving the context manager cancels waiting trials and stops running trials.
+    """
 
     def __init__(self, problem: Problem, jobs: int) -> None:
         require(jobs >= 1, f"--jobs must be at least 1, not {jobs}")

@@ -18,7 +18,10 @@ _MAKERS = ("nvidia-", "tesla-", "amd-", "instinct-")
 
 
 class RayInventory(msgspec.Struct, frozen=True, kw_only=True):
-    """Number of machines and accelerators in a Ray cluster by machine name. `left_out` explains ignored nodes."""
+    """Numbers of whole machines and of accelerators in a Ray cluster, by machine name of the catalog.
+
+    `left_out` has an explanation for each ignored node.
+    """
 
     machines: dict[str, int]
     accelerators: dict[str, int]
@@ -26,7 +29,7 @@ class RayInventory(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def ray_inventory(nodes: Iterable[RayNode], catalog: Catalog) -> RayInventory:
-    """Count the machines and accelerators of a Ray cluster, matching each node to a catalog machine."""
+    """Count the machines and accelerators of the nodes of a Ray cluster. Each node is matched to a catalog machine."""
     machines, accelerators, left_out = Counter[str](), Counter[str](), []
     for node in nodes:
         if not node.accelerators:
@@ -44,7 +47,10 @@ def ray_inventory(nodes: Iterable[RayNode], catalog: Catalog) -> RayInventory:
 
 
 def _machine_of(node: RayNode, catalog: Catalog) -> Machine | None:
-    """Return an uncapped catalog machine with the node's accelerator, preferably with as many of them; None if none."""
+    """Return a catalog machine with the node's accelerator and no power cap; None if the catalog has no such machine.
+
+    A machine with as many accelerators as the node is preferred.
+    """
     if node.accelerator is None:
         return None
     fits = [
@@ -56,7 +62,7 @@ def _machine_of(node: RayNode, catalog: Catalog) -> Machine | None:
 
 
 def _is(ray_type: str, name: str) -> bool:
-    """Return whether Ray's accelerator type (such as H100 or A100-80G) names this catalog accelerator."""
+    """Return whether Ray's accelerator type `ray_type` (such as H100 or A100-80G) is the catalog accelerator `name`."""
     word = ray_type.lower().removesuffix("-oam")
     for maker in _MAKERS:
         word = word.removeprefix(maker)
@@ -64,9 +70,10 @@ def _is(ray_type: str, name: str) -> bool:
 
 
 class RayExecutor(Executor):
-    """Runs trials as one-core tasks on the Ray cluster at `address`, where the same Twofold version must be installed.
+    """Executor that runs trials as one-core tasks on the Ray cluster at `address`.
 
-    Raises ConfigurationError if Ray is not installed or the cluster is not reachable.
+    The cluster must have the same version of Twofold installed. Raises ConfigurationError if Ray is not installed or
+    the cluster is not reachable.
     """
 
     def __init__(self, problem: Problem, address: str) -> None:

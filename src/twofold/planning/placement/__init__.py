@@ -1,1 +1,4 @@
-"""DistServe's placement (OSDI'24): parallelism and instances per phase for the most goodput per accelerator."""
+"""DistServe's placement search (OSDI'24), which maximizes goodput per accelerator.
+
+The search chooses the parallelism and the number of instances of each phase.
+"""

@@ -1,8 +1,9 @@
 """Placement candidates: the goodput of each phase alone, and combinations of both phases worth a simulation.
 
-For stocks of several machine types (beyond DistServe), the accelerators of each type are divided between the phases.
-The highest goodput of a phase on its accelerators is a knapsack problem over instance kinds. The Pareto-optimal
-divisions of all types are combined, and the best maximizes the goodput of the weaker phase.
+Unlike DistServe, Twofold also plans for stocks of several machine types. In this case, the accelerators of each type
+are divided between the phases. The highest goodput of a phase on a number of accelerators is a knapsack problem over
+instance kinds. The Pareto-optimal divisions of each type are combined with those of the other types. The best
+combination has the highest goodput in its weaker phase.
 """
 
 import math
@@ -20,7 +21,7 @@ _FED = 1.5  # prefill capacity in front of a decode instance, as a multiple of t
 
 
 class PhaseGoodput(msgspec.Struct, frozen=True, kw_only=True):
-    """Goodput of one phase on one instance: the highest rate (requests/s) that meets the SLO bound of the phase."""
+    """Goodput of one phase on one instance: the highest rate (requests/s) that meets the SLO bound of this phase."""
 
     kind: MachineKind
     phase: Phase
@@ -34,10 +35,11 @@ class PhaseGoodput(msgspec.Struct, frozen=True, kw_only=True):
 async def goodputs(
     search: RateSearch, kinds: Sequence[MachineKind], *, shared: bool = False
 ) -> tuple[tuple[PhaseGoodput, ...], tuple[PhaseGoodput, ...]]:
-    """Measure (prefill, decode) goodputs of each instance kind, best per accelerator first (DistServe, Algorithm 1).
+    """Return the simulated goodputs of prefill and of decode for each instance kind (DistServe, Algorithm 1).
 
-    Kinds that never meet the bound are omitted. Prefill is simulated with outputs of one token. A decode instance is
-    simulated with enough of the best prefill instances that they never limit it. With `shared`, KV transfers use the
+    Each of the two results is sorted by goodput per accelerator, highest first. Kinds that meet the SLO bound at no
+    rate are left out. Prefill is simulated with outputs of one token. A decode instance is simulated with so many
+    instances of the best prefill kind that prefill does not limit the goodput. If `shared` is set, KV transfers use the
     links within a node.
     """
     prefills = await _of_phase(search, [_prefill(kind) for kind in kinds])
@@ -72,7 +74,7 @@ def _decode(search: RateSearch, feeder: PhaseGoodput, kind: MachineKind, *, shar
 
 
 class Candidate(msgspec.Struct, frozen=True, kw_only=True):
-    """A design with its predicted rate: the lower of the goodputs of its two phases."""
+    """A design and its predicted rate, which is the lower goodput of its two phases."""
 
     design: Design
     rate: float
@@ -89,11 +91,11 @@ def balanced(
     *,
     node: int | None = None,
 ) -> list[Candidate]:
-    """Return candidates for all pairs of prefill and decode kinds, with counts that balance the phases.
+    """Return candidates for all pairs of prefill and decode kinds, with numbers of instances that balance the phases.
 
-    Candidates with the highest predicted goodput per accelerator come first; among equals, larger ones, since they
-    absorb bursts better. If `node` (accelerators per node) is set, a design must fit on one node, or each
-    pipeline stage of its prefill instances on a node together with the same stage of its decode instances.
+    Candidates are sorted by predicted goodput per accelerator, highest first; equally good candidates are sorted by
+    size, largest first, because larger designs absorb bursts better. If `node` (accelerators per node) is set, the
+    whole design must fit on one node, or stage i of all its prefill and decode instances must fit on one node.
     """
     found = {
         candidate.design: candidate
@@ -115,7 +117,11 @@ def replicated(
     *,
     shared: bool = False,
 ) -> list[Candidate]:
-    """Return a candidate per prefill and decode kind: ⌈rate / goodput⌉ instances of each; fewest accelerators first."""
+    """Return a candidate for `rate` for each pair of a prefill and a decode kind, fewest accelerators first.
+
+    A candidate has ⌈rate / goodput⌉ instances for each phase. Candidates with more than `most_accelerators` are left
+    out.
+    """
     found = []
     for prefill in prefills:
         for decode in decodes:
@@ -145,7 +151,10 @@ Counts = tuple[tuple[MachineKind, int], ...]
 
 
 class StockDivision(msgspec.Struct, frozen=True, kw_only=True):
-    """Prefill and decode instances that divide a stock of accelerators, with each phase's goodput (requests/s)."""
+    """Division of a stock of accelerators into prefill and decode instances.
+
+    `prefill` and `decode` are the goodputs of the phases in requests/s; `prefills` and `decodes` are the instances.
+    """
 
     prefill: float = 0.0
     decode: float = 0.0
@@ -154,7 +163,7 @@ class StockDivision(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def rate(self) -> float:
-        """Lower of the goodputs of the two phases."""
+        """Goodput of the phase with the lower goodput."""
         return min(self.prefill, self.decode)
 
     @property
@@ -162,7 +171,7 @@ class StockDivision(msgspec.Struct, frozen=True, kw_only=True):
         return sum(kind.accelerators * count for kind, count in (*self.prefills, *self.decodes))
 
     def beside(self, other: "StockDivision") -> "StockDivision":
-        """Return the combination of this division and another: all instances, and the sums of the goodputs."""
+        """Return a division with the instances of this division and of `other`. The goodputs of each phase add up."""
         return StockDivision(
             prefill=self.prefill + other.prefill,
             decode=self.decode + other.decode,
@@ -180,7 +189,11 @@ class StockDivision(msgspec.Struct, frozen=True, kw_only=True):
 def divided(
     stock: Mapping[str, int], prefills: Sequence[PhaseGoodput], decodes: Sequence[PhaseGoodput], most: int
 ) -> list[Candidate]:
-    """Return the `most` best divisions of `stock` (accelerators by machine type) between the phases, best first."""
+    """Return the `most` best divisions of a stock between the phases, as candidates, best first.
+
+    `stock` maps machine types to numbers of accelerators. `prefills` and `decodes` are the goodputs of the instance
+    kinds.
+    """
     whole = [StockDivision()]
     for machine, accelerators in sorted(stock.items()):
         options = _splits(
@@ -213,7 +226,11 @@ def _splits(
 
 
 def _packed(accelerators: int, goodputs: Sequence[PhaseGoodput]) -> list[tuple[float, Counts]]:
-    """Return, for 0, 1, … accelerators, the highest total goodput and its instance counts (an unbounded knapsack)."""
+    """Solve an unbounded knapsack problem for a phase: which instances have the highest total goodput?
+
+    The result has a pair (highest total goodput, number of instances of each kind) for 0, 1, … `accelerators`
+    accelerators. `goodputs` are the goodputs of the instance kinds.
+    """
     best: list[tuple[float, dict[MachineKind, int]]] = [(0.0, {})]
     for given in range(1, accelerators + 1):
         found = best[given - 1]
@@ -227,7 +244,10 @@ def _packed(accelerators: int, goodputs: Sequence[PhaseGoodput]) -> list[tuple[f
 
 
 def _unbettered(splits: Iterable[StockDivision]) -> list[StockDivision]:
-    """Keep the Pareto-optimal divisions by prefill and decode goodput; of equal ones, that with fewest accelerators."""
+    """Return the divisions that are Pareto-optimal in prefill and decode goodput.
+
+    Of divisions with equal goodputs, one with the fewest accelerators is returned.
+    """
     kept: list[StockDivision] = []
     for split in sorted(splits, key=lambda each: (-each.prefill, -each.decode, each.accelerators)):
         if not kept or split.decode > kept[-1].decode:

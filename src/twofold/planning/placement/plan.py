@@ -1,8 +1,8 @@
-"""DistServe placement plans: the best placement, its confidence, and the preferred parallelism of prefill.
+"""DistServe placement plans: the best placement, the confidence in its goodput, and the best parallelism for prefill.
 
-Tensor parallelism makes each prefill faster; pipeline parallelism processes more prompts at a time. With equal
-accelerators, tensor parallelism has lower TTFT at low rates and pipeline parallelism at high rates (DistServe, section
-3.1).
+Tensor parallelism makes each prefill faster; pipeline parallelism processes more prompts at a time. On the same number
+of accelerators, tensor parallelism has the lower TTFT at low rates, and pipeline parallelism has the lower TTFT at high
+rates (DistServe, section 3.1).
 """
 
 import asyncio
@@ -35,10 +35,10 @@ DRAWS = 6
 
 
 class Confidence(msgspec.Struct, frozen=True, kw_only=True):
-    """Goodputs of a design in independent draws of the workload, sorted.
+    """Goodputs of a design in independent draws of the workload, in ascending order.
 
-    With probability 1 − 2^(1−n), the median of all possible draws lies between the lowest and highest of n draws,
-    whatever their distribution.
+    For any distribution, the median over all possible draws lies between the lowest and the highest of n draws with
+    probability 1 − 2^(1−n).
     """
 
     rates: tuple[float, ...]
@@ -49,12 +49,15 @@ class Confidence(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def level(self) -> float:
-        """Probability that the median goodput of all possible draws lies between the lowest and highest of `rates`."""
+        """Probability that the median goodput over all possible draws is between the lowest and highest of `rates`."""
         return 1.0 - 2.0 ** (1 - len(self.rates))
 
 
 async def confidence(search: RateSearch, design: Design, rate: float, draws: Sequence[int]) -> Confidence:
-    """Find a design's goodput in each draw of the workload: 0 if no rate meets the SLO. Searches start at `rate`."""
+    """Find the goodput of a design in each draw of the workload; 0 if the design meets the SLO at no rate.
+
+    The searches start at `rate`.
+    """
     start = search.grid.step(rate)
     told = await asyncio.gather(*(replace(search, draw=draw).highest(design, start) for draw in draws))
     return Confidence(rates=tuple(sorted(each.rate for each in told)))
@@ -63,10 +66,10 @@ async def confidence(search: RateSearch, design: Design, rate: float, draws: Seq
 class PlacementQuery(msgspec.Struct, frozen=True, kw_only=True):
     """Available accelerators and goal of a placement search.
 
-    `stock` maps machine types to numbers of accelerators. With a `rate` (requests/s), the search minimizes
-    accelerators. Without one, it maximizes goodput per accelerator, or the goodput of the whole stock if it has several
-    machine types. If `affinity` is None, it follows from the bandwidths of the links. `most_stages` limits pipeline
-    parallelism.
+    `stock` maps machine types to numbers of accelerators. If `rate` (requests/s) is set, the search minimizes the
+    accelerators. Otherwise, the search maximizes the goodput per accelerator, or the goodput of the whole stock if the
+    stock has several machine types. If `affinity` is None, it is derived from the bandwidths of the links.
+    `most_stages` limits pipeline parallelism.
     """
 
     stock: dict[str, int]
@@ -84,7 +87,11 @@ class PlacementQuery(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PreparedPlacement(msgspec.Struct, frozen=True, kw_only=True):
-    """Placement search inputs. `node`: accelerators per node; `links`: links of the machine with least headroom."""
+    """Inputs of a placement search.
+
+    `kinds` are the instance kinds that fit. `node` is the number of accelerators per node. `links` are the bandwidths
+    of the machine type with the least headroom.
+    """
 
     query: PlacementQuery
     problem: Problem
@@ -95,7 +102,11 @@ class PreparedPlacement(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PlacementPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """Result of a placement search. `best` is the best split placement, replicated if the rate requires it."""
+    """Result of a placement search.
+
+    `best` is the best split placement, with several copies if the rate requires them. `sure` is the confidence in its
+    goodput, or None if the workload is not random.
+    """
 
     prepared: PreparedPlacement
     placement: PlacementResults
@@ -110,7 +121,11 @@ class PlacementPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def prepare(problem: Problem, query: PlacementQuery) -> PreparedPlacement:
-    """Prepare a placement search. Raises ConfigurationError if no instance fits or the SLO lacks TTFT or TPOT."""
+    """Prepare a placement search.
+
+    Raises ConfigurationError if no instance kind fits, if the SLO lacks a TTFT or TPOT bound, if all outputs have only
+    one token, or if `query` sets a rate or low affinity for mixed machine types.
+    """
     slo = problem.slo
     if not isinstance(slo, Slo) or slo.ttft_s is None or slo.tpot_s is None:
         raise ConfigurationError(
@@ -135,7 +150,7 @@ def prepare(problem: Problem, query: PlacementQuery) -> PreparedPlacement:
 
 
 async def make_placement(search: RateSearch, prepared: PreparedPlacement) -> PlacementPlan:
-    """Find the best placement for a prepared query. Raises ConfigurationError if no placement meets the SLO."""
+    """Run a prepared placement search. Raises ConfigurationError if no placement meets the SLO."""
     query, most = prepared.query, prepared.query.accelerators
     one_node = most <= prepared.node
     anywhere = prepared.affinity is Affinity.HIGH
@@ -155,7 +170,10 @@ async def make_placement(search: RateSearch, prepared: PreparedPlacement) -> Pla
 
 
 def _copied(best: SimulatedPlacement, query: PlacementQuery) -> SimulatedPlacement:
-    """Replicate a placement on shared nodes ⌈rate / goodput⌉ times. Raises ConfigurationError if they do not fit."""
+    """Replicate a placement ⌈rate / goodput⌉ times to meet the rate of `query`.
+
+    Raises ConfigurationError if the copies need more accelerators than available.
+    """
     copies = math.ceil((query.rate or best.rate) / best.rate)
     found = msgspec.structs.replace(best, copies=copies)
     if found.accelerators > query.accelerators:
@@ -169,8 +187,9 @@ def _copied(best: SimulatedPlacement, query: PlacementQuery) -> SimulatedPlaceme
 class ParallelismPreference(msgspec.Struct, frozen=True, kw_only=True):
     """Parallelism with the lowest mean TTFT of a prefill instance at each rate, according to queueing theory.
 
-    The instance has `accelerators` accelerators. Each (rate, parallelism) in `best` applies from its rate up to that
-    of the next. `rate` is the rate per prefill instance of the placement.
+    The instance has `accelerators` accelerators. `best` has pairs (rate, parallelism) in ascending order of rate; a
+    parallelism is the best one from its rate up to the rate of the next pair. `rate` is the rate (requests/s) of each
+    prefill instance in the placement.
     """
 
     accelerators: int
@@ -180,7 +199,7 @@ class ParallelismPreference(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def text(self) -> str:
-        """Sentence that explains the preference."""
+        """Sentence that states the best parallelism at each rate."""
         size = f"{self.prompt_tokens:,} tokens on {self.accelerators} accelerators"
         first = f"By queueing theory, mean TTFT of prompts of {size} is lowest"
         here = f"each instance serves {self.rate:.3g} requests/s here"
@@ -191,7 +210,10 @@ class ParallelismPreference(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def preference(plan: PlacementPlan) -> ParallelismPreference | None:
-    """Return the preferred prefill parallelism for the mean prompt; None if only one is possible or kinds are mixed."""
+    """Return the best parallelism of a prefill instance for the mean prompt, or None if there is no choice.
+
+    There is no choice if only one parallelism is possible, or if the placement has several prefill kinds.
+    """
     prepared, placed = plan.prepared, plan.best
     prefill = list(placed.design.parts_of(Role.PREFILL))
     if len(prefill) != 1:

@@ -1,4 +1,7 @@
-"""DistServe's placement search (OSDI'24, section 4): each phase alone, then the best combinations of both phases."""
+"""DistServe's placement search (OSDI'24, section 4).
+
+The search simulates each phase alone, and then the most promising combinations of both phases.
+"""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -17,7 +20,10 @@ BREADTH = 6  # placements and colocated designs simulated jointly
 
 
 class SimulatedPlacement(msgspec.Struct, frozen=True, kw_only=True):
-    """A placement with its highest simulated rate within the SLO. The requested rate needs `copies` of it."""
+    """A placement with the highest simulated rate at which it meets the SLO.
+
+    The requested rate needs `copies` copies of the placement.
+    """
 
     design: Design
     rate: float
@@ -26,7 +32,7 @@ class SimulatedPlacement(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def per_accelerator(self) -> float:
-        """Goodput per accelerator (requests/s), by which DistServe compares placements."""
+        """Goodput per accelerator in requests/s. DistServe compares placements by this value."""
         return self.rate / self.design.accelerators
 
     @property
@@ -35,7 +41,11 @@ class SimulatedPlacement(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PlacementResults(msgspec.Struct, frozen=True, kw_only=True):
-    """Split and colocated placements that meet the SLO, best first, and the goodputs of each phase by instance kind."""
+    """Results of a placement search.
+
+    `split` and `colocated` are the placements that meet the SLO, best first. `prefills` and `decodes` are the goodputs
+    of each phase on each instance kind.
+    """
 
     prefills: tuple[PhaseGoodput, ...]
     decodes: tuple[PhaseGoodput, ...]
@@ -46,10 +56,10 @@ class PlacementResults(msgspec.Struct, frozen=True, kw_only=True):
 async def most_goodput(
     search: RateSearch, kinds: Sequence[MachineKind], most_accelerators: int, *, node: int | None = None
 ) -> PlacementResults:
-    """Find the placements with the highest goodput per accelerator, on at most `most_accelerators`.
+    """Find the placements with the highest goodput per accelerator, on at most `most_accelerators` accelerators.
 
-    Without `node`, instances are placed anywhere (Algorithm 1). With `node` accelerators per node, each prefill stage
-    is placed on a node with the same stage of decode (Algorithm 2).
+    If `node` is None, instances may be on any node (Algorithm 1). Otherwise a node has `node` accelerators, and stage i
+    of prefill and stage i of decode are on the same node (Algorithm 2).
     """
     prefills, decodes = await goodputs(search, kinds, shared=node is not None)
     candidates = balanced(prefills, decodes, most_accelerators, node=node)
@@ -61,10 +71,11 @@ async def most_goodput(
 async def for_rate(
     search: RateSearch, kinds: Sequence[MachineKind], rate: float, most_accelerators: int, *, shared: bool = False
 ) -> PlacementResults:
-    """Find the placements with the fewest accelerators that meet the SLO at `rate`. If `shared`, phases share nodes.
+    """Find the placements with the fewest accelerators that meet the SLO at `rate`.
 
-    The search starts at ⌈rate / goodput⌉ instances per phase. The optimum may need more, because each request must meet
-    the bounds of both phases, or fewer, because several instances balance load.
+    If `shared` is set, both phases share nodes. The search starts with ⌈rate / goodput⌉ instances for each phase. The
+    optimum may have more instances, because each request must meet the bounds of both phases. It may also have fewer
+    instances, because several instances balance load.
     """
     prefills, decodes = await goodputs(search, kinds, shared=shared)
     found = replicated(prefills, decodes, rate, most_accelerators, shared=shared)
@@ -103,7 +114,10 @@ async def whole_stock(search: RateSearch, kinds: Sequence[MachineKind], stock: M
 
 
 def best_of(placement: PlacementResults) -> SimulatedPlacement:
-    """Return the best split placement. Raises ConfigurationError that names the failing phase if there is none."""
+    """Return the best split placement.
+
+    If there is none, raises a ConfigurationError that names the phase whose bound cannot be met.
+    """
     if placement.split:
         return placement.split[0]
     if not placement.prefills:
@@ -116,7 +130,7 @@ def best_of(placement: PlacementResults) -> SimulatedPlacement:
 
 
 async def _highest(search: RateSearch, designs: Sequence[Design]) -> tuple[SimulatedPlacement, ...]:
-    """Find the highest rate of each design. Return the designs sorted by goodput per accelerator, highest first."""
+    """Simulate the highest rate of each design, and sort the designs by goodput per accelerator, highest first."""
     placed = [
         SimulatedPlacement(design=each.design, rate=each.rate, evaluation=each.kept)
         for each in await search.highest_of(designs)
@@ -132,7 +146,7 @@ async def _at(search: RateSearch, design: Design, rate: float) -> SimulatedPlace
 async def _colocated(
     search: RateSearch, kinds: Sequence[MachineKind], accelerators: int
 ) -> tuple[SimulatedPlacement, ...]:
-    """Return placements that fill `accelerators` with instances of the best colocated families."""
+    """Return placements that fill `accelerators` accelerators with instances of the best colocated families."""
     designs = [
         Design(family=family, counts=(max(1, accelerators // family.kinds[0].accelerators),))
         for family in await _best_colocated(search, kinds)
@@ -141,18 +155,18 @@ async def _colocated(
 
 
 async def _best_colocated(search: RateSearch, kinds: Sequence[MachineKind]) -> list[Family]:
-    """Return the families of colocated designs with the highest goodput per accelerator, measured on one instance."""
+    """Return the colocated families with the highest goodput per accelerator, simulated with one instance each."""
     alone = [_alone(kind, batcher, budget) for kind in kinds for batcher, budget in search.colocated_batching]
     return [each.design.family for each in (await _highest(search, alone))[:BREADTH]]
 
 
 def _alone(kind: MachineKind, batcher: str, budget: int | None) -> Design:
-    """Return the design with one colocated instance of this kind and batcher."""
+    """Return the design with one colocated instance of kind `kind`, with this batcher and token budget."""
     return Family(kinds=(kind,), batcher=batcher, max_num_batched_tokens=budget).smallest
 
 
 async def _all_colocated(search: RateSearch, kinds: Sequence[MachineKind], stock: Mapping[str, int]) -> list[Design]:
-    """Return a design per batcher that fills the stock with the best instance kind of each machine type."""
+    """Return a colocated design for each batcher, which fills the stock with the best kind of each machine type."""
     designs = []
     for batcher, budget in search.colocated_batching:
         best: dict[str, MachineKind] = {}

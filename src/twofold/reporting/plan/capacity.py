@@ -24,14 +24,20 @@ def capacity_tables(plan: CapacityPlan, title: str) -> Group:
 
 
 def capacity_text(plan: CapacityPlan) -> str:
-    """Summarize how much reuse is possible, up to which capacity each tier pays off, and the benefit of a pool."""
+    """Summarize a plan: how much reuse is possible, up to which capacity each tier pays off, and what a pool gains.
+
+    A pool is a cache shared by all nodes.
+    """
     busy = f"Without reuse, prefill keeps {plan.busy:,.1f} accelerators busy"
     repeated = f"{plan.highest_reuse:.1%} of its blocks are repeated"
     return " ".join(filter(None, (f"{busy}; {repeated}.", *map(_pays, plan.tiers), _pooling(plan), _alone(plan))))
 
 
 def capacities(each: TierPlan) -> list[float]:
-    """Return the capacities to tabulate, in GB per node: 0 and powers of two up to the full capacity."""
+    """Return the capacities of a tier to tabulate, in GB per node.
+
+    These are 0 and the powers of two up to the capacity with the highest hit rate.
+    """
     full = max(curve.full_gb_per_node for curve in _curves(each).values())
     last = math.ceil(math.log2(full)) if full > 0 else 0
     return [0.0, *(2.0**power for power in range(last - _ROWS + 1, last + 1))]
@@ -49,7 +55,7 @@ def _pays(each: TierPlan) -> str:
 
 
 def _pooling(plan: CapacityPlan) -> str:
-    """Compare the hit rate of the shared pool with that of local caches of the same size."""
+    """Compare the hit rates of the shared pool and of local caches with the same total size, in one sentence."""
     last = plan.tiers[-1]
     if last.pool is None:
         return ""
@@ -61,7 +67,7 @@ def _pooling(plan: CapacityPlan) -> str:
 
 
 def _alone(plan: CapacityPlan) -> str:
-    """Compare the net savings of a disk tier without DRAM with those of DRAM and disk together."""
+    """Compare the net savings of a disk tier alone and of DRAM and disk together, in one sentence."""
     dram, disk = plan.tiers
     if not disk.behind_gb:
         return ""
@@ -95,10 +101,10 @@ def _cells(plan: CapacityPlan, before: CapacityPoint, point: CapacityPoint) -> t
 
 
 class MarginalGain(msgspec.Struct, frozen=True, kw_only=True):
-    """Gain of an increase from one capacity to a larger one.
+    """Gain from increasing the capacity of a tier.
 
-    The gain is in accelerator seconds saved per hour and added GB, and in dollars saved per added dollar (`returns`;
-    None if the tier is free).
+    Each added GB saves `accelerator_s_per_gb_h` accelerator seconds per hour. Each dollar spent on the added capacity
+    saves `returns` dollars; None if the tier is free.
     """
 
     accelerator_s_per_gb_h: float
@@ -115,14 +121,14 @@ def added_by(plan: CapacityPlan, before: CapacityPoint, point: CapacityPoint) ->
 
 
 class CapacityPointReport(msgspec.Struct, frozen=True, kw_only=True):
-    """A capacity of a tier, with the gain per GB added since the next smaller capacity."""
+    """A point of a capacity curve. `added` is the gain over the next smaller capacity in the report."""
 
     point: CapacityPoint
     added: MarginalGain
 
 
 class CurveReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Capacity curve of a tier. `best` is the capacity with the highest net savings."""
+    """Capacity curve of a tier. `best` is the point with the highest net savings."""
 
     best: CapacityPoint
     full_gb_per_node: float
@@ -130,7 +136,10 @@ class CurveReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TierReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Capacity curves of a cache tier: with one local cache per node, and with a shared pool."""
+    """Capacity curves of a cache tier.
+
+    `local` has one cache per node. `pool` has one cache shared by all nodes; None if there is only one node.
+    """
 
     tier: str
     price_per_gb_h: float
@@ -140,7 +149,7 @@ class TierReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CapacityReport(JsonReport, frozen=True, kw_only=True):
-    """JSON of `twofold plan --kv-capacity --json`."""
+    """JSON output of `twofold plan --kv-capacity --json`."""
 
     twofold_version: str
     model: str

@@ -19,7 +19,10 @@ _SYMBOLS = {True: "circle", False: "square"}
 
 
 def pareto_chart(plan: Plan, front: Sequence[ParetoPoint]) -> ReportChart:
-    """Plot price and power over rate: the Pareto front, and larger points for the best design of each family."""
+    """Plot price over rate, and power over rate.
+
+    Small points are the Pareto front. Large points are the best designs of the families.
+    """
     traces: list[Trace] = []
     families = list(dict.fromkeys(point.design.family.name for point in front))
     for index, family in enumerate(families):
@@ -39,7 +42,10 @@ def pareto_chart(plan: Plan, front: Sequence[ParetoPoint]) -> ReportChart:
 
 
 def rates_chart(curves: Mapping[str, RateCurve], slo: Slo | SlowdownSlo) -> ReportChart:
-    """Plot P50 (solid) and P90 (dashed) of TTFT and TPOT over rate, with the bounds of an SLO in seconds."""
+    """Plot P50 (solid) and P90 (dashed) of TTFT and TPOT over rate, and the bounds if the SLO is in seconds.
+
+    `curves` maps each design to its evaluations by rate.
+    """
     traces: list[Trace] = []
     for index, (name, curve) in enumerate(curves.items()):
         for plot, field in enumerate(("ttft_s", "tpot_s")):
@@ -105,7 +111,7 @@ def plan_page(
     slo: Slo | SlowdownSlo,
     title: str,
 ) -> str:
-    """Render the page of a plan."""
+    """Return the HTML page of a plan."""
     body = [f"<p>SLO: {escape(slo_text(slo))}</p>", f'<p class="advice">{escape(advice.text)}</p>']
     headings = [(text, "number") for text in HEADINGS]
     rows = [[(text, "number") for text in choice_row(choice)] for choice in plan.choices]

@@ -23,7 +23,7 @@ from twofold.request import Phase
 
 
 def placement_tables(plan: PlacementPlan, effort: Effort, title: str) -> Group:
-    """Return tables of each phase's goodputs and of the simulated placements, followed by the verdict."""
+    """Return a table of the goodputs of each phase and a table of the simulated placements, followed by the verdict."""
     phases = _phases(plan.placement.prefills, plan.placement.decodes)
     joint = _joint((*plan.placement.split, *plan.placement.colocated), title)
     parts: list[RenderableType] = [phases, joint, Text(verdict_text(plan), style="bold")]
@@ -31,7 +31,11 @@ def placement_tables(plan: PlacementPlan, effort: Effort, title: str) -> Group:
 
 
 def verdict_text(plan: PlacementPlan) -> str:
-    """Summarize a placement plan: instances, confidence, colocated alternative, algorithm and preferred parallelism."""
+    """Summarize a placement plan in a few sentences.
+
+    They state the instances, the confidence in the goodput, the best colocated design, the algorithm, and the best
+    parallelism for prefill.
+    """
     best, query = plan.best, plan.prepared.query
     each = ", ".join(
         f"{count} {role} {kind.short}"
@@ -105,7 +109,7 @@ def _joint(placed: Sequence[SimulatedPlacement], title: str) -> Table:
 
 
 class PhaseReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Goodput of one phase on one instance: the highest rate (requests/s) within the SLO bound of the phase."""
+    """Goodput of one phase on one instance: the highest rate (requests/s) that meets the SLO bound of this phase."""
 
     phase: str
     machine: str
@@ -128,7 +132,7 @@ class PlacedReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PlacementReport(JsonReport, frozen=True, kw_only=True):
-    """JSON of `twofold plan --objective goodput --json`."""
+    """JSON output of `twofold plan --objective goodput --json`."""
 
     twofold_version: str
     objective: str

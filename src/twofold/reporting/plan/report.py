@@ -16,7 +16,7 @@ from twofold.reporting.output import JsonReport, same_fields
 
 
 class DesignReport(msgspec.Struct, frozen=True, kw_only=True):
-    """A design with its machine counts by kind (prefill first), price and power."""
+    """A design with its price and power. `machines` has the number of each kind, prefill kinds first."""
 
     name: str
     family: str
@@ -67,9 +67,10 @@ class ParetoPointReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PlanReport(JsonReport, frozen=True, kw_only=True):
-    """JSON of `twofold plan --json`. All fields except `effort` are reproducible.
+    """JSON output of `twofold plan --json`. All fields except `effort` are reproducible.
 
-    `choices` are the best designs of each family, best first; `without` names the families that miss the SLO.
+    `choices` has the best design of each family, best first. `without` names the families without a design that meets
+    the SLO.
     """
 
     twofold_version: str

@@ -40,7 +40,7 @@ DASHED: Final[Layout] = {"width": 1, "dash": "dash"}
 
 
 def latencies(results: Mapping[str, SimulationResult], slo: Slo | SlowdownSlo | None = None) -> ReportChart:
-    """Plot the cumulative distributions of TTFT, TPOT, ITL and E2E, with the bounds of an SLO in seconds."""
+    """Plot the cumulative distributions of TTFT, TPOT, ITL and E2E, and the bounds if the SLO is in seconds."""
     known = [latency for latency in LATENCIES if latency.label in _TITLES]
     axes = [(log_axis(_TITLES[latency.label]), _SHARE) for latency in known]
     traces = [trace for plot, latency in enumerate(known) for trace in cumulative(results, latency, plot)]
@@ -56,7 +56,7 @@ def latencies(results: Mapping[str, SimulationResult], slo: Slo | SlowdownSlo | 
 
 
 def cumulative(results: Mapping[str, SimulationResult], distribution: LatencyMetric, plot: int) -> Iterator[Trace]:
-    """Yield a line with the cumulative distribution of a metric for each run that measured it."""
+    """Yield a line for each run that measured the metric `distribution`: the cumulative distribution of the metric."""
     for index, (name, result) in enumerate(results.items()):
         points = _points(distribution.of(result))
         if points:
@@ -65,7 +65,10 @@ def cumulative(results: Mapping[str, SimulationResult], distribution: LatencyMet
 
 
 def _points(histogram: Histogram | None) -> list[tuple[float, float]]:
-    """Return (value, share) points of the cumulative distribution; a logarithmic axis has no place for the value 0."""
+    """Return the points (value, share of measurements up to this value) of a cumulative distribution.
+
+    Values of 0 are left out, because a logarithmic axis cannot show them.
+    """
     if histogram is None or histogram.count == 0:
         return []
     return [(value, share) for value, share in histogram.cdf(POINTS) if value > 0]
@@ -79,7 +82,10 @@ def _bounds(slo: Slo) -> Iterator[Trace]:
 
 
 def slowdowns(results: Mapping[str, SimulationResult], slo: Slo | SlowdownSlo | None = None) -> ReportChart | None:
-    """Plot the cumulative distributions of slowdowns, with the bounds of a slowdown SLO; None without slowdowns."""
+    """Plot the cumulative distributions of slowdowns, and the bounds if the SLO is in slowdowns.
+
+    Return None if no run measured slowdowns.
+    """
     traces = [trace for plot, known in enumerate(SLOWDOWNS) for trace in cumulative(results, known, plot)]
     if not traces:
         return None
@@ -110,7 +116,7 @@ def _slowdowns_bounds(slo: SlowdownSlo) -> Iterator[Trace]:
 
 
 def by_role(result: SimulationResult, kind: str) -> Iterator[tuple[Role, Series]]:
-    """Yield the time series `kind/ROLE` of a run for each role, prefill first."""
+    """Yield pairs (role, time series called `kind/ROLE`) for the roles with such a series in a run, prefill first."""
     for role in Role:
         series = result.series.get(f"{kind}/{role}")
         if series is not None:
@@ -118,7 +124,7 @@ def by_role(result: SimulationResult, kind: str) -> Iterator[tuple[Role, Series]
 
 
 def role_lines(result: SimulationResult, kind: str, where: dict[str, object], *, legend: bool) -> Iterator[Trace]:
-    """Yield lines with the mean (solid) and the maximum (thin) of a time series for each role."""
+    """Yield two lines for each role: the mean (solid) and the maximum (thin) of the time series `kind/ROLE`."""
     for role, series in by_role(result, kind):
         colour, group = PHASE_COLOURS[role], {"legendgroup": role.value, **where}
         times, means, highest = steps(series)
@@ -129,7 +135,10 @@ def role_lines(result: SimulationResult, kind: str, where: dict[str, object], *,
 
 
 def steps(series: Series) -> tuple[list[float], list[float], list[float]]:
-    """Return the (times, means, maxima) of a time series. The last values repeat at its end, to close the step line."""
+    """Return (times, means, maxima) of a time series, for a step line.
+
+    The last mean and maximum are repeated at the end of the series, so that the line extends to the end.
+    """
     points = series.points()
     if points:
         points.append((series.at_ps / _PS_PER_S, points[-1][1], points[-1][2]))
@@ -141,7 +150,7 @@ _KINDS = (("queue", "Waiting requests"), ("batch", "Requests in batches"))
 
 
 def load(results: Mapping[str, SimulationResult]) -> ReportChart:
-    """Plot queues (left) and batches (right) over time, one row per run."""
+    """Plot queues (left) and batches (right) over time, with one row of plots per run."""
     traces: list[Trace] = []
     axes: list[tuple[Layout, Layout]] = []
     for row, (name, result) in enumerate(results.items()):
@@ -159,7 +168,7 @@ def load(results: Mapping[str, SimulationResult]) -> ReportChart:
 
 
 def membership(results: Mapping[str, SimulationResult]) -> ReportChart:
-    """Plot the number of instances in each role over time as stacked areas, one row per run."""
+    """Plot the number of instances in each role over time as stacked areas, with one plot per run."""
     traces: list[Trace] = []
     for plot, result in enumerate(results.values()):
         for role, series in by_role(result, "pool"):
@@ -177,7 +186,10 @@ def membership(results: Mapping[str, SimulationResult]) -> ReportChart:
 
 
 def overload(results: Mapping[str, SimulationResult]) -> ReportChart | None:
-    """Plot the load that overload control predicts over time, one row per run; None if no run has overload control."""
+    """Plot the load that overload control predicts over time, with one plot per run.
+
+    Return None if no run has overload control.
+    """
     controlled = {name: result for name, result in results.items() if result.overload is not None}
     if not controlled:
         return None
@@ -197,7 +209,10 @@ def overload(results: Mapping[str, SimulationResult]) -> ReportChart | None:
 
 
 def power(results: Mapping[str, SimulationResult]) -> ReportChart | None:
-    """Plot drawn (solid) and provisioned (dashed) power over time for each run; None without power series."""
+    """Plot drawn power (solid) and provisioned power (dashed) over time for each run.
+
+    Return None if no run has a power series.
+    """
     traces: list[Trace] = []
     for index, (name, result) in enumerate(results.items()):
         series = result.series.get("power_w")
@@ -215,7 +230,7 @@ def power(results: Mapping[str, SimulationResult]) -> ReportChart | None:
 
 
 def utilization(results: Mapping[str, SimulationResult]) -> ReportChart:
-    """Plot the utilization of each pool as a bar, coloured by role, or by run if there are several runs."""
+    """Plot the utilization of each pool as a bar. Bars are coloured by role, or by run if there are several runs."""
     traces: list[Trace] = []
     for index, (name, result) in enumerate(results.items()):
         roles = [PHASE_COLOURS[Role(pool.role)] for pool in result.pools]

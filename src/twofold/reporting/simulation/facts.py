@@ -1,4 +1,4 @@
-"""Facts of a simulation: labelled values, each with the error of the performance models that it depends on."""
+"""Facts about a simulation: values with a label and with the error of the performance models behind the value."""
 
 from collections.abc import Iterator
 
@@ -18,9 +18,10 @@ from twofold.slo import Slo, SlowdownSlo
 class ReuseReport(msgspec.Struct, frozen=True, kw_only=True):
     """Prefix reuse of a run.
 
-    `hits` is the hit rate by tier, `fetched` the share of blocks fetched from other caches. `requests` counts prompts
-    by instance. `hottest` lists the most used blocks as (uses, caches holding the block). `ttft_error` is the
-    router's error in predicting TTFT, relative to the measured TTFT.
+    `hits` maps each tier to its hit rate, and `fetched` is the share of blocks fetched from other caches. `requests`
+    maps each instance to its number of prompts. `hottest` has a pair (number of uses, number of caches with the block)
+    for each of the most used blocks. `ttft_error` is the error of the TTFT that the router predicts, relative to the
+    measured TTFT.
     """
 
     caches: int
@@ -66,7 +67,10 @@ _ATTAINMENT = 0.9  # share of requests, as in DistServe
 
 
 class Fact(msgspec.Struct, frozen=True):
-    """A labelled value. `accuracy` is the error of the performance models behind it; empty without such models."""
+    """A value with a label.
+
+    `accuracy` is the error of the performance models that the value depends on; empty if it depends on none.
+    """
 
     label: str
     value: str
@@ -79,7 +83,7 @@ def facts(result: SimulationResult) -> list[Fact]:
 
 
 def design(result: SimulationResult) -> list[Fact]:
-    """Return the facts of a simulated cluster: model, pools, policies and performance models."""
+    """Return the facts of a simulated cluster: LLM, pools, policies and performance models."""
     spec, chunk = result.spec, result.spec.pipeline_chunk
     return [
         Fact("Model", spec.model),
@@ -95,7 +99,7 @@ def design(result: SimulationResult) -> list[Fact]:
 
 
 def pool_text(pool: PoolResult) -> str:
-    """Format a pool as `35 × dgx-h100, 35 instances`."""
+    """Describe a pool, such as `35 × dgx-h100, 35 instances`."""
     return f"{pool.machines:,} × {pool.machine}, {pool.instances:,} instance{'s'[: pool.instances != 1]}"
 
 
@@ -115,7 +119,7 @@ def slo_text(slo: Slo | SlowdownSlo) -> str:
 
 
 def check_text(check: Check) -> tuple[str, str]:
-    """Format the value and the bound of an SLO check: shares in percent, slowdowns as factors."""
+    """Format the value and the bound of an SLO check: attainment in percent, slowdowns as multiples."""
     if check.at_least:
         return (NOTHING if check.value is None else f"{check.value:.2%}"), f"≥ {check.bound:.2%}"
     return (NOTHING if check.value is None else f"{check.value:.3f}×"), f"≤ {check.bound:g}×"

@@ -17,9 +17,10 @@ _HOVER = (
 
 
 class GanttRuns(Observer):
-    """Records the iteration runs (see `IterationRun`) of all instances in the first `until_s` seconds.
+    """Observer that records the iteration runs (see `IterationRun`) of all instances in the first `until_s` seconds.
 
-    Once `limit` runs are recorded, the chart ends at the end of the latest run; longer runs are cut off there.
+    If `limit` runs are recorded earlier, the chart ends with the end of run number `limit`. Runs that continue beyond
+    the end of the chart are cut off.
     """
 
     def __init__(self, limit: int = MOST_RUNS, until_s: float | None = None) -> None:
@@ -95,5 +96,5 @@ def _layout(rows: list[str], end_s: float) -> Layout:
 
 
 def _natural(name: str) -> list[tuple[int, str]]:
-    """Return a sort key that puts decode-2 before decode-10."""
+    """Return a sort key that compares numbers in a name by value, so that decode-2 comes before decode-10."""
     return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]

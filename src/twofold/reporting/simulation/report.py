@@ -46,7 +46,10 @@ _OF_THE_WHOLE_RUN = (
 
 
 class Counts(msgspec.Struct, frozen=True, kw_only=True):
-    """Numbers of requests and events in a simulation: arrived = completed + rejected + failed + unfinished."""
+    """Numbers of requests, tokens and events in a simulation.
+
+    `arrived` is the sum of `completed`, `rejected`, `failed` and `unfinished`.
+    """
 
     arrived: int
     completed: int
@@ -65,7 +68,10 @@ class Counts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Rates(msgspec.Struct, frozen=True, kw_only=True):
-    """Rates per second of a run; None if the time is 0. The arrival rate is that from the first to the last arrival."""
+    """Rates per second of a run. A rate over a time of 0 seconds is None.
+
+    The arrival rate covers the time from the first to the last arrival; the other rates cover the whole run.
+    """
 
     arrivals_per_s: float | None
     requests_per_s: float | None
@@ -81,11 +87,12 @@ class SeriesSummary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SimulationReport(JsonReport, frozen=True, kw_only=True):
-    """JSON of `twofold simulate --json`; times in seconds, energy in joules, power in watts, prices in US dollars.
+    """JSON output of `twofold simulate --json`.
 
-    `model_errors` has the held-out error of the performance models behind each figure. `workload` has the workload
-    flags. Distributions without measurements are None. `overload`, `reuse` and `replanning` are present only
-    with --overload, prefix caches and --replan.
+    Times are in seconds, energy in joules, power in watts, and prices in US dollars. `model_errors` maps each figure to
+    the held-out errors of the performance models behind it. `workload` has the workload options. Distributions without
+    measurements are None. `overload` is present only with --overload, `reuse` only with prefix caches, and `replanning`
+    only with --replan.
     """
 
     twofold_version: str

@@ -15,14 +15,18 @@ PERCENTILES: Final = (50, 90, 95, 99)
 
 
 class LatencyMetric(msgspec.Struct, frozen=True, kw_only=True):
-    """A latency metric: its histogram `field` in `SimulationResult`, and the phases that its value depends on."""
+    """A latency metric.
+
+    `field` is the field of `SimulationResult` with the metric's histogram. The metric depends on the performance of the
+    `phases`.
+    """
 
     label: str
     field: str
     phases: tuple[Phase, ...]
 
     def of(self, result: SimulationResult) -> Histogram | None:
-        """Return the metric's histogram, or None if the simulation did not measure it."""
+        """Return the histogram of this metric, or None if the simulation did not measure the metric."""
         histogram = getattr(result, self.field)
         if histogram is not None and not isinstance(histogram, Histogram):
             raise TypeError(f"{self.field} of a result is no histogram")
@@ -47,7 +51,7 @@ SLOWDOWNS: Final = (
 
 
 class DistributionSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """Statistics of a distribution, in seconds or, for slowdowns, as multiples."""
+    """Statistics of a distribution. Latencies are in seconds, slowdowns are multiples."""
 
     count: int
     mean: float
@@ -60,7 +64,7 @@ class DistributionSummary(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, histogram: Histogram | None) -> "DistributionSummary | None":
-        """Summarize a histogram; None if it is empty or missing."""
+        """Return the statistics of a histogram, or None if the histogram is empty or None."""
         if histogram is None or histogram.count == 0:
             return None
         quantiles = {f"p{percentile}": _known(histogram.percentile(percentile)) for percentile in PERCENTILES}
@@ -74,7 +78,7 @@ class DistributionSummary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _known(value: float | None) -> float:
-    """Assert that a statistic of a non-empty histogram is not None, and return it."""
+    """Return a statistic of a non-empty histogram, which is never None. The check is for the type checker."""
     if value is None:
         raise TypeError("a histogram that is not empty has no such statistic")
     return value
@@ -84,7 +88,10 @@ UNKNOWN = "error unknown"
 
 
 def describe(error: ModelAccuracy) -> str:
-    """Describe the error of a performance model: `±10% prefill, ±2% decode: fitted to …`, or `estimated (…): …`."""
+    """Describe the error of a performance model, such as `±10% prefill, ±2% decode: fitted to …`.
+
+    The error of an estimated model is described as `estimated (…): …`.
+    """
     known = ", ".join(
         f"{percent(value)} {phase}"
         for phase, value in ((Phase.PREFILL, error.prefill), (Phase.DECODE, error.decode))
@@ -97,10 +104,10 @@ def describe(error: ModelAccuracy) -> str:
 
 
 class Accuracy(msgspec.Struct, frozen=True, kw_only=True):
-    """Largest held-out error, in each phase, of the performance models that a number depends on.
+    """Largest held-out errors of the performance models that a number depends on, by phase.
 
-    A phase is None if it has no influence or its error is unknown. `estimated` is set if any of the models was not
-    fitted to its own model and machine.
+    The error of a phase is None if it is unknown or if the number does not depend on the phase. `estimated` is set if
+    any of the performance models was not fitted to measurements of its LLM on its machine.
     """
 
     prefill: float | None
@@ -109,7 +116,11 @@ class Accuracy(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def worst(pools: Sequence[PoolResult], phases: Sequence[Phase], reference: ModelAccuracy | None = None) -> Accuracy:
-    """Return the largest model error of each phase, over the pools that run `phases` and the slowdown reference."""
+    """Return the largest errors, by phase, of the performance models of the pools that run `phases`.
+
+    If `reference` is set, the result includes this error, which is that of the performance model that slowdowns are
+    relative to.
+    """
     errors = {phase: _errors(pools, phase, reference) for phase in _all_phases(pools, phases)}
     return Accuracy(
         prefill=_worst(errors.get(Phase.PREFILL, []), Phase.PREFILL),
@@ -119,7 +130,10 @@ def worst(pools: Sequence[PoolResult], phases: Sequence[Phase], reference: Model
 
 
 def accuracy(pools: Sequence[PoolResult], phases: Sequence[Phase], reference: ModelAccuracy | None = None) -> str:
-    """Format the result of `worst`: `±10%`, `estimated, ±10% prefill, ±2% decode`; empty without phases."""
+    """Return the result of `worst` as text, such as `±10%` or `estimated, ±10% prefill, ±2% decode`.
+
+    The text is empty if there are no phases.
+    """
     resting = _all_phases(pools, phases)
     if not resting:
         return ""
@@ -133,7 +147,7 @@ def accuracy(pools: Sequence[PoolResult], phases: Sequence[Phase], reference: Mo
 
 
 def phase_accuracy(pools: Sequence[PoolResult], phase: Phase) -> str:
-    """Format the largest model error of the pools that run a phase."""
+    """Return the largest model error in a phase as text, such as `±10%`. Only pools that run this phase count."""
     errors = _errors(pools, phase, None)
     value = _worst(errors, phase)
     text = UNKNOWN if value is None else percent(value)
@@ -147,12 +161,12 @@ def _qualified(text: str, *, estimated: bool) -> str:
 
 
 def percent(error: float) -> str:
-    """Format a relative error as a percentage, with one more digit below 1%."""
+    """Format a relative error as a percentage without decimals, or with one decimal below 1%."""
     return f"±{error:.0%}" if error >= 0.01 else f"±{error:.1%}"
 
 
 def _running(pools: Sequence[PoolResult], phase: Phase) -> Sequence[PoolResult]:
-    """Return the pools whose role runs this phase. If there are none, return all pools, because roles may change."""
+    """Return the pools whose role runs `phase`. If no role does, return all pools, because roles may change."""
     roles = {pool.role: Role(pool.role) for pool in pools}
     prefills = phase is Phase.PREFILL
     running = [p for p in pools if (roles[p.role].prefills if prefills else roles[p.role].decodes)]
@@ -160,7 +174,7 @@ def _running(pools: Sequence[PoolResult], phase: Phase) -> Sequence[PoolResult]:
 
 
 def _all_phases(pools: Sequence[PoolResult], phases: Sequence[Phase]) -> tuple[Phase, ...]:
-    """Return the given phases, or both if one runs on mixed instances, because there each phase delays the other."""
+    """Return `phases`, or both phases if any of `phases` runs on mixed instances, where each phase delays the other."""
     if any(Role(pool.role) is Role.MIXED for phase in phases for pool in _running(pools, phase)):
         return tuple(Phase)
     return tuple(phases)
@@ -172,7 +186,7 @@ def _errors(pools: Sequence[PoolResult], phase: Phase, reference: ModelAccuracy 
 
 
 def _worst(errors: Sequence[ModelAccuracy], phase: Phase) -> float | None:
-    """Return the largest of the errors in a phase; None if any of them is unknown."""
+    """Return the largest of the `errors` in a phase, or None if any error in this phase is unknown."""
     values = [error.prefill if phase is Phase.PREFILL else error.decode for error in errors]
     known = [value for value in values if value is not None]
     return max(known) if known and len(known) == len(values) else None

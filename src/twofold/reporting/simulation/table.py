@@ -18,7 +18,10 @@ ERROR_HEADING = "model error"
 def simulation_tables(
     result: SimulationResult, title: str, judged: Verdict | None = None, reference: ModelAccuracy | None = None
 ) -> Group:
-    """Return the tables of one simulation. `reference` is the error of the slowdown reference's performance model."""
+    """Return the tables of one simulation.
+
+    `reference` is the error of the performance model that slowdowns are relative to.
+    """
     tables = [_latencies(result, title, reference), _facts(result), _pools(result)]
     if judged is not None:
         tables.append(_verdict(judged))
@@ -26,7 +29,7 @@ def simulation_tables(
 
 
 def latency_rows(result: SimulationResult, reference: ModelAccuracy | None = None) -> list[tuple[str, list[str], str]]:
-    """Return (label, cells under HEADINGS, model error) of every latency metric and measured slowdown."""
+    """Return a row (label, cells under HEADINGS, model error) for every latency metric and every measured slowdown."""
     rows = []
     for known in (*LATENCIES, *SLOWDOWNS):
         histogram, slowdown = known.of(result), known in SLOWDOWNS
@@ -37,7 +40,7 @@ def latency_rows(result: SimulationResult, reference: ModelAccuracy | None = Non
 
 
 def cells(statistics: DistributionSummary | None, *, times: bool) -> list[str]:
-    """Format statistics as the cells under HEADINGS, as times or as multiples."""
+    """Format statistics as the cells under HEADINGS: as times if `times` is set, else as multiples."""
     if statistics is None:
         return [NOTHING] * len(HEADINGS)
     values = (*(statistics.mean, statistics.p50, statistics.p90), *(statistics.p95, statistics.p99, statistics.max))

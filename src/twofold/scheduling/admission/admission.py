@@ -21,7 +21,7 @@ class QueuedRequest:
     """A request offered to admission control, with its API key, priority and deadline.
 
     Requests with a lower `priority` are served first, as in vLLM. `deadline_s` is a time on the clock of `arrival_s`;
-    None selects the service's default timeout. `number` is the place in order of admission, from 1.
+    None selects the service's default timeout. Admitted requests are numbered from 1 in `number`.
     """
 
     __slots__ = ("arrival_s", "deadline_s", "key", "number", "priority", "request")
@@ -56,29 +56,32 @@ class AdmissionQueue:
         return request_id in self._requests
 
     def ahead_of(self, priority: int) -> int:
-        """Return how many queued requests are served before a new request of this priority."""
+        """Return how many queued requests would be served before a new request of priority `priority`."""
         return bisect_right(self._turns, priority, key=_priority)
 
     def join(self, queued: QueuedRequest) -> None:
-        """Insert a request in order of priority and then of admission number."""
+        """Insert a request. The queue is ordered by priority, and within a priority by admission number."""
         self._requests[queued.id] = queued
         insort(self._turns, queued, key=_turn)
 
     def leave(self, request_id: str) -> QueuedRequest | None:
-        """Remove a request from the queue and return it; None if it is not queued."""
+        """Remove and return the request with this id; return None if it is not in the queue."""
         queued = self._requests.pop(request_id, None)
         if queued is not None:
             del self._turns[bisect_left(self._turns, _turn(queued), key=_turn)]
         return queued
 
     def pop(self, now: float) -> QueuedRequest | None:
-        """Remove and return the first request with a deadline after `now` or no deadline; None if there is none."""
+        """Remove and return the first request whose deadline is after `now` or that has no deadline.
+
+        Return None if there is no such request.
+        """
         timely = (each for each in self._turns if each.deadline_s is None or each.deadline_s > now)
         queued = next(timely, None)
         return None if queued is None else self.leave(queued.id)
 
     def expired(self, now: float) -> list[QueuedRequest]:
-        """Remove and return all requests past their deadline, earliest deadline first."""
+        """Remove and return all requests whose deadline has passed, earliest deadline first."""
         late = [each for each in self._requests.values() if each.deadline_s is not None and each.deadline_s <= now]
         late.sort(key=_deadline)
         for queued in late:
@@ -89,14 +92,16 @@ class AdmissionQueue:
 class Admission(RequestSubscriber):
     """Admission control: queues requests within limits, refuses the others, and selects the next request to run.
 
-    The driver calls `offer` for each arrival, then `next` until it returns None. It calls `next` again after a request
-    has ended or the cluster has regained capacity, and `put_back` if the cluster could not place a request. The times
-    passed as `now` must not decrease. Subclasses override `judge` to refuse requests for further reasons.
+    The driver calls `offer` for each arrival, and then `next` until `next` returns None. The driver calls `next` again
+    after a request has ended or the cluster has regained capacity. It calls `put_back` if the cluster could not place a
+    request. The times passed as `now` must not decrease. Subclasses override `judge` to refuse requests for further
+    reasons.
 
-    Requests are queued by priority, then by arrival. A queued request is never dropped in favor of a later one. A
-    steady stream of urgent requests can delay less urgent ones until their deadline.
+    The queue is ordered by priority, and within a priority by order of admission. A queued request is never dropped in
+    favor of a later request. A steady stream of urgent requests can delay less urgent requests until their deadline.
 
-    `refusals` counts refused requests by reason, `expirations` queued requests that reached their deadline.
+    `refusals` maps reasons to numbers of refused requests. `expirations` is the number of queued requests that reached
+    their deadline.
     """
 
     def __init__(self, limits: AdmissionLimits) -> None:
@@ -110,7 +115,7 @@ class Admission(RequestSubscriber):
         self._admitted = 0
 
     def offer(self, queued: QueuedRequest, now: float) -> Refusal | None:
-        """Queue a request and return None, or return a refusal with its reason and the time until a retry.
+        """Queue a request and return None, or refuse the request and return the refusal.
 
         Raises ValueError if the request is already queued or running.
         """
@@ -130,7 +135,10 @@ class Admission(RequestSubscriber):
         return refusal
 
     def next(self, now: float) -> QueuedRequest | None:
-        """Dequeue the next request to run; None if the queue is empty or `max_running` requests are running."""
+        """Take the next request to run from the queue.
+
+        Return None if no queued request can run or if `max_running` requests are running.
+        """
         if len(self._running) >= self.limits.max_running:
             return None
         queued = self._queue.pop(now)
@@ -141,7 +149,7 @@ class Admission(RequestSubscriber):
         return queued
 
     def put_back(self, queued: QueuedRequest, now: float) -> None:
-        """Put a running request back at its former position in the queue, even if the queue is full.
+        """Put a running request back into the queue at its former position, even if the queue is full.
 
         The driver calls this for a request that could not be placed or that lost its instance.
         """
@@ -154,7 +162,7 @@ class Admission(RequestSubscriber):
         self.release(timeline.request.id, now)
 
     def release(self, request_id: str, now: float) -> None:
-        """Remove a running or queued request that has left the service; ignore unknown requests."""
+        """Remove a request that has left the service, whether it is running or queued. Ignore unknown requests."""
         queued = self._running.pop(request_id, None)
         if queued is None:
             self.cancel(request_id, now)
@@ -164,7 +172,7 @@ class Admission(RequestSubscriber):
         self._changed(now)
 
     def cancel(self, request_id: str, now: float) -> bool:
-        """Remove a queued request after its client disconnected; False if it is not queued."""
+        """Remove a queued request whose client has disconnected. Return False if the request is not queued."""
         queued = self._queue.leave(request_id)
         if queued is None:
             return False
@@ -172,7 +180,7 @@ class Admission(RequestSubscriber):
         return True
 
     def expired(self, now: float) -> list[QueuedRequest]:
-        """Remove and return all queued requests past their deadline, and count them in `expirations`."""
+        """Remove and return all queued requests whose deadline has passed, and count these in `expirations`."""
         expired = self._queue.expired(now)
         for queued in expired:
             self._drop(queued, now)
@@ -188,15 +196,18 @@ class Admission(RequestSubscriber):
         return len(self._running)
 
     def by_key(self) -> dict[str, tuple[int, int]]:
-        """Return the numbers of waiting and running requests of each API key seen so far."""
+        """Return a dict that maps each API key seen so far to (waiting requests, running requests)."""
         return {name: (account.waiting, account.running) for name, account in self._keys.items()}
 
     def judge(self, queued: QueuedRequest, now: float) -> Refusal | None:
-        """Hook for subclasses: return a refusal for a request that is within all limits, or None to accept it."""
+        """Return a refusal if there is a further reason to refuse a request, else None. Subclasses override this."""
         return None
 
     def _refusal(self, queued: QueuedRequest, now: float) -> Refusal | None:
-        """Check all limits; return the refusal with the longest time until a retry, or None if no limit is exceeded."""
+        """Return the refusal of a request, or None if the request can be admitted.
+
+        If there are several reasons for a refusal, return the refusal with the longest time until a retry.
+        """
         refusals: list[Refusal | None] = []
         key_wait_s = self._account(queued.key, now).wait_s(now)
         if key_wait_s > 0.0:
@@ -208,7 +219,7 @@ class Admission(RequestSubscriber):
         return max((each for each in refusals if each is not None), key=attrgetter("retry_after_s"), default=None)
 
     def _deadline_refusal(self, queued: QueuedRequest, now: float) -> Refusal | None:
-        """Return a refusal if a request is past its deadline or is expected to reach its deadline in the queue."""
+        """Return a refusal if the deadline has passed or will probably pass while the request is in the queue."""
         left_s = (queued.deadline_s or 0.0) - now
         ends = 0 if self._starts_at_once() else self._queue.ahead_of(queued.priority) + 1
         if left_s <= 0.0:

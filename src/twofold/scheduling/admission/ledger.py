@@ -1,4 +1,4 @@
-"""Overload ledger: tracks the placed requests of each instance and predicts latencies from them."""
+"""Overload ledger: tracks the placed requests of each instance, and predicts their latencies."""
 
 from collections.abc import Mapping, Sequence
 from operator import itemgetter
@@ -40,10 +40,12 @@ class DecodeLoad(msgspec.Struct, frozen=True):
 
 
 class InstanceDecodes:
-    """Decode load of an instance: requests that decode on it (`current`) or will after their prefill (`promised`).
+    """Decode load of an instance.
 
-    Times are predicted by `model` and corrected by `speed`. Beyond `max_num_seqs` sequences or `capacity_tokens` KV
-    tokens, sequences take turns, and the time between tokens grows at least in proportion to the excess.
+    `current` is the load of the requests that decode on the instance. `promised` is the load of the requests that will
+    decode there after their prefill. Times are predicted by `model` and corrected by the factor `speed`. If the load
+    exceeds `max_num_seqs` sequences or `capacity_tokens` KV tokens, sequences take turns, so the time between tokens
+    grows at least in proportion to the load.
     """
 
     def __init__(self, model: PerformanceModel, max_num_seqs: int, capacity_tokens: int, speed: SpeedFactor) -> None:
@@ -61,14 +63,14 @@ class InstanceDecodes:
         self.promised += one
 
     def join(self, request_id: str, now: float) -> None:
-        """Move a promised request to the decoding requests."""
+        """Record that a promised request now decodes."""
         one = self.coming.pop(request_id)
         self.promised -= one
         self.members[request_id] = now, one
         self.current += one
 
     def leave(self, request_id: str) -> float | None:
-        """Remove a request; return the time at which its decode started, or None if it had not started."""
+        """Remove a request. Return the time at which its decode started, or None if its decode had not started."""
         came = self.coming.pop(request_id, None)
         if came is not None:
             self.promised -= came
@@ -78,14 +80,20 @@ class InstanceDecodes:
         return began
 
     def observe_iteration(self, sequences: int, seconds: float, written: float) -> None:
-        """Update `speed` with a measured iteration of sequences that have `written` output tokens on average."""
+        """Update `speed` with the measured time of a decode iteration of `sequences` sequences.
+
+        `written` is the mean number of output tokens that these sequences have so far.
+        """
         if self.current.sequences:
             prompt_tokens = self.current.prompt_tokens / self.current.sequences
             modelled_s = self._iteration_s(sequences, sequences * (prompt_tokens + written))
             self._speed.observe(modelled_s, seconds)
 
     def tbt_s(self, load: DecodeLoad, written: float) -> float:
-        """Predict the seconds between tokens under a load of sequences with `written` output tokens on average."""
+        """Predict the seconds between tokens for the sequences of `load`.
+
+        `written` is the mean number of output tokens that these sequences have so far.
+        """
         sequences = load.sequences
         if not sequences:
             return 0.0
@@ -94,7 +102,7 @@ class InstanceDecodes:
         return rounds * self._iteration_s(min(sequences, self._max_num_seqs), context) * self._speed.factor
 
     def _iteration_s(self, sequences: int, context: float) -> float:
-        """Return the iteration time predicted by the performance model, without the speed correction."""
+        """Return the iteration time that the performance model predicts, without the correction by `speed`."""
         cost = self._model.decode_cost(sequences)
         return cost.base_s + cost.context_s * context
 
@@ -128,7 +136,7 @@ class OverloadLedger(RequestSubscriber):
         self._margin = PredictionMargin()
 
     def get(self, request_id: str) -> PlacedRequest | None:
-        """Return the placed request with this id; None if it was not placed or has ended."""
+        """Return the placed request with this id, or None if no such request was placed or it has ended."""
         return self._placed.get(request_id)
 
     def placed(self, placed: PlacedRequest, now: float) -> None:
@@ -151,7 +159,7 @@ class OverloadLedger(RequestSubscriber):
         self._decodes[placed.route.decode].join(placed.id, now)
 
     def observe_iteration(self, decode: str, sequences: int, seconds: float) -> None:
-        """Correct the decode predictions with the measured time of a decode iteration."""
+        """Correct later predictions for decode with the measured time of a decode iteration."""
         self._decodes[decode].observe_iteration(sequences, seconds, self._mean_written)
 
     def finished(self, request_id: str, output_tokens: int, now: float) -> None:
@@ -164,7 +172,7 @@ class OverloadLedger(RequestSubscriber):
         self._remove(request_id, now)
 
     def _remove(self, request_id: str, now: float) -> float | None:
-        """Remove a request; return the time at which its decode started, or None if it had not started."""
+        """Remove a request. Return the time at which its decode started, or None if its decode had not started."""
         placed = self._placed.pop(request_id, None)
         if placed is None:
             return None
@@ -173,15 +181,15 @@ class OverloadLedger(RequestSubscriber):
         return self._decodes[placed.route.decode].leave(request_id)
 
     def computed_tokens(self, request_id: str) -> int:
-        """Return the number of prompt tokens of a placed request that must be computed, not reused from a cache."""
+        """Return the number of prompt tokens that a placed request must compute, without tokens reused from a cache."""
         return _prompt(self._placed[request_id]).tokens
 
     def predicted_ttft_s(self, request_id: str) -> float | None:
-        """Return the TTFT in seconds that was predicted when the request was placed; None after its prefill."""
+        """Return the TTFT in seconds that was predicted when a request was placed, or None if its prefill has ended."""
         return self._predicted_ttft_s.get(request_id)
 
     def ttft(self, placed: PlacedRequest, now: float) -> float:
-        """Predict the TTFT in seconds of a request that joins the prefill queue of its instance now."""
+        """Predict the TTFT in seconds of a request if it joins the queue of its prefill instance now."""
         wait_s = self._queues[placed.route.prefill].wait_s(_prompt(placed), now)
         return now - placed.request.arrival_s + wait_s
 
@@ -191,10 +199,11 @@ class OverloadLedger(RequestSubscriber):
         return alone_s / self.ttft_s, self._load_with(placed, DecodeLoad())
 
     def prefill_load(self, placed: PlacedRequest, now: float) -> float:
-        """Return the predicted TTFT of a request, with the error margin, divided by `ttft_s`.
+        """Return the prefill load of a request: its predicted TTFT with the error margin, divided by `ttft_s`.
 
-        If the request would join a queued iteration, the TTFT of the oldest request in that iteration is used instead,
-        so that new requests do not delay admitted requests beyond the bound.
+        If the request would join an iteration with queued requests, it would delay their first tokens. In this case,
+        the TTFT of the oldest request of this iteration is used, so that new requests do not delay admitted requests
+        beyond the bound.
         """
         ttft_s = self.ttft(placed, now)
         first = self._queues[placed.route.prefill].oldest_companion(_prompt(placed), now)
@@ -203,24 +212,26 @@ class OverloadLedger(RequestSubscriber):
         return ttft_s * self._margin.factor / self.ttft_s
 
     def decode_load(self, placed: PlacedRequest, *, coming: bool = False) -> float:
-        """Return the predicted time between tokens on the request's decode instance, divided by its bound `tbt_s`.
+        """Return the decode load of a request: the time between tokens on its decode instance, divided by `tbt_s`.
 
-        With `coming`, requests in prefill that will decode on that instance count as decoding.
+        The time between tokens is predicted. If `coming` is set, requests in prefill that will decode on this instance
+        count as decoding.
         """
         decodes = self._decodes[placed.route.decode]
         return self._load_with(placed, decodes.current + decodes.promised if coming else decodes.current)
 
     def loads(self, now: float) -> tuple[float, float]:
-        """Return the mean current load of the prefill instances and that of the decode instances."""
+        """Return (mean load of the prefill instances, mean load of the decode instances) at the time `now`."""
         prefill = [self._queues[load.id].busy_s(now) / self.ttft_s for load in self._pools.prefill]
         decodes = [self._decodes[load.id] for load in self._pools.decode]
         return _mean(prefill), _mean([self._load(each, each.current) for each in decodes])
 
     def decode_relief_s(self, placed: PlacedRequest, limit: float, now: float) -> float:
-        """Predict the seconds until the decode load has dropped to `limit` if no further requests arrive.
+        """Predict the seconds until the decode load of a request has dropped to `limit` if no more requests arrive.
 
         Requests in prefill count as decoding. Each request is expected to decode for the mean decode time of finished
-        requests or, before any has finished, for as long as the oldest request has decoded so far.
+        requests. Before any request has finished, the expected decode time is the time for which the oldest request has
+        decoded so far.
         """
         decodes = self._decodes[placed.route.decode]
         oldest = next(iter(decodes.members.values()), (now, None))[0]
@@ -239,7 +250,10 @@ class OverloadLedger(RequestSubscriber):
         return 0.0
 
     def _load_with(self, placed: PlacedRequest, others: DecodeLoad) -> float:
-        """Return the decode load if a request decodes together with `others`; 0 for a request with one output token."""
+        """Return the decode load of a request that decodes together with `others`.
+
+        The load is 0 for a request with one output token, because it does not decode.
+        """
         if not _decodes(placed):
             return 0.0
         total = others + DecodeLoad(1, placed.request.prompt_tokens)
@@ -250,7 +264,7 @@ class OverloadLedger(RequestSubscriber):
 
     @property
     def _mean_written(self) -> float:
-        """Expected number of output tokens that a decoding request has so far: half the mean output length."""
+        """Expected number of output tokens of a decoding request so far: half the mean output length."""
         return self._output_tokens.value / 2
 
 

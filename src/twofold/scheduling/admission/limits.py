@@ -10,8 +10,8 @@ import msgspec
 class KeyLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Limits of one API key; None means unlimited.
 
-    `max_concurrent` bounds the sum of waiting and running requests. `requests_per_minute` is enforced by a token bucket
-    that holds one minute of requests.
+    `max_concurrent` is the highest number of waiting and running requests together. `requests_per_minute` is enforced
+    by a token bucket that has room for the requests of one minute.
     """
 
     max_concurrent: int | None = None
@@ -21,8 +21,8 @@ class KeyLimits(msgspec.Struct, frozen=True, kw_only=True):
 class AdmissionLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Limits of the whole service.
 
-    At most `max_running` requests are in the cluster and `max_waiting` in the queue. A request without a deadline
-    expires `timeout_s` seconds after its arrival. `keys` maps the names of API keys to their limits.
+    At most `max_running` requests run in the cluster, and at most `max_waiting` requests wait in the queue. The default
+    deadline of a request is `timeout_s` seconds after its arrival. `keys` maps the names of API keys to their limits.
     """
 
     max_running: int = 1024
@@ -43,9 +43,9 @@ class RefusalReason(StrEnum):
 
 
 class Refusal(msgspec.Struct, frozen=True):
-    """Refusal of a request: the reason, and the estimated whole seconds (at least 1) until a retry succeeds.
+    """Refusal of a request, with the reason and the estimated seconds until a retry succeeds (at least 1).
 
-    The estimate assumes that requests keep finishing at the recent rate and that no new requests arrive.
+    The estimate assumes that requests continue to finish at the recent rate and that no new requests arrive.
     """
 
     reason: RefusalReason
@@ -74,20 +74,20 @@ class KeyAccount:
         return len(self._since) - self.waiting
 
     def take(self, request_id: str, now: float) -> None:
-        """Count an admitted request as waiting and take one token from the bucket."""
+        """Count an admitted request as waiting, and take one token from the token bucket."""
         self._refill(now)
         self._tokens -= 1.0
         self._since[request_id] = now
         self.waiting += 1
 
     def release(self, request_id: str, now: float, completed: bool) -> None:
-        """Remove a request, and record its duration if it `completed`."""
+        """Remove a request. If `completed` is set, record its duration."""
         since = self._since.pop(request_id)
         if completed:
             self._durations.append(now - since)
 
     def wait_s(self, now: float) -> float:
-        """Return the seconds until the API key may send another request; 0.0 if it may send one now."""
+        """Return the seconds until the API key may send another request; 0.0 if it may do this now."""
         token_s = 0.0
         if self._per_minute is not None:
             self._refill(now)
@@ -95,10 +95,10 @@ class KeyAccount:
         return max(self._until_slot(now), token_s)
 
     def _until_slot(self, now: float) -> float:
-        """Estimate the seconds until the key has fewer than `max_concurrent` requests; 0.0 if it already has.
+        """Estimate the seconds until the API key has fewer than `max_concurrent` requests; 0.0 if it has fewer now.
 
-        The oldest request is expected to take as long as the slowest recent request, or twice its current age if it
-        has already run longer.
+        The oldest request is expected to take as long as the slowest recent request. If the oldest request is older
+        than that, it is expected to take twice its current age.
         """
         if self._max_concurrent is None or len(self._since) < self._max_concurrent:
             return 0.0
@@ -114,10 +114,11 @@ class KeyAccount:
 
 
 class CompletionRate:
-    """Estimates waiting times from the recent gaps between request completions.
+    """Estimator of waiting times, from the recent gaps between request completions.
 
-    Only time in which the service is saturated counts, because at low load the arrivals limit the completions. The gap
-    since the last completion counts as soon as it is the longest, so that a stall raises the estimate.
+    A gap includes only time in which the service was saturated, because at low load the arrival rate limits the
+    completion rate. The time since the latest completion counts as a gap once it is longer than all recent gaps, so
+    that a stall raises the estimate.
     """
 
     def __init__(self) -> None:
@@ -139,21 +140,21 @@ class CompletionRate:
             self._open = 0.0
 
     def set_saturated(self, saturated: bool, now: float) -> None:
-        """Record whether new requests have to wait from now on."""
+        """Record whether the service is saturated from now on, so that new requests must wait."""
         self._advance(now)
         self._saturated = saturated
 
     def mean_gap_s(self, now: float) -> float:
-        """Return the mean seconds between two successive completions."""
+        """Return the mean of the recent gaps between completions, in seconds."""
         gaps = self._recent(now)
         return sum(gaps, 0.0) / len(gaps)
 
     def time_for(self, ends: int, now: float) -> float:
         """Estimate the seconds until `ends` more requests have completed.
 
-        The estimate is the longest recent time that `ends` completions took. The mean would be too optimistic: batched
-        requests complete in bursts, and a retry between two bursts would fail. Before the first completion, the
-        estimate is the time for which the service has been saturated so far.
+        The estimate is the longest time that `ends` successive completions recently took. The mean time would be too
+        optimistic: batched requests complete in bursts, and a retry between two bursts would fail. Before the first
+        completion, the estimate is the time for which the service has been saturated so far.
         """
         gaps = self._recent(now)
         if not self._gaps:
@@ -171,7 +172,7 @@ class CompletionRate:
         self._at = now
 
     def _recent(self, now: float) -> list[float]:
-        """Return the recent gaps between completions in seconds, at least one."""
+        """Return the recent gaps between completions in seconds. The result has at least one gap."""
         gaps = list(self._gaps)
         still_open = self._open + (max(0.0, now - self._at) if self._saturated else 0.0)
         if not gaps or still_open > max(gaps):

@@ -1,4 +1,4 @@
-"""Predicted prefill queue of an instance, and running statistics for overload control."""
+"""Prediction of the prefill queue of an instance, and running statistics, for overload control."""
 
 from bisect import insort
 from collections import deque
@@ -20,7 +20,7 @@ _SPEED_MAX: Final = 10.0  # limits the effect of a single delayed iteration
 
 
 class ArrivalRate:
-    """Arrival rate and mean length of the prompts most recently placed on an instance."""
+    """Arrival rate and mean length of the latest prompts placed on an instance."""
 
     def __init__(self) -> None:
         self._arrivals: deque[tuple[float, int]] = deque()
@@ -34,7 +34,7 @@ class ArrivalRate:
 
     @property
     def tokens_per_s(self) -> float:
-        """Arrival rate in prompt tokens per second; 0 with fewer than two arrivals."""
+        """Arrival rate in prompt tokens per second; 0 before the second arrival."""
         if len(self._arrivals) < 2:
             return 0.0
         seconds = self._arrivals[-1][0] - self._arrivals[0][0]
@@ -46,9 +46,9 @@ class ArrivalRate:
 
 
 class PredictionMargin:
-    """Safety factor for predicted times: about 90% of the actual times are below prediction × `factor`.
+    """Safety factor for predicted times, chosen so that about 90% of actual times are below predicted time · `factor`.
 
-    `factor` is the 90th percentile of the recent ratios of actual to predicted time, limited to the range from 1 to 3.
+    `factor` is the 90th percentile of the recent ratios of actual to predicted time, but at least 1 and at most 3.
     """
 
     def __init__(self) -> None:
@@ -57,7 +57,7 @@ class PredictionMargin:
         self._sorted: list[float] = []
 
     def observe(self, predicted_s: float, actual_s: float) -> None:
-        """Update `factor` with the ratio of an actual time to its prediction."""
+        """Update `factor` with a predicted time and the actual time."""
         if predicted_s <= 0.0:
             return
         ratio = actual_s / predicted_s
@@ -71,7 +71,7 @@ class PredictionMargin:
 
 
 class RunningMean:
-    """Mean of all values up to the 128th; after that an exponential average with weight 1/128 for each new value."""
+    """Mean of the values so far. After 128 values, an exponential average with weight 1/128 for each new value."""
 
     def __init__(self) -> None:
         self.value = 0.0
@@ -88,14 +88,17 @@ class RunningMean:
 
 
 class SpeedFactor:
-    """Correction factor of a performance model: mean ratio of measured to modelled iteration times, initially 1."""
+    """Correction factor of a performance model: mean ratio of measured to predicted iteration times, initially 1."""
 
     def __init__(self) -> None:
         self.factor = 1.0
         self._seen = 1  # the model weighs as much as one iteration
 
     def observe(self, modelled_s: float, measured_s: float) -> None:
-        """Update the factor with one iteration; `modelled_s` is its time predicted by the uncorrected model."""
+        """Update `factor` with an iteration that took `measured_s` seconds.
+
+        `modelled_s` is the time that the performance model predicts without correction.
+        """
         if modelled_s > 0.0:
             self._seen = min(self._seen + 1, _SPEED_ITERATIONS)
             ratio = min(max(measured_s / modelled_s, 1.0 / _SPEED_MAX), _SPEED_MAX)
@@ -103,9 +106,9 @@ class SpeedFactor:
 
 
 class QueuedPrompt(msgspec.Struct, frozen=True):
-    """A queued prompt with `tokens` tokens to compute after `reused` cached tokens.
+    """A queued prompt of `reused` cached tokens followed by `tokens` tokens to compute.
 
-    With `fetches`, cached blocks are copied from another instance first, and the start of the prefill is uncertain.
+    If `fetches` is set, cached blocks are first copied from another instance, so the start of the prefill is uncertain.
     """
 
     request_id: str
@@ -115,12 +118,12 @@ class QueuedPrompt(msgspec.Struct, frozen=True):
 
     @property
     def squares(self) -> int:
-        """Attention cost term of the prompt: the argument `squares` of `PerformanceModel.prefill_s`."""
+        """Measure of the prompt's attention cost: the argument `squares` of `PerformanceModel.prefill_s`."""
         return self.tokens * (self.tokens + 2 * self.reused)
 
 
 class _PredictedIteration:
-    """Prompts that are expected to run in one iteration, and the modelled time of the iteration in `seconds`."""
+    """Prompts that are expected to run in one iteration, and the predicted time of this iteration in seconds."""
 
     __slots__ = ("prompts", "seconds", "squares", "tokens")
 
@@ -134,8 +137,9 @@ class PrefillQueue:
     """Predicts the prefill iterations of an instance that batches whole prompts first come, first served.
 
     An iteration has up to `max_num_batched_tokens` tokens; a longer prompt runs alone. Times are predicted by `model`
-    and corrected by `speed`, which is updated after each iteration. An overdue iteration is expected to end at once.
-    Later arrivals lengthen an iteration until it starts; their tokens are estimated from the recent arrival rate.
+    and corrected by the factor `speed`, which is updated after each iteration. If an iteration takes longer than
+    predicted, it is expected to end at once. Until an iteration starts, new prompts can join it; their number of tokens
+    is estimated from the recent arrival rate.
     """
 
     def __init__(self, model: PerformanceModel, max_num_batched_tokens: int, speed: SpeedFactor) -> None:
@@ -170,7 +174,10 @@ class PrefillQueue:
             self._begin(now)
 
     def done(self, request_id: str, now: float) -> None:
-        """Record that a prompt is computed; the other prompts of its iteration are expected to end at the same time."""
+        """Record that a prompt has been computed.
+
+        The other prompts of the same iteration are expected to be computed at the same time.
+        """
         self._requeue_late(now)
         iteration = self._iteration_of.get(request_id)
         if iteration is None:
@@ -185,7 +192,7 @@ class PrefillQueue:
         self.drop(request_id, now)
 
     def drop(self, request_id: str, now: float) -> None:
-        """Remove a computed or aborted prompt from the queue."""
+        """Remove a prompt from the queue because it has been computed or aborted."""
         self._requeue_late(now)
         iteration = self._iteration_of.pop(request_id, None)
         if iteration is None:
@@ -218,7 +225,10 @@ class PrefillQueue:
         return before_s + model_s * self._speed.factor
 
     def oldest_companion(self, prompt: QueuedPrompt, now: float) -> str | None:
-        """Return the oldest request in the iteration that a prompt would join now; None if it would start a new one."""
+        """Return the id of the oldest request in the iteration that `prompt` would join now.
+
+        Return None if `prompt` would start a new iteration.
+        """
         self._requeue_late(now)
         joined = self._open_iteration(prompt)
         return None if joined is None else next(iter(joined.prompts))
@@ -233,7 +243,7 @@ class PrefillQueue:
         return self._remaining_s(now) + self._waiting_s * self._speed.factor if self._iterations else 0.0
 
     def ends(self, now: float) -> Iterator[tuple[str, float]]:
-        """Yield each queued request with the predicted end of its prefill, earliest end first."""
+        """Yield pairs (request id, predicted end of its prefill) for all queued requests, earliest end first."""
         self._requeue_late(now)
         end = now
         for number, iteration in enumerate(self._iterations):
@@ -242,7 +252,7 @@ class PrefillQueue:
                 yield request_id, end
 
     def _requeue_late(self, now: float) -> None:
-        """If an iteration has ended, requeue the prompts that were expected to run in it but did not."""
+        """If the running iteration has ended, move its prompts that were not computed to the next iteration."""
         if self._ended is None or now <= self._ended or not self._iterations:
             return
         late, ended = self._iterations.popleft(), self._ended
@@ -264,7 +274,10 @@ class PrefillQueue:
         self._begin(ended)
 
     def _learn(self, tokens: int, squares: int) -> None:
-        """Update `speed` with the measured time of the iteration that ended, if its start is known."""
+        """Update `speed` with the measured time of the iteration that has ended, if the start of its prefill is known.
+
+        The iteration computed `tokens` prompt tokens; `squares` is as in `PerformanceModel.prefill_s`.
+        """
         if self._measures and self._ended is not None and self._ended > self._began:
             self._speed.observe(self._model.prefill_s(tokens, squares), self._ended - self._began)
 
@@ -273,7 +286,7 @@ class PrefillQueue:
         return max(0.0, self._began + self._iterations[0].seconds * self._speed.factor - now)
 
     def _open_iteration(self, prompt: QueuedPrompt) -> _PredictedIteration | None:
-        """Return the last queued iteration if it has not started and the prompt fits in it, else None."""
+        """Return the last queued iteration if it has not started and `prompt` fits into it, else None."""
         last = self._iterations[-1] if len(self._iterations) > 1 else None
         return None if last is None or last.tokens + prompt.tokens > self._max_num_batched_tokens else last
 

@@ -1,4 +1,4 @@
-"""Registry of batchers: the class of each batcher by name."""
+"""Registry of batchers, which maps names to batcher classes."""
 
 from twofold.compat.splitwise_sim import SplitwiseSimBatcher
 from twofold.performance.base import PerformanceModel
@@ -31,17 +31,17 @@ def create_batcher(
     times: PerformanceModel | None = None,
     tbt_s: float | None = None,
 ) -> Batcher:
-    """Create the batcher called `name`; `times` and `tbt_s` are used only by `inlined` (see `InlinedPrefill`)."""
+    """Create the batcher called `name`. Only the batcher `inlined` uses `times` and `tbt_s` (see `InlinedPrefill`)."""
     if name == INLINED and times is not None and tbt_s is not None:
         return InlinedPrefill(max_num_batched_tokens, max_num_seqs, times, tbt_s)
     return BATCHERS[name](max_num_batched_tokens, max_num_seqs)
 
 
 def can_swap(name: str) -> bool:
-    """Whether a batcher supports swapping decodes out to host memory (`SwapPreemption`)."""
+    """Return whether the batcher `name` supports swapping decodes out to host memory (see `SwapPreemption`)."""
     return BATCHERS[name].decodes and not BATCHERS[name].may_preempt
 
 
 def batchers_with(trait: str) -> list[str]:
-    """Return the names of all batchers with a given trait (a boolean class attribute of `Batcher`)."""
+    """Return the names of all batchers with the trait `trait`, which is a boolean class attribute of `Batcher`."""
     return [name for name, batcher in BATCHERS.items() if getattr(batcher, trait)]

@@ -11,10 +11,10 @@ from twofold.scheduling.instance.sequence import PrefillChunk
 
 
 class MixedContinuous(Batcher):
-    """Batches all decodes with whole prompts up to the token budget (colocated baseline, Splitwise section 2.3).
+    """Batches all decodes together with whole prompts (colocated baseline, Splitwise section 2.3).
 
-    A long prompt delays every decode in its iteration. Splitting the phases removes this interference. The token budget
-    counts prompt tokens only.
+    The token budget limits only the prompt tokens. A long prompt delays all decodes in the same iteration; running the
+    phases on separate instances avoids this interference.
     """
 
     whole_prompts: ClassVar[bool] = True
@@ -27,10 +27,10 @@ class MixedContinuous(Batcher):
 
 
 class PrefillFirst(Batcher):
-    """Batches waiting prompts alone and pauses decodes meanwhile (DistServe's baseline; vLLM before chunked prefill).
+    """Batches only prompts as long as prompts are waiting; in that time, all decodes are paused.
 
-    Paused decodes keep their KV cache and count as preempted. Decodes never slow down a prompt, but a steady stream of
-    prompts stalls all decodes.
+    This is DistServe's baseline, and vLLM's policy before chunked prefill. Paused decodes keep their KV cache and count
+    as preempted. Decodes never slow down a prompt, but a steady stream of prompts stalls all decodes.
     """
 
     whole_prompts: ClassVar[bool] = True
@@ -48,10 +48,10 @@ class PrefillFirst(Batcher):
 
 
 class ChunkedPrefill(Batcher):
-    """Batches all decodes, then prompt chunks up to the token budget (Sarathi-Serve, vLLM's default).
+    """Batches all decodes, then prompt chunks up to the token budget (Sarathi-Serve, OSDI'24; vLLM's default).
 
-    This is the stronger colocated baseline (OSDI'24): a long prompt is spread over many iterations and delays each by a
-    bounded time.
+    This is a stronger colocated baseline than whole prompts: a long prompt is spread over many iterations, and delays
+    the decodes in each iteration only by a bounded time.
     """
 
     cuts_prompts: ClassVar[bool] = True
@@ -81,9 +81,9 @@ class ChunkedPrefill(Batcher):
 class InlinedPrefill(Batcher):
     """Batches all decodes, then whole prompts while the iteration meets the TBT bound (Mooncake section 5).
 
-    Prompts join in order while they fit in the token budget and `times` predicts an iteration of at most `tbt_s`
-    seconds. A prompt that does not fit blocks the prompts behind it until enough decodes have ended. If no sequence
-    decodes, the first prompt always starts.
+    Prompts join in queue order while they fit into the token budget and `times` predicts an iteration of at most
+    `tbt_s` seconds. A prompt that does not fit blocks the prompts behind it until enough decodes have ended. If no
+    sequence decodes, the first prompt always starts.
     """
 
     whole_prompts: ClassVar[bool] = True

@@ -37,10 +37,10 @@ _LOOKAHEAD = 4  # token budgets
 
 
 class PrefillBalanced(Batcher):
-    """Batches whole prompts into prefill iterations of nearly equal length (DistServe section 4.3).
+    """Batches only whole prompts, in iterations with nearly equal numbers of tokens (DistServe section 4.3).
 
-    Iterations of different lengths leave bubbles in a pipeline. If the prompts at the head of the queue do not fit in
-    one iteration, they are divided evenly among the fewest possible iterations. A prompt longer than the token budget
+    Iterations of different lengths leave bubbles in a pipeline. If the prompts at the head of the queue do not fit into
+    one iteration, they are divided evenly among as few iterations as possible. A prompt longer than the token budget
     runs alone.
     """
 
@@ -51,7 +51,7 @@ class PrefillBalanced(Batcher):
         return SchedulerOutput(select_prompts(queues.waiting, budget, share, self.max_num_seqs))
 
     def _share(self, queues: Queues, budget: SchedulingBudget) -> int:
-        """Return the tokens of the next iteration, so that whole prompts are divided about equally among iterations."""
+        """Return the token limit of the next iteration that divides the prompts ahead evenly among iterations."""
         limit, ahead = self.max_num_batched_tokens, 0
         for sequence in queues.waiting:
             tokens = budget.prefill_tokens(sequence)
@@ -71,11 +71,11 @@ class PrefillBalanced(Batcher):
 
 
 class PrefillChunks(Batcher):
-    """Batches only prompts, in nearly equal chunks of at most the token budget (Mooncake section 5.1).
+    """Batches only prompts, and divides prompts that are longer than the token budget (Mooncake section 5.1).
 
-    A prompt longer than the budget is divided into the fewest possible chunks of nearly equal length, because
-    iterations of different lengths leave bubbles in a pipeline. A shorter prompt is not divided: it waits for an
-    iteration with enough tokens left.
+    A longer prompt is divided into as few chunks as possible, with nearly equal lengths, because iterations of
+    different lengths leave bubbles in a pipeline. A shorter prompt is not divided: it waits for an iteration with
+    enough free tokens in the budget.
     """
 
     decodes: ClassVar[bool] = False

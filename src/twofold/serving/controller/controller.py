@@ -27,10 +27,10 @@ from twofold.serving.telemetry.telemetry import Telemetry
 class Controller(Service):
     """Service that runs requests on its own workers. Processes the messages of the workers and checks their health.
 
-    Implements `RoleControl`. With `roles_move`, workers may change roles. In that case, and for pulled hand-offs,
-    blocks on the decode instance are reserved only when the prefill starts (docs/decisions/0007). With `recomputes`,
-    the decode instance also receives the prompt. With `prompt_keys`, workers reuse and report cached prefixes, which
-    the router considers if there is a `forecast`.
+    Implements `RoleControl`. With `roles_move`, workers may change roles. With `roles_move` or pulled hand-offs, blocks
+    on the decode instance are reserved only when the prefill starts (docs/decisions/0007). With `recomputes`, the
+    decode instance also receives the prompt. With `prompt_keys`, workers reuse and report cached prefixes, which the
+    router considers if there is a `forecast`.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class Controller(Service):
         self._remote.exited(instance)
 
     def workers_waiting(self, instances: Collection[str]) -> None:
-        """Adapt the plan to the `instances` that wait for resources; if none waits, restore the original plan."""
+        """Adapt the plan to the `instances` that wait for resources; without any, restore the original plan."""
         self._degraded.update(instances)
 
     def shutdown(self) -> None:

@@ -199,7 +199,7 @@ class WorkerRegistry(WorkerGroup):
     # -- failures and restarts --------------------------------------------------------------------------------------
 
     def sweep(self, now: float) -> SweepResult:
-        """Kill faulty and silent workers, and restart ended ones when they are due. Call every `ALIVE_S` seconds."""
+        """Kill faulty and silent workers, and restart ended workers when due. Call every `ALIVE_S` seconds."""
         if self._swept_s is not None and now - self._swept_s > STALL_S:
             for member in self._up():
                 member.heard_s = now

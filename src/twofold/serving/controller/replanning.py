@@ -73,8 +73,8 @@ class DegradedMode:
           ▲                             │
           └────── original plan ◀── none waits
 
-    With `roles_move`, a running worker changes to the role that lacks workers. With fixed roles, a worker of the other
-    phase retires, so that a waiting worker can use its resources. Mixed workers need no change.
+    With `roles_move`, running workers change to the role that lacks workers. With fixed roles, workers of the role with
+    too many workers retire, so that waiting workers can use their resources. A plan with mixed workers stays unchanged.
     """
 
     def __init__(self, control: RoleControl, *, roles_move: bool) -> None:
@@ -164,7 +164,10 @@ class SearchJob(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def search(job: SearchJob) -> SearchResult:
-    """Run a re-planning search in a child process, killed on cancellation. Raises SearchError on failure or timeout."""
+    """Run a re-planning search in a child process, which is killed on cancellation.
+
+    Raises SearchError on failure or timeout.
+    """
     pipe = asyncio.subprocess.PIPE
     command = (sys.executable, "-m", "twofold.serving.controller.replanning")
     try:

@@ -73,8 +73,8 @@ class Service:
         """Yield the output tokens of a request in order; the last token has a finish reason.
 
         Raises RequestError if the request is rejected, and InstanceLostError after repeated failures. Closing the
-        generator, or cancelling the task that awaits it, aborts the request on all workers at once, but has no effect
-        after the last token.
+        generator, or cancelling the task that awaits it, immediately aborts the request on all workers. After the last
+        token, neither has an effect.
         """
         return self._requests.generate(generation)
 

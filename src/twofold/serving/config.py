@@ -135,7 +135,7 @@ class OverloadConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class InlineConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Configuration of the batcher `inlined`: iterations may take at most `tbt_s` seconds, predicted with `times`."""
+    """Configuration of the batcher `inlined`, which keeps iteration times, predicted by `times`, below `tbt_s`."""
 
     times: IterationTimes
     tbt_s: float
@@ -200,7 +200,7 @@ class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True):
     def measures(self, worker: WorkerConfig) -> bool:
         """Return whether `worker` measures prefill speed and links.
 
-        It does if it may hand off KV and its engine runs a model.
+        A worker measures them if it may hand off KV and its engine runs a model.
         """
         roles = {each.role for each in self.workers}
         moves = self.router not in FIXED_ROLE_ROUTERS
@@ -211,7 +211,7 @@ class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True):
     def reuses(self, worker: WorkerConfig) -> bool:
         """Return whether `worker` caches prefixes.
 
-        It does if prefix caching is on, the worker may prefill, and its batcher supports prefix reuse.
+        A worker caches them if prefix caching is on, it may prefill, and its batcher supports prefix reuse.
         """
         prefills = worker.role.prefills or self.router not in FIXED_ROLE_ROUTERS
         return self.engine.prefix_caching and prefills and BATCHERS[worker.batcher].reuses_prefix

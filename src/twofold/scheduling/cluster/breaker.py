@@ -49,7 +49,7 @@ class Breaker:
     def begin(self, request_id: str) -> bool:
         """Record that a request was placed on the instance.
 
-        Returns True if the breaker is half-open and the request becomes its probe.
+        Returns True if the request becomes the probe of a half-open breaker.
         """
         if self.state is not BreakerState.HALF_OPEN or self.probe is not None:
             return False

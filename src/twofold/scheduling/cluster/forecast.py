@@ -84,7 +84,7 @@ class PrefixMatches:
                 self.longest, self.source = blocks, cache
 
     def cached_blocks(self, load: InstanceLoad) -> int:
-        """Return how many leading blocks an instance finds in its shared cache or, if more, in its own memory."""
+        """Return the longer of the prompt's cached prefixes in an instance's shared cache and own memory, in blocks."""
         return max(self._caches.get(load.cache, 0), self._memories.get(load.id, 0))
 
 
@@ -139,11 +139,14 @@ class ClusterForecast:
         return PrefixMatches(self.prefixes.prefixes(keys), self.memories.prefixes(keys))
 
     def cached_blocks(self, load: InstanceLoad, keys: Sequence[BlockKey]) -> int:
-        """Return how many leading blocks of a prompt an instance finds in its shared cache or, if more, its memory."""
+        """Return the longer of a prompt's cached prefixes in an instance's shared cache and own memory, in blocks."""
         return max(self.prefixes.prefix(load.cache, keys), self.memories.prefix(load.id, keys))
 
     def reused_tokens(self, blocks: int, prompt_tokens: int) -> int:
-        """Return how many prompt tokens need no prefill if `blocks` blocks are cached: never the last prompt token."""
+        """Return how many prompt tokens need no prefill with `blocks` cached blocks.
+
+        The last prompt token always needs a prefill.
+        """
         return min(blocks * self.block_tokens, prompt_tokens - 1)
 
     def placed(self, request_id: str, instance: str, tokens: int, reused: int, now: float) -> None:

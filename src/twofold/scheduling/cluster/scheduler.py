@@ -77,8 +77,8 @@ class AutoHandoff(HandoffPolicy):
     """Uses the hand-off mode with the shortest predicted visible transfer.
 
     `outstanding` counts the bytes of earlier transfers to each decode instance, which delay a new transfer. If the path
-    between the two instances is unknown, the mode is layer-wise, because layer-wise transfer is never slower than
-    serialized transfer by more than its overhead per layer.
+    between the two instances is unknown, the mode is layer-wise, because layer-wise transfer is slower than serialized
+    transfer by at most the overhead of sending each layer separately.
     """
 
     def __init__(self, paths: TransferPaths) -> None:
@@ -216,7 +216,7 @@ class ClusterScheduler(RequestSubscriber):
             self._settle(load, idle=True)
 
     def would_place(self, request: Request, now: float) -> PlacedRequest | None:
-        """Return the placement that a request would get now, without placing it; None if no instance can run it."""
+        """Return the placement that `place` would choose now, but do not place the request; None if impossible."""
         tokens = self._reservation.in_all(request.prompt_tokens, request.output_tokens)
         route = self._router.route(request, tokens, self.pools, now)
         decode = None if route is None else self.pools.get(route.decode)
@@ -335,5 +335,5 @@ class ClusterScheduler(RequestSubscriber):
 
 
 def _fits(load: InstanceLoad, tokens: int) -> bool:
-    """Whether a request of `tokens` KV tokens fits on an empty instance; a request that does not would wait forever."""
+    """Whether a request of `tokens` KV tokens fits on an empty instance; otherwise it would wait there forever."""
     return load.capacity_tokens is None or tokens <= load.capacity_tokens

@@ -1,7 +1,7 @@
 """Cluster scheduler of one of several controllers that share the instances.
 
 A single controller places every request, so its loads are complete. Several controllers depend on load reports: each
-instance periodically reports its total load and the share that each controller's requests have in it. A report is
+instance periodically reports its total load, and how much of this load each controller's requests add. A report is
 outdated when it arrives, so each controller replaces its own share in the report by the current load of its requests.
 """
 
@@ -36,7 +36,7 @@ class LoadReport:
 
 
 class SharedCluster(ClusterScheduler):
-    """Cluster scheduler of one of several controllers, with load reports for the load from other controllers.
+    """Cluster scheduler of one of several controllers, which learns the load of other controllers from reports.
 
     The load of an instance is the total in its latest report, minus this controller's share in that report, plus the
     current load of this controller's requests. With a single controller and `OwnLoad.FOLLOWED`, reports change no load,

@@ -80,7 +80,7 @@ class KvReceiver:
         return reads
 
     def read_ended(self, request_id: str, *, complete: bool) -> bool:
-        """End the pull of a KV cache; True if the request is now ready to decode."""
+        """End the pull of a KV cache; return True if the request is now ready to decode."""
         self.blocks.end_transfer(self.pulls.pop(request_id))
         if complete:
             return self._arrived(request_id)

@@ -71,8 +71,9 @@ class StepResult:
     """Result of an iteration for one sequence.
 
     `index` is the index of the sequence's newest output token. `finish_reason` is set if the sequence ends, and
-    `hands_off` if it is handed off to another instance. `InstanceScheduler.complete` returns a result for every sampled
-    token, `InstanceScheduler.advance` only for the first and last tokens of sequences and for decodes that were paused.
+    `hands_off` if the sequence is handed off to another instance. `InstanceScheduler.complete` returns a result for
+    every sampled token, `InstanceScheduler.advance` only for the first and last tokens of sequences and for decodes
+    that were paused.
     """
 
     __slots__ = ("finish_reason", "hands_off", "index", "sequence")

@@ -113,7 +113,7 @@ class InstanceScheduler(KvReceiver):
 
         The KV of the request's first `reused_tokens` tokens is cached and is not computed. With `fetching`, a part of
         this KV is still being fetched. This prompt and all prompts submitted later then wait until `fetched` is called.
-        Later prompts wait too, because the prefill of a long one could delay this prompt for longer than the fetch
+        Later prompts wait too, because the prefill of a long prompt could delay this one for longer than the fetch
         takes.
         """
         sequence = ScheduledSequence(request, decodes_here, computed=_reused(request, reused_tokens))
@@ -125,9 +125,9 @@ class InstanceScheduler(KvReceiver):
             self._enqueue(sequence, self.queues.waiting)
 
     def fetched(self, request_id: str, reused_tokens: int | None = None) -> None:
-        """End the prefix fetch of a request; does nothing for an aborted request.
+        """End the prefix fetch of a request; has no effect for an aborted request.
 
-        If `reused_tokens` is given, it replaces the value passed to `submit`.
+        If `reused_tokens` is not None, it replaces the value passed to `submit`.
         """
         sequence = self.sequences.get(request_id)
         if sequence is None or not sequence.fetching:
@@ -224,7 +224,7 @@ class InstanceScheduler(KvReceiver):
         return batch
 
     def _start_idle_lane(self) -> RunningBatch | None:
-        """Start a batch on the pipeline lane that has been idle longest of all lanes with work; None without one."""
+        """Start a batch on the pipeline lane with work that has been idle longest; None if no idle lane has work."""
         turns = self._turns
         for turn in range(self._running, self.stages):
             batch = self._start_lane(turns[turn])
@@ -322,7 +322,7 @@ class InstanceScheduler(KvReceiver):
         return results
 
     def _tokens_made(self, batch: Batch, decoding: DecodeSet) -> list[tuple[ScheduledSequence, int]]:
-        """Return each decode of a batch, except aborted ones, as a pair of the sequence and its new token's index."""
+        """Return (sequence, index of its new token) for each decode of a batch, except for aborted decodes."""
         made: list[tuple[ScheduledSequence, int]] = []
         for item in batch.items:
             sequence = self.sequences.get(item.request_id) if item.phase is _DECODE else None
@@ -443,7 +443,7 @@ class InstanceScheduler(KvReceiver):
         return StepResult(sequence, sequence.generated - 1, reason, hands_off)
 
     def _grow(self, sequence: ScheduledSequence, swap: SwapPreemption) -> bool:
-        """Allocate more blocks for a decode that has filled its blocks; if too few are free, pause it, return False."""
+        """Allocate the next blocks for a decode; if too few blocks are free, pause the decode and return False."""
         queues = self.queues
         if not queues.paused.size and swap.extend(sequence):
             queues.decoding.join(sequence, swap.iterations_left(sequence))

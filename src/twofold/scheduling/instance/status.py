@@ -1,4 +1,4 @@
-"""Status of an instance. mypyc does not compile this module, because the status is sent in messages."""
+"""Status of an instance. mypyc does not compile this module: the status is a msgspec struct, sent in messages."""
 
 import msgspec
 

@@ -59,7 +59,10 @@ class ChangePoint:
         return self._least_likely(WINDOWS)
 
     def located(self) -> MeanChange | None:
-        """Return the most significant change over windows of every length: slower than `strongest`, but precise."""
+        """Return the most significant change over windows of every length.
+
+        This is slower than `strongest`, but the position of the change is precise.
+        """
         return self._least_likely(range(WINDOWS[0], WINDOWS[-1] + 1))
 
     def restart(self, count: int) -> None:

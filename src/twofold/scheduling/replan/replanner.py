@@ -23,7 +23,7 @@ from twofold.timeline import Timeline
 
 
 class RoleSplit(msgspec.Struct, frozen=True, order=True):
-    """Split of the instances: how many have the home role prefill and how many decode."""
+    """Split of the instances: the number with home role prefill, and the number with home role decode."""
 
     prefill: int
     decode: int
@@ -43,7 +43,7 @@ class RoleSplit(msgspec.Struct, frozen=True, order=True):
 
 
 class ReplanAction(StrEnum):
-    """Kinds of re-planning steps: change the role of a running instance, start an instance, or retire one."""
+    """Kinds of re-planning steps: change an instance's role, start an instance, or retire an instance."""
 
     ROLE = "role"
     START = "start"
@@ -78,7 +78,7 @@ def steps_to(split: RoleSplit, pools: Pools, retired: Sequence[str]) -> tuple[Re
 
 
 def _leaving(pools: Pools, home: Role, wanted: int, work: Callable[[InstanceLoad], int]) -> list[str]:
-    """Return the instances with the least work whose removal from a home role leaves `wanted` instances in the role."""
+    """Return the surplus instances of a home role beyond `wanted`: the instances with the least work."""
     members = [load for load in pools if load.place and load.home is home]
     members.sort(key=work)  # stable: earlier instances first among equals
     return [load.id for load in members[: max(0, len(members) - wanted)]]
@@ -175,7 +175,7 @@ class ReplanRules(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Replanner:
-    """Monitors the traffic, determines when a search is due, and decides on its result.
+    """Monitors the traffic, determines when a search is due, and decides on the result of the search.
 
     Times are seconds on the driver's clock. The driver forwards the events `arrived` and `ended`, also for rejected
     requests, and calls `query` after arrivals.

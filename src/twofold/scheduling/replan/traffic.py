@@ -286,7 +286,7 @@ class TrafficMonitor:
         return since
 
     def _ended_since(self, since: int) -> list[int]:
-        """Return the output lengths of the completed requests with numbers from `since` on."""
+        """Return the output lengths of the completed requests whose number is at least `since`."""
         later = (tokens for number, tokens in self._ended.items() if number >= since and tokens is not None)
         return [*(tokens for number, tokens in self._outputs if number >= since), *later]
 

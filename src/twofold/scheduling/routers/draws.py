@@ -27,7 +27,10 @@ def drawn(request: Request) -> int:
 
 
 def two_of(pool: Pool, draw: int) -> tuple[InstanceLoad, InstanceLoad] | None:
-    """Choose two instances of a pool by 64 random bits, distinct if the pool has two; None if the pool is empty."""
+    """Choose two instances of a pool by 64 random bits; None if the pool is empty.
+
+    The two instances are distinct unless the pool has only one.
+    """
     first = pool.nth(draw & 0xFFFFFFFF)
     if first is None:
         return None
@@ -39,11 +42,10 @@ def two_of(pool: Pool, draw: int) -> tuple[InstanceLoad, InstanceLoad] | None:
 class TwoChoices(Router):
     """Picks the less loaded of two random instances for each phase.
 
-    The load is the number of pending tokens for prefill, and the reserved memory for decode. Loads become nearly as
-    balanced as with the least loaded of all instances (Mitzenmacher, The Power of Two Choices in Randomized Load
-    Balancing, IEEE TPDS 2001). If load reports are outdated, they become more balanced, because requests do not all go
-    to the same instance (How Useful Is Old Information?, IEEE TPDS 2000). Without a prefill pool, one mixed instance
-    runs both phases.
+    The load is the number of pending tokens for prefill, and the reserved memory for decode. Balances nearly as well as
+    a choice of the least loaded of all instances (Mitzenmacher, The Power of Two Choices in Randomized Load Balancing,
+    IEEE TPDS 2001). Balances better if loads are outdated, because requests do not all go to the same instance (How
+    Useful Is Old Information?, IEEE TPDS 2000). Without a prefill pool, one mixed instance runs both phases.
     """
 
     def route(self, request: Request, tokens: int, pools: Pools, now: float) -> Route | None:

@@ -96,7 +96,10 @@ class Controller(Service):
         return self._monitor is not None
 
     def _open(self) -> None:
-        """Once all expected workers are registered, start health checks; admit requests if both phases have workers."""
+        """Start health checks and admit requests if all expected workers have registered.
+
+        Requests are admitted only if both phases have workers.
+        """
         if self._registry.complete:
             if self._monitor is None:
                 self._monitor = asyncio.create_task(self._monitor_health())
@@ -117,7 +120,7 @@ class Controller(Service):
         self._remote.exited(instance)
 
     def workers_waiting(self, instances: Collection[str]) -> None:
-        """Adapt the plan to the `instances` that wait for resources; without any, restore the original plan."""
+        """Adapt the plan to the `instances` that wait for resources; if empty, restore the original plan."""
         self._degraded.update(instances)
 
     def shutdown(self) -> None:

@@ -91,7 +91,7 @@ class MeasuredPaths(TransferPaths):
     def into(self, host: str) -> TransferModel | None:
         """Return the slowest measured link between `host` and any other host, in either direction.
 
-        Without a measurement, the link has 1 Gbit/s. Returns None before the first worker has registered.
+        Without a measurement, a link of 1 Gbit/s is assumed. Returns None before the first worker has registered.
         """
         known = self._into.get(host)
         if known is None and self._layout is not None:
@@ -105,7 +105,7 @@ class MeasuredPaths(TransferPaths):
         return max((speed.seconds(tokens) for speed in speeds), default=0.0)
 
     def summary(self) -> str:
-        """Return link speed, prefill speed and hand-off mode in one line; empty until both speeds are known."""
+        """Return link speed, prefill speed and hand-off mode in one line; empty until both have been measured."""
         if not self.links or not self.prefills:
             return ""
         slowest = min(self.links.values(), key=lambda link: link.bytes_per_s)
@@ -146,7 +146,10 @@ def _path(link: LinkSpeed, layout: KvLayout, source: Sharding, target: Sharding)
 
 
 class HostStores:
-    """Index of the blocks in each host's KV store. A restarted store's first report replaces its earlier blocks."""
+    """Index of the blocks in each host's KV store.
+
+    The first report of a restarted store replaces the blocks that the store reported before.
+    """
 
     def __init__(self) -> None:
         self.index = PrefixIndex()
@@ -199,7 +202,7 @@ class LiveForecast:
         self.forecast.memories.stored(message.instance, message.stored)
 
     def fetch_of(self, route: Route) -> StoreFetch | None:
-        """Return the fetch from another host's store that `route` plans; None without a fetch or a store address."""
+        """Return the store fetch that `route` contains; None without a fetch or if the store's address is unknown."""
         fetch = route.fetch
         address = None if fetch is None else self.stores.address(fetch.source)
         if fetch is None or address is None:
@@ -232,7 +235,7 @@ class LivePrediction(Prediction):
 
 
 def _models(config: ForecastConfig) -> dict[str, PerformanceModel]:
-    """Return the performance model of each instance of the configured cluster, by name; empty without a cluster."""
+    """Return the performance model by instance name for the configured cluster; empty without a cluster."""
     if config.cluster is None:
         return {}
     kinds = instance_profiles(config.cluster, load_catalog([Path(file) for file in config.catalog]))

@@ -3,7 +3,7 @@
 The controller cannot kill a process on another host. The process therefore exits by itself if its heartbeats are no
 longer acknowledged: `WATCHDOG_S` after it sent the last acknowledged heartbeat. The controller presumes the process
 dead `WATCHDOG_S` plus `WATCHDOG_MARGIN_S` after it received the last heartbeat. A heartbeat is received after it was
-sent, so the process always exits before it is presumed dead, whatever messages are delayed or lost. The margin covers
+sent, so the process always exits before it is presumed dead, even if messages are delayed or lost. The margin covers
 different clock rates and the time to exit.
 """
 

@@ -149,7 +149,7 @@ class LiveRequest:
         self._changed.set()
 
     async def next(self) -> TokenOutput:
-        """Wait for the next token in order and return it. If the request failed, raise its error after all tokens."""
+        """Wait for the next token in order and return it. If the request failed, raise the error after all tokens."""
         while not self._ordered:
             if self._failure is not None:
                 raise self._failure

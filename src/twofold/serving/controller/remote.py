@@ -73,9 +73,9 @@ class JoinResult(msgspec.Struct, frozen=True):
 class Hosts(ProcessControl):
     """Process control for the workers of all hosts. Forwards commands to the `local` launcher or to a joined host.
 
-    `config` is the service's configuration with its context length; `model` is the model's fingerprint. For each worker
-    in `own`, the local launcher starts a separate host, which joins under the worker's name. If such a host is lost,
-    the launcher starts another one; meanwhile, the worker stays in the registry.
+    `config` is the service's configuration, completed by the model's context length; `model` is the model's
+    fingerprint. For each worker in `own`, the local launcher starts a separate host, which joins under the worker's
+    name. If such a host is lost, the launcher starts another one; meanwhile, the worker stays in the registry.
     """
 
     def __init__(
@@ -236,7 +236,7 @@ class Hosts(ProcessControl):
             )
 
     def _assign_names(self, message: messages.HostJoins, before: Mapping[str, RemoteWorker]) -> list[tuple[str, Role]]:
-        """Assign a name and role to each worker of a joining host. Names of the host's earlier workers come first."""
+        """Assign a name and role to each worker of a joining host. Names of its earlier workers are reused first."""
         if message.host in self.own:
             return [(message.host, role) for role in message.workers]
         assigned = []

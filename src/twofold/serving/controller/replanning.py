@@ -89,7 +89,7 @@ class DegradedMode:
         return self._messages[-_SHOWN:]
 
     def update(self, waiting: Collection[str]) -> None:
-        """Adapt the plan to the workers that wait for resources. If none is `waiting`, restore the original plan."""
+        """Adapt the plan to the workers in `waiting`, which lack resources; if empty, restore the original plan."""
         roles = {each.instance: each.home for each in self._control.pools() if each.state != "retired"}
         if not waiting:
             self._log(f"all workers have room: {', '.join(self._restore(roles)) or 'the plan is complete again'}")
@@ -195,7 +195,7 @@ Search = Callable[[SearchJob], Awaitable[SearchResult]]
 
 
 class LiveReplanning(RequestSubscriber):
-    """Starts a re-planning search when traffic shifts and applies its decision. Only one search runs at a time."""
+    """Starts a re-planning search when traffic shifts, and applies the decision. Only one search runs at a time."""
 
     def __init__(
         self, config: ReplanConfig, pools: Pools, control: RoleControl, recorder: Recorder, run_search: Search = search

@@ -295,7 +295,7 @@ class LiveRequests:
     def replay(self, attempt_id: str, instance: str, reason: str) -> None:
         """End an attempt that was lost on `instance`, and queue its request again.
 
-        After `MAX_FAILED_ATTEMPTS` attempts in a row without a token, the request fails.
+        If `MAX_FAILED_ATTEMPTS` attempts in a row were lost before their first token, the request fails instead.
         """
         live = self._attempts.get(attempt_id)
         if live is None:

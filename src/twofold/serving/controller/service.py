@@ -64,7 +64,7 @@ class Service:
 
     @property
     def model(self) -> ServedModel:
-        """The served model. Raises RequestError (503) while the service is starting and does not know the model."""
+        """The served model. Raises RequestError (503) during start-up, until the model has been read."""
         if self._model is None:
             raise RequestError("the service is starting", status=503, code="not_ready")
         return self._model

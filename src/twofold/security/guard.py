@@ -47,7 +47,8 @@ class Guard:
     def listen(self, socket: Socket, address: str, *, bulk: bool = False) -> None:
         """Require the cluster key from clients of `socket`. Call this before binding `socket` to `address`.
 
-        Connections without heartbeats are dropped unless `bulk` is set, because large messages delay heartbeats.
+        Connections whose heartbeats stop are dropped. `bulk` turns heartbeats off, because large messages would delay
+        them.
         """
         socket.curve_secretkey = self._server_secret
         socket.curve_server = True
@@ -82,7 +83,7 @@ class Guard:
                     self._refuse(f"to {endpoint.decode()}", "missing or wrong cluster key")
 
     def _answer(self, request: list[bytes]) -> None:
-        """Accept or refuse the client of a ZAP request, by comparing its public key with the cluster key's."""
+        """Accept the client of a ZAP request if its public key was derived from the cluster key, else refuse it."""
         version, number, domain, address, _, mechanism, *credentials = request
         known = [domain, mechanism] == [_DOMAIN, b"CURVE"] and len(credentials) == 1
         admitted = known and hmac.compare_digest(z85.encode(credentials[0]), self._client_public)

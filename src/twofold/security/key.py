@@ -17,7 +17,8 @@ _NOTE = "# Twofold cluster key. Its holders can join the service and read and wr
 class ClusterKey:
     """Curve25519 secret keys (32 bytes each) of servers and clients, derived from one secret.
 
-    With separate keys, a message of one side cannot be replayed as a message of the other. `repr` shows no secrets.
+    With separate keys, a message of a server cannot be replayed as a message of a client, or vice versa. `repr` shows
+    no secrets.
     """
 
     def __init__(self, secret: bytes) -> None:
@@ -44,7 +45,7 @@ def write_key(path: Path) -> None:
 
 
 def read_key(path: Path) -> ClusterKey:
-    """Read a key file. Raises ConfigurationError for an invalid file, without quoting its contents."""
+    """Read a key file. Raises ConfigurationError for an invalid file; the error does not quote the file's contents."""
     try:
         with path.open("rb") as file:
             found = os.fstat(file.fileno())
@@ -65,7 +66,7 @@ def read_key(path: Path) -> ClusterKey:
 
 @contextmanager
 def held_key(text: str) -> Iterator[Path]:
-    """Yield the path of an in-memory file with this key.
+    """Yield the path of an in-memory file that contains the key `text`.
 
     This process and its children can read the file until the context ends.
     """

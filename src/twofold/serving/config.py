@@ -30,11 +30,11 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Configuration of the engine in each worker.
 
     `engine` is a key of `engine.registry.ENGINES`. For the emulated engine, `model` is a name in the catalog, and
-    `vocab_size` sets the vocabulary. `tokenizer` is the tokenizer's directory, if it is not the model's.
-    `kv_cache_bytes` is per worker; None selects a default for the device. With `swap_bytes`, sequences allocate KV
-    blocks as they grow, and each decode worker can swap sequences out to this much host memory. With `prefix_caching`,
-    the KV of prompts stays cached until its blocks are needed. Requests may pin up to `retained_share` of the blocks.
-    `eviction` is a policy of `kvcache.eviction`, for engine memory and host stores.
+    `vocab_size` is the size of the vocabulary. `tokenizer` is the directory of the tokenizer, unless the model's
+    directory contains it. `kv_cache_bytes` is per worker; None selects a default for the device. With `swap_bytes`,
+    sequences allocate KV blocks as they grow, and each decode worker can swap sequences out to this much host memory.
+    With `prefix_caching`, the KV of prompts stays cached until its blocks are needed. Requests may pin up to
+    `retained_share` of the blocks. `eviction` is a policy of `kvcache.eviction`, for engine memory and host stores.
     """
 
     model: str
@@ -57,7 +57,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         return ENGINES[self.engine]
 
     def context(self, model_len: int) -> int:
-        """Return `max_model_len` or, if unset, `model_len`. Raises ConfigurationError if it exceeds `model_len`."""
+        """Return `max_model_len` or, if unset, `model_len`.
+
+        Raises ConfigurationError if `max_model_len` exceeds `model_len`.
+        """
         if self.max_model_len is None:
             return model_len
         if self.max_model_len > model_len:
@@ -69,7 +72,8 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Configuration of one worker: role, batcher and CPU cores (an empty `cores` means all cores).
 
     With `measures_budget`, the worker measures its token budget at start, up to `max_num_batched_tokens`. `split` is
-    the worker's tensor and pipeline parallelism. Its ranks are numbered from `first_rank`, uniquely in the service.
+    the worker's tensor and pipeline parallelism. The worker's ranks are numbered from `first_rank`; no two ranks of the
+    service have the same number.
     """
 
     instance: str
@@ -131,14 +135,18 @@ class OverloadConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class InlineConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Configuration of the batcher `inlined`: iterations may take at most `tbt_s` seconds, predicted with `times`."""
+    """Configuration of the batcher `inlined`, which keeps iteration times, predicted by `times`, below `tbt_s`."""
 
     times: IterationTimes
     tbt_s: float
 
 
 class ForecastConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Source of prefill times for prediction-based routers: performance models of `cluster`, or else measurements."""
+    """Source of predicted prefill times for prediction-based routers.
+
+    The source is the performance models of `cluster` or, if `cluster` is None, measurements of the workers. `catalog`
+    lists files that extend the catalog for `cluster`.
+    """
 
     cluster: ClusterSpec | None = None
     catalog: tuple[str, ...] = ()
@@ -190,7 +198,10 @@ class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True):
         return HOME if self.network is None else self.network.host
 
     def measures(self, worker: WorkerConfig) -> bool:
-        """Return whether `worker` measures prefill speed and links: it may hand off KV, and its engine runs a model."""
+        """Return whether `worker` measures prefill speed and links.
+
+        A worker measures them if it may hand off KV and its engine runs a model.
+        """
         roles = {each.role for each in self.workers}
         moves = self.router not in FIXED_ROLE_ROUTERS
         # A decoding worker may join later from another host.
@@ -198,7 +209,10 @@ class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True):
         return self.engine.traits.runs_model and splits and (moves or worker.role is Role.PREFILL)
 
     def reuses(self, worker: WorkerConfig) -> bool:
-        """Return whether `worker` caches prefixes: caching is on, the worker may prefill, and its batcher allows it."""
+        """Return whether `worker` caches prefixes.
+
+        A worker caches them if prefix caching is on, it may prefill, and its batcher supports prefix reuse.
+        """
         prefills = worker.role.prefills or self.router not in FIXED_ROLE_ROUTERS
         return self.engine.prefix_caching and prefills and BATCHERS[worker.batcher].reuses_prefix
 

@@ -65,7 +65,7 @@ class Prefill(Message, frozen=True, kw_only=True):
 
 
 class Reserve(Message, frozen=True, kw_only=True):
-    """Command to reserve blocks for a request, once they are free, and lease them to the prefill worker `source`.
+    """Command to reserve blocks for a request, once enough are free, and lease them to the prefill worker `source`.
 
     The prompt is included for engines that may recompute the KV of a decode.
     """
@@ -129,7 +129,7 @@ class Registered(Message, frozen=True, kw_only=True):
 
 
 class LinkMeasured(Message, frozen=True, kw_only=True):
-    """Report of the measured speed of the link from `source` to `target`, sent after `source` first connects."""
+    """Report of the link speed from `source` to `target`, measured when `source` first connects to `target`."""
 
     source: str
     target: str
@@ -137,7 +137,7 @@ class LinkMeasured(Message, frozen=True, kw_only=True):
 
 
 class Alive(Message, frozen=True, kw_only=True):
-    """Heartbeat of a worker. `batch_s` is the time for which its current batch has run.
+    """Heartbeat of a worker. `batch_s` is the time in seconds for which the worker's current batch has run.
 
     `said_s` is the send time on the watchdog clock (`ParentWatchdog`), `now_s` on the worker's monotonic clock.
     """
@@ -164,8 +164,9 @@ class LeaseGranted(Message, frozen=True, kw_only=True):
 class StepDone(Message, frozen=True, kw_only=True):
     """Report of a completed iteration.
 
-    `started` lists the requests with a prefill that began in this iteration. `started_s` is on the worker's monotonic
-    clock. `number` orders all status reports of the worker; `epoch` identifies the worker process.
+    `started` lists the requests whose prefill began in this iteration. `started_s` is the start time of the iteration
+    on the worker's monotonic clock. `number` orders all status reports of the worker; `epoch` identifies the worker
+    process.
     """
 
     instance: str
@@ -178,7 +179,7 @@ class StepDone(Message, frozen=True, kw_only=True):
 
 
 class Status(Message, frozen=True, kw_only=True):
-    """Report of a worker's status that changed outside an iteration. See StepDone for `epoch` and `number`."""
+    """Report that a worker's status changed outside an iteration. See StepDone for `epoch` and `number`."""
 
     instance: str
     epoch: int
@@ -187,7 +188,7 @@ class Status(Message, frozen=True, kw_only=True):
 
 
 class BlocksChanged(Message, frozen=True, kw_only=True):
-    """Report of block keys added to (`stored`) and removed from the prefix cache of an instance."""
+    """Report of the block keys that an instance has added to its prefix cache (`stored`) or removed (`removed`)."""
 
     instance: str
     epoch: int
@@ -196,10 +197,10 @@ class BlocksChanged(Message, frozen=True, kw_only=True):
 
 
 class HandoffReport(Message, frozen=True, kw_only=True):
-    """Report that `instance` has moved `bytes_moved` bytes of KV in a hand-off; times are on its monotonic clock.
+    """Report that `instance` has moved `bytes_moved` bytes of KV in a hand-off; times are on the clock of `instance`.
 
-    The instance that moves the bytes reports them: the source if it writes, the target if it pulls. The report thus
-    leaves the target before the tokens that it decodes.
+    The instance that moves the bytes reports them: the source if it writes, the target if it pulls. A target that pulls
+    sends this report before the tokens that it decodes.
     """
 
     instance: str
@@ -271,7 +272,8 @@ class Heartbeat(Message, frozen=True, kw_only=True):
 class HostJoins(Message, frozen=True, kw_only=True):
     """Request of a host to join with a number of workers by role. The host repeats the request until it is answered.
 
-    `life` identifies the host's launcher process, `inbox` is its address, and `model` is the fingerprint of its model.
+    `life` identifies the host's launcher process, `inbox` is the address of that process, and `model` is the
+    fingerprint of the host's model.
     """
 
     host: str
@@ -303,7 +305,7 @@ class HostUnknown(Message, frozen=True, kw_only=True):
 
 
 class WorkerLife(msgspec.Struct, frozen=True, array_like=True):
-    """State of a worker on another host: how often it was started (`life`), and whether its process runs (`runs`)."""
+    """State of a worker on another host: number of starts so far (`life`), and whether its process runs (`runs`)."""
 
     life: int
     runs: bool
@@ -350,7 +352,7 @@ class HostFinish(Message, frozen=True, kw_only=True):
 
 
 class StoreChanged(Message, frozen=True, kw_only=True):
-    """Report of block keys added to (`stored`) and removed from the KV store of `host`.
+    """Report of the block keys that the KV store of `host` has added (`stored`) or removed (`removed`).
 
     `epoch` identifies the store process, which sends a first report at its start. Other hosts fetch blocks from
     `address`, if set.

@@ -1,4 +1,4 @@
-"""Splitwise's mixed batching: prompts before decodes within one token budget; decodes that do not fit are preempted."""
+"""Splitwise's mixed batching: prompts first, then decodes, within one token budget; excess decodes are preempted."""
 
 from itertools import chain
 from typing import ClassVar

@@ -15,8 +15,9 @@ class BreakerState(StrEnum):
 class Breaker:
     """Circuit breaker of an instance: closed ─ fail ─▶ open ─ back ─▶ half-open ─ succeed ─▶ closed.
 
-    Half-open admits one request at a time as a probe. The time in the open state doubles with each failure, from
-    `FIRST_S` to `longest_s`, and is reset after `HEALED_S` in the closed state. The caller supplies the clock.
+    A half-open breaker admits one request at a time, as a probe. Each failure in a row doubles the time in the open
+    state, from `FIRST_S` up to `longest_s`. After at least `HEALED_S` in the closed state, the next failure counts as
+    the first again. The caller supplies the clock.
     """
 
     FIRST_S: Final = 0.25
@@ -46,21 +47,24 @@ class Breaker:
             self._closed_s = now
 
     def begin(self, request_id: str) -> bool:
-        """Record that a request was placed on the instance; True if it becomes the probe of a half-open breaker."""
+        """Record that a request was placed on the instance.
+
+        Returns True if the request becomes the probe of a half-open breaker.
+        """
         if self.state is not BreakerState.HALF_OPEN or self.probe is not None:
             return False
         self.probe = request_id
         return True
 
     def succeed(self, request_id: str, now: float) -> bool:
-        """Record that the instance produced a token of a request; True if that closes the breaker."""
+        """Record that the instance produced a token of a request; return True if the breaker closes."""
         if self.probe != request_id:
             return False
         self.state, self.probe, self._closed_s = BreakerState.CLOSED, None, now
         return True
 
     def release(self, request_id: str) -> bool:
-        """Record that a request ended without a token; True if the request was the probe."""
+        """Record that a request ended without a token; return True if the request was the probe."""
         if self.probe != request_id:
             return False
         self.probe = None

@@ -59,7 +59,7 @@ class ModelPrediction(Prediction):
 class _Queue:
     """The unfinished prefills of an instance in order, with their predicted durations in seconds.
 
-    `since` is the time at which the first prefill started: when it was placed or when the previous one ended.
+    `since` is the start time of the first prefill: the time of its placement or the end of the previous prefill.
     """
 
     def __init__(self, prediction: Prediction) -> None:
@@ -71,7 +71,10 @@ class _Queue:
 
 
 class PrefixMatches:
-    """Number of cached leading blocks of one prompt in each cache; `longest` is the maximum, in cache `source`."""
+    """Length, in blocks, of one prompt's cached prefix in each shared cache and in each instance's own memory.
+
+    `longest` is the longest prefix in a shared cache, and `source` is the id of that cache.
+    """
 
     def __init__(self, caches: dict[str, int], memories: dict[str, int]) -> None:
         self._caches, self._memories = caches, memories
@@ -81,7 +84,7 @@ class PrefixMatches:
                 self.longest, self.source = blocks, cache
 
     def cached_blocks(self, load: InstanceLoad) -> int:
-        """Return how many leading blocks of the prompt an instance's shared cache or own memory has (the maximum)."""
+        """Return the longer of the prompt's cached prefixes in an instance's shared cache and own memory, in blocks."""
         return max(self._caches.get(load.cache, 0), self._memories.get(load.id, 0))
 
 
@@ -128,7 +131,7 @@ class ClusterForecast:
         return max(0.0, queue.total_s - min(max(0.0, now - queue.since), first_s))
 
     def assigned_s(self, instance: str) -> float:
-        """Return the predicted seconds of all prefills ever placed on an instance, which routers use to break ties."""
+        """Return the total predicted seconds of all prefills ever placed on an instance; routers break ties by it."""
         return self._queues[instance].assigned_s
 
     def matches(self, keys: Sequence[BlockKey]) -> PrefixMatches:
@@ -136,11 +139,14 @@ class ClusterForecast:
         return PrefixMatches(self.prefixes.prefixes(keys), self.memories.prefixes(keys))
 
     def cached_blocks(self, load: InstanceLoad, keys: Sequence[BlockKey]) -> int:
-        """Return how many leading blocks of a prompt an instance's shared cache or own memory has (the maximum)."""
+        """Return the longer of a prompt's cached prefixes in an instance's shared cache and own memory, in blocks."""
         return max(self.prefixes.prefix(load.cache, keys), self.memories.prefix(load.id, keys))
 
     def reused_tokens(self, blocks: int, prompt_tokens: int) -> int:
-        """Return how many prompt tokens `blocks` cached blocks save. The last prompt token is always computed."""
+        """Return how many prompt tokens need no prefill with `blocks` cached blocks.
+
+        The last prompt token always needs a prefill.
+        """
         return min(blocks * self.block_tokens, prompt_tokens - 1)
 
     def placed(self, request_id: str, instance: str, tokens: int, reused: int, now: float) -> None:
@@ -158,7 +164,7 @@ class ClusterForecast:
         self._placed[request_id] = instance
 
     def prefill_ended(self, request_id: str, now: float | None = None) -> None:
-        """Remove a completed or aborted prefill from its queue; `now` None stands for the latest known time."""
+        """Remove a completed or aborted prefill from its queue. If `now` is None, the latest known time is used."""
         instance = self._placed.pop(request_id, None)
         if instance is None:
             return

@@ -37,5 +37,5 @@ class Router(ABC):
         return Pools()
 
     def role_of(self, load: InstanceLoad, idle: bool) -> Role:
-        """Return the new role of an instance that did work outside its home pool; `idle` is true if none is left."""
+        """Return the role for an instance outside its home pool; `idle` is True if the instance has no work left."""
         return load.role

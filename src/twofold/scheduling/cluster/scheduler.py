@@ -17,7 +17,10 @@ from twofold.scheduling.instance.sequence import FULL_RESERVATION, KvReservation
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class TransferPaths(ABC):
-    """Predicts KV transfer and prefill times; `crossovers` has the result of `crossover` per prefill instance."""
+    """Predicts KV transfer and prefill times.
+
+    `crossovers` maps each prefill instance to the prompt length, in tokens, that `crossover` returns for it.
+    """
 
     def __init__(self, crossovers: dict[str, int]) -> None:
         self.crossovers = crossovers
@@ -73,8 +76,9 @@ class BySizeHandoff(HandoffPolicy):
 class AutoHandoff(HandoffPolicy):
     """Uses the hand-off mode with the shortest predicted visible transfer.
 
-    `outstanding` counts the bytes of earlier transfers to each decode instance, which delay a new transfer. If the
-    path is unknown, the mode is layer-wise: at worst, it is slower than serialized transfer by its overhead per layer.
+    `outstanding` counts the bytes of earlier transfers to each decode instance, which delay a new transfer. If the path
+    between the two instances is unknown, the mode is layer-wise, because layer-wise transfer is slower than serialized
+    transfer by at most the overhead of sending each layer separately.
     """
 
     def __init__(self, paths: TransferPaths) -> None:
@@ -152,7 +156,8 @@ class ClusterScheduler(RequestSubscriber):
     """Places requests on instances, and tracks the pools and loads of the instances.
 
     `place` adds the load of a request to its instances, and later events of the request subtract it. Events of unknown
-    requests are ignored. `on_role_change` is called with instance and new role when an instance changes its pool.
+    requests are ignored. When an instance moves to another pool, `on_role_change` is called with the instance id and
+    the new role.
     """
 
     def __init__(self, router: Router, handoffs: HandoffPolicy, reservation: KvReservation = FULL_RESERVATION) -> None:
@@ -211,7 +216,7 @@ class ClusterScheduler(RequestSubscriber):
             self._settle(load, idle=True)
 
     def would_place(self, request: Request, now: float) -> PlacedRequest | None:
-        """Return the placement that a request would get now, without placing it; None if no instance can run it."""
+        """Return the placement that `place` would choose now, but do not place the request; None if impossible."""
         tokens = self._reservation.in_all(request.prompt_tokens, request.output_tokens)
         route = self._router.route(request, tokens, self.pools, now)
         decode = None if route is None else self.pools.get(route.decode)
@@ -330,5 +335,5 @@ class ClusterScheduler(RequestSubscriber):
 
 
 def _fits(load: InstanceLoad, tokens: int) -> bool:
-    """Whether a request of `tokens` KV tokens fits on an otherwise empty instance; if not, it would wait forever."""
+    """Whether a request of `tokens` KV tokens fits on an empty instance; otherwise it would wait there forever."""
     return load.capacity_tokens is None or tokens <= load.capacity_tokens

@@ -17,10 +17,11 @@ class SchedulingBudget:
     """Free KV blocks and sequence slots from which a batcher can admit sequences to one batch.
 
     `leases_first` is set while requests wait for a lease on this instance. Prompts to be handed off are then not
-    admitted: two instances that prefill for each other could fill up with KV caches that neither can send.
+    admitted. Otherwise two instances that prefill for each other could fill up with KV caches that neither can send.
 
-    The scheduler sets `swap` under swap preemption, and `shared` with a prefix cache. With `shared`, `admit` allocates
-    the blocks of a prompt at once, so that its cached prefix is not evicted for prompts that are admitted later.
+    The scheduler sets `swap` under swap preemption, and `shared` if the instance has a prefix cache. With `shared`,
+    `admit` allocates the blocks of a prompt at once, so that the prompt's cached prefix is not evicted for prompts
+    admitted later.
     """
 
     def __init__(self, blocks: BlockAllocator, free_blocks: int, free_seats: int, leases_first: bool = False) -> None:
@@ -61,7 +62,7 @@ class SchedulingBudget:
         return True
 
     def admit_decode(self, sequence: ScheduledSequence) -> bool:
-        """Reserve blocks for the output of a ready sequence, unless it has them already; False if too few are free."""
+        """Reserve the blocks that a ready sequence still needs for its output; return False if too few are free."""
         if sequence.decode_tokens == 0:
             return True
         needed = self.blocks.blocks_for(sequence.decode_tokens)
@@ -99,12 +100,13 @@ class Batcher(ABC):
     def select(self, queues: Queues, budget: SchedulingBudget) -> SchedulerOutput:
         """Select the next batch.
 
-        Select waiting sequences in order, each after `budget.admit` returned True: small requests must not overtake and
-        starve a large one. Select ready sequences after `budget.admit_decode` returned True.
+        Select waiting sequences in queue order, and stop at the first for which `budget.admit` returns False: otherwise
+        small requests could overtake and starve a large one. Select a ready sequence only if `budget.admit_decode`
+        returns True.
         """
 
     def on_queued(self, sequence: ScheduledSequence) -> None:  # noqa: B027  (a hook, not an obligation)
-        """Hook: a sequence was queued for prefill or, if it has an output token already, for decode."""
+        """Hook: a sequence was queued for prefill or, if its first output token exists, for decode."""
 
     def on_finished(self, sequence: ScheduledSequence) -> None:  # noqa: B027  (a hook)
         """Hook: a sequence finished, was aborted, or will continue on another instance."""
@@ -118,7 +120,8 @@ class Batcher(ABC):
     ) -> bool:
         """Whether to select a new batch at the next iteration.
 
-        Called after `sequence` was queued or, with `sequence` None, after blocks were freed.
+        The scheduler calls this after it queued `sequence`. If `sequence` is None, the call follows the release of
+        blocks.
         """
         return True
 

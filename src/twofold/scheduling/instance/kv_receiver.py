@@ -14,7 +14,7 @@ class KvReceiver:
     """Grants leases to prefill instances, and tracks their transfers until the sequences are ready to decode.
 
     `sequences` maps request ids to all sequences of this instance. `lease_queue` holds the sequences that wait for a
-    lease, `arriving` those with a lease and an incomplete KV cache.
+    lease, and `arriving` the sequences with a lease whose KV cache is incomplete.
     """
 
     def __init__(
@@ -30,7 +30,7 @@ class KvReceiver:
         self.pulls: dict[str, BlockAllocation] = {}  # blocks that this instance is filling by a pull, by request
 
     def reserve(self, request: Request, source: str) -> None:
-        """Queue a request for a lease to its prefill instance `source`. A later call of `grant` returns the lease."""
+        """Add a request to the lease queue. A later call of `grant` returns the lease for its prefill instance."""
         self.lease_queue.append(self._expect(request, source))
 
     def grant(self, now: float) -> list[Lease]:
@@ -48,7 +48,7 @@ class KvReceiver:
         return granted
 
     def lease_now(self, request: Request, source: str, now: float) -> Lease | None:
-        """Grant a lease ahead of the queue; if too few blocks are free, change nothing and return None."""
+        """Grant a request a lease ahead of the queue; if too few blocks are free, change nothing and return None."""
         sequence = self._expect(request, source)
         if self._can_lease(sequence):
             return self._lease(sequence, now)
@@ -56,7 +56,7 @@ class KvReceiver:
         return None
 
     def kv_received(self, request_id: str, epoch: int) -> bool:
-        """End the lease of a request after its KV cache has arrived; True if the request is now ready to decode."""
+        """End the lease of a request whose KV cache has arrived; return True if the request is now ready to decode."""
         self.leases.end(request_id, epoch)
         return self._arrived(request_id)
 
@@ -80,7 +80,7 @@ class KvReceiver:
         return reads
 
     def read_ended(self, request_id: str, *, complete: bool) -> bool:
-        """End the pull of a KV cache; True if the request is now ready to decode."""
+        """End the pull of a KV cache; return True if the request is now ready to decode."""
         self.blocks.end_transfer(self.pulls.pop(request_id))
         if complete:
             return self._arrived(request_id)
@@ -90,7 +90,7 @@ class KvReceiver:
     def peer_lost(self, source: str) -> list[str]:
         """End all leases of the failed instance `source`, and remove its requests from the lease queue.
 
-        Returns the ids of the affected requests. Those with blocks keep them until they are aborted.
+        Returns the ids of the affected requests. A request that holds blocks keeps them until the caller aborts it.
         """
         queued = [sequence for sequence in self.lease_queue if sequence.source == source]
         for sequence in queued:

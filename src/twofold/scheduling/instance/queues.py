@@ -12,7 +12,7 @@ from twofold.scheduling.instance.sequence import PrefillChunk, ScheduledSequence
 
 @mypyc_attr(free_list_len=1)
 class SchedulerOutput:
-    """A batcher's selection: the prefill chunks of the next batch, the decodes to start or resume, and those to pause.
+    """A batcher's selection for the next batch: prefill chunks, decodes to start or resume, and decodes to pause.
 
     All other decodes continue. If `repeatable` is False, the batcher selects again after one iteration, so that the
     sequences left out of this batch can run.
@@ -36,8 +36,9 @@ NO_CHANGES: Final = SchedulerOutput()  # all decodes continue
 class RunningBatch:
     """A running batch of a lane.
 
-    `limit` is the number of iterations that it can run unchanged: 1 with prefills, else until the first decode ends.
-    `joined` lists the sequences that start or resume decoding with this batch, `paused` the decodes that it preempted.
+    `limit` is the number of iterations for which the batch can run unchanged: 1 with prefills, otherwise the number of
+    iterations until the first decode ends. `joined` lists the sequences that start or resume decoding with this batch,
+    and `paused` the decodes that were preempted for it.
     """
 
     __slots__ = (
@@ -67,10 +68,12 @@ class RunningBatch:
 
 @mypyc_attr(free_list_len=1)
 class StepResult:
-    """Result of an iteration for one sequence: its output token `index`, and whether it ends or is handed off.
+    """Result of an iteration for one sequence.
 
-    `finish_reason` is set if the sequence ends. `InstanceScheduler.complete` returns a result for every sampled token,
-    `InstanceScheduler.advance` only for the first and last tokens of sequences and for decodes that were paused.
+    `index` is the index of the sequence's newest output token. `finish_reason` is set if the sequence ends, and
+    `hands_off` if the sequence is handed off to another instance. `InstanceScheduler.complete` returns a result for
+    every sampled token, `InstanceScheduler.advance` only for the first and last tokens of sequences and for decodes
+    that were paused.
     """
 
     __slots__ = ("finish_reason", "hands_off", "index", "sequence")
@@ -94,8 +97,8 @@ _UNBOUNDED: Final = 1 << 60
 class DecodeSet(SequenceQueue):
     """The decoding sequences of a lane, in the order in which they joined. Each generates one token per iteration.
 
-    `advance` takes time only for the sequences that end, because progress is counted once for the whole set.
-    `context_tokens` is the number of KV tokens that one iteration reads.
+    The cost of `advance` depends only on the number of sequences that end, because progress is counted once for the
+    whole set. `context_tokens` is the number of KV tokens that one iteration reads.
     """
 
     def __init__(self) -> None:
@@ -106,7 +109,7 @@ class DecodeSet(SequenceQueue):
         self._joins = 0
 
     def latest(self, count: int) -> list[ScheduledSequence]:
-        """Return the `count` sequences that joined last, the latest first."""
+        """Return the `count` most recently joined sequences, the most recent first."""
         members: list[ScheduledSequence] = []
         sequence = self.last
         while sequence is not None and len(members) < count:
@@ -168,7 +171,7 @@ class DecodeSet(SequenceQueue):
         self.context_tokens -= sequence.computed
 
     def _place(self, sequence: ScheduledSequence) -> i64:
-        """Return the index of a sequence in `_ends`, which is sorted by end and then by joining, both descending."""
+        """Return the index of a sequence in `_ends`, which is sorted by end and then join number, both descending."""
         ends, end, number = self._ends, sequence.end, sequence.join_number
         low: i64 = 0
         high: i64 = len(ends)
@@ -185,9 +188,9 @@ class DecodeSet(SequenceQueue):
 class Queues:
     """Queues from which a batcher selects.
 
-    `waiting`: prompts that have not started. `prefilling`: partly computed prompts. `ready`: sequences with the KV of
-    their prompt on this instance that have not decoded yet. `decoding`: sequences that generate a token per iteration.
-    `paused`: preempted decodes.
+    `waiting` holds prompts that have not started, and `prefilling` partly computed prompts. `ready` holds sequences
+    with complete prompt KV on this instance, which can start or resume decoding. `decoding` holds sequences that
+    generate one token per iteration, and `paused` preempted decodes.
     """
 
     def __init__(self, waiting: SequenceQueue | None = None, prefilling: SequenceQueue | None = None) -> None:
@@ -214,15 +217,15 @@ class Queues:
 
 
 class Lane:
-    """A lane: the queues of sequences that share batches, and their running batch.
+    """A group of sequences that share batches: their queues and their running batch.
 
     A sequence can be in only one running batch, because each token depends on the previous one. An instance with n
-    pipeline stages therefore divides its sequences among n lanes, each with one batch in the pipeline. Other instances
-    have one lane.
+    pipeline stages therefore divides its sequences among n lanes, each with one batch in the pipeline. An instance
+    without pipeline parallelism has one lane.
 
-    `remaining` is the number of iterations for which the last selection is still valid. `message` is the running batch
-    in the form sent to the worker. `aborted` holds the blocks of requests aborted during the batch, which are released
-    when it ends. A `single_step` lane runs one iteration per batch.
+    `remaining` is the number of iterations for which the latest selection stays valid. `message` is the running batch
+    in the form sent to the worker. `aborted` holds the blocks of requests that were aborted during the running batch;
+    the blocks are released when the batch ends. A `single_step` lane runs one iteration per batch.
     """
 
     def __init__(self, number: int, queues: Queues, single_step: bool) -> None:

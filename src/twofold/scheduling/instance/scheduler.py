@@ -55,18 +55,18 @@ class InstanceScheduler(KvReceiver):
     """Schedules the requests of one instance.
 
     `changed` is set when a new batch must be selected at the next iteration. A driver that runs several iterations at a
-    time must stop there. `swap` enables swap preemption: after `start` or `next_batch`, the driver carries out the
-    copies of `swap.take_copies()`.
+    time must then stop before the next iteration. `swap` enables swap preemption: after `start` or `next_batch`, the
+    driver carries out the copies of `swap.take_copies()`.
 
     With `stages` > 1, the instance is a pipeline with one lane per stage, and each lane has one running batch of a
     single iteration. `start` uses the lane that has been idle longest; `advance` and `complete` end the oldest batch.
-    `max_num_seqs` applies to each batch. Lanes share the waiting prompts, and a sequence decodes on the lane with the
-    fewest decodes. With a `chunked` batcher, lanes also share partly computed prompts: batches pass each stage in
-    order, so a chunk finds the KV of the previous chunks (Mooncake section 5.1).
+    `max_num_seqs` applies to each batch. Lanes share the waiting prompts, and a prefilled sequence decodes on the lane
+    with the fewest decodes. With a `chunked` batcher, lanes also share partly computed prompts: batches pass each stage
+    in order, so a chunk finds the KV of the previous chunks (Mooncake section 5.1).
 
     With a `PrefixBlockAllocator`, a prompt gets the blocks of its cached prefix when it starts. Waiting requests hold
-    no blocks (docs/decisions/0007). `copy_of` returns the block to copy before the prompt's first batch, if any. Blocks
-    that the prompt fills are published for reuse after each batch.
+    no blocks (docs/decisions/0007). `copy_of` returns the block copy, if any, that must precede the prompt's first
+    batch. After each batch, the blocks that the prompt has filled are published for reuse.
     """
 
     def __init__(
@@ -111,9 +111,10 @@ class InstanceScheduler(KvReceiver):
     def submit(self, request: Request, *, decodes_here: bool, reused_tokens: int = 0, fetching: bool = False) -> None:
         """Queue a request for prefill, and also for decode if `decodes_here`.
 
-        The KV of its first `reused_tokens` tokens is cached and is not computed. With `fetching`, a part of this KV is
-        still being fetched: this prompt and all prompts submitted later wait until `fetched` is called. If a long
-        prompt could overtake, its prefill would delay this prompt for longer than the fetch takes.
+        The KV of the request's first `reused_tokens` tokens is cached and is not computed. With `fetching`, a part of
+        this KV is still being fetched. This prompt and all prompts submitted later then wait until `fetched` is called.
+        Later prompts wait too, because the prefill of a long prompt could delay this one for longer than the fetch
+        takes.
         """
         sequence = ScheduledSequence(request, decodes_here, computed=_reused(request, reused_tokens))
         sequence.fetching = fetching
@@ -124,7 +125,10 @@ class InstanceScheduler(KvReceiver):
             self._enqueue(sequence, self.queues.waiting)
 
     def fetched(self, request_id: str, reused_tokens: int | None = None) -> None:
-        """End a prefix fetch; `reused_tokens`, if given, replaces the value of `submit`. Ignores aborted requests."""
+        """End the prefix fetch of a request; has no effect for an aborted request.
+
+        If `reused_tokens` is not None, it replaces the value passed to `submit`.
+        """
         sequence = self.sequences.get(request_id)
         if sequence is None or not sequence.fetching:
             return
@@ -151,7 +155,7 @@ class InstanceScheduler(KvReceiver):
             self.blocks_freed()
 
     def abort(self, request_id: str) -> None:
-        """Remove a request. Blocks in use by a transfer or the running batch are freed after that use."""
+        """Remove a request. Blocks in use by a transfer or running batch are freed when the transfer or batch ends."""
         sequence = self.sequences.get(request_id)
         queue = None if sequence is None else sequence.queue
         if sequence is None or queue is None:
@@ -181,11 +185,11 @@ class InstanceScheduler(KvReceiver):
         return self.blocks.blocks_of(allocation_of(self.sequences[request_id]))
 
     def allocation_of(self, request_id: str) -> BlockAllocation:
-        """Return the allocation of a request, for transfers that may end after the request (`begin_transfer`)."""
+        """Return the allocation of a request, for a transfer that may outlast the request (`begin_transfer`)."""
         return allocation_of(self.sequences[request_id])
 
     def copy_of(self, request_id: str) -> tuple[int, int] | None:
-        """Return the block copy (source, target) to make before the first batch of a prompt; None without a copy."""
+        """Return the (source, target) blocks to copy before the first batch of a prompt; None if no copy is needed."""
         return self.sequences[request_id].copy
 
     def reused_tokens(self, request_id: str) -> int:
@@ -220,7 +224,7 @@ class InstanceScheduler(KvReceiver):
         return batch
 
     def _start_idle_lane(self) -> RunningBatch | None:
-        """Start a batch on the idle lane of a pipeline that has been idle longest among those with something to run."""
+        """Start a batch on the pipeline lane with work that has been idle longest; None if no idle lane has work."""
         turns = self._turns
         for turn in range(self._running, self.stages):
             batch = self._start_lane(turns[turn])
@@ -276,7 +280,7 @@ class InstanceScheduler(KvReceiver):
         return results
 
     def next_batch(self, now: float) -> Batch | None:
-        """Start one iteration and return its items; None if there is nothing to run."""
+        """Start one iteration and return its batch; None if there is nothing to run."""
         running = self.start(now)
         if running is None:
             return None
@@ -318,7 +322,7 @@ class InstanceScheduler(KvReceiver):
         return results
 
     def _tokens_made(self, batch: Batch, decoding: DecodeSet) -> list[tuple[ScheduledSequence, int]]:
-        """Return the sequence and the index of its new token for each decode of a batch; omit aborted decodes."""
+        """Return (sequence, index of its new token) for each decode of a batch, except for aborted decodes."""
         made: list[tuple[ScheduledSequence, int]] = []
         for item in batch.items:
             sequence = self.sequences.get(item.request_id) if item.phase is _DECODE else None
@@ -382,7 +386,7 @@ class InstanceScheduler(KvReceiver):
         queues.prefilling.append(sequence)
 
     def _finish(self, lane: Lane, iterations: int) -> RunningBatch:
-        """End the oldest running batch, which is on `lane`; raises RuntimeError if `iterations` exceed its limit."""
+        """End the oldest running batch, which is on `lane`; raises RuntimeError if `iterations` exceeds its limit."""
         batch = lane.batch
         if batch is None or iterations > batch.limit:
             raise RuntimeError("only a batch that was started can be completed")
@@ -439,7 +443,7 @@ class InstanceScheduler(KvReceiver):
         return StepResult(sequence, sequence.generated - 1, reason, hands_off)
 
     def _grow(self, sequence: ScheduledSequence, swap: SwapPreemption) -> bool:
-        """Allocate more blocks for a decode that has filled its blocks; if that fails, pause it and return False."""
+        """Allocate the next blocks for a decode; if too few blocks are free, pause the decode and return False."""
         queues = self.queues
         if not queues.paused.size and swap.extend(sequence):
             queues.decoding.join(sequence, swap.iterations_left(sequence))

@@ -10,12 +10,12 @@ from twofold.request import Phase, Request
 
 
 class KvReservation:
-    """Rule for when and how many KV tokens a request reserves on its instances.
+    """Rule for when a request reserves KV tokens on its instances, and how many.
 
     By default the decode instance reserves prompt and output at once, so an admitted request always finishes. With
-    `output_at_decode_start`, it reserves the output with the first decode iteration; until then the request may have to
-    wait. With `step`, it reserves the output in steps of that many tokens (`SwapPreemption`). `extra` tokens are added
-    to every prompt.
+    `output_at_decode_start`, the decode instance reserves the output only at the first decode iteration, and the
+    request may have to wait for free blocks then. With `step`, the output is reserved in steps of `step` tokens
+    (`SwapPreemption`). `extra` tokens are added to every prompt.
     """
 
     def __init__(self, output_at_decode_start: bool = False, extra: int = 0, step: int = 0) -> None:
@@ -47,17 +47,18 @@ FULL_RESERVATION = KvReservation()
 class ScheduledSequence:
     """Progress of a request on one instance.
 
-    `computed` counts the tokens with KV in this instance's cache, `generated` all output tokens so far. In a
-    `DecodeSet`, which counts iterations, both are only updated when the sequence leaves. `decodes_here` is False for a
-    request that is handed off after prefill. `start_tokens` and `decode_tokens` are the KV tokens reserved before
-    prefill and with the first decode (`KvReservation`). `allocation` holds the blocks of the sequence.
+    `computed` counts the tokens with KV in this instance's cache, and `generated` all output tokens so far. While the
+    sequence is in a `DecodeSet`, which counts iterations instead, both are outdated: they are updated when the sequence
+    leaves the set. `decodes_here` is False for a request that is handed off after prefill. `start_tokens` is the number
+    of KV tokens reserved at the start and `decode_tokens` the number added at the first decode (`KvReservation`).
+    `allocation` holds the blocks of the sequence.
 
-    `reused_tokens` is the number of prompt tokens found in the prefix cache. `copy` (source, target) is a block to copy
-    before the first iteration. Under swap preemption, `admission` is the order of admission, counted from 1, and
-    `swapped` holds the host blocks of a swapped-out sequence.
+    `reused_tokens` is the number of prompt tokens found in the prefix cache. `copy` is the (source, target) pair of
+    blocks to copy before the first iteration, if any. Under swap preemption, `admission` numbers the sequences in order
+    of admission, from 1, and `swapped` holds the host blocks of a swapped-out sequence.
 
     `queue` is the queue that contains the sequence. It is None after the sequence has finished on this instance, even
-    if its KV is still being read by a hand-off (`handing_off`).
+    if a hand-off is still reading its KV (`handing_off`).
     """
 
     __slots__ = (

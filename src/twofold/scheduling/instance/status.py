@@ -1,4 +1,4 @@
-"""Status of an instance. mypyc does not compile this module, because the status is sent in messages."""
+"""Status of an instance. mypyc does not compile this module: the status is a msgspec struct, sent in messages."""
 
 import msgspec
 
@@ -6,9 +6,10 @@ import msgspec
 class InstanceStatus(msgspec.Struct, frozen=True):
     """Current numbers of sequences and blocks of an instance, for routers, metrics and health checks.
 
-    `running` includes the `swapped` sequences. `swaps` counts all swap-outs since the start, `swap_blocks_moved` the
-    blocks copied in both directions, `blocks_evicted` the evictions from the prefix cache. `blocks_cached` is the
-    current size of the prefix cache; `blocks_pinned` of these blocks are pinned.
+    `running` includes the `swapped` sequences. Three fields count events since the start: `swaps` counts swap-outs,
+    `swap_blocks_moved` blocks copied in either direction, and `blocks_evicted` evictions from the prefix cache.
+    `blocks_cached` is the current number of blocks in the prefix cache, and `blocks_pinned` the number of pinned blocks
+    among them.
     """
 
     waiting: int

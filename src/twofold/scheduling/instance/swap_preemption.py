@@ -1,12 +1,12 @@
 """Swap preemption: decodes allocate KV blocks as they grow; if no block is free, sequences are swapped to host memory.
 
-A sequence starts with blocks for its prompt and one step of output, and allocates more blocks step by step. If none is
-free, sequences admitted after it are swapped out, latest first (as in DistServe's runtime). They return in order of
-admission, before any new sequence is admitted. The first sequence therefore always makes progress, and all sequences
-finish (docs/decisions/0014).
+A sequence starts with blocks for its prompt and one step of output, and allocates more blocks step by step. If no block
+is free for its next step, the sequences admitted after it are swapped out, the latest first (as in DistServe's
+runtime). Swapped-out sequences return in order of admission, before any new sequence is admitted. The oldest sequence
+therefore always makes progress, and all sequences finish (docs/decisions/0014).
 
 At admission, host blocks for the full length of a sequence are reserved, so swapping out cannot fail. Host memory thus
-bounds the admitted sequences, and device memory the running ones.
+limits how many sequences are admitted, and device memory how many of them run.
 """
 
 from collections.abc import Sequence
@@ -25,7 +25,10 @@ _admission: Final = attrgetter("admission")
 
 @mypyc_attr(free_list_len=1)
 class BlockCopy:
-    """Copy of a sequence's first `blocks` blocks to host memory (`out`) or back, with block ids if they are tracked."""
+    """Copy of a sequence's first `blocks` blocks: to host memory if `out` is True, otherwise back to the device.
+
+    The block ids are empty if the allocators only count blocks.
+    """
 
     def __init__(self, out: bool, blocks: int, device_blocks: Sequence[int], host_blocks: Sequence[int]) -> None:
         self.out = out
@@ -37,10 +40,10 @@ class BlockCopy:
 class SwapPreemption:
     """Swaps sequences of one instance out to `host` blocks and back.
 
-    `reservation` is the KV reservation under swap preemption. `swapped` counts the sequences on the host, `swaps` all
-    swap-outs so far. The scheduler sets `queues`. The driver carries out `copies`, in order, before it runs the next
-    batch. Blocks of a swapped-out sequence are free at once, because only sequences of the next batch can allocate
-    them. Blocks of a swapped-in sequence are in flight until the next batch ends.
+    `reservation` is the KV reservation under swap preemption. `swapped` counts the sequences on the host, and `swaps`
+    all swap-outs so far. The scheduler sets `queues`. The driver carries out `copies`, in order, before it runs the
+    next batch. Blocks of a swapped-out sequence are free at once: only sequences of the next batch can allocate them,
+    and that batch runs after the copies. Blocks of a swapped-in sequence are in flight until the next batch ends.
     """
 
     def __init__(self, blocks: BlockAllocator, host: BlockAllocator, step_tokens: int = STEP_TOKENS) -> None:
@@ -61,7 +64,7 @@ class SwapPreemption:
         self._returning: list[BlockAllocation] = []
 
     def can_admit(self, sequence: ScheduledSequence) -> bool:
-        """Whether a new sequence may start: none is paused, and enough device blocks and host blocks are left."""
+        """Whether a new sequence may start: no sequence is paused, and enough device and host blocks are free."""
         if self.queues.paused.size:
             return False
         needed = self.blocks.blocks_for(sequence.start_tokens) + self._headroom()
@@ -137,13 +140,13 @@ class SwapPreemption:
         return copies
 
     def batch_ended(self) -> None:
-        """End the transfers of swapped-in sequences. Call this when the batch after their copies has ended."""
+        """End the transfers of swapped-in sequences. Call this when the batch that followed the copies has ended."""
         for allocation in self._returning:
             self.blocks.end_transfer(allocation)
         self._returning.clear()
 
     def _make_room(self, sequence: ScheduledSequence, preempted: list[ScheduledSequence]) -> bool:
-        """Free blocks for a sequence's next step by swapping out sequences admitted later; False if impossible."""
+        """Swap out later-admitted sequences to free blocks for a sequence's next step; return False if impossible."""
         needed, free = self.blocks.blocks_for(self._step_of(sequence)), self.blocks.num_free
         if needed <= free:
             return True
@@ -190,7 +193,7 @@ class SwapPreemption:
         self.swaps += 1
 
     def _swap_in(self, paused: list[ScheduledSequence], resumed: list[ScheduledSequence]) -> None:
-        """Swap in sequences in order of admission; leave enough free blocks for a step of each running sequence."""
+        """Swap in sequences in order of admission while enough blocks stay free for a step of each running sequence."""
         for sequence in paused:
             host = sequence.swapped
             if host is None:

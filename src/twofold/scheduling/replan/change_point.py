@@ -1,9 +1,9 @@
 """Online detection of a change in the mean of a sequence of numbers.
 
-After each number, the last w numbers are compared with all earlier ones by a t-test, for w = 4, 8, … 128. This is the
+After each number, a t-test compares the latest w numbers with all earlier numbers, for w = 4, 8, … 128. This is the
 generalized likelihood ratio for a change of the mean at an unknown position with unknown mean and variance (Hawkins,
-Qiu and Kang, "The changepoint model for statistical process control", 2003). The test after each number takes time
-logarithmic in the longest window, and memory is bounded.
+Qiu and Kang, "The changepoint model for statistical process control", 2003). The tests after each number take time
+logarithmic in the length of the longest window, and memory is bounded.
 """
 
 from collections import deque
@@ -16,9 +16,10 @@ _LEAST_VARIANCE: Final = 1e-12  # avoids division by zero if all numbers are equ
 
 
 class MeanChange(NamedTuple):
-    """A change of the mean of a series from `before` to `after`, the mean of its last `numbers` values.
+    """A change in the mean of a series.
 
-    `sigmas` is the significance, as a number of standard deviations of a normal distribution.
+    `after` is the mean of the latest `numbers` values, and `before` the mean of all earlier values. `sigmas` is the
+    significance of the change, as a number of standard deviations of a normal distribution.
     """
 
     before: float
@@ -58,7 +59,10 @@ class ChangePoint:
         return self._least_likely(WINDOWS)
 
     def located(self) -> MeanChange | None:
-        """Return the most significant change over windows of every length: slower than `strongest`, but precise."""
+        """Return the most significant change over windows of every length.
+
+        This is slower than `strongest`, but the position of the change is precise.
+        """
         return self._least_likely(range(WINDOWS[0], WINDOWS[-1] + 1))
 
     def restart(self, count: int) -> None:

@@ -23,7 +23,7 @@ from twofold.timeline import Timeline
 
 
 class RoleSplit(msgspec.Struct, frozen=True, order=True):
-    """Split of the instances: how many have the home role prefill and how many decode."""
+    """Split of the instances: the number with home role prefill, and the number with home role decode."""
 
     prefill: int
     decode: int
@@ -43,7 +43,7 @@ class RoleSplit(msgspec.Struct, frozen=True, order=True):
 
 
 class ReplanAction(StrEnum):
-    """Kinds of re-planning steps: change the role of a running instance, start an instance, or retire one."""
+    """Kinds of re-planning steps: change an instance's role, start an instance, or retire an instance."""
 
     ROLE = "role"
     START = "start"
@@ -78,14 +78,14 @@ def steps_to(split: RoleSplit, pools: Pools, retired: Sequence[str]) -> tuple[Re
 
 
 def _leaving(pools: Pools, home: Role, wanted: int, work: Callable[[InstanceLoad], int]) -> list[str]:
-    """Return the instances to remove from a home role so that `wanted` remain: those with the least work."""
+    """Return the surplus instances of a home role beyond `wanted`: the instances with the least work."""
     members = [load for load in pools if load.place and load.home is home]
     members.sort(key=work)  # stable: earlier instances first among equals
     return [load.id for load in members[: max(0, len(members) - wanted)]]
 
 
 def degraded_plan(planned: RoleSplit, left: int, running: RoleSplit) -> RoleSplit | None:
-    """Split the `left` remaining instances as nearly as possible in the planned ratio; None for fewer than two.
+    """Return the split of the `left` remaining instances nearest to the planned ratio; None for fewer than two.
 
     Each phase gets at least one instance. Among equally good splits, the one nearest to the current split is chosen.
     """
@@ -110,7 +110,10 @@ class SplitForecast(msgspec.Struct, frozen=True):
 
 
 class SearchResult(msgspec.Struct, frozen=True, kw_only=True):
-    """Result of a search: forecasts of splits, each simulated with `requests` requests, and the search's CPU time."""
+    """Result of a search: forecasts of the running split, the best split and all searched splits.
+
+    Each split was simulated with `requests` requests. `cpu_s` is the CPU time of the search, in seconds.
+    """
 
     running: SplitForecast
     best: SplitForecast
@@ -158,10 +161,11 @@ class ReplanSearch(Protocol):
 class ReplanRules(msgspec.Struct, frozen=True, kw_only=True):
     """Thresholds of re-planning.
 
-    `min_gain` is the gain in SLO attainment that a move requires; forecasts from a few hundred requests have errors of
-    one or two percentage points. `min_between_s` separates decisions, because an instance finishes its requests before
-    it serves its new role. A search waits for enough new traffic, but at most `patience_s`, because with long queues
-    no output may end for a while. `start_up_s` is the time to start an instance.
+    `min_gain` is the least gain in SLO attainment that justifies a move. It must exceed the error of forecasts from a
+    few hundred requests, which is one or two percentage points. `min_between_s` is the least time between decisions,
+    because an instance finishes its requests before it serves a new role. A search waits until enough requests of the
+    new traffic have arrived and ended, but at most `patience_s`: with long queues, no output may end for a while.
+    `start_up_s` is the time to start an instance.
     """
 
     min_gain: float = 0.05
@@ -171,10 +175,10 @@ class ReplanRules(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Replanner:
-    """Monitors the traffic, determines when a search is due, and decides on its result.
+    """Monitors the traffic, determines when a search is due, and decides on the result of the search.
 
-    Times are seconds on the driver's clock. The driver forwards the events `arrived` and `ended` (also of rejected
-    requests), and calls `query` after arrivals.
+    Times are seconds on the driver's clock. The driver forwards the events `arrived` and `ended`, also for rejected
+    requests, and calls `query` after arrivals.
     """
 
     def __init__(self, monitor: TrafficMonitor, rules: ReplanRules | None = None) -> None:

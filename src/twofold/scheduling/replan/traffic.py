@@ -7,8 +7,8 @@ Hilferty, 1931). Lengths are compared by their logarithms.
 The significance level is Bonferroni-corrected: without a change, the expected time between false alarms is at least
 `false_alarm_s` seconds.
 
-Output lengths include running requests as censored observations (Kaplan and Meier, 1958). Finished requests alone are
-biased towards short outputs, most of all after a shift to longer ones.
+Estimates of output lengths include running requests as censored observations (Kaplan and Meier, 1958). Finished
+requests alone are biased towards short outputs, most of all after a shift to longer outputs.
 """
 
 from bisect import bisect_left
@@ -25,10 +25,10 @@ from twofold.scheduling.replan.change_point import WINDOWS, ChangePoint, MeanCha
 
 
 def estimate_output_lengths(ended: Sequence[int], running: Sequence[int], count: int) -> tuple[int, ...]:
-    """Estimate `count` output lengths in tokens, evenly spaced over the distribution of all outputs.
+    """Estimate the distribution of output lengths; return `count` evenly spaced quantiles, in tokens.
 
-    `ended` are the lengths of finished outputs, at least one. `running` are the tokens so far of unfinished outputs.
-    Above the longest length L, outputs are assumed to end at the rate per token observed between L/2 and L.
+    `ended` are the lengths of finished outputs, at least one. `running` are the lengths so far of unfinished outputs.
+    Beyond the longest observed length L, outputs are assumed to end at the rate per token observed between L/2 and L.
     """
     steps, left = _survivors(ended, sorted(running))
     longest = max(steps[-1][0], max(running, default=0))
@@ -53,7 +53,10 @@ def _ending(ended: Sequence[int], running: Sequence[int], beyond: int) -> float:
 
 
 def _survivors(ended: Sequence[int], running: list[int]) -> tuple[list[tuple[int, float]], float]:
-    """Estimate the survival of output lengths (Kaplan–Meier); return its (length, survival) steps and last value."""
+    """Estimate the survival function of output lengths (Kaplan–Meier).
+
+    Returns the (length, survival) steps of the function, and its final value.
+    """
     steps: list[tuple[int, float]] = []
     left, at_risk = 1.0, len(ended) + len(running)
     for length, ends in sorted(Counter(ended).items()):
@@ -84,10 +87,10 @@ class Quantity(StrEnum):
 
 
 class TrafficShift(msgspec.Struct, frozen=True, kw_only=True):
-    """Shift of a traffic quantity over the last `requests` requests.
+    """Shift of a traffic quantity that began `requests` requests ago.
 
-    `before` and `after` are requests per second or geometric mean lengths in tokens. `sigmas` is the significance (see
-    `MeanChange`).
+    `before` and `after` are the values on both sides of the shift: a rate in requests per second, or a geometric mean
+    length in tokens. `sigmas` is the significance (see `MeanChange`).
     """
 
     quantity: Quantity
@@ -102,7 +105,11 @@ class TrafficShift(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TrafficSample(msgspec.Struct, frozen=True, kw_only=True):
-    """Traffic to plan for. `rate` is in requests per second. The squared CV of arrival gaps is 1/`burstiness`."""
+    """Traffic to plan for.
+
+    `rate` is in requests per second. 1/`burstiness` is the squared coefficient of variation of the gaps between
+    arrivals.
+    """
 
     rate: float
     burstiness: float
@@ -111,7 +118,11 @@ class TrafficSample(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Stream:
-    """Detects changes in the batch means of a quantity. Means are transformed by `tested`; `natural` is its inverse."""
+    """Detects changes in the batch means of a quantity.
+
+    `tested` transforms each batch mean for the tests. `natural` converts a transformed mean to the unit of the
+    quantity.
+    """
 
     def __init__(self, tested: Callable[[float], float], natural: Callable[[float], float]) -> None:
         self.changes = ChangePoint()
@@ -120,7 +131,7 @@ class _Stream:
         self._tested, self.natural = tested, natural
 
     def add(self, number: float) -> bool:
-        """Add a value to the current batch; True if that completes the batch."""
+        """Add a value to the current batch; return True if the value completes the batch."""
         self._sum += number
         self.open += 1
         if self.open < BATCH:
@@ -131,7 +142,7 @@ class _Stream:
 
 
 class TrafficMonitor:
-    """Detects significant shifts of request rate and lengths by at least the factor `tolerance`.
+    """Detects significant shifts of the request rate and of lengths, from a factor of `tolerance` upwards.
 
     Each request costs a few additions, and each batch of 16 requests a few dozen comparisons. Memory is bounded.
 
@@ -167,7 +178,7 @@ class TrafficMonitor:
         return number
 
     def ended(self, number: int, output_tokens: int | None) -> None:
-        """Record the end of a request by its number; `output_tokens` is None if its output is incomplete."""
+        """Record the end of request `number`; `output_tokens` is None if its output is incomplete."""
         if number >= self._next:
             self._ended[number] = output_tokens
             self._release()
@@ -191,7 +202,7 @@ class TrafficMonitor:
         return len(self._alarmed) > 0
 
     def shifts(self) -> list[TrafficShift]:
-        """Return the shifts that are still significant, located precisely; slow, because it tests all windows."""
+        """Return the shifts that are still significant, located precisely. This is slow: it tests all windows."""
         found: list[TrafficShift] = []
         for quantity in Quantity:
             if quantity in self._alarmed:
@@ -261,7 +272,10 @@ class TrafficMonitor:
         return shift if max(shift.ratio, 1.0 / shift.ratio) >= self._tolerance else None
 
     def _since(self, shifts: Sequence[TrafficShift]) -> int:
-        """Return the number of the first request after the latest shift or, without shifts, of the oldest in memory."""
+        """Return the number of the first request after the latest of `shifts`.
+
+        Without shifts, this is the number of the oldest request in memory.
+        """
         since = self._count - len(self._arrivals)
         for shift in shifts:
             if shift.quantity is Quantity.OUTPUT:
@@ -272,7 +286,7 @@ class TrafficMonitor:
         return since
 
     def _ended_since(self, since: int) -> list[int]:
-        """Return the output lengths of the completed requests with numbers from `since` on."""
+        """Return the output lengths of the completed requests whose number is at least `since`."""
         later = (tokens for number, tokens in self._ended.items() if number >= since and tokens is not None)
         return [*(tokens for number, tokens in self._outputs if number >= since), *later]
 

@@ -36,7 +36,7 @@ class Cell:
 
 
 class _CombinedPool(Pool):
-    """View of the pools of one role in all cells as one pool; operations take time linear in the number of cells."""
+    """The pools of one role in all cells, viewed as one pool; operations take time linear in the number of cells."""
 
     def __init__(self, cells: dict[str, Cell], role: Role) -> None:
         super().__init__()
@@ -120,9 +120,9 @@ class CellPools(Pools):
 class CellSelector(Router):
     """Picks the less loaded of two random cells.
 
-    The load of a cell is its waiting prompt tokens per prefill instance plus its reserved KV tokens per decode
-    instance, each as a share of the sum over both cells. The selector routes over `CellPools.whole` and returns a
-    route with the name of a cell in place of instances.
+    The load of a cell has two terms: waiting prompt tokens per prefill instance, and reserved KV tokens per decode
+    instance. Each term is divided by its sum over the two cells. The selector routes over `CellPools.whole` and returns
+    a route with the name of a cell in place of instances.
     """
 
     def route(self, request: Request, tokens: int, pools: Pools, now: float) -> Route | None:
@@ -165,7 +165,7 @@ class CellRouter(Router):
 
 
 def _share(first: CellLoad, second: CellLoad) -> float:
-    """Return the load of the first cell as in `CellSelector`: from 0 to 2, and 1 if both cells are equally loaded."""
+    """Return the load of the first cell, as defined by `CellSelector`: between 0 and 2, and 1 for equal loads."""
     prompts = _part(first.pending_prefill_tokens / first.prefilling, second.pending_prefill_tokens / second.prefilling)
     return prompts + _part(first.reserved_tokens / first.decoding, second.reserved_tokens / second.decoding)
 

@@ -27,7 +27,10 @@ def drawn(request: Request) -> int:
 
 
 def two_of(pool: Pool, draw: int) -> tuple[InstanceLoad, InstanceLoad] | None:
-    """Choose two instances of a pool by 64 random bits, distinct if the pool has two; None if the pool is empty."""
+    """Choose two instances of a pool by 64 random bits; None if the pool is empty.
+
+    The two instances are distinct unless the pool has only one.
+    """
     first = pool.nth(draw & 0xFFFFFFFF)
     if first is None:
         return None
@@ -37,12 +40,12 @@ def two_of(pool: Pool, draw: int) -> tuple[InstanceLoad, InstanceLoad] | None:
 
 
 class TwoChoices(Router):
-    """Draws two instances for each phase and picks the one with fewer pending tokens (prefill) or less reserved memory
-    (decode).
+    """Picks the less loaded of two random instances for each phase.
 
-    Balances nearly as well as picking the least loaded of all (Mitzenmacher, The Power of Two Choices in Randomized
-    Load Balancing, IEEE TPDS 2001), and better if loads are outdated, as requests do not all go to the same instance
-    (How Useful Is Old Information?, IEEE TPDS 2000). Without a prefill pool, one mixed instance runs both phases.
+    The load is the number of pending tokens for prefill, and the reserved memory for decode. Balances nearly as well as
+    a choice of the least loaded of all instances (Mitzenmacher, The Power of Two Choices in Randomized Load Balancing,
+    IEEE TPDS 2001). Balances better if loads are outdated, because requests do not all go to the same instance (How
+    Useful Is Old Information?, IEEE TPDS 2000). Without a prefill pool, one mixed instance runs both phases.
     """
 
     def route(self, request: Request, tokens: int, pools: Pools, now: float) -> Route | None:
@@ -70,7 +73,10 @@ class InTurn(Router):
     repeats_routes: ClassVar[bool] = False
 
     def __init__(self, number: Callable[[int], int]) -> None:
-        """`number(n)` is the pool index for the n-th prefill, `number(~n)` for the n-th decode, counted from 0."""
+        """Set the function for pool indices: `number(n)` for the n-th prefill and `number(~n)` for the n-th decode.
+
+        Both phases are counted from 0.
+        """
         self._number = number
         self._prefills = 0
         self._decodes = 0
@@ -97,5 +103,5 @@ def round_robin() -> InTurn:
 
 
 def at_random() -> InTurn:
-    """Create a router that picks uniformly random instances of each pool, the same ones in every run."""
+    """Create a router that picks uniformly random instances of each pool, with the same choices in every run."""
     return InTurn(scrambled)

@@ -57,7 +57,8 @@ class ForecastingRouter(Router):
 class ShortestPredictedQueue(ForecastingRouter):
     """Picks the prefill instance with the shortest predicted queue.
 
-    Among equals, picks the instance with the least total prefill time so far. Reused blocks do not affect the choice.
+    Among equals, picks the instance with the least predicted prefill time since the start. Reused blocks do not affect
+    the choice.
     """
 
     def choose(self, request: Request, pool: Pool, forecast: ClusterForecast, now: float) -> PrefillChoice | None:
@@ -81,13 +82,14 @@ THRESHOLD: Final = 1.5
 class Conductor(ForecastingRouter):
     """Picks the prefill instance with the least predicted TTFT (Mooncake, arXiv 2407.00079, section 6, algorithm 1).
 
-    An instance reuses the blocks in its own cache. If another cache has a prefix more than `threshold` times as long,
-    the instance fetches the missing blocks, provided that this lowers the TTFT. Fetched blocks stay in its cache, so
-    hot blocks are replicated. The paper gives no value for `threshold`. None disables fetches, as in the paper's
-    baseline with local prefixes.
+    An instance reuses the blocks in its own cache. If another cache holds a prefix more than `threshold` times as long,
+    the instance fetches the missing blocks, provided that the fetch lowers the TTFT. Fetched blocks stay in the
+    instance's cache, so hot blocks are replicated. The paper gives no value for `threshold`. A `threshold` of None
+    disables fetches, as in the paper's baseline with local prefixes.
 
-    In the paper, an instance always fetches above the threshold, even if computing is faster, and fetches after the
-    wait in the queue; here both overlap. Among equals, the instance with the least total prefill time so far is picked.
+    The paper differs in two points: above the threshold, an instance fetches even if computing is faster, and the fetch
+    starts after the wait in the queue, whereas here the two overlap. Among equals, the instance with the least
+    predicted prefill time since the start is picked.
     """
 
     reads_prefix_caches: ClassVar[bool] = True

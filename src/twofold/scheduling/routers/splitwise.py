@@ -19,11 +19,14 @@ _MIXED: Final = Role.MIXED
 class SplitwiseRouter(Router):
     """Chooses the prefill and the decode instance at arrival by the shortest queue (Splitwise section 4.1).
 
-    Prefill runs in the prefill pool, on the instance with the fewest pending tokens. If these exceed
-    `MAX_PENDING_TOKENS`, the mixed pool is used; if it is full, too, a decode instance becomes mixed. Decode runs
-    likewise on the instance with the least reserved memory, provided that the KV cache fits. If no instance can become
-    mixed, the instance with the fewest pending tokens runs both phases. A mixed instance returns to its home pool when
-    it has no work of the other phase.
+    Prefill runs on the instance with the fewest pending tokens in the prefill pool or, if that instance is full, in the
+    mixed pool. If both are full, a decode instance becomes mixed. An instance is full if it has queued sequences and
+    its pending tokens with the new prompt exceed `MAX_PENDING_TOKENS`.
+
+    Decode runs on the instance with the least reserved memory in the decode pool or, if the KV cache does not fit
+    there, in the mixed pool. If it fits in neither, a prefill instance becomes mixed. If no instance can become mixed,
+    the instance with the fewest pending tokens runs both phases. A mixed instance returns to its home pool when it has
+    no work of the other phase.
     """
 
     fixed_roles: ClassVar[bool] = False

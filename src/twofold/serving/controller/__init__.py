@@ -1,6 +1,6 @@
 """Controller of a service: places requests on workers, forwards leases, and returns output tokens in order.
 
-Workers receive requests, leases and aborts from the controller only, so they never receive a lease before its request.
+Workers receive requests, leases and aborts only from the controller, so a lease never arrives before its request.
 A lease that is granted after the end of its request is released at once. If a worker is lost, its requests start
 another attempt. Requests wait in the controller while no worker can run them.
 

@@ -27,10 +27,10 @@ from twofold.serving.telemetry.telemetry import Telemetry
 class Controller(Service):
     """Service that runs requests on its own workers. Processes the messages of the workers and checks their health.
 
-    Implements `RoleControl`. With `roles_move`, workers may change roles. In that case, and for pulled hand-offs,
-    blocks on the decode instance are reserved only when the prefill starts (docs/decisions/0007). With `recomputes`,
-    the decode instance also receives the prompt. With `prompt_keys`, workers reuse and report cached prefixes, which
-    the router considers if there is a `forecast`.
+    Implements `RoleControl`. With `roles_move`, workers may change roles. With `roles_move` or pulled hand-offs, blocks
+    on the decode instance are reserved only when the prefill starts (docs/decisions/0007). With `recomputes`, the
+    decode instance also receives the prompt. With `prompt_keys`, workers reuse and report cached prefixes, which the
+    router considers if there is a `forecast`.
     """
 
     def __init__(
@@ -96,7 +96,10 @@ class Controller(Service):
         return self._monitor is not None
 
     def _open(self) -> None:
-        """Once all expected workers are registered, start health checks; admit requests if both phases have workers."""
+        """Start health checks and admit requests if all expected workers have registered.
+
+        Requests are admitted only if both phases have workers.
+        """
         if self._registry.complete:
             if self._monitor is None:
                 self._monitor = asyncio.create_task(self._monitor_health())
@@ -117,7 +120,7 @@ class Controller(Service):
         self._remote.exited(instance)
 
     def workers_waiting(self, instances: Collection[str]) -> None:
-        """Adapt the plan to the `instances` that wait for resources; if none waits, restore the original plan."""
+        """Adapt the plan to the `instances` that wait for resources; if empty, restore the original plan."""
         self._degraded.update(instances)
 
     def shutdown(self) -> None:

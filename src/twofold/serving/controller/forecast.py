@@ -29,7 +29,7 @@ UNKNOWN_BYTES_PER_S = 125e6  # default for unmeasured links between hosts: 1 Gbi
 class MeasuredPaths(TransferPaths):
     """Link speeds by (source, target) and prefill speeds by instance, as measured by the workers.
 
-    Measurements of a lost instance stay in use until its next process reports new ones.
+    Measurements of a lost instance stay in use until the next process of the instance reports new measurements.
     """
 
     def __init__(self) -> None:
@@ -89,7 +89,10 @@ class MeasuredPaths(TransferPaths):
         return known
 
     def into(self, host: str) -> TransferModel | None:
-        """Return the slowest link from `host` to other hosts or back: 1 Gbit/s if unmeasured; None without workers."""
+        """Return the slowest measured link between `host` and any other host, in either direction.
+
+        Without a measurement, a link of 1 Gbit/s is assumed. Returns None before the first worker has registered.
+        """
         known = self._into.get(host)
         if known is None and self._layout is not None:
             known = self._into[host] = self._way_into(host, self._layout)
@@ -102,7 +105,7 @@ class MeasuredPaths(TransferPaths):
         return max((speed.seconds(tokens) for speed in speeds), default=0.0)
 
     def summary(self) -> str:
-        """Return link speed, prefill speed and hand-off mode in one line; empty until both speeds are measured."""
+        """Return link speed, prefill speed and hand-off mode in one line; empty until both have been measured."""
         if not self.links or not self.prefills:
             return ""
         slowest = min(self.links.values(), key=lambda link: link.bytes_per_s)
@@ -143,7 +146,10 @@ def _path(link: LinkSpeed, layout: KvLayout, source: Sharding, target: Sharding)
 
 
 class HostStores:
-    """Index of the blocks in each host's KV store. A restarted store's first report replaces its earlier blocks."""
+    """Index of the blocks in each host's KV store.
+
+    The first report of a restarted store replaces the blocks that the store reported before.
+    """
 
     def __init__(self) -> None:
         self.index = PrefixIndex()
@@ -196,7 +202,7 @@ class LiveForecast:
         self.forecast.memories.stored(message.instance, message.stored)
 
     def fetch_of(self, route: Route) -> StoreFetch | None:
-        """Return the fetch from another host's store that `route` plans; None without a fetch or a store address."""
+        """Return the store fetch that `route` contains; None without a fetch or if the store's address is unknown."""
         fetch = route.fetch
         address = None if fetch is None else self.stores.address(fetch.source)
         if fetch is None or address is None:
@@ -208,7 +214,8 @@ class LivePrediction(Prediction):
     """Predicted prefill and fetch times of one worker. Prefill times come from `model` or, if None, from measurements.
 
     Loading blocks from the store on the worker's own host counts as free, because it takes far less time than a
-    prefill. Fetches from other hosts' stores are predicted from the slowest measured link to or from this host.
+    prefill. The time of a fetch from another host's store is predicted from the slowest measured link to or from the
+    worker's host.
     """
 
     def __init__(
@@ -228,7 +235,7 @@ class LivePrediction(Prediction):
 
 
 def _models(config: ForecastConfig) -> dict[str, PerformanceModel]:
-    """Return the performance model of each instance of the configured cluster, by name; empty without a cluster."""
+    """Return the performance model by instance name for the configured cluster; empty without a cluster."""
     if config.cluster is None:
         return {}
     kinds = instance_profiles(config.cluster, load_catalog([Path(file) for file in config.catalog]))

@@ -66,7 +66,7 @@ class WorkerHealth(RequestSubscriber):
         self._resumed = False
 
     def take_resumed(self) -> bool:
-        """Return whether a worker has become available since the last call because its trial ended."""
+        """Return whether the end of a trial has made a worker available since the previous call."""
         resumed, self._resumed = self._resumed, False
         return resumed
 
@@ -97,7 +97,7 @@ class WorkerHealth(RequestSubscriber):
             self._resumed = True
 
     def _end_trial(self, request_id: str) -> None:
-        """End the trial of an attempt. Its workers that generated no token become available for another trial."""
+        """End the trial of an attempt. Workers that generated no token for it become available for another trial."""
         route = self._trials.pop(request_id, None)
         if route is None:
             return

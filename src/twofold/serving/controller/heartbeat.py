@@ -1,10 +1,10 @@
 """Heartbeats between hosts: watchdogs that end processes without contact, and clock offsets.
 
-The controller cannot kill a process on another host. The process therefore exits when its heartbeats are no longer
-acknowledged: `WATCHDOG_S` after it sent the last acknowledged one. The controller presumes the process dead only later:
-`WATCHDOG_S` plus `WATCHDOG_MARGIN_S` after it received the last heartbeat. The process always exits first, for any
-message delay or loss, because a heartbeat is received after it was sent. The margin covers different clock rates and
-the time to exit.
+The controller cannot kill a process on another host. The process therefore exits by itself if its heartbeats are no
+longer acknowledged: `WATCHDOG_S` after it sent the last acknowledged heartbeat. The controller presumes the process
+dead `WATCHDOG_S` plus `WATCHDOG_MARGIN_S` after it received the last heartbeat. A heartbeat is received after it was
+sent, so the process always exits before it is presumed dead, even if messages are delayed or lost. The margin covers
+different clock rates and the time to exit.
 """
 
 import time
@@ -36,16 +36,16 @@ class ParentWatchdog:
 
 
 def presumed_dead(heard_s: float, now: float) -> bool:
-    """Return whether a process must be dead, because its watchdog has expired since its last heartbeat at `heard_s`."""
+    """Return whether a process, last heard at `heard_s`, must be dead because its watchdog has expired since then."""
     return now - heard_s > WATCHDOG_S + WATCHDOG_MARGIN_S
 
 
 class ClockOffset:
     """Estimated offset from another host's monotonic clock to the local clock.
 
-    For each message, local receive time minus remote send time is an upper bound of the offset. The estimate is the
-    lowest bound; older bounds are relaxed by `DRIFT`. Thus converted times are never early, and late by at most the
-    shortest message delay.
+    For each message, local receive time minus remote send time is an upper limit of the offset. The estimate is the
+    lowest of these limits. Older limits are raised with time at the rate `DRIFT`, because the clocks may drift apart.
+    Thus converted times are never early, and late by little more than the shortest message delay.
     """
 
     def __init__(self, remote_s: float, local_s: float) -> None:

@@ -30,7 +30,7 @@ def rejection_error(refusal: Refusal) -> RequestError:
     """Return the HTTP error for a request that admission or overload control has rejected.
 
     The status is 429 with the time after which to retry, or 400 if the request would miss the SLO even on an idle
-    service. `code` is the reason of the rejection with underscores.
+    service. `code` is the rejection reason, with underscores instead of hyphens.
     """
     if refusal.reason is RefusalReason.BEYOND_SLO:
         return RequestError("the prompt is too long for this service's SLO: send a shorter one", code="beyond_slo")
@@ -83,7 +83,7 @@ class LiveRequest:
 
     @property
     def stage(self) -> AttemptStage:
-        """Stage of the current attempt, as far as the controller can tell from worker reports."""
+        """Stage of the current attempt, inferred from the tokens and reports received so far."""
         if self._early:  # only decode tokens arrive early
             return AttemptStage.DECODE
         made = len(self._tokens) - self.first_index
@@ -149,7 +149,7 @@ class LiveRequest:
         self._changed.set()
 
     async def next(self) -> TokenOutput:
-        """Wait for the next token in order and return it. If the request failed, raise its error after all tokens."""
+        """Wait for the next token in order and return it. If the request failed, raise the error after all tokens."""
         while not self._ordered:
             if self._failure is not None:
                 raise self._failure

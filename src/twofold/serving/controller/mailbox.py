@@ -166,7 +166,7 @@ class Outbox:
             connection.sent += 1
 
     def _frame_of(self, message: Message) -> bytes:
-        """Encode a message. The last encoded frame is cached for messages that are sent to several inboxes in a row."""
+        """Encode a message. The latest frame is cached, because a message is often sent to several inboxes in a row."""
         last, frame = self._last
         if last is not message:
             frame = msgspec.msgpack.encode(message)

@@ -19,8 +19,8 @@ log = logging.getLogger(__name__)
 class Membership:
     """Adds workers to the cluster scheduler, updates their status, and removes them.
 
-    `on_registered` is called after each registration. The last status report of each worker is stored in `statuses`.
-    With `roles_move`, the scheduler also receives the number of waiting sequences of each worker.
+    `on_registered` is called after each registration. `statuses` stores the latest status report of each worker. With
+    `roles_move`, the scheduler also receives the number of waiting sequences of each worker.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class Membership:
                 self._requests.place_waiting()
 
     def sweep(self, now: float) -> None:
-        """Fence faulty workers, restart ended ones and shut down idle retired ones. Call every `ALIVE_S` seconds."""
+        """Kill faulty workers, restart ended workers, shut down idle retired workers. Call every `ALIVE_S` seconds."""
         lost, restarted = self._registry.sweep(now)
         for instance in lost:
             self._lose(instance)
@@ -112,7 +112,7 @@ class Membership:
                 self._registry.send(instance, Shutdown())
 
     def exited(self, instance: str) -> None:
-        """Record that a worker's process has exited, and notify the other workers that this one no longer writes KV."""
+        """Record that a worker's process has exited, and notify the other workers that it will write no more KV."""
         if self._registry.exited(instance, time.monotonic()):
             if self._registry.members[instance].retired:
                 log.info("%s has retired", instance)

@@ -13,8 +13,8 @@ class PromptKeys:
 
     The tenant of a request is the name of its API key; without API keys, all requests have the same tenant. Keys are
     salted by tenant and `secret`, so tenants share no blocks, and a key does not reveal its prompt. A tenant may also
-    separate its own users by cache salts. The default `secret` is random; stores on disk need the same one after a
-    restart.
+    separate its own users by cache salts. The default `secret` is random. Blocks in a store on disk can be found after
+    a restart only if `secret` is the same.
     """
 
     def __init__(self, block_size: int, secret: bytes | None = None) -> None:

@@ -47,7 +47,7 @@ class HealthTimeouts(msgspec.Struct, frozen=True, kw_only=True):
     """Limits in seconds: `silence_s` between heartbeats, `batch_s` for one batch, `restart_s` for the restart delay.
 
     Workers send a heartbeat every `ALIVE_S`. If two sweeps are more than `STALL_S` apart, the controller itself
-    stalled, and `silence_s` starts anew for all workers.
+    stalled, and the silence of all workers is counted anew.
     """
 
     silence_s: float = 1.5
@@ -199,7 +199,7 @@ class WorkerRegistry(WorkerGroup):
     # -- failures and restarts --------------------------------------------------------------------------------------
 
     def sweep(self, now: float) -> SweepResult:
-        """Kill faulty and silent workers, and restart ended ones when they are due. Call every `ALIVE_S` seconds."""
+        """Kill faulty and silent workers, and restart ended workers when due. Call every `ALIVE_S` seconds."""
         if self._swept_s is not None and now - self._swept_s > STALL_S:
             for member in self._up():
                 member.heard_s = now

@@ -1,8 +1,8 @@
 """Hosts that join the service over the network, and the workers on them.
 
 The launcher on a joined host reports the state of its workers every `ALIVE_S`. The controller repeats a command until a
-report shows its effect, so any command may be lost. On an unreachable host, watchdogs end the workers. The controller
-presumes these workers dead when the watchdogs must have expired (see `heartbeat`).
+report shows its effect, so the loss of a command does no harm. On an unreachable host, watchdogs end the workers. The
+controller presumes these workers dead when the watchdogs must have expired (see `heartbeat`).
 """
 
 import logging
@@ -25,7 +25,10 @@ log = logging.getLogger(__name__)
 
 
 class RemoteWorker:
-    """Desired state of a remote worker. `life` counts its starts; `over` equals `life` once the latest has ended."""
+    """Desired state of a remote worker.
+
+    `life` counts the starts of the worker. When the latest of its processes has ended, `over` is set to `life`.
+    """
 
     def __init__(self, role: Role) -> None:
         self.role = role
@@ -57,7 +60,11 @@ class RemoteHost:
 
 
 class JoinResult(msgspec.Struct, frozen=True):
-    """Result of a join: `workers` to expect from the host, and its earlier workers that are `gone`."""
+    """Result of a host's request to join.
+
+    `workers` maps the names of the workers to expect from the host to their roles. `gone` contains the names of the
+    host's earlier workers that will not return.
+    """
 
     workers: Mapping[str, Role] = {}
     gone: Collection[str] = ()
@@ -66,9 +73,9 @@ class JoinResult(msgspec.Struct, frozen=True):
 class Hosts(ProcessControl):
     """Process control for the workers of all hosts. Forwards commands to the `local` launcher or to a joined host.
 
-    `config` is the service's configuration with its context length; `model` is the model's fingerprint. For each worker
-    in `own`, the local launcher starts a separate host, which joins under the worker's name. If such a host is lost,
-    the launcher starts another one; meanwhile, the worker stays in the registry.
+    `config` is the service's configuration, completed by the model's context length; `model` is the model's
+    fingerprint. For each worker in `own`, the local launcher starts a separate host, which joins under the worker's
+    name. If such a host is lost, the launcher starts another one; meanwhile, the worker stays in the registry.
     """
 
     def __init__(
@@ -178,7 +185,7 @@ class Hosts(ProcessControl):
         return ended
 
     def leaves(self, name: str, life: int) -> list[str]:
-        """Remove a host and return its workers. If another host has replaced it, return no workers."""
+        """Remove a host. Return its workers, or no workers if another host has replaced this host."""
         host = self.joined.get(name)
         if host is None or host.life != life:
             return []
@@ -301,7 +308,7 @@ class RemoteWorkers:
         """Record the exit of a worker's process, as reported by the local launcher.
 
         For a worker with a separate host (see `Hosts`), the report concerns the launcher process of that host. The
-        worker may still run, so its exit is recorded only when the host reports it or is presumed dead.
+        worker itself may still run, so its exit is recorded only when the host reports the exit or is presumed dead.
         """
         host = self._hosts.host_of(instance)
         if instance not in self._hosts.own or host is None or not host.present:

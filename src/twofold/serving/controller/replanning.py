@@ -73,8 +73,8 @@ class DegradedMode:
           ▲                             │
           └────── original plan ◀── none waits
 
-    With `roles_move`, a running worker changes to the role that lacks workers. With fixed roles, a worker of the other
-    phase retires, so that a waiting worker can use its resources. Mixed workers need no change.
+    With `roles_move`, running workers change to the role that lacks workers. With fixed roles, workers of the role with
+    too many workers retire, so that waiting workers can use their resources. A plan with mixed workers stays unchanged.
     """
 
     def __init__(self, control: RoleControl, *, roles_move: bool) -> None:
@@ -89,7 +89,7 @@ class DegradedMode:
         return self._messages[-_SHOWN:]
 
     def update(self, waiting: Collection[str]) -> None:
-        """Adapt the plan to the workers that wait for resources. If none is `waiting`, restore the original plan."""
+        """Adapt the plan to the workers in `waiting`, which lack resources; if empty, restore the original plan."""
         roles = {each.instance: each.home for each in self._control.pools() if each.state != "retired"}
         if not waiting:
             self._log(f"all workers have room: {', '.join(self._restore(roles)) or 'the plan is complete again'}")
@@ -164,7 +164,10 @@ class SearchJob(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def search(job: SearchJob) -> SearchResult:
-    """Run a re-planning search in a child process, killed on cancellation. Raises SearchError on failure or timeout."""
+    """Run a re-planning search in a child process, which is killed on cancellation.
+
+    Raises SearchError on failure or timeout.
+    """
     pipe = asyncio.subprocess.PIPE
     command = (sys.executable, "-m", "twofold.serving.controller.replanning")
     try:
@@ -192,7 +195,7 @@ Search = Callable[[SearchJob], Awaitable[SearchResult]]
 
 
 class LiveReplanning(RequestSubscriber):
-    """Starts a re-planning search when traffic shifts and applies its decision. Only one search runs at a time."""
+    """Starts a re-planning search when traffic shifts, and applies the decision. Only one search runs at a time."""
 
     def __init__(
         self, config: ReplanConfig, pools: Pools, control: RoleControl, recorder: Recorder, run_search: Search = search

@@ -1,6 +1,6 @@
 """Live requests of the controller, from admission and placement to replay and end.
 
-The gateway reads the output tokens of a request from `generate`. Worker reports deliver them to this module.
+The gateway reads the output tokens of a request from `generate`. Reports of workers deliver the tokens to this module.
 """
 
 import asyncio
@@ -238,7 +238,10 @@ class LiveRequests:
                 self.end(live, ordered.finish_reason, abort=unused)
 
     def _rejects_decode(self, live: LiveRequest, placed: PlacedRequest, output: TokenOutput, now: float) -> bool:
-        """Reject a prefilled request if decode is overloaded and it has no earlier output; return True if rejected."""
+        """Reject a request after its prefill if decode is overloaded; return whether the request was rejected.
+
+        A request that has output tokens from an earlier attempt is never rejected.
+        """
         if self._overload is None:
             return False
         if live.predicted_ttft_s is not None:
@@ -290,7 +293,10 @@ class LiveRequests:
         live.fail(error)
 
     def replay(self, attempt_id: str, instance: str, reason: str) -> None:
-        """End an attempt lost on `instance`, and requeue its request or fail it after too many such attempts."""
+        """End an attempt that was lost on `instance`, and queue its request again.
+
+        If `MAX_FAILED_ATTEMPTS` attempts in a row were lost before their first token, the request fails instead.
+        """
         live = self._attempts.get(attempt_id)
         if live is None:
             return

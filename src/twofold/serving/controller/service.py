@@ -64,7 +64,7 @@ class Service:
 
     @property
     def model(self) -> ServedModel:
-        """The served model. Raises RequestError (503) while the service is starting and does not know the model."""
+        """The served model. Raises RequestError (503) during start-up, until the model has been read."""
         if self._model is None:
             raise RequestError("the service is starting", status=503, code="not_ready")
         return self._model
@@ -73,8 +73,8 @@ class Service:
         """Yield the output tokens of a request in order; the last token has a finish reason.
 
         Raises RequestError if the request is rejected, and InstanceLostError after repeated failures. Closing the
-        generator, or cancelling the task that awaits it, aborts the request on all workers at once, but has no effect
-        after the last token.
+        generator, or cancelling the task that awaits it, immediately aborts the request on all workers. After the last
+        token, neither has an effect.
         """
         return self._requests.generate(generation)
 

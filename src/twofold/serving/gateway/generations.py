@@ -64,7 +64,8 @@ def plan(
 ) -> list[PlannedChoice]:
     """Create `n` generations for each prompt, in the order of the prompts. Raises RequestError for invalid fields.
 
-    Choice i of every prompt has the seed `seed` + i (63 bits), so a prompt gives the same choices alone and in a list.
+    Choice i of every prompt has the seed `seed` + i (63 bits), so a prompt gets the same choices alone as in a list of
+    prompts.
     """
     n = fields.n or 1
     stops = _stop_strings(fields, gateway.limits)
@@ -104,7 +105,11 @@ def _generation(
 
 
 def _sampling(gateway: Gateway, fields: GenerationFields, prompt_tokens: int) -> SamplingParams:
-    """Return the sampling parameters for a prompt. Raises RequestError if they exceed context length or vocabulary."""
+    """Return the sampling parameters for a prompt.
+
+    Raises RequestError if the request's token limits exceed the context length or contradict each other, or if a stop
+    token is not in the vocabulary.
+    """
     model, min_tokens = gateway.service.model, fields.min_tokens or 0
     left = model.max_model_len - prompt_tokens
     max_tokens = fields.token_limit or max(1, min(fields.default_max_tokens, left))
@@ -170,7 +175,11 @@ def _check_key(key: ApiKey, generations: int) -> None:
 
 
 def _timeout_s(limits: RequestLimits, request: HttpRequest, fields: GenerationFields) -> float:
-    """Return the shorter of the timeouts in body and header, or the default. Raises RequestError if it is too long."""
+    """Return the timeout of a request in seconds.
+
+    If body and header both set a timeout, the shorter one applies. If neither sets a timeout, the default applies.
+    Raises RequestError if the timeout exceeds the limit.
+    """
     wanted = [] if fields.timeout is None else [(fields.timeout, "timeout")]
     header = request.headers.get(TIMEOUT_HEADER)
     if header is not None:

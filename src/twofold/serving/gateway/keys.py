@@ -51,7 +51,7 @@ class KeyRing:
         return {key.name: key.limits for key in self._keys}
 
     def find(self, authorization: str) -> ApiKey | None:
-        """Return the API key in the header value `Bearer KEY`, or None. Compare all keys, in constant time."""
+        """Return the API key for the header value `Bearer KEY`, or None. All keys are compared, in constant time."""
         scheme, secret = authorization[: len(_SCHEME)], authorization[len(_SCHEME) :]
         digest = _digest(secret.strip())
         found = None
@@ -66,7 +66,7 @@ def _digest(secret: str) -> bytes:
 
 
 def read_keys(secrets: Sequence[str], file: Path | None) -> KeyRing | None:
-    """Read API keys from `secrets` (named key-1, key-2 …) and `file`; return None if there are none.
+    """Read API keys from `secrets` (named key-1, key-2 …) and `file`; return None if both contain no key.
 
     Raises ConfigurationError for invalid input; the error message contains no key.
     """

@@ -153,7 +153,7 @@ def _health(name: str) -> Json:
 
 
 def _operation(name: str, summary: str, answers: Json, *, errors: Sequence[int] = ()) -> Json:
-    """Describe an operation with its successful response, its specific `errors` and the errors of all operations."""
+    """Describe an operation with its successful response, its specific `errors` and the errors of every operation."""
     responses: Json = {"200": {"description": "Success.", "headers": {"X-Request-Id": _REQUEST_ID}, "content": answers}}
     for status in (*errors, 431, 500):
         responses[str(status)] = _error(status)

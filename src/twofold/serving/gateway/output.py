@@ -14,7 +14,7 @@ LOWEST = -9999.0
 
 
 class StopText(msgspec.Struct, frozen=True):
-    """Text to emit, and the stop string that ends it; `stop` is None if no stop string was found."""
+    """Text to emit, and the stop string that ended the output; `stop` is None if no stop string was found."""
 
     text: str
     stop: str | None = None
@@ -23,9 +23,9 @@ class StopText(msgspec.Struct, frozen=True):
 class StopStrings:
     """Searches the text of one output for stop strings. The text arrives in pieces of any size.
 
-    The stop string that is completed first ends the text. If several are completed at the same character, the longest
-    one does. The division into pieces does not affect the result. Text that may start a stop string is held back.
-    Each stop string has a Knuth-Morris-Pratt automaton, so the cost per character is constant.
+    The stop string that is completed first ends the text. If one character completes several stop strings, the longest
+    of them ends the text. The division into pieces does not affect the result. Text that may be the start of a stop
+    string is held back. Each stop string has a Knuth-Morris-Pratt automaton, so the cost per character is constant.
     """
 
     def __init__(self, stops: Sequence[str], *, include: bool = False) -> None:
@@ -36,7 +36,10 @@ class StopStrings:
         self._held = ""
 
     def push(self, piece: str, *, armed: bool = True) -> StopText:
-        """Add a piece of text; return the text to emit. Unless `armed`, ignore stop strings that end in this piece."""
+        """Add a piece of text; return the text to emit.
+
+        If `armed` is False, stop strings that end in this piece are ignored.
+        """
         if not self._automata:
             return StopText(piece)
         text = self._held + piece
@@ -51,7 +54,7 @@ class StopStrings:
         return StopText(text[:keep])
 
     def flush(self) -> str:
-        """Return the text held back at the end of the output."""
+        """Return the text that is still held back when the output ends."""
         held, self._held = self._held, ""
         return held
 
@@ -87,8 +90,8 @@ class _Automaton:
 class Delta(msgspec.Struct, frozen=True, kw_only=True):
     """Text and finish reason that one token adds to choice `choice`.
 
-    `text` may be empty (incomplete character, possible start of a stop string) or longer than the token's own text.
-    `offset` is the number of characters decoded before this token.
+    `text` is empty while a character is incomplete or a stop string may have started. It may also be longer than the
+    token's own text. `offset` is the number of characters decoded before this token.
     """
 
     choice: int

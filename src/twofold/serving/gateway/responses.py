@@ -1,4 +1,4 @@
-"""Response bodies of the API, and error responses for exceptions in OpenAI's JSON format.
+"""Response bodies of the API, and conversion of exceptions to error responses in OpenAI's JSON format.
 
 Fields are null where OpenAI sends null; UNSET fields are omitted.
 """
@@ -57,7 +57,7 @@ class CompletionChoice(Struct, frozen=True, kw_only=True):
 
 
 class Completion(Struct, frozen=True, kw_only=True):
-    """A complete text completion, or one chunk of a streamed one."""
+    """A complete text completion, or one chunk of a streamed completion."""
 
     id: str
     object: Literal["text_completion"] = "text_completion"

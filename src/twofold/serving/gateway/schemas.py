@@ -100,7 +100,7 @@ class StreamOptions(Struct, frozen=True, kw_only=True):
 
 
 class PromptCacheOptions(Struct, frozen=True, kw_only=True):
-    """Prompt caching options: `mode` selects what to cache; `ttl` is the minimum time to keep it, such as 30m."""
+    """Prompt caching options: `mode` selects what is cached, `ttl` is the minimum time in the cache, such as 30m."""
 
     mode: str | None = None
     ttl: Ttl | None = None
@@ -146,7 +146,7 @@ class GenerationFields(UnsupportedFields, frozen=True, kw_only=True):
 
     @property
     def wanted_logprobs(self) -> int | None:
-        """Number of most probable tokens to report for each output token; None without log probabilities."""
+        """Number of most probable tokens to report for each output token; None if log probabilities are not wanted."""
         raise NotImplementedError
 
 

@@ -65,7 +65,10 @@ async def _cancel(task: "asyncio.Task[T]") -> None:
 
 
 async def interleave(sources: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[T, None]:
-    """Merge generators in order of arrival. Close all after the first error or when the merged generator is closed."""
+    """Merge the items of generators in order of arrival.
+
+    All generators are closed after the first error, or when the merged generator is closed.
+    """
     if len(sources) == 1:  # fast path without task and queue
         async with aclosing(sources[0]) as source:
             async for item in source:
@@ -90,7 +93,7 @@ async def interleave(sources: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerat
 
 
 async def _pump(source: AsyncGenerator[T, None], queue: "asyncio.Queue[T | Exception | None]") -> None:
-    """Put the items of `source` into the queue, then None at its end, or the error if it fails."""
+    """Put the items of `source` into the queue, then None or, if `source` fails, the exception."""
     try:
         async with aclosing(source):
             async for item in source:
@@ -137,7 +140,7 @@ async def until_deadline(deadline_s: float, items: AsyncGenerator[T, None]) -> A
 class UsageCounter:
     """Counts the prompt, output and cached tokens of one response.
 
-    Each prompt counts once. Its number of cached tokens is the minimum over its choices that have output.
+    Each prompt counts once. The number of cached tokens of a prompt is the minimum over its choices with output.
     """
 
     def __init__(self, prompt_tokens: int, planned: Sequence[PlannedChoice]) -> None:
@@ -147,7 +150,7 @@ class UsageCounter:
         self._cached: dict[int, int] = {}  # by prompt
 
     def add(self, delta: Delta) -> None:
-        """Count a delta's output token. If it is the first of its choice, also count the prompt's cached tokens."""
+        """Count a delta's output token. For the first token of a choice, also count the prompt's cached tokens."""
         self._completion_tokens += 1
         if delta.token.index == 0:
             prompt, cached = self._prompts[delta.choice], delta.token.reused_tokens
@@ -172,8 +175,8 @@ def event(body: msgspec.Struct) -> bytes:
 class EventStream(Response):
     """HTTP response that sends server-sent events as they become available, and finally `[DONE]` or an error event.
 
-    The response starts with the first event, so an error before it becomes an ordinary HTTP error. The generator of
-    events is closed at the end of the stream. If the client disconnects, the stream ends at once.
+    The response starts with the first event, so an error before the first event becomes an ordinary HTTP error. The
+    generator of events is closed at the end of the stream. If the client disconnects, the stream ends at once.
     """
 
     def __init__(self, events: AsyncGenerator[bytes, None]) -> None:

@@ -72,7 +72,7 @@ def id_name(token_id: int) -> str:
 
 
 def _kinds(decoder: object) -> set[str]:
-    """Return the type of a serialized decoder and of all decoders nested in it."""
+    """Return the types of a serialized decoder and of all decoders nested in it."""
     if isinstance(decoder, list):
         return set().union(*map(_kinds, decoder))
     if not isinstance(decoder, dict):
@@ -155,7 +155,7 @@ class TextTokenizer:
         add_special_tokens: bool,
         template_kwargs: dict[str, object],
     ) -> list[int]:
-        """Render messages with the model's chat template and return the token ids; raises RequestError."""
+        """Render messages with the model's chat template and return the token ids; raises RequestError on failure."""
 
         def work() -> list[int]:
             text = self.render_chat(
@@ -168,7 +168,7 @@ class TextTokenizer:
     def render_chat(
         self, messages: Sequence[dict[str, str]], *, add_generation_prompt: bool, template_kwargs: dict[str, object]
     ) -> str:
-        """Render messages with the model's chat template and return the text; raises RequestError."""
+        """Render messages with the model's chat template and return the text; raises RequestError on failure."""
         if self._tokenizer.chat_template is None:
             raise RequestError("this model has no chat template; send a prompt to /v1/completions instead")
         reserved = self._template_parameters.intersection(template_kwargs)

@@ -20,7 +20,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def die_with_parent(with_signal: signal.Signals, parent: int) -> None:
-    """Deliver `with_signal` to this process when its parent process (with the id `parent`) dies."""
+    """Arrange that this process receives `with_signal` when its parent process (with the id `parent`) dies."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, with_signal)
     if os.getppid() != parent:  # the parent died before the call
         os._exit(1)
@@ -93,7 +93,7 @@ class WorkerStarter(ABC):
 
     @abstractmethod
     def execute(self, command: WorkerCommand) -> None:
-        """Execute a command: start a worker, kill it, or free its resources."""
+        """Execute a command: start a worker, kill a worker, or free a worker's resources."""
 
     @abstractmethod
     def poll(self) -> bool:
@@ -103,7 +103,11 @@ class WorkerStarter(ABC):
     def kill_all(self) -> None: ...
 
     def watch(self) -> None:
-        """Run commands until SIGTERM, end of input, or the last worker's exit after `finish`; then kill all workers."""
+        """Execute commands until the process must end, then kill all workers.
+
+        The process ends on SIGTERM, at the end of standard input or, after the command `finish`, when the last worker
+        has exited.
+        """
         wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(wake_write)
         signal.signal(signal.SIGTERM, self._end)  # set now, because connecting to Ray has replaced the handler

@@ -4,8 +4,8 @@ It reads a ServiceConfig and then WorkerCommands from standard input, and writes
 object per line. On SIGTERM, at the end of its input, or after the death of its parent process, it kills all workers and
 exits.
 
-The preparation imports torch and loads the model. The process must have no other thread and no CUDA context when it
-forks.
+The preparation imports torch and loads the model. When the fork server forks, it must have a single thread and no CUDA
+context.
 """
 
 import ctypes
@@ -70,7 +70,7 @@ def _start_workers(config: ServiceConfig, report: SendReport) -> "ForkServer":
 
 
 def _daemons(config: ServiceConfig, prepared: EngineFactory) -> dict[str, Callable[[], None]]:
-    """Return the main function of each process other than workers, by name: only the KV store's, if there is one."""
+    """Return the main functions of the daemons by name. The only daemon is the KV store, if the service has one."""
     layout = prepared.kv_layout
     if config.store is None or layout is None:
         return {}
@@ -97,9 +97,10 @@ def _become_worker(instance: str, server: int, run: Callable[[], None]) -> NoRet
 class ForkServer(WorkerStarter):
     """Forks workers and kills them on command.
 
-    `runs` maps each worker to a function that prepares its processes. `inbox_of` returns a process's socket, to delete
-    when the process exits. If one process of a worker exits, the others are killed, and then the exit is reported.
-    `daemons` are processes that are started at once and restarted whenever they end; their exits are not reported.
+    `runs` maps each worker to a function that prepares its processes. `inbox_of` returns the address of a process's
+    socket, which is deleted when the process exits. If one process of a worker exits, the worker's other processes are
+    killed, and then the exit of the worker is reported. `daemons` are processes that are started immediately and
+    restarted whenever they end; their exits are not reported.
     """
 
     poll_s = DAEMON_RESTART_S
@@ -135,7 +136,7 @@ class ForkServer(WorkerStarter):
         processes.forked()
 
     def kill(self, instance: str) -> None:
-        """Send SIGKILL to all processes of a worker. `poll` reports its exit later."""
+        """Send SIGKILL to all processes of a worker. `poll` later reports the worker's exit."""
         for pid, name in self._pids.items():
             if name == instance:
                 os.kill(pid, signal.SIGKILL)

@@ -33,7 +33,7 @@ Adapt = Callable[[ServiceConfig], ServiceConfig]
 
 
 class HostOffer(msgspec.Struct, frozen=True, kw_only=True):
-    """Workers that a host offers when it asks to join: their number by role, and its model's fingerprint."""
+    """Offer of a host that asks to join: number of workers by role, and fingerprint of the host's model."""
 
     model: str
     workers: dict[Role, int]
@@ -42,8 +42,8 @@ class HostOffer(msgspec.Struct, frozen=True, kw_only=True):
 class JoinedHost:
     """Runs the workers of this host until the service ends or `stop` is called.
 
-    `adapt` adapts the service's configuration to this host: model directory, device, cores. If the service no longer
-    knows this host, the workers end and the host asks to join again.
+    `adapt` adapts the service's configuration to this host: model directory, device, cores. If the service has
+    forgotten this host, for example after a restart, the workers end and the host asks to join again.
     """
 
     def __init__(
@@ -96,9 +96,10 @@ class JoinSession:
         self._was_heard = False
 
     async def run(self, run_dir: Path) -> bool:
-        """Join and run workers until the session ends; return True if the service forgot this host, which must rejoin.
+        """Join and run workers until the session ends; return True if the host must join again.
 
-        Raises ConfigurationError if the service refuses this host or its workers fail.
+        The host must join again if the service has forgotten it. Raises ConfigurationError if the service refuses this
+        host or its workers fail.
         """
         loop = asyncio.get_running_loop()
         loop.add_reader(self._inbox.fileno(), self._drain)

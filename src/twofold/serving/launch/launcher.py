@@ -44,7 +44,7 @@ class Launcher(ProcessControl):
         self._send(WorkerCommand(start=instance))
 
     def kill_worker(self, instance: str) -> None:
-        """Order the process to kill a worker. A report announces its exit later."""
+        """Order the process to kill a worker. A later report announces the worker's exit."""
         self._send(WorkerCommand(kill=instance))
 
     def release_worker(self, instance: str) -> None:
@@ -59,7 +59,10 @@ class Launcher(ProcessControl):
             process.stdin.write(msgspec.json.encode(command) + b"\n")
 
     async def reports(self) -> AsyncIterator[Report]:
-        """Yield reports until the process ends, and a failure report if it ends unexpectedly without one."""
+        """Yield the reports of the process until it ends.
+
+        If the process fails without a failure report, the last yielded report states the failure.
+        """
         assert self._process is not None  # noqa: S101  (called after start)
         assert self._process.stdout is not None  # noqa: S101  (a pipe)
         explained = False

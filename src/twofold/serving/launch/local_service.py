@@ -158,7 +158,7 @@ class LocalService:
         await server.stop()
 
     async def _wait_measured(self) -> None:
-        """Wait until workers have measured all links. Stop after `MEASURE_S`: a lost worker never reports."""
+        """Wait until workers have measured all links, but at most `MEASURE_S`, because a lost worker never reports."""
         with suppress(TimeoutError):
             await asyncio.wait_for(self._paths.known(self._config.measured_pairs()), MEASURE_S)
 

@@ -75,7 +75,7 @@ def _host_memory() -> int:
 
 
 def _group_memory(group: Path) -> int:
-    """Return the bytes left below this cgroup v2's memory limit, or sys.maxsize if it has none."""
+    """Return the bytes left below the memory limit of this cgroup v2, or sys.maxsize without a limit."""
     try:
         limit, used = ((group / name).read_text().strip() for name in ("memory.max", "memory.current"))
     except OSError:

@@ -1,4 +1,4 @@
-"""Find or download a model, compute its fingerprint, and read its sizes without loading it."""
+"""Find or download a model, and determine its fingerprint, context length and vocabulary size without loading it."""
 
 import hashlib
 import os

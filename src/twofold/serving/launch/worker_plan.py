@@ -71,7 +71,10 @@ def plan_workers(
 
 
 def with_cores(workers: Sequence[WorkerConfig], *, pin_cores: bool) -> tuple[WorkerConfig, ...]:
-    """Return the workers with equal shares of this host's available cores, pinned to them if `pin_cores` is set."""
+    """Return the workers with equal shares of this host's available cores.
+
+    With `pin_cores`, each worker is pinned to its share.
+    """
     if not workers:
         return ()
     return tuple(
@@ -86,7 +89,7 @@ def available_cores() -> list[int]:
 
 
 def plan_cluster(spec: ClusterSpec, catalog: Catalog, *, pin_cores: bool) -> tuple[WorkerConfig, ...]:
-    """Return a worker for each instance of a cluster spec; raises ConfigurationError if it can only be simulated."""
+    """Return a worker for each instance of a cluster spec; raises ConfigurationError for simulation-only specs."""
     check_servable(spec)
     workers = [
         WorkerConfig(

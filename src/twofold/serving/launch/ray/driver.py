@@ -119,7 +119,7 @@ class RayDriver(WorkerStarter):
     # -- commands ----------------------------------------------------------------------------------------------------
 
     def start(self, worker: str) -> None:
-        """Create the actor of a worker, after removing its earlier actor, which has ended."""
+        """Create the actor of a worker. The worker's earlier actor, if any, has ended and is removed first."""
         now = time.monotonic()
         before = self._placed.get(worker)
         if before is not None:
@@ -203,7 +203,7 @@ class RayDriver(WorkerStarter):
         return bool(self._placed)
 
     def _check_placement(self, worker: str, placed: PlacedWorker, now: float) -> None:
-        """Record the node of a created placement group. If it is pending after `ROOM_S`, request another node."""
+        """Record the node of a created placement group. If the group is pending after `ROOM_S`, try another node."""
         from ray.util.placement_group import placement_group_table  # noqa: PLC0415  (an extra)
 
         found = placement_group_table(placed.group)
@@ -216,7 +216,7 @@ class RayDriver(WorkerStarter):
             self._place(self._hosts[worker], now)
 
     def _collect(self) -> None:
-        """Remove and report workers after the end of their host, actor or node."""
+        """Remove and report the workers whose host process, actor or node has ended."""
         ends = {placed.end: worker for worker, placed in self._placed.items()}
         if not ends:
             return

@@ -1,6 +1,6 @@
 """Process that runs one worker on a Ray node, as a host that joins the service like `twofold join`.
 
-It exits when the service or its Ray actor ends. It reads a HostJob from standard input and writes the reason of a
+It exits when the service or its Ray actor ends. It reads a HostJob from standard input and writes the reason for a
 failure to standard output.
 """
 

@@ -41,7 +41,8 @@ class RayJob(msgspec.Struct, frozen=True, kw_only=True):
 class WorkerHost:
     """Ray actor that runs the host process of one worker.
 
-    The host process is a new interpreter, because a process with Ray's threads must not fork. It ends with the actor.
+    The host process is a new interpreter, because a process with Ray's threads must not fork. The host process ends
+    with the actor.
     """
 
     def run(self, job: bytes) -> tuple[int, str]:

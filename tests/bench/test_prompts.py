@@ -58,7 +58,7 @@ def test_text_prompts_have_one_word_per_token():
 
 
 def test_token_range_fits_small_vocabularies():
-    """Prompts exclude the 256 lowest token ids, but at most the lower half of the vocabulary."""
+    """Prompts exclude the 256 lowest token ids or, for a vocabulary below 512 tokens, its lower half."""
     assert token_range(300) == (150, 300)
     assert token_range(50_000) == (256, 50_000)
     assert token_range(None) == (256, 1024)

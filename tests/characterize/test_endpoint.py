@@ -84,7 +84,7 @@ def test_the_context_of_the_server_is_the_limit():
 
 
 def test_a_server_that_ends_outputs_early_is_noticed():
-    """If the server ignores `ignore_eos` and sends fewer tokens than requested, only the tokens sent have times."""
+    """If the server ignores `ignore_eos` and sends fewer tokens than requested, only the received tokens have times."""
 
     def short(body):
         return [Send(chunk("x", "stop")), Send(usage(20, 1)), *well_behaved(body)[-1:]]

@@ -130,7 +130,7 @@ def test_memory_that_no_batch_fills_is_not_judged():
 
 
 def test_measured_power_of_both_phases():
-    """If a row has prefill and decode times, its peak power is that of prefill, its average power that of decode."""
+    """If a row has times of both phases, its peak power belongs to prefill and its average power to decode."""
     of_both = rows(
         {
             "prompt_size": 512,

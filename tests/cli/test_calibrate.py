@@ -44,7 +44,7 @@ def test_fit_writes_and_shows(profile, tmp_path):
 
 
 def test_source_and_date_default_to_the_file(profile, tmp_path):
-    """By default, a calibration has the file name of the profile as source, and its modification date as date."""
+    """By default, a calibration has the profile's file name as source and the file's modification date as date."""
     out = tmp_path / "c.toml"
     assert invoke(profile, "-o", out).exit_code == 0
     (fit,) = read_calibrations(out)

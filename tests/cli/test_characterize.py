@@ -53,7 +53,7 @@ def test_a_model_is_measured(twofold, model, tmp_path):
 def test_a_service_is_measured_over_http(twofold, model, tmp_path):
     """An OpenAI endpoint is measured from outside.
 
-    If it does not report its KV capacity, a flag must set the capacity.
+    If the endpoint does not report its KV capacity, a flag must set the capacity.
     """
     path = tmp_path / "served.yaml"
     with running_service(model, "--colocated", "1", "--kv-cache-memory-bytes", "64MiB") as (_, url):

@@ -49,7 +49,7 @@ def policy(registry, name, *flags, pools=(PREFILL, DECODE), serve=(), **fields):
 
 
 def routers():
-    """Yield a test case per router for live services. Hand-off and eviction policies rotate over the cases."""
+    """Yield a test case per router for live services. Each case uses the next hand-off and eviction policy in turn."""
     for name, handoff, eviction in zip(LIVE_ROUTERS, cycle(HANDOFF_POLICIES), cycle(EVICTIONS), strict=False):
         caches = ("--enable-prefix-caching", "--kv-eviction", eviction)
         cells = {"cells": 2} if name in CELL_ROUTERS else {}
@@ -70,7 +70,7 @@ def batchers():
 
 
 def performance_models():
-    """Yield a test case per performance model. Overload rules rotate over the cases."""
+    """Yield a test case per performance model. Each case uses the next overload rule in turn."""
     for name, rule in zip(PERFORMANCE_MODELS, cycle(OVERLOAD_RULES), strict=False):
         model, size = PUBLISHED.get(name, ("opt-13b", {}))
         pools = [{**pool, **size} for pool in (PREFILL, DECODE)]
@@ -125,7 +125,7 @@ def test_policies_are_served(cluster_file, cluster, flags, serve):
 
 
 def test_every_entry_is_walked():
-    """There are enough test cases that every policy which rotates over them is tested at least once."""
+    """There are enough test cases to use every hand-off policy, eviction policy and overload rule at least once."""
     assert len(LIVE_ROUTERS) >= max(len(HANDOFF_POLICIES), len(EVICTIONS))
     assert len(PERFORMANCE_MODELS) >= len(OVERLOAD_RULES)
 

@@ -41,7 +41,7 @@ def test_a_host_is_measured(measured):
 def test_both_worlds_are_compared(measured, tiny_model_dir):
     """`twofold verify` reports live and simulated metrics at each rate.
 
-    It exits with 0 if they agree, otherwise with 1.
+    The exit code is 0 if these metrics agree, otherwise 1.
     """
     path, _ = measured
     flags = (

@@ -1,4 +1,4 @@
-"""Durations in picoseconds of single iterations and of runs, which consist of similar decode iterations."""
+"""Durations in picoseconds of single iterations and of runs. A run is a sequence of similar decode iterations."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -38,7 +38,7 @@ def test_finds_the_iteration_at_any_time(pace, elapsed):
 
 @given(st.integers(1, 100), st.integers(1, 10**6), st.integers(1, 500))
 def test_iteration_of_a_run_takes_as_long_as_alone(sequences, context, later):
-    """Iteration n of a run takes as long as a single iteration whose sequences have n more context tokens."""
+    """In a run, iteration n (from 0) takes as long as a single iteration with n more context tokens per sequence."""
     timing = Timing(ToyModel(4, 1, 7))
     first = timing.batch(RunningBatch(SchedulerOutput(), sequences, context, 10**6))
     alone = timing.batch(RunningBatch(SchedulerOutput(), sequences, context + later * sequences, 10**6))

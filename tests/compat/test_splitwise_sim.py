@@ -55,7 +55,7 @@ def paused_by_prompts(arrival_s):
 
 
 def test_decode_left_out_four_times_goes_first():
-    """After four batches without a waiting decode, this decode runs before the waiting prompts."""
+    """A decode that four batches have left out runs before the waiting prompts."""
     made = paused_by_prompts(arrival_s=0.0)
     assert [ran(made) for _ in range(5)] == [["p0"], ["p1"], ["p2"], ["p3"], ["a"]]
     assert made.preemptions == 1

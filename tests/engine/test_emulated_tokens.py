@@ -15,7 +15,7 @@ seeds, positions = st.integers(0, 2**63), st.integers(0, 10**6)
 def test_tokens_are_in_the_vocabulary(vocab_size, seed, position):
     """Token ids are in the vocabulary but not among its 256 lowest ids, which may be special tokens.
 
-    A small vocabulary excludes only its lower half.
+    In a vocabulary below 512 tokens, only the lower half is excluded.
     """
     tokens = RandomTokens(vocab_size)
     token = tokens.sample(SamplingParams(max_tokens=1, seed=seed), position, 0).token_id

@@ -38,7 +38,7 @@ def test_counts_the_work_of_an_iteration():
 
 
 def test_an_iteration_lasts_until_the_next_can_start():
-    """The duration of an iteration includes the usual gap before the next iteration, but no longer idle time."""
+    """The duration of an iteration includes the usual gap before the next iteration. Longer idle times are excluded."""
     log = WorkerLog(list(entries(*((at, at + 0.009, [decode("a", 5)]) for at in (0.0, 0.01, 0.02, 5.0)))))
     assert [one.iteration.seconds for one in log.ran] == pytest.approx([0.01] * 4)
 

@@ -106,7 +106,7 @@ def test_kv_bytes_follow_from_the_architecture(catalog, name, kv_bytes):
 
 
 def test_bloom_weight_matches_splitwise_sim(catalog):
-    """The weights of BLOOM have 329 GB, as in SplitwiseSim. Those of most other models have two bytes per parameter."""
+    """The weights of BLOOM take 329 GB, as in SplitwiseSim. Most other models have two bytes per parameter."""
     assert catalog.model("bloom-176b").weight_bytes == 329_000_000_000
     for model in catalog.models.values():
         if model.name not in {"bloom-176b", "deepseek-v3"}:

@@ -125,7 +125,7 @@ def check_layout(ours: MemoryDescriptor, peer: MemoryDescriptor) -> None:
 
 
 def moved_bytes(layout: KvLayout, layers: range, blocks: int) -> int:
-    """Return the total size in bytes of these layers in `blocks` (a count) KV blocks."""
+    """Return the size in bytes of these layers in KV blocks. `blocks` is the number of blocks."""
     return blocks * sum(layout.layer_bytes_per_block(layer) for layer in layers)
 
 

@@ -24,7 +24,7 @@ Bytes = bytes | memoryview
 class WriteBlocks(msgspec.Struct, frozen=True, tag=True):
     """Request of the peer `source` to write the attached data into these layers and blocks.
 
-    The server denies the request if `epoch` has ended.
+    The server denies the request if `epoch` has ended or if `source` has no lease on the blocks.
     """
 
     source: str

@@ -28,7 +28,7 @@ class SharedMemory:
 
     @classmethod
     def create(cls, name: str, nbytes: int, flag: str = "--kv-cache-memory-bytes") -> "SharedMemory":
-        """Allocate shared memory. If memory is too small, raises ConfigurationError with the advice to lower `flag`."""
+        """Allocate shared memory. If too little is free, raises ConfigurationError with the advice to lower `flag`."""
         fd = os.memfd_create(f"twofold-{name}")
         try:
             os.posix_fallocate(fd, 0, nbytes)

@@ -2,7 +2,8 @@
 
 NIXL needs its progress thread, because over TCP the target process itself writes the incoming data into its memory.
 NIXL's own agent class fixes the delay of this thread at 0, so the thread polls without a pause and occupies a core.
-`NixlAgent` uses NIXL's low-level bindings to set a longer delay, so the thread sleeps until data arrives.
+`NixlAgent` uses NIXL's low-level bindings to set a longer delay. The thread then sleeps until the network wakes it or
+the delay ends.
 """
 
 import os
@@ -83,7 +84,7 @@ class NixlAgent:
             raise ConfigurationError(f"NIXL refused a peer's metadata: {error}") from error
 
     def forget(self, peer: str) -> None:
-        """Drop the connection to a peer, if it still exists."""
+        """Drop the connection to a peer. Do nothing if the connection no longer exists."""
         try:
             self._agent.invalidateRemoteMD(peer)
         except Exception as error:  # as above

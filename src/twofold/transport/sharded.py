@@ -30,7 +30,8 @@ class Connect(msgspec.Struct, frozen=True, tag=True):
 class MoveBlocks(msgspec.Struct, frozen=True, tag=True):
     """Request to move a rank's part of layers `first` … `end` − 1.
 
-    If `writes` is true, the rank copies them to the peer's cache; otherwise it copies them from the peer's cache.
+    If `writes` is true, the rank copies its part to the peer's cache; otherwise it copies the part from the peer's
+    cache.
     """
 
     key: int

@@ -91,9 +91,9 @@ def require_positive(name: str, value: float) -> None:
 
 
 def _sums(seed: int, draw: Callable[[Generator], list[float]]) -> Iterator[float]:
-    """Return the cumulative sums of the gaps that `draw` generates.
+    """Return an iterator of the cumulative sums of the gaps that `draw` generates.
 
-    A negative seed raises ConfigurationError at the call, not at the first time.
+    A negative seed raises ConfigurationError in this call, before the iterator is used.
     """
     random = generator(seed, RandomStream.ARRIVALS)
 

@@ -38,14 +38,14 @@ class TraceFormat:
 
 
 def prompt_length(lines: Lines, name: str, tokens: int) -> int:
-    """Return a valid prompt length, or raise an error that names the current line and its field `name`."""
+    """Return `tokens` if it is a valid prompt length; otherwise raise an error that names the line and field `name`."""
     if tokens < 1:
         raise lines.error(f"{name} is {tokens}, and a prompt has at least one token")
     return _bounded(lines, name, tokens)
 
 
 def output_length(lines: Lines, name: str, tokens: int) -> int:
-    """Return a valid output length, or raise an error that names the current line and its field `name`.
+    """Return `tokens` if it is a valid output length; otherwise raise an error that names the line and field `name`.
 
     A length of 0 is replaced by 1 (see the module's docstring) and counted in `ReadNotes.zero_outputs`.
     """

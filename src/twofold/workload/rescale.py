@@ -100,7 +100,7 @@ def fit_to_context(requests: Iterable[Request], max_model_len: int) -> Iterator[
 
 
 def fit_lengths(requests: Iterable[Request], length_scale: float, max_model_len: int | None) -> Iterator[Request]:
-    """Scale all lengths by `length_scale`, then shorten requests to `max_model_len` tokens unless it is None."""
+    """Scale all lengths by `length_scale`, then shorten requests to `max_model_len` tokens (None: no limit)."""
     scaled = iter(requests) if length_scale == 1 else scale_lengths(requests, length_scale)
     return scaled if max_model_len is None else fit_to_context(scaled, max_model_len)
 

@@ -29,8 +29,8 @@ class Replay:
     requests. By default, the part keeps its arrival times. `rate_scale` multiplies its arrival rate. Alternatively,
     `rate` is the mean rate to which the part is scaled, in requests per second.
 
-    `duration_s` is in seconds of the replay, after scaling. With `rate`, it limits the part to its first `rate *
-    duration_s` requests; otherwise, it limits the part to the requests that arrive within `duration_s`.
+    `duration_s` is in seconds of the replay, after scaling. With `rate`, the part is limited to its first `rate` ·
+    `duration_s` requests; otherwise, it is limited to the requests that arrive within `duration_s`.
     """
 
     start_s: float = 0.0

@@ -87,7 +87,7 @@ def _read(path: Path, chosen: TraceFormat, notes: ReadNotes) -> Iterator[Request
 
 @dataclass(slots=True)
 class WriteResult:
-    """Numbers of requests that were written, and that lost ids, prefix blocks or precision in the target format."""
+    """Counts of the requests written, and of the requests that lost ids, prefix blocks or precision in the format."""
 
     requests: int = 0
     lost_ids: int = 0
@@ -95,7 +95,7 @@ class WriteResult:
     rounded: int = 0
 
     def losses(self, target: TraceFormat) -> list[str]:
-        """Return a sentence for each kind of information that the target format has lost."""
+        """Return a sentence for each kind of information that was lost because the format does not support it."""
         step_ms = target.resolution_s * 1e3
         sentences = {
             f"no prefix blocks: {self.lost_prefix_blocks:,} requests lost theirs": self.lost_prefix_blocks,

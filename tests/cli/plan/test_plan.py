@@ -83,7 +83,7 @@ def test_tables_have_designs_margins_and_verdict(invoke):
 def test_cost_at_a_rate_and_its_files(planned, tmp_path):
     """With `--objective cost`, the cheapest design is listed first.
 
-    It is written to a deployment file and an HTML page.
+    The command writes this design to a deployment file and an HTML page.
     """
     deployment, page = tmp_path / "deployment.yaml", tmp_path / "plan.html"
     report = planned(

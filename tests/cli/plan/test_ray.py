@@ -49,7 +49,7 @@ def test_ray_nodes_bound_the_machines_of_the_plan(asked):
 
 
 def test_goodput_counts_accelerators(asked):
-    """With `--objective goodput`, each accelerator counts, even on a Ray node with only four of a machine's eight."""
+    """With `--objective goodput`, a Ray node with four accelerators counts, although a complete machine has eight."""
     flags = ("--objective", "goodput", "--slo", "ttft=1,tpot=0.06")
     question, _ = asked([node(8), node(4)], *flags)
     assert question.stock == {"dgx-h100": 12}

@@ -1,4 +1,7 @@
-"""The benchmark client records each request once, with its tokens or a failure reason, for any server behaviour."""
+"""The benchmark client records each request once, with its tokens or a reason for its failure.
+
+This holds for any behaviour of the server.
+"""
 
 import asyncio
 
@@ -39,7 +42,7 @@ def test_records_each_token_of_a_successful_reply():
 
 
 def test_request_body_matches_the_workload():
-    """The request has prompt ids, `max_tokens`, `ignore_eos` and `include_usage`, and the API key as bearer token."""
+    """The request has the prompt ids, `max_tokens`, `ignore_eos`, `include_usage`, and the API key as bearer token."""
     with endpoint() as scripted:
         send(scripted, ClientConfig(temperature=0.5), prompt=[5, 6, 7], api_key="secret")
     body = scripted.bodies[0]

@@ -1,4 +1,4 @@
-"""Model discovery at a server endpoint, and one clear error for each failure."""
+"""The benchmark finds the model and its limits at a server endpoint, and reports each failure as one clear error."""
 
 import asyncio
 
@@ -14,7 +14,7 @@ def find(url, model=None, api_key=None):
 
 
 def test_uses_the_first_served_model_by_default():
-    """Without `--model`, the client uses the first listed model, its context length and its vocabulary size."""
+    """Without `--model`, the client uses the first model in the server's list, its context length and vocabulary."""
     cards = [{"id": "one", "max_model_len": 128, "vocab_size": 300}, {"id": "two"}]
     with endpoint(models=cards) as scripted:
         found = find(scripted.url)

@@ -49,7 +49,7 @@ def test_a_prompt_that_ends_inside_a_block_is_the_start_of_that_block():
 
 
 def test_text_prompts_have_one_word_per_token():
-    """Text prompts with equal prefix blocks also begin with the same words."""
+    """A text prompt has as many words as tokens, and prompts with equal prefix blocks begin with the same words."""
     maker = PromptMaker(form=PromptForm.TEXT, block_tokens=16)
     one, two = (str(maker.prompt(ask(name, 20, (5,)))).split() for name in ("one", "two"))
     assert len(one) == len(two) == 20
@@ -58,7 +58,7 @@ def test_text_prompts_have_one_word_per_token():
 
 
 def test_token_range_fits_small_vocabularies():
-    """Prompts exclude the 256 lowest ids, or the lower half of a smaller vocabulary."""
+    """Prompts exclude the 256 lowest token ids or, for a vocabulary below 512 tokens, its lower half."""
     assert token_range(300) == (150, 300)
     assert token_range(50_000) == (256, 50_000)
     assert token_range(None) == (256, 1024)

@@ -19,13 +19,13 @@ def test_a_final_chunk_with_only_a_finish_reason_is_no_token():
 
 
 def test_a_final_token_without_text_counts_by_usage():
-    """The end-of-sequence token has no text, but the server's usage counts it, so it has a time."""
+    """The end-of-sequence token has a time, because the server's usage counts it although it has no text."""
     reply = reply_of(StreamChoice("a"), StreamChoice("b"), StreamChoice("", finish_reason="stop"), tokens=3)
     assert reply.token_times_s() == [0.0, 1.0, 2.0]
 
 
 def test_empty_chunks_are_dropped_when_usage_counts_fewer_tokens():
-    """An empty opening chunk does not count as the first token."""
+    """If usage counts fewer tokens than there are chunks, an empty opening chunk does not count as the first token."""
     reply = reply_of(StreamChoice(""), StreamChoice("a"), StreamChoice("b", finish_reason="length"), tokens=2)
     assert reply.token_times_s() == [1.0, 2.0]
 
@@ -41,7 +41,7 @@ def test_chat_role_chunks_are_no_tokens():
 
 @given(chunks=st.integers(1, 30), extra=st.integers(0, 100))
 def test_packed_chunks_keep_first_last_and_every_gap(chunks, extra):
-    """With more tokens than chunks, every token gets the time of a chunk, and every chunk time occurs."""
+    """With more tokens than chunks, every token gets the time of a chunk, and the time of every chunk is used."""
     reply = reply_of(*[StreamChoice("a")] * chunks, tokens=chunks + extra)
     times = reply.token_times_s()
     assert len(times) == chunks + extra

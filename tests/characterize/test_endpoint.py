@@ -1,4 +1,4 @@
-"""Targets behind an OpenAI API: what they are asked, and those that misbehave."""
+"""Probes of a server with an OpenAI API: the requests sent, and the errors for a server that fails."""
 
 import pytest
 
@@ -21,7 +21,7 @@ def test_times_of_all_tokens_are_returned():
 
 
 def test_no_prompt_is_sent_twice():
-    """No prefix cache of the server may know a prompt, neither of this run nor of one before."""
+    """Prompts differ within a run and between runs, so the server's prefix cache never contains a prompt."""
     with endpoint() as server:
         for _ in range(2):
             EndpointTarget(server.url).run([stream(), stream()])
@@ -30,7 +30,10 @@ def test_no_prompt_is_sent_twice():
 
 
 def test_equal_numbers_are_equal_prompts():
-    """The prefix-cache probe repeats its prompt on purpose, after the first is done."""
+    """Two streams with an equal `prompt` number send the same prompt, the second one after the first has been answered.
+
+    The probe of the prefix cache uses such a pair.
+    """
     with endpoint() as server:
         again = ProbeStream(prompt_tokens=20, output_tokens=1, after_tokens=1, prompt=0)
         first = ProbeStream(prompt_tokens=20, output_tokens=1, prompt=0)
@@ -56,7 +59,7 @@ def test_a_wrong_key_is_one_sentence():
 
 
 def test_a_server_that_refuses_prompts_is_one_sentence():
-    """The message has the length of the prompt and the words of the server."""
+    """The error contains the length of the refused prompt and the server's error message."""
     refusal = Refuse(400, b'{"error": {"message": "at most 16 tokens"}}')
     with (
         endpoint(lambda _: [refusal]) as server,
@@ -81,7 +84,7 @@ def test_the_context_of_the_server_is_the_limit():
 
 
 def test_a_server_that_ends_outputs_early_is_noticed():
-    """A server that ignores ignore_eos gives fewer tokens; the times have as many as came."""
+    """If the server ignores `ignore_eos` and sends fewer tokens than requested, only the received tokens have times."""
 
     def short(body):
         return [Send(chunk("x", "stop")), Send(usage(20, 1)), *well_behaved(body)[-1:]]

@@ -1,4 +1,4 @@
-"""Insights, charts, tables and pages of characterizations with known profiles."""
+"""Insights, charts, tables and pages that are generated from known profiles."""
 
 import re
 
@@ -24,7 +24,7 @@ SENT = {name: list(workload(name, rate=1.0, num_requests=80)) for name in ("azur
 
 
 def instance(machine="fast", factor=1.0, **changes):
-    """Return the characterization of an instance whose times are those of `TIMES` multiplied by a factor."""
+    """Return the characterization of an instance whose iteration times are `TIMES` multiplied by `factor`."""
     made = msgspec.structs.replace(
         profile(),
         times=TIMES.slower(factor),
@@ -47,7 +47,7 @@ def judged(found, *others, activity=()):
 
 
 def test_the_knee_is_where_throughput_ends_to_grow():
-    """With 0.1 ms per token up to 512 tokens and 0.3 ms beyond, 512 tokens have the highest throughput."""
+    """Prefill throughput peaks near 512 tokens if each token takes 0.1 ms up to 512 tokens and 0.3 ms beyond."""
     found = instance()
     assert 256 <= found.prefill_knee() <= 512
     assert found.prefill_rate(2048) < found.prefill_rate(512)
@@ -55,7 +55,10 @@ def test_the_knee_is_where_throughput_ends_to_grow():
 
 
 def test_a_long_prompt_is_computed_in_chunks():
-    """TTFT with a token budget is the sum of the chunks, each with its attention over the chunks before."""
+    """With a token budget, TTFT is the sum of the times of the prompt's chunks.
+
+    Each chunk also pays for attention to the earlier chunks.
+    """
     chunked = instance()
     chunked = msgspec.structs.replace(
         chunked, profile=msgspec.structs.replace(chunked.profile, max_num_batched_tokens=512, request_s=0.01)
@@ -65,7 +68,10 @@ def test_a_long_prompt_is_computed_in_chunks():
 
 
 def test_insights_that_one_profile_can_judge():
-    """The third does not hold: prefill of a long prompt takes longer here than decode of a dozen tokens."""
+    """One profile suffices to judge insights 1 to 4, but not insights 6 and 7.
+
+    Insight 3 fails for this profile, because prefill of a long prompt takes longer than decode of a dozen tokens.
+    """
     catalog = instance().profile.extend(load_catalog())
     activity = [
         run for name, requests in SENT.items() for run in activities(instance().profile, catalog, name, requests)
@@ -86,7 +92,10 @@ def test_active_tokens_grow_with_the_load():
 
 
 def test_power_that_decode_does_not_use():
-    """The sixth insight holds by power readings, and by latency under a cap; decode as hungry as prefill breaks it."""
+    """Insight 6 holds if decode draws less power than prefill, or if a power cap slows down prefill but not decode.
+
+    It fails if decode draws as much power as prefill, or if the cap slows down both phases.
+    """
     power = MeasuredPower(tdp_w=700, prefill_share=0.95, decode_share=0.5, source="NVML")
     assert judged(instance(power=power))[6].verdict is Finding.HOLDS
     hungry = msgspec.structs.replace(power, decode_share=0.94)
@@ -101,7 +110,10 @@ def test_power_that_decode_does_not_use():
 
 
 def test_cheaper_decode_needs_prices():
-    """The seventh insight compares throughput per dollar and per watt with slower hardware."""
+    """Insight 7 compares throughput per dollar and per watt with slower hardware.
+
+    It needs the price and power of both.
+    """
     fast = instance(costs=MachineCosts(price_per_h=38, tdp_w=10_000))
     slow = instance("slow", 1.5, costs=MachineCosts(price_per_h=17, tdp_w=6_000))
     dear = instance("slow", 1.5, costs=MachineCosts(price_per_h=30, tdp_w=9_000))
@@ -118,7 +130,7 @@ def test_memory_that_no_batch_fills_is_not_judged():
 
 
 def test_measured_power_of_both_phases():
-    """A row with both times is nearly all decode, and its peak is the prefill."""
+    """If a row has times of both phases, its peak power belongs to prefill and its average power to decode."""
     of_both = rows(
         {
             "prompt_size": 512,
@@ -179,7 +191,7 @@ def test_single_figures_are_listed():
 
 
 def test_plots_without_a_browser_are_one_sentence(tmp_path, monkeypatch):
-    """Without kaleido or Chrome, the message says what to install."""
+    """If kaleido or Chrome is missing, the error message names the package to install."""
     import plotly.io
 
     def fails(*_args, **_kwargs):

@@ -1,4 +1,4 @@
-"""A sweep of an instance whose iteration times are known."""
+"""Sweeps of a simulated instance whose iteration times are known."""
 
 import pytest
 
@@ -20,11 +20,11 @@ LIMITS = TargetLimits(max_model_len=4096, max_num_seqs=32, max_num_batched_token
 
 
 def silent(_name, _share):
-    """Ignore progress."""
+    """Ignore a progress report."""
 
 
 def swept(monkeypatch, tmp_path, budget_s, **settings):
-    """Sweep a paced stepper for `budget_s` seconds of its own clock; return the file and the stepper."""
+    """Sweep a `PacedStepper` for `budget_s` seconds of the stepper's clock; return the profile file and the stepper."""
     stepper = PacedStepper(**settings)
     keep_time(monkeypatch, stepper)
     file = ProfileFile(tmp_path / "p.csv", PAIR)
@@ -40,7 +40,7 @@ def test_probes_fit_into_the_limits():
 
 
 def test_the_first_probes_are_of_all_kinds():
-    """A short budget measures something of everything."""
+    """The first twelve probes include every kind except transfers, so even a short budget measures each kind."""
     first = probes(LIMITS)[:12]
     assert {probe.kind for probe in first} == set(ProbeKind) - {ProbeKind.TRANSFER}
 
@@ -51,7 +51,7 @@ def test_a_disaggregated_service_is_asked_for_its_transfers_only():
 
 
 def test_delays_of_the_second_token_become_a_link():
-    """The latency and the bandwidth of transfers follow from prompts of several lengths."""
+    """The latency and the bandwidth of the KV link are fitted to the transfer times of prompts of several lengths."""
     delays = {10: 21.0, 1000: 120.0, 2000: 220.0}  # ms: 20 ms, and 0.1 ms per token
     rows = [
         ProfileRow(
@@ -78,7 +78,7 @@ def test_a_tiny_context_still_has_probes():
 
 
 def test_the_fit_finds_the_times(monkeypatch, tmp_path):
-    """The fitted profile predicts prefill, decode and mixed iterations of the instance, with its bend."""
+    """The fitted profile predicts prefill, decode and mixed iterations, and finds the bend at 512 tokens."""
     file, stepper = swept(monkeypatch, tmp_path, 120.0)
     fitted = fit_iterations(measurements(file.rows, stepper.limits))
     times = fitted.times
@@ -90,7 +90,7 @@ def test_the_fit_finds_the_times(monkeypatch, tmp_path):
 
 
 def test_chunked_prompts_are_measured_in_chunks(monkeypatch, tmp_path):
-    """A prompt longer than the token budget takes several iterations, beside decodes too."""
+    """A prompt that exceeds the token budget takes several iterations. Running decodes use up a part of the budget."""
     file, stepper = swept(monkeypatch, tmp_path, 60.0, max_num_batched_tokens=256)
     chunked = [row for row in file.rows if row.mixed_time and row.prompt_size > 256]
     assert chunked
@@ -101,7 +101,7 @@ def test_chunked_prompts_are_measured_in_chunks(monkeypatch, tmp_path):
 
 
 def test_a_sweep_is_resumed(monkeypatch, tmp_path):
-    """A second sweep continues behind the rows in the file, with sizes that those lack."""
+    """A second sweep keeps the rows in the file and adds measurements of sizes that the file does not have."""
     first, _ = swept(monkeypatch, tmp_path, 2.0)
     sizes = [(row.prompt_size, row.batch_size, row.running, bool(row.token_time)) for row in first.rows]
     again, _ = swept(monkeypatch, tmp_path, 0.5)
@@ -112,7 +112,7 @@ def test_a_sweep_is_resumed(monkeypatch, tmp_path):
 
 
 def test_a_sweep_measures_enough_for_a_fit(monkeypatch, tmp_path):
-    """A budget that is over at once still leaves enough measurements of each kind for a fit."""
+    """Even with a time budget near 0, the sweep takes enough measurements of each kind for a fit."""
     file, stepper = swept(monkeypatch, tmp_path, 1e-6)
     times = fit_iterations(measurements(file.rows, stepper.limits)).times
     assert None not in (times.prefill_error, times.decode_error, times.mixed_error)
@@ -125,7 +125,7 @@ def test_a_file_of_another_model_is_refused(monkeypatch, tmp_path):
 
 
 def test_rows_before_a_failure_are_kept(monkeypatch, tmp_path):
-    """A target that fails in the middle leaves the rows measured before."""
+    """If the target fails during a sweep, the file keeps the rows measured before the failure."""
     stepper = PacedStepper()
     keep_time(monkeypatch, stepper)
     target, ran = LocalTarget(stepper), []

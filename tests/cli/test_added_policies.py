@@ -1,4 +1,4 @@
-"""A new router and a new batcher each need one file and one registry line."""
+"""Adding a router or a batcher requires only one new file and one new line in a registry."""
 
 import json
 import shutil
@@ -40,7 +40,7 @@ POLICIES = ("--router", "last-first", "--batcher", "mixed=added")
 
 
 def add(folder: Path, module: str, text: str, registry: str, line: str) -> None:
-    """Write the module of a policy and register the policy in its package."""
+    """Write the module of a policy into a package `folder`, and register the policy in this package."""
     (folder / f"{module}.py").write_text(text)
     name = next(word for word in text.split("class ")[1].replace("(", " ").split())
     path = folder / "__init__.py"
@@ -64,7 +64,7 @@ def answer_of(url):
 
 @pytest.fixture(scope="module")
 def package(tmp_path_factory):
-    """Return a copy of the package with an additional router and batcher."""
+    """Return the directory of a copy of the `twofold` package with an additional router and batcher."""
     root = tmp_path_factory.mktemp("added")
     shutil.copytree(
         Path(twofold.__file__).parent, root / "twofold", ignore=shutil.ignore_patterns("__pycache__", "*.so")
@@ -83,7 +83,7 @@ def package(tmp_path_factory):
 
 @pytest.fixture
 def run(package, monkeypatch, tmp_path):
-    """Run a command of the copied package and return its stdout."""
+    """Return a function that runs a command of the copied package and returns its stdout."""
     monkeypatch.setenv("PYTHONPATH", str(package))
     monkeypatch.setenv("COLUMNS", "150")
     monkeypatch.chdir(tmp_path)

@@ -1,4 +1,4 @@
-"""`twofold bench`: table, report, error messages and exit codes."""
+"""`twofold bench` prints a table, writes a report, and uses error messages and exit codes."""
 
 import json
 import signal
@@ -19,7 +19,7 @@ PROGRAM = "import typer; from twofold.cli.bench import bench; typer.run(bench)"
 
 @pytest.fixture
 def trace(tmp_path):
-    """Return an Azure-format trace of twelve requests, ten milliseconds apart."""
+    """Return an Azure-format trace of twelve requests that arrive ten milliseconds apart."""
     lines = [f"2023-11-16 18:15:46.{n * 10:03d}0000,{20 + n},{2 + n % 3}" for n in range(12)]
     path = tmp_path / "trace.csv"
     path.write_text("\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *lines, ""]))
@@ -33,7 +33,10 @@ def run(*arguments: object):
 
 
 def test_a_run_prints_a_table_and_writes_a_report(trace, tmp_path):
-    """The table shows latencies; the JSON report has summary, configuration and requests; no API key appears."""
+    """The table shows latencies, and the JSON report has summary, configuration and requests.
+
+    Neither shows the API key.
+    """
     report_path = tmp_path / "report.json"
     with endpoint() as scripted:
         result = run(
@@ -72,7 +75,7 @@ def test_text_prompts(trace):
 
 
 def test_named_workloads_fit_the_model():
-    """A named workload needs no rate, and its requests fit the endpoint's context length."""
+    """A named workload needs no rate, and its requests are shortened to the endpoint's context length."""
     with endpoint(models=[{"id": "scripted", "max_model_len": 64}]) as scripted:
         result = run("--base-url", scripted.url, "--workload", "azure-conv", "--num-requests", 1)
     assert result.exit_code == 0, result.output
@@ -121,7 +124,7 @@ def test_mistakes_are_one_sentence(trace, tmp_path):
 
 
 def test_an_endpoint_that_is_not_there(trace):
-    """A closed port in `--base-url` is a configuration error that contains the URL."""
+    """If nothing listens at `--base-url`, the command fails with a configuration error that contains the URL."""
     with endpoint() as scripted:
         pass
     error = run("--base-url", scripted.url, "--workload", trace).exception

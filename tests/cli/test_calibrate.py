@@ -1,4 +1,4 @@
-"""`twofold calibrate fit` writes coefficients, and prints their errors and the dropped profile rows."""
+"""`twofold calibrate fit` writes fitted coefficients, and prints the fit errors and the dropped profile rows."""
 
 import pytest
 from typer.testing import CliRunner
@@ -13,7 +13,7 @@ SHAPES = [(2**power, 1) for power in range(7, 14)] + [(512, 2**power) for power 
 
 @pytest.fixture
 def profile(tmp_path):
-    """Write a profile of linear prefill and decode times and one row that deviates from them; return its path."""
+    """Write a profile with linear prefill and decode times, plus one row far off the lines; return its path."""
     lines = [
         f"mine,rtx,2,{prompt},{batch},128,{40 + 0.1 * prompt * batch},{20 + 0.5 * batch}\n" for prompt, batch in SHAPES
     ]
@@ -27,7 +27,7 @@ def invoke(*arguments):
 
 
 def test_fit_writes_and_shows(profile, tmp_path):
-    """The file has coefficients, source and note; stdout has the fit errors, and stderr the dropped rows."""
+    """The file has coefficients, source and note. The fit errors go to stdout, and the dropped rows to stderr."""
     out = tmp_path / "c.toml"
     result = invoke(
         profile, "-o", out, "--source", "my rack", "--date", "2025-06-01", "--note", "rtx=fans at full speed"
@@ -44,7 +44,7 @@ def test_fit_writes_and_shows(profile, tmp_path):
 
 
 def test_source_and_date_default_to_the_file(profile, tmp_path):
-    """Without `--source` and `--date`, a calibration has the file name and modification date of its profile."""
+    """By default, a calibration has the profile's file name as source and the file's modification date as date."""
     out = tmp_path / "c.toml"
     assert invoke(profile, "-o", out).exit_code == 0
     (fit,) = read_calibrations(out)
@@ -61,7 +61,7 @@ def test_source_and_date_default_to_the_file(profile, tmp_path):
     ],
 )
 def test_wrong_flags_are_one_sentence(profile, tmp_path, flags, says):
-    """Invalid `--date` and `--note` of `twofold calibrate fit` are errors, and no file is written."""
+    """If `--date` or `--note` of `twofold calibrate fit` is invalid, the command fails and writes no file."""
     out = tmp_path / "c.toml"
     result = invoke(profile, "-o", out, *flags)
     assert isinstance(result.exception, ConfigurationError)
@@ -76,7 +76,7 @@ def test_a_profile_or_folder_that_is_not_there_is_one_sentence(profile, tmp_path
 
 
 def test_the_profile_is_not_written_over(profile):
-    """`--output` with the path of the profile is an error, and the profile stays unchanged."""
+    """If `--output` is the path of the profile, the command fails and the profile stays unchanged."""
     before = profile.read_text()
     error = invoke(profile, "--output", profile).exception
     assert isinstance(error, ConfigurationError)

@@ -29,7 +29,7 @@ def run(*arguments):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_entry_is_shown(kind):
-    """Each table has a row for every catalog entry, and `--sources` adds its source."""
+    """Each table has a row for every catalog entry. With `--sources`, the row also shows the entry's source."""
     table, sources = run(kind), run(kind, "--sources")
     for name, item in getattr(load_catalog(), kind).items():
         assert name in table
@@ -39,7 +39,7 @@ def test_every_entry_is_shown(kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_json_is_exact(kind):
-    """The JSON has every catalog entry by name, with its source and date."""
+    """The JSON maps the name of every catalog entry to its values, including source and date."""
     shown = json.loads(run(kind, "--json"))
     items = getattr(load_catalog(), kind)
     assert list(shown) == list(items)
@@ -68,7 +68,7 @@ def test_tables_have_units():
 
 
 def test_own_files_and_directories(tmp_path):
-    """`--catalog FILE` overrides entries, and a model directory can replace a model name."""
+    """`--catalog FILE` overrides catalog entries, and the path of a model directory is accepted as a model."""
     own = tmp_path / "own.toml"
     own.write_text("[machines.dgx-h100]\nprice_per_h = 12.5\n")
     assert "$12.50/h" in run("machines", "--catalog", own)
@@ -79,14 +79,14 @@ def test_own_files_and_directories(tmp_path):
 
 
 def test_unknown_names_are_a_sentence():
-    """An unknown catalog name is a configuration error that suggests the nearest name."""
+    """The error for an unknown catalog name suggests the most similar name."""
     result = CliRunner().invoke(app, ["machines", "h10"])
     assert isinstance(result.exception, ConfigurationError)
     assert "did you mean h100?" in str(result.exception)
 
 
 def test_a_full_disk_is_one_sentence():
-    """If stdout cannot be written, the command prints a one-line error without a traceback."""
+    """If writing to stdout fails, the command prints a one-line error without a traceback."""
     with Path("/dev/full").open("w") as full:
         command = [sys.executable, "-m", "twofold.cli.main", "catalog", "machines"]
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)

@@ -21,7 +21,7 @@ def run(*arguments):
 
 
 def test_the_published_figure_is_shown():
-    """The output shows the bandwidth in Mooncake's published example, and every machine and link of the catalog."""
+    """The output shows the bandwidth of Mooncake's published example, and every machine and link of the catalog."""
     shown = run().stdout
     assert "8,192 tokens of LLaMA-70B on 8 A800 at their peak: 5.86 GB/s" in shown
     catalog = load_catalog()
@@ -30,7 +30,7 @@ def test_the_published_figure_is_shown():
 
 
 def test_json_has_each_machine():
-    """The JSON has the required bandwidth of each machine, and the shortest prefix worth loading over each link."""
+    """The JSON has, for each machine, the required bandwidth and the shortest prefix worth loading over each link."""
     facts = json.loads(run("a100", "h100", "--performance", "roofline", "--json").stdout)
     assert list(facts) == ["dgx-a100", "dgx-h100"]
     a100, h100 = facts.values()
@@ -45,7 +45,10 @@ def test_json_has_each_machine():
 
 
 def test_an_instance_of_some_accelerators():
-    """With `--tp 4` instead of 8, reuse pays off at half of the bandwidth, because computing a prefix takes longer."""
+    """With half of the accelerators (`--tp 4` instead of 8), loading a prefix pays off at half of the bandwidth.
+
+    The reason is that computing the prefix takes twice as long.
+    """
     whole, half = (
         json.loads(run("a100", "--performance", "roofline", "--tp", degree, "--json").stdout) for degree in (8, 4)
     )

@@ -1,4 +1,4 @@
-"""`twofold characterize` with the built-in engine, a served model, and CSV files."""
+"""`twofold characterize` measures the built-in engine or a served model, or reads CSV files."""
 
 import msgspec
 import pytest
@@ -19,7 +19,10 @@ def paper():
 
 
 def test_a_model_is_measured(twofold, model, tmp_path):
-    """The built-in engine is measured in this process: the profile has errors of all kinds, and a plan reads it."""
+    """The built-in engine is measured in this process, and `twofold plan` accepts the resulting profile.
+
+    The profile has held-out errors of prefill, decode and mixed iterations.
+    """
     path = tmp_path / "mine.yaml"
     done = twofold("characterize", model, "-o", path, *BRIEF, *SMALL, "--threads", 1)
     assert done.code == 0, done.err
@@ -48,7 +51,10 @@ def test_a_model_is_measured(twofold, model, tmp_path):
 
 
 def test_a_service_is_measured_over_http(twofold, model, tmp_path):
-    """An OpenAI endpoint is measured as a black box; its own metrics need not tell the KV capacity."""
+    """An OpenAI endpoint is measured from outside.
+
+    If the endpoint does not report its KV capacity, a flag must set the capacity.
+    """
     path = tmp_path / "served.yaml"
     with running_service(model, "--colocated", "1", "--kv-cache-memory-bytes", "64MiB") as (_, url):
         common = ("characterize", url, "-o", path, *BRIEF, "--model-sizes", model)
@@ -62,7 +68,10 @@ def test_a_service_is_measured_over_http(twofold, model, tmp_path):
 
 
 def test_measurements_before_a_refusal_are_kept(twofold, model, tmp_path):
-    """A server that refuses long prompts ends the sweep with one sentence; what was measured stays in the CSV."""
+    """If the server refuses long prompts, the sweep ends with a one-line error.
+
+    Earlier measurements stay in the CSV.
+    """
 
     def script(body):
         return [Refuse(400)] if len(body["prompt"]) > 100 else well_behaved(body)
@@ -87,7 +96,7 @@ def test_a_server_that_ignores_ignore_eos_is_one_sentence(twofold, model, tmp_pa
 
 
 def test_the_profile_of_the_paper_is_analysed(twofold, paper, tmp_path):
-    """The insights hold for BLOOM-176B on the paper's machines, as Splitwise reports."""
+    """Splitwise's insights hold for BLOOM-176B on the machines of the paper, as the paper reports."""
     page = tmp_path / "paper.html"
     done = twofold("characterize", paper, "--model", "bloom-176b", "--html", page)
     assert done.code == 0, done.err
@@ -128,7 +137,7 @@ def test_bad_targets_are_one_sentence(refused, monkeypatch, tmp_path, arguments,
 
 
 def test_a_running_service_is_verified(twofold, model, tmp_path):
-    """`twofold verify URL` replays a workload on a service and simulates it from the profile of an instance."""
+    """`twofold verify URL` replays a workload on a running service, and simulates it with a measured profile."""
     path = tmp_path / "served.yaml"
     with running_service(model, "--colocated", "1", "--kv-cache-memory-bytes", "64MiB") as (_, url):
         measured = twofold(

@@ -1,4 +1,4 @@
-"""`twofold model create` writes a model directory that the engine and transformers load, without network access."""
+"""`twofold model create` writes a model directory without network access. The engine and transformers can load it."""
 
 import json
 
@@ -35,7 +35,7 @@ def test_the_engine_loads_it(made):
 
 
 def test_both_tokenizer_classes_load_it(made):
-    """Both transformers tokenizer classes decode their token ids to the original text, non-ASCII text included."""
+    """Both tokenizer classes of transformers reproduce a text after encoding and decoding, even non-ASCII text."""
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
     text = "def f(x):\n    return x  # héllo 日本"
@@ -90,7 +90,7 @@ def test_nothing_is_overwritten_unasked(tmp_path):
     ],
 )
 def test_impossible_models(tmp_path, flags, reason):
-    """`twofold model create` rejects inconsistent sizes and creates no directory."""
+    """`twofold model create` rejects sizes that contradict each other, and creates no directory."""
     result = create(tmp_path / "model", *flags)
     assert isinstance(result.exception, ConfigurationError)
     assert reason in str(result.exception)
@@ -98,5 +98,5 @@ def test_impossible_models(tmp_path, flags, reason):
 
 
 def test_create_is_a_command_of_its_own():
-    """`twofold model` without a subcommand lists `create` in its help."""
+    """`twofold model` without a subcommand prints help that lists the subcommand `create`."""
     assert "create" in CliRunner().invoke(app, ["model"]).output

@@ -1,4 +1,4 @@
-"""Parsers of option values that several commands share."""
+"""Tests of the parsers for option values that several commands share."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""`twofold pools show` and `twofold pools set` against a running emulated service."""
+"""`twofold pools show` and `twofold pools set` work on a running emulated service."""
 
 from functools import partial
 
@@ -31,7 +31,7 @@ def service(tmp_path_factory):
 
 
 def test_shows_every_worker_and_sets_a_role(service, pools):
-    """`twofold pools show` lists name, roles and state of each worker; `set` changes the role of a worker."""
+    """`twofold pools show` lists each worker with its roles and state. `twofold pools set` changes a worker's role."""
     shown = pools("show", "--base-url", service)
     assert shown.code == 0
     assert [line.split()[:4] for line in shown.out.splitlines()[1:]] == [
@@ -49,7 +49,7 @@ def test_shows_every_worker_and_sets_a_role(service, pools):
     [(("set", "nobody", "decode"), "no worker 'nobody'"), (("set", "decode-0", "sideways"), "sideways")],
 )
 def test_mistakes_are_one_sentence(service, pools, arguments, sentence):
-    """`twofold pools set` rejects an unknown worker or role in one sentence that names it."""
+    """`twofold pools set` rejects an unknown worker or role with a one-line error that names the worker or role."""
     done = pools(*arguments, "--base-url", service)
     assert done.code == 2
     assert sentence in done.err
@@ -57,7 +57,7 @@ def test_mistakes_are_one_sentence(service, pools, arguments, sentence):
 
 
 def test_the_last_worker_of_a_phase_keeps_it(service, pools):
-    """The role of the last decode worker can be changed only if a mixed worker remains to decode."""
+    """The role of the last decode worker can change only while a mixed worker can take over decode."""
     pools("set", "prefill-1", "prefill", "--base-url", service)
     refused = pools("set", "decode-0", "prefill", "--base-url", service)
     assert refused.code == 2
@@ -68,7 +68,7 @@ def test_the_last_worker_of_a_phase_keeps_it(service, pools):
 
 
 def test_no_service_is_one_sentence(pools):
-    """`twofold pools` reports in one sentence that no service answers at the URL."""
+    """If no service answers at the URL, `twofold pools` prints a one-line error."""
     done = pools("show", "--base-url", f"http://127.0.0.1:{free_port()}")
     assert done.code == 2
     assert "no service of Twofold answers" in done.err

@@ -1,4 +1,4 @@
-"""Progress bars of simulations, traces and plans."""
+"""Simulations, traces and plans show progress bars, but only on a terminal."""
 
 import io
 import sys

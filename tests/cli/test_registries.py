@@ -1,4 +1,4 @@
-"""Every entry of every registry is accepted by the commands and completes requests."""
+"""Every entry of every registry is accepted by the commands, and requests complete with it."""
 
 import asyncio
 import json
@@ -41,12 +41,15 @@ PUBLISHED = {  # performance models of other models and machines
 
 
 def policy(registry, name, *flags, pools=(PREFILL, DECODE), serve=(), **fields):
-    """Return the test case of a registry entry: cluster fields, flags of both commands, and flags of `serve` only."""
+    """Return the test case of a registry entry.
+
+    The case consists of the fields of the cluster file, flags for both commands, and flags for `serve` only.
+    """
     return pytest.param(MODEL | {"pools": pools} | fields, flags, serve, id=f"{registry}-{name}")
 
 
 def routers():
-    """Yield a test case per live router; the cases cycle through the hand-off and eviction policies."""
+    """Yield a test case per router for live services. Each case uses the next hand-off and eviction policy in turn."""
     for name, handoff, eviction in zip(LIVE_ROUTERS, cycle(HANDOFF_POLICIES), cycle(EVICTIONS), strict=False):
         caches = ("--enable-prefix-caching", "--kv-eviction", eviction)
         cells = {"cells": 2} if name in CELL_ROUTERS else {}
@@ -57,7 +60,7 @@ def routers():
 
 
 def batchers():
-    """Yield a test case per batcher, in a prefill, decode or mixed pool."""
+    """Yield a test case per batcher, in a pool whose role the batcher supports."""
     for name, batcher in BATCHERS.items():
         prefill = (PREFILL | {"batcher": name}) if batcher.prefills else PREFILL
         decode = (DECODE | {"batcher": name}) if batcher.decodes else DECODE
@@ -67,7 +70,7 @@ def batchers():
 
 
 def performance_models():
-    """Yield a test case per performance model; the cases cycle through the overload rules."""
+    """Yield a test case per performance model. Each case uses the next overload rule in turn."""
     for name, rule in zip(PERFORMANCE_MODELS, cycle(OVERLOAD_RULES), strict=False):
         model, size = PUBLISHED.get(name, ("opt-13b", {}))
         pools = [{**pool, **size} for pool in (PREFILL, DECODE)]
@@ -80,7 +83,7 @@ POLICIES = [*routers(), *batchers(), *performance_models()]
 
 @pytest.fixture
 def completed(twofold, tmp_path):
-    """Return a function that simulates six requests and returns how many completed."""
+    """Return a function that simulates six requests and returns the number of completed ones."""
 
     def run(*flags, trace_format="twofold"):
         path = tmp_path / f"trace{FORMATS[trace_format].suffix}"
@@ -94,7 +97,7 @@ def completed(twofold, tmp_path):
 
 @pytest.fixture
 def cluster_file(tmp_path):
-    """Return a function that writes a cluster file and returns its path."""
+    """Return a function that writes a cluster to a file and returns the file's path."""
 
     def write(cluster):
         path = tmp_path / "cluster.yaml"
@@ -111,7 +114,7 @@ def test_policies_are_simulated(completed, cluster_file, cluster, flags, _serve)
 
 @pytest.mark.parametrize(("cluster", "flags", "serve"), POLICIES)
 def test_policies_are_served(cluster_file, cluster, flags, serve):
-    """An emulated service with each policy answers all requests and frees all blocks."""
+    """With each policy, an emulated service answers all requests and frees all KV blocks."""
     if cluster["pools"][0].get("batcher") == INLINED:
         pytest.skip("an emulated service cannot inline prompts; tests/serving/test_inlined_prefill.py serves a model")
     cluster = {name: value for name, value in cluster.items() if name not in SIMULATED_ONLY}
@@ -122,14 +125,14 @@ def test_policies_are_served(cluster_file, cluster, flags, serve):
 
 
 def test_every_entry_is_walked():
-    """The cases that cycle through a policy registry are at least as many as its entries, so each entry is tested."""
+    """There are enough test cases to use every hand-off policy, eviction policy and overload rule at least once."""
     assert len(LIVE_ROUTERS) >= max(len(HANDOFF_POLICIES), len(EVICTIONS))
     assert len(PERFORMANCE_MODELS) >= len(OVERLOAD_RULES)
 
 
 @pytest.mark.parametrize("router", [name for name in ROUTERS if name not in LIVE_ROUTERS])
 def test_offline_routers_are_simulated(completed, cluster_file, router):
-    """Simulation-only routers complete all requests of a simulation."""
+    """In a simulation, all requests complete with each router that works only in simulations."""
     assert completed("--cluster", cluster_file(MODEL | {"pools": [PREFILL, DECODE], "router": router})) == 6
 
 
@@ -164,7 +167,7 @@ def engines():
 
 @pytest.mark.parametrize(("engine", "transport"), [*engines()])
 def test_engines_and_transports_serve_a_model(twofold, model, tmp_path, engine, transport):
-    """Each engine and transport serves a request with a real model and a hand-off."""
+    """With each engine and transport, a real model serves a request that includes a hand-off."""
     try:
         ENGINES[engine].check_installed()
         check_transport(transport)

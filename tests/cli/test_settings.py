@@ -1,4 +1,4 @@
-"""Commands generated from settings classes: options, help, validation and `--config`."""
+"""Commands generated from settings classes have options, help, validation and `--config`."""
 
 import pytest
 import typer

@@ -39,7 +39,7 @@ def test_show_prints_counts_and_lengths(trace):
 
 
 def test_show_json_is_exact(trace):
-    """The JSON has the figures of the table without rounding."""
+    """The JSON has the same figures as the table, but without rounding."""
     shown = msgspec.json.decode(run("show", trace, "--json").stdout)
     assert (shown["path"], shown["format"], shown["requests"]) == (str(trace), "mooncake", 10)
     assert shown["highest_reuse"] == 0.5
@@ -71,7 +71,7 @@ def test_reuse_of_nothing_is_refused(trace, tmp_path):
 
 
 def test_convert_says_what_is_lost(trace, tmp_path):
-    """Conversion to the Azure CSV format reports the lost prefix blocks on stderr and keeps all prompt lengths."""
+    """Conversion to the Azure CSV format keeps all prompt lengths, and reports the lost prefix blocks on stderr."""
     result = run("convert", trace, tmp_path / "out.csv", "--to", "azure")
     assert "note: the azure format has no prefix blocks: 10 requests lost theirs" in result.stderr
     assert "wrote 10 requests" in result.stderr
@@ -87,7 +87,7 @@ def test_convert_without_options_loses_nothing(trace, tmp_path):
 
 
 def test_convert_rescales(trace, tmp_path):
-    """`twofold trace convert` applies the window first, then the rate, the length scale and the context limit."""
+    """`twofold trace convert` first selects a part of the trace, then scales rate and lengths, then limits lengths."""
     out = tmp_path / "out.jsonl"
     run(
         *("convert", trace, out, "--start", 2, "--num-requests", 5, "--rate", 8),
@@ -102,7 +102,7 @@ def test_convert_rescales(trace, tmp_path):
 
 
 def test_convert_mentions_outputs_of_length_zero(tmp_path):
-    """Outputs of length 0 are reported once, although rescaling reads the trace twice."""
+    """Outputs of length 0 are counted only once, although rescaling reads the trace twice."""
     path = tmp_path / "in.jsonl"
     lines = (f'{{"timestamp":{t},"input_length":5,"output_length":0}}' for t in (0, 9))
     path.write_text("\n".join(lines))
@@ -111,7 +111,7 @@ def test_convert_mentions_outputs_of_length_zero(tmp_path):
 
 
 def test_failed_convert_leaves_no_file(trace, tmp_path):
-    """An invalid line is reported with file and line number, and no output file remains."""
+    """The error for an invalid line contains file name and line number, and no output file remains."""
     trace.write_text(trace.read_text() + "{")
     error = failure("convert", trace, tmp_path / "out.jsonl")
     assert isinstance(error, WorkloadError)
@@ -153,7 +153,7 @@ def test_generate_repeats_to_the_byte(tmp_path):
 
 
 def test_generate_refuses_in_one_sentence(tmp_path):
-    """`twofold trace generate` rejects an unknown workload, and one without a number of requests or a duration."""
+    """`twofold trace generate` rejects an unknown workload, and requires a number of requests or a duration."""
     out = ("--output", tmp_path / "out", "--rate", 1)
     assert "did you mean azure-code?" in str(failure("generate", "azure-cod", *out, "--num-requests", 1))
     assert "give a number of requests or a duration" in str(failure("generate", "azure-code", *out))

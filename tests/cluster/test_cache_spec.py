@@ -1,4 +1,4 @@
-"""Prefix cache settings of a cluster, and their error messages."""
+"""The prefix cache settings of a cluster are parsed, and invalid settings raise clear errors."""
 
 import pytest
 
@@ -29,7 +29,7 @@ kv_cache: {}
     ],
 )
 def test_cache_sizes_are_in_tokens_or_bytes(room, tokens):
-    """Sizes in bytes are converted to tokens, here of ten bytes each."""
+    """Sizes in bytes are converted to tokens. Here a token has ten bytes."""
     assert cache_size_tokens(room, 10) == tokens
 
 
@@ -40,7 +40,7 @@ def test_rejects_sizes_without_a_unit(room):
 
 
 def test_parses_the_sizes_of_cache_tiers():
-    """`--kv-cache` lists a size per tier; a single size is that of DRAM."""
+    """`--kv-cache` lists a size for each tier. A size without a tier applies to DRAM."""
     assert parse_cache("128GiB") == CacheSpec(dram="128GiB")
     line = "dram=3000000 tokens, disk=2TB,eviction=lfu,disk_bytes_per_s=3e9"
     assert parse_cache(line) == CacheSpec(dram="3000000 tokens", disk="2TB", eviction="lfu", disk_bytes_per_s=3e9)

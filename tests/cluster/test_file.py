@@ -41,7 +41,7 @@ def pool(machines, machine, role, **more):
     ],
 )
 def test_parses_a_cluster_line(text, pools):
-    """Each pool is COUNTxMACHINE@TPxPP:ROLE/BATCHER; parallelism, role and batcher are optional."""
+    """Each pool has the form COUNTxMACHINE@TPxPP:ROLE/BATCHER. Parallelism, role and batcher are optional."""
     assert parse_cluster(text, model="m", catalog=CATALOG) == ClusterSpec(pools=pools, model="m")
 
 
@@ -132,7 +132,7 @@ def test_accepts_machines_of_a_user_catalog(tmp_path):
     ],
 )
 def test_rejects_invalid_files(text, message):
-    """The error names the file, the position or field, and the reason."""
+    """The error names the file, the invalid field or position in the file, and the reason."""
     with pytest.raises(ConfigurationError) as error:
         read_cluster(text, "c.yaml", catalog=CATALOG)
     assert message in str(error.value)
@@ -229,7 +229,10 @@ def test_omits_unset_fields_and_writes_pools_first():
     ],
 )
 def test_rejects_numbers_beyond_the_clock_range(line, words):
-    """Times beyond the simulated clock, and bandwidths so low that transfers exceed it, are rejected on parsing."""
+    """Times that exceed the range of the simulated clock are rejected when the file is parsed.
+
+    The same holds for bandwidths so low that a transfer would exceed the range.
+    """
     text = f"model: bloom-176b\npools: [{{machines: 1, machine: h100, role: mixed}}]\n{line}\n"
     with pytest.raises(ConfigurationError, match=words):
         read_cluster(text, "c.yaml")

@@ -1,4 +1,4 @@
-"""Exact products of large integers."""
+"""Products of large integers are exact."""
 
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,4 +1,4 @@
-"""Rules of SplitwiseSim's instance scheduler."""
+"""The batcher `splitwise-sim` follows the rules of SplitwiseSim's instance scheduler."""
 
 import pytest
 
@@ -23,14 +23,14 @@ def running_decodes(count=3, **more):
 
 
 def test_orders_prompts_then_running_then_ready_tasks():
-    """A batch takes prompts first, then running decodes, then ready decodes, each in order of arrival."""
+    """A batch takes prompts first, then running decodes, then decodes ready to start, each in order of arrival."""
     chosen = selected(SplitwiseSimBatcher(100, 64), waiting(60, 37), decoding(2), ready(3))
     assert chosen.prefills == [("w0", 60), ("w1", 37)]
     assert (chosen.resume, chosen.pause) == (["r0"], [])
 
 
 def test_a_prompt_over_the_budget_runs_alone():
-    """A prompt over the token budget is selected if it is first, and pauses all decodes."""
+    """If the first prompt in the queue exceeds the token budget, it runs alone and all decodes are paused."""
     chosen = selected(SplitwiseSimBatcher(100, 64), waiting(500, 1), decoding(2), ready(1))
     assert (chosen.prefills, chosen.resume, chosen.pause) == ([("w0", 500)], [], ["d0", "d1"])
 
@@ -42,7 +42,10 @@ def test_limits_the_sequences_of_a_batch():
 
 
 def paused_by_prompts(arrival_s):
-    """Return an instance with a decode that arrived at `arrival_s`, and eight queued prompts of a full batch each."""
+    """Return an instance with a running decode and eight queued prompts, each of which fills a batch.
+
+    The decode's request arrived at `arrival_s`.
+    """
     made = sim(budget=10)
     arrive(made, request("a", output=50, arrival_s=arrival_s))
     assert ran(made) == ["a"]
@@ -52,21 +55,21 @@ def paused_by_prompts(arrival_s):
 
 
 def test_decode_left_out_four_times_goes_first():
-    """A decode that was left out of four batches runs before the waiting prompts."""
+    """A decode that four batches have left out runs before the waiting prompts."""
     made = paused_by_prompts(arrival_s=0.0)
     assert [ran(made) for _ in range(5)] == [["p0"], ["p1"], ["p2"], ["p3"], ["a"]]
     assert made.preemptions == 1
 
 
 def test_overdue_tasks_of_equal_age_go_by_arrival():
-    """Prompts age like decodes: of overdue tasks with equal age, the one that arrived first runs first."""
+    """Prompts age in the same way as decodes. Among overdue tasks of equal age, the first to arrive runs first."""
     made = paused_by_prompts(arrival_s=2.0)
     assert [ran(made) for _ in range(8)] == [[f"p{number}"] for number in range(8)]
     assert ran(made) == ["a"]
 
 
 def test_age_order_is_fixed_when_a_task_is_added():
-    """Tasks are ordered by age when they are queued; a task that becomes overdue later does not overtake."""
+    """The order by age is determined when a task is queued. A task that becomes overdue later keeps its place."""
     made = sim(num_blocks=8, budget=100)
     arrive(made, request("a", prompt=16, output=17))  # two of eight blocks
     ran(made)
@@ -99,7 +102,7 @@ def test_prompt_over_the_budget_does_not_interrupt_decodes():
 
 
 def test_chained_decode_of_a_long_prompt_interrupts_decodes():
-    """A prompt over the token budget pauses running decodes if its request also decodes on this instance."""
+    """A prompt over the token budget pauses running decodes if the instance also decodes the prompt's request."""
     made = running_decodes()
     made.submit(request("p", prompt=2049), decodes_here=True)
     assert made.changed
@@ -123,7 +126,7 @@ def test_running_prompt_is_not_interrupted():
 
 
 def test_idle_instance_without_blocks_waits_for_freed_blocks():
-    """If an idle instance lacks blocks for a new request, `changed` is set when blocks are freed, not before."""
+    """If an idle instance has too few blocks for a new request, `changed` becomes true only when blocks are freed."""
     made = sim(num_blocks=8)
     made.submit(request("p", prompt=112), decodes_here=False)
     assert ran(made) == ["p"]

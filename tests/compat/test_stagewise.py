@@ -1,4 +1,4 @@
-"""Rules of DistServe's simulator, tested with iteration times of whole milliseconds."""
+"""The rules `distserve-published` follow DistServe's simulator. Iteration times are whole milliseconds."""
 
 import pytest
 from hypothesis import given, settings
@@ -14,7 +14,11 @@ from twofold.timeline import Moment
 
 
 def play(shape, sizes, *, budget=100, later=None, failures=()):
-    """Simulate requests of (arrival in ms, prompt, output) on instances of (role, pipeline stages)."""
+    """Simulate requests on a cluster.
+
+    `sizes` are tuples (arrival in ms, prompt tokens, output tokens), or requests. `shape` has a tuple (role, pipeline
+    stages) for each instance.
+    """
     stages = {count for _, count in shape}
     assert len(stages) == 1
     model = Pipeline("toy", ToyModel.error, ToyModel(), later or ToyModel(), stages.pop())
@@ -48,7 +52,7 @@ def times(world, moment):
 
 
 def test_every_output_token_is_decoded():
-    """With three output tokens, decode runs three iterations of 5 ms after the prefill of 14 ms."""
+    """A request with three output tokens is prefilled for 14 ms, then decoded in three iterations of 5 ms."""
     world = play(split(), [(0, 10, 3)])
     assert times(world, Moment.FIRST_TOKEN) == [14.0]
     assert times(world, Moment.HANDOFF_ENDED) == [14.0]
@@ -64,13 +68,13 @@ def test_one_token_request_is_decoded_and_has_a_tpot():
 
 
 def test_simultaneous_arrivals_are_batched_together():
-    """Two prompts that arrive together form one batch, and a prompt that arrives 1 µs later waits for it."""
+    """Two prompts that arrive together form one batch. A prompt that arrives 1 µs later waits until this batch ends."""
     world = play(split(), [(0, 10, 1), (0, 10, 1), (0.001, 10, 1)])
     assert times(world, Moment.FIRST_TOKEN) == [24.0, 24.0, 38.0]
 
 
 def test_prompt_batches_are_limited_by_memory():
-    """A prompt that does not fit in the batch starts the next one, and no later prompt overtakes it."""
+    """A prompt that does not fit in the current batch starts the next batch, and later prompts do not overtake it."""
     world = play(split(), [(0, 60, 1), (0, 60, 1), (0, 10, 1)], budget=100)
     assert times(world, Moment.FIRST_TOKEN) == [64.0, 64.0 + 74.0, 64.0 + 74.0]
 
@@ -83,7 +87,7 @@ def test_mixed_stage_runs_prompts_first():
 
 
 def test_pipeline_depth_is_unlimited():
-    """The first stage starts further batches while a slow second stage has a queue of them."""
+    """The first pipeline stage starts further batches even while several batches wait for a slow second stage."""
     world = play(split(2), [(0, 10, 1), (1, 10, 1), (15, 10, 1)], later=ToyModel(base=100))
     assert times(world, Moment.PREFILL_STARTED) == [0.0, 14.0, 28.0]
     assert times(world, Moment.FIRST_TOKEN) == [14.0 + 110, 14.0 + 220, 14.0 + 330]
@@ -100,7 +104,7 @@ def test_later_stage_merges_waiting_decodes():
 
 
 def test_decode_batch_reads_at_most_fifty_thousand_tokens():
-    """A decode batch has at most 50,000 context tokens; the sequence left out is first in the next batch."""
+    """A decode batch has at most 50,000 context tokens. A sequence that does not fit comes first in the next batch."""
     sizes = [(0, 20_000, 2)] * 3
     world = play(split(), sizes, budget=100_000)
     start = 60_004.0
@@ -112,7 +116,10 @@ def test_decode_batch_reads_at_most_fifty_thousand_tokens():
 @settings(max_examples=200)
 @given(workloads(), st.integers(1, 3), st.booleans(), st.booleans())
 def test_every_request_ends_once_and_all_blocks_are_freed(requests, stages, colocated, fails):
-    """At the end all instances are idle, even after a failure. Without failures, ITLs sum to the decode times."""
+    """At the end, every request has ended once and all instances are idle, even if an instance failed.
+
+    If no instance fails, the sum of the inter-token latencies (ITL) is the total decode time.
+    """
     shape = [(Role.MIXED, stages)] * 2 if colocated else split(stages)
     failures = (InstanceFailure(instance="mixed-1" if colocated else "decode-0", at_s=0.05, back_s=0.1),)
     world = play(shape, requests, budget=400, later=ToyModel(base=2), failures=failures if fails else ())

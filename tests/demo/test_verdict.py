@@ -12,7 +12,7 @@ SLO = Slo(ttft_s=1.0, tpot_s=0.1)
 
 
 def run(ttft_s, gap_s, count=20):
-    """Return the summary of `count` equal requests with this TTFT and token gap."""
+    """Return the summary of `count` equal requests with the given TTFT and token gap."""
     timelines = []
     for i in range(count):
         request = Request(id=str(i), arrival_s=0.0, prompt_tokens=100, output_tokens=3)
@@ -35,7 +35,7 @@ def test_names_the_better_design_or_neither(split, colocated, expected):
 
 
 def test_reports_p99_ratios_of_gaps_and_ttft():
-    """The verdict has the P99 token gap and P99 TTFT of split, divided by those of colocated."""
+    """The verdict contains P99 token gap and P99 TTFT of the split service relative to the colocated service."""
     said = verdict(("split", run(0.5, 0.05)), ("colocated", run(0.25, 0.1)))
     assert "0.50× the P99 gap between tokens" in said
     assert "2.00× the P99 time to the first token" in said
@@ -46,7 +46,7 @@ def test_gives_no_verdict_without_completed_requests():
 
 
 def test_derives_load_and_slo_from_unloaded_latencies():
-    """If unloaded requests take twice as long, the demo halves the load and doubles the SLO bounds."""
+    """If requests on an idle service take twice as long, the demo halves the load and doubles the SLO bounds."""
     sample = [Request(id=str(i), arrival_s=0.0, prompt_tokens=100 + i, output_tokens=40) for i in range(9)]
     assert {r.prompt_tokens for r in probe_requests(sample)} == {104}
 

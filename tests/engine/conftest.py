@@ -1,4 +1,4 @@
-"""Tiny models and engines for the engine tests."""
+"""Fixtures with tiny models and engines."""
 
 import pytest
 
@@ -10,7 +10,7 @@ from twofold.engine.torch.pool import KvPool
 
 @pytest.fixture(scope="session")
 def loaded(tiny_model_dir):
-    """Return a function that loads the tiny model of an architecture once per session."""
+    """Return a function that returns the tiny model of an architecture. Each model is loaded once per session."""
     models = {}
 
     def model(arch):
@@ -23,7 +23,7 @@ def loaded(tiny_model_dir):
 
 @pytest.fixture
 def engine(loaded):
-    """Return a function that makes a torch engine with a KV pool of its own."""
+    """Return a function that creates a torch engine with a new KV pool."""
 
     def make(arch="llama", num_blocks=320, block_size=16):
         model = loaded(arch)

@@ -1,4 +1,4 @@
-"""The emulated engine on a fake clock that advances only when the engine sleeps."""
+"""The emulated engine runs on a fake clock, which advances only when the engine sleeps or a test advances it."""
 
 import logging
 
@@ -55,7 +55,7 @@ def test_iterations_take_the_time_of_the_simulator(prompts, contexts):
 
 
 def test_iterations_do_not_drift():
-    """Consecutive iterations stay on schedule in spite of late wake-ups and time between the iterations."""
+    """Consecutive iterations end on schedule, in spite of late wake-ups and of time spent between iterations."""
     clock = FakeClock(oversleep=MS)
     emulated = engine(clock)
     for index in range(1, 101):
@@ -66,7 +66,7 @@ def test_iterations_do_not_drift():
 
 
 def test_an_iteration_after_a_pause_starts_at_once():
-    """After an idle time, an iteration takes its full duration from its start."""
+    """After an idle period, an iteration starts immediately and takes its full duration."""
     clock = FakeClock()
     emulated = engine(clock)
     emulated.run([decode(50)])
@@ -78,7 +78,7 @@ def test_an_iteration_after_a_pause_starts_at_once():
 
 
 def test_a_stopped_process_skips_the_lost_time():
-    """An engine that was stopped for seconds does not catch up on the missed time."""
+    """If the process was stopped for seconds, the engine does not run faster afterwards to catch up."""
     clock = FakeClock()
     emulated = engine(clock)
     emulated.run([decode(50)])
@@ -89,7 +89,7 @@ def test_a_stopped_process_skips_the_lost_time():
 
 
 def test_layers_are_ready_at_equal_intervals():
-    """Each group of layers is reported when its last layer is due, and the last group at the end of the prefill."""
+    """Each group of layers is reported when its last layer is due. The last group is due when the prefill ends."""
     clock = FakeClock()
     told = []
     emulated = engine(clock, layers=10)
@@ -107,7 +107,7 @@ def test_an_empty_iteration_takes_no_time():
 
 
 def test_tokens_depend_on_seed_and_position_alone():
-    """The sampled token is the same in any batch and on any worker, also if the request is replayed."""
+    """A sampled token does not depend on the rest of the batch, nor on whether the request is decoded or replayed."""
     alone = engine(FakeClock()).run([decode(50)])
     among = engine(FakeClock()).run([prompt(20), decode(50, name="other"), decode(9)])
     assert alone[0] == among[1]
@@ -120,7 +120,7 @@ def test_an_incomplete_prompt_samples_no_token():
 
 
 def test_warns_about_late_batches(caplog):
-    """The engine logs the delay of a late batch, at most once in ten seconds."""
+    """The engine logs how late a batch ended, but at most once in ten seconds."""
     emulated = engine(FakeClock(oversleep=80 * MS))
     with caplog.at_level(logging.WARNING):
         for _ in range(3):
@@ -131,7 +131,7 @@ def test_warns_about_late_batches(caplog):
 
 @pytest.mark.parametrize("sampling", [SAMPLING, SamplingParams(max_tokens=1, temperature=0.0)])
 def test_greedy_output_does_not_depend_on_the_seed(sampling):
-    """Greedy output is independent of the seed, and sampled output is not."""
+    """Greedy output does not depend on the seed, but sampled output does."""
     other = SamplingParams(max_tokens=1, temperature=sampling.temperature, seed=99)
     run = engine(FakeClock()).run
     same = run([decode(50, sampling=sampling)]) == run([decode(50, sampling=other)])

@@ -1,4 +1,4 @@
-"""Groups of layers that the emulated engine reports together."""
+"""The emulated engine reports layers in groups."""
 
 from itertools import pairwise
 
@@ -10,7 +10,7 @@ from twofold.engine.emulated import LayerGroups
 
 @given(st.integers(1, 200))
 def test_groups_cover_all_layers_in_order(layers):
-    """Groups have one to eight layers, and there are at most 6 + layers / 8 of them."""
+    """Each group has one to eight layers, and the number of groups is at most 6 + layers / 8."""
     ends = LayerGroups(layers).ends
     sizes = [high - low for low, high in pairwise((0, *ends))]
     assert ends[-1] == layers
@@ -20,7 +20,10 @@ def test_groups_cover_all_layers_in_order(layers):
 
 @given(st.integers(1, 200))
 def test_first_and_last_groups_are_single_layers(layers):
-    """Single layers at both ends start a hand-off early and leave little to transfer after the prefill."""
+    """The first group has one layer, so a hand-off starts early.
+
+    The last group also has one layer, so little data remains to be transferred after the prefill.
+    """
     ends = (0, *LayerGroups(layers).ends)
     assert ends[1] == 1
     assert ends[-1] - ends[-2] == 1
@@ -35,6 +38,6 @@ def test_layout_has_all_bytes_of_the_model(layers, kv_bytes_per_token, block_siz
 
 
 def test_layers_take_equally_long():
-    """All layers take equally long, and a group is ready when its last layer is."""
+    """All layers take equally long, and a group is ready as soon as its last layer is ready."""
     groups = LayerGroups(10)
     assert [groups.ready(k, 100, 1100) for k in range(len(groups))] == [100 + 100 * end for end in groups.ends]

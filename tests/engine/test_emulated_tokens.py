@@ -1,4 +1,4 @@
-"""Random tokens that the emulated engine generates."""
+"""The emulated engine generates random tokens."""
 
 import math
 
@@ -13,7 +13,10 @@ seeds, positions = st.integers(0, 2**63), st.integers(0, 10**6)
 
 @given(st.integers(2, 200_000), seeds, positions)
 def test_tokens_are_in_the_vocabulary(vocab_size, seed, position):
-    """Token ids are within the vocabulary and exclude its 256 lowest ids, which may be special tokens."""
+    """Token ids are in the vocabulary but not among its 256 lowest ids, which may be special tokens.
+
+    In a vocabulary below 512 tokens, only the lower half is excluded.
+    """
     tokens = RandomTokens(vocab_size)
     token = tokens.sample(SamplingParams(max_tokens=1, seed=seed), position, 0).token_id
     assert min(256, vocab_size // 2) <= token < vocab_size
@@ -21,7 +24,7 @@ def test_tokens_are_in_the_vocabulary(vocab_size, seed, position):
 
 @given(seeds, positions, st.integers(0, 3))
 def test_min_tokens_excludes_stop_ids(seed, position, output_index):
-    """A stop id is sampled only after `min_tokens` output tokens."""
+    """A stop id is not sampled until the output has `min_tokens` tokens."""
     tokens = RandomTokens(1000)
     first = tokens.sample(SamplingParams(max_tokens=9, seed=seed), position, output_index).token_id
     sampling = SamplingParams(max_tokens=9, seed=seed, stop_token_ids=(first,), min_tokens=2)
@@ -30,7 +33,7 @@ def test_min_tokens_excludes_stop_ids(seed, position, output_index):
 
 
 def test_tokens_are_uniformly_distributed():
-    """All sampled tokens have the same log probability, and the alternatives start with the sampled token."""
+    """All tokens have equal log probabilities, and the sampled token comes first among the reported alternatives."""
     sampled = RandomTokens(1000).sample(SamplingParams(max_tokens=1, logprobs=3), 4, 0)
     assert sampled.logprob == -math.log(1000 - 256)
     assert len({token for token, _ in sampled.top_logprobs}) == 3
@@ -38,7 +41,7 @@ def test_tokens_are_uniformly_distributed():
 
 
 def test_zero_logprobs_return_no_alternatives():
-    """With `logprobs=0`, only the sampled token has a log probability."""
+    """With `logprobs=0`, the sampled token has a log probability, but no alternatives are reported."""
     sampled = RandomTokens(1000).sample(SamplingParams(max_tokens=1, logprobs=0), 4, 0)
     assert sampled.top_logprobs == ()
     assert sampled.logprob is not None

@@ -1,4 +1,4 @@
-"""Typed pipes decode messages of the expected types only."""
+"""A typed pipe decodes only messages of the expected types."""
 
 import pickle
 from multiprocessing import Pipe
@@ -41,7 +41,7 @@ def test_rejects_pickles(ends):
 
 
 def test_a_closed_end_raises_eof(ends):
-    """Receiving from a pipe that the peer closed raises EOFError."""
+    """Receiving raises EOFError if the peer has closed its end of the pipe."""
     ours, theirs = ends
     ours.connection.close()
     with pytest.raises(EOFError):

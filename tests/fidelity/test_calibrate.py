@@ -1,4 +1,4 @@
-"""Calibration recovers the times of a simulated service from its journals and latencies."""
+"""A calibration recovers the known times of a simulated service from worker journals and latencies."""
 
 import msgspec
 import pytest
@@ -27,7 +27,7 @@ SHARED = {"prefill": 1.05, "decode": 1.15}
 class Service:
     """Simulated service that runs calibration groups with known times and writes worker journals.
 
-    `taken` maps the purpose of a group to the share of the workers' CPU time that gateway and clients use.
+    `taken` maps a group's purpose to the share of the workers' CPU time that the gateway and clients use.
     """
 
     def __init__(self, taken):
@@ -39,7 +39,7 @@ class Service:
         self.ended = {}
 
     def run(self, worker, items, *, crowd=1.0):
-        """Run an iteration, which takes longer on a worker that was idle; return its end time."""
+        """Run an iteration and return its end time. If the worker was idle before, the iteration takes longer."""
         prompts = [item for item in items if item.phase is Phase.PREFILL]
         work = IterationWork(
             tokens=sum(item.num_tokens for item in prompts),
@@ -59,7 +59,7 @@ class Service:
         return end
 
     def answer(self, group):
-        """Prefill all prompts of a group in one batch, then decode until every output is complete."""
+        """Prefill all prompts of a group in one batch, then decode until every output of the group is complete."""
         mixed, slower = group.purpose is Purpose.MIXED, self.slower.get(group.purpose, 1.0)
         sent, recorder = self.now, Recorder()
         timelines = [recorder.arrive(request, sent) for request in group.requests]
@@ -106,7 +106,7 @@ class Service:
 
 
 def shared_logs():
-    """Return the logs of a prefill and a decode worker that share a core, and of an idle prefill worker."""
+    """Return the logs of three workers: a prefill and a decode worker that share a core, and an idle prefill worker."""
     service = Service({})
     for index in range(30):
         items = [BatchItem("d", Phase.DECODE, 1, 100 + index, True)] * 4
@@ -125,7 +125,7 @@ def answered(taken):
 
 
 def share(service, purpose):
-    """Return the mean number of CPU cores that gateway and clients use in request groups with this `purpose`."""
+    """Return the mean number of CPU cores that the gateway and clients use while groups with this `purpose` run."""
     of = [one for one in service.observed if one.group.purpose is purpose]
     spans = [
         max(t.token_times_s[-1] for t in one.timelines) - min(min(t.moments.values()) for t in one.timelines)
@@ -164,19 +164,22 @@ def test_separates_the_cost_of_cold_iterations(found):
 
 
 def test_fits_contention_between_workers(found):
-    """The contention factors are fitted to iterations that overlap on both workers, without the gateway's CPU time."""
+    """The contention factors are fitted to iterations of two workers that overlap in time.
+
+    The factors do not include the CPU time that the gateway takes from the workers.
+    """
     assert found.host.prefill.crowded == pytest.approx(CROWDED["prefill"], rel=0.02)
     assert found.host.decode.crowded == pytest.approx(CROWDED["decode"], rel=0.02)
 
 
 def test_fits_the_overhead_of_sharing_a_core(found):
-    """A prefill and a decode worker that share a core take more than twice as long; the excess is fitted."""
+    """If a prefill and a decode worker share a core, iterations take more than twice as long. The excess is fitted."""
     assert found.host.prefill.shared == pytest.approx(SHARED["prefill"], rel=0.03)
     assert found.host.decode.shared == pytest.approx(SHARED["decode"], rel=0.03)
 
 
 def test_fits_gateway_cpu_times_and_delays(found):
-    """The fit recovers the gateway's CPU times per request, iteration and token, and its delays."""
+    """The fit recovers the delays of the gateway, and its CPU times per request, iteration and token."""
     front = found.host.front
     assert front.request_s == pytest.approx(REQUEST_S, rel=0.05)
     assert front.prompt_token_s == pytest.approx(PROMPT_TOKEN_S, rel=0.05)
@@ -187,7 +190,10 @@ def test_fits_gateway_cpu_times_and_delays(found):
 
 
 def test_fits_the_synchronisation_time_of_handoffs(found):
-    """Link bandwidth and latency are those of the measured link; only the synchronisation time is fitted."""
+    """Link bandwidth and latency are copied from the separate link measurement.
+
+    Only the synchronisation time is fitted.
+    """
     assert (found.link.bytes_per_s, found.link.latency_s) == (LINK.bytes_per_s, LINK.overhead_s)
     assert found.link.sync_s == pytest.approx(SYNC_S, rel=0.05)
 

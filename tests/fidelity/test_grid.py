@@ -1,4 +1,4 @@
-"""Groups of requests that a calibration sends to the service."""
+"""A calibration sends groups of requests to the service."""
 
 import pytest
 

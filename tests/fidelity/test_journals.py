@@ -1,4 +1,4 @@
-"""Iterations read from the journals of workers."""
+"""Iterations and their durations are read from the journals of workers."""
 
 import msgspec
 import pytest
@@ -10,7 +10,7 @@ from twofold.serving.telemetry.journal import JournalEntry
 
 
 def entries(*spans):
-    """Yield the journal entries of iterations (start, end, items)."""
+    """Yield the journal entries of iterations, which are tuples (start, end, items)."""
     for number, (start, end, items) in enumerate(spans):
         yield JournalEntry(start, "next_batch", {}, msgspec.to_builtins(Batch(number, tuple(items))))
         yield JournalEntry(end, "complete", {"stopped": []}, [])
@@ -25,7 +25,10 @@ def decode(name, context):
 
 
 def test_counts_the_work_of_an_iteration():
-    """An iteration counts prompt tokens, attention squares, decode sequences and context, as performance models do."""
+    """The work of an iteration is counted in the units of performance models.
+
+    These are prompt tokens, attention squares, decode sequences and context tokens.
+    """
     items = [prompt("a", 10), prompt("b", 20, 30, samples=False), decode("c", 100), decode("d", 50)]
     (ran,) = WorkerLog(list(entries((1.0, 1.5, items)))).ran
     one = ran.iteration
@@ -35,7 +38,7 @@ def test_counts_the_work_of_an_iteration():
 
 
 def test_an_iteration_lasts_until_the_next_can_start():
-    """The usual gap between consecutive iterations counts as part of an iteration; longer idle times do not."""
+    """The duration of an iteration includes the usual gap before the next iteration. Longer idle times are excluded."""
     log = WorkerLog(list(entries(*((at, at + 0.009, [decode("a", 5)]) for at in (0.0, 0.01, 0.02, 5.0)))))
     assert [one.iteration.seconds for one in log.ran] == pytest.approx([0.01] * 4)
 
@@ -49,7 +52,7 @@ def test_computes_the_busy_share_of_a_time_span():
 
 
 def test_ignores_an_incomplete_batch():
-    """A batch without an end, as in the journal of a killed worker, is ignored."""
+    """A batch that has no end in the journal, because the worker was killed, is ignored."""
     assert WorkerLog(list(entries((1.0, 2.0, [decode("a", 5)])))[:1]).ran == []
 
 

@@ -1,4 +1,4 @@
-"""Latencies of every request, and SLO attainment, equal those of DistServe's simulator."""
+"""Latencies of every request, and the SLO attainment, equal the results of DistServe's simulator."""
 
 import json
 import re
@@ -43,7 +43,7 @@ def cluster(name):
 
 
 class Ended(Observer):
-    """Observer that stores TTFT and TPOT of each request in ms, with DistServe's definition of TPOT."""
+    """Observer that stores TTFT and TPOT of each request in milliseconds. TPOT is defined as in DistServe."""
 
     def __init__(self):
         self.latencies = {}
@@ -56,7 +56,10 @@ class Ended(Observer):
 
 
 def play(spec, rows, slo=None):
-    """Simulate requests (arrival in ms, prompt, output tokens); return their (TTFT, TPOT) and the simulation result."""
+    """Simulate requests; return a (TTFT, TPOT) tuple in milliseconds for each request, and the simulation result.
+
+    `rows` are tuples (arrival in ms, prompt tokens, output tokens).
+    """
     requests = [
         Request(id=str(number), arrival_s=at / 1e3, prompt_tokens=prompt, output_tokens=output)
         for number, (at, prompt, output) in enumerate(rows)
@@ -69,7 +72,7 @@ def play(spec, rows, slo=None):
 @pytest.mark.skipif(not files(), reason="needs the reference output of DistServe's simulator: set TWOFOLD_DATA")
 @pytest.mark.parametrize("path", files(), ids=lambda path: path.stem)
 def test_latencies_equal_distserve(path):
-    """TTFT and TPOT agree to a relative 1e-4, and SLO attainment to half a percentage point."""
+    """TTFT and TPOT differ by at most a relative 1e-4, and SLO attainment by at most half a percentage point."""
     rows = json.loads(path.read_text())
     sizes = [(row["arrival_ms"], row["prompt_len"], row["output_len"]) for row in rows]
     ours, _ = play(cluster(path.name), sizes)

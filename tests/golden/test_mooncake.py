@@ -1,4 +1,4 @@
-"""Mooncake's main claims hold in a short simulation; bench/mooncake/paper_claims.py runs the full one."""
+"""Mooncake's main claims hold in a short simulation. bench/mooncake/paper_claims.py runs the full simulation."""
 
 import importlib
 import sys
@@ -15,7 +15,7 @@ BENCH = Path(__file__).parents[2] / "bench" / "mooncake"
 
 @pytest.fixture(scope="module")
 def bench():
-    """Return the modules of bench/mooncake, which is not a package."""
+    """Return a dict of the modules in bench/mooncake, which is not a package."""
     sys.path.insert(0, str(BENCH))
     try:
         return {name: importlib.import_module(name) for name in ("paper_claims", "rate_search")}
@@ -34,7 +34,10 @@ def rates(bench):
 
 
 def test_split_meets_the_ttft_slo_that_colocated_misses(claims, rates):
-    """The workload has prompts of 16k tokens, half of each cached, at 0.5 requests/s."""
+    """The split cluster meets the TTFT bound at 0.5 requests/s, but the colocated cluster does not.
+
+    The prompts have 16k tokens, half of which are cached.
+    """
     setting = next(one for one in claims.SETTINGS if one.name == "16k")
     slo, systems = claims.bounds(setting), claims.generated_systems(setting)
     arriving = claims.requests(setting, 0.5, 150)
@@ -44,7 +47,7 @@ def test_split_meets_the_ttft_slo_that_colocated_misses(claims, rates):
 
 
 def test_prefix_hit_rate_matches_the_setting(claims, rates):
-    """About half of the prompt tokens are reused; only the first prompt of a group reuses none."""
+    """About half of all prompt tokens are reused. Only the first prompt of each group reuses no tokens."""
     setting = next(one for one in claims.SETTINGS if one.name == "16k")
     result = rates.run(claims.generated_systems(setting)[claims.SPLIT], claims.requests(setting, 0.5, 150))
     assert 0.45 < result.reuse.reused_tokens / result.reuse.prompt_tokens <= 0.5
@@ -52,7 +55,10 @@ def test_prefix_hit_rate_matches_the_setting(claims, rates):
 
 @given(limit=st.floats(0.001, 1000.0), start=st.floats(0.01, 100.0))
 def test_rate_search_finds_the_highest_feasible_rate(rates, limit, start):
-    """The search returns the highest grid rate that meets the SLO; None only if that is below 2% of the start rate."""
+    """The search returns the highest rate of the grid that meets the SLO.
+
+    It returns None only if no rate of at least 2% of the start rate meets the SLO.
+    """
     grid = RateGrid(0.05)
     rate, bound = rates.highest(lambda rate: "TBT" if rate > limit else "", start, grid)
     assert bound == "TBT"

@@ -1,4 +1,4 @@
-"""Latencies of every request, and verdicts on Splitwise's nine SLO bounds, equal those of SplitwiseSim's runs."""
+"""Latencies of every request, and the verdicts on Splitwise's nine SLO bounds, equal the results of SplitwiseSim."""
 
 import csv
 
@@ -78,7 +78,7 @@ class Ended(Observer):
 
 @pytest.fixture(scope="module", params=RUNS, ids=[run[0] for run in RUNS])
 def run(request):
-    """Return SplitwiseSim's result rows, Twofold's timelines and result, and whether the SLOs should be met."""
+    """Return SplitwiseSim's result rows, Twofold's timelines and result, and whether the SLO should be met."""
     name, trace, pools, met = request.param
     golden = find_data(f"golden/splitwise/{name}.csv")
     requests = find_data(f"traces/splitwise-{trace}-70rps-2min.csv")
@@ -99,7 +99,10 @@ def run(request):
 
 @pytest.mark.parametrize("rows", [CHAINED_DECODES_COUNT_AS_QUEUED, PREEMPTED_WHILE_OTHERS_AGE])
 def test_latencies_equal_splitwise_sim_under_overload(rows):
-    """The workloads lead to mixed machines, preempted decodes and reordered overdue tasks."""
+    """Latencies also equal SplitwiseSim's under overload.
+
+    These requests cause mixed machines, preempted decodes and a new order of overdue tasks.
+    """
     requests = [
         Request(id=str(number), arrival_s=at, prompt_tokens=prompt, output_tokens=output)
         for number, (at, prompt, output, _, _) in enumerate(rows)
@@ -114,7 +117,7 @@ def test_latencies_equal_splitwise_sim_under_overload(rows):
 
 
 def test_latencies_equal_the_reference(run):
-    """TTFT, E2E, queueing time and the time to the second token agree to a relative 1e-6."""
+    """TTFT, E2E, queueing time and the time to the second token differ by at most a relative 1e-6."""
     rows, timelines, result, _ = run
     assert len(rows) == len(timelines) == result.completed == result.arrived
     for row in rows:
@@ -131,14 +134,20 @@ def test_latencies_equal_the_reference(run):
     ("column", "histogram"), [("ttft_times", "ttft_s"), ("tbt_times", "tpot_s"), ("response_times", "e2e_s")]
 )
 def test_percentiles_equal_the_reference(run, column, histogram, percentile):
-    """Percentiles of TTFT, TPOT and E2E agree to 0.1%; the width of histogram buckets causes up to half of this."""
+    """Percentiles of TTFT, TPOT and E2E differ by at most 0.1%.
+
+    Histogram buckets cause up to half of this difference.
+    """
     rows, _, result, _ = run
     theirs = np.percentile([row[column] for row in rows], percentile)
     assert getattr(result, histogram).percentile(percentile) == pytest.approx(theirs, rel=1e-3)
 
 
 def test_slo_verdict_equals_the_reference(run):
-    """Each slowdown percentile, and whether it meets its SLO bound, equals that of SplitwiseSim's latencies."""
+    """Each percentile of the slowdowns equals the percentile computed from SplitwiseSim's latencies.
+
+    The verdicts on the SLO bounds of these percentiles are equal, too.
+    """
     rows, _, result, met = run
     judged = verdict(result, SPLITWISE)
     assert judged.met is met

@@ -1,4 +1,4 @@
-"""The catalog has published figures with sources, and catalog files extend and override it."""
+"""The catalog has published figures with their sources, and catalog files can add and override entries."""
 
 import os
 
@@ -64,14 +64,14 @@ def test_splitwise_machines_match_the_paper(catalog, name, price, tdp, idle, net
 
 
 def test_power_cap_is_half_of_an_h100(catalog):
-    """The capped machine limits each H100 to 350 W; the accelerator itself keeps its TDP of 700 W."""
+    """The machine with a power cap limits each H100 to 350 W, although the accelerator's TDP is 700 W."""
     capped = catalog.machine("h100-pcap")
     assert capped.power_cap * capped.accelerator.tdp_w == 350
     assert catalog.machine("h100").power_cap == 1.0
 
 
 def test_iso_power_and_iso_cost_of_splitwise(catalog):
-    """40 H100 machines draw as much power as 70 A100 machines and cost as much as 86 (Splitwise)."""
+    """As in Splitwise, 40 H100 machines draw as much power as 70 A100 machines, and cost as much as 86 of them."""
     a100, h100 = catalog.machine("a100"), catalog.machine("h100")
     assert 70 * a100.price_per_h / (40 * h100.price_per_h) == pytest.approx(0.8105, abs=1e-3)
     assert 70 * a100.power_units == pytest.approx(40 * h100.power_units, rel=0.02)
@@ -79,7 +79,7 @@ def test_iso_power_and_iso_cost_of_splitwise(catalog):
 
 
 def test_network_bandwidth_sums_all_nics(catalog):
-    """The KV of 512 bloom-176b tokens takes 5 ms over the network of a DGX H100, as in the Splitwise paper."""
+    """A DGX H100 transfers the KV of 512 bloom-176b tokens over its network in 5 ms, as in the Splitwise paper."""
     size = 512 * catalog.model("bloom-176b").kv_bytes_per_token
     assert size / 1e9 == pytest.approx(2.06, abs=0.01)
     assert size / catalog.machine("dgx-h100").network_bytes_per_s == pytest.approx(5e-3, rel=0.05)
@@ -101,12 +101,12 @@ def test_network_bandwidth_sums_all_nics(catalog):
     ],
 )
 def test_kv_bytes_follow_from_the_architecture(catalog, name, kv_bytes):
-    """KV bytes per token account for grouped-query and latent attention."""
+    """The KV bytes per token take grouped-query attention and latent attention into account."""
     assert catalog.model(name).kv_bytes_per_token == kv_bytes
 
 
 def test_bloom_weight_matches_splitwise_sim(catalog):
-    """BLOOM has SplitwiseSim's weight of 329 GB; other models except deepseek-v3 take two bytes per parameter."""
+    """The weights of BLOOM take 329 GB, as in SplitwiseSim. Most other models have two bytes per parameter."""
     assert catalog.model("bloom-176b").weight_bytes == 329_000_000_000
     for model in catalog.models.values():
         if model.name not in {"bloom-176b", "deepseek-v3"}:
@@ -114,7 +114,7 @@ def test_bloom_weight_matches_splitwise_sim(catalog):
 
 
 def test_active_parameters_match_published_figures(catalog):
-    """Mixture-of-experts models activate the published number of parameters, dense models all of them."""
+    """Mixture-of-experts models activate the published number of parameters. Dense models activate all parameters."""
     billions = {"qwen3-30b-a3b": 3.35, "qwen3-235b-a22b": 22.2, "deepseek-v3": 37.55}
     for model in catalog.models.values():
         expected = billions.get(model.name, model.parameters / 1e9)
@@ -131,14 +131,17 @@ def test_contains_the_documented_names(catalog):
 
 
 def test_tier_prices_match_ec2_differences(catalog):
-    """DRAM and NVMe prices per GB are the price difference of two EC2 instances divided by their size difference."""
+    """The prices of DRAM and NVMe per GB follow from pairs of EC2 instances that differ in DRAM or NVMe size.
+
+    Each price is the price difference divided by the size difference.
+    """
     assert catalog.tier("dram").price_per_gb_h == pytest.approx(0.24 / (64 * 2**30 / 1e9), rel=1e-3)
     assert catalog.tier("nvme").price_per_gb_h == pytest.approx(0.365 / 3750, rel=1e-3)
     assert catalog.tier("dram").bytes_per_s > catalog.tier("nvme").bytes_per_s
 
 
 def test_short_names(catalog):
-    """`h100` names the machine dgx-h100, and other DGX machines have short names too."""
+    """The machine dgx-h100 has the short name h100, and other DGX machines have short names, too."""
     for name in ("a100", "h100", "h100-pcap", "h200", "b200"):
         assert catalog.machine(name) is catalog.machine(f"dgx-{name}")
 
@@ -165,14 +168,14 @@ def test_unknown_names_get_a_suggestion_and_the_list(catalog, kind, name, messag
 
 
 def test_a_file_overrides_single_fields(write):
-    """A catalog file changes one field of an entry, and the entry's source names the file."""
+    """A catalog file can change one field of an entry. The entry's source then names the file."""
     machine = load_catalog([write("[machines.dgx-h100]\nprice_per_h = 20\n")]).machine("h100")
     assert (machine.price_per_h, machine.tdp_w) == (20.0, 10200)
     assert "mine.toml: machines.dgx-h100; the rest: Splitwise" in machine.source
 
 
 def test_a_file_adds_entries(write):
-    """A catalog file adds an accelerator and a machine; integers may be written 80e9, and dates without quotes."""
+    """A catalog file can add an accelerator and a machine. Integers such as 80e9 and unquoted dates are accepted."""
     mine = write(
         """
         [accelerators.x1]
@@ -201,13 +204,13 @@ def test_a_file_adds_entries(write):
 
 
 def test_changed_accelerators_change_their_machines(write):
-    """Overriding an accelerator changes all machines that have it."""
+    """If a catalog file overrides an accelerator, all machines with this accelerator change."""
     mine = write("[accelerators.h100-80gb]\nmemory_bytes_per_s = 1e12\n")
     assert load_catalog([mine]).machine("h100").accelerator.memory_bytes_per_s == 1e12
 
 
 def test_later_files_win(write, monkeypatch):
-    """Files in TWOFOLD_CATALOG override the packaged catalog, and files passed to `load_catalog` override both."""
+    """Files in TWOFOLD_CATALOG override the packaged catalog. Files passed to `load_catalog` override both."""
     paths = [write(f"[links.pcie4]\nlatency_s = {n}\n", f"{n}.toml") for n in (1, 2, 3)]
     monkeypatch.setenv("TWOFOLD_CATALOG", os.pathsep.join([str(paths[0]), "", str(paths[1])]))
     assert load_catalog().link("pcie4").latency_s == 2.0
@@ -250,7 +253,7 @@ def test_errors_name_file_entry_and_field(write, text, message):
 
 
 def test_rejects_unreadable_files(tmp_path):
-    """A missing file, a directory or binary data as catalog file is a configuration error."""
+    """A catalog file that is missing, a directory or binary data is a configuration error."""
     binary = tmp_path / "binary.toml"
     binary.write_bytes(b"\xff\xfe\x00")
     for path, message in (

@@ -17,10 +17,11 @@ SCRATCH_BYTES = 4 << 20
 
 
 class MemoryDescriptor(msgspec.Struct, frozen=True, kw_only=True):
-    """Location of one instance's KV cache in one epoch, which peers use to access the cache.
+    """Location of an instance's KV cache during one epoch. Peers need the descriptor to access the cache.
 
-    Only the transport that created `address` can decode it. Both peers must have the same `layout`, which describes the
-    whole instance. With `sharding`, `address` belongs to the first rank and `others` to the other ranks.
+    Only the transport that created `address` can decode it. `layout` describes the cache of the whole instance, and
+    both peers must have the same layout. In a sharded instance, `address` belongs to the first rank and `others` belong
+    to the other ranks.
     """
 
     instance: str
@@ -37,7 +38,10 @@ class MemoryDescriptor(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class KvCacheSpec(NamedTuple):
-    """KV cache to be created by a transport for one epoch of an instance. The engine computes on `device`."""
+    """Properties of the KV cache that a transport creates for one epoch of an instance.
+
+    The engine computes on `device`.
+    """
 
     instance: str
     epoch: int
@@ -64,10 +68,13 @@ class Connection(Protocol):
     """
 
     def write(self, layers: range, source_blocks: Sequence[int], target_blocks: Sequence[int]) -> int:
-        """Copy these layers of local blocks to the peer. Return the bytes moved once the peer can see the data."""
+        """Copy these layers of local blocks into the peer's blocks, and return the number of bytes copied.
+
+        When the call returns, the peer can see the data.
+        """
 
     def read(self, layers: range, source_blocks: Sequence[int], target_blocks: Sequence[int]) -> int:
-        """Copy these layers of the peer's blocks to local blocks. Return the bytes moved."""
+        """Copy these layers of the peer's blocks into local blocks; return the bytes copied."""
 
     def probe(self, nbytes: int) -> None:
         """Move `nbytes` (at most SCRATCH_BYTES) into the peer's scratch memory in the same way as `write`."""
@@ -76,10 +83,10 @@ class Connection(Protocol):
 
 
 class Transport:
-    """Interface of a transport: gives peers access to the local cache and connects to the caches of peers.
+    """Interface of a transport, which gives peers access to the local cache and connects to the caches of peers.
 
-    `writes_outlive_lease` is true if data of a remote peer may still arrive after its lease has ended, because the
-    network writes into memory without asking this process.
+    `writes_outlive_lease` is true if data from a remote peer may still arrive after the end of the peer's lease. This
+    can happen if the network hardware or library writes into memory without involving this process.
     """
 
     descriptor: MemoryDescriptor
@@ -90,17 +97,17 @@ class Transport:
         """Connect to a peer's cache. Raises ConfigurationError if layouts differ or the memory is unreachable."""
 
     def publish(self, blocks: Sequence[int]) -> None:
-        """Make blocks that the engine has computed readable for peers."""
+        """Let peers read these blocks, which the engine has computed."""
 
     def add_checksums(self, layers: range, blocks: Sequence[int], sums: list[int], *, landed: bool) -> None:
-        """Update the checksum in `sums` (initially 0) of each block with the contents of these layers.
+        """Extend the checksum of each block by the contents of these layers.
 
-        With `landed`, the checksums cover the contents that peers wrote, otherwise the contents that the engine
-        computed.
+        `sums` holds one checksum per block, initially 0, and is updated in place. If `landed` is true, the checksums
+        cover the contents that peers have written; otherwise they cover the contents that the engine has computed.
         """
 
     def granted(self, lease: Lease) -> None:
-        """Permit a peer to write the blocks of a lease, until `ended` is called."""
+        """Permit the lease's peer to write the lease's blocks until `ended` is called."""
 
     def ended(self, lease: Lease) -> None:
         """End a lease. Unless `writes_outlive_lease` is set, no peer writes under the lease after this call returns."""
@@ -118,12 +125,15 @@ def check_layout(ours: MemoryDescriptor, peer: MemoryDescriptor) -> None:
 
 
 def moved_bytes(layout: KvLayout, layers: range, blocks: int) -> int:
-    """Return the size in bytes of these layers of `blocks` blocks."""
+    """Return the size in bytes of these layers in KV blocks. `blocks` is the number of blocks."""
     return blocks * sum(layout.layer_bytes_per_block(layer) for layer in layers)
 
 
 class TransportAddress(msgspec.Struct, frozen=True):
-    """Base of structured addresses in `MemoryDescriptor.address`; `transport` is the transport's command-line name."""
+    """Base class of addresses that are encoded in `MemoryDescriptor.address`.
+
+    `transport` is the transport's command-line name.
+    """
 
     transport: ClassVar[str]
 

@@ -1,7 +1,7 @@
 """Transport `curve`: shared memory within a host, encrypted ZeroMQ frames (CURVE) between hosts.
 
-A server thread writes the data of remote senders into the cache, and only into blocks under a current lease of the
-sender. Ending a lease therefore revokes access even from an unreachable sender.
+A server thread writes the data of remote senders into the cache. It writes only into blocks for which the sender holds
+a current lease, so the end of a lease revokes access even if the sender is unreachable.
 """
 
 import threading
@@ -32,9 +32,10 @@ _LOOK_MS = 50  # between checks for a closed or broken connection
 
 
 class CurveConnection:
-    """Connection to a peer's `CurveServer`. Thread-safe; it sends one request at a time.
+    """Connection to a peer's `CurveServer`. The connection is thread-safe and sends one request at a time.
 
-    It repeats a request after a reconnect, because the request or its reply may be lost. All requests are idempotent.
+    After a reconnect, the request is sent again, because the request or its reply may have been lost. Repeating a
+    request is harmless, because all requests are idempotent.
     """
 
     def __init__(self, socket: zmq.Socket[bytes], address: str, ours: PooledTransport, peer: MemoryDescriptor) -> None:
@@ -66,7 +67,7 @@ class CurveConnection:
         self._ask(curve_server.Probe(self._peer.epoch), [bytes(nbytes)])
 
     def close(self) -> None:
-        """Close the sockets, or make the thread that waits for a reply close them."""
+        """Close the sockets now or, if another thread is waiting for a reply, let that thread close them."""
         self._closed = True
         if self._lock.acquire(blocking=False):
             try:
@@ -80,7 +81,8 @@ class CurveConnection:
     def _ask(self, question: curve_server.CurveRequest, data: Sequence[curve_server.Bytes] = ()) -> list[zmq.Frame]:
         """Send a request and return the data frames of its reply.
 
-        Raises InstanceLostError if the connection is closed first, and StaleEpochError if the peer denies the request.
+        Raises InstanceLostError if the connection is closed before the reply arrives, and StaleEpochError if the peer
+        denies the request.
         """
         try:
             with self._lock:
@@ -96,7 +98,7 @@ class CurveConnection:
         return found
 
     def _answer(self, frames: list[curve_server.Bytes]) -> list[zmq.Frame]:
-        """Send a request, and send it again after every reconnect, until its reply arrives; return the reply."""
+        """Send a request, send it again after every reconnect, and return its reply."""
         asked = False
         while not self._closed:
             if not asked:
@@ -113,7 +115,7 @@ class CurveConnection:
 
 
 class CurveAddress(TransportAddress, frozen=True, tag=True):
-    """Address of a cache: its memory for peers on this host, and its server for peers on other hosts."""
+    """Address of a KV cache. Peers on the same `host` map `memory`; peers on other hosts connect to `server`."""
 
     transport = "curve"
 
@@ -123,7 +125,7 @@ class CurveAddress(TransportAddress, frozen=True, tag=True):
 
 
 class CurveTransport(SharedMemoryTransport):
-    """Transport with a shared-memory cache for peers on this host. Other peers access it through a server thread."""
+    """Transport whose cache is in shared memory. Peers on this host map the memory; other peers use a server thread."""
 
     def __init__(self, spec: KvCacheSpec) -> None:
         network = spec.network

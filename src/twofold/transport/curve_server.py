@@ -1,7 +1,7 @@
 """Server side of transport `curve`: messages, lease checks, and the thread that serves remote peers.
 
-Frames with KV data follow a message. Each layer has one frame for the keys and one for the values, which contain all
-blocks in order.
+A message may be followed by frames with KV data: for each layer, one frame with the keys of all blocks and one frame
+with the values of all blocks.
 """
 
 import logging
@@ -22,7 +22,10 @@ Bytes = bytes | memoryview
 
 
 class WriteBlocks(msgspec.Struct, frozen=True, tag=True):
-    """Request of the peer `source` to write the attached layers into these blocks of the given epoch."""
+    """Request of the peer `source` to write the attached data into these layers and blocks.
+
+    The server denies the request if `epoch` has ended or if `source` has no lease on the blocks.
+    """
 
     source: str
     epoch: int
@@ -31,7 +34,7 @@ class WriteBlocks(msgspec.Struct, frozen=True, tag=True):
 
 
 class ReadBlocks(msgspec.Struct, frozen=True, tag=True):
-    """Request to read these layers of these blocks."""
+    """Request to read these layers of these blocks. The server denies the request if `epoch` has ended."""
 
     epoch: int
     layers: tuple[int, int]
@@ -39,13 +42,13 @@ class ReadBlocks(msgspec.Struct, frozen=True, tag=True):
 
 
 class Probe(msgspec.Struct, frozen=True, tag=True):
-    """Request to measure the connection. The server ignores the attached bytes and only replies."""
+    """Request that measures the connection. The server ignores the attached bytes and only replies."""
 
     epoch: int
 
 
 class Done(msgspec.Struct, frozen=True, tag=True):
-    """Reply to a successful request. The reply to `ReadBlocks` has the data attached."""
+    """Reply to a request that succeeded. A reply to `ReadBlocks` has the KV data attached."""
 
 
 class Denied(msgspec.Struct, frozen=True, tag=True):
@@ -59,7 +62,7 @@ CurveReply = Done | Denied
 
 
 def gather(pool: KvPool, layers: range, blocks: Sequence[int]) -> list[Bytes]:
-    """Copy these layers of blocks into buffers: for each layer, one buffer for the keys and one for the values."""
+    """Copy these layers of `blocks` into buffers. Each layer fills one buffer with keys and one with values."""
     take = torch.tensor(blocks, device=pool.device)
     return [
         part.index_select(0, take).cpu().numpy().reshape(-1).data for layer in layers for part in pool.block_rows(layer)
@@ -67,7 +70,10 @@ def gather(pool: KvPool, layers: range, blocks: Sequence[int]) -> list[Bytes]:
 
 
 def scatter(pool: KvPool, layers: range, blocks: Sequence[int], frames: Sequence[zmq.Frame]) -> None:
-    """Write frames from `gather` into blocks of a host-memory pool. Raises ValueError if their sizes differ."""
+    """Write frames created by `gather` into `blocks` of a pool in host memory.
+
+    Raises ValueError if the size of a frame does not match the number of blocks.
+    """
     parts = [part.numpy() for layer in layers for part in pool.block_rows(layer)]
     rows = [
         np.frombuffer(frame.buffer, dtype=np.uint8).reshape(len(blocks), part.shape[1])
@@ -80,9 +86,10 @@ def scatter(pool: KvPool, layers: range, blocks: Sequence[int], frames: Sequence
 
 
 class LeaseGate:
-    """Blocks that remote peers may currently write, by lease.
+    """Current leases of remote peers, which determine the blocks that each peer may write.
 
-    Each write locks the gate, and `close` waits for the lock, so no peer writes under a lease after `close` returns.
+    The gate is locked during each write, and `close` waits for the lock. Therefore no peer writes under a lease after
+    `close` has returned.
     """
 
     def __init__(self) -> None:
@@ -99,7 +106,7 @@ class LeaseGate:
 
     @contextmanager
     def passing(self, source: str, blocks: Sequence[int]) -> Iterator[bool]:
-        """Yield whether one lease of `source` covers all these blocks. The gate is locked until the context exits."""
+        """Yield True if one lease of `source` covers all these blocks. Lock the gate until the context exits."""
         with self._lock:
             yield any(holder == source and leased.issuperset(blocks) for (holder, _), leased in self._leases.items())
 
@@ -110,7 +117,10 @@ _LOOK_MS = 200
 
 
 class CurveServer:
-    """Thread that executes requests of remote peers at `address`, one at a time, on a pool in host memory."""
+    """Thread that receives requests of remote peers at `address` and executes them one at a time.
+
+    The requests read and write `pool`, which is in host memory.
+    """
 
     def __init__(
         self, context: Context, guard: Guard, host_address: str, epoch: int, pool: KvPool, gate: LeaseGate

@@ -16,8 +16,8 @@ from twofold.transport.base import Connection, KvCacheSpec, MemoryDescriptor, Tr
 class EmulatedPort(msgspec.Struct, frozen=True, kw_only=True):
     """Network position of an instance: its machine, bandwidth and latencies.
 
-    `local_bytes_per_s` applies to peers on the same machine. `performance.transfer.TransferModel` defines `latency_s`
-    and `sync_s`.
+    `local_bytes_per_s` is the bandwidth to peers on the same machine. `performance.transfer.TransferModel` explains
+    `latency_s` and `sync_s`.
     """
 
     machine: str
@@ -27,7 +27,7 @@ class EmulatedPort(msgspec.Struct, frozen=True, kw_only=True):
     sync_s: float
 
     def rate_to(self, peer: "EmulatedPort") -> float:
-        """Return the bytes per second of a transfer to the peer without contention."""
+        """Return the rate of an uncontended transfer to the peer, in bytes per second."""
         if peer.machine == self.machine:
             return self.local_bytes_per_s
         return min(self.bytes_per_s, peer.bytes_per_s)
@@ -36,7 +36,8 @@ class EmulatedPort(msgspec.Struct, frozen=True, kw_only=True):
 class EmulatedConnection:
     """Emulated link to one peer.
 
-    A hand-off that starts during the prefill of its prompt is layer-wise, and takes the additional time `sync_s`.
+    A hand-off is layer-wise if it starts before its prompt's prefill ends. A layer-wise hand-off takes `sync_s` seconds
+    longer.
     """
 
     def __init__(self, link: "EmulatedTransport", peer: EmulatedPort) -> None:
@@ -45,11 +46,14 @@ class EmulatedConnection:
         self._layer_wise: set[int] = set()  # last blocks of running layer-wise hand-offs
 
     def write(self, layers: range, source_blocks: Sequence[int], target_blocks: Sequence[int]) -> int:
-        """Sleep until the layers would have arrived at the peer."""
+        """Sleep until the layers would have arrived at the peer; return their size in bytes."""
         return sum(self._write(layer, source_blocks) for layer in layers)
 
     def read(self, layers: range, source_blocks: Sequence[int], target_blocks: Sequence[int]) -> int:
-        """Sleep until the layers would have arrived here. The read occupies the reader's own outgoing link."""
+        """Sleep until the layers would have arrived here; return their size in bytes.
+
+        The read occupies the outgoing link of this instance, although the data would be incoming.
+        """
         link, size = self._link, moved_bytes(self._layout, layers, len(source_blocks))
         latency = ps(link.port.latency_s) if layers.start == 0 else 0
         link.free_at = max(link.clock.now() + latency, link.free_at) + ps(size / self._rate)
@@ -87,7 +91,7 @@ class EmulatedConnection:
 
 
 class EmulatedTransport(Transport):
-    """Transport of an emulated instance without memory. Its link to peers is busy until `free_at` (picoseconds)."""
+    """Transport of an emulated instance, which stores no KV. Its network link is busy until `free_at` (picoseconds)."""
 
     def __init__(self, spec: KvCacheSpec, port: EmulatedPort, prefills: PrefillTimes, clock: MonotonicClock) -> None:
         self.port, self.prefills, self.clock = port, prefills, clock

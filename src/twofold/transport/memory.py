@@ -1,4 +1,4 @@
-"""Memory shared by several processes and freed by the kernel after the last one exits."""
+"""Shared memory of several processes. The kernel frees the memory when the last process exits."""
 
 import ctypes
 import mmap
@@ -14,10 +14,10 @@ _MAP_FAILED = ctypes.c_void_p(-1).value
 
 
 class SharedMemory:
-    """`nbytes` of shared memory in an anonymous file (memfd).
+    """Shared memory of `nbytes` bytes in an anonymous file (memfd).
 
-    The memory has no name in the file system. Peers open /proc/PID/fd/FD, and no file remains however the processes
-    end. A restarted process has new memory, so late writes of a peer go to the old memory.
+    Peers open the file as /proc/PID/fd/FD. The file has no other name, so no file remains even if the processes crash.
+    A restarted process allocates new memory, so late writes of a peer go to the old memory.
     """
 
     def __init__(self, fd: int, nbytes: int, address: str) -> None:
@@ -28,7 +28,7 @@ class SharedMemory:
 
     @classmethod
     def create(cls, name: str, nbytes: int, flag: str = "--kv-cache-memory-bytes") -> "SharedMemory":
-        """Allocate shared memory. Raises ConfigurationError with advice to lower `flag` if memory is too small."""
+        """Allocate shared memory. If too little is free, raises ConfigurationError with the advice to lower `flag`."""
         fd = os.memfd_create(f"twofold-{name}")
         try:
             os.posix_fallocate(fd, 0, nbytes)
@@ -41,7 +41,10 @@ class SharedMemory:
 
     @classmethod
     def open(cls, address: str, nbytes: int) -> "SharedMemory":
-        """Map the memory of another process. Raises ConfigurationError if it is missing or has another size."""
+        """Map the shared memory at `address`, which another process has allocated.
+
+        Raises ConfigurationError if the memory does not exist or its size is not `nbytes`.
+        """
         try:
             fd = os.open(address, os.O_RDWR)
         except OSError as error:
@@ -57,8 +60,9 @@ class SharedMemory:
         return memoryview(self._map)
 
     def map_again(self, address: int) -> int:
-        """Map the memory again, at `address` if free, until the process exits; return the actual address.
+        """Map the memory a second time until the process exits; return the address of this mapping.
 
+        The mapping is placed at `address` if that address range is free, otherwise at an address chosen by the kernel.
         Raises ConfigurationError if the process has too little address space.
         """
         mapped = _mmap(address, self.nbytes, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, self._fd, 0)
@@ -68,5 +72,5 @@ class SharedMemory:
         return int(mapped)
 
     def close(self) -> None:
-        """Close the file descriptor. The mapping ends with its last view."""
+        """Close the file descriptor. The memory stays mapped as long as a view of it exists."""
         os.close(self._fd)

@@ -1,11 +1,11 @@
 """Transport `mooncake`: shared memory within a host, Mooncake's transfer engine between hosts.
 
-Within a host, the engine would use TCP, and data in the sockets of a killed sender (some MiB by measurement) would
-arrive after its death. Shared memory leaves no such data.
+Within a host, Mooncake's engine would use TCP. If a sender were killed, the data left in its sockets (some MiB by
+measurement) would arrive after its death. With shared memory, no data is in flight when a sender dies.
 
-A call of the engine for several pieces returns as soon as one piece fails, while other pieces are still in flight. This
-transport therefore submits each piece separately and waits for all of them, so that no memory is written after its
-lease has ended.
+If the engine is called with several pieces, it returns as soon as one piece fails, while other pieces are still in
+flight. This transport therefore submits each piece separately and waits for all of them, so that no memory is written
+after its lease has ended.
 """
 
 import os
@@ -35,13 +35,14 @@ _SETTINGS = {"MC_TCP_PROTO": "2", "MC_TCP_PROGRESS_TIMEOUT_SEC": _NEVER_S, "MC_T
 
 
 class MooncakeEngine:
-    """`TransferEngine` over Mooncake: registers memory and moves pieces to and from peers, addressed by `session`.
+    """Implementation of `TransferEngine` with Mooncake. `session` is the name by which peers address this engine.
 
-    Thread-safe: each transfer waits in the calling thread. Pieces of a cancelled transfer may still arrive.
+    The engine is thread-safe: each transfer waits in the calling thread. Pieces of a cancelled transfer may still
+    arrive.
     """
 
     def __init__(self, address: str) -> None:
-        """Start an engine at this host's `address` (IPv6 in brackets). Raises ConfigurationError on failure."""
+        """Start an engine at `address` of this host (IPv6 in brackets). Raises ConfigurationError on failure."""
         os.environ.update(_SETTINGS)
         os.environ.setdefault("MC_LOG_LEVEL", "ERROR")
         if address.startswith("["):
@@ -58,12 +59,12 @@ class MooncakeEngine:
             raise ConfigurationError(f"Mooncake cannot register {nbytes / 2**20:,.0f} MiB of memory")
 
     def forget(self, peer: str) -> None:
-        """Do nothing: the connection ends with the peer."""
+        """Do nothing, because the connection ends when the peer exits."""
 
     def move(
         self, operation: Operation, local: Pieces, remote: Pieces, peer: str, cancelled: Callable[[], bool]
     ) -> None:
-        """Copy pieces pairwise (see `TransferEngine.move`)."""
+        """Copy each local piece to or from the corresponding remote piece (see `TransferEngine.move`)."""
         engine, under_way, whole = self._engine, deque[int](), True
         submit = engine.batch_transfer_async_write if operation == "WRITE" else engine.batch_transfer_async_read
         for (here, nbytes), (there, _) in zip(local.rows.tolist(), remote.rows.tolist(), strict=True):
@@ -85,7 +86,7 @@ class MooncakeEngine:
 
 
 def _moved(engine: Any, number: int, cancelled: Callable[[], bool]) -> bool:  # noqa: ANN401
-    """Wait until a piece is moved, has failed or is cancelled; return whether it was moved."""
+    """Wait for the transfer of a piece. Return True if the piece was moved, False if it failed or was cancelled."""
     began, checks = time.perf_counter(), 0
     while (status := engine.transfer_check_status(number)) not in {_DONE, _FAILED}:
         if cancelled():
@@ -111,9 +112,9 @@ _HUGE_PAGE = 2 << 20
 
 
 class MooncakeAddress(TransportAddress, frozen=True, tag=True):
-    """Address of a cache: `memory` for peers on this host, the engine's `session` for peers on other hosts.
+    """Address of a KV cache. Peers on the same `host` map `memory`; peers on other hosts use the engine at `session`.
 
-    `base` and `life` are the addresses of the pool and of the epoch word in the memory of the owner's process.
+    `base` is the address of the pool, `life` the address of the epoch word, both in the owner's process.
     """
 
     transport = "mooncake"
@@ -126,11 +127,11 @@ class MooncakeAddress(TransportAddress, frozen=True, tag=True):
 
 
 class MooncakeTransport(SharedMemoryTransport):
-    """Transport that shares its memory with peers on this host, and uses Mooncake's engine for peers on other hosts.
+    """Transport that shares its memory with peers on this host and uses Mooncake's engine for peers on other hosts.
 
-    The engine reconnects automatically, to any process at the peer's port. The memory of each epoch therefore has
-    different addresses: writes for another epoch lie outside the registered memory and are refused. A connection first
-    checks the peer's epoch word.
+    The engine reconnects automatically, and may reach a new process at the port of the old peer. The memory of each
+    epoch therefore has different addresses, so that writes for another epoch lie outside the registered memory and are
+    refused. A new connection also checks the peer's epoch word first.
     """
 
     writes_outlive_lease = True  # data of an ended process may still be in the network
@@ -173,12 +174,15 @@ class MooncakeTransport(SharedMemoryTransport):
 
 
 def own_address(epoch: int, nbytes: int) -> int:
-    """Return the memory address for an epoch. Two epochs rarely get the same address (one pair in thousands)."""
+    """Return the address at which the memory of an epoch is mapped.
+
+    Two epochs rarely get the same address: about one pair in thousands.
+    """
     place = -(-nbytes // _HUGE_PAGE) * _HUGE_PAGE
     return _FIRST + epoch % ((_LAST - _FIRST) // place) * place
 
 
 def _cache_memory(layout: KvLayout, num_blocks: int, address: MooncakeAddress) -> CacheMemory:
-    """Return the address map of a cache: the pool, then scratch memory, and a separate epoch word."""
+    """Return the address map of a cache. Scratch memory follows the pool; the epoch word is stored separately."""
     scratch = address.base + layout.pool_bytes(num_blocks)
     return CacheMemory(layout, num_blocks, base=address.base, life=address.life, scratch=scratch)

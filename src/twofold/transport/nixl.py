@@ -1,8 +1,9 @@
 """Transport `nixl`: one-sided writes and reads over NIXL's UCX backend (RDMA, TCP, GPU to GPU, shared memory).
 
-`NixlAgent` uses nixl's low-level bindings, because nixl's own agent class fixes the delay of the progress thread at 0.
-With that delay, the thread polls without a pause and occupies a core; with a longer delay, it sleeps until the network
-wakes it. The thread is necessary, because over TCP the target process writes incoming data into its memory.
+NIXL needs its progress thread, because over TCP the target process itself writes the incoming data into its memory.
+NIXL's own agent class fixes the delay of this thread at 0, so the thread polls without a pause and occupies a core.
+`NixlAgent` uses NIXL's low-level bindings to set a longer delay. The thread then sleeps until the network wakes it or
+the delay ends.
 """
 
 import os
@@ -38,9 +39,9 @@ BACKEND = "UCX"
 
 
 class NixlAgent:
-    """`TransferEngine` over NIXL: registers memory, loads peers' metadata, and moves pieces to and from peers.
+    """Implementation of `TransferEngine` with NIXL. A peer is addressed by the agent name in its metadata.
 
-    Thread-safe: each transfer waits in the calling thread.
+    The agent is thread-safe: each transfer waits in the calling thread.
     """
 
     def __init__(self, name: str) -> None:
@@ -58,7 +59,10 @@ class NixlAgent:
         self._unreleased: list[int] = []
 
     def register(self, address: int, nbytes: int, device: int | None) -> None:
-        """Let peers access memory of GPU `device` (None: of the host). Raises ConfigurationError on failure."""
+        """Let peers access this memory, which is on GPU `device` or, if None, on the host.
+
+        Raises ConfigurationError on failure.
+        """
         pieces = self._bindings.nixlRegDList(self._kind(device), [(address, nbytes, device or 0, "")])
         try:
             self._agent.registerMem(pieces, [])
@@ -66,18 +70,21 @@ class NixlAgent:
             raise ConfigurationError(f"NIXL cannot register {nbytes / 2**20:,.0f} MiB of memory: {error}") from error
 
     def metadata(self) -> bytes:
-        """Return the metadata of this agent and its memory, which peers load."""
+        """Return the metadata of this agent and of its registered memory. Peers load the metadata with `meet`."""
         return bytes(self._agent.getLocalMD())
 
     def meet(self, metadata: bytes) -> str:
-        """Load a peer's metadata; return its agent's name. Raises ConfigurationError for invalid metadata."""
+        """Load a peer's metadata; return the name of the peer's agent.
+
+        Raises ConfigurationError if the metadata is invalid.
+        """
         try:
             return bytes(self._agent.loadRemoteMD(metadata)).decode()
         except Exception as error:  # as above
             raise ConfigurationError(f"NIXL refused a peer's metadata: {error}") from error
 
     def forget(self, peer: str) -> None:
-        """Drop the connection to a peer, which may have ended already."""
+        """Drop the connection to a peer. Do nothing if the connection no longer exists."""
         try:
             self._agent.invalidateRemoteMD(peer)
         except Exception as error:  # as above
@@ -87,7 +94,7 @@ class NixlAgent:
     def move(
         self, operation: Operation, local: Pieces, remote: Pieces, peer: str, cancelled: Callable[[], bool]
     ) -> None:
-        """Copy pieces pairwise (see `TransferEngine.move`)."""
+        """Copy each local piece to or from the corresponding remote piece (see `TransferEngine.move`)."""
         bindings, agent, handle = self._bindings, self._agent, None
         try:
             handle = agent.createXferReq(
@@ -117,7 +124,7 @@ class NixlAgent:
         return status
 
     def _release(self, handle: int) -> None:
-        """Release a transfer, and retry earlier releases that have failed."""
+        """Release this transfer, and retry earlier releases that failed."""
         waiting, self._unreleased = [*self._unreleased, handle], []
         for each in waiting:
             try:
@@ -130,7 +137,7 @@ class NixlAgent:
 
 
 def _with_device(pieces: Pieces) -> npt.NDArray[np.uint64]:
-    """Return the pieces as rows of (address, bytes, device) for the bindings."""
+    """Return the pieces as rows of (address, bytes, device), the format of NIXL's bindings."""
     devices = np.full(len(pieces.rows), pieces.device or 0, dtype=np.uint64)
     return np.column_stack((pieces.rows, devices))
 
@@ -145,7 +152,10 @@ ALIGNMENT = 64
 
 
 class NixlAddress(TransportAddress, frozen=True, tag=True):
-    """Address of a cache: its agent's metadata, and the start of its memory on GPU `device` (None: on the host)."""
+    """Address of a KV cache: the agent's metadata, and the cache's first address, `base`.
+
+    The cache is on GPU `device` or, if None, on the host.
+    """
 
     transport = "nixl"
 
@@ -155,22 +165,22 @@ class NixlAddress(TransportAddress, frozen=True, tag=True):
 
 
 def life_offset(layout: KvLayout, num_blocks: int) -> int:
-    """Return the offset of the epoch word: the first aligned position after the pool."""
+    """Return the offset of the epoch word in the cache: the first aligned position after the pool."""
     return -(-layout.pool_bytes(num_blocks) // ALIGNMENT) * ALIGNMENT
 
 
 def cache_memory(layout: KvLayout, num_blocks: int, base: int, device: int | None) -> CacheMemory:
-    """Return the address map of a cache: the pool, the epoch word and the scratch memory, one after the other."""
+    """Return the address map of a cache, which contains the pool, the epoch word and the scratch memory in order."""
     life = base + life_offset(layout, num_blocks)
     return CacheMemory(layout, num_blocks, base=base, life=life, scratch=life + LIFE_BYTES, device=device)
 
 
 class NixlTransport(PooledTransport):
-    """Transport with a local cache in the engine's own memory. NIXL registers all of it, so blocks are not staged.
+    """Transport whose local cache is the engine's own memory. NIXL accesses all of it, so blocks are not staged.
 
-    The agent's name contains the instance and its epoch, so its metadata and connections are valid only for that epoch.
-    Writes to an ended epoch fail: its process is gone, or the epoch word of the process that replaced it does not
-    match.
+    The agent's name contains the instance and its epoch, so the agent's metadata and connections are valid only for
+    that epoch. Writes to an ended epoch fail: either the process of that epoch has exited, or the epoch word of the new
+    process does not match.
     """
 
     writes_outlive_lease = True  # data of an ended process may still be in the network

@@ -1,4 +1,4 @@
-"""One-sided writes and reads of a peer's cache, after a check of the peer's epoch."""
+"""One-sided writes and reads of a peer's cache. A connection checks the peer's epoch first."""
 
 import math
 import time
@@ -22,31 +22,35 @@ Operation = Literal["WRITE", "READ"]
 
 
 class Pieces(NamedTuple):
-    """Memory ranges of one process: rows of (address, bytes), all on GPU `device` (None: on the host)."""
+    """Memory ranges of one process, as rows of (address, bytes).
+
+    All ranges are on GPU `device` or, if None, on the host.
+    """
 
     rows: npt.NDArray[np.uint64]
     device: int | None
 
 
 class TransferEngine(Protocol):
-    """Interface of a library that copies between registered memory of two processes. Methods are thread-safe."""
+    """Interface of a library that copies data between registered memory of two processes. Methods are thread-safe."""
 
     def move(
         self, operation: Operation, local: Pieces, remote: Pieces, peer: str, cancelled: Callable[[], bool]
     ) -> None:
-        """Copy pieces pairwise, from local to remote memory (`WRITE`) or back (`READ`); return when all are copied.
+        """Copy each local piece to the corresponding remote piece (`WRITE`) or back (`READ`), and wait for all copies.
 
-        Raises InstanceLostError if the peer is unreachable, or if `cancelled()` is true before the end.
+        Raises InstanceLostError if the peer is unreachable, or if `cancelled()` becomes true before all pieces are
+        copied.
         """
 
     def forget(self, peer: str) -> None:
-        """Drop all connection state of a peer, which may have exited already."""
+        """Drop all connection state of a peer. The peer may have exited before the call."""
 
 
 class CacheMemory:
-    """Address map of a cache: each layer's keys and values from `base` on, the epoch word and the scratch memory.
+    """Address map of a cache: the KV pool from address `base` on, the epoch word and the scratch memory.
 
-    `life` is the address of the epoch word (LIFE_BYTES bytes), `scratch` that of the scratch memory (SCRATCH_BYTES).
+    The epoch word is at address `life` (LIFE_BYTES bytes); the scratch memory is at address `scratch` (SCRATCH_BYTES).
     """
 
     def __init__(
@@ -66,7 +70,10 @@ class CacheMemory:
             self._parts.append(parts)
 
     def pieces(self, layers: range, starts: Sequence[int], counts: Sequence[int]) -> Pieces:
-        """Return the memory of runs of blocks: one piece for the keys and one for the values per layer and run."""
+        """Return the memory of runs of consecutive blocks: one piece with keys and one with values per layer and run.
+
+        Run k starts at block `starts[k]` and has `counts[k]` blocks.
+        """
         parts = np.array(list(chain.from_iterable(self._parts[layers.start : layers.stop])), dtype=np.uint64)
         rows = np.empty((len(parts), len(starts), 2), dtype=np.uint64)
         rows[:, :, 0] = parts[:, :1] + parts[:, 1:] * np.array(starts, dtype=np.uint64)
@@ -80,7 +87,7 @@ class CacheMemory:
 class OneSidedConnection:
     """Connection to one epoch of a peer. Running transfers fail when the epoch ends or `close` is called.
 
-    `ready(layers, blocks)` is called before local blocks are sent, to stage them in registered memory.
+    Before local blocks are sent, the connection calls `ready(layers, blocks)`, which stages them in registered memory.
     """
 
     def __init__(
@@ -117,10 +124,10 @@ class OneSidedConnection:
         self._move("WRITE", local.piece(local.scratch, nbytes), remote.piece(remote.scratch, nbytes))
 
     def greet(self, epoch: int, life_word: torch.Tensor) -> None:
-        """Check that the peer's epoch is `epoch`; otherwise close the connection.
+        """Check that the peer's epoch is `epoch`; close the connection otherwise.
 
-        The peer's epoch word is read into `life_word[1]` (int64), in local registered memory. Raises StaleEpochError
-        for another epoch, InstanceLostError if the peer does not respond.
+        The peer's epoch word is read into `life_word[1]` (int64), which is in local registered memory. Raises
+        StaleEpochError if the peer has another epoch, and InstanceLostError if the peer does not respond.
         """
         local, remote = self._local, self._remote
         deadline = time.monotonic() + CONNECT_S
@@ -144,5 +151,8 @@ class OneSidedConnection:
 
 
 def pause(checks: int, waited_s: float) -> None:
-    """Sleep between checks of a transfer: briefly at first, then in proportion to its duration, to save CPU time."""
+    """Sleep between two checks of a transfer, to save CPU time.
+
+    The first pauses are shortest; later pauses are proportional to `waited_s`, the time since the transfer started.
+    """
     time.sleep(0 if checks < 4 else min(waited_s / 16, 0.001))

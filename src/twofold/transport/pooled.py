@@ -1,4 +1,4 @@
-"""Base of transports for KV caches in torch tensors."""
+"""Base of transports whose KV caches are torch tensors."""
 
 import zlib
 from collections.abc import Callable, Sequence
@@ -13,7 +13,7 @@ from twofold.transport.registry import TRANSPORTS, check_transport
 
 
 def as_tensor(memory: SharedMemory) -> torch.Tensor:
-    """Return a writable uint8 tensor [nbytes] over shared memory."""
+    """Return the shared memory as a writable uint8 tensor of shape [nbytes], without a copy."""
     return torch.frombuffer(memory.view(), dtype=torch.uint8)
 
 
@@ -41,7 +41,7 @@ MakeTransport = Callable[[KvCacheSpec], PooledTransport]
 
 
 def load_transport(name: str) -> MakeTransport:
-    """Return the constructor of a transport. Raises ConfigurationError if it is unknown or not installed."""
+    """Return the constructor of a transport. Raises ConfigurationError if the transport is unknown or not installed."""
     check_transport(name)
     transport: MakeTransport = getattr(import_module(f"twofold.transport.{name}"), TRANSPORTS[name].name)
     return transport

@@ -1,4 +1,7 @@
-"""Transports by name. This module does not import torch, unlike the transports, so that the command line can use it."""
+"""Names of the available transports.
+
+This module does not import torch, so that the command line can list the transports quickly.
+"""
 
 from importlib.util import find_spec
 from typing import NamedTuple
@@ -7,7 +10,7 @@ from twofold.errors import ConfigurationError
 
 
 class TransportEntry(NamedTuple):
-    """Class name of a transport, its help text, and its packages, of which one must be installed."""
+    """Class name of a transport, its help text, and alternative `packages`, one of which must be installed."""
 
     name: str
     help: str

@@ -28,7 +28,11 @@ class Connect(msgspec.Struct, frozen=True, tag=True):
 
 
 class MoveBlocks(msgspec.Struct, frozen=True, tag=True):
-    """Request to move a rank's part of layers `first` … `end` − 1: to the peer's cache if `writes`, else from it."""
+    """Request to move a rank's part of layers `first` … `end` − 1.
+
+    If `writes` is true, the rank copies its part to the peer's cache; otherwise it copies the part from the peer's
+    cache.
+    """
 
     key: int
     writes: bool
@@ -70,13 +74,13 @@ class RankAddress(msgspec.Struct, frozen=True, tag=True):
 
 
 class BytesMoved(msgspec.Struct, frozen=True, tag=True):
-    """Reply of a rank that executed a request: the number of bytes it moved, or 0 if the request moves none."""
+    """Reply of a rank that executed a request. `nbytes` is 0 if the request does not move data."""
 
     nbytes: int
 
 
 class RankError(msgspec.Struct, frozen=True, tag=True):
-    """Reply of a rank that failed to execute a request: class name and message of the error."""
+    """Reply of a rank that failed to execute a request: the class name and the message of the error."""
 
     error: str
     reason: str
@@ -96,9 +100,10 @@ class OtherRanks:
         self.addresses = tuple(message.address for message in first if isinstance(message, RankAddress))
 
     def ask(self, request: RankRequest, meanwhile: Callable[[], int] = lambda: 0) -> int:
-        """Send a request to all other ranks, and run `meanwhile`; return the total bytes moved by all ranks.
+        """Send a request to all other ranks and run `meanwhile`; return the bytes that all ranks moved together.
 
-        Raises the first error of any rank, after all ranks have replied.
+        `meanwhile` executes the request on the first rank and returns the bytes moved there. If a rank fails, its error
+        is raised after all ranks have replied.
         """
         with self._lock:
             for other in self._others:
@@ -116,7 +121,7 @@ class OtherRanks:
 
 
 class ShardedConnection:
-    """Connection of all ranks of a worker to a peer; `own` is the first rank's connection."""
+    """Connection of all ranks of a worker to a peer. `own` is the connection of the first rank."""
 
     def __init__(self, ranks: OtherRanks, key: int, own: Connection) -> None:
         self._ranks, self._key, self._own = ranks, key, own
@@ -128,7 +133,7 @@ class ShardedConnection:
         return self._move(layers, source_blocks, target_blocks, writes=False)
 
     def probe(self, nbytes: int) -> None:
-        """Probe from the first rank only: all ranks use the same link."""
+        """Probe from the first rank only, because all ranks use the same link."""
         self._own.probe(nbytes)
 
     def close(self) -> None:
@@ -141,7 +146,7 @@ class ShardedConnection:
 
 
 class ShardedTransport(Transport):
-    """Transport of a sharded worker, on its first rank; `own` is the transport of that rank's part of the cache."""
+    """Transport of a sharded worker, in the process of its first rank. `own` moves that rank's part of the cache."""
 
     def __init__(self, own: SharedMemoryTransport, ranks: OtherRanks) -> None:
         self.descriptor = msgspec.structs.replace(own.descriptor, others=ranks.addresses)
@@ -165,7 +170,7 @@ class ShardedTransport(Transport):
 
 
 class RankServer:
-    """Executes requests of the first rank on the cache of another rank, in that rank's process."""
+    """Server in the process of another rank, which executes requests of the first rank on that other rank's cache."""
 
     def __init__(self, own: SharedMemoryTransport, first: Pipe) -> None:
         self._own, self._first = own, TypedPipe[RankRequest](first, RankRequest)
@@ -173,7 +178,10 @@ class RankServer:
         self._first.send(RankAddress(own.descriptor.address))
 
     def serve(self, beat: Callable[[], None], beat_s: float) -> None:
-        """Serve until the first rank exits; between requests, call `beat` at least every `beat_s` seconds."""
+        """Execute requests until the first rank exits.
+
+        Between requests, call `beat` at least once per `beat_s` seconds.
+        """
         while True:
             try:
                 if self._first.connection.poll(beat_s):

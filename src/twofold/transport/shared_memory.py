@@ -1,4 +1,4 @@
-"""Transport `shared_memory`: between processes of one host, by copies into mapped memory.
+"""Transport `shared_memory`: copies KV between processes of one host through mapped memory.
 
 If sender and receiver shard the cache differently, each rank exchanges its heads and layers with the ranks of the peer
 that have the same heads and layers.
@@ -24,7 +24,7 @@ class MappedPool:
     """A peer's KV pool mapped into this process. The mapping remains valid after the peer exits."""
 
     def __init__(self, address: str, layout: KvLayout, num_blocks: int, device: torch.device) -> None:
-        """Map a pool for copies to and from `device`. Raises ConfigurationError if the memory is missing."""
+        """Map a peer's pool for copies to and from `device`. Raises ConfigurationError if the memory is missing."""
         nbytes = layout.pool_bytes(num_blocks)
         self._memory = SharedMemory.open(address, nbytes + SCRATCH_BYTES)
         self.pool = KvPool(layout, num_blocks, as_tensor(self._memory))
@@ -47,7 +47,7 @@ def _scratch_pool(memory: torch.Tensor | None) -> KvPool:
 
 
 class RankShard:
-    """One rank of a sharded instance, and its part of the instance's `layout`."""
+    """One rank of a sharded instance. `layout` is the KV layout of the whole instance."""
 
     def __init__(self, sharding: Sharding, rank: int, layout: KvLayout) -> None:
         self.sharding, self.rank = sharding, rank
@@ -55,19 +55,27 @@ class RankShard:
         self._first_heads = [sharding.heads(rank, count).start for count in layout.kv_heads]
 
     def heads(self, pool: KvPool, layer: int, heads: range, blocks: Sequence[int]) -> PoolHeads:
-        """Return where heads of a model layer are in this rank's `pool`, which numbers its layers and heads from 0."""
+        """Return the location of `heads` of a model layer in this rank's `pool`.
+
+        The arguments number layers and heads as the model does; the pool numbers the rank's own layers and heads from
+        0.
+        """
         first = self._first_heads[layer]
         return PoolHeads(pool, layer - self._first_layer, range(heads.start - first, heads.stop - first), blocks)
 
 
 class ReshardConnection:
-    """Connection of one rank of an instance to a peer, if either is sharded. It moves this rank's heads and layers.
+    """Connection of one rank of an instance to a peer, where the instance or the peer is sharded.
 
-    `ours` are the engine pool and the landing pool of this rank.
+    The connection moves only this rank's heads and layers. `ours` are the engine pool and the landing pool of this
+    rank.
     """
 
     def __init__(self, member: RankShard, ours: tuple[KvPool, KvPool], peer: MemoryDescriptor) -> None:
-        """Map the memory of the ranks that this rank exchanges KV with. Raises ConfigurationError if one is missing."""
+        """Map the memory of each peer rank that shares heads and layers with this rank.
+
+        Raises ConfigurationError if the memory of a rank is missing.
+        """
         self._member, self._theirs = member, dict[int, MappedPool]()
         self._engine_pool, self._landing_pool = ours
         layout, sharding = peer.layout, peer.sharding
@@ -114,7 +122,7 @@ class ReshardConnection:
 
 
 class SharedMemoryConnection(MappedPool):
-    """Connection between unsharded instances, through the peer's memory, which is mapped into this process."""
+    """Connection between unsharded instances, which maps the peer's memory into this process."""
 
     def __init__(self, engine_pool: KvPool, landing_pool: KvPool, peer: MemoryDescriptor) -> None:
         super().__init__(peer.address, peer.layout, peer.num_blocks, engine_pool.device)
@@ -129,11 +137,11 @@ class SharedMemoryConnection(MappedPool):
 
 
 class SharedMemoryTransport(PooledTransport):
-    """Transport with a local cache in memory that peers on this host map.
+    """Transport whose local cache is in shared memory, which peers on this host map.
 
-    On a CPU the engine computes in that memory. On an accelerator the engine has its own pool, and shared memory holds
-    the blocks that peers write or read. In a sharded instance, the local cache is the cache of one `rank`, while the
-    layout in the descriptor describes the whole instance.
+    On a CPU, the engine computes in the shared memory. On an accelerator, the engine has its own pool, and the shared
+    memory holds only the blocks that peers write or read. In a sharded instance, the local cache contains the part of
+    one `rank`, while the layout in the descriptor describes the whole instance.
     """
 
     def __init__(self, spec: KvCacheSpec, sharding: Sharding = UNSHARDED, rank: int = 0) -> None:
@@ -156,7 +164,7 @@ class SharedMemoryTransport(PooledTransport):
         self.stage(range(len(self.engine_pool.layout.layers)), blocks)
 
     def stage(self, layers: range, blocks: Sequence[int]) -> None:
-        """On an accelerator, copy computed blocks to the memory that peers access. On a CPU, do nothing."""
+        """On an accelerator, copy computed blocks to the memory that peers access. On a CPU, it is the same memory."""
         if self.engine_pool is not self.landing_pool:
             with self.engine_pool.copying():
                 _copy(self.engine_pool, self.landing_pool, layers, blocks, blocks)

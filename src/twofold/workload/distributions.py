@@ -1,8 +1,8 @@
 """Arrival processes and length distributions of generated workloads.
 
-Arrivals, prompt lengths and output lengths have separate random streams, so a seed yields the same lengths with
-every arrival process. Prompt and output lengths are drawn independently: in the Azure 2023 traces, Pearson's r is 0.00
-for code and -0.11 for conversation.
+Arrivals, prompt lengths and output lengths have separate random streams, so a seed yields the same lengths with every
+arrival process. Prompt and output lengths are drawn independently, because they are hardly correlated in the Azure 2023
+traces: Pearson's r is 0.00 for code and -0.11 for conversation.
 """
 
 import math
@@ -21,7 +21,10 @@ from twofold.errors import require
 
 
 class RandomStream(IntEnum):
-    """Random quantities of a workload, each with its own stream. Changing the numbers would change all workloads."""
+    """Random streams of a workload, one for each random quantity.
+
+    The values are part of the seeds, so a changed value would change all workloads.
+    """
 
     ARRIVALS = 0
     PROMPTS = 1
@@ -50,10 +53,10 @@ def poisson(rate: float, seed: int) -> Iterator[float]:
 
 
 def gamma(rate: float, burstiness: float, seed: int) -> Iterator[float]:
-    """Return arrival times with gamma distributed gaps, a mean gap of 1/`rate` seconds and the shape `burstiness`.
+    """Return arrival times whose gaps follow a gamma distribution with mean 1/`rate` seconds and shape `burstiness`.
 
-    A burstiness of 1 is a Poisson process; smaller values are burstier. The coefficient of variation of the gaps is
-    1/sqrt(burstiness), as for `--burstiness` of vLLM's serving benchmark.
+    With a burstiness of 1, this is a Poisson process; smaller values are burstier. The coefficient of variation of the
+    gaps is 1/sqrt(burstiness), as for `--burstiness` of vLLM's serving benchmark.
     """
     scale = 1 / (rate * burstiness)
     return _sums(seed, lambda random: random.gamma(burstiness, scale, _CHUNK).tolist())
@@ -68,9 +71,10 @@ ARRIVALS: dict[str, Callable[[float, float, int], Iterator[float]]] = {
 
 
 def arrival_times(name: str, rate: float, seed: int, burstiness: float = 1.0) -> Iterator[float]:
-    """Return the endless arrival times (seconds, non-decreasing) of an arrival process. Equal seeds yield equal times.
+    """Return an endless iterator of the arrival times of an arrival process, in seconds and in ascending order.
 
-    `name` is a key of `ARRIVALS`; `rate` is in requests per second. Raises ConfigurationError for invalid arguments.
+    `name` is a key of `ARRIVALS`; `rate` is in requests per second. Equal seeds yield equal times. Raises
+    ConfigurationError for invalid arguments.
     """
     require(name in ARRIVALS, f"arrival process {name!r} is not one of {', '.join(ARRIVALS)}")
     positive = rate > 0 and math.isfinite(rate)
@@ -87,7 +91,10 @@ def require_positive(name: str, value: float) -> None:
 
 
 def _sums(seed: int, draw: Callable[[Generator], list[float]]) -> Iterator[float]:
-    """Return the cumulative sums of the gaps that `draw` generates. Raises at once for a negative seed."""
+    """Return an iterator of the cumulative sums of the gaps that `draw` generates.
+
+    A negative seed raises ConfigurationError in this call, before the iterator is used.
+    """
     random = generator(seed, RandomStream.ARRIVALS)
 
     def times() -> Iterator[float]:
@@ -106,8 +113,9 @@ _UNIFORM = re.compile(r"([1-9]\d{0,6})\+([1-9]\d{0,6})")
 class LengthDistribution(msgspec.Struct, frozen=True, kw_only=True):
     """Quantiles of the prompt and output lengths of a trace, and the origin of the trace.
 
-    A share `probabilities[i]` of the trace's prompts have at most `prompt_tokens[i]` tokens; likewise for outputs. The
-    first and last values are the minimum and the maximum. `requests` and `requests_per_s` describe the trace.
+    A share `probabilities[i]` of the trace's prompts have at most `prompt_tokens[i]` tokens, and the same share of its
+    outputs have at most `output_tokens[i]` tokens. The first and last quantiles are the minimum and the maximum.
+    `requests` is the number of requests in the trace, and `requests_per_s` their mean rate.
     """
 
     name: str
@@ -135,7 +143,7 @@ class LengthDistribution(msgspec.Struct, frozen=True, kw_only=True):
         return pairs()
 
     def _draw(self, random: np.random.Generator, quantiles: list[float]) -> list[int]:
-        """Draw random lengths by inverse transform sampling, interpolating between quantiles."""
+        """Draw random lengths by inverse transform sampling, with linear interpolation between quantiles."""
         drawn = np.interp(random.random(_CHUNK), self.probabilities, quantiles)
         lengths: list[int] = np.rint(drawn).astype(np.int64).tolist()
         return lengths
@@ -164,6 +172,6 @@ def uniform_lengths(spec: str) -> LengthDistribution | None:
 
 @cache
 def load_lengths(name: str) -> LengthDistribution:
-    """Load a length distribution from the package's data by name, or parse fixed lengths."""
+    """Load the length distribution with this name from the package's data, or parse fixed lengths such as `512+64`."""
     data = files("twofold.workload").joinpath("data", f"{name}.json")
     return uniform_lengths(name) or msgspec.json.decode(data.read_bytes(), type=LengthDistribution)

@@ -1,10 +1,10 @@
-"""Description of a trace format, and rules for reading and writing all formats:
+"""Trace format type, and the rules for reading and writing that all formats share:
 
 - One line is one request, in order of arrival; blank lines are skipped.
 - A prompt has at least one token; shorter lengths are errors.
-- An output of length 0 is read as 1, because such requests were cut off after prefill, which always produces a first
-  token. `ReadNotes.zero_outputs` counts them.
-- Missing or non-finite numbers and fractional lengths are errors that name the line.
+- An output of length 0 is read as length 1. The recorded request was cut off after prefill, which always produces a
+  first token. `ReadNotes.zero_outputs` counts these requests.
+- Missing or non-finite numbers and fractional lengths are errors. The error message names the line.
 """
 
 from collections.abc import Callable, Iterator
@@ -20,9 +20,10 @@ MAX_TOKENS = 2**31 - 1  # larger numbers in a trace are errors
 class TraceFormat:
     """A trace format: how to detect, read and write it, and the request fields that it supports.
 
-    `keys` are the required columns or JSON keys, also used for detection. `read` yields the requests of a file.
-    `encode` formats a request and its index as one line. `header` is the first line of a file, if any. `resolution_s`
-    is the step to which written arrival times are rounded; 0 if they are exact or the step is below float precision.
+    `keys` are the required csv columns or JSON keys, which also identify the format. `read` yields the requests of a
+    file. `encode` formats a request and its index as one line. `header` is the first line of a file, or None for
+    formats without a header. Written arrival times are rounded to multiples of `resolution_s` seconds, which is 0 if
+    they are exact up to float precision.
     """
 
     name: str
@@ -37,14 +38,17 @@ class TraceFormat:
 
 
 def prompt_length(lines: Lines, name: str, tokens: int) -> int:
-    """Validate and return a prompt length, from the field `name` of the current line."""
+    """Return `tokens` if it is a valid prompt length; otherwise raise an error that names the line and field `name`."""
     if tokens < 1:
         raise lines.error(f"{name} is {tokens}, and a prompt has at least one token")
     return _bounded(lines, name, tokens)
 
 
 def output_length(lines: Lines, name: str, tokens: int) -> int:
-    """Validate and return an output length, from the field `name` of the current line. A length of 0 becomes 1."""
+    """Return `tokens` if it is a valid output length; otherwise raise an error that names the line and field `name`.
+
+    A length of 0 is replaced by 1 (see the module's docstring) and counted in `ReadNotes.zero_outputs`.
+    """
     if tokens < 0:
         raise lines.error(f"{name} is {tokens}, and an output has no negative length")
     if tokens == 0:

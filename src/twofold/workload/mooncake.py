@@ -1,8 +1,8 @@
 """Trace format of the Mooncake traces: jsonl with timestamp (ms), input_length, output_length and hash_ids.
 
-`hash_ids` identifies the prompt's blocks of 512 tokens; equal ids mean an equal block after equal earlier blocks. The
-field is optional. Arrival times count from the first request and are written in whole milliseconds, like the original.
-Source: the trace release of Mooncake, FAST'25.
+The optional field `hash_ids` has one id per block of 512 prompt tokens. Two prompts with equal ids at a position have
+equal tokens up to the end of this block. Arrival times count from the first request and are written in whole
+milliseconds, as in the original traces. Source: the trace release of Mooncake, FAST'25.
 """
 
 from collections.abc import Iterator

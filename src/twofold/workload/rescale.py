@@ -1,7 +1,7 @@
-"""Streaming transformations of a workload: scale times or lengths, or select a part.
+"""Streaming transformations of a workload, which scale times or lengths or select a part.
 
-A resized prompt keeps only the ids of prefix blocks (512 tokens) that it still contains as a whole, because an id
-identifies the exact tokens of a full block and everything before it.
+An id of a prefix block identifies the exact tokens of a full block (512 tokens) and all tokens before it. A resized
+prompt therefore keeps only the ids of the blocks that it still contains completely.
 """
 
 import math
@@ -24,9 +24,9 @@ def scale_rate(requests: Iterable[Request], factor: float) -> Iterator[Request]:
 
 
 def mean_rate(requests: Iterable[Request]) -> float | None:
-    """Return the requests per second between the first and the last arrival, the inverse of the mean gap.
+    """Return the mean arrival rate in requests per second: the inverse of the mean gap between arrivals.
 
-    Return None for fewer than two requests, and infinity if all arrive at once.
+    Return None for fewer than two requests, and infinity if all requests arrive at the same time.
     """
     first = last = None
     gaps = -1
@@ -40,10 +40,10 @@ def mean_rate(requests: Iterable[Request]) -> float | None:
 
 
 def to_rate(reopen: Callable[[], Iterator[Request]], rate: float) -> Iterator[Request]:
-    """Scale arrival times so that the mean rate becomes `rate`.
+    """Scale arrival times so that the mean rate becomes `rate` requests per second.
 
-    `reopen` returns the same requests each time. It is called once to measure the rate and once to stream. Raises
-    ConfigurationError if all requests arrive at once.
+    `reopen` must return the same requests at every call: it is called first to measure the rate and then to stream the
+    requests. Raises ConfigurationError if all requests arrive at the same time.
     """
     require_positive("rate", rate)
     current = mean_rate(reopen())
@@ -59,7 +59,7 @@ def retime(requests: Iterable[Request], times_s: Iterable[float]) -> Iterator[Re
 
 
 def window(requests: Iterable[Request], start_s: float, duration_s: float | None = None) -> Iterator[Request]:
-    """Select the requests that arrive in [`start_s`, `start_s + duration_s`). Their times then count from `start_s`."""
+    """Select the requests that arrive in [`start_s`, `start_s + duration_s`); subtract `start_s` from their times."""
     require(start_s >= 0 and math.isfinite(start_s), f"the start must be at least 0 s, not {start_s:g} s")
     if duration_s is not None:
         require_positive("duration", duration_s)
@@ -81,7 +81,7 @@ def take(requests: Iterable[Request], count: int | None) -> Iterator[Request]:
 
 
 def scale_lengths(requests: Iterable[Request], factor: float) -> Iterator[Request]:
-    """Multiply every prompt and output length by `factor`, rounded, at least 1 token."""
+    """Multiply every prompt and output length by `factor`. Round to whole tokens, but to at least 1."""
     require_positive("length scale", factor)
     return (
         resize(request, max(1, round(request.prompt_tokens * factor)), max(1, round(request.output_tokens * factor)))
@@ -90,17 +90,17 @@ def scale_lengths(requests: Iterable[Request], factor: float) -> Iterator[Reques
 
 
 def fit_to_context(requests: Iterable[Request], max_model_len: int) -> Iterator[Request]:
-    """Shorten requests to `max_model_len` tokens for prompt and output together, at least 1 token each.
+    """Shorten requests so that prompt and output have at most `max_model_len` tokens together.
 
-    Shorter requests are unchanged. In longer ones, prompt and output shrink by the same factor. To fit a trace with
-    long requests into a short context, scale all lengths first.
+    Requests within this limit are unchanged. In longer requests, prompt and output shrink by the same factor, but to no
+    less than 1 token. To fit a trace with many long requests into a short context, scale all lengths first.
     """
     require(max_model_len >= 2, f"the context must be at least 2 tokens, not {max_model_len}")
     return (_clipped(request, max_model_len) for request in requests)
 
 
 def fit_lengths(requests: Iterable[Request], length_scale: float, max_model_len: int | None) -> Iterator[Request]:
-    """Scale all lengths, then shorten requests to `max_model_len` tokens if it is not None."""
+    """Scale all lengths by `length_scale`, then shorten requests to `max_model_len` tokens (None: no limit)."""
     scaled = iter(requests) if length_scale == 1 else scale_lengths(requests, length_scale)
     return scaled if max_model_len is None else fit_to_context(scaled, max_model_len)
 
@@ -115,7 +115,7 @@ def _clipped(request: Request, limit: int) -> Request:
 
 
 def resize(request: Request, prompt_tokens: int, output_tokens: int) -> Request:
-    """Return the request with new lengths, without the prefix blocks that are no longer valid."""
+    """Return the request with new lengths, without the prefix blocks that the new prompt no longer contains."""
     blocks = request.prefix_blocks
     if prompt_tokens != request.prompt_tokens:
         blocks = blocks[: min(prompt_tokens, request.prompt_tokens) // BLOCK_TOKENS]

@@ -1,4 +1,4 @@
-"""Reading of csv and jsonl files, plain or gzip. Errors name the line."""
+"""Reading of csv and jsonl files, plain or compressed with gzip. Error messages name the line."""
 
 import csv
 import gzip
@@ -23,13 +23,13 @@ GZIP_MAGIC = b"\x1f\x8b"
 
 @dataclass(slots=True)
 class ReadNotes:
-    """Corrections made while reading a trace: number of outputs of length 0 that were read as 1."""
+    """Corrections made while reading a trace. `zero_outputs` counts outputs of length 0 that were read as length 1."""
 
     zero_outputs: int = 0
 
 
 class Lines:
-    """Iterator over the non-blank lines of an open file. `number` is the current line, counted from 1."""
+    """Iterator over the non-blank lines of an open file. `number` is the number of the current line, from 1 on."""
 
     def __init__(self, path: Path, stream: BufferedIOBase, notes: ReadNotes) -> None:
         self.path, self.notes, self.number = path, notes, 0
@@ -83,7 +83,7 @@ def open_lines(path: Path, notes: ReadNotes | None = None) -> Iterator[Lines]:
 
 
 def require_file(path: Path) -> None:
-    """Raise WorkloadError unless `path` is a regular file. Pipes are not supported, as a trace may be read twice."""
+    """Raise WorkloadError unless `path` is a regular file. A pipe is refused, because a trace may be read twice."""
     try:
         mode = path.stat().st_mode
     except FileNotFoundError as error:
@@ -98,7 +98,7 @@ _WHOLE = re.compile(r"[+-]?[0-9]{1,30}")
 
 
 def csv_fields(lines: Lines, line: str) -> list[str]:
-    """Split one csv line into fields. An open quote is an error here instead of extending over the next lines."""
+    """Split one csv line into fields. A quote that is not closed in the same line raises WorkloadError."""
     try:
         return [field.strip() for field in next(csv.reader((line,), strict=True))]
     except csv.Error as error:
@@ -106,7 +106,7 @@ def csv_fields(lines: Lines, line: str) -> list[str]:
 
 
 def csv_rows(lines: Lines, columns: Sequence[str]) -> Iterator[list[str]]:
-    """Yield the values of `columns` in each row, in that order. Other columns are ignored."""
+    """Yield for each row the values of `columns`, in the order of `columns`. Other columns are ignored."""
     texts = iter(lines)
     header = csv_fields(lines, next(texts, ""))
     missing = [column for column in columns if column not in header]
@@ -121,14 +121,14 @@ def csv_rows(lines: Lines, columns: Sequence[str]) -> Iterator[list[str]]:
 
 
 def parse_int(lines: Lines, column: str, text: str) -> int:
-    """Parse a decimal integer. Raises WorkloadError that names the line and column."""
+    """Parse a decimal integer. For another text, raises WorkloadError, which names the line and column."""
     if _WHOLE.fullmatch(text) is None:
         raise lines.error(f"{column} is {text!r}, which is not a whole number")
     return int(text)
 
 
 def parse_seconds(lines: Lines, column: str, text: str) -> float:
-    """Parse a finite, non-negative time in seconds. Raises WorkloadError that names the line and column."""
+    """Parse a time of at least 0 seconds. For another text, raises WorkloadError, which names the line and column."""
     try:
         value = float(text)
     except ValueError:
@@ -176,7 +176,7 @@ def json_keys(lines: Lines, line: str) -> tuple[str, ...]:
 
 
 def explain_json_error(message: str) -> str:
-    """Rewrite the message of a msgspec error in words for users."""
+    """Translate the message of a msgspec error into a message for users."""
     if "truncated" in message:
         return "the JSON is cut off"
     if match := _MISSING.match(message):

@@ -1,4 +1,4 @@
-"""Requests of named workloads and of trace files through one function, `workload`."""
+"""Function `workload`, which yields the requests of a generated workload or of a trace file."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -23,12 +23,14 @@ from twofold.workload.trace import open_trace
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replay:
-    """Selection of a part of a trace, replayed at its own times or rescaled.
+    """Selection of a part of a trace, and the rate at which it is replayed.
 
-    The part starts at `start_s` of the original trace, which becomes time 0, and has at most `num_requests` requests.
-    `rate_scale` multiplies the arrival rate; `rate` scales the part to that many requests per second on average.
-    `duration_s` counts seconds after scaling. With `rate`, it selects the first `rate * duration_s` requests, otherwise
-    the requests that arrive within this time.
+    The part starts at `start_s` seconds of the original trace, which become time 0, and has at most `num_requests`
+    requests. By default, the part keeps its arrival times. `rate_scale` multiplies its arrival rate. Alternatively,
+    `rate` is the mean rate to which the part is scaled, in requests per second.
+
+    `duration_s` is in seconds of the replay, after scaling. With `rate`, the part is limited to its first `rate` ·
+    `duration_s` requests; otherwise, it is limited to the requests that arrive within `duration_s`.
     """
 
     start_s: float = 0.0
@@ -38,7 +40,7 @@ class Replay:
     rate_scale: float | None = None
 
     def __post_init__(self) -> None:
-        """Raise ConfigurationError for invalid fields, before any request is read."""
+        """Raise ConfigurationError if a field is invalid. The check does not read any request."""
         require(self.rate is None or self.rate_scale is None, "give either a rate or a rate scale, not both")
         if self.rate is not None:
             require_positive("rate", self.rate)
@@ -88,12 +90,16 @@ def workload(
 ) -> Iterator[Request]:
     """Stream the requests of a generated workload or of a trace file, in order of arrival.
 
-    `spec` is a name in `NAMED`, fixed lengths such as 512+64, or the path of a trace. A generated workload needs `rate`
-    (requests per second) and `num_requests` or `duration_s`. Its arrival process is `arrival`: by default poisson, or
-    gamma with a `burstiness` other than 1. A trace is replayed at its own times, rescaled to `rate` if given; see
-    `Replay` for `start_s`, `num_requests` and `duration_s`. If `arrival` is not `trace`, only the trace's lengths are
-    used, and `rate` defaults to the trace's own. All lengths are multiplied by `length_scale`, and requests are
-    shortened to `max_model_len` (`fit_to_context`). Equal arguments yield equal requests.
+    `spec` is a name in `NAMED`, fixed lengths such as 512+64, or the path of a trace. All lengths are multiplied by
+    `length_scale`, and requests are shortened to `max_model_len` (see `fit_to_context`). Equal arguments yield equal
+    requests.
+
+    A generated workload needs `rate` (requests per second) and either `num_requests` or `duration_s`. `arrival` is its
+    arrival process: by default poisson if `burstiness` is 1, otherwise gamma.
+
+    A trace is replayed at its own arrival times by default; `rate` rescales these times. See `Replay` for `start_s`,
+    `num_requests` and `duration_s`. With an `arrival` other than `trace`, only the lengths come from the trace, arrival
+    times are generated, and `rate` defaults to the mean rate of the trace.
 
     Invalid arguments raise ConfigurationError and a missing file raises WorkloadError immediately. A bad line raises
     WorkloadError when the stream reaches it.
@@ -126,7 +132,7 @@ def generate(
     burstiness: float = 1.0,
     seed: int = 0,
 ) -> Iterator[Request]:
-    """Generate requests with the length distribution of a named workload or with fixed lengths. Ids count from 0."""
+    """Generate requests whose lengths follow a named workload or are fixed. Request ids count from 0."""
     if not is_named(name):
         raise unknown_name("workload", name, NAMED)
     lengths = load_lengths(name)
@@ -158,7 +164,10 @@ def _from_trace(
 
 
 def _require_known(spec: str) -> None:
-    """Raise WorkloadError for the path of a missing file, and ConfigurationError for an unknown workload name."""
+    """Raise an error unless `spec` is an existing trace file.
+
+    Raises WorkloadError if `spec` looks like a path, otherwise ConfigurationError for an unknown workload name.
+    """
     try:
         require_file(Path(spec))
     except WorkloadError as error:

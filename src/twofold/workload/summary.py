@@ -24,12 +24,12 @@ class LengthSummary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TraceSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """Statistics of a trace; None for undefined values.
+    """Statistics of a trace. A statistic that is undefined for the trace is None.
 
-    `duration_s` is the time from the first to the last arrival, and `requests_per_s` the inverse of the mean gap.
-    `gap_cv` is the coefficient of variation of the gaps: 1 for Poisson arrivals, higher for burstier ones. Gamma
-    arrivals of equal variation have a burstiness of 1 / gap_cv². `highest_reuse` is the share of prefix blocks that
-    occurred before: the hit rate of an infinite cache.
+    `duration_s` is the time from the first to the last arrival, and `requests_per_s` the inverse of the mean gap
+    between arrivals. `gap_cv` is the coefficient of variation of these gaps: 1 for Poisson arrivals, higher for
+    burstier arrivals. Gamma arrivals with the same coefficient have a burstiness of 1 / gap_cv². `highest_reuse` is the
+    share of prefix blocks that occurred earlier in the trace, which is the hit rate of an infinite cache.
     """
 
     requests: int
@@ -44,7 +44,7 @@ class TraceSummary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _length_summary(counts: Counter[int]) -> LengthSummary:
-    """Compute the statistics of lengths from the number of occurrences of each length."""
+    """Compute the statistics of lengths. `counts` maps each length to its number of occurrences."""
     values = sorted(counts)
     below = list(accumulate(counts[value] for value in values))
     total = sum(value * count for value, count in counts.items())
@@ -53,7 +53,7 @@ def _length_summary(counts: Counter[int]) -> LengthSummary:
 
 
 class GapStatistics:
-    """Mean and coefficient of variation of the gaps between arrivals, in one pass (Welford's recurrence)."""
+    """Mean and coefficient of variation of the gaps between arrivals, computed in one pass (Welford's recurrence)."""
 
     def __init__(self) -> None:
         self.count, self.mean_s, self._squares, self._latest = 0, 0.0, 0.0, math.nan
@@ -73,9 +73,9 @@ class GapStatistics:
 
 
 def summarise(requests: Iterable[Request]) -> TraceSummary:
-    """Compute the statistics of a stream of requests. Raises ValueError if it is empty.
+    """Compute the statistics of a stream of requests. Raises ValueError if the stream is empty.
 
-    Memory grows with the number of distinct lengths and prefix blocks, not with the number of requests.
+    The memory use grows with the number of distinct lengths and prefix blocks, not with the number of requests.
     """
     prompts, outputs, gaps = Counter[int](), Counter[int](), GapStatistics()
     distinct: set[BlockKey] = set()
@@ -103,7 +103,10 @@ def summarise(requests: Iterable[Request]) -> TraceSummary:
 
 
 def _quantile(values: list[int], below: list[int], share: float) -> float:
-    """Return a quantile of samples: `values` are the sorted distinct ones, and `below[i]` samples are ≤ `values[i]`."""
+    """Return the quantile `share` of samples.
+
+    `values` are the distinct sample values in ascending order; `below[i]` counts the samples that are ≤ `values[i]`.
+    """
     place = share * (below[-1] - 1)
     low, high = (values[bisect_right(below, rank)] for rank in (math.floor(place), math.ceil(place)))
     return low + (high - low) * (place % 1)

@@ -22,11 +22,11 @@ FORMATS: dict[str, TraceFormat] = {"azure": AZURE, "mooncake": MOONCAKE, "splitw
 
 
 def open_trace(path: str | Path, format_name: str | None = None, notes: ReadNotes | None = None) -> Iterator[Request]:
-    """Stream the requests of a trace file. Memory does not grow with the file.
+    """Stream the requests of a trace file. The memory use does not grow with the file.
 
-    `format_name` is one of `FORMATS`; None detects the format from the content. `notes` receives the corrections made
-    while reading. Raises WorkloadError at once for a missing file and, when the iterator reaches it, for the first bad
-    line (with file, line and reason). Raises ConfigurationError for an unknown format.
+    `format_name` is one of `FORMATS`; if None, the format is detected from the content. Corrections made while reading
+    are counted in `notes`. A missing file raises WorkloadError immediately. A bad line raises WorkloadError (with file,
+    line and reason) when the iterator reaches it. An unknown format raises ConfigurationError.
     """
     file = Path(path)
     require_file(file)
@@ -41,7 +41,10 @@ def find_format(name: str) -> TraceFormat:
 
 
 def detect_format(path: str | Path) -> TraceFormat:
-    """Detect the format of a trace from its header or the keys of its first JSON object. Raises WorkloadError."""
+    """Detect the format of a trace from its csv header or from the keys of its first JSON object.
+
+    Raises WorkloadError if no format matches.
+    """
     with open_lines(Path(path)) as lines:
         line = next(iter(lines), None)
         if line is None:
@@ -55,7 +58,11 @@ def detect_format(path: str | Path) -> TraceFormat:
 
 
 def _mismatch(found: set[str], noun: str) -> str:
-    """Explain why no format matches: list the missing keys of the most similar format or, if none is, all formats."""
+    """Return a message for a file that matches no format.
+
+    The message lists the missing keys of the most similar format or, if no format shares a key with the file, all
+    formats.
+    """
     nearest = max(FORMATS.values(), key=lambda candidate: len(found & set(candidate.keys)))
     missing = [key for key in nearest.keys if key not in found]
     if len(missing) < len(nearest.keys):
@@ -80,7 +87,7 @@ def _read(path: Path, chosen: TraceFormat, notes: ReadNotes) -> Iterator[Request
 
 @dataclass(slots=True)
 class WriteResult:
-    """Numbers of requests written, and of requests that lost a field or precision that the format does not support."""
+    """Counts of the requests written, and of the requests that lost ids, prefix blocks or precision in the format."""
 
     requests: int = 0
     lost_ids: int = 0
@@ -88,7 +95,7 @@ class WriteResult:
     rounded: int = 0
 
     def losses(self, target: TraceFormat) -> list[str]:
-        """Return a sentence for each kind of information lost."""
+        """Return a sentence for each kind of information that was lost because the format does not support it."""
         step_ms = target.resolution_s * 1e3
         sentences = {
             f"no prefix blocks: {self.lost_prefix_blocks:,} requests lost theirs": self.lost_prefix_blocks,
@@ -99,10 +106,10 @@ class WriteResult:
 
 
 def write_trace(requests: Iterable[Request], path: str | Path, target: TraceFormat) -> WriteResult:
-    """Write requests to `path` in the format `target`, as gzip if the name ends in .gz.
+    """Write requests to `path` in the format `target`. The file is compressed with gzip if its name ends in .gz.
 
-    The file is replaced atomically; on an error the old file stays. Raises ConfigurationError if the path is not
-    writable or a request cannot be represented in the format.
+    The file is replaced atomically; after an error, the old file is unchanged. Raises ConfigurationError if the path is
+    not writable or the format cannot represent a request.
     """
     written = WriteResult()
     with _atomic_file(Path(path)) as file:
@@ -126,7 +133,10 @@ def _count(written: WriteResult, index: int, request: Request, target: TraceForm
 
 @contextmanager
 def _atomic_file(path: Path) -> Iterator[BufferedIOBase]:
-    """Open a temporary file that replaces `path` on success and is deleted on failure."""
+    """Open a temporary file that replaces `path` on success and is deleted on failure.
+
+    A path that cannot be replaced (see `_in_place`) is written directly.
+    """
     try:
         if _in_place(path):
             with _open_binary(path, "ab", gzipped=path.suffix == ".gz") as file:
@@ -145,7 +155,7 @@ def _atomic_file(path: Path) -> Iterator[BufferedIOBase]:
 
 
 def _in_place(path: Path) -> bool:
-    """Return whether `path` cannot be replaced by another file: a device such as /dev/stdout, a pipe or a directory."""
+    """Return True if `path` must be written in place: a device such as /dev/stdout, a pipe or a directory."""
     return path.is_relative_to("/dev") or (path.exists() and not path.is_file())
 
 

@@ -75,7 +75,7 @@ def test_one_node_has_no_pool(trace):
 
 
 def test_prices_decide_what_pays(trace):
-    """DRAM pays off with `--dram-price 0` and does not with `--dram-price 100`."""
+    """DRAM pays off with `--dram-price 0`, but not with `--dram-price 100`."""
     free, gold = (planned(trace, *FLAGS, "--nodes", 2, "--dram-price", price) for price in (0, 100))
     for report, expected in ((free, True), (gold, False)):
         best = report["tiers"][0]["pool"]["best"]
@@ -91,7 +91,10 @@ def test_dram_in_front_of_the_disk(trace):
 
 
 def test_hit_rates_of_the_mooncake_conversation_trace():
-    """Hit rates never fall with capacity; at each capacity, a pool's hit rate is at least that of local caches."""
+    """A larger cache never has a lower hit rate than a smaller one.
+
+    A pool never has a lower hit rate than local caches of equal capacity.
+    """
     report = planned(public_trace("mooncake-conversation.jsonl"), *FLAGS, "--nodes", 8)
     dram = report["tiers"][0]
     assert report["blocks"] == 288_500

@@ -56,7 +56,10 @@ def test_one_node_of_four_has_prefill_on_two_and_decode_on_one(planned):
 
 
 def test_output_has_confidence_and_comparisons(invoke):
-    """The output shows goodput with confidence, the gain over the best colocated design, and the TP of lowest TTFT."""
+    """The output shows the goodput with its confidence, and the gain over the best colocated design.
+
+    It also shows which tensor parallelism has the lowest TTFT on two accelerators.
+    """
     shown = " ".join(invoke(*FOUR, *ROUGH).stdout.split())
     for words in (
         "Goodput of one instance",
@@ -70,7 +73,7 @@ def test_output_has_confidence_and_comparisons(invoke):
 
 
 def test_tighter_slo_bounds_lower_goodput(planned):
-    """Halving the TTFT and TPOT bounds does not raise the goodput."""
+    """Halving the bounds of TTFT and TPOT does not increase the goodput."""
     tight, loose = (
         planned(*FOUR, *ROUGH, "--slo", slo)["best"]["per_accelerator"]
         for slo in ("ttft=0.2,tpot=0.1", "ttft=0.4,tpot=0.2")
@@ -79,7 +82,7 @@ def test_tighter_slo_bounds_lower_goodput(planned):
 
 
 def test_a_rate_gives_a_deployment_file(planned, tmp_path):
-    """With `--rate`, the deployment file has as many accelerators as the report, within `--max-gpus`."""
+    """With `--rate`, the number of accelerators is equal in deployment file and report, and at most `--max-gpus`."""
     file = tmp_path / "placed.yaml"
     report = planned(*NODE, *ROUGH, "--machines", "a100", "--max-gpus", 16, "--rate", 6, "--output", file)
     cluster = load_deployment(file).cluster

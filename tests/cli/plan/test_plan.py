@@ -1,4 +1,4 @@
-"""`twofold plan` finds designs, compares split with colocated, writes output files, and rejects invalid arguments."""
+"""`twofold plan` finds designs, compares split and colocated ones, writes files and rejects invalid arguments."""
 
 import os
 import signal
@@ -55,7 +55,7 @@ def fresh(planned, tmp_path_factory):
 
 
 def test_the_plan_does_not_depend_on_the_number_of_jobs(fresh, planned, tmp_path):
-    """Plans with `--jobs 1` and `--jobs 3` are equal except for the time spent."""
+    """Plans with `--jobs 1` and `--jobs 3` are equal except for the reported effort."""
     reports = [dict(fresh[0]), planned(*SMALL, "--jobs", 3, "--store", tmp_path / "plan.sqlite")]
     efforts = [report.pop("effort") for report in reports]
     assert reports[0] == reports[1]
@@ -74,14 +74,17 @@ def test_a_second_run_reuses_all(fresh, planned):
 
 
 def test_tables_have_designs_margins_and_verdict(invoke):
-    """The tables show the designs with model errors, the SLO margins, the Pareto front and the verdict."""
+    """The tables show the designs with model errors, the margins to the SLO, the Pareto front and the verdict."""
     shown = invoke(*SMALL, "--slo", "ttft=1,tpot=0.06").stdout
     for words in ("h100+h100", "chunked-prefill", "model error", "±", "Margins", "Pareto front", "plit", "CPU second"):
         assert words in shown, words
 
 
 def test_cost_at_a_rate_and_its_files(planned, tmp_path):
-    """With `--objective cost`, the cheapest design comes first and is written as deployment file and HTML page."""
+    """With `--objective cost`, the cheapest design is listed first.
+
+    The command writes this design to a deployment file and an HTML page.
+    """
     deployment, page = tmp_path / "deployment.yaml", tmp_path / "plan.html"
     report = planned(
         *("azure-conv", *MODEL, "--family", "HH", "--duration", 20, "--objective", "cost", "--rate", 6),
@@ -109,7 +112,7 @@ def test_a_trace_can_be_planned_for(planned, tmp_path):
 
 
 def test_machines_and_money_bound_the_plan(planned):
-    """The best design is within `--max-machines`, `--max-cost` and `--max-power` together."""
+    """The best design respects `--max-machines`, `--max-cost` and `--max-power` at the same time."""
     report = planned(
         *("azure-conv", *MODEL, "--machines", "h100", "--no-colocated", "--duration", 10),
         *("--max-machines", "9,h100=6", "--max-cost", 200, "--max-power", 45),

@@ -20,7 +20,10 @@ def node(gpus, kind="H100"):
 
 @pytest.fixture
 def asked(monkeypatch, capsys):
-    """Return a function that runs `twofold plan --ray` on fake nodes and returns (planning query or None, stderr)."""
+    """Return a function that runs `twofold plan --ray` on fake nodes.
+
+    The function returns the planning query (None if the command fails) and stderr.
+    """
 
     def ask(nodes, *flags):
         queries = []
@@ -38,7 +41,7 @@ def asked(monkeypatch, capsys):
 
 
 def test_ray_nodes_bound_the_machines_of_the_plan(asked):
-    """The budget of each machine type is the number of complete Ray nodes of this type."""
+    """The plan may use as many machines of a type as there are Ray nodes with all accelerators of such a machine."""
     question, said = asked([node(8), node(8), node(8, "A100"), node(0)])
     assert question.budget.of_kind == {"dgx-h100": 2, "dgx-a100": 1}
     assert {kind.name for family in question.families for kind in family.kinds} == {"dgx-h100", "dgx-a100"}
@@ -46,7 +49,7 @@ def test_ray_nodes_bound_the_machines_of_the_plan(asked):
 
 
 def test_goodput_counts_accelerators(asked):
-    """With `--objective goodput`, a node with four of eight accelerators counts as four accelerators."""
+    """With `--objective goodput`, a Ray node with four accelerators counts, although a complete machine has eight."""
     flags = ("--objective", "goodput", "--slo", "ttft=1,tpot=0.06")
     question, _ = asked([node(8), node(4)], *flags)
     assert question.stock == {"dgx-h100": 12}
@@ -61,7 +64,7 @@ def test_machine_flags_replace_the_ray_nodes(asked):
 
 
 def test_parts_of_machines_are_no_machines(asked):
-    """A cluster without complete machines is an error that suggests `--objective goodput`."""
+    """If no Ray node is a complete machine, the command fails and suggests `--objective goodput`."""
     question, said = asked([node(4), node(8, "V100")])
     assert question is None
     assert "--objective goodput, which counts accelerators" in said

@@ -1,4 +1,4 @@
-"""`twofold serve --cluster FILE`: settings from the file, and flags that repeat or contradict them."""
+"""`twofold serve --cluster FILE` uses settings from the file, and rejects flags that contradict them."""
 
 from pathlib import Path
 
@@ -46,7 +46,7 @@ def test_pools_and_policies_come_from_the_file(cluster):
 
 
 def test_a_real_model_on_the_pools_of_a_file(cluster, tiny_model_dir):
-    """MODEL replaces the model of the cluster file; pools, block size and router stay those of the file."""
+    """MODEL replaces the model of the cluster file, while pools, block size and router still come from the file."""
     flags = ServeSettings(model=str(tiny_model_dir("llama")), cluster=cluster)
     config = service_config(flags)
     assert config.engine.engine == "torch"
@@ -64,7 +64,7 @@ def test_a_deployment_file_is_a_cluster_file(tmp_path):
 
 
 def test_the_model_is_called_as_in_the_file(cluster):
-    """Without `--served-model-name`, the API names the model as the cluster file does."""
+    """Without `--served-model-name`, the API uses the model name from the cluster file."""
     flags = ServeSettings(engine="emulated", cluster=cluster)
     assert public_name(flags, service_config(flags)) == "llama2-70b"
 
@@ -88,13 +88,13 @@ def test_the_model_is_called_as_in_the_file(cluster):
     ],
 )
 def test_flags_that_deny_the_file(cluster, flags, said):
-    """`twofold serve` rejects a flag that contradicts the cluster file or has no effect with it."""
+    """`twofold serve` rejects a flag that contradicts the cluster file or that has no effect with a cluster file."""
     with pytest.raises(ConfigurationError, match=said):
         emulated(cluster, **flags)
 
 
 def test_flags_that_repeat_the_file(cluster):
-    """Flags of `twofold serve` may repeat values of the cluster file; the configuration is the same."""
+    """Flags of `twofold serve` that repeat values of the cluster file do not change the configuration."""
     again = {"prefill": 2, "decode": 3, "colocated": 0, "router": "round-robin", "block_size": 32}
     assert emulated(cluster, **again, enable_chunked_prefill=False) == emulated(cluster)
 
@@ -110,20 +110,23 @@ def test_flags_that_repeat_the_file(cluster):
     ],
 )
 def test_flags_that_need_other_flags(flags, said):
-    """The error of `twofold serve` names the missing flag or argument, or the unreadable cluster file."""
+    """The error names the flag or argument that is missing, or the cluster file that cannot be read."""
     with pytest.raises(UserError, match=said):
         service_config(flags)
 
 
 def test_a_file_that_cannot_be_served(cluster):
-    """`twofold serve` rejects a cluster file with a simulation-only router; the error names the file and the router."""
+    """`twofold serve` rejects a cluster file whose router works only in simulations.
+
+    The error names file and router.
+    """
     cluster.write_text(CLUSTER.replace("round-robin", "splitwise-sim"))
     with pytest.raises(ConfigurationError, match=r"cluster.yaml: the router splitwise-sim is for simulations"):
         emulated(cluster)
 
 
 def test_a_tokenizer_says_how_many_tokens_there_are(cluster, tmp_path):
-    """An emulated engine takes its vocabulary size from `--tokenizer` or `--vocab-size`."""
+    """The vocabulary size of an emulated engine comes from `--tokenizer` or `--vocab-size`."""
     byte_level().backend.save(str(tmp_path / "tokenizer.json"))
     known = byte_level().backend.get_vocab_size()
     assert emulated(cluster, tokenizer=tmp_path).engine.vocab_size == known

@@ -1,4 +1,4 @@
-"""API keys of `twofold serve`: required on public addresses, and masked in the process's arguments and environment."""
+"""`twofold serve` requires API keys on public addresses, and masks them in its arguments and environment."""
 
 import os
 import subprocess
@@ -30,7 +30,7 @@ def test_loopback_needs_no_key(address):
 
 @pytest.mark.parametrize("address", ["0.0.0.0", "192.168.0.1", "::", "fe80::1%eth0", "8.8.8.8"])  # noqa: S104
 def test_other_machines_need_a_key(address):
-    """A service on a public address without an API key is a configuration error."""
+    """A service on a public address without an API key is refused with a configuration error."""
     with pytest.raises(ConfigurationError, match="--host somewhere lets other machines in"):
         check_loopback("somewhere", address)
 
@@ -56,7 +56,7 @@ def test_variables():
 
 @pytest.mark.skipif(not Path("/proc/self/mem").exists(), reason="the system shows no processes as files")
 def test_a_process_does_not_show_its_keys():
-    """/proc shows no API key in the arguments or the environment of a process, and child processes inherit none."""
+    """The arguments and environment of a process in /proc contain no API key, and child processes inherit no key."""
     command = [sys.executable, "-c", PROBE, "--api-key", "sk-flag", "--other"]
     done = subprocess.run(
         command,

@@ -1,4 +1,4 @@
-"""`twofold keygen`, `twofold join` and `twofold serve --listen-workers`: cluster keys and rejected flags."""
+"""`twofold keygen`, `twofold join` and `twofold serve --listen-workers` use cluster keys and reject invalid flags."""
 
 import socket
 import stat
@@ -50,7 +50,7 @@ def test_keygen_writes_a_key_and_shows_none(monkeypatch, capsys, tmp_path, refus
     ],
 )
 def test_a_service_that_could_not_be_joined(model, key, refused, flags, sentence):
-    """`twofold serve` rejects missing or invalid `--listen-workers` and `--cluster-key`."""
+    """`twofold serve` rejects `--listen-workers` and `--cluster-key` if one of them is missing or invalid."""
     given = [str(key) if flag == "KEY" else flag for flag in flags]
     assert sentence in refused("serve", model, *given)
 
@@ -107,7 +107,7 @@ def test_a_cluster_file_names_all_workers(key, refused, tmp_path):
 
 
 def test_a_colocated_service_may_have_all_its_workers_elsewhere(model, key):
-    """`--colocated 0 --listen-workers` starts no local worker and accepts mixed workers from other hosts."""
+    """With `--colocated 0 --listen-workers`, the service starts no worker and accepts mixed workers of other hosts."""
     from twofold.cli.serve.config import service_config
     from twofold.cli.serve.settings import ServeSettings
 

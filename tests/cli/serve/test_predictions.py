@@ -1,4 +1,4 @@
-"""Configuration of `twofold serve` for overload control, re-planning, inlined prefill and forecasting routers."""
+"""`twofold serve` configures overload control, re-planning, inlined prefill and routers that use forecasts."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""`twofold serve --launcher ray`: Ray resources of workers, and rejected flags; the tests need no Ray."""
+"""`twofold serve --launcher ray` sets the Ray resources of workers and rejects invalid flags. The tests need no Ray."""
 
 import subprocess
 import sys
@@ -21,7 +21,7 @@ HEAD = ("--launcher", "ray", "--ray-address", "127.0.0.1:6379")
 
 @pytest.fixture
 def refusal(refused, monkeypatch, tmp_path):
-    """Return a function that runs a command while no Ray cluster can be found, and returns its error message."""
+    """Return a function that runs a command without a reachable Ray cluster and returns the command's error message."""
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
     return refused
@@ -50,7 +50,7 @@ def test_mistakes_are_one_sentence(refusal, model, flags, sentence):
 
 
 def test_a_worker_takes_a_cpu_and_a_gpu_where_it_computes_on_one():
-    """A worker requests one CPU, and one GPU with `--device cuda`; `--ray-resources` replaces both."""
+    """A worker requests one CPU and, with `--device cuda`, one GPU. `--ray-resources` replaces both defaults."""
     assert worker_resources(ServeSettings(launcher="ray", device="cpu")) == {"CPU": 1.0}
     assert worker_resources(ServeSettings(launcher="ray", device="cuda")) == {"CPU": 1.0, "GPU": 1.0}
     given = ServeSettings(launcher="ray", ray_resources="CPU=8,GPU=0.5,nic=1")
@@ -58,7 +58,7 @@ def test_a_worker_takes_a_cpu_and_a_gpu_where_it_computes_on_one():
 
 
 def test_workers_join_by_a_key_and_a_port_of_the_service(model, tmp_path):
-    """The Ray job has the name, controller address, cluster key and resources of each worker."""
+    """The Ray job contains each worker's name, controller address, cluster key and resources."""
     flags = ServeSettings(model=str(model), decode=2, **RAY, ray_resources="CPU=3", ray_link_label="rack")
     config = service_config(flags)
     assert config.transport == "curve"
@@ -76,7 +76,7 @@ def test_workers_join_by_a_key_and_a_port_of_the_service(model, tmp_path):
 
 
 def test_listen_workers_sets_the_address_for_ray_workers(model, tmp_path):
-    """Workers on Ray connect to the address of `--listen-workers`, if given."""
+    """With `--listen-workers`, workers on Ray connect to the address in this flag."""
     key = tmp_path / "key"
     from twofold.security.key import write_key
 
@@ -96,7 +96,7 @@ def test_replanning_knows_the_workers_on_ray(model, host):
 
 
 def test_without_ray_workers_are_local(model):
-    """By default workers are local processes, and the commands do not import Ray."""
+    """By default, workers are local processes and the commands do not import Ray."""
     flags = ServeSettings(model=str(model))
     config = service_config(flags)
     same, launcher = launcher_of(flags, config)

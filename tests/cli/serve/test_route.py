@@ -41,12 +41,12 @@ def refusal(refused, model):
     ],
 )
 def test_mistakes(refusal, arguments, says):
-    """Invalid values and missing flags of `twofold route` are errors that name them."""
+    """If a flag of `twofold route` is invalid or missing, the error names the value or the flag."""
     assert says in refusal(*arguments)
 
 
 def test_flags_become_servers_and_api_key(model, monkeypatch):
-    """Servers are named by role and number; the API key is read from an environment variable, which is then deleted."""
+    """Servers are named by role and number. The API key is read from an environment variable, which is then deleted."""
     monkeypatch.setenv("TWOFOLD_SERVER_API_KEY", "secret")
     flags = RouteSettings(model=str(model), prefill=("http://a",), decode=("http://b", "http://c"))
     config = route_run.route_config(flags)
@@ -62,7 +62,7 @@ def test_flags_become_servers_and_api_key(model, monkeypatch):
 
 @pytest.mark.parametrize("config", [{}, {"vocab_size": -3}, {"vocab_size": "many"}, []])
 def test_a_model_without_a_vocabulary_size(tmp_path, config):
-    """A config.json without a valid `vocab_size` is a `ModelError`."""
+    """A config.json without a valid `vocab_size` raises ModelError."""
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(ModelError, match="vocab_size"):
         route_run.vocabulary_of(tmp_path)

@@ -32,7 +32,7 @@ def refusal(*arguments):
 
 
 def unprepared(model, **flags):
-    """Prepare the workers of `twofold serve` with flags that must fail; return the message of the `UserError`."""
+    """Prepare workers with flags that must fail, and return the message of the UserError."""
     with pytest.raises(UserError) as refused:
         prepare(service_config(ServeSettings(model=str(model), **flags)), lambda _: None)
     said = str(refused.value)
@@ -41,7 +41,7 @@ def unprepared(model, **flags):
 
 
 def test_a_wrong_flag(early_refusal):
-    """`twofold serve` reports an unknown flag by its name."""
+    """The error for an unknown flag of `twofold serve` names this flag."""
     assert "--prefil" in early_refusal("--prefil", "1")
 
 
@@ -63,7 +63,7 @@ def test_a_port_in_use(early_refusal):
 
 
 def test_too_little_memory(model):
-    """A KV cache that is too small for the model is an error with the minimum size."""
+    """If the KV cache is too small for the model, the error contains the minimum size."""
     said = refusal(model, "--port", "0", "--kv-cache-memory-bytes", "64K")
     assert "--kv-cache-memory-bytes to at least" in said
 
@@ -79,13 +79,13 @@ def test_a_context_longer_than_the_model_s(model):
 
 
 def test_a_model_that_cannot_be_divided(model):
-    """A tensor parallelism that does not divide the KV heads of the model is an error with both numbers."""
+    """If the tensor parallelism does not divide the model's number of KV heads, the error contains both numbers."""
     said = unprepared(model, decode_tp=4)
     assert "2 key-value heads, which 4 tensor ranks (TP4 PP1) cannot share evenly" in said
 
 
 def test_a_device_that_is_not_there(model):
-    """An unknown device is an error, and so is CUDA without CUDA support in torch."""
+    """An unknown device is an error, and CUDA is an error if torch was built without CUDA."""
     check_device("cpu")
     for device in ("tpu", "meta", "gpu:zero"):
         with pytest.raises(ConfigurationError, match="cpu, cuda or cuda:N"):
@@ -138,7 +138,7 @@ def test_invalid_flags_and_combinations(early_refusal, flags):
     ],
 )
 def test_wrong_telemetry(early_refusal, flag, value, right):
-    """An invalid `--log-format`, `--otlp-endpoint` or `--slo` is an error that shows a valid value."""
+    """The error for an invalid `--log-format`, `--otlp-endpoint` or `--slo` contains a valid value."""
     said = early_refusal(flag, value)
     assert repr(value) in said
     assert right in said

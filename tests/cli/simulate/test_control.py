@@ -1,4 +1,4 @@
-"""`twofold simulate` with several controllers, delayed load reports and cells."""
+"""`twofold simulate` simulates several controllers, delayed load reports and cells."""
 
 import msgspec
 import pytest
@@ -25,7 +25,7 @@ def invoke(*arguments):
 
 
 def test_flags_come_to_be_part_of_the_cluster():
-    """The cluster spec in the JSON report includes the cell, controller and load report flags, if given."""
+    """Flags for cells, controllers and load reports appear in the cluster spec of the JSON report only if given."""
     flags = ("--router", "cells:jsq", "--cells", 2, "--controllers", 3, "--reports-every", 0.5)
     report = msgspec.json.decode(invoke(*RUN, *flags, "--own-load", "sent", "--report-delay", 0.1).stdout)
     assert report["counts"]["completed"] == 40
@@ -67,14 +67,14 @@ def test_a_flag_overrides_the_file_and_keeps_the_rest(tmp_path):
     ],
 )
 def test_mistakes_are_one_sentence(flags, reason):
-    """Invalid controller, cell and load report flags of `twofold simulate` are errors that state the reason."""
+    """If a flag for controllers, cells or load reports is invalid, the error states the reason."""
     error = invoke(*RUN, *flags).exception
     assert isinstance(error, ConfigurationError)
     assert reason in str(error)
 
 
 def test_invalid_control_sections_are_rejected():
-    """An unknown value or field in `control` of a cluster file is an error that names it."""
+    """If `control` in a cluster file has an unknown value or field, the error names it."""
     said = f"{dump_cluster(parse_cluster(CLUSTER, model='llama2-70b'))}control: {{own_load: guessed}}\n"
     with pytest.raises(ConfigurationError, match="guessed' is not one of followed, sent, ignored"):
         read_cluster(said, "cluster.yaml")

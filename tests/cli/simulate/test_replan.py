@@ -1,4 +1,4 @@
-"""`twofold simulate --replan`: table, JSON report and invalid flags."""
+"""`twofold simulate --replan` reports re-planning decisions as text and as JSON, and rejects invalid flags."""
 
 import random
 
@@ -24,7 +24,7 @@ def invoke(*arguments):
 
 @pytest.fixture(scope="module")
 def step(tmp_path_factory):
-    """Return a trace that changes after 90 s from long prompts to long outputs."""
+    """Return a trace with long prompts in the first 90 s and long outputs afterwards."""
     draw, now, requests = random.Random(0), 0.0, []
     while (now := now + draw.expovariate(8.0 if now < 90 else 14.0)) < 150.0:
         mean = (1500, 40) if now < 90 else (400, 200)
@@ -74,7 +74,7 @@ def test_spare_machines_are_pools_of_their_own(step):
     ],
 )
 def test_mistakes_are_one_sentence(flags, says):
-    """Invalid re-planning flags of `twofold simulate` are errors that name the flag."""
+    """If a re-planning flag of `twofold simulate` is invalid, the error names the flag."""
     result = invoke("azure-conv", "--rate", 2, "--duration", 5, *CLUSTER, *flags)
     assert isinstance(result.exception, ConfigurationError)
     assert says in str(result.exception)

@@ -73,7 +73,7 @@ def test_flags_reach_the_simulation():
 
 
 def test_an_slo_in_seconds_is_judged():
-    """The verdict is met if the share of requests within the SLO reaches `--attainment`."""
+    """The SLO is met if the share of requests within its bounds is at least `--attainment`."""
     verdict = simulated("--slo", "ttft=10,tpot=1", "--attainment", 0.5)["verdict"]
     assert verdict["met"]
     assert verdict["checks"][0]["bound"] == 0.5
@@ -95,7 +95,7 @@ def test_every_file_is_written(tmp_path):
 
 
 def test_a_trace_is_replayed(tmp_path):
-    """A trace file as workload is replayed with its own arrival times."""
+    """If the workload is a trace file, requests arrive at the times in the trace."""
     path = tmp_path / "trace.jsonl"
     write_trace([ask(index, index * 0.5) for index in range(10)], path, FORMATS["twofold"])
     report = msgspec.json.decode(run(path, *CLUSTER, "--model", "bloom-176b", "--json").stdout)
@@ -118,7 +118,7 @@ main()
 
 
 def test_ctrl_c_leaves_no_half_file(tmp_path):
-    """Ctrl-C during a simulation removes its four partial output files and exits with 130."""
+    """Ctrl-C during a simulation removes the four partial output files, and the exit code is 130."""
     endless = ("azure-conv", "--rate", 40, "--duration", 1e6, "--model", "bloom-176b", *CLUSTER)
     command = [sys.executable, "-c", START, "simulate", *map(str, (*endless, *outputs(tmp_path)))]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
@@ -134,7 +134,7 @@ def test_ctrl_c_leaves_no_half_file(tmp_path):
 
 
 def test_a_bad_line_leaves_no_half_file(tmp_path):
-    """An invalid trace line is an error that names the file, and the partial output files are removed."""
+    """If a trace line is invalid, the error names the trace file, and the partial output files are removed."""
     path = tmp_path / "trace.jsonl"
     write_trace([ask(index, float(index)) for index in range(20)], path, FORMATS["twofold"])
     path.write_text(path.read_text() + "{")
@@ -184,7 +184,7 @@ def test_mistakes_are_one_sentence(arguments, words):
 
 
 def test_what_is_read_is_not_written_over(tmp_path):
-    """An output path equal to the trace or the cluster file is an error, and the file stays unchanged."""
+    """If an output path is also the trace or the cluster file, the command fails and the file stays unchanged."""
     trace, cluster = tmp_path / "t.jsonl", tmp_path / "c.yaml"
     trace.write_text("".join(_lines([0, 1])))
     cluster.write_text("model: bloom-176b\npools: [{machines: 1, machine: h100, role: mixed}]\n")
@@ -218,7 +218,7 @@ def _lines(milliseconds):
 
 
 def test_weights_that_do_not_fit_are_refused(tmp_path):
-    """BLOOM-176B with tensor parallelism 1 on H100s is an error that names the model."""
+    """The weights of BLOOM-176B do not fit on one H100, so tensor parallelism 1 is an error that names the model."""
     config = tmp_path / "cluster.yaml"
     config.write_text(
         "model: bloom-176b\npools:\n- {machines: 1, machine: dgx-h100, role: mixed, tensor_parallel: 1}\n"
@@ -237,7 +237,7 @@ def test_the_command_starts_light():
 
 
 def test_kv_cache_counts_reused_prefix_blocks(tmp_path):
-    """With `--kv-cache SIZE`, the report counts reused prefix blocks; an invalid size is an error."""
+    """With `--kv-cache SIZE`, the report counts the prefix blocks that were reused. An invalid size is an error."""
     trace = tmp_path / "talk.jsonl"
     line = '{{"timestamp": {}, "input_length": 2048, "output_length": 2, "hash_ids": [0, 1, 2, {}]}}\n'
     trace.write_text("".join(line.format(1000 * i, 10 + i) for i in range(4)))

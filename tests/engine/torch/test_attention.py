@@ -1,4 +1,4 @@
-"""Paged attention, compared with dense attention over whole sequences."""
+"""Paged attention gives the same result as dense attention over whole sequences."""
 
 import torch
 from hypothesis import given, settings
@@ -15,13 +15,16 @@ SCALING = 0.4
 
 
 class Layer(torch.nn.Module):
-    """Stub of a transformers attention module, of which only `layer_idx` is read."""
+    """Stub of an attention module of transformers. Only its `layer_idx` is read."""
 
     layer_idx = 0
 
 
 def dense(query, key, value, start, window, softcap, sinks):
-    """Reference: dense attention of a query [n, heads, d] at positions from `start`; returns [n, heads, v]."""
+    """Return the reference result of dense attention, of shape [n, heads, value dim].
+
+    `query` has shape [n, heads, key dim] and belongs to the positions from `start` on.
+    """
     repeats = HEADS // SHAPE.kv_heads
     key, value = key.repeat_interleave(repeats, 1), value.repeat_interleave(repeats, 1)
     scores = torch.einsum("nhd,chd->hnc", query, key) * SCALING
@@ -54,7 +57,7 @@ def dense(query, key, value, start, window, softcap, sinks):
 def test_equals_dense_attention(
     parts, one_token, block_size, window, softcap, with_sinks, scattered, group_bytes, seed
 ):
-    """Paged attention equals dense attention for any batch and block table, with garbage in unused memory."""
+    """Paged attention equals dense attention for any batch and block table, even if unused memory contains garbage."""
     generator = torch.Generator().manual_seed(seed)
     spans = [(start, 1 if one_token else count) for start, count in parts]
     needed = [-(-(start + count) // block_size) for start, count in spans]
@@ -111,7 +114,7 @@ def groups_of(contexts, window=None, block_size=16, group_bytes=2**30, monkeypat
 
 
 def test_groups_sequences_of_similar_length():
-    """Sequences of similar length are padded together, so a long sequence does not pad all others."""
+    """Only sequences of similar length are padded to one length, so a long sequence does not lengthen all others."""
     assert groups_of([500, 490, 480, 470]) == [4]
     assert groups_of([4000, 500, 490, 30, 20]) == [1, 2, 2]
 
@@ -121,7 +124,7 @@ def test_a_window_limits_the_context_read():
 
 
 def test_groups_fit_the_cache(monkeypatch):
-    """Keys and values of a group fit in the byte limit, unless the group is a single sequence."""
+    """The keys and values of a group do not exceed the byte limit, unless the group is a single sequence."""
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
     bytes_of_two = 2 * 8 * 16 * 2 * (8 + 5) * 4
     assert groups_of([120] * 5, group_bytes=bytes_of_two, monkeypatch=monkeypatch) == [2, 2, 1]

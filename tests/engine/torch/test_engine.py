@@ -28,7 +28,7 @@ def prompts_of(lengths, seed=1):
 
 @pytest.fixture(scope="module")
 def expected(tiny_model_dir):
-    """Return a function that gives the reference output of an architecture, computed once."""
+    """Return a function that returns the reference output of an architecture and computes it only once."""
     known = {}
 
     def outputs(arch):
@@ -41,28 +41,31 @@ def expected(tiny_model_dir):
 
 @pytest.mark.parametrize("arch", ALL)
 class TestEqualsGenerate:
-    """Greedy output equals that of `generate` in transformers with eager attention in float32."""
+    """Greedy output equals the output of `generate` in transformers with eager attention in float32."""
 
     def test_whole_prompts_at_once(self, arch, engine, expected):
-        """Output is equal if all prompts run in one iteration and all sequences decode together."""
+        """The output is the same if all prompts run in one iteration and all sequences decode together."""
         assert token_ids(drive(engine(arch), prompts_of(LENGTHS), GREEDY)) == expected(arch)
 
     def test_mixed_iterations_with_odd_chunks(self, arch, engine, expected):
-        """Output is equal with random chunk sizes, decodes in the same batch, and scattered blocks of five tokens."""
+        """The output is the same if chunks of random size share batches with decodes.
+
+        The KV blocks have five tokens and are scattered.
+        """
         rng = random.Random(5)
         sizes = lambda: rng.choice((1, 3, 17, 64, 131, 400))  # noqa: E731
         outputs = drive(engine(arch, 600, block_size=5), prompts_of(LENGTHS), GREEDY, chunk=sizes, max_batch=5, seed=2)
         assert token_ids(outputs) == expected(arch)
 
     def test_contiguous_blocks(self, arch, engine, expected):
-        """Output is equal if blocks are contiguous, so that attention reads them in place."""
+        """The output is the same if a sequence's blocks are contiguous, so that attention reads them without a copy."""
         chunks = iter([100, 50] * 10_000)
         outputs = drive(engine(arch), prompts_of(LENGTHS), GREEDY, chunk=lambda: next(chunks), scatter=False, seed=3)
         assert token_ids(outputs) == expected(arch)
 
 
 def test_long_prompt(engine, tiny_model_dir):
-    """A prompt of 1,500 tokens gives the same output whole and in chunks."""
+    """A prompt of 1,500 tokens gives the same output whether it is computed at once or in chunks."""
     prompts = prompts_of([1500], seed=9)
     reference = greedy_outputs(tiny_model_dir("llama"), prompts, OUTPUT)
     assert token_ids(drive(engine(), prompts, GREEDY)) == reference
@@ -70,7 +73,7 @@ def test_long_prompt(engine, tiny_model_dir):
 
 
 def test_results_come_in_the_order_of_the_steps(engine):
-    """Results have the order of the given steps, although the engine packs decodes first."""
+    """Results are in the same order as the steps, although the engine packs decodes first."""
     one = engine()
     tables = [[0, 1, 2, 3], [4, 5, 6, 7]]
     prompt, other = prompts_of([40, 9])
@@ -91,7 +94,7 @@ def test_samples_only_steps_with_sampling_parameters(engine):
 
 
 def test_on_layer_is_called_in_order_with_the_kv_in_place(engine, loaded):
-    """`on_layer(k)` is called when the KV of layer k is in the pool; on a CPU, later layers are not written yet."""
+    """`on_layer(k)` is called when the KV of layer k is in the pool. On a CPU, it is called before layer k + 1 runs."""
     model = loaded("llama")
     pool = KvPool(model.layout(16), 8, device=DEVICE)
     seen = []
@@ -124,7 +127,7 @@ def test_writes_only_the_slots_of_its_tokens(engine, loaded):
 
 @pytest.mark.parametrize("arch", ["llama", "gemma2", "gpt_oss"])
 def test_ignores_garbage_in_unused_memory(arch, engine, loaded, expected):
-    """Output is equal if the KV pool is filled with NaN first."""
+    """The output is the same if the KV pool initially contains NaN."""
     model = loaded(arch)
     pool = KvPool(model.layout(16), 320, device=DEVICE)
     for layer in range(len(model.layers)):
@@ -136,7 +139,7 @@ def test_ignores_garbage_in_unused_memory(arch, engine, loaded, expected):
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_half_precision(tiny_model_dir, dtype):
-    """Log probabilities in bfloat16 and float16 are within 0.3 of those in float32."""
+    """Log probabilities in bfloat16 and float16 differ by at most 0.3 from the values in float32."""
     prompts = prompts_of([1, 40, 200])
     params = SamplingParams(max_tokens=1, temperature=0.0, logprobs=0)
     best = {}
@@ -154,7 +157,7 @@ def test_refuses_the_pool_of_another_model(loaded):
 
 
 def test_a_shared_block_is_copied_before_it_is_written(engine):
-    """A fully cached prompt recomputes its last token in a copy of the shared block, which stays unchanged."""
+    """If a prompt is fully cached, its last token is recomputed in a copy of the shared block, which is unchanged."""
     made = engine()
     (prompt,) = prompts_of([32])
     (cold,) = made.run([SequenceStep("a", prompt, 0, [3, 7], GREEDY)])

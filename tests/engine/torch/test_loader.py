@@ -1,4 +1,4 @@
-"""Model loading: properties, and errors for invalid and unsupported models."""
+"""The loader reads the properties of a model, and reports invalid or unsupported models clearly."""
 
 import json
 import os
@@ -27,7 +27,7 @@ def copied(tiny_model_dir, tmp_path):
 
 @pytest.fixture
 def config_only(tmp_path):
-    """Return a function that writes a model directory with a config.json and no weights."""
+    """Return a function that writes a model directory with a config.json but without weights."""
 
     def directory(model_type, **values):
         AutoConfig.for_model(model_type, **values).save_pretrained(tmp_path)
@@ -51,20 +51,23 @@ def test_reads_the_properties_of_a_model(loaded):
 
 
 def test_shapes_come_from_the_layers_themselves(loaded):
-    """Head sizes are read from the layers, because they may differ from hidden size / heads and between K and V."""
+    """Head sizes are read from the layers, because configs are not sufficient.
+
+    A head size may differ from hidden size / heads, and keys may have another size than values.
+    """
     assert loaded("deepseek_v3").layers[0] == LayerShape(kv_heads=4, key_dim=48, value_dim=24)
     assert loaded("qwen3").layers[0] == LayerShape(kv_heads=2, key_dim=48, value_dim=48)
 
 
 def test_windows_come_from_the_masks(loaded):
-    """Each layer's sliding window is read from its attention mask; Gemma 2 has one in every other layer."""
+    """Each layer's sliding window is read from its attention mask. In Gemma 2, every other layer has a window."""
     assert loaded("gemma2").windows == (SLIDING_WINDOW, None, SLIDING_WINDOW, None)
     assert loaded("llama").windows == (None, None, None)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_dtype(tiny_model_dir, dtype):
-    """The KV cache has the dtype that the model is loaded with."""
+    """The KV cache has the dtype in which the model is loaded."""
     model = load_model(tiny_model_dir("llama"), dtype=dtype)
     assert model.dtype_name == dtype
     assert model.itemsize == getattr(torch, dtype).itemsize
@@ -77,7 +80,7 @@ def test_auto_dtype_is_that_of_the_checkpoint(copied):
 
 @pytest.mark.parametrize(("given", "expected"), [(7, (7,)), ([7, 9], (7, 9))])
 def test_generation_config_has_priority_for_eos(copied, given, expected):
-    """EOS ids come from generation_config.json, as one id or a list."""
+    """EOS ids come from generation_config.json, which contains one id or a list of ids."""
     (copied / "generation_config.json").write_text(json.dumps({"eos_token_id": given}))
     assert load_model(copied).eos_token_ids == expected
 
@@ -89,7 +92,10 @@ def test_loads_a_model_without_eos(copied):
 
 
 def test_longrope_limits_the_context_to_its_original_length(copied):
-    """Beyond the original length, one LongRoPE sequence would change the rotations of its whole batch."""
+    """The maximum context of a LongRoPE model is its original length.
+
+    A longer sequence would change the rotations of all sequences in its batch.
+    """
     rope = {"rope_type": "longrope", "rope_theta": 10000.0, "original_max_position_embeddings": 512}
     factors = {"short_factor": [1.0] * 16, "long_factor": [4.0] * 16}
     change_config(copied, rope_parameters=rope | factors)
@@ -97,7 +103,7 @@ def test_longrope_limits_the_context_to_its_original_length(copied):
 
 
 def test_random_weights_from_a_config_alone(config_only):
-    """Random weights depend on the seed only, and torch's global random state is unchanged."""
+    """Random weights depend only on the seed, and creating them does not change torch's global random state."""
     directory = config_only("llama", **TINY)
     state = torch.random.get_rng_state()
     first, again, other = (load_model(directory, seed=seed).model.lm_head.weight.clone() for seed in (1, 1, 2))
@@ -143,7 +149,7 @@ class TestMistakes:
             load_model(copied)
 
     def test_missing_weights(self, copied):
-        """Weights that lack a layer are an error; transformers would initialize the layer randomly."""
+        """Weights that lack a layer of the config are an error, because transformers would fill the layer randomly."""
         change_config(copied, num_hidden_layers=4)
         with pytest.raises(ModelError, match=r"weights lack model\.layers\.3.* and 8 more"):
             load_model(copied)
@@ -177,13 +183,13 @@ class TestMistakes:
     ],
 )
 def test_refuses_models_that_it_would_compute_wrongly(config_only, model_type, values, reason):
-    """Models with unsupported attention, masks or state are errors."""
+    """Models whose attention, masks or state the engine does not support are errors."""
     with pytest.raises(ModelError, match=reason):
         load_model(config_only(model_type, **values), seed=0)
 
 
 def test_refuses_unknown_kinds_of_attention(tiny_model_dir, monkeypatch):
-    """A model is rejected if its own attention function computes anything but standard attention."""
+    """A model is rejected if its own attention function does not compute standard attention."""
     from transformers.models.llama import modeling_llama
 
     plain = modeling_llama.eager_attention_forward
@@ -197,7 +203,7 @@ def test_refuses_unknown_kinds_of_attention(tiny_model_dir, monkeypatch):
 
 
 def test_a_loaded_process_can_fork(tiny_model_dir):
-    """Loading a model leaves no thread behind, and a forked child can run the model on several threads."""
+    """Loading a model leaves no threads running, so a forked child process can run the model on several threads."""
     script = """
 import os, sys, time, torch
 torch.set_num_threads(1)

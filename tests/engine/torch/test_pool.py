@@ -1,4 +1,4 @@
-"""The KV pool: layout in shared memory, and copies between pools."""
+"""KV pools have a fixed layout in shared memory, and blocks are copied between pools."""
 
 import mmap
 
@@ -23,7 +23,7 @@ def filled(layout=LAYOUT, blocks=12, seed=0):
 
 
 def test_layout_is_keys_then_values_layer_by_layer():
-    """For each layer in turn, pool memory holds the keys and then the values."""
+    """The pool's memory contains the keys and values of layer 0, then those of layer 1, and so on."""
     blocks = 3
     memory = torch.arange(LAYOUT.pool_bytes(blocks) // 4, dtype=torch.float32)
     pool = KvPool(LAYOUT, blocks, memory.view(torch.uint8))
@@ -62,7 +62,7 @@ def test_block_rows_are_the_bytes_of_blocks():
 
 
 def test_refuses_memory_that_does_not_fit():
-    """Memory that is too small or not uint8 raises ValueError."""
+    """Memory that is too small or whose dtype is not uint8 raises ValueError."""
     with pytest.raises(ValueError, match="needs"):
         KvPool(LAYOUT, 2, torch.zeros(LAYOUT.pool_bytes(2) - 1, dtype=torch.uint8))
     with pytest.raises(ValueError, match="uint8"):

@@ -1,4 +1,4 @@
-"""Progress of a prefill over the layers of several ranks."""
+"""The progress of a prefill is reported layer by layer, although several ranks compute each layer."""
 
 from twofold.engine.torch.ranks import LayerProgress
 

@@ -1,4 +1,4 @@
-"""Token sampling: greedy, seeded, top-k and top-p, and log probabilities."""
+"""The sampler supports greedy and seeded sampling, top-k, top-p and log probabilities."""
 
 import math
 import random
@@ -27,7 +27,7 @@ def tokens(logits, rows):
 
 
 def draw_many(count, logits, **values):
-    """Sample at `count` positions from the same logits; return the token ids."""
+    """Sample a token at each of `count` positions from the same logits; return the token ids."""
     rows = [row(position, **values) for position in range(count)]
     return tokens(logits.expand(count, -1), rows)
 
@@ -45,14 +45,17 @@ def test_greedy_takes_the_best():
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
 def test_draws_follow_the_distribution(temperature):
-    """Sampled tokens follow softmax: chi-square is below 45, which a correct sampler exceeds once in 10,000 runs."""
+    """Sampled tokens follow the softmax of the logits: the chi-square statistic is below 45.
+
+    A correct sampler exceeds 45 only once in 10,000 runs.
+    """
     logits = logits_of()
     probabilities = torch.softmax(logits[0] / temperature, -1).tolist()
     assert chi_square(draw_many(4000, logits, temperature=temperature), probabilities) < 45
 
 
 def test_top_p_keeps_the_smallest_set_that_reaches_it():
-    """Samples follow the distribution truncated to the smallest set of tokens with a probability of at least top_p."""
+    """Sampling is limited to the smallest set of most likely tokens whose total probability is at least top_p."""
     logits = logits_of()
     probabilities = torch.softmax(logits[0], -1)
     best, ids = probabilities.sort(descending=True)
@@ -64,14 +67,14 @@ def test_top_p_keeps_the_smallest_set_that_reaches_it():
 
 
 def test_top_p_beyond_the_likely_tokens():
-    """top_p is exact for a flat distribution, where it needs more than the 256 tokens that are sorted first."""
+    """top_p is also exact for a flat distribution, where the set has more tokens than the 256 that are sorted first."""
     logits = torch.zeros(1, 5000).index_fill(1, torch.tensor([7]), 1.0)
     drawn = draw_many(300, logits, top_p=0.9)
     assert len(set(drawn)) > 256
 
 
 def test_top_k_and_top_p_together():
-    """top_p applies to the distribution that top_k leaves."""
+    """top_k is applied first, and top_p is applied to the remaining distribution."""
     logits = torch.log(torch.tensor([[0.4, 0.3, 0.2, 0.1]]))
     assert set(draw_many(500, logits, top_k=3)) == {0, 1, 2}
     assert set(draw_many(500, logits, top_k=2, top_p=0.5)) == {0}
@@ -92,7 +95,7 @@ def test_tiny_top_p_is_greedy():
 
 
 def test_noise_is_a_function_of_seed_and_position():
-    """A sample depends on seed and position, not on the batch or the order of its rows."""
+    """A sampled token depends on seed and position, but not on the other rows of the batch or their order."""
     logits = logits_of(8)
     rows = [row(position=i % 4, seed=i // 4) for i in range(8)]
     together = tokens(logits, rows)
@@ -103,7 +106,7 @@ def test_noise_is_a_function_of_seed_and_position():
 
 
 def test_noise_is_the_same_in_all_releases():
-    """The tokens sampled with these seeds never change, so that another release can replay a request."""
+    """The tokens sampled with these seeds never change, so another release of Twofold can replay a request."""
     flat = torch.zeros(1, 50_000)
     keys = ((0, 0), (1, 0), (0, 1), (4096, 2**63 - 1))
     assert [tokens(flat, [row(p, seed=s)])[0] for p, s in keys] == [26614, 43756, 5290, 27664]
@@ -130,7 +133,7 @@ class TestMinTokens:
         assert tokens(logits, [row(min_tokens=3, ignore_eos=True, temperature=0.0)]) == [2]
 
     def test_logits_are_not_modified(self):
-        """Masking stop ids does not change the reported log probabilities."""
+        """Stop ids are excluded from sampling without changing the reported log probabilities."""
         logits = torch.zeros(1, VOCABULARY).index_fill(1, torch.tensor([2]), 9.0)
         sampled = sample(logits, [row(min_tokens=3, temperature=0.0, logprobs=1)], EOS)[0]
         assert sampled.token_id != 2
@@ -139,7 +142,7 @@ class TestMinTokens:
 
 
 class TestLogprobs:
-    """Reported log probabilities are natural logarithms of the model's distribution, before temperature."""
+    """Log probabilities are natural logarithms of the model's probabilities at temperature 1."""
 
     def test_chosen_and_best(self):
         logits = logits_of(3)
@@ -165,7 +168,7 @@ class TestLogprobs:
 
 
 def test_samples_do_not_depend_on_the_batch(engine):
-    """The engine samples the same tokens for a request alone, in a batch of eight, and in chunks."""
+    """A request gets the same sampled tokens if it runs alone, in a batch of eight requests, or in chunks."""
     rng = random.Random(3)
     prompts = [[rng.randrange(3, 512) for _ in range(rng.randrange(1, 120))] for _ in range(8)]
     params = [
@@ -181,7 +184,7 @@ def test_samples_do_not_depend_on_the_batch(engine):
 
 
 def test_engine_logprobs_are_those_of_the_model(engine, tiny_model_dir):
-    """Log probabilities of every output token equal those of a transformers forward pass."""
+    """The log probabilities of all output tokens equal the results of a forward pass in transformers."""
     from transformers import AutoModelForCausalLM
 
     prompt = [5, 77, 200, 31]

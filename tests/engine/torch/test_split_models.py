@@ -1,4 +1,4 @@
-"""Models split by tensor or pipeline parallelism give the same output as on one rank."""
+"""A model split by tensor or pipeline parallelism gives the same output as on one rank."""
 
 import json
 import os
@@ -29,7 +29,7 @@ def prompts():
 
 @pytest.fixture(scope="module")
 def outputs(tiny_model_dir, tmp_path_factory):
-    """Return the outputs of the whole model and of each sharding, by architecture."""
+    """Return a dict that maps each architecture to the outputs of the whole model and of each sharding."""
     files = str(tmp_path_factory.mktemp("split"))
     models = [(str(tiny_model_dir(arch)), ",".join(["1x1", *SPLITS[arch]])) for arch in SPLITS]
     done = subprocess.run(
@@ -47,7 +47,10 @@ def outputs(tiny_model_dir, tmp_path_factory):
 
 @pytest.mark.parametrize("arch", SPLITS)
 def test_sharded_models_equal_the_whole_model(arch, outputs):
-    """Greedy tokens are equal, and log probabilities equal up to rounding, for batches of chunks and decodes."""
+    """A sharded model gives the same greedy tokens as the whole model, and the same log probabilities up to rounding.
+
+    The batches contain prompt chunks and decodes.
+    """
     whole, *divided = outputs[arch]
     for split, (said, layers, first) in zip(SPLITS[arch], divided, strict=True):
         for one, other in zip(whole[0], said, strict=True):
@@ -68,6 +71,6 @@ def test_sharded_models_equal_the_whole_model(arch, outputs):
     ],
 )
 def test_refuses_models_that_cannot_be_sharded(arch, split, why, loaded):
-    """A model with too few heads or layers, or without a plan for this parallelism, is a configuration error."""
+    """A model cannot be sharded if it has too few heads or layers, or if there is no plan for the parallelism."""
     with pytest.raises(ConfigurationError, match=why):
         check_split_model(loaded(arch), split, arch)

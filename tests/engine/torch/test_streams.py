@@ -1,4 +1,4 @@
-"""Callbacks after queued device work, and copies on a separate stream."""
+"""Callbacks run after queued device work, and copies run on a separate stream."""
 
 import threading
 
@@ -14,7 +14,7 @@ ON_GPU = pytest.mark.skipif(GPU_OR_CPU.type != "cuda", reason="on a CPU nothing 
 
 
 def busy(rounds=40):
-    """Queue matrix products that take a GPU some milliseconds; return their result."""
+    """Queue matrix products that keep a GPU busy for some milliseconds; return their result."""
     numbers = torch.ones(2048, 2048, device=DEVICE)
     for _ in range(rounds):
         numbers = (numbers @ numbers) / 2048
@@ -26,7 +26,7 @@ def pool():
 
 
 def test_calls_are_made_in_order_and_before_finish_returns():
-    """`finish` returns after each queued callback was called once."""
+    """When `finish` returns, each queued callback has run once, in order."""
     announcer, seen = LayerNotifier(GPU_OR_CPU), []
     for number in range(5):
         busy(rounds=1)
@@ -38,14 +38,14 @@ def test_calls_are_made_in_order_and_before_finish_returns():
 
 
 def test_on_a_cpu_a_call_is_made_at_once():
-    """On a CPU, the notifier calls back immediately in the same thread."""
+    """On a CPU, the notifier runs a callback immediately and in the calling thread."""
     seen = []
     LayerNotifier(torch.device("cpu")).after(lambda: seen.append(threading.current_thread()))
     assert seen == [threading.current_thread()]
 
 
 def test_copies_are_complete_on_exit():
-    """Asynchronous copies within `copying()` are complete when the block exits."""
+    """Asynchronous copies inside a `with copying()` block are complete when the block exits."""
     source, target = torch.arange(1000, device=DEVICE), torch.zeros(1000, dtype=torch.long)
     with pool().copying():
         target.copy_(source, non_blocking=True)
@@ -53,7 +53,7 @@ def test_copies_are_complete_on_exit():
 
 
 def test_pinned_memory_can_be_pinned_again():
-    """Pinning pinned memory again has no effect, and after closing, the memory can be pinned anew."""
+    """Pinning memory twice has no effect the second time. After the pins are closed, the memory can be pinned again."""
     memory = torch.zeros(1 << 16, dtype=torch.uint8)
     first = PinnedMemory(memory, GPU_OR_CPU)
     second = PinnedMemory(memory, GPU_OR_CPU)  # the device refuses to register the memory twice
@@ -68,7 +68,7 @@ def test_pinned_memory_can_be_pinned_again():
 
 @ON_GPU
 def test_a_call_waits_for_earlier_work_only():
-    """A callback runs when the device work queued before it is done, while later work is still queued."""
+    """A callback runs as soon as the device work queued before it is done, even if more work was queued after it."""
     announcer, told = LayerNotifier(GPU_OR_CPU), threading.Event()
     done = torch.cuda.Event()
     busy(rounds=1)
@@ -89,7 +89,7 @@ def test_a_call_waits_for_earlier_work_only():
 
 @ON_GPU
 def test_copies_do_not_wait_for_queued_work():
-    """A copy within `copying()` completes while device work queued earlier still runs."""
+    """A copy inside a `with copying()` block does not wait for device work that was queued before it."""
     other, source = pool(), torch.arange(1000, device=DEVICE)
     torch.cuda.synchronize()
     busy(rounds=4000)

@@ -1,4 +1,4 @@
-"""Import vLLM once without its import warnings; without vLLM, skip the tests that need it."""
+"""Import vLLM once and suppress its import warnings. If vLLM is not installed, skip the tests that need it."""
 
 import warnings
 from importlib.util import find_spec

@@ -1,4 +1,4 @@
-"""Moving vLLM's KV caches into a KV pool."""
+"""vLLM's KV caches can be moved into a KV pool."""
 
 import pytest
 import torch
@@ -11,14 +11,14 @@ LAYERS, BLOCKS, HEADS, SIZE, NUMBERS = 3, 5, 2, 4, 6
 
 
 def caches():
-    """Return one KV cache per layer, as vLLM creates them: views of one tensor."""
+    """Return one KV cache per layer. As in vLLM, all caches are views of one tensor."""
     memory = torch.zeros(LAYERS * BLOCKS * HEADS * SIZE * NUMBERS)
     shape = (LAYERS, BLOCKS, HEADS, SIZE, NUMBERS)
     return {f"layer {k}": view for k, view in enumerate(memory.view(shape))}
 
 
 def moved():
-    """Move caches into a pool; return the caches, a second view of each, and the pool."""
+    """Move KV caches into a pool; return the caches, a second view of each cache, and the pool."""
     made = caches()
     layout, num_blocks = read_layout(made, HEADS)
     others = [cache.view(cache.shape) for cache in made.values()]
@@ -28,7 +28,7 @@ def moved():
 
 
 def test_the_layout_counts_every_byte():
-    """The layout read from vLLM's caches has their block size and total number of bytes."""
+    """The layout read from vLLM's caches has the block size and the total size in bytes of these caches."""
     layout, num_blocks = read_layout(caches(), HEADS)
     assert num_blocks == BLOCKS
     assert layout.block_size == SIZE
@@ -48,7 +48,7 @@ def test_all_views_write_to_the_pool():
 
 
 def test_copies_blocks_between_moved_caches():
-    """`copy_blocks` copies scattered blocks between the pools of two moved caches, one layer at a time."""
+    """`copy_blocks` copies scattered blocks of one layer from one pool of moved caches to another pool."""
     source, _, source_pool = moved()
     target, _, target_pool = moved()
     for layer, cache in enumerate(source):

@@ -1,4 +1,4 @@
-"""Prompt blocks in vLLM's prefix cache, reported to the service by block key."""
+"""The prompt blocks in vLLM's prefix cache are reported to the service under the service's block keys."""
 
 import pytest
 from hypothesis import given
@@ -10,7 +10,7 @@ from twofold.serving.worker.state import CacheChanges
 
 
 def names(*hashes):
-    """Return block hashes of 32 bytes, as vLLM's requests have them."""
+    """Return a block hash of 32 bytes for each number, in the format of vLLM's requests."""
     return [bytes([0] * 31 + [number]) for number in hashes]
 
 
@@ -41,7 +41,7 @@ def told(blocks):
 
 
 def test_reports_prompt_blocks_by_the_service_keys(monkeypatch):
-    """Stored and removed prompt blocks are reported by the service's keys; output blocks are not reported."""
+    """Prompt blocks that vLLM stores or removes are reported by the service's keys. Output blocks are not reported."""
     monkeypatch.setenv("VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES", "1")
     blocks = CachedPromptBlocks()
     blocks.expect("r", names(1, 2, 3), (b"one", b"two"))
@@ -63,7 +63,10 @@ def test_an_aborted_prompt_leaves_no_names(monkeypatch):
 
 @given(st.lists(st.tuples(st.integers(1, 4), st.sampled_from(["expect", "forget", "stored", "removed"]))))
 def test_reports_equal_the_cache(steps):
-    """Reported keys equal the cached blocks after any order of events, and no state of evicted blocks remains."""
+    """After any sequence of events, the reported keys are exactly the keys of the cached blocks.
+
+    When all blocks are evicted, no state about them remains.
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES", "1")
         blocks, cached, known, live = CachedPromptBlocks(), dict.fromkeys(range(1, 5), 0), set(), set()

@@ -60,7 +60,7 @@ def test_colocated_pools_become_mixed_workers():
     ],
 )
 def test_rejects_pools_that_pods_cannot_serve(change, sentence):
-    """Instances with several accelerators, or two pools of a role, are errors that name the pool."""
+    """Instances with several accelerators, and a second pool of a role, raise an error that names the pool."""
     with pytest.raises(ConfigurationError, match=rf"pools\[\d\]: .*{sentence}"):
         planned(PLAN.replace(*change))
 

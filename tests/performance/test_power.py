@@ -23,7 +23,7 @@ def test_decode_draws_the_measured_share(models, machines):
 
 
 def test_decode_power_grows_slowly_with_the_batch(models, machines):
-    """A decode batch of 16 draws less than 10% more power than a batch of one."""
+    """A decode batch of 16 draws at most 10% more power than a batch of one."""
     model = fitted(models["bloom-176b"], machines["dgx-a100"], 8)
     assert model.decode_w(1) < model.decode_w(16) < 1.1 * model.decode_w(1)
 

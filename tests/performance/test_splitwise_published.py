@@ -87,7 +87,7 @@ def test_the_capped_h100_is_slower_in_prefill_only(models, machines, on_h100):
 
 
 def test_rejects_negative_extrapolations(models, machines):
-    """A prompt whose extrapolated prefill time would be negative is an error (llama2-70b TP2)."""
+    """For llama2-70b TP2, a prompt so long that its extrapolated prefill time is negative is an error."""
     model = splitwise_published(models["llama2-70b"], machines["dgx-a100"], 2)
     assert model.prefill_s(30_000, 0) > 0
     with pytest.raises(ConfigurationError, match="40,000 batched tokens"):

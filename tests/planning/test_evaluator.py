@@ -1,4 +1,4 @@
-"""The evaluator reuses evaluations from its store, and rejects files that are no store."""
+"""The evaluator reuses the evaluations in its store, and rejects a file that is not a store."""
 
 import asyncio
 import sqlite3

@@ -102,7 +102,7 @@ def test_late_events_of_lost_requests_are_ignored():
 
 
 def test_memory_is_counted_where_the_kv_cache_is():
-    """Prefill reserves KV for the prompt until hand-off, decode for the full length until the request ends."""
+    """Until hand-off, prefill reserves KV for the prompt; until the end, decode reserves KV for the full length."""
     made = cluster([Role.PREFILL, Role.DECODE])
     made.place(request("a", prompt=100, output=10), 0.0)
     prefill, decode = made.pools

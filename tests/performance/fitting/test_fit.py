@@ -16,7 +16,7 @@ SHAPES = [(2**power, 1) for power in range(7, 14)] + [(512, 2**power) for power 
 
 
 def made_rows(prefill, decode):
-    """Yield profile rows with the exact times of given coefficients, over sweeps of prompt size and batch size."""
+    """Yield a profile row for each prompt and batch size; the coefficients give the exact times of each row."""
     for prompt, batch in SHAPES:
         blank = ProfileRow(
             model="m",

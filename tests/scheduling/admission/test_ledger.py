@@ -26,7 +26,7 @@ def test_prefill_load_protects_admitted_requests():
 
 
 def test_loads_include_the_prediction_margin():
-    """If first tokens take twice as long as predicted, the load rises accordingly."""
+    """After many first tokens took twice as long as predicted, the load exceeds the predicted TTFT over its bound."""
     made, now = ledger("p0", "d0", ttft_s=1.0), 0.0
     for number in range(20):
         made.placed(placed(str(number), output=1, arrival_s=now), now)
@@ -87,7 +87,7 @@ def test_decode_load_includes_half_the_mean_output():
 
 
 def test_decode_relief_is_when_enough_requests_have_ended():
-    """Decode relief is the time until enough requests have ended; requests in prefill count as decodes."""
+    """Decode relief is the time until the decode load drops to a limit; requests in prefill count as decodes."""
     made = ledger("p0", "d0")
     decoding(made, "known", now=0.0)
     made.finished("known", 9, 1.0)

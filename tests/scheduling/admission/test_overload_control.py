@@ -16,7 +16,7 @@ def admit_decode(made, name, now, *, force=False):
 
 
 def filled(rule, *, prefills=0, decodes=0, **how):
-    """Return overload control with requests in prefill and decode; ten requests in a phase reach its latency bound."""
+    """Return overload control with running prefills and decodes; ten requests in a phase reach its latency bound."""
     made = control(rule, "p0", "d0", **how)
     for number in range(decodes):
         made.ledger.placed(placed(f"d{number}"), 0.0)
@@ -30,7 +30,7 @@ def filled(rule, *, prefills=0, decodes=0, **how):
     ("rule", "reason"), [("none", None), ("baseline", PREFILL), ("early", PREFILL), ("predicted", PREFILL)]
 )
 def test_every_rule_but_none_rejects_late_prefills(rule, reason):
-    """A request behind ten prompts would miss its TTFT bound; behind nine it meets it."""
+    """A request behind ten prompts is rejected because it would miss its TTFT bound; behind nine, it is admitted."""
     assert filled(rule, prefills=10, tbt_s=1.0).rejection(placed("x"), 0.0) is reason
     assert filled(rule, prefills=9, tbt_s=1.0).rejection(placed("x"), 0.0) is None
 
@@ -47,7 +47,7 @@ def test_early_rules_check_decode_at_arrival(rule, reason):
 
 
 def test_predicted_rule_counts_requests_in_prefill():
-    """`early` ignores the nine requests in prefill, and `predicted` counts them as decodes."""
+    """With nine requests in prefill, `early` ignores them, and `predicted` counts them as decodes and rejects."""
     for rule, reason in (("early", None), ("predicted", DECODE)):
         assert filled(rule, prefills=9, decodes=5).rejection(placed("x"), 0.0) is reason
 

@@ -79,7 +79,7 @@ def test_mixed_runs_whole_prompts_beside_decodes():
 
 
 def test_mixed_is_limited_by_sequences():
-    """`mixed` selects prompts only for the sequence slots that decodes leave."""
+    """`mixed` selects prompts only for the sequence slots that remain after the decodes are selected."""
     chosen = selected(BATCHERS["mixed"](2048, 4), waiting(10, 10, 10), decoding(2), ready(1))
     assert (chosen.prefills, chosen.resume) == ([("w0", 10)], ["r0"])
 
@@ -113,7 +113,7 @@ def test_chunked_prefill_fills_the_budget_that_decodes_leave():
 
 
 def test_chunked_prompt_allocates_blocks_once():
-    """A started prompt has all its blocks, so its next chunk runs without free blocks."""
+    """The first chunk allocates all blocks of a prompt, so a later chunk runs even if no block is free."""
     started = prefilling(300, computed=100, name="s0")
     chunked = BATCHERS["chunked-prefill"](256, 64)
     assert selected(chunked, started, waiting(10), room(blocks=0)).prefills == [("s0", 200)]

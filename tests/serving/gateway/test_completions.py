@@ -69,7 +69,7 @@ def test_streams_one_chunk_per_token(complete, events):
 
 
 def test_cached_tokens_count_once_per_prompt(events):
-    """The cached tokens of a prompt are the minimum over its choices, in whole and in streamed answers."""
+    """A prompt's cached tokens are the minimum among its choices, both in streamed and in unstreamed answers."""
     reused = [4, 3, 2, 5]
 
     def script(generation):
@@ -86,7 +86,7 @@ def test_cached_tokens_count_once_per_prompt(events):
 
 
 def test_choices_do_not_depend_on_other_prompts(complete):
-    """Choice i of each prompt equals the answer to that prompt alone with seed + i; its index is prompt * n + i."""
+    """Choice i of a prompt in a list equals the answer to this prompt alone with seed + i."""
     fields = {"seed": 7, "max_tokens": 20, "n": 2}
     listed = complete(prompt=["The", "fox"], **fields).json()
     assert [choice["index"] for choice in listed["choices"]] == [0, 1, 2, 3]

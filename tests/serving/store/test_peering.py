@@ -28,7 +28,7 @@ class Server:
 
 
 class Fetcher:
-    """Stub of the block fetcher that fills slots when the test decides, except those of an ended fetch."""
+    """Stub of the block fetcher: the test decides when a fetch fills its slots; an ended fetch fills no slots."""
 
     def __init__(self):
         self.brought, self.orders = [], {}

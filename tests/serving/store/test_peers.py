@@ -41,7 +41,7 @@ class Hosts:
         self.closing.close()
 
     def brought(self):
-        """Return the number of blocks that the first host's store has received from the second's."""
+        """Return the number of blocks that the first host's store has received from the second host's store."""
         return self.here.manager.moved["peer_read"]
 
 

@@ -16,7 +16,7 @@ def planned(text, **more):
 
 
 def test_pools_become_workers():
-    """Each planned instance becomes a GPU worker on nodes of its machine type, with the planned KV cache."""
+    """Each planned instance becomes a GPU worker with the planned KV cache, placed on a node of its machine type."""
     values = values_of(planned(PLAN))
     prefill, decode, mixed = values.workers.prefill, values.workers.decode, values.workers.mixed
     assert (prefill.replicas, decode.replicas, mixed.replicas) == (3, 2, 0)

@@ -26,7 +26,7 @@ def deploy(*args):
 
 
 def test_manifests_match_the_helm_values(plan):
-    """`--format k8s` writes the same Kubernetes objects that result from the output of `--format helm`."""
+    """The values that `--format helm` writes render to the Kubernetes objects that `--format k8s` writes."""
     values = yaml.safe_load(deploy(plan, "--format", "helm"))
     assert values["workers"]["prefill"]["replicas"] == 3
     manifests = list(yaml.safe_load_all(deploy(plan, "--name", "llm")))

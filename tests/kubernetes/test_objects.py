@@ -1,4 +1,4 @@
-"""Kubernetes objects match the Kubernetes schemas and the Helm chart, and their commands parse."""
+"""Kubernetes objects match the Kubernetes schemas and the Helm chart, and their container commands are valid."""
 
 import kubernetes_validate
 import msgspec

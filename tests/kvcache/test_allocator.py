@@ -100,7 +100,7 @@ steps = st.lists(
 
 
 class Accounts:
-    """A block allocator, and the latest allocation of each owner in it."""
+    """A block allocator together with the latest allocation of each owner."""
 
     def __init__(self, blocks):
         self.blocks, self.grants = blocks, {}

@@ -45,7 +45,7 @@ def on_a100(models, machines):
 
 @pytest.fixture(scope="module")
 def reference(profile_path):
-    """Return batch tokens and median prefill and decode times of bloom-176b on H100, from the raw profile."""
+    """Return (tokens per batch, median prefill times, median decode times) of bloom-176b on H100, from the profile."""
     groups = defaultdict(list)
     with profile_path.open(newline="") as file:
         for row in csv.DictReader(file):

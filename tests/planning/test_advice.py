@@ -1,4 +1,4 @@
-"""A plan's advice whether to serve with a split or a colocated design."""
+"""Advice of a plan: whether to serve with a split or a colocated design."""
 
 import pytest
 

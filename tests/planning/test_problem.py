@@ -14,7 +14,7 @@ def families(problem, *names, machines=None, split=True, colocated=True):
 
 
 def test_a_split_design_is_two_pools(make_problem):
-    """The first machine type becomes the prefill pool, the second the decode pool; the router is the problem's."""
+    """The first machine type becomes the prefill pool, the second the decode pool; the problem specifies the router."""
     problem = make_problem()
     (family,) = families(problem, "h100+a100", colocated=False)
     spec = problem.spec(Design(family=family, counts=(3, 2)))

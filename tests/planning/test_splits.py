@@ -1,4 +1,4 @@
-"""The search for the best split of equal instances, which re-planning runs in a simulation."""
+"""The search with which re-planning finds the best split of equal instances, by simulation."""
 
 import msgspec
 import pytest

@@ -80,8 +80,8 @@ COUNTERS = (
 def check_disconnects(url, disconnects, settled=all_blocks_free):
     """Repeat random disconnects until requests were aborted both before and after their first token.
 
-    How far a request is when its client disconnects depends on the machine's load, so one repetition may produce only
-    aborts before the first token, or only aborts after it.
+    The machine's load determines the progress of a request at its disconnect, so one repetition may produce only aborts
+    before the first token, or only aborts after it.
     """
     before = [metric(url, counter) for counter in COUNTERS]
     for seed in range(20):

@@ -91,7 +91,7 @@ def test_separates_the_cost_of_requests_from_that_of_prompts():
 
 
 def test_fits_sums_of_iterations():
-    """A prompt of several chunks is one measurement of several iterations."""
+    """The fit accepts a measurement that spans several iterations, such as a prompt in several chunks."""
     chunks = [[(512, 512 * (512 + 2 * 512 * k), 0, 0) for k in range(count)] for count in range(2, 9)]
     found = fit_iterations([*measured(), *(measurement(*each) for each in chunks)]).times
     assert sum(found.seconds(*each) for each in chunks[-1]) == pytest.approx(

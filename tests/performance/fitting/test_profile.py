@@ -88,7 +88,7 @@ def test_drops_batches_that_contradict_most_others():
 
 
 def test_drops_rows_without_times():
-    """A row with only a prompt time or only a token time is kept; rows without both, or with NaN, are dropped."""
+    """A row with only a prompt time or only a token time is kept; a row with neither time, or with NaN, is dropped."""
     rows = [row(), row(prompt_time=0.0), row(prompt_time=0.0, token_time=0.0), row(token_time=float("nan"))]
     kept, dropped = consistent_batches(rows)
     assert (len(kept[0].rows), dropped[0].rows) == (2, 2)

@@ -26,7 +26,7 @@ PROMPTS = st.lists(st.lists(st.integers(0, 2), max_size=LONGEST), min_size=1, ma
 
 
 def simulated_hits(prompts, cache):
-    """Replay prompts in a cache; return the number of blocks of each prompt that hit."""
+    """Replay prompts in a cache; return the number of block hits of each prompt."""
     hits = []
     for prompt in prompts:
         count = cache.match(prompt)
@@ -37,7 +37,7 @@ def simulated_hits(prompts, cache):
 
 
 def counted_hits(prompts, capacity):
-    """Return for each prompt the number of hits at `capacity`, counted from the least capacity of each block."""
+    """Return for each prompt the number of hits at `capacity`, derived from the least capacity of each block."""
     least = least_capacities(prompts)
     ends = np.cumsum([len(prompt) for prompt in prompts])
     return [int((part <= capacity).sum()) for part in np.split(least, ends[:-1])]

@@ -13,7 +13,7 @@ ONLY_PREFILL, ONLY_DECODE = {"prefill", "prefill-balanced", "prefill-chunks"}, {
 
 
 def test_prefill_stops_at_its_token_budget():
-    """Prompts are selected first come, first served within the budget, and a small prompt does not overtake."""
+    """Prompts are selected first come, first served within the budget; a small prompt does not overtake a large one."""
     prefill = BATCHERS["prefill"](2048, 64)
     assert selected(prefill, waiting(1000, 1000, 100, 10)).prefills == [("w0", 1000), ("w1", 1000)]
 
@@ -31,7 +31,7 @@ def test_large_prompt_is_not_starved_by_small_ones():
 
 
 def test_balanced_prefill_makes_equal_iterations():
-    """`prefill-balanced` runs eight equal prompts as four and four, where `prefill` runs six and two."""
+    """`prefill-balanced` runs eight equal prompts as four and four, while `prefill` runs them as six and two."""
     eight = [300] * 8
     assert len(selected(BATCHERS["prefill"](2048, 64), waiting(*eight)).prefills) == 6
     balanced = BATCHERS["prefill-balanced"](2048, 64)
@@ -127,7 +127,7 @@ def test_chunks_of_a_long_prompt_are_about_equal():
 
 
 def test_short_prompts_run_whole_beside_a_chunk_or_wait():
-    """`prefill-chunks` adds a short prompt to a chunk if it fits whole, and lets no later prompt overtake."""
+    """`prefill-chunks` adds a short prompt to a chunk if the whole prompt fits; else, later prompts wait behind it."""
     chunks = BATCHERS["prefill-chunks"](10, 64)
     for others, beside in (((2, 5, 1), [("w0", 2)]), ((3, 1), [])):
         started = prefilling(25, computed=9, name="s0")

@@ -1,4 +1,4 @@
-"""Loads as one of several controllers sees them, compared with the true loads."""
+"""The loads that one of several controllers sees, compared with the true loads."""
 
 import pytest
 from hypothesis import given, settings

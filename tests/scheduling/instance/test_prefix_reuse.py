@@ -80,7 +80,7 @@ def test_fully_cached_prompt_recomputes_its_last_token(batcher):
 
 
 def test_publishes_full_blocks_after_each_chunk():
-    """A prompt reuses full blocks of a prompt that is still in chunked prefill."""
+    """A prompt reuses full blocks of an earlier prompt whose chunked prefill is still running."""
     instance = reusing("chunked-prefill", budget=10)
     instance.submit(prompt("a", 22, "abcde"), decodes_here=True)
     step_items = items(instance)
@@ -160,7 +160,7 @@ def test_prompts_without_keys_reuse_nothing():
 
 
 def test_retains_a_prompt_for_its_retention_time():
-    """Until `retain_s` after the prefill, the prompt stays cached, and more recent blocks are evicted instead."""
+    """Until `retain_s` after its prefill, a prompt stays cached; blocks that were used later are evicted instead."""
     instance = reusing("prefill", num_blocks=8)
 
     def compute(name, keys, now, retain_s=0.0):

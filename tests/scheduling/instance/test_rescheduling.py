@@ -1,4 +1,4 @@
-"""Events that set an instance's `changed`, which requests a new selection."""
+"""Events that set an instance's `changed` flag, which requests the selection of a new batch."""
 
 import pytest
 

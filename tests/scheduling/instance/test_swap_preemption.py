@@ -96,7 +96,7 @@ def test_admits_none_while_sequences_are_paused():
 
 
 def test_does_not_swap_out_blocks_in_a_transfer():
-    """If the KV of the only other sequence is still being received, a sequence waits for blocks without a swap."""
+    """If the KV of the only other sequence is in transfer, a sequence without free blocks waits; nothing is swapped."""
     decode = growing(6)
     lease(decode, "a", "b")
     decode.kv_received("a", EPOCH)

@@ -1,4 +1,4 @@
-"""Detection of traffic shifts, and its false alarms."""
+"""Detection of traffic shifts, and false alarms."""
 
 import random
 from math import exp
@@ -20,7 +20,7 @@ def traffic(seed, *, rate, burstiness=1.0, prompt=1000, output=150, end_s=HOUR_S
 
 
 def made(number):
-    """Return the output tokens of a running request; fail here, because no request is running in these tests."""
+    """Progress callback for running requests; it raises an error, because these tests have no running request."""
     raise AssertionError
 
 

@@ -170,7 +170,7 @@ class PeersLive(RuleBasedStateMachine):
         assert len(self.manager.tiers.tiers[MEMORY]) < SLOTS
 
     def teardown(self):
-        """Check that only readable blocks occupy slots after all fetches have ended."""
+        """End all clients and fetches, then check that only readable blocks occupy slots."""
         for client in CLIENTS:
             for of in (self.puts, self.putting):
                 for requester in [requester for requester in of if requester[0] == client]:

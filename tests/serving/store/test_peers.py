@@ -22,7 +22,7 @@ LONG_S = 300.0  # longer than any test
 
 
 class Hosts:
-    """Two emulated hosts, each with a KV store and a client of it."""
+    """Two emulated hosts, each with a KV store and a client of the store."""
 
     def __init__(self, tmp_path, running, here, there):
         self.here = running.enter_context(running_store(tmp_path / "here", **{"key": KEY, **here}))

@@ -16,7 +16,7 @@ def planned(text, **more):
 
 
 def test_pools_become_workers():
-    """Each planned instance becomes a GPU worker on nodes of its machine type, with the planned KV cache."""
+    """Each planned instance becomes a GPU worker with the planned KV cache, placed on a node of its machine type."""
     values = values_of(planned(PLAN))
     prefill, decode, mixed = values.workers.prefill, values.workers.decode, values.workers.mixed
     assert (prefill.replicas, decode.replicas, mixed.replicas) == (3, 2, 0)
@@ -60,7 +60,7 @@ def test_colocated_pools_become_mixed_workers():
     ],
 )
 def test_rejects_pools_that_pods_cannot_serve(change, sentence):
-    """Instances with several accelerators, or two pools of a role, are errors that name the pool."""
+    """Instances with several accelerators, and a second pool of a role, raise an error that names the pool."""
     with pytest.raises(ConfigurationError, match=rf"pools\[\d\]: .*{sentence}"):
         planned(PLAN.replace(*change))
 

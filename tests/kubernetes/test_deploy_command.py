@@ -26,7 +26,7 @@ def deploy(*args):
 
 
 def test_manifests_match_the_helm_values(plan):
-    """`--format k8s` writes the Kubernetes objects of the values that `--format helm` writes."""
+    """The values that `--format helm` writes render to the Kubernetes objects that `--format k8s` writes."""
     values = yaml.safe_load(deploy(plan, "--format", "helm"))
     assert values["workers"]["prefill"]["replicas"] == 3
     manifests = list(yaml.safe_load_all(deploy(plan, "--name", "llm")))
@@ -49,7 +49,7 @@ def test_values_files_override_the_plan(plan, tmp_path):
 
 
 def test_output_is_a_file_or_a_directory(plan, tmp_path):
-    """`--output` writes the printed text to a file, or to manifests.yaml in a directory."""
+    """`--output FILE` writes the manifests to the file; `--output DIRECTORY` writes DIRECTORY/manifests.yaml."""
     deploy(plan, "--output", tmp_path / "here.yaml")
     deploy(plan, "--output", tmp_path)
     assert (tmp_path / "here.yaml").read_text() == (tmp_path / "manifests.yaml").read_text() == deploy(plan)
@@ -75,7 +75,7 @@ def test_rejects_invalid_arguments_and_values(plan, tmp_path, args, text, senten
 
 
 def test_rejects_a_plan_for_simulation_only(plan):
-    """A plan with a simulation-only router is a configuration error that names the router."""
+    """A plan whose router exists only in simulations is a configuration error that names the router."""
     plan.write_text(PLAN.replace("router: jsq", "router: splitwise-sim"))
     with pytest.raises(ConfigurationError, match=r"plan\.yaml: the router splitwise-sim is for simulations"):
         deploy(plan)

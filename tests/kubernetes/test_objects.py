@@ -1,4 +1,4 @@
-"""Kubernetes objects match the Kubernetes schemas and the Helm chart, and their commands parse."""
+"""Kubernetes objects match the Kubernetes schemas and the Helm chart, and their container commands are valid."""
 
 import kubernetes_validate
 import msgspec
@@ -16,7 +16,7 @@ KUBERNETES = ("1.30", "1.33")
 
 
 def made(given, name="tf"):
-    """Return the Kubernetes objects of a release with the given Helm values, by kind and name."""
+    """Return the Kubernetes objects of a release with the given Helm values; the keys are (kind, name)."""
     objects = list(yaml.safe_load_all(documents(objects_of(name, values_of(given)))))
     return by_name(objects)
 
@@ -69,7 +69,7 @@ def test_chart_passes_helm_lint():
 
 @pytest.mark.parametrize("case", CASES)
 def test_container_commands_parse(case):
-    """The command line of each container is accepted by the parser of its command."""
+    """`twofold` accepts the subcommand and the arguments of each container."""
     for pod in pods(made(CASES[case])):
         (container,) = pod["containers"]
         assert container["command"] == ["twofold"]
@@ -95,7 +95,7 @@ def test_pods_follow_the_roles_with_replicas():
 
 
 def test_workers_reach_the_gateway_with_the_cluster_key():
-    """Workers join at the bus Service with the cluster key, which an init container copies with mode 0400."""
+    """Workers join at the bus Service with a cluster key; an init container copies the key with mode 0400."""
     objects = made(CASES["monitoring and network policy"])
     bus = objects["Service", "tf-bus"]["spec"]
     assert bus["publishNotReadyAddresses"]

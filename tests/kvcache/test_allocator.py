@@ -100,13 +100,13 @@ steps = st.lists(
 
 
 class Accounts:
-    """A block allocator with the latest allocation of each owner."""
+    """A block allocator together with the latest allocation of each owner."""
 
     def __init__(self, blocks):
         self.blocks, self.grants = blocks, {}
 
     def apply(self, action, owner, tokens):
-        """Apply an operation to an owner's allocation; return its error, if any."""
+        """Apply an operation to an owner's allocation; return the error as text, or None on success."""
         grant = self.grants.get(owner)
         try:
             if action == "allocate" and (grant is None or not (grant.owned or grant.transfers)):

@@ -62,7 +62,7 @@ class Plain:
 @settings(max_examples=400)
 @given(st.lists(st.tuples(st.sampled_from(["ask", "ask", "ask", "hold", "release", "pin"]), prompts), max_size=40))
 def test_matches_a_reference_lru_cache(steps):
-    """Hits, cached blocks and pins equal those of the reference cache, also while blocks are held or pinned."""
+    """Hits, cached blocks and pins equal those of the reference cache, even when some blocks are held or pinned."""
     seen = RecordingObserver()
     cache, plain = PrefixCache(CAPACITY, Lru(), seen), Plain(CAPACITY)
     asked = 0

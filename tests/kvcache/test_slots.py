@@ -1,4 +1,4 @@
-"""Allocation of KV store slots that several processes write and read."""
+"""Allocation of slots in a KV store that several processes write to and read from."""
 
 import pytest
 from hypothesis import strategies as st

@@ -1,4 +1,4 @@
-"""DistServe's latency model, compared with hand calculations and its simulator's output."""
+"""DistServe's latency model, compared with hand calculations and with the output of DistServe's simulator."""
 
 import json
 
@@ -28,7 +28,7 @@ def test_prefill_by_hand(opt_13b):
     [(1, 19.9347, 6.2694e-4, 0.038507), (94, 19.9347, 6.2694e-4, 0.038507), (95, 7.1662, 5.798e-4, 0.158311)],
 )
 def test_decode_by_hand(opt_13b, sequences, a, b, c):
-    """Decode coefficients depend on whether the batch exceeds 94; each sequence counts its context plus one."""
+    """Above 94 sequences, decode has other coefficients; each sequence counts as its context plus one token."""
     context = 600 * sequences
     expected = a + b * (context + sequences) + c * sequences + 2 + 1e-4 * context
     cost = opt_13b.decode_cost(sequences)
@@ -36,7 +36,7 @@ def test_decode_by_hand(opt_13b, sequences, a, b, c):
 
 
 def test_pipeline_stages_share_the_work(models, machines):
-    """Prompts of length l take (a + b·Σl + c·Σl²)/PP + PP ms per stage, and the first stage adds an overhead."""
+    """With PP stages, prompts of length l take (a + b·Σl + c·Σl²)/PP + PP ms per stage; stage 1 adds an overhead."""
     model = distserve_pipeline(models["opt-66b"], machines["dgx-a100"], 2, 2)
     stage = (43.0588 + 0.274229 * 512 + 2.2478e-5 * 512**2) / 2 + 2
     overhead = 2 + 1e-4 * 512

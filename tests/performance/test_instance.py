@@ -9,7 +9,7 @@ from twofold.performance.registry import PERFORMANCE_MODELS, performance_model
 
 
 def test_capacity_of_bloom_on_eight_a100_matches_splitwise_sim(models, machines):
-    """KV capacity is 8 × 80 GiB less 329e9 bytes of weights, at 4,014,080 bytes per token."""
+    """KV capacity is the 8 × 80 GiB minus 329e9 bytes of weights, divided by 4,014,080 bytes per token."""
     assert models["bloom-176b"].kv_bytes_per_token == 4_014_080
     assert kv_capacity_tokens(models["bloom-176b"], machines["dgx-a100"], 8, 1.0) == 89_234
 
@@ -29,7 +29,7 @@ def test_rejects_weights_that_do_not_fit(models, machines):
 
 
 def test_the_largest_stage_bounds_the_capacity_of_a_pipeline(models, machines):
-    """With 70 layers on 3 stages, KV capacity is that of the largest stage, which has 24 layers."""
+    """With 70 layers on 3 stages, the largest stage has 24 layers and determines the KV capacity of the instance."""
     model, machine = models["bloom-176b"], machines["dgx-a100"]
     weights, token = -(-329_000_000_000 * 24 // 70), -(-4_014_080 * 24 // 70)
     expected = (4 * (80 << 30) - weights) // token
@@ -60,7 +60,7 @@ def whole(models, machines):
 
 
 def test_stages_take_their_share_of_the_time(models, machines, whole):
-    """Each of 2 stages takes half of the time, and later stages add the transfer of 14,336 activations per token."""
+    """Each of 2 stages takes half of the time; the second adds the transfer time of 14,336 activations per token."""
     halves = by_layers(whole, models["bloom-176b"], machines["dgx-a100"], 8, 2, boundary_bytes_per_s=1e9)
     sent_s = 100 * 14336 * 2 / 1e9
     alone_s = whole.prefill_s(100, 10_000)

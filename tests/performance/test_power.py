@@ -17,13 +17,13 @@ def test_saturated_prefill_draws_the_tdp_of_the_machine(models, machines):
 
 
 def test_decode_draws_the_measured_share(models, machines):
-    """Decode of bloom-176b draws 63.5% of the accelerators' TDP plus all power of the rest of the machine."""
+    """Decode of bloom-176b draws 63.5% of the accelerators' TDP, plus the full power of the rest of the machine."""
     model = fitted(models["bloom-176b"], machines["dgx-a100"], 8)
     assert model.decode_w(1) == pytest.approx(0.635 * 3200 + 3300, rel=1e-3)
 
 
 def test_decode_power_grows_slowly_with_the_batch(models, machines):
-    """A decode batch of 16 draws less than 10% more power than a batch of one."""
+    """A decode batch of 16 draws at most 10% more power than a batch of one."""
     model = fitted(models["bloom-176b"], machines["dgx-a100"], 8)
     assert model.decode_w(1) < model.decode_w(16) < 1.1 * model.decode_w(1)
 

@@ -49,7 +49,7 @@ def test_one_instance_is_equation_1(rate, expected_ms):
 
 @given(st.floats(0, 1.9), prefills)
 def test_two_stages_are_equation_2(load, prefill_s):
-    """Mean TTFT is D + R·D² / (4·(2 − R·D)) at rate R and prefill time D (DistServe)."""
+    """With two pipeline stages, mean TTFT is D + R·D² / (4·(2 − R·D)) at rate R and prefill time D (DistServe)."""
     rate = load / prefill_s
     expected = prefill_s + rate * prefill_s**2 / (4 * (2 - rate * prefill_s))
     assert pipeline_s(rate, prefill_s) == pytest.approx(expected)
@@ -57,7 +57,7 @@ def test_two_stages_are_equation_2(load, prefill_s):
 
 @given(st.floats(0, 0.99), prefills, speedups)
 def test_tensor_parallelism_is_equation_3(load, prefill_s, speedup):
-    """Mean TTFT is D/K + R·D² / (2·K·(K − R·D)) at rate R, prefill time D and speed-up K (DistServe)."""
+    """With tensor parallelism of speed-up K, mean TTFT is D/K + R·D² / (2·K·(K − R·D)) at rate R and prefill time D."""
     rate = load * speedup / prefill_s
     expected = prefill_s / speedup + rate * prefill_s**2 / (2 * speedup * (speedup - rate * prefill_s))
     assert tensor_s(rate, prefill_s, speedup) == pytest.approx(expected)
@@ -190,7 +190,7 @@ def test_one_token_saturates_without_a_fixed_cost():
 
 
 def test_matches_the_closed_form_for_linear_times():
-    """For prefill times f + s·n, the saturating length equals its closed form."""
+    """If the prefill of n tokens takes f + s·n seconds, the saturating length equals a closed form of f and s."""
     fixed, each, most = 0.02, 1e-4, 10_000
     best = most / (fixed + each * most)
     found = saturating_tokens(quadratic(fixed, each, 0.0), most)
@@ -198,7 +198,7 @@ def test_matches_the_closed_form_for_linear_times():
 
 
 def test_opt_13b_saturates_an_a100_at_512_tokens():
-    """The saturating length is 400 to 700 tokens; DistServe's section 3.1 states 512."""
+    """The saturating length is between 400 and 700 tokens, near the 512 tokens in DistServe's section 3.1."""
     catalog = load_catalog()
     model = performance_model("distserve-published", catalog.model("opt-13b"), catalog.machine("dgx-a100"), 1)
     found = saturating_tokens(lambda tokens: model.prefill_s(tokens, tokens * tokens), 2048)

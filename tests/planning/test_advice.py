@@ -1,4 +1,4 @@
-"""Advice of a plan: split or colocated."""
+"""Advice of a plan: whether to serve with a split or a colocated design."""
 
 import pytest
 

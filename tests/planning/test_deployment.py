@@ -59,7 +59,7 @@ def test_its_cluster_is_a_cluster_file(deployments):
 
 
 def test_margins_are_shares_of_the_bound():
-    """Headroom is the distance from the bound divided by the bound, for upper and lower bounds."""
+    """Headroom is the distance of a value from its upper or lower bound, divided by the bound."""
     checks = (
         Check(name="a", value=0.8, bound=1.0, met=True),
         Check(name="b", value=0.99, bound=0.9, met=True, at_least=True),

@@ -1,4 +1,4 @@
-"""The evaluator reuses evaluations from its store, and rejects files that are no store."""
+"""The evaluator reuses the evaluations in its store, and rejects a file that is not a store."""
 
 import asyncio
 import sqlite3
@@ -41,7 +41,7 @@ def test_evaluations_round_trip(tmp_path):
 
 
 def test_a_second_plan_simulates_nothing(tmp_path):
-    """A second plan with the same store is equal and runs no simulation."""
+    """A second plan with the same store equals the first plan and runs no simulation."""
     with EvaluationStore(tmp_path / "plan.sqlite") as store:
         first, _ = planned(store, InlineExecutor())
         second, again = planned(store, InlineExecutor())

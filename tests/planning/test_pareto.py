@@ -22,7 +22,7 @@ points = st.lists(
 
 @given(points)
 def test_the_front_covers_every_point_and_no_member_another(some):
-    """The front is sorted by rate and contains equal points once."""
+    """The front is sorted by rate, covers every point, and has no member that covers another member."""
     front = pareto_front(some)
     assert all(any(kept.covers(point) for kept in front) for point in some)
     assert not any(one.covers(other) for one in front for other in front if one is not other)

@@ -14,7 +14,7 @@ def families(problem, *names, machines=None, split=True, colocated=True):
 
 
 def test_a_split_design_is_two_pools(make_problem):
-    """The first machine type is the prefill pool and the second the decode pool; the problem sets the router."""
+    """The first machine type becomes the prefill pool, the second the decode pool; the problem specifies the router."""
     problem = make_problem()
     (family,) = families(problem, "h100+a100", colocated=False)
     spec = problem.spec(Design(family=family, counts=(3, 2)))
@@ -42,7 +42,7 @@ def test_the_four_families_of_splitwise_are_looked_at_by_default(make_problem):
 
 
 def test_families_are_named_or_all_pairs(make_problem):
-    """Families are given by name, by Splitwise's letters, or as all pairs of machines; duplicates are dropped."""
+    """Families are selected by name, by Splitwise's letters, or as all pairs of machines; duplicates are dropped."""
     problem = make_problem()
     named = families(problem, "HA,splitwise-hh", "h100+a100", colocated=False)
     assert [family.name for family in named] == ["h100+a100", "h100+h100"]

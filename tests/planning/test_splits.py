@@ -1,4 +1,4 @@
-"""Re-planning's search for the best split of equal instances, by simulation."""
+"""The search with which re-planning finds the best split of equal instances, by simulation."""
 
 import msgspec
 import pytest
@@ -81,7 +81,7 @@ def test_requests_are_like_the_traffic_and_the_same_each_time():
 
 
 def test_an_slo_without_bounds_is_no_aim():
-    """A split search needs an SLO with latency bounds in seconds."""
+    """A split search with an SLO that has no latency bound in seconds is a configuration error."""
     spec = parse_cluster("1xh100:prefill,1xh100:decode", model="llama2-70b", catalog=CATALOG)
     with pytest.raises(ConfigurationError, match="needs an SLO in seconds"):
         SplitPlanner(spec, CATALOG, Slo())

@@ -55,7 +55,7 @@ def test_bound_by_names_the_limiting_phase(make_problem, slo):
 
 
 def test_without_bounds_on_either_phase_the_busier_pool_tells(make_problem):
-    """With an E2E bound only, the limiting phase is that of the busier pool."""
+    """If the SLO bounds only E2E, the evaluation names the phase of the busier pool as the limiting phase."""
     problem = make_problem("e2e=20", router="jsq-pending", duration_s=30.0)
     assert simulate_trial(problem, Trial(split(problem, 8, 1), 12.0)).evaluation.bound_by is Phase.DECODE
 

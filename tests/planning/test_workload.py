@@ -1,4 +1,4 @@
-"""Workloads of trials: equal lengths at every rate, and a minimum number of requests."""
+"""Workloads of trials: token lengths that do not depend on the rate, and a minimum number of requests."""
 
 import pytest
 
@@ -9,7 +9,7 @@ from twofold.workload.trace import FORMATS, write_trace
 
 
 def test_rates_share_their_random_numbers():
-    """At twice the rate, a workload has the same lengths at half the arrival times."""
+    """Doubling the rate of a workload halves the arrival times and keeps the prompt and output lengths."""
     arguments = WorkloadArguments(workload="azure-conv", duration_s=20.0, min_requests=1)
     slow, fast = arguments.requests(4.0), arguments.requests(8.0)
     for one, other in zip(slow, fast, strict=False):
@@ -24,7 +24,7 @@ def test_small_rates_are_simulated_for_longer():
 
 
 def test_the_shape_is_the_mean_of_each():
-    """A workload's shape is its mean numbers of prompt tokens, decode steps and context tokens."""
+    """A workload's shape has the means of prompt tokens, decode steps and context tokens per request."""
     shape = WorkloadShape.of([ask(0, 0.0, 10, 3), ask(1, 1.0, 20, 1)])
     assert (shape.prompt_tokens, shape.decode_tokens, shape.context_tokens) == (15.0, 1.0, 11.5)
     assert shape.context == 11.5
@@ -33,7 +33,7 @@ def test_the_shape_is_the_mean_of_each():
 
 
 def test_a_trace_has_a_fingerprint(tmp_path):
-    """The digest of a trace file depends on its contents; generated workloads have none."""
+    """The digest of a trace file depends on the file's contents; generated workloads have no digest."""
     path, other = tmp_path / "trace.jsonl", tmp_path / "other.jsonl"
     write_trace([ask(index, index * 0.5) for index in range(10)], path, FORMATS["twofold"])
     write_trace([ask(index, index * 0.6) for index in range(10)], other, FORMATS["twofold"])

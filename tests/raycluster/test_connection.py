@@ -1,4 +1,4 @@
-"""Connections to a Ray cluster: its address and errors; only one test needs Ray."""
+"""Connecting to a Ray cluster: how its address is found, and errors. Only one test needs Ray."""
 
 import importlib.util
 

@@ -128,7 +128,7 @@ def test_summary_round_trips_through_json(run):
 
 
 def test_a_run_lasts_from_the_first_arrival_to_the_last_event():
-    """The arrival of a failed request without tokens may be the last event."""
+    """If the last request to arrive fails before its first token, the run lasts until the arrival of this request."""
     run = [ended("a", 2.0, [4.0]), ended("b", 9.0, [], FinishReason.ERROR)]
     assert summarize(run).duration_s == 7.0
     assert summarize(run, duration_s=10.0).request_throughput == 0.1

@@ -102,7 +102,7 @@ def test_late_events_of_lost_requests_are_ignored():
 
 
 def test_memory_is_counted_where_the_kv_cache_is():
-    """Prefill reserves KV for the prompt until hand-off, decode for the full length until the request ends."""
+    """The prefill instance reserves the prompt until hand-off; the decode instance the full length until the end."""
     made = cluster([Role.PREFILL, Role.DECODE])
     made.place(request("a", prompt=100, output=10), 0.0)
     prefill, decode = made.pools
@@ -114,7 +114,7 @@ def test_memory_is_counted_where_the_kv_cache_is():
 
 
 def test_a_request_that_no_instance_could_ever_hold_is_refused():
-    """Every router rejects a request that exceeds the KV capacity of each instance, because it could never start."""
+    """Every router rejects a request that exceeds the KV capacity of every instance; the request could never start."""
     for router in sorted(ROUTERS):
         made = cluster([Role.PREFILL, Role.DECODE], router, capacity_tokens=100)
         assert made.place(request("a", prompt=60, output=41), 0.0) is not None, router
@@ -122,7 +122,7 @@ def test_a_request_that_no_instance_could_ever_hold_is_refused():
 
 
 def test_a_prompt_that_its_prefill_instance_could_never_hold_is_refused():
-    """A prompt is rejected if it exceeds the KV capacity of the prefill instance, even if decode has more."""
+    """A prompt that exceeds the KV capacity of the prefill instance is rejected, even if a decode instance has more."""
     made = cluster([], "jsq")
     made.add_instance("p", Role.PREFILL, 50)
     made.add_instance("d", Role.DECODE, 1000)

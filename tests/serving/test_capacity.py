@@ -25,7 +25,7 @@ def prompts(count):
 
 
 def told(url):
-    """Return the KV block gauges of /metrics by (name, instance or host, tier or state)."""
+    """Return the KV block gauges of /metrics; the keys are (gauge name, instance or host, tier or state)."""
     return {tuple(match[:3]): float(match[3]) for match in GAUGE.findall(metrics(url))}
 
 

@@ -1,4 +1,4 @@
-"""Cell-aware routing over two hosts, each with both phases."""
+"""Cell-aware routing over two hosts, each with a prefill and a decode worker."""
 
 import asyncio
 import json

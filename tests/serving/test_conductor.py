@@ -35,7 +35,7 @@ def tokens(seed, count):
 
 
 async def ask(url, *prompts):
-    """Send all prompts at once; return the number of cached tokens of each."""
+    """Send all prompts at once; return the number of cached tokens of each prompt."""
 
     async def one(session, name, prompt):
         body = {"model": name, "prompt": prompt, "max_tokens": OUTPUT, "temperature": 0, "ignore_eos": True}

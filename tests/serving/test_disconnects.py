@@ -39,7 +39,7 @@ async def leave(url, body, *, after_tokens=0, after_s=0.0):
 def occasions(draw, answer_s):
     """Yield arguments of `leave`: disconnect at once, at a random time, after the first token, and during decode.
 
-    Delays are in tokens or fractions of a measured answer time, so they fit any machine.
+    Delays are numbers of tokens or fractions of the measured `answer_s`, so they suit fast and slow machines.
     """
     while True:
         yield {"stream": draw.random() < 0.5}
@@ -80,8 +80,8 @@ COUNTERS = (
 def check_disconnects(url, disconnects, settled=all_blocks_free):
     """Repeat random disconnects until requests were aborted both before and after their first token.
 
-    The progress of a request when its client disconnects depends on the machine's load, so one repetition may lack one
-    of the two cases.
+    The machine's load determines the progress of a request at its disconnect, so one repetition may produce only aborts
+    before the first token, or only aborts after it.
     """
     before = [metric(url, counter) for counter in COUNTERS]
     for seed in range(20):

@@ -26,7 +26,7 @@ def prompt(seed, count):
 async def stream(session, url, name, ids, output, events, began):
     """Stream a completion and return its tokens.
 
-    Appends (`name`, token number) to `events` for each token, and sets `began` at the first token.
+    Appends (`name`, token number) to `events` for each token, and sets the event `began` at the first token.
     """
     body = {
         "model": await served_name(session, url),
@@ -50,9 +50,9 @@ async def stream(session, url, name, ids, output, events, began):
 
 
 async def beside_a_decode(url, decode, short, long):
-    """Send three prompts (`decode` with a long output, `short`, `long`), each at the first token of the previous one.
+    """Send `decode` with a long output, then `short`, then `long`; each waits for the previous one's first token.
 
-    Returns the three outputs, and all tokens in order as (prompt name, token number).
+    Returns the three outputs, and all tokens in order of arrival as (prompt name, token number).
     """
     events, tasks = [], []
     async with aiohttp.ClientSession() as session, asyncio.TaskGroup() as group:
@@ -64,7 +64,7 @@ async def beside_a_decode(url, decode, short, long):
 
 
 def test_a_short_prompt_joins_decodes_and_a_long_one_waits(tiny_model_dir, tmp_path):
-    """The bound is 100 ms; with a decode, a prompt of 40 tokens takes 51 ms and one of 200 tokens 211 ms."""
+    """With a decode, a prompt of 40 tokens takes 51 ms, within the bound of 100 ms; one of 200 tokens takes 211 ms."""
     model, path = tiny_model_dir("llama"), tmp_path / "host.yaml"
     path.write_text(dump_profile(replace(profile(), model=read_model(model))))
     prompts = prompt("decode", 30), prompt("short", 40), prompt("long", 200)

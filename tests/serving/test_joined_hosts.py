@@ -27,7 +27,7 @@ async def ask(url):
 
 @pytest.fixture(scope="module")
 def expected(service):
-    """Return the outputs of colocated workers on one host, as the reference."""
+    """Return the reference outputs, which colocated workers on one host generate."""
     return asyncio.run(ask(service("llama", COLOCATED)))
 
 
@@ -126,7 +126,7 @@ def test_a_killed_host_may_rejoin_under_its_names(joined, expected):
 
 
 def test_hosts_outlive_a_killed_service_and_end_with_a_stopped_one(joined, expected):
-    """The joined host rejoins the successor of a killed service."""
+    """If its service is killed, a joined host joins the next service; if its service is stopped, the host ends."""
     # Runs last, because the tests of this file share the service.
     joined.service.kill()
     joined.service.wait()

@@ -9,7 +9,7 @@ from twofold.planning.capacity.curve import NEVER, CapacityCurve, CapacityTerms
 
 
 def terms(**more):
-    """Return the inputs of a capacity curve: a pool over four nodes, blocks of 0.5 GB, a trace of 100 s, and prices."""
+    """Return the inputs of a capacity curve: by default four nodes that pool one cache, and blocks of 0.5 GB."""
     given_terms = {
         "caches": 1,
         "nodes": 4,

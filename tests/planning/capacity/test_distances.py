@@ -1,4 +1,4 @@
-"""The least LRU capacity at which each block hits, compared with simulated caches."""
+"""The smallest LRU capacity at which each block hits, compared with simulated caches."""
 
 from itertools import chain
 
@@ -26,7 +26,7 @@ PROMPTS = st.lists(st.lists(st.integers(0, 2), max_size=LONGEST), min_size=1, ma
 
 
 def simulated_hits(prompts, cache):
-    """Replay prompts in a cache; return the number of blocks that hit, by prompt."""
+    """Replay prompts in a cache; return the number of block hits of each prompt."""
     hits = []
     for prompt in prompts:
         count = cache.match(prompt)
@@ -37,7 +37,7 @@ def simulated_hits(prompts, cache):
 
 
 def counted_hits(prompts, capacity):
-    """Return, for each prompt, the number of blocks whose least capacity to hit is at most `capacity`."""
+    """Return for each prompt the number of hits at `capacity`, derived from the least capacity of each block."""
     least = least_capacities(prompts)
     ends = np.cumsum([len(prompt) for prompt in prompts])
     return [int((part <= capacity).sum()) for part in np.split(least, ends[:-1])]

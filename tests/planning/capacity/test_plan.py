@@ -60,7 +60,7 @@ def counted(requests, query, caches, capacity, block_s):
 
 @pytest.mark.parametrize("capacity", [8, 40, 100, 400])
 def test_hits_and_savings_equal_those_of_simulated_caches(query, conversations, capacity):
-    """This holds for local caches, and for a pool that reads three of four blocks over the network."""
+    """Local caches and a pool of four nodes have the hit rate and the savings of the same caches in a simulation."""
     (dram, _) = capacity_plan(conversations, query).tiers
     block_gb = query.block_bytes / 1e9
     own_s = query.block_bytes / query.dram.bytes_per_s

@@ -1,4 +1,4 @@
-"""Division of a stock of several machine types between prefill and decode."""
+"""Division of a fleet with several machine types between prefill and decode."""
 
 from itertools import product
 

@@ -29,7 +29,7 @@ def plan():
 
 
 def test_rows_end_where_more_is_of_no_use(plan):
-    """The rows are capacity 0 and doubling capacities until every repeated block hits."""
+    """The table starts with capacity 0; further rows double the capacity until every repeated block hits."""
     for tier in plan.tiers:
         rows = capacities(tier)
         assert rows[0] == 0.0

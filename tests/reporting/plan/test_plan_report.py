@@ -96,7 +96,7 @@ def test_the_json_is_everything(problem):
 
 
 def test_the_page_has_both_pictures_and_escapes_names():
-    """The HTML page has a Pareto and a latency chart with SLO bounds, and escapes the title."""
+    """The HTML page has a Pareto chart, has a latency chart with SLO bounds, and escapes the title."""
     made = split_and_colocated(break_even=9.0)
     curves = {each.design.name: {5.0: evaluation(5.0), 10.0: evaluation(10.0)} for each in made.choices}
     page = plan_page(made, advise(made, 0.02), FRONT, curves, slo=Slo(ttft_s=1.0, tpot_s=0.06), title="<b>plan</b>")

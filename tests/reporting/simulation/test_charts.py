@@ -42,7 +42,7 @@ def test_charts_are_valid_in_plotly(results, slo):
 
 
 def test_loads_are_shown_where_they_were_watched():
-    """The load chart has a row for each run with overload control; without any, there is no chart."""
+    """The load chart has a row for each run with overload control; without such a run, the chart is omitted."""
     told = OverloadResult(rule="early", refusals={}, wasted_prefill_tokens=0, load_correlation=None)
     loads = {"load/prefill": waves(0.5), "load/decode": waves(0.25)}
     watched = result(overload=told, series=result().series | loads)
@@ -65,13 +65,13 @@ def test_latencies_show_the_distribution_and_the_bounds():
 
 
 def test_runs_that_measured_nothing_have_no_curve():
-    """Latencies without values, or all 0, have no curve on the logarithmic axis."""
+    """A latency without values, or with only zeros, has no curve, because the axis is logarithmic."""
     picture = latencies({"a": result(tpot_s=histogram(), itl_s=histogram(0.0, 0.0))})
     assert [trace.get("xaxis") for trace in picture.traces if trace["x"]] == ["x", "x4"]
 
 
 def test_slowdowns_are_drawn_where_there_are_any():
-    """The slowdown chart marks Splitwise's nine bounds; results without slowdowns have no chart."""
+    """The slowdown chart marks the nine bounds of Splitwise's SLO; without slowdowns, the chart is omitted."""
     crosses = [trace for trace in slowdowns(ONE, SPLITWISE).traces if trace["mode"] == "markers"]
     assert [trace["x"] for trace in crosses] == [[2.0, 3.0, 6.0], [1.25, 1.5, 5.0], [1.25, 1.5, 5.0]]
     assert crosses[0]["y"] == [0.5, 0.9, 0.99]
@@ -128,7 +128,7 @@ def test_gantt_tells_phases_and_instances_apart():
 
 
 def test_gantt_keeps_no_more_than_its_bound():
-    """The Gantt chart ends where the limit of drawn iterations is reached, and later iterations are dropped."""
+    """The Gantt chart ends at the end of the last iteration within the limit; later iterations are dropped."""
     runs = [run("a", at, at + 1.0) for at in range(10)]
     made = kept(*runs[:3], run("b", 2.5, 9.0), run("c", 3.0, 4.0), *runs[3:], limit=3)
     assert [each.instance for each in made.runs] == ["a", "a", "a", "b"]

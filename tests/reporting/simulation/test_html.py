@@ -13,7 +13,7 @@ from twofold.slo import SPLITWISE, Slo
 
 
 class Page(HTMLParser):
-    """Parsed HTML report: ids, chart data, text and addresses it refers to."""
+    """Parsed HTML report: element ids, chart data, text, and the addresses to which the page refers."""
 
     def __init__(self, text):
         super().__init__()

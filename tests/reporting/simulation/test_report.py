@@ -52,7 +52,7 @@ def test_nothing_measured_is_null():
 
 
 def test_every_figure_has_its_error():
-    """Every metric has a model error; slowdowns have that of the reference model."""
+    """Every metric has a model error; a slowdown has the error of the model that predicts reference latencies."""
     guess = ModelAccuracy(prefill=0.5, decode=None, basis="a guess", estimated=True)
     report = SimulationReport.of(result(), workload={}, seed=0, reference_error=guess)
     errors = report.model_errors

@@ -46,7 +46,7 @@ def test_tables_have_all_results():
 
 
 def test_every_latency_shows_its_model_error():
-    """TTFT shows the error of prefill, TPOT that of decode, E2E both, and KV transfer none."""
+    """TTFT shows the prefill error, TPOT the decode error, E2E both errors, and KV transfer no error."""
     errors = {label: error for label, _, error in latency_rows(result())}
     assert errors["TTFT"] == errors["TTFT slowdown"] == "±10%"
     assert errors["TPOT"] == errors["ITL"] == "±2%"
@@ -95,7 +95,7 @@ def test_a_mixed_pool_rests_on_both_phases():
 
 
 def test_slowdowns_carry_the_error_of_their_reference():
-    """A slowdown against an estimated reference model is marked as estimated."""
+    """If the reference latencies come from an estimated model, the slowdowns are marked as estimated."""
     errors = {label: error for label, _, error in latency_rows(result(), ESTIMATED)}
     assert "estimated" in errors["TTFT slowdown"]
     assert "estimated" not in errors["TTFT"]

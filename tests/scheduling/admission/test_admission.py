@@ -8,7 +8,7 @@ from twofold.scheduling.admission.limits import KeyLimits, Refusal, RefusalReaso
 
 
 def busy(*, waiting, gap_s=1.0, **limits):
-    """Return admission with a history of five ended requests, one running request and `waiting` queued ones."""
+    """Return (admission, time) after five requests ended, with one request running and `waiting` requests queued."""
     door = admission(**{"max_running": 1, "max_waiting": waiting, **limits})
     for number in range(5):
         offer(door, f"ended{number}", now=number * gap_s)

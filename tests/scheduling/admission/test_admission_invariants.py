@@ -1,4 +1,4 @@
-"""Admission over random requests: limits hold, order is kept, and retry times are valid."""
+"""Admission of random requests: limits hold, order is kept, and retry times are valid."""
 
 from collections import Counter
 

@@ -16,7 +16,7 @@ def test_prefill_load_is_the_predicted_ttft_over_its_bound():
 
 
 def test_prefill_load_protects_admitted_requests():
-    """If a new prompt would delay an admitted request, the load is that request's TTFT divided by its bound."""
+    """If a new prompt would delay an admitted request, the load is the admitted request's TTFT divided by the bound."""
     made = ledger("p0", "d0", ttft_s=0.5, budget=1000)
     made.placed(placed("a", prompt=500), 0.0)
     made.placed(placed("b", prompt=100, arrival_s=0.1), 0.1)
@@ -26,7 +26,7 @@ def test_prefill_load_protects_admitted_requests():
 
 
 def test_loads_include_the_prediction_margin():
-    """If first tokens take twice as long as predicted, the load rises accordingly."""
+    """If first tokens took twice as long as predicted so far, the load increases by more than half."""
     made, now = ledger("p0", "d0", ttft_s=1.0), 0.0
     for number in range(20):
         made.placed(placed(str(number), output=1, arrival_s=now), now)
@@ -48,7 +48,7 @@ def test_slow_decode_iterations_raise_the_decode_load():
 
 
 def test_decode_load_is_the_time_between_tokens_over_its_bound():
-    """The predicted iteration includes the new request; a request with one output token adds no load."""
+    """The predicted decode iteration includes the new request; a request with one output token adds no load."""
     made = ledger("p0", "d0")
     decoding(made, "a", "b")
     assert made.decode_load(placed("x")) == pytest.approx(0.3)
@@ -87,7 +87,7 @@ def test_decode_load_includes_half_the_mean_output():
 
 
 def test_decode_relief_is_when_enough_requests_have_ended():
-    """Decode relief is the time until enough requests have ended; requests in prefill count as decodes."""
+    """Decode relief is the time until the decode load drops to a limit; requests in prefill count as decodes."""
     made = ledger("p0", "d0")
     decoding(made, "known", now=0.0)
     made.finished("known", 9, 1.0)

@@ -16,7 +16,7 @@ def admit_decode(made, name, now, *, force=False):
 
 
 def filled(rule, *, prefills=0, decodes=0, **how):
-    """Return overload control with requests in prefill and decode; ten requests in a phase reach its latency bound."""
+    """Return overload control with running prefills and decodes; ten requests in a phase reach its latency bound."""
     made = control(rule, "p0", "d0", **how)
     for number in range(decodes):
         made.ledger.placed(placed(f"d{number}"), 0.0)
@@ -30,7 +30,7 @@ def filled(rule, *, prefills=0, decodes=0, **how):
     ("rule", "reason"), [("none", None), ("baseline", PREFILL), ("early", PREFILL), ("predicted", PREFILL)]
 )
 def test_every_rule_but_none_rejects_late_prefills(rule, reason):
-    """A request behind ten prompts would miss its TTFT bound; behind nine it meets it."""
+    """Behind ten prompts, a request would miss its TTFT bound, so every rule except `none` rejects it."""
     assert filled(rule, prefills=10, tbt_s=1.0).rejection(placed("x"), 0.0) is reason
     assert filled(rule, prefills=9, tbt_s=1.0).rejection(placed("x"), 0.0) is None
 
@@ -47,7 +47,7 @@ def test_early_rules_check_decode_at_arrival(rule, reason):
 
 
 def test_predicted_rule_counts_requests_in_prefill():
-    """`early` ignores the nine requests in prefill, and `predicted` counts them as decodes."""
+    """`early` ignores the nine requests in prefill; `predicted` counts them as decodes, so it rejects a request."""
     for rule, reason in (("early", None), ("predicted", DECODE)):
         assert filled(rule, prefills=9, decodes=5).rejection(placed("x"), 0.0) is reason
 
@@ -60,14 +60,14 @@ def test_forced_decode_skips_the_check():
 
 
 def test_retry_after_is_the_excess_of_the_queue():
-    """Retry-After is the excess of the predicted TTFT over its bound, in whole seconds, at least one."""
+    """Retry-After is the excess of the predicted TTFT over its bound, in whole seconds and at least one second."""
     made = filled("early", prefills=32)
     assert made.refusal(placed("x"), PREFILL, 0.0).retry_after_s == 3  # 3.3 s with it, where 1 s is allowed
     assert filled("early", prefills=10).refusal(placed("x"), PREFILL, 0.0).retry_after_s == 1
 
 
 def test_a_retry_after_the_wait_is_accepted():
-    """A retry after Retry-After is accepted, if nothing else arrives and prefills take the predicted time."""
+    """After Retry-After seconds, a retry is accepted if no other request arrived and prefills took as predicted."""
     made = filled("predicted", prefills=32)
     wait_s = made.refusal(placed("x"), PREFILL, 0.0).retry_after_s
     now = 0.0

@@ -13,7 +13,7 @@ ONLY_PREFILL, ONLY_DECODE = {"prefill", "prefill-balanced", "prefill-chunks"}, {
 
 
 def test_prefill_stops_at_its_token_budget():
-    """Prompts are selected first come, first served within the budget, and a small prompt does not overtake."""
+    """Prompts are selected first come, first served within the budget; a small prompt does not overtake a large one."""
     prefill = BATCHERS["prefill"](2048, 64)
     assert selected(prefill, waiting(1000, 1000, 100, 10)).prefills == [("w0", 1000), ("w1", 1000)]
 
@@ -31,7 +31,7 @@ def test_large_prompt_is_not_starved_by_small_ones():
 
 
 def test_balanced_prefill_makes_equal_iterations():
-    """`prefill-balanced` runs eight equal prompts as four and four, where `prefill` runs six and two."""
+    """`prefill-balanced` runs eight equal prompts as four and four, while `prefill` runs them as six and two."""
     eight = [300] * 8
     assert len(selected(BATCHERS["prefill"](2048, 64), waiting(*eight)).prefills) == 6
     balanced = BATCHERS["prefill-balanced"](2048, 64)
@@ -79,7 +79,7 @@ def test_mixed_runs_whole_prompts_beside_decodes():
 
 
 def test_mixed_is_limited_by_sequences():
-    """`mixed` selects prompts only for the sequence slots that decodes leave."""
+    """`mixed` selects prompts only for the sequence slots that remain after the decodes are selected."""
     chosen = selected(BATCHERS["mixed"](2048, 4), waiting(10, 10, 10), decoding(2), ready(1))
     assert (chosen.prefills, chosen.resume) == ([("w0", 10)], ["r0"])
 
@@ -113,7 +113,7 @@ def test_chunked_prefill_fills_the_budget_that_decodes_leave():
 
 
 def test_chunked_prompt_allocates_blocks_once():
-    """A started prompt has all its blocks, so its next chunk runs without free blocks."""
+    """The first chunk allocates all blocks of a prompt, so a later chunk runs even if no block is free."""
     started = prefilling(300, computed=100, name="s0")
     chunked = BATCHERS["chunked-prefill"](256, 64)
     assert selected(chunked, started, waiting(10), room(blocks=0)).prefills == [("s0", 200)]
@@ -127,7 +127,7 @@ def test_chunks_of_a_long_prompt_are_about_equal():
 
 
 def test_short_prompts_run_whole_beside_a_chunk_or_wait():
-    """`prefill-chunks` adds a short prompt to a chunk if it fits whole, and lets no later prompt overtake."""
+    """`prefill-chunks` adds a short prompt to a chunk if the whole prompt fits; else, later prompts wait behind it."""
     chunks = BATCHERS["prefill-chunks"](10, 64)
     for others, beside in (((2, 5, 1), [("w0", 2)]), ((3, 1), [])):
         started = prefilling(25, computed=9, name="s0")

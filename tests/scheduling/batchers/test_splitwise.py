@@ -11,7 +11,7 @@ from twofold.scheduling.batchers.splitwise import SplitwiseMixed
 
 
 def test_prompts_go_first_and_decodes_share_the_rest():
-    """Whole prompts are selected first, and the decodes that joined last are paused."""
+    """Whole prompts are selected first; if the remaining budget is too small for all decodes, the newest are paused."""
     chosen = selected(SplitwiseMixed(100, 64), waiting(60, 37, 20), decoding(5))
     assert chosen.prefills == [("w0", 60), ("w1", 37)]
     assert chosen.pause == ["d4", "d3"]

@@ -1,4 +1,4 @@
-"""A controller's view of the loads among several controllers, compared with the true loads."""
+"""The loads that one of several controllers sees, compared with the true loads."""
 
 import pytest
 from hypothesis import given, settings
@@ -36,7 +36,7 @@ def seen(cluster):
 
 
 def report(made, controllers, name):
-    """Return a load report for each controller: the total load of the instance and the controller's share of it."""
+    """Return a load report for each controller: the instance's total load, and the load from this controller."""
     total = made.pools.get(name).less(NO_LOAD)
     return [LoadReport(name, total, controller.own(name)) for controller in controllers]
 
@@ -84,7 +84,7 @@ def test_reports_on_paused_instances_are_kept():
 
 
 class Told(Router):
-    """Router stub that returns the route set before."""
+    """Router stub that returns the route in its attribute `to`."""
 
     def __init__(self):
         self.to = None
@@ -135,7 +135,7 @@ class Several:
         self.whose.append(self.controllers[turn])
 
     def happens(self, action, which):
-        """Apply an event to one of the placed requests, if there is any."""
+        """Apply an event to a placed request, in the request's controller and in the cluster scheduler."""
         if self.whose:
             number = which % len(self.whose)
             for made in (self.truth, self.whose[number]):

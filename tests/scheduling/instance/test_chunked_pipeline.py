@@ -69,7 +69,7 @@ def test_holds_blocks_of_an_aborted_prompt_until_its_last_chunk_ends():
 
 
 def test_frees_blocks_of_a_prompt_aborted_between_chunks():
-    """After the abort, all blocks are free and the next prompt starts."""
+    """After an abort between two chunks of a prompt, all blocks are free and the next prompt starts."""
     scheduler = make(2)
     scheduler.submit(request("a", 30), decodes_here=False)
     scheduler.submit(request("b", 10), decodes_here=False)

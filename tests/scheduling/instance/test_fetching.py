@@ -51,7 +51,7 @@ def test_prompts_do_not_overtake_a_fetching_prompt():
 
 
 def test_computes_blocks_after_a_failed_fetch():
-    """If the fetch fails, `fetched` sets fewer reused tokens, and the prompt computes the rest."""
+    """After a failed fetch, `fetched` lowers the number of reused tokens, and the prefill computes all other tokens."""
     made = scheduler("prefill")
     made.submit(request("a", output=1), decodes_here=True, reused_tokens=8, fetching=True)
     assert made.next_batch(0.0) is None

@@ -135,7 +135,7 @@ def test_equal_inputs_give_equal_results(world, sizes, per_token, transfer, budg
 @settings(max_examples=300)
 @given(worlds, sizes, milliseconds, milliseconds, budgets)
 def test_runs_end_requests_when_single_iterations_do(world, sizes, per_token, transfer, budget):
-    """Repeating a batch until `changed` is set gives the same results as selecting a batch for every iteration."""
+    """Results are the same whether a batch repeats until `changed` is set or every iteration selects a new batch."""
     how = {"budget": budget}
     single = run(world, sizes, per_token, transfer, **how)[2]
     together = run(world, sizes, per_token, transfer, runs=True, accounts=BlockAllocator, **how)[2]
@@ -157,7 +157,7 @@ def test_random_clusters_preempt_and_change_pools():
 
 
 def test_mutual_handoffs_do_not_deadlock():
-    """All requests end on two instances that hand off to each other, although leases hold blocks that prompts need."""
+    """If two instances hand off to each other, all requests end, although leases hold blocks that prompts need."""
     sizes = [(1, 1, 0, None), (34, 12, 0, None), (58, 12, 0, None)]
     requests, _, done = run(("splitwise 1P+1D", "splitwise", TIGHT), sizes, 1, 1, capacity=104)
     assert len(done.ended) == len(requests)

@@ -1,4 +1,4 @@
-"""KV reservation: the blocks of a request for prompt and output, and when they are allocated."""
+"""KV reservation: how many blocks a request needs for prompt and output, and when the blocks are allocated."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -26,7 +26,7 @@ def test_reservations_add_up_to_the_full_length(prompt, output, late, extra):
 
 
 def test_output_waits_for_blocks_after_its_prefill():
-    """A decode waits until the blocks for its output are free, and a smaller one does not overtake."""
+    """A decode waits until blocks for its output are free, and a smaller decode does not overtake it."""
     decode = scheduler("decode", num_blocks=12, memory=LATE)
     arrive(decode, request("a", prompt=8, output=17))  # 2 blocks, and 4 for the output
     arrive(decode, request("b", prompt=8, output=17))
@@ -40,7 +40,7 @@ def test_output_waits_for_blocks_after_its_prefill():
 
 
 def test_prompt_starts_without_blocks_for_its_output():
-    """By default, a prompt also waits for its output blocks; if these are reserved at decode start, it does not."""
+    """By default, a prompt waits for its output blocks; if they are allocated at decode start, it does not wait."""
     for memory, started in ((FULL_RESERVATION, 1), (LATE, 0)):
         mixed = scheduler("mixed", num_blocks=5, memory=memory)
         mixed.submit(request("a", prompt=8, output=21), decodes_here=True)

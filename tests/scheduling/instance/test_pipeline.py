@@ -52,7 +52,7 @@ def test_rejects_completion_out_of_order():
 
 
 def test_balances_decodes_over_lanes():
-    """Six sequences prefilled in one batch decode in two lanes of three."""
+    """Six sequences that were prefilled in one batch are decoded in two lanes of three sequences."""
     scheduler = make(2)
     for name in "abcdef":
         scheduler.submit(request(name), decodes_here=True)

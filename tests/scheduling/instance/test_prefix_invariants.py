@@ -55,7 +55,7 @@ sizes = st.lists(
 
 
 def keys_of(number, prompt_tokens, shared_blocks, family):
-    """Return the block keys of a prompt: first those shared by its family, then its own."""
+    """Return the block keys of a prompt: first the keys shared by its family, then keys unique to the prompt."""
     return tuple(
         1000 * family + place if place < shared_blocks else 1_000_000 + 1000 * number + place
         for place in range(prompt_tokens // BLOCK)

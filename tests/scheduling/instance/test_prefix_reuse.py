@@ -31,13 +31,13 @@ def reusing(batcher, **how):
 
 
 def prompt(name, tokens=10, keys="abcdefgh", **how):
-    """Return a request with blocks of four tokens; block n is keyed by the first n letters of `keys`."""
+    """Return a request with blocks of four tokens; the key of block n is the first n letters of `keys`."""
     blocks = tuple(keys[: end + 1].encode() for end in range(tokens // 4))
     return msgspec.structs.replace(request(name, prompt=tokens, **how), prefix_blocks=blocks)
 
 
 def items(instance):
-    """Run one batch and return its prefills."""
+    """Run one batch and return its prefill items."""
     batch = instance.next_batch(0.0)
     instance.complete(batch)
     return [item for item in batch.items if item.phase is Phase.PREFILL]
@@ -45,7 +45,7 @@ def items(instance):
 
 @pytest.mark.parametrize("batcher", PREFILLS)
 def test_second_prompt_skips_shared_blocks(batcher):
-    """Prompts reuse the full blocks of a common prefix, and `reused_tokens` reports their number."""
+    """A prompt reuses the full blocks of a common prefix, and `reused_tokens` returns the number of reused tokens."""
     instance = reusing(batcher)
     for name, keys, found in (("a", "abc", 0), ("b", "abx", 8), ("c", "axc", 4), ("d", "xbc", 0)):
         instance.submit(prompt(name, 14, keys), decodes_here=False)
@@ -58,7 +58,7 @@ def test_second_prompt_skips_shared_blocks(batcher):
 
 @pytest.mark.parametrize("batcher", PREFILLS)
 def test_fully_cached_prompt_recomputes_its_last_token(batcher):
-    """The last token is written to a copy of the last block if other requests use the block."""
+    """If other requests use the last block, the recomputed token is written to a copy of the block."""
     instance = reusing(batcher)
     instance.submit(prompt("a", 8), decodes_here=False)
     step(instance)
@@ -80,7 +80,7 @@ def test_fully_cached_prompt_recomputes_its_last_token(batcher):
 
 
 def test_publishes_full_blocks_after_each_chunk():
-    """A prompt reuses full blocks of a prompt that is still in chunked prefill."""
+    """A prompt reuses full blocks of an earlier prompt whose chunked prefill is still running."""
     instance = reusing("chunked-prefill", budget=10)
     instance.submit(prompt("a", 22, "abcde"), decodes_here=True)
     step_items = items(instance)
@@ -91,7 +91,7 @@ def test_publishes_full_blocks_after_each_chunk():
 
 
 def test_keeps_full_blocks_of_an_aborted_prefill():
-    """Blocks computed before the abort stay cached; those of the batch in progress are dropped."""
+    """Blocks computed before the abort stay cached; blocks of the batch that runs at the abort are dropped."""
     instance = reusing("chunked-prefill", budget=8)
     instance.submit(prompt("a", 22, "abcde"), decodes_here=True)
     step(instance)
@@ -105,7 +105,7 @@ def test_keeps_full_blocks_of_an_aborted_prefill():
 
 
 def test_waiting_prompt_holds_no_cached_blocks():
-    """The cached prefix of a waiting prompt may be evicted for a prompt that starts earlier."""
+    """The cached prefix of a waiting prompt may be evicted to make room for a prompt that starts earlier."""
     instance = reusing("prefill", num_blocks=8)
     instance.submit(prompt("a", 12, "abc"), decodes_here=False)
     step(instance)
@@ -119,7 +119,7 @@ def test_waiting_prompt_holds_no_cached_blocks():
 
 
 def test_selected_prompts_keep_their_cached_prefix():
-    """A prompt selected later for the same batch does not evict the prefix of one selected before."""
+    """The selection of a second prompt for a batch does not evict the cached prefix of the first prompt."""
     instance = reusing("prefill", num_blocks=10)
     instance.submit(prompt("a", 16, "abcd"), decodes_here=False)
     step(instance)
@@ -142,7 +142,7 @@ def test_shared_prefix_is_stored_once():
 
 
 def test_publishes_received_kv_when_decode_starts():
-    """KV received from another instance is reused by later prompts once its decode has started."""
+    """Once a request with received KV has started to decode, later prompts reuse the received KV."""
     instance = reusing("splitwise")
     arrive(instance, prompt("a", 10, "ab"))
     assert instance.status().blocks_cached == 0, "where it has landed it may yet have to be copied"
@@ -160,7 +160,7 @@ def test_prompts_without_keys_reuse_nothing():
 
 
 def test_retains_a_prompt_for_its_retention_time():
-    """Until `retain_s` after the prefill, the prompt stays cached, and more recent blocks are evicted instead."""
+    """Until `retain_s` after its prefill, a prompt stays cached; blocks that were used later are evicted instead."""
     instance = reusing("prefill", num_blocks=8)
 
     def compute(name, keys, now, retain_s=0.0):

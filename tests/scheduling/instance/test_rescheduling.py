@@ -1,4 +1,4 @@
-"""Events that set an instance's `changed`, which requests a new selection."""
+"""Events that set an instance's `changed` flag, which requests the selection of a new batch."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from twofold.kvcache.paged import PagedBlockAllocator
 
 
 def in_a_run(batcher="mixed", **more):
-    """Return an instance that has started a batch of one decode, which may run for 39 iterations."""
+    """Return an instance that has started a batch with one decode; the batch may run for 39 iterations."""
     made = scheduler(batcher, **more)
     arrive(made, request("d", prompt=4, output=40))
     assert made.changed
@@ -112,7 +112,7 @@ def peer_lost(made):
     ("first", "last"), [(end_lease, abort), (peer_lost, abort), (abort, end_lease), (abort, land), (abort, peer_lost)]
 )
 def test_failed_lease_sets_changed_for_a_waiting_prompt(first, last):
-    """Blocks are freed when both the lease has ended and its request is aborted, in either order."""
+    """Blocks are freed only when the lease has ended and the request is aborted, in either order."""
     made = scheduler("mixed", num_blocks=8)
     arriving(made)
     first(made)

@@ -38,7 +38,7 @@ class Side:
     told: list[tuple[object, ...]] = field(default_factory=list)
 
     def tell(self, action, number, prompt, output):
-        """Apply a command if it is valid in the current state; log its result and the leases granted after it."""
+        """Apply a command if the current state allows it; log the command's result and all leases granted next."""
         made = self.instance
         name = str(number)
         here = name in made.sequences
@@ -60,7 +60,7 @@ class Side:
         self.told += [("lease", lease.request_id) for lease in made.grant(0.0)]
 
     def hear(self, outcomes):
-        """Log first tokens and request ends. Runs and single iterations must report the same ones."""
+        """Log first tokens and ends of requests, which must be equal for runs and for single iterations."""
         self.told += [
             (o.request_id, o.index, o.finish_reason, o.hands_off)
             for o in outcomes
@@ -84,7 +84,7 @@ class Side:
 
 
 def one_round(together, single, during, count):
-    """Advance both instances equally, by at most `count` iterations; apply the commands during the last one."""
+    """Advance both instances by the same number of iterations, up to `count`; apply `during` in the last iteration."""
     iteration = together.instance.start(0.0)
     if iteration is None:
         assert single.instance.next_batch(0.0) is None
@@ -144,7 +144,7 @@ def selected_anew(instance):
     st.sampled_from([FULL_RESERVATION, KvReservation(output_at_decode_start=True, extra=1)]),
 )
 def test_selection_is_empty_while_changed_is_unset(batcher, rounds, memory):
-    """While `changed` is unset, a new selection would select nothing, so drivers may skip it."""
+    """While `changed` is unset, the batcher would select nothing new, so drivers may skip the selection."""
     side = Side(scheduler(batcher, num_blocks=24, max_num_seqs=6, budget=20, memory=memory))
     instance, idle = side.instance, False
     for before, during, count in rounds:

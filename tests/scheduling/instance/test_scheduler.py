@@ -27,7 +27,7 @@ def test_stop_token_ends_a_request_early():
 
 
 def test_stop_token_ends_only_its_own_request():
-    """A request that stops early frees its place for a waiting one, and the others continue."""
+    """A request that stops early frees its place for a waiting request, and all other requests continue."""
     decode = scheduler("decode", max_num_seqs=2)
     for name in "abc":
         arrive(decode, request(name, output=9))
@@ -47,7 +47,7 @@ def test_holds_prefill_blocks_until_the_handoff_ends():
 
 
 def test_grants_leases_in_order():
-    """A small reservation behind a large one waits until the large one has its blocks."""
+    """A small reservation is granted only after the large reservation that precedes it."""
     decode = scheduler("decode", num_blocks=10)
     for name, prompt in (("a", 20), ("b", 30), ("c", 4)):
         decode.reserve(request(name, prompt=prompt), "p")
@@ -131,7 +131,7 @@ def test_rejects_a_duplicate_request_in_any_state():
 
 
 def test_lost_peer_ends_its_reservations_and_leases():
-    """Leases and reservations of a lost source end, and those of other sources continue."""
+    """Leases and reservations of a lost source end; leases and reservations of other sources continue."""
     decode = scheduler("decode", num_blocks=10)
     for name, prompt, source in (("a", 20, "dead"), ("b", 30, "dead"), ("c", 4, "alive")):
         decode.reserve(request(name, prompt=prompt), source)

@@ -8,12 +8,12 @@ from twofold.scheduling.instance.swap_preemption import SwapPreemption
 
 
 def growing(num_blocks, batcher="decode", swap_blocks=100):
-    """Return an instance with swap preemption. It allocates output blocks (of four tokens) one at a time."""
+    """Return an instance with swap preemption, which allocates output blocks of four tokens one at a time."""
     return scheduler(batcher, num_blocks=num_blocks, swap_blocks=swap_blocks)
 
 
 def lease(instance, *names, prompt=8, output=9):
-    """Lease the initial blocks of each request: by default three of the four blocks of its full length."""
+    """Lease the initial blocks of each request; with default lengths, 3 blocks of the 4 that the request will need."""
     for name in names:
         assert instance.lease_now(request(name, prompt, output), "p", 0.0) is not None
 
@@ -33,7 +33,7 @@ def turn(instance):
 
 
 def test_allocates_prompt_and_one_step_then_step_by_step():
-    """A decode starts with blocks for its prompt and one step, and allocates further steps as it grows."""
+    """A decode starts with blocks for its prompt and one output token, and allocates more blocks as it grows."""
     decode = growing(12)
     arrive(decode, "a", output=10)
     used = []
@@ -71,7 +71,7 @@ def test_swaps_out_the_latest_sequence_without_free_blocks():
 
 
 def test_swaps_out_as_few_sequences_as_possible():
-    """Of three sequences only the last is swapped out, if its blocks suffice for the other two."""
+    """If the blocks of the last sequence suffice for the two others, only the last sequence is swapped out."""
     decode = growing(9)
     arrive(decode, "a", "b", "c")
     for _ in range(4):
@@ -96,7 +96,7 @@ def test_admits_none_while_sequences_are_paused():
 
 
 def test_does_not_swap_out_blocks_in_a_transfer():
-    """A sequence waits for blocks if the only other sequence, still in KV transfer, cannot be swapped out."""
+    """If the KV of the only other sequence is in transfer, a sequence without free blocks waits; nothing is swapped."""
     decode = growing(6)
     lease(decode, "a", "b")
     decode.kv_received("a", EPOCH)
@@ -137,7 +137,7 @@ def test_aborts_a_swapped_request():
 
 
 def test_stopped_request_is_not_extended():
-    """A request that stops at the last token of its blocks needs no further block."""
+    """A request that stops when its blocks are full allocates no further block."""
     decode = growing(3)
     arrive(decode, "a", output=90)
     for _ in range(3):

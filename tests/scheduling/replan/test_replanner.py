@@ -30,7 +30,7 @@ class World:
         self.draw, self.open = Random(0), []
 
     def run(self, rate, seconds, output=100):
-        """Generate traffic until the replanner returns a query; return it, or None after `seconds`."""
+        """Generate traffic for at most `seconds`; return the replanner's first query, or None without a query."""
         end, watch = self.now + seconds, self.replanner.monitor
         while self.now < end:
             self.now += self.draw.expovariate(rate)

@@ -1,4 +1,4 @@
-"""Detection of traffic shifts, and its false alarms."""
+"""Detection of traffic shifts, and false alarms."""
 
 import random
 from math import exp
@@ -13,14 +13,14 @@ HOUR_S = 3600.0
 
 
 def traffic(seed, *, rate, burstiness=1.0, prompt=1000, output=150, end_s=HOUR_S, begin_s=0.0):
-    """Yield (time, prompt, output) of gamma arrivals with lognormal lengths."""
+    """Yield (time, prompt tokens, output tokens) of requests with gamma arrivals and lognormal lengths."""
     draw, now = random.Random(f"{seed} {rate} {begin_s}"), begin_s
     while (now := now + draw.gammavariate(burstiness, 1 / (rate * burstiness))) < end_s:
         yield (now, round(prompt * exp(draw.gauss(0.0, 1.0))) + 1, round(output * exp(draw.gauss(0.0, 1.0))) + 1)
 
 
 def made(number):
-    """Progress callback for running outputs; it fails, because no output is running."""
+    """Progress callback for running requests; it raises an error, because these tests have no running request."""
     raise AssertionError
 
 

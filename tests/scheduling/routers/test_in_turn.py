@@ -14,7 +14,7 @@ def routes(router, known, count):
 
 
 def test_round_robin_takes_each_phase_in_turn():
-    """Prefill and decode instances are chosen in turn independently of each other."""
+    """Prefill and decode instances are each chosen in turn, independently of the other phase."""
     known = pools(load("p0"), load("p1"), load("d0"), load("d1"), load("d2"))
     expected = [Route(f"p{i % 2}", f"d{i % 3}") for i in range(7)]
     assert routes(round_robin(), known, 7) == expected

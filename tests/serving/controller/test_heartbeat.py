@@ -1,4 +1,4 @@
-"""Heartbeats and the parent watchdog: a worker has ended before the controller presumes it dead."""
+"""Heartbeats and the parent watchdog: a worker ends itself before the controller presumes it dead."""
 
 from heapq import heapify, heappop, heappush
 
@@ -57,7 +57,7 @@ class World:
 
 @given(st.floats(0, 5), st.lists(SAID, max_size=40), st.floats(-1e6, 1e6), st.floats(1 - 0.1, 1 + 0.1))
 def test_a_live_worker_is_never_presumed_dead(registered_s, said, offset, rate):
-    """The property holds for any delays, losses and orders of messages, and for clock rates up to 10% apart."""
+    """With any message delays and losses, and clock rates up to 10% apart, a worker ends before it is presumed dead."""
     ended, given_up = World(registered_s, said, offset, rate).run()
     assert ended <= given_up + 1e-6
 

@@ -62,7 +62,7 @@ def test_a_prompt_is_routed_to_the_worker_with_its_prefix():
 
 
 def test_workers_share_the_prefixes_of_their_hosts_store():
-    """A worker can reuse the longer of the prefixes in its engine's memory and in its host's store."""
+    """A worker reuses a prefix from its engine's memory or from its host's store, whichever prefix is longer."""
     world = World(p0="", p1="", d0="")
     world.store("", KEYS[:4])
     world.blocks("p0", stored=KEYS[:2])

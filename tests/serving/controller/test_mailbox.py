@@ -55,7 +55,7 @@ SECRET = b"do not repeat this"
 
 
 class Post:
-    """An inbox, an outbox, and a raw socket that can send the inbox any bytes."""
+    """An inbox, an outbox, and a raw socket that can send arbitrary bytes to the inbox."""
 
     def __init__(self, address, **options):
         self.context = zmq.Context()
@@ -65,7 +65,7 @@ class Post:
         self.raw.connect(address)
 
     def received(self, *frames):
-        """Send these frames and a final message; return the messages that the inbox received before the final one."""
+        """Send `frames` and then a final message; return the messages that the inbox received before the final one."""
         for frame in frames:
             self.raw.send(frame)
         self.raw.send(encode(LAST))

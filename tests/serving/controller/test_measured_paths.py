@@ -30,7 +30,7 @@ def test_unmeasured_links_have_no_transfer_model():
 
 
 def test_the_crossover_follows_from_link_and_prefill_speed():
-    """Layer-wise transfer pays off from 1,250 tokens: it hides four of five layers, but needs four more transfers."""
+    """Layer-wise transfer is faster from 1,250 tokens on: it hides 4 of 5 layers, but adds 4 transfer latencies."""
     paths = measured(link("p0", "d0"))
     assert paths.transfer("p0", "d0").kv_bytes_per_token == 4000
     assert paths.crossover("p0") in {1250, 1251}
@@ -111,7 +111,7 @@ def test_the_crossover_is_updated_by_new_measurements():
 
 
 def test_ranks_transfer_in_parallel():
-    """Two source ranks each send half of every layer. From one source rank to two target ranks, latency doubles."""
+    """Each of two source ranks sends half of the KV; if one source rank sends to two target ranks, latency doubles."""
     layout = KvLayout(layers=(LayerShape(2, 50, 50),) * 5, block_size=16, dtype="float32", itemsize=4)
 
     def path(source, target):

@@ -170,7 +170,7 @@ def test_workers_of_a_silent_host_are_presumed_dead_after_the_watchdog_term():
 
 
 def test_a_returning_host_kills_workers_presumed_dead():
-    """The host starts a killed worker again only after the exit of its old process."""
+    """The host restarts a killed worker only after the exit of the worker's old process."""
     scene = Scene()
     scene.joins()
     scene.hosts.sweep(LONG, lambda _: 0.0)
@@ -183,7 +183,7 @@ def test_a_returning_host_kills_workers_presumed_dead():
 
 
 def test_a_restarted_host_reuses_worker_names_after_the_watchdog_term():
-    """After the term, names are reused, additional workers get new names, and unused names are removed."""
+    """After the watchdog term, a restarted host's workers reuse old names; unused old names are removed."""
     scene = Scene()
     scene.joins()
     scene.told()
@@ -229,7 +229,7 @@ def test_a_launched_host_runs_the_worker_of_its_name():
 
 
 def test_a_launched_host_is_replaced_once_presumed_dead():
-    """A live host restarts its worker itself; for a host presumed dead, the launcher starts another host."""
+    """A live host restarts its own worker; if a host is presumed dead, the launcher starts another host."""
     scene = Scene(own=["prefill-0"])
     scene.joins(host="prefill-0", workers={Role.PREFILL: 1})
     scene.hosts.start_worker("prefill-0")

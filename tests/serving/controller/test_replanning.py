@@ -74,7 +74,7 @@ def findings(job, split=RoleSplit(1, 3)):  # noqa: B008  (a split never changes)
 
 
 async def step(live, clock, *, before_s=300.0, after_s=60.0):
-    """Report requests to `live`: 10 per second, and 25 per second from `before_s` on. Each request ends immediately."""
+    """Report requests that end immediately to `live`: 10 per second until `before_s`, then 25 per second."""
     draw, number = Random(0), 0
     while clock.now < before_s + after_s:
         clock.now += draw.expovariate(10.0 if clock.now < before_s else 25.0)

@@ -69,7 +69,7 @@ def test_streams_one_chunk_per_token(complete, events):
 
 
 def test_cached_tokens_count_once_per_prompt(events):
-    """The cached tokens of a prompt are the minimum over its choices, in whole and in streamed answers."""
+    """The cached tokens of a prompt are counted once, as the minimum of its choices, with and without streaming."""
     reused = [4, 3, 2, 5]
 
     def script(generation):
@@ -86,7 +86,7 @@ def test_cached_tokens_count_once_per_prompt(events):
 
 
 def test_choices_do_not_depend_on_other_prompts(complete):
-    """Choice i of each prompt equals the answer to that prompt alone with seed + i; its index is prompt * n + i."""
+    """Choice i of a prompt in a list equals the answer to this prompt alone with seed + i."""
     fields = {"seed": 7, "max_tokens": 20, "n": 2}
     listed = complete(prompt=["The", "fox"], **fields).json()
     assert [choice["index"] for choice in listed["choices"]] == [0, 1, 2, 3]
@@ -135,7 +135,7 @@ def test_passes_every_sampling_field_to_the_service():
 
 
 def test_stop_strings_match_across_tokens():
-    """The text ends before the stop string, the generation stops, and tokens up to the stop string count in usage."""
+    """The text ends before the stop string, the generation stops, and usage includes the tokens of the stop string."""
     service = ScriptedService(say("The quick brown fox jumps over the lazy dog.", [5] * 50))
     with running_gateway(service) as client:
         answer = ask(client, stop=["fox ju", "zzz"], max_tokens=100).json()
@@ -200,7 +200,7 @@ def test_completion_logprobs():
     ],
 )
 def test_errors_before_the_first_token_are_http_errors(stream, error, status, kind, caplog):
-    """Streamed requests get the same error status as others, and the gateway stays healthy."""
+    """Streamed requests get the same error status as unstreamed requests, and the gateway stays healthy."""
     with running_gateway(ScriptedService(lambda _: [error])) as client:
         response = ask(client, stream=stream, n=2)
         assert client.get("/health").status_code == 200
@@ -228,7 +228,7 @@ def test_a_truncated_generation_is_an_error(script):
 
 
 def test_token_ids_without_a_tokenizer():
-    """A model without a tokenizer accepts and returns token ids only."""
+    """A model without a tokenizer accepts only token ids and returns only token ids."""
     with running_gateway(ScriptedService(model=served_model(vocab_size=10)), tokenizer=False) as client:
         answer = ask(client, prompt=[1, 2], return_token_ids=True, logprobs=0, max_tokens=3).json()["choices"][0]
         refused = [ask(client), ask(client, prompt=[1], stop="a")]

@@ -20,7 +20,7 @@ def detokenize(tokenizer, token_ids, skip):
 
 @given(kinds, st.data(), st.booleans())
 def test_pieces_join_to_the_librarys_decoding(kind, data, skip):
-    """Text pieces decoded token by token join to the text that the tokenizers library decodes at once.
+    """The joined text pieces of single tokens equal the text that the tokenizers library decodes from all tokens.
 
     With byte fallback, this holds only if the tokens form whole characters; see Detokenizer.
     """

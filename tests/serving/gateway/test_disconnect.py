@@ -30,7 +30,7 @@ def test_returns_the_result_or_error_of_the_work():
 
 
 def test_a_disconnect_cancels_the_work():
-    """The work is cancelled, and has ended when ClientDisconnect is raised."""
+    """ClientDisconnect is raised only after the work has been cancelled and has ended."""
     ended = []
 
     async def work():

@@ -50,7 +50,7 @@ LINE = b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
     ],
 )
 def test_rejects_large_headers(client, parts):
-    """A long value, many fields, a long name and a long path each get a 431 with an error JSON."""
+    """A long header value, many headers, a long header name and a long path each get a 431 with an error JSON."""
     status, head, body = exchange(client, *parts)
     assert status == 431
     assert b"application/json" in head

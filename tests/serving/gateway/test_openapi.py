@@ -1,4 +1,4 @@
-"""The gateway conforms to its OpenAPI description, for requests generated from the description."""
+"""For requests generated from its OpenAPI description, the gateway conforms to the description."""
 
 import pytest
 import schemathesis

@@ -88,7 +88,7 @@ def test_rejects_unsupported_fields(complete, chat, field, value):
 
 
 def test_accepts_neutral_values_of_unsupported_fields(complete, chat):
-    """Neutral values are explicit defaults and null; unknown fields are accepted too."""
+    """An unsupported field may be null or have its default value; unknown fields are accepted with any value."""
     neutral = {"presence_penalty": 0, "frequency_penalty": 0.0, "logit_bias": None, "tools": [], "user": "me"}
     for ask in (complete, chat):
         answer = ask(**neutral, best_of=2, n=2, max_tokens=2, response_format={"type": "text"}, nonsense=[1])

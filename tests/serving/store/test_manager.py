@@ -253,7 +253,7 @@ class StoreLives(RuleBasedStateMachine):
         assert self.known == {key for prompt in PROMPTS for key in prompt if key in self.manager.tiers}
 
     def teardown(self):
-        """Check that only stored blocks occupy slots after all clients have ended."""
+        """End all clients, then check that only stored blocks occupy slots."""
         for client in CLIENTS:
             self.die(client)
         while self.moves:

@@ -28,7 +28,7 @@ class Server:
 
 
 class Fetcher:
-    """Stub of the block fetcher that fills slots when the test decides, except those of an ended fetch."""
+    """Stub of the block fetcher: the test decides when a fetch fills its slots; an ended fetch fills no slots."""
 
     def __init__(self):
         self.brought, self.orders = [], {}
@@ -170,7 +170,7 @@ class PeersLive(RuleBasedStateMachine):
         assert len(self.manager.tiers.tiers[MEMORY]) < SLOTS
 
     def teardown(self):
-        """Check that only readable blocks occupy slots after all fetches have ended."""
+        """End all clients and fetches, then check that only readable blocks occupy slots."""
         for client in CLIENTS:
             for of in (self.puts, self.putting):
                 for requester in [requester for requester in of if requester[0] == client]:

@@ -22,7 +22,7 @@ LONG_S = 300.0  # longer than any test
 
 
 class Hosts:
-    """Two emulated hosts, each with a KV store and a client of it."""
+    """Two emulated hosts, each with a KV store and a client of the store."""
 
     def __init__(self, tmp_path, running, here, there):
         self.here = running.enter_context(running_store(tmp_path / "here", **{"key": KEY, **here}))
@@ -41,7 +41,7 @@ class Hosts:
         self.closing.close()
 
     def brought(self):
-        """Return the number of blocks that the first host's store has received from the second's."""
+        """Return the number of blocks that the first host's store has received from the second host's store."""
         return self.here.manager.moved["peer_read"]
 
 

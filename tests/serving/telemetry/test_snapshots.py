@@ -24,12 +24,12 @@ class TimedTelemetry(Telemetry):
         super().__init__("tiny", slo=Slo(ttft_s=2.0), clock=lambda: self.now)
 
     def at(self, now):
-        """Set the clock and return the telemetry of instances."""
+        """Set the clock and return the instance telemetry, to which a test reports events."""
         self.now = now
         return self.instances
 
     def seen(self, now, *live):
-        """Set the clock and return a snapshot."""
+        """Set the clock and return a snapshot of the service."""
         self.now = now
         return self.snapshot(live)
 
@@ -49,7 +49,7 @@ def only(snapshot):
 
 
 def test_series_have_one_sample_per_second(telemetry):
-    """Batch sizes are averaged over each second; gauges are sampled at its end."""
+    """Batch sizes are averaged over each second; gauges are sampled at the end of each second."""
     telemetry.at(100.5).status("prefill-0", status(waiting=2, running=1, blocks_total=10, blocks_free=4))
     telemetry.at(100.6).step("prefill-0", 1)
     telemetry.at(100.7).step("prefill-0", 2)

@@ -21,7 +21,7 @@ TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 
 @pytest.fixture
 def traced():
-    """Return a function that records timelines in a request context and returns the exported spans."""
+    """Return a function that ends the timelines of one HTTP request and returns the exported spans."""
 
     def run(*timelines, context=None):
         exporter = InMemorySpanExporter()
@@ -72,7 +72,7 @@ def test_a_request_has_a_span_for_each_stage(traced):
 
 
 def test_a_request_without_a_trace_starts_one(traced):
-    """The spans of further generations of the HTTP request are children of the first generation's span."""
+    """The first generation's span starts the trace; it is the parent of the spans of all other generations."""
     context = context_of("mine", "/v1/completions", "")
     spans = traced(request_timeline([4.0], name="a"), request_timeline([4.0], name="b"), context=context)
     first, second = (span for span in spans if span.kind is SpanKind.SERVER)

@@ -14,7 +14,7 @@ from twofold.serving.launch.ray.launcher import HostJob, RayJob
 
 
 class FakeRay:
-    """Fake Ray with CPUs by node; a placement group is created at once unless its node is full or in `stuck`."""
+    """Fake Ray with CPUs by node; a placement group stays pending if its node is full or in `stuck`."""
 
     class exceptions:  # noqa: N801  (as Ray calls it)
         class RayError(Exception):
@@ -114,7 +114,7 @@ class Scene:
         self.driver.poll()
 
     def ends(self, worker, outcome):
-        """End a worker's Ray actor; `outcome` is its result. Then poll the driver."""
+        """End a worker's Ray actor with `outcome` as its result, then poll the driver."""
         self.ray.outcomes[self.driver._placed[worker].end] = outcome
         self.look()
 

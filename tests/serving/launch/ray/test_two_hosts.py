@@ -1,4 +1,4 @@
-"""A service on a Ray cluster over two emulated hosts with a link that is cut."""
+"""A service on a Ray cluster over two emulated hosts; the tests cut the link between the hosts."""
 
 import os
 import socket

@@ -1,4 +1,4 @@
-"""Scheduler queues in a given state, and the batches that a batcher selects from them."""
+"""Scheduler queues with given sequences, and the batches that a batcher selects from the queues."""
 
 from dataclasses import dataclass, field
 
@@ -14,7 +14,7 @@ OUTPUT_TOKENS = 8
 
 @dataclass
 class State:
-    """Sequences by queue; `selected` merges several states into one."""
+    """Sequences by queue; `selected` merges the sequences of several states."""
 
     waiting: list[ScheduledSequence] = field(default_factory=list)
     prefilling: list[ScheduledSequence] = field(default_factory=list)
@@ -24,7 +24,7 @@ class State:
 
 @dataclass
 class Selected:
-    """A selected batch by request id, with the number of tokens of each prefill."""
+    """A selected batch: request ids by kind of work, with the number of tokens of each prefill."""
 
     prefills: list[tuple[str, int]]
     resume: list[str]
@@ -40,7 +40,7 @@ def sequence(name: str, prompt: int = 10, output: int = OUTPUT_TOKENS, **more: i
 
 
 def waiting(*prompts: int, name: str = "w") -> State:
-    """Return a state with waiting prompts of these lengths."""
+    """Return a state with one waiting prompt for each length in `prompts`."""
     return State(waiting=[sequence(f"{name}{i}", prompt) for i, prompt in enumerate(prompts)])
 
 

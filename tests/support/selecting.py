@@ -45,12 +45,15 @@ def waiting(*prompts: int, name: str = "w") -> State:
 
 
 def prefilling(prompt: int, computed: int, name: str = "s") -> State:
-    """Return queues with one prompt in prefill, of which `computed` tokens are computed."""
+    """Return a state with one prompt in prefill, whose first `computed` tokens have been computed."""
     return State(prefilling=[sequence(name, prompt, computed=computed)])
 
 
 def ready(count: int, output_tokens: tuple[int, ...] = ()) -> State:
-    """Return a state with sequences that may start to decode; each reserves KV for its entry in `output_tokens`."""
+    """Return a state with `count` sequences that are ready to decode.
+
+    The entries of `output_tokens` are the output lengths for which the first of these sequences reserve KV.
+    """
     made = [sequence(f"r{i}", computed=10, generated=1) for i in range(count)]
     for each, tokens in zip(made, output_tokens, strict=False):
         each.decode_tokens = tokens
@@ -58,7 +61,7 @@ def ready(count: int, output_tokens: tuple[int, ...] = ()) -> State:
 
 
 def decoding(count: int) -> State:
-    """Return a state with decoding sequences of one generated token each."""
+    """Return a state with `count` decoding sequences, each with one generated token."""
     return State(decodes=[sequence(f"d{i}", computed=10, generated=1) for i in range(count)])
 
 
@@ -91,7 +94,7 @@ def named(selection: SchedulerOutput) -> Selected:
 
 
 def selected(batcher: Batcher, *parts: State | SchedulingBudget) -> Selected:
-    """Queue the sequences of all states, decoding ones first, and return the batch that `batcher` selects."""
+    """Queue the sequences of all states, first the decoding sequences, and return the batch that `batcher` selects."""
     states = tuple(part for part in parts if isinstance(part, State))
     running = merged((State(ready=[each for state in states for each in state.decodes]),))
     for each in running.ready:

@@ -43,7 +43,7 @@ def values_yaml() -> str:
 
 
 def table() -> str:
-    """Return the table of chart values for the README, with one row for the same value of the three worker roles."""
+    """Return the table of chart values for the README; a value that all worker roles have takes one row."""
     rows: dict[str, str] = {}
     for path, each, default in _leaves("Values", msgspec.to_builtins(Values()), ""):
         name = _ROLE.sub("workers.ROLE.", path)

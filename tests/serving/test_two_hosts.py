@@ -56,7 +56,7 @@ def running(request, hosts, tiny_model_dir, tmp_path_factory):
 
 
 async def with_cable_cut(running, expected, *, after_s, for_s):
-    """Send all questions, cut the link after `after_s` seconds, restore it after another `for_s`, and check outputs."""
+    """Send all questions, cut the link after `after_s` seconds for `for_s` seconds, and check the outputs."""
     asked = asyncio.create_task(ask(running.url))
     await asyncio.sleep(after_s)
     running.hosts.cut()

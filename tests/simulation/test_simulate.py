@@ -68,7 +68,7 @@ def test_a_lone_request_takes_the_sum_of_its_parts(mode):
 
 
 def test_the_mode_is_chosen_by_size():
-    """By default, the KV of a short prompt is transferred after its prefill, and that of a long prompt during it."""
+    """By default, KV is transferred after the prefill of a short prompt, but during the prefill of a long prompt."""
     bloom = msgspec.structs.replace(SPLIT, model="bloom-176b")
     _, (short, long) = timelines(bloom, [one(20, 2), one(4000, 2, arrival=5.0, name="b")])
     assert short.moments[Moment.HANDOFF_STARTED] >= short.moments[Moment.FIRST_TOKEN]

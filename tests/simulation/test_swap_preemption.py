@@ -1,4 +1,4 @@
-"""Swap preemption in the simulator: runs of iterations equal single iterations, and copies take time."""
+"""Swap preemption in the simulator: simulating several iterations at once changes no result, and copies take time."""
 
 import msgspec
 import pytest

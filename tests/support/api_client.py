@@ -68,7 +68,7 @@ def block_counts(url: str) -> dict[str, dict[str, float]]:
 
 
 def metric(url: str, name: str) -> float:
-    """Return the sum of the samples of the metric `twofold:NAME`; `name` may end with labels or be only a prefix."""
+    """Return the sum of all samples whose metric name and labels begin with `twofold:` followed by `name`."""
     lines = metrics(url).splitlines()
     return sum(float(line.split()[-1]) for line in lines if line.startswith(f"twofold:{name}"))
 

@@ -40,11 +40,11 @@ class RayService:
         return self.log.read_text()
 
     def nodes(self):
-        """Return a dict from each worker to its node, from the latest log line about the worker."""
+        """Return a dict that maps each worker to its node, according to the latest log line about the worker."""
         return dict(re.findall(r"(\w+-\d) is on node (\w+)", re.sub(r"\s+", " ", self.output)))
 
     def states(self):
-        """Return a dict from each worker to its (role, state)."""
+        """Return a dict that maps each worker to its (role, state)."""
         return {each.instance: (each.role.value, each.state) for each in pools_run.ask(self.url, None).pools}
 
     def up(self):
@@ -65,7 +65,7 @@ def ray_service(model, address, folder, *flags):
 
 
 class Load:
-    """Clients that send prompts until `over` is set, each one after another, and compare outputs with `answers`."""
+    """Clients that each send one prompt after another until `over` is set, and compare the outputs with `answers`."""
 
     def __init__(self, url, answers):
         self._url, self._answers = url, answers

@@ -33,7 +33,7 @@ ARRIVAL, ABORT, LANDING, COMPLETION = range(4)
 
 @dataclass
 class Run:
-    """A run of `count` equal iterations on an instance, which begins at `began`; each iteration takes `each_s`."""
+    """A run of `count` equal iterations on an instance; it begins at `began`, and each iteration takes `each_s`."""
 
     began: float
     each_s: float

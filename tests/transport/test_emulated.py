@@ -40,7 +40,7 @@ class World:
         return self.seconds(began, blocks, lambda _: None)
 
     def layer_wise(self, blocks, prefill_s):
-        """Run a layer-wise hand-off, and return the seconds from the end of its prefill to its own end."""
+        """Run a layer-wise hand-off, and return how many seconds after its prefill it ends."""
         began = self.clock.now()
         end = began + ps(prefill_s)
         self.prefills.note([blocks], began, end)

@@ -44,7 +44,7 @@ def test_rescaling_one_request_or_simultaneous_arrivals():
 
 @given(request_lists(blocks=BLOCKS), st.integers(2, 2**20))
 def test_fit_to_context_always_fits(requests, limit):
-    """Requests are shortened to fit in the context, to no less than one token of prompt and of output."""
+    """Requests are shortened to fit in the context, but keep at least one prompt token and one output token."""
     fitted = list(fit_to_context(requests, limit))
     for before, after in zip(requests, fitted, strict=True):
         assert after.prompt_tokens + after.output_tokens <= limit

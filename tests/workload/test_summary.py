@@ -25,7 +25,7 @@ def test_gap_variation():
 
 
 def test_undefined_values_are_none():
-    """If there is one arrival time, rate and gap variation are None; without prefix blocks, the reuse is None."""
+    """If all requests arrive at once, rate and gap variation are None; without prefix blocks, reuse is None."""
     for requests in ([ask()], [ask(0), ask(1)]):
         summary = summarise(requests)
         assert (summary.requests_per_s, summary.gap_cv, summary.highest_reuse) == (None, None, None)

@@ -86,7 +86,7 @@ def test_every_sampling_field_is_explicit():
 
 
 def test_seed_is_sent_for_sampled_output_only():
-    """The seed is omitted for greedy output, which does not need it, because vLLM is faster without a seed."""
+    """Only sampled requests have a seed, because vLLM is faster without a seed."""
     assert asked()["seed"] == 5
     assert "seed" not in asked({"temperature": 0.0})
 

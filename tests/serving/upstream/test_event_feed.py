@@ -93,7 +93,7 @@ def test_receives_batches_in_order():
 
 @pytest.mark.parametrize(("replays", "heard"), [(False, ["gap", 3]), (True, [1, 2, 3])])
 def test_missed_batches_are_replayed(replays, heard):
-    """A feed with a replay address requests missed batches again, and a feed without one reports a gap."""
+    """A feed with a replay address requests the missed batches, and a feed without one reports a gap."""
     assert feed([0, 1, 2, 3], lost=[1, 2], replays=replays)[-len(heard) :] == heard
 
 

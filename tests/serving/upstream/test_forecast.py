@@ -17,7 +17,7 @@ from twofold.serving.upstream.metrics import PrefillTotals
 
 @pytest.fixture
 def busy():
-    """Return a cluster of one server that prefills 100 tokens/s, and an admission with a TTFT limit of 2 s."""
+    """Return a cluster of one server that prefills 100 tokens/s, and its admission control with a TTFT limit of 2 s."""
     speeds = PrefillSpeeds()
     speeds.read("one", PrefillTotals(10.0, 1000, 1))
     cluster = ClusterScheduler(ROUTERS["load"](), FixedHandoff(HandoffMode.PULL))

@@ -81,7 +81,7 @@ def test_a_client_disconnect_ends_the_request_on_the_server(route, behind):
 
 
 def test_streams_move_from_a_hung_server(routes, behind):
-    """When a server hangs, its streams lose, repeat and change no token; after its recovery, it gets requests again."""
+    """After a server hangs, no token is missing, repeated or different; the recovered server gets requests again."""
     route = routes(10)
     (whole,) = alone(behind[0][1], [PROMPT], max_tokens=300)
     process = behind[0][0]

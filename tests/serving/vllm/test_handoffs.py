@@ -82,7 +82,7 @@ def test_disconnected_clients_free_every_block(way, vllm_service):
 
 
 def test_preempted_decodes_continue(vllm_service, vllm_model_dir):
-    """When vLLM preempts decodes for lack of memory and recomputes their KV, their output is unchanged."""
+    """The output of decodes is unchanged when vLLM preempts them for lack of memory and recomputes their KV."""
     some = [prompt[:300] for prompt in prompts() if len(prompt) >= 200] * 4
     assert len(some) >= 12
     long = greedy_by_vllm(vllm_model_dir("llama"), some, 200)

@@ -1,4 +1,4 @@
-"""Parsing of SLOs as written on the command line."""
+"""Parsing of SLOs in the command-line syntax."""
 
 import pytest
 

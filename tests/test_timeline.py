@@ -34,7 +34,7 @@ def test_spans_of_a_split_request():
 
 
 def test_a_hidden_transfer_is_not_visible():
-    """A transfer that ends before the first token has a visible part of 0 s."""
+    """The visible transfer is 0 s if the KV transfer ends before the first token."""
     timeline = recorded([4.0, 5.0], handoff_started=2.0, handoff_ended=3.0, decode_started=4.0)
     assert (timeline.visible_transfer_s, timeline.queue_decode_s) == (0.0, 0.0)
 
@@ -60,7 +60,7 @@ def test_late_reports_are_dropped():
 
 @given(st.lists(st.floats(0.001, 10), min_size=2, max_size=30))
 def test_tpot_is_the_mean_gap_and_spans_add_up(gaps):
-    """TPOT is the mean ITL, and E2E is TTFT plus all token gaps."""
+    """TPOT is the mean ITL, and E2E is the sum of TTFT and all token gaps."""
     times = [2.0]
     for gap in gaps:
         times.append(times[-1] + gap)

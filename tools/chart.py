@@ -19,7 +19,7 @@ Json = dict[str, object]
 
 
 class _Property(msgspec.Struct, frozen=True):
-    """JSON schema of one chart value or of a group of values."""
+    """JSON schema of one chart value or of one group of values."""
 
     description: str
     default: object = None
@@ -31,19 +31,19 @@ class _Group(msgspec.Struct, frozen=True):
 
 
 def schema() -> Json:
-    """Return the JSON schema of the values for `values.schema.json`."""
+    """Return the JSON schema of the chart's values, for `values.schema.json`."""
     made = msgspec.json.schema(Values, schema_hook=lambda _: _ANYTHING)
     return {"$schema": "http://json-schema.org/draft-07/schema#", **made}
 
 
 def values_yaml() -> str:
-    """Return the text of `values.yaml`: every value with its default, and its description as a comment."""
+    """Return the text of `values.yaml`, which has every value with its default, and its description as a comment."""
     head = "# Generated from src/twofold/kubernetes/values.py: edit the values there, then run `make chart`."
     return "\n".join([head, "", *_lines("Values", msgspec.to_builtins(Values()), 0)]) + "\n"
 
 
 def table() -> str:
-    """Return the table of chart values for the README; the prefill, decode and mixed roles share rows."""
+    """Return the table of chart values for the README; a value that all worker roles have takes one row."""
     rows: dict[str, str] = {}
     for path, each, default in _leaves("Values", msgspec.to_builtins(Values()), ""):
         name = _ROLE.sub("workers.ROLE.", path)
@@ -52,12 +52,12 @@ def table() -> str:
 
 
 def with_table(readme: str) -> str:
-    """Return the README text with the table of values replaced by the current table."""
+    """Return the README text `readme` with its table of values replaced by a new one."""
     return _TABLE.sub(lambda _: table(), readme)
 
 
 def write(chart: Path) -> None:
-    """Write `values.yaml` and `values.schema.json` to the directory `chart`, and update the table in its README."""
+    """Write `values.yaml`, `values.schema.json` and the table in `README.md` to the chart's directory `chart`."""
     (chart / "values.yaml").write_text(values_yaml(), encoding="utf-8")
     text = msgspec.json.format(msgspec.json.encode(schema()), indent=2) + b"\n"
     (chart / "values.schema.json").write_bytes(text)
@@ -71,7 +71,7 @@ def _group(name: str) -> dict[str, _Property]:
 
 
 def _below(each: _Property, default: object) -> tuple[str, Json] | None:
-    """If a property refers to a group, return the name and default values of the group, else None."""
+    """Return the name and default values of the group that a property refers to, or None if it refers to none."""
     if each.ref is None or not isinstance(default, dict):
         return None
     return each.ref.rpartition("/")[2], default

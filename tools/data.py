@@ -2,8 +2,8 @@
 
     python tools/data.py [--folder data] [--list tools/data.toml]
 
-The list has path, address and SHA-256 of each file. Files that are present and unchanged are not downloaded again, and
-files with another checksum are not kept. Exits with 1 when a file cannot be downloaded.
+The list has the path, address and SHA-256 checksum of each file. Files that are present with the right checksum are not
+downloaded again, and downloads with a wrong checksum are deleted. Exits with 1 if a file cannot be downloaded.
 """
 
 import argparse
@@ -18,7 +18,7 @@ ROOT = Path(__file__).parent.parent
 
 
 def download(listed: Path, folder: Path) -> list[str]:
-    """Download the files of a list into a folder; return one message for each failure."""
+    """Download the files of the list `listed` into a folder; return one message for each file that failed."""
     failures = []
     for file in tomllib.loads(listed.read_text())["file"]:
         target = folder / file["path"]

@@ -2,10 +2,10 @@
 
     python tools/flag_files.py [--list]
 
-Each flag is set to a unique number, and every process is traced for functions that receive this number. The count is
-one for the declaration of the flag, one for its use, and one for each file in between with such a function. Only
-packages that pass settings on are searched (command line, cluster spec, launcher). Structs that contain the number are
-not counted. Exits with 1 if a flag passes through more than four files.
+Each flag is set to a unique number, and all processes are traced for functions that receive this number. The count is
+the number of files with such a function, plus one for the file that declares the flag and one for the file that uses
+the value. Only packages that pass settings on are searched (command line, cluster spec, launcher). Structs that contain
+the number are not counted. Exits with 1 if a flag passes through more than four files.
 """
 
 import argparse
@@ -47,13 +47,13 @@ sys.setprofile(_profile)
 
 
 def simulate(folder: Path, flags: list[str]) -> None:
-    """Simulate ten requests with these flags, and trace the functions that receive the flags' values."""
+    """Simulate ten requests with `flags`, and trace the functions that receive the values of the flags."""
     command = [*_twofold("simulate"), "512+16", "--model", "llama2-70b", "--cluster", str(folder / "cluster.yaml")]
     subprocess.run([*command, *flags, "--num-requests", "10"], check=True, env=_traced(folder), stdout=subprocess.PIPE)
 
 
 def serve(folder: Path, flags: list[str]) -> None:
-    """Serve one request on a 1P+1D service with these flags, and trace the functions that receive the flags' values."""
+    """Serve one request on a 1P+1D service with `flags`, and trace the functions that receive the flags' values."""
     model, port = folder / "model", free_port()
     shape = ("--hidden-size", "32", "--layers", "2", "--heads", "2", "--kv-heads", "2", "--vocab-size", "512")
     subprocess.run([*_twofold("model"), "create", str(model), *shape], check=True, capture_output=True)

@@ -2,7 +2,7 @@
 
     python tools/house.py
 
-Exits with 1 and one line per violation. import-linter checks the layers (see pyproject.toml).
+Prints one line per violation, and exits with 1 if there is any. import-linter checks the layers (see pyproject.toml).
 """
 
 import ast
@@ -22,7 +22,7 @@ FORBIDDEN = [(room, "twofold.simulation") for room in ("serving", "engine", "tra
 
 
 def modules() -> dict[str, ast.Module]:
-    """Return the syntax tree of every module of `twofold`, by dotted name."""
+    """Return a dict that maps the dotted name of each module of `twofold` to its syntax tree."""
     found = {}
     for path in sorted(PACKAGE.rglob("*.py")):
         parts = ("twofold", *path.relative_to(PACKAGE).with_suffix("").parts)
@@ -31,7 +31,7 @@ def modules() -> dict[str, ast.Module]:
 
 
 def imports(name: str, known: dict[str, ast.Module]) -> Iterator[str]:
-    """Yield the modules of `twofold` that a module imports anywhere in its text, even under `TYPE_CHECKING`."""
+    """Yield the modules of `twofold` that the module `name` imports, including imports inside functions."""
     for node in ast.walk(known[name]):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names if alias.name in known)
@@ -45,7 +45,7 @@ def imports(name: str, known: dict[str, ast.Module]) -> Iterator[str]:
 
 
 def circle(graph: dict[str, set[str]]) -> list[str]:
-    """Return the modules of one import cycle, with the first repeated at the end; empty if there is none."""
+    """Return the modules of one import cycle, whose first module is repeated at the end; empty if there is no cycle."""
     try:
         TopologicalSorter(graph).prepare()
     except CycleError as error:

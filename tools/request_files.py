@@ -1,11 +1,11 @@
-"""Count the source files that one request executes, live and simulated.
+"""Count the source files that one request executes, in the live service and in the simulator.
 
     python tools/request_files.py [--list]
 
-The live request passes through `twofold serve --engine emulated` with one prefill and one decode worker; the files of
-all its processes count together. The simulated request passes through `twofold.simulation` on a cluster of the same
-shape. A file counts if one of its functions is called between the request's arrival and its last token, not if it only
-executes at import.
+The live request runs on `twofold serve --engine emulated` with one prefill and one decode worker; the files of all
+processes count together. The simulated request runs in `twofold.simulation` on a cluster of the same shape. A file
+counts if one of its functions is called between the request's arrival and its last token. Code that runs only at import
+does not count.
 """
 
 import argparse
@@ -48,7 +48,7 @@ sys.setprofile(_profile)
 
 
 def live(package: Path) -> dict[str, set[str]]:
-    """Return the files of `package` that one request executes in the gateway and the two workers, by process."""
+    """Serve one request; return the files of `package` that execute, in a dict by process (gateway and workers)."""
     import psutil  # noqa: PLC0415
 
     with tempfile.TemporaryDirectory() as folder:

@@ -2,10 +2,10 @@
 
     python tools/wording.py [--list] [PATH ...]
 
-A text counts as roundabout when it hides its subject in a clause ("What was read is …"), points at things by pronoun
-chains ("those that", "of what"), uses archaic adverbs ("thereby", "whereupon") or lets programs speak and know
-("the worker says that it lives"). A match is a hint: rewrite the sentence, not the phrase. Exits with 1 when more
-than 3% of the texts of one kind match.
+A text counts as roundabout if it hides its subject in a clause ("What was read is …"), refers to things by chains of
+pronouns ("those that", "of what"), uses archaic adverbs ("thereby", "whereupon"), or lets programs speak and know ("the
+worker says that it lives"). A match is only a hint: rewrite the whole sentence, not just the phrase. Exits with 1 if
+more than 3% of the texts of one kind match.
 """
 
 import argparse
@@ -45,7 +45,7 @@ _WORD = re.compile(r"[A-Za-z]{2,}")
 
 
 def texts(path: Path) -> Iterator[tuple[str, int, str]]:
-    """Yield every text of a file as (kind, line, content)."""
+    """Yield every text of a file as (kind, line number, text)."""
     if path.suffix == ".md":
         yield from _sentences(path.read_text())
     elif path.suffix == ".py":
@@ -53,7 +53,7 @@ def texts(path: Path) -> Iterator[tuple[str, int, str]]:
 
 
 def _sentences(text: str) -> Iterator[tuple[str, int, str]]:
-    """Yield the sentences of a Markdown text outside fenced code, as (kind, line, sentence)."""
+    """Yield the sentences of a Markdown text, except fenced code, as (kind, line number, sentence)."""
     paragraph: list[str] = []
     fenced, start = False, 1
     for number, line in enumerate([*text.splitlines(), ""], 1):

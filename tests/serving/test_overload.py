@@ -25,7 +25,7 @@ EVERYBODY = 16
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory):
-    """Return a function from an overload rule and an SLO to a running service."""
+    """Return a function that starts a service with the given overload rule and SLO."""
     path = tmp_path_factory.mktemp("cluster") / "cluster.yaml"
     path.write_text(CLUSTER)
 
@@ -37,7 +37,7 @@ def service(tmp_path_factory):
 
 
 async def ask(session, url, name, **fields):
-    """Return status, headers and body of one completion."""
+    """Send a completion request and return the status, headers and body of the response."""
     body = {"model": name, "prompt": PROMPT, "max_tokens": 2, **fields}
     async with session.post(f"{url}/v1/completions", json=body) as response:
         return response.status, response.headers, await response.json()
@@ -50,7 +50,7 @@ async def all_at_once(url, count, **fields):
 
 
 def test_rejects_requests_that_would_miss_the_ttft_bound(service):
-    """Part of a burst is rejected with Retry-After and the rest answered; afterwards requests are admitted again."""
+    """In a burst, some requests are answered and the others rejected with Retry-After; a later request is admitted."""
     with service("predicted", "ttft=3,tpot=1") as url:
         answers = asyncio.run(all_at_once(url, EVERYBODY))
         refused = [(headers, body) for status, headers, body in answers if status == 429]
@@ -75,7 +75,7 @@ def test_a_prompt_beyond_the_slo_is_a_400(service):
 
 
 def test_the_baseline_rejects_after_prefill_with_a_429(service):
-    """Even a streamed request gets a plain 429, because no token was sent; its blocks are freed."""
+    """A request rejected after prefill gets a plain 429 even if it streams, and its blocks become free."""
 
     async def beside_another(url):
         async with aiohttp.ClientSession() as session:

@@ -27,7 +27,7 @@ def tokens(seed, count):
 
 
 def family(seed):
-    """Return a long prompt, and prompts that share its beginning up to, before or after a block boundary."""
+    """Return a long prompt and others that share a prefix with it; the prefixes end at or near block boundaries."""
     whole = tokens(seed, 40 * BLOCK)
     kept = (1, BLOCK, BLOCK + 1, 20 * BLOCK - 1, 20 * BLOCK, len(whole) - 1, len(whole))
     tails = [whole[:count] + tokens(f"{seed} {count}", 30) for count in kept]
@@ -35,7 +35,7 @@ def family(seed):
 
 
 async def ask(url, prompt, key=None, **fields):
-    """Return the output tokens and the number of cached prompt tokens of one completion."""
+    """Send one completion request and return its output tokens and its number of cached prompt tokens."""
     headers = {} if key is None else {"Authorization": f"Bearer {key}"}
     async with aiohttp.ClientSession(headers=headers) as session:
         return await complete_cached(session, url, prompt, **fields)
@@ -46,7 +46,10 @@ async def ask_in_turn(url, prompts, **fields):
 
 
 def shared_with_earlier(prompts):
-    """Return how many tokens each prompt can reuse from earlier ones: whole blocks, but never the last prompt token."""
+    """Return how many tokens each prompt can reuse from earlier prompts.
+
+    Only whole blocks are reused, and the last token of a prompt is never reused.
+    """
     found = []
     for number, prompt in enumerate(prompts):
         best = 0
@@ -105,14 +108,14 @@ def test_prefix_reuse_across_parallelism_and_routers(flags, tiny_model_dir):
 
 @pytest.fixture(scope="module")
 def split_tight(tiny_model_dir):
-    """Yield process and URL of a split service with little KV memory."""
+    """Yield the process and the URL of a split service with little KV memory."""
     with running_service(tiny_model_dir("llama"), *TIGHT, *SPLIT) as running:
         yield running
 
 
 @pytest.fixture(scope="module")
 def mixed_tight(tiny_model_dir):
-    """Yield process and URL of a service with one worker that has swap space and little KV memory."""
+    """Yield the process and the URL of a service with one worker that has swap space and little KV memory."""
     flags = ("--colocated", "1", "--swap-space", "16MiB")
     with running_service(tiny_model_dir("llama"), *TIGHT, *flags) as running:
         yield running
@@ -125,7 +128,7 @@ def tight(request):
 
 @pytest.fixture(scope="module")
 def more_than_fits(tiny_model_dir):
-    """Return prompts with shared prefixes, too many for the KV memory, and their expected outputs of 40 tokens."""
+    """Return prompts with shared prefixes, which exceed the KV memory, and the expected 40 output tokens of each."""
     prompts = [prompt[:400] for seed in range(4) for prompt in family(f"tight {seed}")]
     random.Random(2).shuffle(prompts)
     return prompts, greedy_outputs(tiny_model_dir("llama"), prompts, 40)
@@ -211,7 +214,7 @@ def test_no_reuse_without_prefix_caching(tiny_model_dir):
 
 
 def test_a_restarted_worker_starts_with_an_empty_cache(tight):
-    """The first prompt after the restart finds no cached prefix and gets the same tokens."""
+    """The first prompt after a worker restart finds no cached prefix and gets the same tokens as before the restart."""
     prompt = tokens("killed", 30 * BLOCK + 1)
     process, url = tight
     before = [asyncio.run(ask(url, prompt, **GREEDY)) for _ in range(2)]

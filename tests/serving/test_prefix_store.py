@@ -1,4 +1,4 @@
-"""Prefixes reused from the KV store of the host."""
+"""Reuse of prefixes from the KV store of a host."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""Processes of a service: clean shutdown, and recovery of killed workers."""
+"""Clean shutdown of a service's processes, and recovery of killed workers."""
 
 import asyncio
 import glob
@@ -61,7 +61,7 @@ def test_workers_end_with_a_killed_service(own_service):
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 @pytest.mark.parametrize("name", ["prefill", "decode"])
 def test_the_only_worker_of_a_phase_is_restarted(lasting_service, name, number):
-    """Running streams continue without a missing, repeated or changed token."""
+    """Streams continue without a missing, repeated or changed token after their only prefill or decode worker fails."""
     process, url = lasting_service
 
     async def watch():

@@ -34,7 +34,7 @@ class TwoHosts:
         return asyncio.run(ask(self.url, prompt))
 
     def with_blocks(self, count):
-        """Wait until the stores have `count` blocks in total; return the hosts, the one with more blocks first."""
+        """Wait until the two stores have `count` blocks in total; return the hosts, starting with the fuller one."""
         until(lambda: sum(stored(self.url, host) for host in self._processes) == count)
         return sorted(self._processes, key=lambda host: -stored(self.url, host))
 
@@ -74,7 +74,7 @@ def test_the_same_tokens_from_a_remote_store_and_its_copy(tiny_model_dir, tmp_pa
 
 
 def test_the_conductor_fetches_from_a_busy_host(tiny_model_dir, tmp_path):
-    """For a burst of prompts with one prefix, the router also uses the host without the prefix, which fetches it."""
+    """A burst of prompts with one prefix is also routed to the host that lacks the prefix and must fetch it first."""
     model, path = tiny_model_dir("llama"), tmp_path / "host.yaml"
     slow = replace(profile(), model=read_model(model), times=TIMES.slower(10.0))  # 10 ms a token
     path.write_text(dump_profile(slow))

@@ -25,7 +25,7 @@ ARRIVING = 'num_requests{instance="decode-0",state="arriving"}'
 
 
 class Load:
-    """Clients with long prompts and short outputs, so that a hand-off is always in flight."""
+    """Clients with long prompts and short outputs, which keep a hand-off in flight at all times."""
 
     def __init__(self, url):
         draw = random.Random(4)
@@ -39,7 +39,7 @@ class Load:
 
     @asynccontextmanager
     async def running(self):
-        """Run the clients during the context; raises TimeoutError if a request hangs."""
+        """Run the clients while the context is open; raise TimeoutError if a request hangs."""
         over = asyncio.Event()
         async with aiohttp.ClientSession() as session, asyncio.TaskGroup() as tasks:
             for number in range(len(self.prompts)):
@@ -60,7 +60,7 @@ class Load:
             await asyncio.sleep(0.005)
 
     async def more_answers(self):
-        """Wait for further answers, half as many as there are prompts."""
+        """Wait for more answers: half as many as there are prompts."""
         enough = self.answered + len(self.prompts) // 2
         while self.answered < enough:  # noqa: ASYNC110 (what it waits for is many tasks)
             await asyncio.sleep(0.02)
@@ -71,7 +71,7 @@ def worker(process, name):
 
 
 def test_requests_are_replayed_when_a_source_outsleeps_its_lease(tiny_model_dir):
-    """A prefill worker suspended for longer than a lease during hand-offs changes no answer and leaks no block."""
+    """No answer changes and no block leaks when a prefill worker is suspended in a hand-off for longer than a lease."""
     model = tiny_model_dir("llama")
     with running_service(model, *ENGINE, *SPLIT, program=(serve_with_lease.__file__, LEASE_S)) as (process, url):
         load = Load(url)

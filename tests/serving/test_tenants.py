@@ -1,4 +1,4 @@
-"""Cache isolation between two tenants with equal prompts; bench/mooncake/tenants.py is the timed version."""
+"""Cache isolation between two tenants with equal prompts; bench/mooncake/tenants.py also compares their TTFTs."""
 
 import subprocess
 import sys

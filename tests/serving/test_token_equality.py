@@ -23,7 +23,7 @@ def random_prompts(seed):
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_greedy_output_equals_generate(arch, service, tiny_model_dir):
-    """100 prompts are sent one at a time, in batches and at random times; transformers' `generate` is the reference."""
+    """Greedy output equals that of `generate` when prompts are sent one at a time, in batches and at random times."""
     prompts = random_prompts(seed=ARCHITECTURES.index(arch))
     expected = greedy_outputs(tiny_model_dir(arch), prompts, OUTPUT)
     url = service(arch, SPLIT)
@@ -40,7 +40,7 @@ def test_greedy_output_equals_generate(arch, service, tiny_model_dir):
 
 
 def test_sampled_output_depends_on_the_seed_alone(service):
-    """Split and colocated services generate the same tokens, also with serialized hand-offs, in any request order."""
+    """Split and colocated services sample the same tokens for a seed, for any request order and hand-off mode."""
     prompts = random_prompts(seed=7)[:24]
     how = {"max_tokens": 24, "temperature": 0.9, "top_p": 0.95, "top_k": 50, "ignore_eos": True}
     runs = [

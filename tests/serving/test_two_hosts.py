@@ -1,4 +1,4 @@
-"""A service over two emulated hosts with a link that is cut."""
+"""A service over two emulated hosts whose connecting link is cut."""
 
 import asyncio
 
@@ -26,7 +26,7 @@ async def ask(url):
 
 @pytest.fixture(scope="module")
 def expected(service):
-    """Return the outputs of colocated workers on one host, as the reference."""
+    """Return the outputs of colocated workers on one host, which serve as the reference."""
     return asyncio.run(ask(service("llama", COLOCATED)))
 
 
@@ -47,7 +47,7 @@ ONE_SIDED = (pytest.param("nixl", marks=NIXL), pytest.param("mooncake", marks=MO
 
 @pytest.fixture(scope="module", params=["curve", "pull", "from there", *ONE_SIDED])
 def running(request, hosts, tiny_model_dir, tmp_path_factory):
-    """Yield a service with prefill on one host and decode on the other, in each variant of `KINDS`."""
+    """Yield a service with prefill on one host and decode on the other, for one variant of `KINDS` at a time."""
     here, there, flags, cuts_s = KINDS[request.param]
     folder, model = tmp_path_factory.mktemp("hosts"), tiny_model_dir("llama")
     with joined_service(model, folder, *here, *flags, "--kv-checksums", there=there, hosts=hosts) as made:
@@ -66,7 +66,7 @@ async def with_cable_cut(running, expected, *, after_s, for_s):
 
 
 def test_a_cut_link_changes_no_answer(running, expected):
-    """Outputs are the same for cuts below and above the heartbeat timeout, and for cuts above the watchdog term."""
+    """A cut link changes no output, whether the cut is shorter or longer than the heartbeat and watchdog timeouts."""
     for for_s in running.cuts_s:
         assert asyncio.run(ask(running.url)) == expected
         cut_while_busy(running, expected, for_s)
@@ -77,7 +77,7 @@ def test_a_cut_link_changes_no_answer(running, expected):
 
 
 def cut_while_busy(running, expected, for_s):
-    """Cut the link during a KV transfer, which a bandwidth limit slows down."""
+    """Cut the link during a KV transfer; a bandwidth limit makes the transfer long enough."""
     running.hosts.limit(SLOW_BITS_PER_S)
     try:
         asyncio.run(with_cable_cut(running, expected, after_s=0.4, for_s=for_s))
@@ -86,7 +86,7 @@ def cut_while_busy(running, expected, for_s):
 
 
 def test_deadlines_hold_while_the_link_is_cut(running):
-    """Requests end by their timeout during the cut, and all blocks are free after it."""
+    """Requests end by their timeout while the link is cut, and all blocks are free after the link is restored."""
 
     async def hasty(session, name, question):
         body = {"model": name, "timeout": 4, **question}

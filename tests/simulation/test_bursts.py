@@ -1,4 +1,4 @@
-"""A burst of prompts with pull: prefill memory buffers KV until decode has room (DistServe, section 4.3)."""
+"""With pull hand-offs, prefill memory buffers the KV of a burst until decode has room (DistServe, section 4.3)."""
 
 import msgspec
 
@@ -24,7 +24,7 @@ PULL = ClusterSpec(
 
 
 def watched(spec, output=OUTPUT):
-    """Simulate a burst; return the statuses (prefill, decode) before every event, and the statistics."""
+    """Simulate a burst; return the (prefill, decode) instance statuses before every event, and the run's statistics."""
     statistics = RunStatistics(None, None, over_all_tokens=False)
     cluster = build_cluster(spec, CATALOG, instance_profiles(spec, CATALOG), statistics, [], 1 << 60)
     seen = []
@@ -43,7 +43,7 @@ def watched(spec, output=OUTPUT):
 
 
 def test_prefill_buffer_fills_and_drains_without_loss():
-    """Prefill memory fills with KV that waits for decode, new prompts wait for memory, and all requests complete."""
+    """Prefill memory fills with KV that waits for decode, so that new prompts wait, but all requests complete."""
     seen, statistics = watched(PULL)
     assert statistics.completed == BURST
     held = [prefill.handing_off for prefill, _ in seen]
@@ -55,7 +55,7 @@ def test_prefill_buffer_fills_and_drains_without_loss():
 
 
 def test_decode_blocks_are_reserved_when_a_prompt_starts():
-    """Decode blocks are reserved when the prompt starts (pull hand-off) or when it arrives (layer-wise hand-off)."""
+    """Decode blocks are reserved when prefill starts (pull hand-off) or at arrival (layer-wise hand-off)."""
     for handoff, waits in (("pull", True), ("layer-wise", False)):
         seen, _ = watched(msgspec.structs.replace(PULL, handoff=handoff))
         ahead = [

@@ -1,4 +1,4 @@
-"""Clusters with several controllers that learn of loads by delayed reports."""
+"""Clusters with several controllers, which learn the instances' loads from delayed reports."""
 
 import msgspec
 import pytest
@@ -44,7 +44,7 @@ def run(control=msgspec.UNSET, requested=None, **change):
 
 
 def routed(control=msgspec.UNSET, requested=None, **change):
-    """Simulate; return (prefill instance, decode instance, event times) by request id."""
+    """Run a simulation; return a dict that maps request ids to (prefill instance, decode instance, event times)."""
     ended = Ended()
     spec = msgspec.structs.replace(SPLIT, control=control, **change)
     simulate(spec, requested or requests(), catalog=CATALOG, observers=[ended])
@@ -66,7 +66,10 @@ def test_current_reports_give_the_decisions_of_one_controller(control):
 
 
 def test_late_reports_cause_herding():
-    """Late load reports concentrate requests on few instances; counting sent requests or `two-choices` reduces this."""
+    """Late load reports concentrate requests on few instances.
+
+    If controllers count the requests they have sent, or use the router `two-choices`, the effect is smaller.
+    """
     late = ControlSpec(reports_every_s=1.0, own_load=OwnLoad.IGNORED)
     known, herding = run(), run(late)
     assert herding.ttft_s.percentile(50) > 2.5 * known.ttft_s.percentile(50)

@@ -1,4 +1,4 @@
-"""Latency histograms: exact counts and sums, values with a relative error of at most 1/2,000."""
+"""Latency histograms: counts and sums are exact, and values have a relative error of at most 1/2,000."""
 
 import math
 import pickle
@@ -42,7 +42,7 @@ def test_count_sum_and_extremes_are_exact(pairs):
 
 @given(samples)
 def test_every_value_is_counted_in_the_bucket_that_holds_it(numbers):
-    """The key of a bucket is its lowest value, and buckets are sorted by key."""
+    """Each value is counted in its bucket; a bucket's key is its lowest value, and buckets are sorted by key."""
     tally = Tally()
     for number in numbers:
         tally.add(number)
@@ -75,14 +75,14 @@ def test_a_ramp_costs_by_bucket_not_by_term():
 
 @given(samples, st.floats(0, 100))
 def test_percentiles_agree_with_numpy(numbers, p):
-    """Percentiles equal numpy's up to half the width of a bucket."""
+    """Percentiles differ from numpy's by at most half the width of a bucket."""
     expected = float(np.percentile(np.array(numbers, dtype=float), p))
     assert histogram_of(numbers).percentile(p) == pytest.approx(expected, rel=PRECISION * 1.001, abs=1e-9)
 
 
 @given(st.lists(st.integers(0, 2_047), min_size=1), st.floats(0, 100))
 def test_small_values_have_exact_percentiles(numbers, p):
-    """Values below 2,048 have a bucket each."""
+    """Percentiles of values below 2,048 are exact, because each of these values has its own bucket."""
     assert histogram_of(numbers).percentile(p) == pytest.approx(float(np.percentile(numbers, p)), rel=1e-12)
 
 
@@ -96,14 +96,14 @@ def test_the_ends_are_exact(numbers):
 
 @given(st.lists(st.integers(0, 2_047), min_size=1), st.integers(0, 2_100))
 def test_the_fraction_at_most_is_exact_for_small_values(numbers, bound):
-    """The fraction of values at most a bound includes values equal to it."""
+    """`fraction_at_most` counts values equal to the bound, and is exact for values below 2,048."""
     expected = sum(number <= bound for number in numbers) / len(numbers)
     assert histogram_of(numbers).fraction_at_most(bound) == pytest.approx(expected)
 
 
 @given(samples, values)
 def test_the_fraction_at_most_is_bounded_by_whole_buckets(numbers, bound):
-    """`fraction_at_most` is exact, except for the numbers in the bucket that contains the bound."""
+    """The error of `fraction_at_most` is at most the share of values in the bucket that contains the bound."""
     wide = (bound + 1) * (1 + 2**-10)
     narrow = bound * (1 - 2**-10) - 1
     fraction = histogram_of(numbers).fraction_at_most(bound)
@@ -113,7 +113,7 @@ def test_the_fraction_at_most_is_bounded_by_whole_buckets(numbers, bound):
 
 @given(st.integers(1, 10**6))
 def test_a_bound_in_units_includes_the_value_it_names(milliseconds):
-    """A bound of 0.3 s includes a value of 300,000,000 ns, in spite of rounding."""
+    """A bound of 0.3 s includes the value 300,000,000 ns, despite rounding."""
     bound_s = milliseconds / 1_000
     assert histogram_of([milliseconds * 1_000_000], unit=1e-9).fraction_at_most(bound_s) == 1.0
     assert histogram_of([milliseconds], unit=1e-3).fraction_at_most(bound_s) == 1.0
@@ -121,7 +121,7 @@ def test_a_bound_in_units_includes_the_value_it_names(milliseconds):
 
 @given(samples, st.integers(2, 50))
 def test_the_distribution_rises_from_the_least_to_the_greatest(numbers, points):
-    """The fractions of the CDF rise in equal steps from 0 to 1, and its values never decrease."""
+    """In the CDF, the fractions rise in equal steps from 0 to 1, and the values never decrease."""
     curve = histogram_of(numbers).cdf(points)
     assert len(curve) == points
     assert [fraction for _, fraction in curve] == [i / (points - 1) for i in range(points)]
@@ -137,7 +137,7 @@ def test_round_trips_through_json_and_pickle(numbers):
 
 
 def test_units_scale_what_is_reported():
-    """With a unit of 1e-9, counted nanoseconds are reported in seconds."""
+    """A histogram with the unit 1e-9 counts nanoseconds and reports seconds."""
     histogram = histogram_of([1_000_000_000, 3_000_000_000], unit=1e-9)
     assert histogram.mean == pytest.approx(2.0)
     assert histogram.minimum == pytest.approx(1.0)

@@ -1,4 +1,4 @@
-"""A simulated service with gateway and workers on the CPU cores of one host; latencies are computed by hand."""
+"""A simulated service whose gateway and workers share the CPU cores of a host; latencies are computed by hand."""
 
 import pytest
 from hypothesis import given
@@ -26,7 +26,10 @@ class Ends(Observer):
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """Return a function that simulates requests of (arrival, prompt, output) and returns (TTFT, E2E) in seconds."""
+    """Return a function that simulates requests, given as (arrival, prompt, output), on a host profile.
+
+    The function returns (TTFT, E2E) of each request in seconds.
+    """
 
     def run(one, requests, *, prefill=1, decode=1, colocated=0, **settings):
         path = tmp_path_factory.mktemp("host") / "host.yaml"
@@ -62,7 +65,7 @@ def test_single_request_takes_the_engine_time(run):
 
 
 def test_gateway_adds_time_before_and_after(run):
-    """The gateway adds time before the prefill, by prompt tokens, and after each iteration, by output tokens."""
+    """The gateway adds time before the prefill, which depends on the prompt length, and after each iteration."""
     front = GatewayTimes(
         request_s=0.002, prompt_token_s=1e-5, request_delay_s=0.0005, step_s=0.0002, token_s=0.0005, step_delay_s=0.0008
     )
@@ -73,7 +76,7 @@ def test_gateway_adds_time_before_and_after(run):
 
 
 def test_workers_on_one_core_take_turns(run):
-    """A prefill and a decode worker on one core take twice as long while both run."""
+    """A prefill worker and a decode worker on one core each take twice as long while both run."""
     one, two = run(profile(), [(0.0, 100, 2), (0.110, 50, 2)], prefill=2)
     # prefill-0 and decode-0 are on core 0: the decode of the first request takes turns with the second's prefill.
     assert one == near(0.110, 0.132)
@@ -81,14 +84,14 @@ def test_workers_on_one_core_take_turns(run):
 
 
 def test_sharing_with_the_other_phase_costs_extra(run):
-    """A decode that shares its core with a prefill takes 2 × 1.1 times as long, with a `shared` factor of 1.1."""
+    """If the factor `shared` is 1.1, a decode that shares its core with a prefill takes 2 × 1.1 times as long."""
     slower = ContentionFactors(shared=1.1)
     one, _ = run(profile(decode=slower), [(0.0, 100, 2), (0.110, 50, 2)], prefill=2)
     assert one == near(0.110, 0.1342)
 
 
 def test_busy_neighbour_slows_a_worker_down(run):
-    """Two workers on cores of their own are each slower by the `crowded` factor while both run."""
+    """Two workers on separate cores are both slowed down by the factor `crowded` while both run."""
     slower = ContentionFactors(crowded=1.1, shared=3.0)
     one, two = run(profile(prefill=slower), [(0.0, 100, 1), (0.0, 100, 1)], colocated=2)
     assert one == near(0.121, 0.121)
@@ -97,7 +100,7 @@ def test_busy_neighbour_slows_a_worker_down(run):
 
 @given(st.lists(st.tuples(st.floats(0, 2), st.integers(1, 300), st.integers(1, 20)), min_size=1, max_size=12))
 def test_no_request_is_faster_than_alone(run_many, requests):
-    """TTFT and E2E of random requests are at least those of a single request."""
+    """TTFT and E2E of each request are at least as long as if the request ran alone."""
     requests = sorted(requests)
     for (_, prompt, output), (ttft, e2e) in zip(requests, run_many(requests), strict=True):
         prefill = 0.010 + prompt * 0.001

@@ -20,14 +20,14 @@ SPEC = ClusterSpec(
 
 
 def requests():
-    """Yield chat requests; three of 60 have a prompt that takes far longer than the TBT bound."""
+    """Yield 60 chat requests; the prompts of three of them take far longer than the TBT bound."""
     for number in range(60):
         prompt = 3500 if number % 20 == 10 else 200
         yield Request(id=str(number), arrival_s=number / 10, prompt_tokens=prompt, output_tokens=60)
 
 
 def test_token_gaps_stay_within_the_bound():
-    """Token gaps stay within the TBT bound, which the mixed batcher exceeds on the same requests."""
+    """Token gaps stay within the TBT bound with the inlined batcher, but exceed it with the mixed batcher."""
     mixed = msgspec.structs.replace(SPEC, pools=(MIXED,), inline_tbt_s=None)
     inlined, baseline = (simulate(spec, requests(), catalog=CATALOG) for spec in (SPEC, mixed))
     assert inlined.completed == baseline.completed == 60
@@ -35,13 +35,13 @@ def test_token_gaps_stay_within_the_bound():
 
 
 def test_rejects_the_batcher_without_its_bound():
-    """The `inlined` batcher without `inline_tbt_s` is an error, and so is `inline_tbt_s` with another batcher."""
+    """The `inlined` batcher without `inline_tbt_s` is an error, and so is `inline_tbt_s` with any other batcher."""
     for changes in ({"inline_tbt_s": None}, {"pools": (MIXED,)}):
         with pytest.raises(ConfigurationError, match="give both or neither"):
             instance_profiles(msgspec.structs.replace(SPEC, **changes), CATALOG)
 
 
 def test_a_service_rejects_the_inlined_batcher_of_a_cluster_file():
-    """An emulated service cannot use the `inlined` batcher."""
+    """An emulated service rejects the `inlined` batcher."""
     with pytest.raises(ConfigurationError, match="an emulated service cannot inline prompts"):
         check_servable(SPEC)

@@ -41,7 +41,7 @@ def test_every_request_ends_once_and_all_resources_are_freed(cluster, requests):
 @settings(max_examples=700)
 @given(clusters() | pipelines(), workloads())
 def test_time_never_runs_backwards_in_a_request(cluster, requests):
-    """The moments of a request are in order, and a completed request has all of them."""
+    """The recorded moments of a request are in order, and a completed request has all of its moments."""
     for timeline in run(cluster, requests).ends.timelines:
         moments = timeline.moments
         times = [moments[moment] for moment in ORDERED if moment in moments]
@@ -58,7 +58,7 @@ def test_time_never_runs_backwards_in_a_request(cluster, requests):
 @settings(max_examples=500)
 @given(clusters() | pipelines(), workloads())
 def test_distributions_match_the_timelines(cluster, requests):
-    """Histograms of TTFT, E2E, TPOT, ITL and queueing have the sums and counts of the timelines."""
+    """The counts and sums of latency histograms equal those of the requests' timelines."""
     world = run(cluster, requests)
     done = [t for t in world.ends.timelines if t.finish_reason is FinishReason.LENGTH]
     counts = world.statistics
@@ -77,5 +77,5 @@ def test_distributions_match_the_timelines(cluster, requests):
 @settings(max_examples=200)
 @given(clusters() | pipelines(), workloads())
 def test_equal_inputs_give_equal_results(cluster, requests):
-    """Results do not depend on hash order, object identity or clock."""
+    """Two runs with equal inputs give equal results, despite different hash orders, object identities and clocks."""
     assert run(cluster, requests).facts() == run(cluster, requests).facts()

@@ -9,7 +9,7 @@ from twofold.simulation.kernel import Event, EventOrder, Kernel, MachineLink, Vi
 
 
 class Landed(Event):
-    """Event that records the end of a transfer in seconds."""
+    """An event that records the time, in seconds, at which a transfer ends."""
 
     def __init__(self, transfers, number):
         self.order = EventOrder.TRANSFER + number
@@ -20,7 +20,7 @@ class Landed(Event):
 
 
 class Transfers:
-    """A network of equal machines; `ends` maps each transfer to its end in seconds."""
+    """A simulated network of equal machines; `ends` maps each transfer's number to its end time in seconds."""
 
     def __init__(self, machines=4, bytes_per_s=100.0, *, contention=True, latency_s=0.0):
         self.kernel = Kernel()
@@ -38,7 +38,7 @@ class Transfers:
 
 
 def test_a_transfer_alone_takes_its_bytes_over_the_bandwidth():
-    """A lone transfer takes the latency plus bytes / bandwidth."""
+    """A lone transfer takes the latency plus its bytes divided by the bandwidth."""
     net = Transfers(latency_s=0.5)
     net.send(0, 0, 1, 200, 1.0)
     assert net.run() == {0: 3.5}
@@ -83,7 +83,7 @@ transfers = st.lists(
 @settings(max_examples=500)
 @given(transfers)
 def test_no_port_carries_more_than_it_can_and_everything_lands(wanted):
-    """Each transfer ends, no sooner than if it ran alone, and no port exceeds its bandwidth."""
+    """Each transfer ends, but not sooner than if it ran alone, and no port exceeds its bandwidth."""
     net = Transfers()
     for number, (source, target, size, start) in enumerate(wanted):
         net.send(number, source, target, size, start)

@@ -54,19 +54,19 @@ def moments(world, moment):
 
 
 def test_prompt_passes_every_stage():
-    """A prompt of 14 ms per stage has its first token after 28 ms on two stages."""
+    """A prompt that takes 14 ms per stage has its first token after 28 ms on two stages."""
     assert moments(run(toy(2), requests((0, 10, 1))), Moment.FIRST_TOKEN) == [28.0]
 
 
 def test_next_prompt_starts_when_the_first_stage_is_free():
-    """The second prompt starts when the first one moves to the second stage, at 14 ms."""
+    """The second prompt starts at 14 ms, when the first prompt moves to the second stage."""
     world = run(toy(2), requests((0, 10, 1), (1, 10, 1)))
     assert moments(world, Moment.PREFILL_STARTED) == [0.0, 14.0]
     assert moments(world, Moment.FIRST_TOKEN) == [28.0, 42.0]
 
 
 def test_short_iteration_waits_behind_a_long_one():
-    """A short iteration leaves the first stage at 59 ms and waits until the second stage is free at 108 ms."""
+    """A short iteration leaves the first stage at 59 ms, then waits for the second stage, which is free at 108 ms."""
     world = run(toy(2, max_num_batched_tokens=50), requests((0, 50, 1), (1, 1, 1)))
     assert moments(world, Moment.FIRST_TOKEN) == [108.0, 113.0]
 
@@ -83,7 +83,7 @@ def test_decodes_in_two_lanes_overlap():
 
 
 def test_idle_stages_are_not_busy():
-    """A single sequence keeps two stages busy for half of the time."""
+    """A single sequence keeps each of two stages busy for half of the time."""
     world = run(toy(2), requests((0, 10, 6)))
     begun, ended = moments(world, Moment.DECODE_STARTED)[0], moments(world, Moment.LAST_TOKEN)[0]
     assert ended - begun == pytest.approx(50.0)
@@ -92,7 +92,7 @@ def test_idle_stages_are_not_busy():
 
 @given(st.integers(1, 5), st.lists(st.tuples(st.integers(0, 90), st.integers(1, 50), st.integers(1, 50)), max_size=30))
 def test_stages_compute_one_iteration_at_a_time(stages, iterations):
-    """A stage starts an iteration once the stage is free and the previous stage has finished it."""
+    """A stage starts an iteration as soon as the stage is free and the previous stage has finished the iteration."""
     free_at, now = [0] * stages, 0
     for gap, first, later in iterations:
         before = list(free_at)
@@ -105,7 +105,7 @@ def test_stages_compute_one_iteration_at_a_time(stages, iterations):
 
 
 class Runs(Observer):
-    """Observer that collects the reported iterations of each instance."""
+    """An observer that collects the reported iterations of each instance."""
 
     def __init__(self):
         self.by_instance = defaultdict(list)
@@ -117,7 +117,7 @@ class Runs(Observer):
 @settings(max_examples=200)
 @given(pipelines(failures=False), workloads())
 def test_observers_see_iterations_of_the_last_stage_in_order(cluster, requests):
-    """Observers see the iterations of the last stage only, and these do not overlap."""
+    """Observers are notified of iterations of the last stage only, and these iterations do not overlap."""
     runs = Runs()
     run(cluster, requests, observers=[runs])
     for of_one in runs.by_instance.values():
@@ -126,7 +126,7 @@ def test_observers_see_iterations_of_the_last_stage_in_order(cluster, requests):
 
 
 def test_two_stages_double_prefill_throughput():
-    """With the layers divided between two stages, a full queue of prompts takes half as long."""
+    """Two stages, each with half of the layers, prefill a full queue of prompts in half the time."""
     many = requests(*[(0, 60, 1)] * 200)
 
     def duration(stages):
@@ -156,7 +156,7 @@ def test_simulates_a_pipeline_of_the_catalog():
 
 
 def test_rejects_pipelines_with_an_unpipelined_batcher():
-    """SplitwiseSim's batcher does not support pipelines, whether set by `batcher` or by `rules`."""
+    """SplitwiseSim's batcher rejects pipelines, no matter whether `batcher` or `rules` selects it."""
     pool = PoolSpec(machines=2, machine="dgx-h100", role=Role.MIXED, pipeline_parallel=2)
     for change, more in (({"batcher": "splitwise-sim"}, {}), ({}, {"rules": "splitwise-sim"})):
         spec = ClusterSpec(pools=(msgspec.structs.replace(pool, **change),), model="llama2-70b", router="jsq", **more)

@@ -58,7 +58,7 @@ def conversations(draw, most=16):
 
 @st.composite
 def caching(draw):
-    """Strategy for clusters with prefix caches of a few blocks, some with a disk tier."""
+    """Strategy for clusters whose prefix caches hold a few blocks; some caches have a disk tier."""
     spec, batchers, model, _ = draw(clusters())
     spec = msgspec.structs.replace(
         spec,

@@ -1,4 +1,4 @@
-"""Time series: mean, maximum and integral of a step function in bounded memory."""
+"""Time series that store the mean, maximum and integral of a step function in bounded memory."""
 
 import math
 import pickle
@@ -18,7 +18,7 @@ steps = st.lists(st.tuples(gaps, levels), min_size=1, max_size=40)
 
 
 def segments_of(start, changes, end_gap):
-    """Return the end of the step function and its segments (begin, end, value), as a reference."""
+    """Compute the reference: the end of the step function, and its segments as (begin, end, value)."""
     at, spans, value = start, [], None
     for gap, level in [*changes, (end_gap, None)]:
         if value is not None and gap:
@@ -47,7 +47,7 @@ def close(expected, scale):
 
 @given(st.integers(0, 10**15), steps, gaps)
 def test_integral_mean_and_maximum_agree_with_the_plain_way(start, changes, end_gap):
-    """Integral, mean and maximum of a series equal those computed from its segments."""
+    """The integral, mean and maximum of a series equal those of the step function's segments."""
     series = series_of(start, changes, end_gap)
     end, spans = segments_of(start, changes, end_gap)
     area = math.fsum((b - a) / PS * value for a, b, value in spans)
@@ -63,7 +63,7 @@ def test_integral_mean_and_maximum_agree_with_the_plain_way(start, changes, end_
 
 @given(st.integers(0, 10**15), steps, gaps)
 def test_every_bin_agrees_with_the_plain_way(start, changes, end_gap):
-    """The mean and maximum of each bin equal those computed from the segments within it."""
+    """The mean and maximum of each bin equal those of the segments within the bin."""
     series = series_of(start, changes, end_gap)
     end, spans = segments_of(start, changes, end_gap)
     points = series.points()
@@ -82,7 +82,7 @@ def test_every_bin_agrees_with_the_plain_way(start, changes, end_gap):
 
 
 def test_a_long_run_keeps_few_bins():
-    """20,000 changes and a final year without changes give at most 1,024 bins."""
+    """A series with 20,000 changes, followed by a year without changes, has at most 1,024 bins."""
     series = Series()
     for i in range(20_000):
         series.set(i * 10**9, i % 2)
@@ -114,7 +114,7 @@ def test_values_without_duration_are_ignored():
 
 
 def test_finishing_twice_changes_nothing():
-    """A second `finish` at the same simulated time changes nothing."""
+    """A second call of `finish` at the same simulated time changes nothing."""
     series = series_of(0, [(0, 3), (10**9, 4)], 10**8)
     points = series.points()
     series.finish(series.at_ps)
@@ -122,7 +122,7 @@ def test_finishing_twice_changes_nothing():
 
 
 def test_time_never_runs_backwards():
-    """`set` and `finish` reject a time before the last one."""
+    """`set` and `finish` reject a time earlier than that of the previous call."""
     series = series_of(0, [(100, 1)], 100)
     for call in (lambda: series.set(199, 1), lambda: series.finish(199)):
         with pytest.raises(ValueError, match="time runs backwards"):

@@ -1,4 +1,4 @@
-"""Swap preemption in the simulator: equal results for runs and single iterations, and the time of copies."""
+"""Swap preemption in the simulator: simulating several iterations at once changes no result, and copies take time."""
 
 import msgspec
 import pytest
@@ -30,14 +30,14 @@ def two():
 @settings(max_examples=600)
 @given(clusters(swapping=True), workloads(outputs=LONG))
 def test_runs_end_when_blocks_run_out(cluster, requests):
-    """Simulating iterations in runs gives the same timelines, histograms and swaps as one by one, to the picosecond."""
+    """Several iterations simulated as one run give the same results as single iterations, to the picosecond."""
     assert run(cluster, requests).facts() == run(cluster, requests, max_run=1).facts()
 
 
 @settings(max_examples=600)
 @given(clusters(swapping=True), workloads(outputs=LONG))
 def test_every_request_ends_once_and_all_blocks_are_freed(cluster, requests):
-    """At the end all device and host blocks are free, also after failures."""
+    """After all requests have ended, all device and host blocks are free, even after instance failures."""
     world = run(cluster, requests)
     counts = world.statistics
     assert counts.arrived == len(requests) == counts.completed + counts.rejected + counts.failed
@@ -48,7 +48,7 @@ def test_every_request_ends_once_and_all_blocks_are_freed(cluster, requests):
 
 
 def test_copies_take_the_time_of_the_host_link():
-    """A slower host link adds the swapped bytes divided by its bandwidth to the duration, and nothing else changes."""
+    """A slower host link lengthens the simulation by exactly the additional copy time and changes nothing else."""
     slow = simulate(msgspec.structs.replace(ALONE, swap_bytes_per_s=1e9), two(), catalog=CATALOG)
     fast = simulate(msgspec.structs.replace(ALONE, swap_bytes_per_s=1e10), two(), catalog=CATALOG)
     assert slow.swaps == fast.swaps > 0
@@ -66,7 +66,7 @@ def test_default_host_link_is_pcie_per_accelerator():
 
 
 def test_swapping_runs_more_requests_at_once():
-    """With swap space, two requests start together although their full lengths do not fit."""
+    """With swap space, two requests start together although the KV of their full lengths does not fit in memory."""
     whole = simulate(msgspec.structs.replace(ALONE, swap_space_bytes=None), two(), catalog=CATALOG)
     grown = simulate(ALONE, two(), catalog=CATALOG)
     assert whole.swaps == 0
@@ -109,7 +109,7 @@ def test_rejects_a_request_larger_than_the_swap_space():
 
 
 def test_cluster_files_round_trip():
-    """Swap settings of a cluster file round-trip, and unset ones are omitted."""
+    """Swap settings are unchanged after writing and reading a cluster file, and unset ones are not written."""
     spec = msgspec.structs.replace(ALONE, swap_bytes_per_s=2e10)
     assert read_cluster(dump_cluster(spec), "c.yaml", catalog=CATALOG) == spec
     assert "swap" not in dump_cluster(msgspec.structs.replace(ALONE, swap_space_bytes=None))

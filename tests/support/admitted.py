@@ -1,4 +1,4 @@
-"""Admission queues and named requests, for tests without instances."""
+"""Helpers to test admission queues without instances."""
 
 from twofold.request import Request
 from twofold.scheduling.admission.admission import Admission, QueuedRequest
@@ -19,7 +19,7 @@ def offer(door: Admission, name: str, *, now: float = 0.0, **fields) -> Refusal 
 
 
 def drain(door: Admission, now: float) -> list[QueuedRequest]:
-    """Start every request that may start now, and return the started requests."""
+    """Start all requests that may start now, and return them."""
     started = []
     while (each := door.next(now)) is not None:
         started.append(each)

@@ -1,4 +1,4 @@
-"""Stub of the planner's simulations: clusters with analytic capacity."""
+"""A stub of the planner's simulations that computes the capacity of a cluster by a formula."""
 
 from twofold.planning.design import Design, Family, MachineKind
 from twofold.planning.evaluation import Evaluation
@@ -18,11 +18,12 @@ def design(*counts, family=SPLIT):
 
 
 class AnalyticCluster:
-    """Evaluates trials without simulation: the weakest pool of a design determines its capacity.
+    """A trial evaluator that computes a design's capacity, in requests/s, by a formula instead of a simulation.
 
-    A trial meets the SLO up to the capacity; the upper bound is `slack` times the capacity. `per_prefill`, `per_decode`
-    and `per_mixed` are requests/s per machine of any kind; a split cluster loses `overhead` requests/s. `asked` lists
-    the evaluated trials. With `tells`, evaluations name the limiting phase.
+    A pool serves `per_prefill`, `per_decode` or `per_mixed` requests/s per machine. The capacity of a split cluster is
+    that of its weaker pool less `overhead` requests/s. A trial meets the SLO if its rate is at most the capacity.
+    `upper` returns `slack` times the capacity. `asked` lists the evaluated trials. If `tells` is True, evaluations name
+    the limiting phase.
     """
 
     def __init__(self, per_prefill=5.0, per_decode=3.0, per_mixed=2.0, *, slack=1.2, overhead=0.0, tells=True):

@@ -1,4 +1,4 @@
-"""Stub of the placement search's simulations: instances with analytic goodput."""
+"""A stub of the placement search's simulations that computes the goodput of instances by a formula."""
 
 from twofold.planning.design import MachineKind
 from twofold.planning.evaluation import Evaluation
@@ -20,9 +20,10 @@ def kind(tensor, pipeline=1, name="dgx-node"):
 
 
 class AnalyticPlacement:
-    """Evaluates trials without simulation: the weaker phase of a placement determines its capacity.
+    """A trial evaluator that computes a placement's capacity, in requests/s, by a formula instead of a simulation.
 
-    `prefill` and `decode` map an instance kind to requests/s; a colocated instance has a third of the lesser rate.
+    `prefill` and `decode` are functions from an instance kind to requests/s. The capacity is that of the weaker phase.
+    A colocated instance has a third of the lower of its two rates.
     """
 
     def __init__(self, prefill, decode):

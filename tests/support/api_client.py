@@ -1,4 +1,4 @@
-"""Client of the completions API that sends and receives token ids, and readers of a service's metrics."""
+"""A client of the completions API that sends and receives token ids, and functions that read a service's metrics."""
 
 import asyncio
 import random
@@ -12,7 +12,7 @@ from twofold.bench.services import metrics
 
 
 async def complete(session: aiohttp.ClientSession, url: str, prompt: list[int], **fields: object) -> list[int]:
-    """Return the output token ids of one completion."""
+    """Send a completion request and return the output token ids."""
     answer = await _answer(session, url, prompt, **fields)
     return list(answer["choices"][0]["token_ids"])
 
@@ -20,7 +20,7 @@ async def complete(session: aiohttp.ClientSession, url: str, prompt: list[int], 
 async def complete_cached(
     session: aiohttp.ClientSession, url: str, prompt: list[int], **fields: object
 ) -> tuple[list[int], int]:
-    """Return the output token ids and the number of cached prompt tokens of one completion."""
+    """Send a completion request and return the output token ids and the number of cached prompt tokens."""
     answer = await _answer(session, url, prompt, **fields)
     return answer["choices"][0]["token_ids"], answer["usage"]["prompt_tokens_details"]["cached_tokens"]
 
@@ -41,7 +41,10 @@ async def served_name(session: aiohttp.ClientSession, url: str) -> str:
 async def complete_all(
     url: str, prompts: Sequence[list[int]], *, at_once: int, spread_s: float = 0.0, **fields: object
 ) -> list[list[int]]:
-    """Return the outputs of all prompts, sent after delays of up to `spread_s`, with at most `at_once` in flight."""
+    """Send all prompts and return their outputs in order.
+
+    Each prompt is delayed by a random time of up to `spread_s` seconds, and at most `at_once` requests run at a time.
+    """
     waits = random.Random(0)
     slots = asyncio.Semaphore(at_once)
 
@@ -56,7 +59,7 @@ async def complete_all(
 
 
 def block_counts(url: str) -> dict[str, dict[str, float]]:
-    """Return KV blocks by instance and state (total, free, in_flight), from /metrics."""
+    """Return the numbers of KV blocks from /metrics, by instance and state (`total`, `free` or `in_flight`)."""
     counts: dict[str, dict[str, float]] = {}
     pattern = re.compile(r'^twofold:kv_cache_blocks\{instance="([^"]+)",state="([^"]+)"\} (\S+)$', re.MULTILINE)
     for instance, state, value in pattern.findall(metrics(url)):
@@ -65,13 +68,13 @@ def block_counts(url: str) -> dict[str, dict[str, float]]:
 
 
 def metric(url: str, name: str) -> float:
-    """Return the sum of all samples that start with `twofold:` and `name`, which may include labels."""
+    """Return the sum of all samples whose metric name and labels begin with `twofold:` followed by `name`."""
     lines = metrics(url).splitlines()
     return sum(float(line.split()[-1]) for line in lines if line.startswith(f"twofold:{name}"))
 
 
 def metric_reaches(url: str, name: str, least: float, *, tries: int = 6000, pause_s: float = 0.1) -> bool:
-    """Poll until a metric is at least `least`, as workers may report it late; return False after `tries` polls."""
+    """Poll until a metric is at least `least`; return False after `tries` polls."""
     for _ in range(tries):
         if metric(url, name) >= least:
             return True

@@ -17,7 +17,7 @@ START_S = 60.0
 
 
 def chromium() -> str | None:
-    """Return the path of the Chromium executable, or None."""
+    """Return the path of the Chromium executable, or None if there is none."""
     names = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
     return next((path for name in names if (path := shutil.which(name))), None)
 
@@ -72,7 +72,7 @@ class Page:
         await self.call("Emulation.setEmulatedMedia", features=[feature])
 
     async def evaluate(self, expression: str) -> object:
-        """Return the value of a JavaScript expression; promises are awaited."""
+        """Return the value of a JavaScript expression; if it is a promise, wait for its result."""
         answer = await self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
         assert "exceptionDetails" not in answer, answer["exceptionDetails"]
         return answer["result"].get("value")
@@ -89,7 +89,7 @@ class Page:
         return str(await self.evaluate(f"document.querySelector({json.dumps(selector)}).innerText"))
 
     async def screenshot(self, path: Path) -> None:
-        """Write a picture of the whole page as PNG."""
+        """Write an image of the whole page to a PNG file."""
         shot = await self.call("Page.captureScreenshot", captureBeyondViewport=True)
         path.write_bytes(base64.b64decode(shot["data"]))  # noqa: ASYNC240 (nothing else runs here)
 

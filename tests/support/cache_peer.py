@@ -37,10 +37,13 @@ class CachePeer:
 
 
 class Cache:
-    """KV cache of one process: a transport with its pools and connections."""
+    """The KV cache of one process: a transport with its memory pools and connections."""
 
     def __init__(self, name, key=None, host=None):
-        """Create a cache without a transport. With a `key`, it belongs to the host named `host`, by default `name`."""
+        """Create a cache without a transport.
+
+        With `key`, a cluster key file, the cache has the network settings of the host `host`, which defaults to `name`.
+        """
         self.name, self.network = name, None
         self.transport, self.connections = None, []
         if key is not None:
@@ -49,7 +52,10 @@ class Cache:
             )
 
     def make(self, transport, epoch, layout, num_blocks, everything=True):
-        """Create a transport; return its descriptor. With `everything`, lease all blocks to `prefill` and `decode`."""
+        """Create a transport and return its descriptor.
+
+        If `everything` is True, all blocks are leased to the peers `prefill` and `decode`.
+        """
         make = load_transport(transport)
         self.transport = make(KvCacheSpec(self.name, epoch, layout, num_blocks, DEVICE, self.network))
         if everything:
@@ -75,7 +81,7 @@ class Cache:
         self.transport.ended(ended)
 
     def fill(self, seed):
-        """Fill all blocks with random contents that depend on the seed and the layout only."""
+        """Fill all blocks with random bytes that depend only on the seed and the layout."""
         torch.manual_seed(seed)
         for layer in range(len(self.transport.engine_pool.layout.layers)):
             for part in self.transport.engine_pool.block_rows(layer):
@@ -83,7 +89,7 @@ class Cache:
         self.transport.publish(range(self.transport.engine_pool.num_blocks))
 
     def rows(self):
-        """Return the blocks of each layer as bytes, keys before values."""
+        """Return the blocks of each layer as bytes; in a block, keys precede values."""
         pool = self.transport.landing_pool
         return [torch.cat(pool.block_rows(k), dim=1).cpu().numpy().copy() for k in range(len(pool.layout.layers))]
 

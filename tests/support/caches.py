@@ -1,4 +1,4 @@
-"""Prompts with common prefixes, and a recording observer of prefix caches."""
+"""A strategy for prompts with common prefixes, and an observer that records the changes of a prefix cache."""
 
 from hypothesis import strategies as st
 
@@ -7,13 +7,16 @@ from twofold.kvcache.prefix import prefix_keys
 
 
 def prompts(alphabet, longest):
-    """Strategy for prompts, as keys of one-token blocks; a smaller `alphabet` makes common prefixes more frequent."""
+    """Strategy for prompts, given as keys of one-token blocks.
+
+    The smaller `alphabet` is, the more often prompts have common prefixes.
+    """
     tokens = st.lists(st.integers(0, alphabet - 1), min_size=1, max_size=longest)
     return tokens.map(lambda drawn: tuple(prefix_keys(drawn, 1)))
 
 
 class RecordingObserver(CacheObserver):
-    """Cache observer that records the cached keys and the reasons of removals."""
+    """A cache observer that records the cached keys and the reasons for which keys were removed."""
 
     def __init__(self):
         self.keys, self.reasons = set(), []

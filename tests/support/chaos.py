@@ -1,4 +1,4 @@
-"""Fault injection into a service, under load from clients that check every response."""
+"""Injection of faults into a service, while clients stream responses and check all of them."""
 
 import asyncio
 import json
@@ -28,11 +28,11 @@ class Fault(StrEnum):
 
 
 class Chaos:
-    """Injects each fault into each role while clients stream: call `learn` for the reference outputs, then `run`.
+    """An injector of each fault into each role of a service, while clients stream responses.
 
-    `roles` are prefixes of worker names. One seed determines all random choices. `wrong` lists incorrect responses,
-    `faults` counts faults by (role, fault), `lost` counts lost attempts by stage, and `alive` counts running requests
-    by phase.
+    Call `learn` to record the reference outputs, then `run`. `roles` are prefixes of worker names. The seed determines
+    all random choices. `wrong` lists incorrect responses, `faults` counts faults by (role, fault), `lost` counts lost
+    attempts by stage, and `alive` counts the requests that run in each phase when a fault is injected.
     """
 
     def __init__(self, process, url, roles, *, clients=5, seed=1):
@@ -55,7 +55,7 @@ class Chaos:
         ]
 
     async def learn(self):
-        """Record the output of every prompt without faults."""
+        """Record the output of each prompt while there are no faults."""
         async with aiohttp.ClientSession() as session:
             self.answers = [await complete(session, self.url, **question) for question in self.questions]
 
@@ -80,7 +80,7 @@ class Chaos:
             self.lost[stage] = int(await asyncio.to_thread(metric, self.url, name))
 
     def report(self):
-        """Return a summary of faults and responses as text."""
+        """Return a text that summarizes the faults and responses."""
         hits = ", ".join(f"{role} {fault}: {count}" for (role, fault), count in sorted(self.faults.items()))
         return (
             f"\n{self.answered} responses, {len(self.wrong)} incorrect; {self.left} clients disconnected early"
@@ -88,7 +88,7 @@ class Chaos:
         )
 
     async def _client(self, session, name):
-        """Send prompts one after another and compare the outputs; one request in ten disconnects early."""
+        """Send prompts one after another and compare their outputs; disconnect early from one request in ten."""
         while not self.over:
             number = self.draw.randrange(len(self.questions))
             leave_after = self.draw.randrange(60) if self.draw.random() < 0.1 else None
@@ -103,7 +103,7 @@ class Chaos:
                 self.wrong.append((number, got, right))
 
     async def _stream(self, session, body, leave_after):
-        """Return the output tokens of a stream and whether it finished. Raises AssertionError on an error event."""
+        """Return the output tokens of a stream and whether it finished; raise AssertionError on an error event."""
         body = {**body, "stream": True, "return_token_ids": True}
         tokens = []
         async with session.post(f"{self.url}/v1/completions", json=body) as response:
@@ -131,7 +131,7 @@ class Chaos:
             self.waking.add(wakes)
 
     def _send(self, role, fault):
-        """Signal a running worker of the role and return its process; None if there is none."""
+        """Send the fault's signal to a running worker of `role` and return its process, or None if there is none."""
         with suppress(psutil.NoSuchProcess):  # a process ended because of an earlier fault
             able = [one for one in named(self.process, f"{role}.*") if _runs(one)]
             if able:

@@ -1,4 +1,4 @@
-"""An OTLP collector on a socket that records exports."""
+"""An OTLP collector on a socket, which records the exports that it receives."""
 
 import http.server
 import threading
@@ -7,14 +7,14 @@ from contextlib import contextmanager
 
 
 class Collector:
-    """OTLP collector; `received` has (path, body) of every export."""
+    """An OTLP collector; `received` lists the exports as (path, body)."""
 
     def __init__(self, url: str) -> None:
         self.url = url
         self.received: list[tuple[str, bytes]] = []
 
     def spans(self) -> list:
-        """Return all received spans as protocol buffers."""
+        """Return all received spans as protocol buffer messages."""
         from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
         return [
@@ -28,7 +28,7 @@ class Collector:
 
 @contextmanager
 def collecting() -> Iterator[Collector]:
-    """Run a collector that accepts all exports during the context."""
+    """Run a collector that accepts all exports while the context is open."""
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_POST(self) -> None:

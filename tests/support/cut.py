@@ -11,9 +11,9 @@ _PIDFD_GETFD = 438  # in the common Linux syscall table
 
 
 def cut_between(processes):
-    """Shut down all TCP connections among `processes`; return their number.
+    """Shut down all TCP connections among `processes`; return the number of connection ends shut down.
 
-    Works on duplicates of the sockets (pidfd_getfd): shutting down a duplicate shuts down the original, too.
+    The sockets are duplicated with pidfd_getfd, because shutting down a duplicate also shuts down the original.
     """
     ends = [
         (process, one)

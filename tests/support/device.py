@@ -1,4 +1,4 @@
-"""Device of the torch engine in tests: TWOFOLD_TEST_DEVICE, by default the CPU (see `make test-gpu`)."""
+"""The device of the torch engine in tests: TWOFOLD_TEST_DEVICE if set, otherwise the CPU (see `make test-gpu`)."""
 
 import os
 

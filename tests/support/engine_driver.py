@@ -1,4 +1,4 @@
-"""Runs requests on an engine without a scheduler: scattered blocks, mixed batches, chunked prefill."""
+"""A driver that runs requests on an engine without a scheduler: scattered blocks, mixed batches, chunked prefill."""
 
 import random
 from collections.abc import Callable, Sequence
@@ -10,7 +10,7 @@ from twofold.request import SamplingParams
 
 @dataclass
 class Driven:
-    """A request that runs on an engine, with its blocks and its output so far."""
+    """A request that runs on an engine, with its blocks and the output generated so far."""
 
     id: str
     prompt: list[int]
@@ -50,10 +50,10 @@ def drive(
     seed: int = 0,
     scatter: bool = True,
 ) -> list[list[Sampled]]:
-    """Run all prompts and return their outputs of `sampling.max_tokens` tokens each; EOS tokens do not end an output.
+    """Run all prompts and return an output of `sampling.max_tokens` tokens for each; EOS does not end an output.
 
-    Each iteration takes up to `max_batch` unfinished requests in random order, with at most `chunk()` tokens each.
-    Blocks are shuffled unless `scatter` is False.
+    Each iteration runs up to `max_batch` unfinished requests in random order, with at most `chunk()` tokens per
+    request. Blocks are assigned in random order if `scatter` is True.
     """
     rng = random.Random(seed)
     each = [sampling] * len(prompts) if isinstance(sampling, SamplingParams) else sampling

@@ -1,4 +1,4 @@
-"""A clock that advances only by sleeps and by `pass_time`; each sleep overshoots by a fixed time."""
+"""A clock that advances only by sleeps and `pass_time`; each sleep ends `oversleep` picoseconds too late."""
 
 
 class FakeClock:

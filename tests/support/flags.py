@@ -1,4 +1,4 @@
-"""Flags of `twofold serve` in end-to-end tests."""
+"""Flags of `twofold serve` that end-to-end tests use."""
 
 from support.device import DEVICE
 

@@ -1,4 +1,4 @@
-"""Emulated services forked from one process that has already imported Twofold, so that they start quickly."""
+"""Emulated services that start quickly, because they are forked from a process that has already imported Twofold."""
 
 import multiprocessing
 import os
@@ -16,7 +16,10 @@ FORKS.set_forkserver_preload(["support.forked_service", "twofold.cli.serve.run"]
 
 @contextmanager
 def forked_service(*flags):
-    """Run `twofold serve FLAGS…` during the context and yield its URL; fails with its log if it ends during startup."""
+    """Run `twofold serve FLAGS…` while the context is open, and yield the service's URL.
+
+    If the service ends during startup, the assertion error contains its log.
+    """
     port = free_port()
     arguments = ["twofold", "serve", "--port", str(port), *map(str, flags)]
     url = f"http://127.0.0.1:{port}"

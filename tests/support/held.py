@@ -12,13 +12,13 @@ _SEGMENT = re.compile(r"/(?:memfd:|dev/shm/)\S*")
 
 
 def family(process):
-    """Return the processes of a service: the gateway, then its descendants."""
+    """Return the processes of a service: the gateway, followed by its descendants."""
     root = psutil.Process(process.pid)
     return [root, *root.children(recursive=True)]
 
 
 def segments(process):
-    """Return the shared memory segments that the processes of a service have mapped or open, as (path, inode)."""
+    """Return the shared memory segments that a service's processes have mapped or opened, as (path, inode)."""
     found = set()
     for one in family(process):
         for look in (_mapped, _open):
@@ -57,7 +57,7 @@ def socket_files(process):
 
 
 def holdings(process):
-    """Return the numbers of processes, segments, socket files, open files and threads of a service."""
+    """Return how many processes, segments, socket files, open files and threads a service has, by kind."""
     gateway, *others = family(process)
     return {
         "processes": 1 + len(others),
@@ -69,10 +69,11 @@ def holdings(process):
 
 
 def leaks(process, before, *, tries=6000, pause_s=0.1):
-    """Poll until a service holds no more resources than `before`; return {kind: (before, now)} of leaks.
+    """Poll until a service holds no more resources than `before`.
 
-    Missing processes count as leaks as well. The gateway may have four more open files per worker: each of a worker's
-    four threads connects to the controller with its first message.
+    Returns a dict that maps the kind of each leaked resource to (before, now). Missing processes count as a leak, too.
+    The gateway may have four more open files per worker, because each of a worker's four threads opens a connection to
+    the controller when it sends its first message.
     """
     most = {**before, "open files of the gateway": before["open files of the gateway"] + 4 * before["processes"]}
     for _ in range(tries):

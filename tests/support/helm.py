@@ -1,4 +1,4 @@
-"""Run helm: the binary if installed, otherwise the helm-python-sdk package."""
+"""Functions that run helm: the installed binary or, if there is none, the helm-python-sdk package."""
 
 import json
 import shutil
@@ -13,13 +13,13 @@ _KUBERNETES = "1.30.0"  # rendered for this version, because there is no cluster
 
 
 def rendered(name, values):
-    """Return the chart's rendered objects by kind and name; raises ValueError with helm's error message."""
+    """Render the chart and return its objects by (kind, name); raise ValueError with helm's error message."""
     texts = _by_binary(name, values) if shutil.which("helm") else _by_library(name, values)
     return by_name(each for text in texts for each in yaml.safe_load_all(text) if each)
 
 
 def by_name(objects):
-    """Return Kubernetes objects by (kind, name); fails if two objects have the same key."""
+    """Return Kubernetes objects by (kind, name); raise AssertionError if two objects have the same key."""
     found = {}
     for each in objects:
         key = each["kind"], each["metadata"]["name"]

@@ -1,4 +1,4 @@
-"""Executor of the planner's trials that evaluates them immediately, with an analytic cluster."""
+"""An executor of the planner's trials that evaluates each trial immediately, with an analytic cluster."""
 
 from concurrent.futures import Future
 
@@ -7,7 +7,7 @@ from twofold.planning.evaluation import SimulatedTrial
 
 
 class InlineExecutor:
-    """Executor that counts trials in `runs` and raises KeyboardInterrupt after `interrupt_after` trials."""
+    """An executor that counts trials in `runs` and raises KeyboardInterrupt after `interrupt_after` trials."""
 
     def __init__(self, cluster=None, interrupt_after=None):
         self.cluster = cluster or AnalyticCluster(slack=3.0)
@@ -26,4 +26,4 @@ class InlineExecutor:
         return self
 
     def __exit__(self, *_exception):
-        """Do nothing: there is nothing to release."""
+        """Do nothing, because the executor holds no resources."""

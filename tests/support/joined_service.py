@@ -1,4 +1,4 @@
-"""A service with a prefill worker, and a host with a decode worker that joins it."""
+"""A service with a prefill worker, and a second host with a decode worker that joins the service."""
 
 import os
 import re
@@ -17,7 +17,10 @@ TWOFOLD = [sys.executable, "-m", "twofold.cli.main"]
 
 
 class JoinedService:
-    """Processes of a service and of hosts that join it, on this machine or on the emulated `hosts`."""
+    """The processes of a service and of the hosts that join it.
+
+    All run on this machine, or on the emulated `hosts` if given.
+    """
 
     def __init__(self, model, folder, hosts=None):
         self.model, self.folder, self.hosts = model, Path(folder), hosts
@@ -29,7 +32,7 @@ class JoinedService:
         self.processes = []
 
     def serve(self, *flags, engine=ENGINE, program=None):
-        """Start `twofold serve`, or a `program` with the same flags; call `wait` until it is ready."""
+        """Start `twofold serve`, or `program` with the same flags; then call `wait` until the service is ready."""
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         listen = ["--listen-workers", self.controller, "--cluster-key", str(self.key)]
@@ -39,7 +42,7 @@ class JoinedService:
         return self.service
 
     def join(self, *flags, model=None, key=None, log="join.log", name="other"):
-        """Start `twofold join` with `flags`; return its process."""
+        """Start `twofold join` with `flags` and return its process."""
         address = ["--name", name, "--address", self.addresses[1]]
         command = [*TWOFOLD, "join", self.controller, "--cluster-key", str(key or self.key)]
         return self._start(1, [*command, "--model", str(model or self.model), *address, *flags], log)
@@ -48,7 +51,7 @@ class JoinedService:
         assert wait_ready(self.service, self.url), self.logged("serve.log")
 
     def wait_logged(self, log, text, after=0, tries=6000):
-        """Poll until the log of a process contains `text` after its first `after` characters."""
+        """Poll until the log file `log` contains `text`; ignore the first `after` characters of the file."""
         for _ in range(tries):
             if text in self.logged(log)[after:]:
                 return
@@ -78,7 +81,7 @@ class JoinedService:
 
 @contextmanager
 def joined_service(model, folder, *flags, there=("--decode", "1"), hosts=None, program=None):
-    """Run a service with `flags` and a joined host with the flags `there`; yield both when they are ready."""
+    """Run a service with `flags` and a host that joins it with the flags `there`; yield when the service is ready."""
     running = JoinedService(model, folder, hosts)
     try:
         running.serve(*flags, program=program)
@@ -90,5 +93,10 @@ def joined_service(model, folder, *flags, there=("--decode", "1"), hosts=None, p
 
 
 def worker(process, name):
+<<<<<<< HEAD
     """Return the process of a worker among the descendants of a service or joined host."""
     return named(process, f"{re.escape(name)}.*")[0]
+=======
+    """Return the process of the worker `name`, a descendant of a service or of a joined host."""
+    return next(c for c in psutil.Process(process.pid).children(recursive=True) if c.name().startswith(name))
+>>>>>>> d8

@@ -1,4 +1,4 @@
-"""Model of KV memory that tracks the request and position behind each device and host block."""
+"""A model of KV memory that records which request and position each device and host block holds."""
 
 from collections.abc import Callable, Iterable, Sequence
 
@@ -12,10 +12,11 @@ Label = BlockKey | tuple[str, int]
 
 
 class KvContents:
-    """Checks that every sequence of a worker finds its own KV, even if block copies run as late as allowed.
+    """A model that checks that every sequence of a worker finds its own KV, even if block copies run as late as
+    allowed.
 
     Peers are assumed to write blocks as soon as the lease is granted. `keys_of` returns the keys of a request's full
-    prompt blocks. Blocks with equal keys are interchangeable; other blocks belong to one request.
+    prompt blocks. Blocks with equal keys are interchangeable; a block without a key belongs to one request.
     """
 
     def __init__(
@@ -36,12 +37,12 @@ class KvContents:
         return isinstance(self._instance.blocks, PagedBlockAllocator)
 
     def leased(self, request_id: str, blocks: Iterable[int], *, torn: bool = False) -> None:
-        """Record that a peer has written these blocks, or (`torn`) is still writing them."""
+        """Record that a peer has written these blocks or, if `torn` is True, is still writing them."""
         for place, block in enumerate(blocks):
             self._here[block] = ("torn", place) if torn else self._whole(request_id, place)
 
     def begins(self, batch: Batch, copies: list[BlockCopy]) -> None:
-        """Record the block copies of a batch and the blocks of its sequences, for `ends`."""
+        """Record the block copies of a batch and the block tables of its sequences, which `ends` will check."""
         self._copies = copies
         self._tables = {i.request_id: tuple(self._instance.blocks_of(i.request_id)) for i in batch.items}
         wanted = (self._instance.copy_of(item.request_id) for item in batch.items)
@@ -49,7 +50,7 @@ class KvContents:
         self.shared_copies += len(self._shared_copies)
 
     def ends(self, batch: Batch, gone: Iterable[str]) -> None:
-        """Execute a batch and check that every live sequence of the batch finds its KV in place."""
+        """Execute a batch and check that every sequence of it, except `gone`, finds its KV in its blocks."""
         for copy in self._copies:
             for here, there in zip(copy.device_blocks, copy.host_blocks, strict=True):
                 if copy.out:

@@ -1,4 +1,4 @@
-"""Overload ledgers with simple iteration times: 1 ms per prompt token, 10 ms per decoding sequence."""
+"""Overload ledgers with simple iteration times: 1 ms per prompt token and 10 ms per decoding sequence."""
 
 from support.routed import load, pools
 from support.toy import ToyModel
@@ -25,13 +25,13 @@ def control(rule, *names, **how):
 
 
 def placed(name, *, prompt=100, prefill="p0", decode="d0", arrival_s=0.0, output=2, reused=0, fetch=None):
-    """Return a request placed on a prefill and a decode instance."""
+    """Return a request that is routed to a prefill and a decode instance."""
     request = Request(id=name, arrival_s=arrival_s, prompt_tokens=prompt, output_tokens=output)
     return PlacedRequest(request, Route(prefill, decode, (), reused, fetch))
 
 
 def decoding(made, *names, prompt=100, decode="d0", now=0.0):
-    """Add requests to the ledger `made`; they decode from `now` on."""
+    """Add decoding requests, which start to decode at the time `now`, to the ledger `made`."""
     for name in names:
         each = placed(name, prompt=prompt, decode=decode)
         made.placed(each, now)

@@ -1,4 +1,4 @@
-"""Messages in which workers register and report measured links."""
+"""The messages that workers send to register and to report link measurements."""
 
 from twofold.engine.base import KvLayout, LayerShape
 from twofold.instance import Role

@@ -1,4 +1,4 @@
-"""A short, fixed run for tests of simulation observers."""
+"""A short, constant series of reports for tests of simulation observers."""
 
 from twofold.instance import Role
 from twofold.request import FinishReason, Request
@@ -10,7 +10,7 @@ MS = 10**9
 
 
 def completed(request_id="chat-1", arrival_s=0.25):
-    """Return the timeline of a split request: TTFT 0.5 s, TPOT 0.125 s, E2E 1 s."""
+    """Return the timeline of a split request with a TTFT of 0.5 s, a TPOT of 0.125 s and an E2E of 1 s."""
     return Timeline(
         Request(id=request_id, arrival_s=arrival_s, prompt_tokens=1_204, output_tokens=5),
         moments={
@@ -32,13 +32,13 @@ def completed(request_id="chat-1", arrival_s=0.25):
 
 
 def refused(request_id="chat-2", arrival_s=0.5):
-    """Return the timeline of a rejected request, which has only an arrival."""
+    """Return the timeline of a rejected request, whose only moment is its arrival."""
     request = Request(id=request_id, arrival_s=arrival_s, prompt_tokens=9, output_tokens=1)
     return Timeline(request, moments={Moment.ARRIVED: arrival_s}, finish_reason=FinishReason.ERROR)
 
 
 def report_run(observer):
-    """Report to an observer: two instances, three runs of iterations, a transfer, a role change, two requests."""
+    """Report to an observer two instances, three runs, a transfer, a role change, two requests and two notes."""
     observer.role("prefill-0", Role.PREFILL, 0)
     observer.role("decode-0", Role.DECODE, 0)
     observer.note(250 * MS, "placement", "chat-1", "prefill-0, decode-0")

@@ -1,4 +1,4 @@
-"""Plans of clusters with constant, known numbers."""
+"""Cluster plans with constant numbers."""
 
 from support.analytic_cluster import COLOCATED, SPLIT, design
 from support.simulated import FITTED, pool
@@ -37,6 +37,9 @@ def plan(*choices, objective=Objective.THROUGHPUT, rate=None, break_even=None, w
 
 
 def split_and_colocated(split_rate=20.0, colocated_rate=10.0, **more):
-    """Return a plan of two designs, best first: split 5+5 at $278 and 83.5 kW, colocated 10 at $380 and 102 kW."""
+    """Return a plan of two designs, the one with the higher rate first.
+
+    The split design has 5+5 machines at $278 and 83.5 kW, the colocated design 10 machines at $380 and 102 kW.
+    """
     both = [choice(design(5, 5), split_rate), choice(design(10, family=COLOCATED), colocated_rate)]
     return plan(*sorted(both, key=lambda each: -each.highest_rate), **more)

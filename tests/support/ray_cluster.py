@@ -1,4 +1,4 @@
-"""A Ray cluster of several killable nodes on this machine, small enough for two cores."""
+"""A Ray cluster on this machine whose nodes can be killed, small enough for two CPU cores."""
 
 import os
 from contextlib import ExitStack, contextmanager
@@ -19,7 +19,7 @@ PATIENT = {
 
 
 class RayNodes:
-    """Nodes of a Ray cluster; `address` is the address of the head node, which is never killed."""
+    """The nodes of a Ray cluster; `address` is that of the head node, which is never killed."""
 
     def __init__(self, head_cpus, **labels):
         arguments = {"num_cpus": head_cpus, "include_dashboard": False, "labels": labels or None, **SMALL}
@@ -41,7 +41,7 @@ class RayNodes:
         return self._nodes[node].all_processes["raylet"][0].process
 
     def kill(self, node):
-        """Kill a node's raylet and reap it, because the node's workers take a zombie for a running process."""
+        """Kill a node's raylet and reap the process, because the node's workers treat a zombie as a running process."""
         process = self.raylet(node)
         process.kill()
         process.wait()
@@ -52,7 +52,7 @@ class RayNodes:
 
 
 def patient(get_node):
-    """Add retries to `get_node`, because its timeout of 30 s is too short on a busy machine."""
+    """Return `get_node` with added retries, because its own timeout of 30 s is too short on a busy machine."""
 
     def found(*arguments):
         try:

@@ -1,4 +1,4 @@
-"""A service on a Ray cluster, and clients that check every response."""
+"""A service on a Ray cluster, and clients that check all responses."""
 
 import asyncio
 import json
@@ -24,7 +24,7 @@ CLIENTS = 3
 
 
 class RayService:
-    """A `twofold serve --launcher ray` process; `output` is the text that it has logged."""
+    """A `twofold serve --launcher ray` process; `output` is its log."""
 
     def __init__(self, model, address, folder, flags):
         self.log = folder / "serve.log"
@@ -40,11 +40,11 @@ class RayService:
         return self.log.read_text()
 
     def nodes(self):
-        """Return the node of each worker, by the latest log line about it."""
+        """Return a dict that maps each worker to its node, according to the latest log line about the worker."""
         return dict(re.findall(r"(\w+-\d) is on node (\w+)", re.sub(r"\s+", " ", self.output)))
 
     def states(self):
-        """Return (role, state) of each worker."""
+        """Return a dict that maps each worker to its (role, state)."""
         return {each.instance: (each.role.value, each.state) for each in pools_run.ask(self.url, None).pools}
 
     def up(self):
@@ -65,7 +65,7 @@ def ray_service(model, address, folder, *flags):
 
 
 class Load:
-    """Clients that send prompts one after another until `over` is set, and compare outputs with `answers`."""
+    """Clients that each send one prompt after another until `over` is set, and compare the outputs with `answers`."""
 
     def __init__(self, url, answers):
         self._url, self._answers = url, answers
@@ -87,7 +87,7 @@ class Load:
 
 
 async def _stream(session, url, body):
-    """Return the output tokens of a stream; fails if the stream does not finish."""
+    """Return the output tokens of a stream; raise AssertionError if the stream does not finish."""
     tokens = []
     body = {**body, "stream": True, "return_token_ids": True}
     async with session.post(f"{url}/v1/completions", json=body) as response:
@@ -103,7 +103,7 @@ async def _stream(session, url, body):
 
 
 def answers_of(model):
-    """Return the outputs of colocated workers on this machine, as the reference."""
+    """Return the outputs of colocated workers on this machine, which serve as the reference."""
 
     async def ask(url):
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=300)) as session:
@@ -114,7 +114,7 @@ def answers_of(model):
 
 
 def under_load(service, answers, what):
-    """Call `what` under load; check that all streams are complete and unchanged, and that all blocks are freed."""
+    """Call `what` under load; check that all streams are complete and unchanged, and that all blocks become free."""
     load = Load(service.url, answers)
     with ThreadPoolExecutor(1) as pool:  # Ray's test cluster needs the main thread
         clients = pool.submit(asyncio.run, load.run())
@@ -135,6 +135,7 @@ def under_load(service, answers, what):
 
 
 def processes_of(worker):
+<<<<<<< HEAD
     """Return all processes, on any node, that have the name of the worker and a Ray actor as ancestor."""
     found = []
     for one in psutil.process_iter():
@@ -143,10 +144,15 @@ def processes_of(worker):
             if any("twofold.serving.launch.ray.host" in each.cmdline() for each in ancestors):
                 found.append(one)
     return found
+=======
+    """Return all processes that have the name `worker` and descend from a Ray actor of Twofold, on any node."""
+    named = [one for one in psutil.process_iter() if one.name() == worker]
+    return [one for one in named if any("twofold.serving.launch.ray.host" in each.cmdline() for each in one.parents())]
+>>>>>>> d8
 
 
 def until(true, tries=6000, pause_s=0.1):
-    """Call `true` repeatedly until it returns a true value, and return that value."""
+    """Call the function `true` repeatedly until its result is true, and return the result."""
     for _ in range(tries):
         found = true()
         if found:

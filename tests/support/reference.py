@@ -1,11 +1,11 @@
-"""Greedy outputs of transformers, the reference for generated tokens."""
+"""Greedy outputs of transformers, with which tests compare generated tokens."""
 
 from collections.abc import Sequence
 from pathlib import Path
 
 
 def greedy_outputs(model_dir: Path, prompts: Sequence[list[int]], output: int) -> list[list[int]]:
-    """Return the greedy output ids of each prompt, computed one at a time by transformers in float32."""
+    """Return the greedy output ids of each prompt; transformers computes one prompt at a time in float32."""
     import torch
     from transformers import AutoModelForCausalLM
 

@@ -1,4 +1,4 @@
-"""Idle clusters, and instance loads in a given state, for tests of routers."""
+"""Idle clusters, and instance loads with given numbers, for tests of routers."""
 
 from functools import partial
 from types import SimpleNamespace
@@ -22,7 +22,7 @@ def request(name: str = "a", prompt: int = 100, output: int = 10, blocks: tuple[
 
 
 def cluster(roles: list[Role], router: str = "jsq", capacity_tokens: int | None = None) -> ClusterScheduler:
-    """Return a cluster scheduler with idle instances named by role and number."""
+    """Return a cluster scheduler with one idle instance per entry of `roles`, named `<role>-<number>`."""
     made = ClusterScheduler(ROUTERS[router](), FixedHandoff(HandoffMode.LAYER_WISE))
     names = [f"{role.value}-{i}" for i, role in enumerate(roles)]
     if router in FORECASTING_ROUTERS:
@@ -33,7 +33,10 @@ def cluster(roles: list[Role], router: str = "jsq", capacity_tokens: int | None 
 
 
 def load(name: str, capacity: int | None = None, queued: int = 0, **numbers: int) -> InstanceLoad:
-    """Return the load of an instance with `queued` waiting sequences; the first letter of its name gives its role."""
+    """Return the load of an instance with `queued` waiting sequences.
+
+    The first letter of `name` gives the role: `p` for prefill, `d` for decode, `m` for mixed.
+    """
     made = InstanceLoad(name, _ROLES[name[0]], capacity)
     made.queued = partial(int, queued)
     made.replace(NO_LOAD, LoadTotals(**numbers))
@@ -41,13 +44,13 @@ def load(name: str, capacity: int | None = None, queued: int = 0, **numbers: int
 
 
 def numbers(load: InstanceLoad | LoadTotals) -> SimpleNamespace:
-    """Return the totals of a load as an object that equals any other with the same totals."""
+    """Return the totals of a load as an object, so that loads with the same totals compare equal."""
     names = ("pending_prefill_tokens", "reserved_tokens", "prefills", "decodes", "requests")
     return SimpleNamespace(**{name: getattr(load, name) for name in names})
 
 
 def predicted(prefill: str, decode: str, reused_tokens: int = 0, fetch: PrefixFetch | None = None) -> Route:
-    """Return an expected route that equals a router's route regardless of the predicted TTFT."""
+    """Return an expected route for comparison with a router's route; any predicted TTFT compares equal."""
     return Route(prefill, decode, (), reused_tokens, fetch, ANY)
 
 

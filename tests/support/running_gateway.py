@@ -1,4 +1,4 @@
-"""The gateway on a real socket, in a thread with its own event loop."""
+"""A gateway on a real socket, which runs in a thread with its own event loop."""
 
 import asyncio
 import socket
@@ -19,7 +19,7 @@ from twofold.serving.gateway.server import HttpServer
 
 @contextmanager
 def running_app(app: FastAPI, limits: RequestLimits | None = None) -> Iterator[str]:
-    """Serve `app` during the context and yield its base URL."""
+    """Serve `app` while the context is open, and yield its base URL."""
     sock = socket.create_server(("127.0.0.1", 0))
     url = f"http://127.0.0.1:{sock.getsockname()[1]}"
     up = threading.Event()
@@ -53,7 +53,7 @@ def running_gateway(
     keys: KeyRing | None = None,
     limits: RequestLimits | None = None,
 ) -> Iterator[httpx.Client]:
-    """Yield an HTTP client of a gateway that runs in front of `service`."""
+    """Run a gateway in front of `service`, and yield an HTTP client of the gateway."""
     app = create_app(service, byte_level() if tokenizer else None, keys=keys, limits=limits)
     with running_app(app, limits) as url, httpx.Client(base_url=url, timeout=600) as client:
         yield client

@@ -1,4 +1,4 @@
-"""A service process for a single test, so that the test may break it."""
+"""A service process that belongs to a single test, so that the test may break it."""
 
 import re
 import subprocess
@@ -15,7 +15,10 @@ ROUTE = ("-m", "twofold.cli.main", "route")  # alternative `program`
 
 @contextmanager
 def running_service(model, *flags, port=None, program=("-m", "twofold.cli.main", "serve")):
-    """Run `twofold serve MODEL FLAGS…`, yield (process, URL), and kill it at exit. A MODEL of None is omitted."""
+    """Run `twofold serve MODEL FLAGS…`, or `program` instead; yield (process, URL), and kill the process at exit.
+
+    If `model` is None, the command has no MODEL argument.
+    """
     port = free_port() if port is None else port
     given = [] if model is None else [str(model)]
     command = [sys.executable, *program, *given, *flags, "--port", str(port)]
@@ -29,7 +32,7 @@ def running_service(model, *flags, port=None, program=("-m", "twofold.cli.main",
 
 
 def ended(processes, tries=6000):
-    """Poll until all of these psutil processes have ended or are zombies; return False after `tries` polls."""
+    """Poll until all `processes` (of psutil) have ended or are zombies; return False after `tries` polls."""
     for _ in range(tries):
         if not any(_running(process) for process in processes):
             return True

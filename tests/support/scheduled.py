@@ -36,7 +36,7 @@ def request(name: str, prompt: int = 10, output: int = 3, arrival_s: float = 0.0
 
 
 def arrive(instance: InstanceScheduler, made: Request, source: str = "p") -> None:
-    """Lease blocks to a request prefilled on `source`, and mark its KV cache as received."""
+    """Lease blocks to a request that is prefilled on `source`, and report that its KV cache has been received."""
     assert instance.lease_now(made, source, 0.0) is not None
     assert instance.kv_received(made.id, EPOCH)
 
@@ -49,7 +49,7 @@ def step(instance: InstanceScheduler, stopped: tuple[str, ...] | set[str] = ()) 
 
 
 def ran(instance: InstanceScheduler) -> list[str]:
-    """Run one iteration and return the ids of its requests in order."""
+    """Run one iteration and return the ids of the requests in its batch, in order."""
     batch = instance.next_batch(0.0)
     assert batch is not None
     instance.complete(batch)

@@ -1,4 +1,4 @@
-"""An OpenAI-compatible server on a real socket that follows a script and records requests."""
+"""An OpenAI-compatible server on a real socket, which follows a script and records the requests."""
 
 import asyncio
 import json
@@ -12,38 +12,38 @@ from aiohttp import web
 
 @dataclass(frozen=True)
 class Send:
-    """Script step: write these bytes in one piece."""
+    """A script step that writes the bytes `data` at once."""
 
     data: bytes
 
 
 @dataclass(frozen=True)
 class Pause:
-    """Script step: sleep."""
+    """A script step that sleeps for `seconds`."""
 
     seconds: float
 
 
 @dataclass(frozen=True)
 class UntilAsked:
-    """Script step: wait until `count` completions have been requested."""
+    """A script step that waits until the server has received `count` completion requests."""
 
     count: int
 
 
 @dataclass(frozen=True)
 class Hang:
-    """Script step: keep the connection open and send nothing."""
+    """A script step that keeps the connection open and sends nothing."""
 
 
 @dataclass(frozen=True)
 class Drop:
-    """Script step: abort the connection in the middle of the response."""
+    """A script step that aborts the connection in the middle of the response."""
 
 
 @dataclass(frozen=True)
 class Refuse:
-    """Script step: respond with an HTTP error before the stream starts."""
+    """A script step that responds with an HTTP error before the stream starts."""
 
     status: int
     body: bytes = b'{"error": {"message": "refused by the script"}}'
@@ -71,7 +71,7 @@ DONE = b"data: [DONE]\n\n"
 
 
 def well_behaved(body: Body) -> list[Step]:
-    """Return the script of a response with one chunk per requested token, then usage and [DONE]."""
+    """Return the script of a response with one chunk per requested token, followed by the usage and [DONE]."""
     wanted = int(str(body["max_tokens"]))
     prompt = body["prompt"]
     length = len(prompt) if isinstance(prompt, list) else len(str(prompt).split())
@@ -81,7 +81,7 @@ def well_behaved(body: Body) -> list[Step]:
 
 @dataclass
 class ScriptedEndpoint:
-    """A running server: its URL, and the bodies and headers of all completion requests in order."""
+    """A running server: its URL, and the bodies and headers of all completion requests in order of arrival."""
 
     script: Script = well_behaved
     models: Sequence[Body] = ({"id": "scripted", "max_model_len": 4096},)
@@ -128,7 +128,7 @@ class ScriptedEndpoint:
 
 @contextmanager
 def endpoint(script: Script = well_behaved, **settings: object) -> Iterator[ScriptedEndpoint]:
-    """Run a scripted endpoint in its own thread, so that a test may block or run an event loop."""
+    """Run a scripted endpoint in a separate thread, so that the test may block or run an event loop."""
     scripted = ScriptedEndpoint(script=script, **settings)  # type: ignore[arg-type]
     started, finish = threading.Event(), asyncio.Event()
     loops: list[asyncio.AbstractEventLoop] = []

@@ -1,4 +1,4 @@
-"""A service stub that follows a script and records calls, to test the gateway without workers."""
+"""A stub of the service that follows a script and records calls, so that gateway tests need no workers."""
 
 import asyncio
 import threading
@@ -18,7 +18,7 @@ FIRST_TEXT_TOKEN = 2
 
 
 class Gate:
-    """Script step at which the service waits until the test calls `open`."""
+    """A script step at which the service waits until the test calls `open`."""
 
     def __init__(self) -> None:
         self._open = threading.Event()
@@ -42,7 +42,10 @@ def served_model(**changes: object) -> ServedModel:
 
 
 class ScriptedService:
-    """Service stub that generates tokens from prompt, seed and position, or from `script` if given."""
+    """A stub of the service that generates the tokens of `script`.
+
+    By default, each token is random and depends only on prompt, seed and position.
+    """
 
     def __init__(self, script: Script | None = None, *, model: ServedModel | None = None, delay_s: float = 0.0) -> None:
         self.model = model or served_model()
@@ -102,7 +105,7 @@ class ScriptedService:
         return b"# HELP scripted_requests_total requests\nscripted_requests_total 0\n"
 
     def wait_until(self, condition: Callable[["ScriptedService"], bool]) -> None:
-        """Block the test's thread until the recorded calls meet `condition`; fails after a timeout."""
+        """Block the test's thread until `condition` is true for the recorded calls; raise AssertionError on timeout."""
         with self._changed:
             assert self._changed.wait_for(lambda: condition(self), timeout=600), (
                 f"started {len(self.started)}, finished {len(self.finished)}, aborted {len(self.aborted)}"

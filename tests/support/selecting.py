@@ -1,4 +1,4 @@
-"""Scheduler queues in a given state, and the batches that a batcher selects from them."""
+"""Scheduler queues with given sequences, and the batches that a batcher selects from the queues."""
 
 from dataclasses import dataclass, field
 
@@ -14,7 +14,7 @@ OUTPUT_TOKENS = 8
 
 @dataclass
 class State:
-    """Sequences by queue; `selected` merges several states into one."""
+    """Sequences by queue; `selected` merges the sequences of several states."""
 
     waiting: list[ScheduledSequence] = field(default_factory=list)
     prefilling: list[ScheduledSequence] = field(default_factory=list)
@@ -24,7 +24,7 @@ class State:
 
 @dataclass
 class Selected:
-    """A selected batch by request id, with the number of tokens of each prefill."""
+    """A selected batch: request ids by kind of work, with the number of tokens of each prefill."""
 
     prefills: list[tuple[str, int]]
     resume: list[str]
@@ -40,17 +40,20 @@ def sequence(name: str, prompt: int = 10, output: int = OUTPUT_TOKENS, **more: i
 
 
 def waiting(*prompts: int, name: str = "w") -> State:
-    """Return a state with waiting prompts of these lengths."""
+    """Return a state with one waiting prompt for each length in `prompts`."""
     return State(waiting=[sequence(f"{name}{i}", prompt) for i, prompt in enumerate(prompts)])
 
 
 def prefilling(prompt: int, computed: int, name: str = "s") -> State:
-    """Return queues with one prompt in prefill, of which `computed` tokens are computed."""
+    """Return a state with one prompt in prefill, whose first `computed` tokens have been computed."""
     return State(prefilling=[sequence(name, prompt, computed=computed)])
 
 
 def ready(count: int, output_tokens: tuple[int, ...] = ()) -> State:
-    """Return a state with sequences that may start to decode; each reserves KV for its entry in `output_tokens`."""
+    """Return a state with `count` sequences that are ready to decode.
+
+    Sequence i reserves KV for `output_tokens[i]` output tokens, if this entry exists.
+    """
     made = [sequence(f"r{i}", computed=10, generated=1) for i in range(count)]
     for each, tokens in zip(made, output_tokens, strict=False):
         each.decode_tokens = tokens
@@ -58,7 +61,7 @@ def ready(count: int, output_tokens: tuple[int, ...] = ()) -> State:
 
 
 def decoding(count: int) -> State:
-    """Return a state with decoding sequences of one generated token each."""
+    """Return a state with `count` decoding sequences, each with one generated token."""
     return State(decodes=[sequence(f"d{i}", computed=10, generated=1) for i in range(count)])
 
 
@@ -91,7 +94,7 @@ def named(selection: SchedulerOutput) -> Selected:
 
 
 def selected(batcher: Batcher, *parts: State | SchedulingBudget) -> Selected:
-    """Queue the sequences of all states, decoding ones first, and return the batch that `batcher` selects."""
+    """Queue the sequences of all states, first the decoding sequences, and return the batch that `batcher` selects."""
     states = tuple(part for part in parts if isinstance(part, State))
     running = merged((State(ready=[each for state in states for each in state.decodes]),))
     for each in running.ready:

@@ -1,4 +1,4 @@
-"""Simulation results with constant, known numbers."""
+"""Simulation results with constant numbers."""
 
 import math
 
@@ -22,7 +22,7 @@ def histogram(*seconds):
 
 
 def spread(middle, count=100):
-    """Return a histogram of values from a tenth to ten times `middle`, logarithmically spaced."""
+    """Return a histogram of `count` values, logarithmically spaced from a tenth of `middle` to ten times `middle`."""
     return histogram(*(middle * 10 ** (2 * index / (count - 1) - 1) for index in range(count)))
 
 

@@ -1,4 +1,4 @@
-"""Samples the shared memory and disk usage of a service while a test runs."""
+"""Measurement of a service's shared memory and disk usage while a test runs."""
 
 import threading
 from contextlib import contextmanager
@@ -12,7 +12,10 @@ _SHARED = "/memfd:twofold-"  # prefix of Twofold's segments in /proc/PID/maps
 
 
 def shared_bytes(process):
-    """Return the bytes of shared memory that a service has mapped, by segment name; each segment counts once."""
+    """Return the bytes of shared memory that a service has mapped, by segment name.
+
+    A segment mapped by several processes counts once.
+    """
     sizes = {}
     for child in children(process):
         mapped = {}
@@ -39,7 +42,7 @@ def _mappings(pid):
 
 
 def disk_bytes(directory):
-    """Return the size of a directory: the sum of file sizes or of allocated disk blocks, the larger of both."""
+    """Return the size of a directory: the sum of its file sizes or, if larger, of its allocated disk blocks."""
     apparent = allocated = 0
     for path in directory.glob("*"):
         try:
@@ -52,7 +55,10 @@ def disk_bytes(directory):
 
 @contextmanager
 def largest(*measures):
-    """Poll `measures`, which return values by name, in a thread; yield a dict of maximum values for each measure."""
+    """Call the functions `measures` repeatedly in a thread while the context is open.
+
+    Each function returns values by name. Yields a list with one dict per function, which maps names to maximum values.
+    """
     most = [{} for _ in measures]
     looks, done = [0], threading.Event()
 

@@ -1,9 +1,9 @@
-"""Script that runs models with tensor and pipeline parallelism, with forked ranks, and prints the outputs.
+"""Script that runs models with tensor and pipeline parallelism on forked ranks and prints the results.
 
-Arguments: a directory for files; then for each model its directory and its degrees, as in 2x1,1x2 (tensor x
-pipeline). Reads prompts from stdin as JSON. Prints one JSON line per model, with an entry per pair of degrees:
-[[[token id, log probability], …] per prompt, layers reported by one iteration, first token of each prompt in a
-pipelined run].
+Arguments: a directory for temporary files; then, for each model, its directory and a list of degrees such as 2x1,1x2
+(tensor x pipeline). The script reads prompts from stdin as JSON and prints one JSON line per model. The line is a list
+with one entry per degree: [[[token id, log probability], …] for each prompt, layers that one iteration reports, first
+token of each prompt in a pipelined run].
 """
 
 import json
@@ -42,7 +42,8 @@ def main(files, *models):
 def of_split(model, files, split, prompts):
     """Run a model with the degrees of parallelism `split` and return its results.
 
-    All ranks are forked: each shards the model in place, and the next split needs the whole model.
+    All ranks, including the first, are forked processes, because a rank shards the model in place and the next split
+    needs the whole model.
     """
     plan = MemoryPlan(layout=model.layout(16), num_blocks=BLOCKS, max_model_len=model.max_model_len)
     factory = TorchFactory(model, "", plan, "cpu", None, None)
@@ -80,7 +81,7 @@ def fork(run):
 
 
 def driven(engine, prompts):
-    """Return [outputs with chunked prefill, layers that one iteration reports, first tokens of a pipelined run]."""
+    """Return [outputs with chunked prefill, layers that one iteration reports, first tokens in a pipelined run]."""
     sizes = iter([40, 200, 3] * 1000)
     outputs = drive(engine, prompts, GREEDY, chunk=lambda: next(sizes), max_batch=3)
     layers = []
@@ -90,7 +91,7 @@ def driven(engine, prompts):
 
 
 def first_tokens(engine, prompts):
-    """Return the first tokens of a pipelined run, in which several chunks of a prompt are in flight."""
+    """Return the first token of each prompt in a pipelined run with several chunks of a prompt in flight."""
     begin = getattr(engine, "begin", lambda steps, on_layer, ended: ended(engine.run(steps, on_layer)))
     ended, begun, block = queue.SimpleQueue(), 0, 0
     for prompt in prompts:

@@ -1,4 +1,4 @@
-"""A worker with a model and a client of its host's KV store, in the test's process."""
+"""A worker that runs in the test's process, with a model and a client of the host's KV store."""
 
 import threading
 import time
@@ -36,7 +36,11 @@ def until(happens):
 
 
 class GatedCopier:
-    """Block copier with a gate: `hold(layer)` blocks reads from that layer on until `open`; `done` lists copies."""
+    """A block copier whose reads can be held back.
+
+    `hold(layer)` blocks reads of this and later layers until `open` is called. `done` lists the copies made since
+    `hold`.
+    """
 
     def __init__(self, copier):
         self.layers, self.span = copier.layers, copier.span
@@ -64,7 +68,7 @@ class GatedCopier:
 
 
 class RecordingOutbox:
-    """Outbox stub that records the tokens and the reused prompt tokens of each request."""
+    """A stub of the outbox that records the tokens and the number of reused prompt tokens of each request."""
 
     def __init__(self):
         self.tokens, self.reused, self.failed = {}, {}, set()
@@ -79,7 +83,7 @@ class RecordingOutbox:
 
 
 class StoreWorker:
-    """Worker that runs its batch loop on a thread and loads prefixes from a KV store."""
+    """A worker that runs its batch loop on a thread and loads prefixes from a KV store."""
 
     def __init__(self, model, client, num_blocks):
         self.pool = KvPool(model.layout(BLOCK), num_blocks)
@@ -116,9 +120,9 @@ class StoreWorker:
         self._thread.join()
 
     def submit(self, name, prompt, output, *, target=None):
-        """Submit a request as the inbox thread does.
+        """Submit a request as the worker's inbox thread does.
 
-        With a `target`, the worker prepares a hand-off to it, but never gets a lease.
+        With a `target` instance, the worker prepares a hand-off to this instance, but never gets a lease from it.
         """
         request = Request(
             id=name,
@@ -144,13 +148,13 @@ class StoreWorker:
             self.state.changed.notify()
 
     def answer(self, name, prompt, output):
-        """Run a request; return its tokens and the number of reused prompt tokens."""
+        """Run a request and return its output tokens and its number of reused prompt tokens."""
         self.submit(name, prompt, output)
         until(lambda: len(self.outbox.tokens.get(name, ())) == output)
         return self.outbox.tokens[name], self.outbox.reused[name]
 
     def idle(self):
-        """Return whether no block is held and no put is pending."""
+        """Return whether no KV block is in use and no copy to the store is pending."""
         with self.state.changed:
             return (
                 self.shared.num_free == self.shared.num_blocks
@@ -161,7 +165,7 @@ class StoreWorker:
 
 @contextmanager
 def store_worker(model, client, num_blocks=160):
-    """Yield a worker with limited memory, and check that all its blocks are free at the end."""
+    """Yield a worker with `num_blocks` KV blocks, and check that all of them are free at the end."""
     worker = StoreWorker(model, client, num_blocks)
     try:
         yield worker

@@ -1,4 +1,4 @@
-"""Helpers for tests with KV stores on hosts: send prompts, kill processes, and read the metrics of the stores."""
+"""Helpers for tests with a KV store on each host: send prompts, kill processes, and read metrics of the stores."""
 
 import os
 import random
@@ -21,7 +21,7 @@ def tokens(seed, count):
 
 
 async def ask(url, prompt):
-    """Return the greedy output tokens and the number of cached prompt tokens of one completion."""
+    """Send a prompt; return the greedy output tokens and the number of cached prompt tokens."""
     async with aiohttp.ClientSession() as session:
         return await complete_cached(session, url, prompt, **GREEDY)
 
@@ -35,20 +35,20 @@ def until(happens):
 
 
 def running(process, name):
-    """Return the pid of a service's child process with this name."""
+    """Return the pid of the child process `name` of a service."""
     (found,) = named(process, name)
     return found.pid
 
 
 def kill(process, name):
-    """Kill a process of the service and wait for its replacement."""
+    """Kill the child process `name` of a service and wait until another process has replaced it."""
     before = running(process, name)
     os.kill(before, signal.SIGKILL)
     until(lambda: any(child.pid != before for child in named(process, name)))
 
 
 def moved(url, way, host="home"):
-    """Return the number of blocks that a host's KV store has moved in the direction `way`."""
+    """Return how many blocks the KV store of a host has moved; `way` is the metric's label, such as `peer_read`."""
     return metric(url, f'kv_store_bytes_total{{host="{host}",way="{way}"}}') / BLOCK_BYTES
 
 
@@ -57,5 +57,5 @@ def hits(url, tier, host="home"):
 
 
 def stored(url, host):
-    """Return the number of blocks in the memory tier of a host's KV store."""
+    """Return how many blocks the memory tier of a host's KV store has."""
     return metric(url, f'kv_store_blocks{{host="{host}",tier="memory"}}')

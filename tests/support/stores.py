@@ -1,4 +1,4 @@
-"""A KV store and its clients in one process, with identifiable block contents."""
+"""A KV store and its clients in one process; the contents of a block identify the block."""
 
 import os
 import secrets
@@ -28,12 +28,12 @@ BLOCK_BYTES = LAYOUT.bytes_per_block
 
 
 def keys_of(prompt, count):
-    """Return the keys of the first `count` blocks of a prompt."""
+    """Return the keys of the first `count` blocks of the prompt with the number `prompt`."""
     return [bytes([prompt, index]) * 8 for index in range(count)]
 
 
 class Blocks:
-    """Engine memory of `count` blocks; the contents of a block are derived from its key."""
+    """Engine memory of `count` blocks, each filled with contents that are derived from its key."""
 
     def __init__(self, count):
         self.pool = KvPool(LAYOUT, count)
@@ -58,7 +58,7 @@ def _pattern(key, number, size):
 
 
 class RunningPeering:
-    """Block exchange of a KV store with the stores of other emulated hosts, authenticated by `key`."""
+    """The exchange of blocks between a KV store and the stores of emulated hosts with the same cluster key `key`."""
 
     def __init__(self, manager, memory, key, contents, at_once):
         self._context = zmq.Context()
@@ -68,15 +68,15 @@ class RunningPeering:
         self.peering = Peering(manager, self.server, fetcher, at_once)
 
     def close(self):
-        """Close the authentication guard and the ZeroMQ context."""
+        """Close the guard, which authenticates other stores, and the ZeroMQ context."""
         self.guard.close()
         self._context.term()
 
 
 class RunningStore:
-    """One epoch of a KV store on a thread; `reports` has its messages to the controller.
+    """A KV store that runs on a thread for one epoch; `reports` lists its messages to the controller.
 
-    With a `key`, the store exchanges blocks with other stores, `at_once` at a time.
+    With a `key`, the store exchanges blocks with other stores and fetches `at_once` blocks at a time.
     """
 
     def __init__(
@@ -147,7 +147,7 @@ class RunningStore:
 
 @contextmanager
 def running_store(directory, slots=32, disk_bytes=0, **options):
-    """Yield a KV store with `slots` memory slots and `disk_bytes` of disk."""
+    """Yield a KV store with `slots` memory slots and, if `disk_bytes` is not 0, a disk of this size."""
     directory.mkdir(exist_ok=True)
     disk = DiskBlocks(directory / "disk", disk_bytes, BLOCK_BYTES, "test") if disk_bytes else None
     store = RunningStore(directory, slots, disk, **options)
@@ -175,7 +175,7 @@ def store_client(directory, name="client", **options):
 
 
 def filled(keys):
-    """Return engine memory that contains the blocks with these keys."""
+    """Return engine memory that is filled with the blocks of `keys`."""
     blocks = Blocks(len(keys))
     for block, key in enumerate(keys):
         blocks.fill(block, key)
@@ -183,12 +183,12 @@ def filled(keys):
 
 
 def put(client, keys):
-    """Put the blocks with these keys into the KV store; return the number of new ones."""
+    """Put the blocks of `keys` into the KV store, and return how many of them the store did not have yet."""
     return client.store(keys, filled(keys).copier, range(len(keys)))
 
 
 def load(client, keys, **options):
-    """Load the blocks with these keys, check their contents, and return the number of loaded blocks."""
+    """Load the blocks of `keys` from the KV store, check their contents, and return how many were loaded."""
     blocks = Blocks(2 * len(keys))
     places = range(1, 2 * len(keys), 2)  # arbitrary positions
     count = client.load(keys, blocks.copier, places, **options)

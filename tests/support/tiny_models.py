@@ -1,4 +1,4 @@
-"""Write tiny models of several architectures with tokenizers to disk, so that tests need no downloads."""
+"""Tiny models of several architectures, written to disk with tokenizers, so that tests download no models."""
 
 from functools import cache
 from pathlib import Path
@@ -56,8 +56,8 @@ def write_tiny_model(
 ) -> Path:
     """Write a model of architecture `arch` (a transformers model type) to `directory` and return the directory.
 
-    `changes` override fields of its configuration. Weights have a standard deviation of about 1/√hidden_size: rounding
-    errors are not amplified, and early tokens still influence the output.
+    `changes` override fields of the model's configuration. The weights' standard deviation is about 1/√hidden_size, so
+    that rounding errors are not amplified, but early tokens still influence the output.
     """
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
@@ -93,7 +93,7 @@ def write_tiny_model(
 
 @cache
 def _tokenizer(vocab_size: int, max_positions: int):
-    """Return a tokenizer; it is trained once per test process, because training takes most of the time."""
+    """Train a tokenizer once per test process, because training takes most of the time of writing a model."""
     from twofold.engine.model_factory import train_tokenizer
 
     return train_tokenizer(vocab_size, max_positions, corpus_bytes=200_000)

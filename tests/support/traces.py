@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def public_trace(name: str) -> Path:
-    """Return the path of a public trace; skip the test if it is absent."""
+    """Return the path of a public trace, or skip the test if the trace is absent."""
     path = find_data(f"traces/{name}")
     if path is None:
         pytest.skip(f"{name} is absent: `make data` downloads public traces, TWOFOLD_DATA locates others")
@@ -34,7 +34,7 @@ NO_BLOCKS = st.just(())
 
 
 def request_lists(*, min_size=1, ids=NOTHING, blocks=NO_BLOCKS):
-    """Strategy for lists of requests in order of arrival, the first at 0; ids are row numbers by default."""
+    """Strategy for lists of requests in order of arrival, which start at 0 s; by default, ids are row numbers."""
     lengths = st.integers(1, 2**31 - 1)
     rows = st.tuples(st.floats(0, 1e5), lengths, lengths, blocks, ids)
     return st.lists(rows, min_size=min_size, max_size=30).map(_in_order)

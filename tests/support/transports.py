@@ -9,7 +9,7 @@ from twofold.transport.registry import TRANSPORTS
 
 
 def _loads(module):
-    """Return whether a package and its system libraries are installed."""
+    """Return whether a Python package and the system libraries that it needs are installed."""
     try:
         importlib.import_module(module)
     except ImportError:

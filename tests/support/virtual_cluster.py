@@ -1,7 +1,7 @@
-"""A small simulation: the live schedulers under a virtual clock, with given durations.
+"""A small simulation that runs the live schedulers under a virtual clock.
 
-Callables return the durations of batches and hand-offs, as whole numbers, so that sums are exact. Every event is
-checked as it happens.
+Two functions give the durations of batches and of hand-offs, as whole numbers, so that sums are exact. Invariants are
+checked after each event.
 """
 
 import heapq
@@ -33,7 +33,7 @@ ARRIVAL, ABORT, LANDING, COMPLETION = range(4)
 
 @dataclass
 class Run:
-    """A run of equal iterations on an instance: start, duration of each iteration, and number of iterations."""
+    """A run of `count` equal iterations on an instance; it begins at `began`, and each iteration takes `each_s`."""
 
     began: float
     each_s: float
@@ -44,10 +44,10 @@ class Run:
 
 
 class VirtualCluster:
-    """Runs requests to completion; results are in `tokens`, `ended`, `first_token_s` and `end_s`.
+    """A cluster that runs requests to completion; results are in `tokens`, `ended`, `first_token_s` and `end_s`.
 
-    With `runs`, equal iterations are completed together (`start`, `advance`) and cut short when the scheduler sets
-    `changed`. Otherwise each iteration is a batch (`next_batch`, `complete`).
+    If `runs` is True, equal iterations complete together (`start`, `advance`), and such a run ends early if the
+    scheduler sets `changed`. Otherwise, each iteration is a batch of its own (`next_batch`, `complete`).
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class VirtualCluster:
         heapq.heappush(self._events, (when, kind, number, next(self._count), action))
 
     def check_ended(self, requests: list[Request], aborts: Collection[str]) -> None:
-        """Check that every request ended once with its tokens in order, and that all instances are empty."""
+        """Check that every request ended once, with its tokens in order, and that all instances are empty."""
         assert len(self.ended) == len(requests)
         for request in requests:
             made, reason = self.tokens[request.id], self.ended[request.id]
@@ -152,7 +152,7 @@ class VirtualCluster:
         return self._requests[request_id].prefix_blocks
 
     def _reserve(self, request_id: str, source: str) -> None:
-        """Reserve blocks for a request on its decode instance (docs/decisions/0007)."""
+        """Reserve blocks for a request on its decode instance (see docs/decisions/0007)."""
         decode = self._decode_of.pop(request_id, None)
         if decode is not None and request_id not in self.ended:
             self.instances[decode].reserve(self._requests[request_id], source)
@@ -192,7 +192,7 @@ class VirtualCluster:
             self._give_up(request_id)
 
     def _give_up(self, request_id: str) -> None:
-        """End the KV transfer of a request on both instances, unless it is in flight."""
+        """End the KV transfer of a request on all instances, unless KV is already moving."""
         if request_id in self._sending:
             return
         for instance in self.instances.values():
@@ -210,7 +210,7 @@ class VirtualCluster:
     # -- instances ------------------------------------------------------------------------------------------------
 
     def _settle(self) -> None:
-        """After each event, start idle instances, and cut short the runs of instances with `changed` set."""
+        """Start idle instances and cut short the runs of instances with `changed` set; called after each event."""
         for name, instance in self.instances.items():
             if name not in self._running:
                 self._begin(name, instance)
@@ -261,7 +261,7 @@ class VirtualCluster:
         self.at(end, COMPLETION, self._numbers[name], lambda: self._complete(name, run, version))
 
     def _cut_short(self, name: str, run: Run) -> None:
-        """End a run of iterations at the next iteration boundary; that is now if an iteration is due to end now."""
+        """End a run at the next iteration boundary, or now if an iteration is due to end now."""
         passed, rest = divmod(self.now - run.began, run.each_s)
         due = rest == 0 and self._order < (COMPLETION, self._numbers[name])
         count = max(1, int(passed) + (0 if due else 1))
@@ -298,7 +298,7 @@ class VirtualCluster:
 
 
 def check_blocks(instance: InstanceScheduler) -> None:
-    """Check that no block is lost and, where blocks are numbered, that no block has two owners."""
+    """Check that no block is lost and, if the allocator numbers its blocks, that no block has two owners."""
     blocks = instance.blocks
     if isinstance(blocks, PrefixBlockAllocator):
         check_shared(blocks)
@@ -313,7 +313,7 @@ def check_blocks(instance: InstanceScheduler) -> None:
 
 
 def check_shared(blocks: PrefixBlockAllocator) -> None:
-    """Check block owner counts, that shared blocks have keys, and that idle blocks are free or cached by key."""
+    """Check the owner count of each block, that shared blocks have keys, and that unowned blocks are free or cached."""
     held = Counter(block for each in blocks._tables.values() for block in each) + Counter(blocks._copies.values())
     assert blocks._owners == [held[block] for block in range(blocks.num_blocks)]
     assert blocks.num_free == blocks._owners.count(0)

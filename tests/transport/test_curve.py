@@ -1,4 +1,4 @@
-"""The `curve` transport between hosts."""
+"""The transport `curve`, which encrypts KV transfers between hosts."""
 
 import threading
 
@@ -41,7 +41,7 @@ def cache(key):
 
 
 def prepared(cache, peer, blocks=(5, 6, 7)):
-    """Fill two caches with known contents, lease blocks, and return the connection between the caches."""
+    """Fill two caches with known contents, lease `blocks` of the decode cache, and return the connection to it."""
     cache.make("curve", 1, LAYOUT, OURS, everything=False)
     theirs = peer.do("make", "curve", 2, LAYOUT, THEIRS, False)
     cache.fill(1)

@@ -1,4 +1,4 @@
-"""The `mooncake` transport, and the memory that its transfer engine registers."""
+"""The transport `mooncake`, and the memory that Mooncake's transfer engine registers."""
 
 import ctypes
 import threading
@@ -48,7 +48,7 @@ def cache(key):
 
 
 def prepared(cache, peer, layout=LAYOUT, blocks=THEIRS):
-    """Fill two caches with known contents, and return the connection between them."""
+    """Fill two caches with known contents, and return the connection from one to the other."""
     cache.make("mooncake", 1, layout, blocks)
     theirs = peer.do("make", "mooncake", 2, layout, blocks)
     cache.fill(1)

@@ -1,4 +1,4 @@
-"""Hand-offs between instances with different shardings."""
+"""Hand-offs between instances that shard their KV differently."""
 
 import threading
 from multiprocessing import Pipe
@@ -23,7 +23,7 @@ ALL = range(len(SHAPES))
 
 
 class Instance:
-    """All ranks of an instance in one process; a thread serves each rank but the first."""
+    """All ranks of an instance in one process; each rank except the first is served by a thread."""
 
     def __init__(self, name, split):
         self.split = split
@@ -42,7 +42,7 @@ class Instance:
         return ours
 
     def views(self, layer):
-        """Yield (slice of heads, (keys, values)) for each rank that stores the layer."""
+        """Yield (slice of heads, (keys, values)) for each rank that stores `layer`."""
         for rank, own in enumerate(self.ranks):
             held = self.split.layers(rank, len(ALL))
             if layer in held:
@@ -57,7 +57,7 @@ class Instance:
                     part.copy_(everything[:, :, heads])
 
     def gather(self):
-        """Return the KV of all ranks as one unsharded pool."""
+        """Return the KV of all ranks, merged into one unsharded pool."""
         whole = KvPool(LAYOUT, BLOCKS)
         for layer in ALL:
             for heads, parts in self.views(layer):
@@ -76,7 +76,7 @@ def random_pool(seed):
 
 
 def check_moved(target, contents, sources, targets, layers):
-    """Check that these layers of the target blocks equal `contents`, and that all other KV is 0."""
+    """Check that the blocks `targets` equal the blocks `sources` of `contents` in `layers`, and all other KV is 0."""
     found = target.gather()
     expected = KvPool(LAYOUT, BLOCKS)
     for layer in layers:

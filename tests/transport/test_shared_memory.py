@@ -1,4 +1,4 @@
-"""The `shared_memory` transport: opening memory of an ended process, and copying received blocks."""
+"""The `shared_memory` transport: memory of ended processes is rejected, and received blocks are copied."""
 
 import os
 

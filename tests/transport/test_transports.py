@@ -1,4 +1,4 @@
-"""Properties of every transport, tested between processes."""
+"""Properties of all transports, tested with two processes."""
 
 import importlib.util
 
@@ -44,7 +44,7 @@ def cache(key):
 
 
 def prepared(cache, peer, transport, layout):
-    """Fill two caches with known contents, and return the connection between them."""
+    """Fill two caches with known contents, and return the connection from one to the other."""
     cache.make(transport, 1, layout, OURS)
     theirs = peer.do("make", transport, 2, layout, THEIRS)
     cache.fill(1)

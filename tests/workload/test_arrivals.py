@@ -15,7 +15,7 @@ RATES = st.floats(1e-3, 1e6)
 
 @given(name=st.sampled_from(list(ARRIVALS)), rate=RATES, seed=st.integers(0, 2**64))
 def test_times_never_decrease_and_repeat_with_their_seed(name, rate, seed):
-    """The times of every arrival process never decrease at any rate, and a seed reproduces them."""
+    """For every arrival process and rate, times never decrease, and equal seeds give equal times."""
     times = list(islice(arrival_times(name, rate, seed), 1500))
     assert times == list(islice(arrival_times(name, rate, seed), 1500))
     assert times[0] >= 0
@@ -24,7 +24,7 @@ def test_times_never_decrease_and_repeat_with_their_seed(name, rate, seed):
 
 @given(shape=st.floats(1e-3, 1e3), seed=st.integers(0, 99))
 def test_gamma_times_never_decrease_at_extreme_burstiness(shape, seed):
-    """Gaps of very bursty arrivals may be 0 and are never negative."""
+    """Even if arrivals are very bursty, gaps are never negative, although they may be 0."""
     times = list(islice(gamma(2.0, shape, seed), 100))
     assert all(before <= after for before, after in pairwise(times))
 
@@ -40,14 +40,14 @@ def test_gamma_times_never_decrease_at_extreme_burstiness(shape, seed):
     ],
 )
 def test_gaps_have_the_expected_mean_and_variation(times, spread):
-    """The mean is 1/rate and the coefficient of variation is 1/sqrt(burstiness)."""
+    """The mean gap is 1/rate, and the gaps' coefficient of variation is 1/sqrt(burstiness)."""
     gaps = np.diff([*islice(times, 40_000)])
     assert gaps.mean() == pytest.approx(0.25, rel=0.03)
     assert gaps.std() / gaps.mean() == pytest.approx(spread, rel=0.03, abs=1e-6)
 
 
 def test_constant_arrivals_begin_at_zero_and_do_not_drift():
-    """The millionth arrival time is exact."""
+    """The first arrival is at 0 s, and the millionth arrival time is exact."""
     assert next(islice(constant(10.0), 1_000_000, None)) == 100_000.0
     assert next(constant(10.0)) == 0.0
 
@@ -70,12 +70,12 @@ def test_different_seeds_give_different_times():
     ],
 )
 def test_rejects_invalid_process_parameters(name, rate, burstiness, message):
-    """The error names the parameter and is raised before the first arrival."""
+    """The error names the invalid parameter and is raised before the first arrival is drawn."""
     with pytest.raises(ConfigurationError, match=message):
         arrival_times(name, rate, 0, burstiness)
 
 
 def test_rejects_a_negative_seed_immediately():
-    """`poisson` raises ConfigurationError when it is called, not at the first arrival."""
+    """`poisson` raises ConfigurationError when it is called, not when the first arrival is drawn."""
     with pytest.raises(ConfigurationError, match="the seed must be at least 0, not -1"):
         poisson(1.0, -1)

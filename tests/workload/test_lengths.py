@@ -16,7 +16,7 @@ PUBLISHED = {"azure-code": ((1469, 2048), (13, 28)), "azure-conv": ((1020, 1155)
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_generated_lengths_have_the_published_median_and_mean(name):
-    """The stored distribution has the published mean within 1%; samples have median and mean within 4%."""
+    """Stored distributions have the published mean within 1%, and samples the published median and mean within 4%."""
     lengths = load_lengths(name)
     for quantiles, (_, mean) in zip((lengths.prompt_tokens, lengths.output_tokens), PUBLISHED[name], strict=True):
         segments = pairwise(zip(lengths.probabilities, quantiles, strict=True))
@@ -31,7 +31,7 @@ def test_generated_lengths_have_the_published_median_and_mean(name):
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_generated_lengths_stay_within_the_observed_range(name):
-    """Sampled lengths are within the range of the trace, and prompt and output are uncorrelated."""
+    """Sampled lengths are within the trace's range, and prompt and output lengths are uncorrelated."""
     lengths = load_lengths(name)
     drawn = np.array(list(islice(lengths.sample(0), 50_000)))
     assert drawn.min(axis=0).tolist() == [lengths.prompt_tokens[0], lengths.output_tokens[0]]
@@ -61,14 +61,14 @@ def test_data_names_its_source(name):
     [("distserve-chat", 755.5, 200.3), ("distserve-code", 171.3, 98.2), ("distserve-summaries", 1738.3, 90.7)],
 )
 def test_distserve_lengths_have_the_means_of_the_paper(name, prompt, output):
-    """Mean lengths are within 3% of the paper's, and none exceeds 2,048 tokens."""
+    """Mean lengths differ by at most 3% from those in the paper, and no length exceeds 2,048 tokens."""
     drawn = np.array(list(islice(load_lengths(name).sample(0), 50_000)))
     assert drawn.mean(axis=0).tolist() == pytest.approx([prompt, output], rel=0.03)
     assert drawn.max() <= 2048
 
 
 def test_fixed_lengths_are_written_as_prompt_plus_output():
-    """`512+64` gives fixed lengths; other strings are not parsed as lengths."""
+    """The name `512+64` gives fixed lengths; incomplete or zero lengths are not recognized."""
     assert set(islice(load_lengths("512+64").sample(0), 100)) == {(512, 64)}
     assert not is_named("512+")
     assert not is_named("0+64")
@@ -76,7 +76,7 @@ def test_fixed_lengths_are_written_as_prompt_plus_output():
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_committed_quantiles_equal_the_derived_ones(name, monkeypatch):
-    """bench/derive_quantiles.py derives the packaged quantiles from the Azure traces."""
+    """The packaged quantiles equal the output of bench/derive_quantiles.py for the Azure traces."""
     trace = public_trace(f"azure-2023-{name.removeprefix('azure-')}.csv")
     monkeypatch.syspath_prepend(str(Path(ROOT) / "bench"))
     import derive_quantiles

@@ -1,4 +1,4 @@
-"""`workload()` builds requests from named workloads and traces and rejects invalid arguments immediately."""
+"""`workload()` builds requests from named workloads and traces, and rejects invalid arguments when it is called."""
 
 from itertools import pairwise
 
@@ -28,7 +28,7 @@ def trace(tmp_path):
     arrival=st.sampled_from([None, "poisson", "gamma", "constant"]),
 )
 def test_same_seed_gives_the_same_requests(name, seed, rate, arrival):
-    """Equal arguments give equal requests, with ordered arrival times and consecutive ids."""
+    """Equal arguments give equal requests; arrival times never decrease, and ids are consecutive."""
     one, two = (list(workload(name, rate=rate, num_requests=20, arrival=arrival, seed=seed)) for _ in range(2))
     assert one == two
     assert [request.id for request in one] == [str(index) for index in range(20)]
@@ -36,7 +36,7 @@ def test_same_seed_gives_the_same_requests(name, seed, rate, arrival):
 
 
 def test_lengths_do_not_depend_on_arrivals():
-    """A seed gives the same lengths with any arrival process and rate."""
+    """A seed gives the same lengths for every arrival process and rate."""
     lengths = [
         [(r.prompt_tokens, r.output_tokens) for r in workload("azure-conv", num_requests=50, seed=3, **options)]
         for options in ({"rate": 1.0}, {"rate": 9.0, "arrival": "constant"}, {"rate": 1.0, "burstiness": 0.5})
@@ -45,20 +45,20 @@ def test_lengths_do_not_depend_on_arrivals():
 
 
 def test_duration_ends_a_generated_workload():
-    """All requests arrive within the duration; constant arrivals number exactly rate × duration."""
+    """All requests arrive within the duration; with constant arrivals, their number is exactly rate × duration."""
     requests = list(workload("azure-code", rate=4.0, duration_s=10.0, arrival="constant"))
     assert len(requests) == 40
     assert all(request.arrival_s < 10.0 for request in workload("azure-code", rate=4.0, duration_s=10.0))
 
 
 def test_burstiness_implies_gamma_arrivals():
-    """With `burstiness`, arrivals are gamma-distributed by default, as in vLLM's benchmark."""
+    """With the option `burstiness`, arrivals are gamma-distributed by default, as in vLLM's benchmark."""
     options = {"rate": 2.0, "num_requests": 30, "burstiness": 0.3}
     assert list(workload("azure-code", **options)) == list(workload("azure-code", arrival="gamma", **options))
 
 
 def test_lengths_are_scaled_and_clipped_to_the_context(trace):
-    """`length_scale` and `max_model_len` apply to named workloads and to traces."""
+    """`length_scale` and `max_model_len` apply to both named workloads and traces."""
     for spec, rate in (("azure-conv", 1.0), (trace, None)):
         requests = list(workload(spec, rate=rate, num_requests=10, length_scale=0.5, max_model_len=64))
         assert all(request.prompt_tokens + request.output_tokens <= 64 for request in requests)
@@ -69,14 +69,14 @@ def test_trace_is_replayed_at_its_own_times(trace):
 
 
 def test_trace_is_rescaled_to_a_rate(trace):
-    """With `rate`, a trace's arrival times are scaled and keep their pattern."""
+    """With the option `rate`, all arrival times of a trace are scaled by one factor to reach this rate."""
     requests = list(workload(trace, rate=4.0, start_s=2.0))
     assert [request.id for request in requests] == list("23456789")
     assert mean_rate(requests) == pytest.approx(4.0)
 
 
 def test_trace_lengths_combine_with_an_arrival_process(trace):
-    """With `arrival`, a trace provides the lengths and, by default, the rate."""
+    """With the option `arrival`, a trace provides the lengths and, without the option `rate`, also the rate."""
     own = list(workload(trace, arrival="constant"))
     assert [request.arrival_s for request in own] == [float(index) for index in range(10)]
     faster = list(workload(trace, arrival="constant", rate=2.0, start_s=1.0, duration_s=2.0))
@@ -110,7 +110,7 @@ def test_trace_lengths_combine_with_an_arrival_process(trace):
     ],
 )
 def test_rejects_invalid_arguments_at_the_call(spec, options, message):
-    """`workload` raises before any request is read."""
+    """`workload` raises an error when it is called, before any request is read."""
     with pytest.raises(ConfigurationError, match=message):
         workload(spec, **options)
 

@@ -1,4 +1,4 @@
-"""Rescaling of traces keeps order and counts, reaches the exact rate and fits the context."""
+"""Rescaling of traces keeps the order and number of requests, reaches the exact rate, and fits the context."""
 
 from itertools import pairwise
 
@@ -26,7 +26,7 @@ TEN = [ask(index, float(index), 100, 10) for index in range(10)]
 
 @given(request_lists(min_size=2), st.floats(1e-3, 1e4))
 def test_rescaled_rate_is_exact(requests, rate):
-    """Rescaling to a rate changes arrival times only."""
+    """Rescaling a trace to a rate gives exactly this rate and changes only arrival times."""
     assume(requests[-1].arrival_s > 1e-3)
     scaled = list(to_rate(lambda: iter(requests), rate))
     assert mean_rate(scaled) == pytest.approx(rate, rel=1e-9)
@@ -35,7 +35,7 @@ def test_rescaled_rate_is_exact(requests, rate):
 
 
 def test_rescaling_one_request_or_simultaneous_arrivals():
-    """A trace of one request stays unchanged, and one without time between arrivals raises an error."""
+    """A trace of one request stays unchanged; a trace whose requests all arrive at the same time raises an error."""
     assert mean_rate([]) is None
     assert list(to_rate(lambda: iter([ask()]), 5.0)) == [ask()]
     with pytest.raises(ConfigurationError, match="all requests arrive at the same time"):
@@ -44,7 +44,7 @@ def test_rescaling_one_request_or_simultaneous_arrivals():
 
 @given(request_lists(blocks=BLOCKS), st.integers(2, 2**20))
 def test_fit_to_context_always_fits(requests, limit):
-    """Prompt plus output fits in the context with at least one token each; requests that fit are unchanged."""
+    """Requests are shortened to fit in the context, but keep at least one prompt token and one output token."""
     fitted = list(fit_to_context(requests, limit))
     for before, after in zip(requests, fitted, strict=True):
         assert after.prompt_tokens + after.output_tokens <= limit
@@ -68,7 +68,7 @@ def test_scaled_lengths_are_proportional_and_at_least_one(requests, factor):
 
 
 def test_resizing_a_prompt_keeps_its_whole_prefix_blocks():
-    """A resized prompt keeps the ids of the blocks that were full and are still full."""
+    """A resized prompt keeps the ids of blocks that are full both before and after the change."""
     request = ask(prompt_tokens=1300, prefix_blocks=(7, 8, 9))
     half, same, double = (next(scale_lengths([request], factor)) for factor in (0.5, 1.0, 2.0))
     assert half.prefix_blocks == (7,)
@@ -77,19 +77,19 @@ def test_resizing_a_prompt_keeps_its_whole_prefix_blocks():
 
 
 def test_lengths_are_scaled_before_they_are_clipped():
-    """A request that fits in the context after scaling is not clipped."""
+    """A request that fits in the context only after scaling is not clipped."""
     (fitted,) = fit_lengths([ask(prompt_tokens=1000, output_tokens=200)], 0.1, 120)
     assert (fitted.prompt_tokens, fitted.output_tokens) == (100, 20)
 
 
 def test_window_is_half_open_and_begins_at_zero():
-    """The window is [start, start + duration), and its arrival times are relative to `start`."""
+    """A window has the requests in [start, start + duration), and their arrival times become relative to `start`."""
     part = list(window(TEN, 3.0, 2.0))
     assert [(r.id, r.arrival_s) for r in part] == [("3", 0.0), ("4", 1.0)]
 
 
 def test_window_and_first_stop_reading():
-    """`window` and `take` stop reading the trace after the last request that they need."""
+    """`take` reads no request after its last one, and `window` reads only one request after its end."""
     endless = (ask(index, float(index)) for index in iter(int, None))
     assert len(list(take(endless, 3))) == 3
     source = iter(TEN)
@@ -98,7 +98,7 @@ def test_window_and_first_stop_reading():
 
 
 def test_replay_with_rate_and_duration_takes_as_many_as_fit():
-    """Ten seconds at 0.5 requests/s replay the first five requests, at exactly this rate."""
+    """A replay of ten seconds at 0.5 requests/s has the first five requests of the trace, at exactly this rate."""
     part = list(Replay(rate=0.5, duration_s=10.0).requests(lambda: iter(TEN)))
     assert [r.id for r in part] == list("01234")
     assert mean_rate(part) == pytest.approx(0.5)
@@ -113,7 +113,7 @@ def test_replay_rate_is_measured_over_the_selected_part():
 
 
 def test_replay_duration_is_measured_after_scaling():
-    """Four seconds at twice the rate replay eight seconds of the trace."""
+    """A replay of four seconds at twice the rate covers eight seconds of the trace."""
     part = list(Replay(rate_scale=2.0, duration_s=4.0).requests(lambda: iter(TEN)))
     assert [r.id for r in part] == list("01234567")
     assert part[-1].arrival_s == 3.5
@@ -139,7 +139,7 @@ def test_rejects_invalid_windows(options, message):
 
 @pytest.mark.parametrize("factor", [0.0, -1.0, float("nan"), float("inf")])
 def test_rejects_invalid_factors(factor):
-    """Scale factors must be positive, and the context must hold at least two tokens."""
+    """Scale factors must be positive and finite, and the context must hold at least two tokens."""
     for scale in (scale_rate, scale_lengths):
         with pytest.raises(ConfigurationError, match="must be a positive number"):
             scale(TEN, factor)

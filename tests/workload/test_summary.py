@@ -1,4 +1,4 @@
-"""One-pass summaries of traces, compared with numpy over the whole trace."""
+"""Summaries of traces, computed in one pass, equal numpy's results for the whole trace."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ from twofold.workload.summary import summarise
 
 @given(request_lists())
 def test_length_quantiles_equal_numpys(requests):
-    """Quantiles, mean, minimum and maximum of prompt lengths equal numpy's."""
+    """Quantiles, mean, minimum and maximum of prompt lengths equal those of numpy."""
     lengths = [request.prompt_tokens for request in requests]
     summary = summarise(requests).prompt_tokens
     assert [summary.p50, summary.p90, summary.p99] == pytest.approx(np.quantile(lengths, [0.5, 0.9, 0.99]))
@@ -25,20 +25,20 @@ def test_gap_variation():
 
 
 def test_undefined_values_are_none():
-    """One request, or simultaneous ones, have no rate and no gap variation; without blocks there is no reuse."""
+    """If all requests arrive at once, rate and gap variation are None; without prefix blocks, reuse is None."""
     for requests in ([ask()], [ask(0), ask(1)]):
         summary = summarise(requests)
         assert (summary.requests_per_s, summary.gap_cv, summary.highest_reuse) == (None, None, None)
 
 
 def test_highest_reuse_is_the_hit_rate_of_an_infinite_cache():
-    """Two of five prefix blocks occurred before, so the highest reuse is 40%."""
+    """Two of the five prefix blocks repeat an earlier block, so the highest reuse is 40%."""
     summary = summarise([ask(0, prefix_blocks=(0, 1)), ask(1, prefix_blocks=(0, 1, 2))])
     assert (summary.prefix_blocks, summary.distinct_prefix_blocks) == (5, 3)
     assert summary.highest_reuse == pytest.approx(0.4)
 
 
 def test_rejects_an_empty_stream():
-    """A summary of no requests raises ValueError; users do not see it, because trace readers reject empty traces."""
+    """A summary of no requests raises ValueError; trace readers reject empty traces before this can happen."""
     with pytest.raises(ValueError, match="no request"):
         summarise([])

@@ -1,4 +1,4 @@
-"""Trace formats are detected, errors name the line, and public traces have the published figures."""
+"""Trace formats are detected, errors name the line, and public traces have the published numbers."""
 
 import gzip
 
@@ -37,7 +37,7 @@ def complaint(path, format_name=None):
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_format_is_detected_from_content(write, name):
-    """The format is recognized by header or keys, also in gzip files and after a byte-order mark."""
+    """The format is detected by header or keys, even if the file is compressed or begins with a byte-order mark."""
     content = EXAMPLES[name].encode()
     assert detect_format(write(content)).name == name
     assert detect_format(write(gzip.compress(content, mtime=0))).name == name
@@ -54,19 +54,19 @@ def test_format_is_detected_from_content(write, name):
     ],
 )
 def test_reads_every_field_of_each_format(write, name, expected):
-    """Relative arrival times are kept, and absolute times are shifted to start at 0."""
+    """Relative arrival times stay unchanged, and absolute times are shifted to start at 0."""
     assert list(open_trace(write(EXAMPLES[name]), name)) == [expected]
 
 
 def test_azure_times_keep_their_seven_digits_and_offsets(write):
-    """Times are exact to 100 ns, across midnight and with a UTC offset."""
+    """Times are exact to 100 ns, even across midnight and with a UTC offset."""
     rows = "2023-12-31 23:59:59.9999999,1,1\n2024-01-01 00:00:00,1,1\n2024-01-01 01:00:00.5+01:00,1,1\n"
     times = [r.arrival_s for r in open_trace(write("TIMESTAMP,ContextTokens,GeneratedTokens\n" + rows))]
     assert times == [0.0, 1e-7, 0.5000001]
 
 
 def test_columns_are_found_by_name(write):
-    """CSV columns may have any order, extra columns, spaces, quotes and CRLF line ends."""
+    """CSV columns may be in any order; extra columns, spaces, quotes and CRLF line ends are allowed."""
     content = ' GeneratedTokens , Extra,TIMESTAMP,ContextTokens\r\n\r\n"10",x,2023-11-16 18:17:03,"4808"\r\n\r\n'
     assert list(open_trace(write(content))) == [ask(0, 0.0, 4808, 10)]
 
@@ -148,7 +148,7 @@ def test_unknown_content_names_the_known_formats(write):
 
 
 def test_wrong_explicit_format_reports_missing_columns(write):
-    """If the given format does not match the file, the error lists the missing columns."""
+    """If the file does not have the given format, the error lists the missing columns or reports invalid JSON."""
     assert complaint(write(AZURE), "splitwise").startswith(":1: missing column request_id, arrival_timestamp")
     assert complaint(write(AZURE), "twofold").startswith(":1: not valid JSON")
 
@@ -165,7 +165,7 @@ def test_rejects_missing_files_directories_and_unknown_formats_immediately(tmp_p
 
 
 def test_reading_is_lazy(write):
-    """The requests before an invalid line can be read before the error is raised."""
+    """All requests before an invalid line can be read; the error is raised at the invalid line."""
     requests = open_trace(write(AZURE + "bad\n"))
     assert next(requests).prompt_tokens == 4808
     with pytest.raises(WorkloadError):
@@ -177,7 +177,7 @@ def test_reading_is_lazy(write):
     [("azure-2023-code.csv", 8819, (1469, 2048), (13, 28)), ("azure-2023-conv.csv", 19366, (1020, 1155), (129, 211))],
 )
 def test_azure_traces_have_the_published_lengths(name, requests, prompt, output):
-    """Median and mean lengths are those of the Splitwise paper, section 3."""
+    """Median and mean lengths equal those in section 3 of the Splitwise paper."""
     summary = summarise(open_trace(public_trace(name)))
     assert summary.requests == requests
     assert (summary.prompt_tokens.p50, round(summary.prompt_tokens.mean)) == prompt
@@ -185,7 +185,7 @@ def test_azure_traces_have_the_published_lengths(name, requests, prompt, output)
 
 
 def test_mooncake_trace_has_the_published_reuse():
-    """The numbers of requests, blocks and distinct blocks and the highest reuse equal the published figures."""
+    """The numbers of requests, blocks and distinct blocks, and the highest reuse, equal the published ones."""
     summary = summarise(open_trace(public_trace("mooncake-conversation.jsonl")))
     assert summary.requests == 12031
     assert (summary.duration_s, summary.prompt_tokens.p50) == (3536.999, 6909)
@@ -195,7 +195,7 @@ def test_mooncake_trace_has_the_published_reuse():
 
 
 def test_splitwise_trace_keeps_its_own_times():
-    """SplitwiseSim's trace of 8,502 requests keeps its first arrival at 11 ms instead of 0."""
+    """SplitwiseSim's trace of 8,502 requests keeps its first arrival time, 11 ms; it is not shifted to 0."""
     requests = list(open_trace(public_trace("splitwise-code-70rps-2min.csv")))
     assert len(requests) == 8502
     assert (requests[0].arrival_s, requests[-1].id) == (0.011369635830901571, "8501")

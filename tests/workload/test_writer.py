@@ -1,4 +1,4 @@
-"""Written traces read back equal, except for fields that the format lacks; a failure leaves no partial file."""
+"""A written trace reads back equal, except for fields that its format lacks; a failed write leaves no partial file."""
 
 import gzip
 import tempfile
@@ -27,7 +27,7 @@ def round_trip(requests, name):
 
 @given(request_lists(ids=st.text(), blocks=BLOCKS))
 def test_twofold_format_is_lossless(requests):
-    """Requests written in the `twofold` format read back equal, with exact times."""
+    """Requests in the `twofold` format read back equal, with exact times."""
     written, back = round_trip(requests, "twofold")
     assert back == requests
     assert written.losses(FORMATS["twofold"]) == []
@@ -35,7 +35,7 @@ def test_twofold_format_is_lossless(requests):
 
 @given(request_lists(ids=CSV_IDS))
 def test_splitwise_keeps_all_but_prefix_blocks(requests):
-    """Requests without prefix blocks read back equal, also with quotes and commas in their ids."""
+    """Requests without prefix blocks read back equal in the `splitwise` format, even if ids have quotes and commas."""
     assert round_trip(requests, "splitwise")[1] == requests
 
 
@@ -60,7 +60,7 @@ def test_mooncake_keeps_blocks_and_times_to_a_millisecond(requests):
     ("trace", "name"), [("azure-2023-code.csv", "azure"), ("mooncake-conversation.jsonl", "mooncake")]
 )
 def test_public_traces_round_trip_in_their_own_format(trace, name, tmp_path):
-    """The Azure and Mooncake traces read back equal, and no loss is reported."""
+    """The Azure and Mooncake traces read back equal, and the writer reports no loss."""
     requests = list(open_trace(public_trace(trace)))
     assert write_trace(requests, tmp_path / "out", FORMATS[name]).losses(FORMATS[name]) == []
     assert list(open_trace(tmp_path / "out")) == requests
@@ -82,7 +82,7 @@ def test_losses_are_reported_with_counts(tmp_path):
 
 
 def test_failure_keeps_the_existing_file(tmp_path):
-    """If a write fails, the existing file is unchanged and no temporary file remains."""
+    """If a write fails, an existing file at the path is unchanged and no temporary file remains."""
     path = tmp_path / "trace.jsonl"
     path.write_text("before")
 
@@ -97,7 +97,7 @@ def test_failure_keeps_the_existing_file(tmp_path):
 
 
 def test_gz_output_is_compressed_and_reproducible(tmp_path):
-    """The gzip header has no timestamp, so equal traces give equal files."""
+    """Equal traces give equal compressed files, because the gzip header has no timestamp."""
     one, two = tmp_path / "one.jsonl.gz", tmp_path / "two.jsonl.gz"
     for path in (one, two):
         write_trace([ask()], path, FORMATS["twofold"])
@@ -107,7 +107,7 @@ def test_gz_output_is_compressed_and_reproducible(tmp_path):
 
 
 def test_symlinks_are_followed(tmp_path):
-    """Writing to a symlink replaces its target."""
+    """Writing to a symlink replaces the file that it points to, and keeps the symlink."""
     (tmp_path / "real").write_text("before")
     (tmp_path / "link").symlink_to(tmp_path / "real")
     write_trace([ask()], tmp_path / "link", FORMATS["twofold"])
@@ -138,7 +138,7 @@ def test_rejects_unwritable_paths_and_requests(tmp_path, place, request_, name):
 
 @pytest.mark.parametrize("name", ["mooncake", "twofold"])
 def test_block_hashes_are_written_as_numbers(name):
-    """Block hashes become numbers, and equal hashes become equal numbers."""
+    """Block hashes are written as numbers, and equal hashes as equal numbers."""
     keys = tuple(prefix_keys(range(8), 2))
     blocks = [
         request.prefix_blocks

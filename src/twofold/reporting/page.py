@@ -102,7 +102,10 @@ def write_plots(charts: Sequence[ReportChart], folder: Path) -> list[Path]:
     """
     import plotly.io  # noqa: PLC0415 (slow to import)
 
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigurationError(f"cannot make {folder}: {error.strerror}") from error
     figures: list[dict[str, Any]] = []
     paths: list[Path] = []
     for chart in charts:

@@ -10,7 +10,7 @@ from support.vllm_servers import NAME, VllmServer, vllm_servers
 
 @dataclass
 class RoutedFleet:
-    """URL and process of a gateway, and the two vLLM servers behind it."""
+    """A gateway's URL and process, and the two vLLM servers behind the gateway."""
 
     url: str
     process: object
@@ -24,7 +24,7 @@ class RoutedFleet:
 
 @pytest.fixture(scope="session")
 def vllm_pair(tiny_model_dir, tmp_path_factory):
-    """Yield a model directory and two vLLM servers of the model, started once per session."""
+    """Yield a model directory and two vLLM servers of that model, started once per test session."""
     pytest.importorskip("vllm")
     pytest.importorskip("nixl", reason="vLLM's NixlConnector needs the package nixl")
     model = tiny_model_dir("llama")
@@ -33,7 +33,10 @@ def vllm_pair(tiny_model_dir, tmp_path_factory):
 
 
 def routed_fleet(vllm_pair, probe_timeout):
-    """Yield a gateway that prefills on one server and decodes on the other, or does both on the only available one."""
+    """Yield a gateway that prefills on one server and decodes on the other.
+
+    If only one server is available, the gateway uses it for both phases.
+    """
     model, (prefill, decode) = vllm_pair
     flags = (
         *("--model", str(model), "--served-model-name", NAME, "--router", "jsq-planned"),

@@ -1,4 +1,4 @@
-"""Requests to vLLM and responses from it, with bytes recorded from vLLM 0.32."""
+"""Requests to vLLM and responses from vLLM; the response bytes were recorded from vLLM 0.32."""
 
 import asyncio
 import json
@@ -39,7 +39,7 @@ def asked(sampling=None, **fields):
 
 
 def test_reads_a_prefill_response():
-    """The response has the first token with log probabilities by id, cached tokens, and KV transfer parameters."""
+    """The response has the first token, log probabilities by token id, the cached tokens and KV transfer parameters."""
     answer = read_completion(FIRST)
     (token,) = answer.choices[0].outputs(0)
     assert (token.token_id, token.logprob, token.finish_reason) == (5377, -2.7, FinishReason.LENGTH)
@@ -49,7 +49,7 @@ def test_reads_a_prefill_response():
 
 
 def test_reads_several_tokens_in_an_event():
-    """Token indices continue from the stream position, and the last token has the finish reason."""
+    """If one event has several tokens, their indices continue the stream, and the last token has the finish reason."""
     tokens = read_completion(STOPPED).choices[0].outputs(4)
     assert [(token.index, token.token_id, token.finish_reason) for token in tokens] == [
         (4, 17, None),
@@ -77,7 +77,7 @@ def test_rejects_unknown_finish_reasons(reason):
 
 
 def test_every_sampling_field_is_explicit():
-    """A vLLM server would fill in omitted fields from the model's generation_config.json."""
+    """Requests set every sampling field, because vLLM fills in omitted ones from the model's generation_config.json."""
     fields = asked()
     assert (fields["prompt"], fields["max_tokens"], fields["temperature"]) == ([1, 2, 3], 8, 1.0)
     assert (fields["top_p"], fields["top_k"], fields["min_p"], fields["repetition_penalty"]) == (1.0, 0, 0.0, 1.0)
@@ -86,20 +86,20 @@ def test_every_sampling_field_is_explicit():
 
 
 def test_seed_is_sent_for_sampled_output_only():
-    """vLLM is faster without a seed, and greedy output needs none."""
+    """Only sampled requests have a seed, because vLLM is faster without a seed."""
     assert asked()["seed"] == 5
     assert "seed" not in asked({"temperature": 0.0})
 
 
 def test_a_prefill_requests_one_token():
-    """`min_tokens` is lowered to 1 too, because vLLM rejects a `min_tokens` above `max_tokens`."""
+    """A prefill request sets `max_tokens` and `min_tokens` to 1, because vLLM requires `min_tokens` <= `max_tokens`."""
     fields = asked({"min_tokens": 6}, max_tokens=1, kv=REMOTE_DECODE)
     assert (fields["max_tokens"], fields["min_tokens"]) == (1, 1)
     assert fields["kv_transfer_params"] == {"do_remote_decode": True, "do_remote_prefill": False}
 
 
 def test_logprobs_are_requested_by_token_id():
-    """Log probabilities by text would be ambiguous, because different tokens can have the same text."""
+    """Log probabilities are requested by token id, because different tokens can have the same text."""
     fields = asked({"logprobs": 2})
     assert (fields["logprobs"], fields["return_tokens_as_token_ids"]) == (2, True)
     assert "logprobs" not in asked()

@@ -1,4 +1,4 @@
-"""The feed of vLLM's KV events over real sockets: order, and replay of missed events."""
+"""The feed of vLLM's KV events, tested over real sockets: order, and replay of missed events."""
 
 import asyncio
 
@@ -20,7 +20,7 @@ def batch(number):
 
 
 class Publisher:
-    """Stub of vLLM's event publisher, which can also replay published events."""
+    """A stub of vLLM's event publisher, which can also replay the events it published."""
 
     def __init__(self, context, replays):
         self.events, self.replay = (f"tcp://127.0.0.1:{free_port()}" for _ in range(2))
@@ -53,7 +53,10 @@ class Publisher:
 
 
 def feed(numbers, lost=(), *, replays=False):
-    """Send the batches `numbers` except `lost` to a feed; return what it receives, with "gap" for each reported gap."""
+    """Publish the batches `numbers` to a feed, but drop the batches `lost`.
+
+    Returns the numbers of the batches that the feed received, with "gap" at each gap that the feed reported.
+    """
     heard = []
 
     async def scenario():
@@ -90,10 +93,10 @@ def test_receives_batches_in_order():
 
 @pytest.mark.parametrize(("replays", "heard"), [(False, ["gap", 3]), (True, [1, 2, 3])])
 def test_missed_batches_are_replayed(replays, heard):
-    """With a replay address, the feed requests missed batches again; without one, it reports a gap."""
+    """A feed with a replay address requests the missed batches, and a feed without one reports a gap."""
     assert feed([0, 1, 2, 3], lost=[1, 2], replays=replays)[-len(heard) :] == heard
 
 
 def test_a_restarted_server_resets_the_feed():
-    """Batch numbers that start at 0 again are reported as a gap, because the restarted server's cache is empty."""
+    """The feed reports a gap when batch numbers start at 0 again, because the cache of a restarted server is empty."""
     assert feed([5, 6, 0, 1])[-3:] == ["gap", 0, 1]

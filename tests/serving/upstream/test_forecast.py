@@ -1,4 +1,4 @@
-"""Early rejection of requests with a predicted TTFT over the limit, and prefill speeds of servers."""
+"""Early rejection of requests whose predicted TTFT exceeds the limit, and measured prefill speeds of servers."""
 
 import pytest
 
@@ -17,7 +17,7 @@ from twofold.serving.upstream.metrics import PrefillTotals
 
 @pytest.fixture
 def busy():
-    """Return a cluster of one server that prefills 100 tokens/s, and its admission with a TTFT limit of 2 s."""
+    """Return a cluster of one server that prefills 100 tokens/s, and its admission control with a TTFT limit of 2 s."""
     speeds = PrefillSpeeds()
     speeds.read("one", PrefillTotals(10.0, 1000, 1))
     cluster = ClusterScheduler(ROUTERS["load"](), FixedHandoff(HandoffMode.PULL))
@@ -32,7 +32,7 @@ def request(name, tokens):
 
 
 def test_rejects_when_the_queue_is_too_long(busy):
-    """Retry-After is the time until the queue is short enough for the request."""
+    """A rejected request's Retry-After is the time until the queue is short enough to admit it."""
     cluster, door = busy
     assert door.offer(QueuedRequest(request("a", 150), "", 0, None), 0.0) is None
     cluster.place(request("a", 150), 0.0)
@@ -50,7 +50,7 @@ def test_queues_without_any_server(busy):
 
 
 def test_unmeasured_servers_have_the_mean_speed():
-    """A server without measurements is assumed to be as fast as the mean of the others."""
+    """A server without measurements is assumed to have the mean speed of the measured servers."""
     speeds = PrefillSpeeds()
     assert speeds.of("new") == NOMINAL_S
     speeds.read("one", PrefillTotals(25.0, 100, 1))
@@ -60,7 +60,7 @@ def test_unmeasured_servers_have_the_mean_speed():
 
 
 def test_decode_servers_do_not_affect_the_speed():
-    """A decode server computes one prompt token per request, so its time per token is meaningless."""
+    """A decode server's readings are ignored, because the server computes only one prompt token per request."""
     speeds = PrefillSpeeds()
     speeds.read("one", PrefillTotals(1.0, 1000, 2))
     speeds.read("two", PrefillTotals(5.0, 50, 50))
@@ -72,7 +72,7 @@ def test_decode_servers_do_not_affect_the_speed():
 
 
 def test_speed_follows_recent_measurements():
-    """Older measurements lose weight, and a server restart does not reset them."""
+    """Older measurements of a server lose weight, and a restart of the server does not discard them."""
     speeds = PrefillSpeeds()
     speeds.read("one", PrefillTotals(1e4, 1e6, 1000))
     assert speeds.of("one") == 0.01

@@ -59,13 +59,13 @@ def follow(*events):
 
 
 def test_stored_blocks_get_the_prompt_keys():
-    """The blocks of a prompt may be in one event or in several."""
+    """The stored blocks of a prompt get the same keys whether vLLM reports them in one event or in several."""
     changes = follow(stored(0, 2), stored(2, 5, parent=b"h1"))
     assert changes == [("stored", KEYS[:2]), ("stored", KEYS[2:])]
 
 
 def test_removed_blocks_are_forgotten():
-    """Removals of unknown hashes and of other memory tiers are ignored."""
+    """Removed blocks leave the index; removals of unknown hashes and in other memory tiers are ignored."""
     changes = follow(stored(0, 3), removed(2, 9), removed(0, medium="CPU"), removed(0, group_idx=1))
     assert changes[1:] == [("removed", [KEYS[2]])]
 
@@ -88,13 +88,13 @@ def test_clearing_forgets_every_block():
     ],
 )
 def test_ignores_blocks_that_no_prompt_can_match(event):
-    """A block with an image, adapter, unknown parent, or unexpected size or memory tier is ignored."""
+    """A block with an image, an adapter, an unknown parent, or an unexpected size or memory tier is ignored."""
     assert follow(event) == []
 
 
 @pytest.mark.parametrize(("key", "salt"), [("", ""), ("", "mine"), ("alice", ""), ("alice", "mine"), ("bob", "")])
 def test_prompt_keys_equal_event_keys(key, salt):
-    """Prompts have the same block keys as vLLM's events about them, with or without an API key and a cache salt."""
+    """The gateway and vLLM's events give a prompt the same block keys, with or without an API key and a cache salt."""
     names = UpstreamPromptKeys()
     names.block_tokens = SIZE
     request = Request(id="r", arrival_s=0.0, prompt_tokens=20, output_tokens=3)
@@ -108,7 +108,7 @@ def test_prompt_keys_equal_event_keys(key, salt):
 
 
 def test_api_keys_do_not_share_prefixes():
-    """Each pair of API key and cache salt gets its own salt for vLLM's prefix cache."""
+    """Each combination of API key and cache salt gets a salt of its own for vLLM's prefix cache."""
     names = UpstreamPromptKeys()
     request = Request(id="r", arrival_s=0.0, prompt_tokens=20, output_tokens=3)
     salts = {

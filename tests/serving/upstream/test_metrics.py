@@ -24,7 +24,7 @@ process_open_fds 100.0
 
 
 def test_sums_over_engines():
-    """Several engines behind one address count as one server."""
+    """The metrics of several engines behind one address are combined as if they were one server."""
     readings = read_metrics(TEXT)
     assert (readings.running, readings.waiting, readings.steps) == (4, 2, 61)
     assert (readings.blocks, readings.block_tokens, readings.capacity_tokens) == (1024, 128, 131072)
@@ -38,7 +38,7 @@ def test_converts_to_an_instance_status():
 
 
 def test_missing_metrics_mean_idle():
-    """A server without vLLM's metrics counts as idle with unknown capacity."""
+    """A server that reports none of vLLM's metrics counts as idle, and its capacity is unknown."""
     readings = read_metrics("twofold:num_requests_running 3\n")
     assert (readings.running, readings.capacity_tokens, readings.mean_prompt) == (0, None, 0.0)
     assert readings.status.blocks_free == readings.status.blocks_total == 1

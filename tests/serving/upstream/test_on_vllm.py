@@ -1,4 +1,4 @@
-"""Requests through the gateway to two stock vLLM servers: equal tokens and no leaked blocks."""
+"""Requests through the gateway to two unmodified vLLM servers get the tokens of one server and leak no blocks."""
 
 import asyncio
 import json
@@ -28,7 +28,7 @@ def handoffs(fleet):
 
 
 async def settled(fleet):
-    """Poll vLLM's metrics; return whether all KV blocks of all servers become free."""
+    """Poll vLLM's metrics; return whether all KV blocks became free on every server."""
     free = [await asyncio.to_thread(server.frees_all_blocks) for server in fleet.servers]
     return all(free)
 
@@ -37,9 +37,9 @@ BLOCKS = 8  # of 128 tokens
 
 
 def test_conductor_routes_to_cached_prefixes(vllm_pair):
-    """The gateway learns cached prefixes from KV events, even of prompts that other clients sent.
+    """The gateway learns cached prefixes from KV events, even for prompts that other clients sent.
 
-    The server with the prefix has to compute only one token and no other request runs, so its predicted TTFT is the
+    The server with the prefix computes only one more token and no other request runs, so its predicted TTFT is the
     shortest at any measured speed.
     """
     model, servers = vllm_pair
@@ -67,7 +67,7 @@ def test_conductor_routes_to_cached_prefixes(vllm_pair):
 
 
 def test_greedy_tokens_equal_one_server(fleet):
-    """Concurrent requests prefill on one server and decode on the other; some prompts end on a block boundary."""
+    """Concurrent requests, prefilled on one server and decoded on the other, get the tokens of a single server."""
     asked = [*prompts(8, 1), *([(number * 7) % 500 for number in range(n)] for n in (127, 128, 129, 256, 384))]
     alone = [fleet.decode.complete(prompt=prompt, max_tokens=40) for prompt in asked]
     before = handoffs(fleet)
@@ -77,7 +77,7 @@ def test_greedy_tokens_equal_one_server(fleet):
 
 
 def test_sampled_tokens_equal_one_server(fleet):
-    """Both servers sample the same first token, because they get the same seed."""
+    """A sampled request gets the tokens of a single server, because both servers get the same seed."""
     (prompt,) = prompts(1, 2)
     fields = {"temperature": 1.0, "top_p": 0.9, "seed": 7, "max_tokens": 40, "ignore_eos": True}
     assert asyncio.run(complete_all(fleet.url, [prompt], at_once=1, **fields)) == [
@@ -95,7 +95,7 @@ def test_one_token_needs_no_decode(fleet):
 
 
 def test_unfetched_kv_is_released_immediately(fleet):
-    """If the output ends at the first token, the prefill server frees its KV before the lease expires."""
+    """If the output ends at the first token, the prefill server frees the request's KV before the KV lease expires."""
     expired = fleet.prefill.metric("nixl_num_kv_expired_reqs_total")
     (prompt,) = prompts(1, 4)
     (first,) = fleet.decode.complete(prompt=prompt, max_tokens=1)
@@ -118,12 +118,12 @@ def test_usage_reports_cached_tokens(fleet):
 
 
 def test_disconnects_free_every_block(fleet):
-    """Clients disconnect in the queue, in prefill, in the hand-off and in decode."""
+    """All blocks become free after clients disconnect in the queue, in prefill, in the hand-off and in decode."""
     check_disconnects(fleet.url, 40, settled=lambda _: settled(fleet))
 
 
 async def streaming(fleet, asked, count, hit):
-    """Run `count` streams of one prompt; call `hit` once each has a token. Returns the tokens of each stream."""
+    """Run `count` streams of one prompt, call `hit` when each stream has a token, and return the tokens by stream."""
     going, tokens = asyncio.Event(), [[] for _ in range(count)]
 
     async def one(session, number):
@@ -152,7 +152,7 @@ LONG = {"temperature": 0, "max_tokens": 300, "ignore_eos": True}
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 @pytest.mark.parametrize("role", ["decode", "prefill"])
 def test_streams_survive_a_crashed_or_hung_server(watched_fleet, role, number):
-    """No token is missing, repeated or different, and a recovered server gets requests again."""
+    """After a server fails, no token is missing, repeated or different; the recovered server gets requests again."""
     fleet = watched_fleet
     server = getattr(fleet, role)
     (asked,) = prompts(1, 6)
@@ -175,7 +175,7 @@ def test_streams_survive_a_crashed_or_hung_server(watched_fleet, role, number):
 
 
 async def handed_off_again(fleet, asked, alone):
-    """Send requests until one is handed off between the servers again."""
+    """Send requests until a request is handed off from one server to the other again."""
     before = handoffs(fleet)
     async with aiohttp.ClientSession() as session:
         for _ in range(6000):
@@ -187,7 +187,7 @@ async def handed_off_again(fleet, asked, alone):
 
 
 def test_a_killed_gateway_leaves_no_requests(fleet):
-    """The gateway's connections close with it, which aborts its requests on the servers."""
+    """A killed gateway's connections close, so the servers abort the gateway's requests and free their blocks."""
 
     async def leave():
         async with aiohttp.ClientSession() as session:

@@ -1,4 +1,4 @@
-"""Routing decisions consider load that other clients put on a server."""
+"""Routing decisions consider the load that other clients, which bypass the gateway, put on a server."""
 
 from twofold.handoff import HandoffMode
 from twofold.instance import Role
@@ -30,7 +30,7 @@ def request(number):
 
 
 def test_external_load_diverts_requests():
-    """Consecutive readings with external load on the first server divert requests to the second."""
+    """If successive metric readings show external load on the first server, requests go to the second server."""
     busy = cluster()
     others = ExternalLoads(busy.pools)
     for step in range(3):
@@ -51,7 +51,7 @@ def test_own_requests_are_not_external_load():
 
 
 def test_a_stalled_engine_has_no_load():
-    """The metrics of a stalled engine are ignored, because they may include requests aborted since its last step."""
+    """A stalled engine's metrics are ignored, because they may still count requests aborted since its last step."""
     idle = cluster()
     others = ExternalLoads(idle.pools)
     for _ in range(3):
@@ -60,7 +60,7 @@ def test_a_stalled_engine_has_no_load():
 
 
 def test_one_reading_does_not_count():
-    """A single reading is ignored, because it may include requests that have already ended at the gateway."""
+    """External load in a single metric reading is ignored; it may come from the gateway's requests that just ended."""
     quick = cluster()
     others = ExternalLoads(quick.pools)
     for step, running in enumerate((0, 3, 0, 3, 0)):

@@ -1,4 +1,4 @@
-"""Attempts of requests on two scripted servers, with responses that real servers give only by chance."""
+"""Attempts of requests on two scripted servers, whose responses include ones that real servers give only rarely."""
 
 import asyncio
 import json
@@ -32,7 +32,7 @@ def stream(*chunks):
 
 
 class Events:
-    """Controller stub that records the events of an attempt."""
+    """A stub of the controller that records the events of an attempt."""
 
     def __init__(self):
         self.tokens, self.reused, self.arrivals = [], 0, 0
@@ -54,7 +54,7 @@ class Events:
 def attempt():
     """Return a function that runs an attempt on scripted servers.
 
-    The function returns the recorded events, the error, and the requests to each server.
+    The function returns the recorded events, the attempt's error or None, and the requests that each server received.
     """
 
     def run(prefill, decode=None, max_tokens=4, seed=0, first_index=0):
@@ -91,7 +91,7 @@ def attempt():
 
 
 def test_the_first_token_comes_from_the_prefill(attempt):
-    """The decode server repeats the first token, and the gateway drops the repetition."""
+    """The client gets the first token from the prefill server; the decode server's copy of the token is dropped."""
     heard, raised, (asked, fetched) = attempt(whole(7), stream(chunk(7), chunk(8, 9), chunk(10, finish="length")))
     assert raised is None
     assert heard.tokens == [(0, 7, "p"), (1, 8, "d"), (2, 9, "d"), (3, 10, "d")]
@@ -102,7 +102,7 @@ def test_the_first_token_comes_from_the_prefill(attempt):
 
 
 def test_a_different_first_token_on_decode_loses_the_attempt(attempt):
-    """The attempt fails, as the client already has the prefill server's token. No server is marked unavailable."""
+    """If the decode server's first token differs from the client's, the attempt fails; both servers stay available."""
     heard, raised, _ = attempt(whole(7), stream(chunk(8), chunk(9)))
     assert heard.tokens == [(0, 7, "p")]
     assert not raised.unavailable
@@ -116,7 +116,7 @@ def test_one_output_token_needs_no_handoff(attempt):
 
 
 def test_an_output_that_ends_at_the_first_token_releases_the_kv(attempt):
-    """To free the KV on the prefill server, the gateway sends the decode server a request that it rejects."""
+    """If prefill ends the output, an invalid request to the decode server frees the KV on the prefill server."""
     heard, raised, (_, refused) = attempt(whole(7, finish="stop"), [Refuse(400)])
     assert (heard.tokens, heard.finish, raised) == ([(0, 7, "p")], FinishReason.STOP, None)
     assert refused[0]["kv_transfer_params"] == KV
@@ -124,7 +124,7 @@ def test_an_output_that_ends_at_the_first_token_releases_the_kv(attempt):
 
 
 def test_one_server_for_both_phases(attempt):
-    """The server gets one request without KV transfer parameters and streams its output."""
+    """With one server for both phases, the server gets one streaming request without KV transfer parameters."""
     heard, raised, (asked,) = attempt(stream(chunk(7), chunk(8, finish="stop")))
     assert (heard.tokens, raised) == ([(0, 7, "p"), (1, 8, "p")], None)
     assert "kv_transfer_params" not in asked[0]
@@ -147,7 +147,7 @@ def test_one_server_for_both_phases(attempt):
     ],
 )
 def test_errors_lose_the_attempt(attempt, prefill, decode, where, unavailable):
-    """Any error raises AttemptLostError; only some errors mark the server as unavailable."""
+    """Each of these errors raises AttemptLostError, but only some of them mark the server as unavailable."""
     _, raised, _ = attempt(prefill, decode)
     assert isinstance(raised, AttemptLostError)
     assert (raised.instance, raised.unavailable) == (where, unavailable)
@@ -159,7 +159,7 @@ def test_a_disconnect_after_the_last_token_is_ignored(attempt):
 
 
 def test_a_rejected_request_is_not_retried(attempt):
-    """A 400 fails the request, because every server would reject it."""
+    """A request that a server rejects with 400 fails without a retry, because every server would reject it."""
     _, raised, _ = attempt([Refuse(400)], [])
     assert isinstance(raised, RejectedError)
     assert (raised.status, str(raised)) == (400, "refused by the script")

@@ -20,7 +20,7 @@ PROMPT = [5, 6, 7] * 30
 
 @pytest.fixture(scope="module")
 def behind(tiny_model_dir):
-    """Yield two mixed-role services as (process, URL), shared by all tests."""
+    """Yield two mixed-role services as (process, URL) pairs, which all tests share."""
     with ExitStack() as running:
         flags = (*ENGINE, "--colocated", "1", "--served-model-name", "tiny")
         yield [running.enter_context(running_service(tiny_model_dir("llama"), *flags)) for _ in range(2)]
@@ -28,7 +28,7 @@ def behind(tiny_model_dir):
 
 @pytest.fixture(scope="module")
 def routes(behind, tiny_model_dir):
-    """Yield a function that starts a gateway for the `behind` services with a probe timeout and returns its URL."""
+    """Yield a function that starts a gateway with a given probe timeout for the two services and returns its URL."""
     with ExitStack() as running:
 
         def start(probe_timeout):
@@ -42,7 +42,7 @@ def routes(behind, tiny_model_dir):
 
 @pytest.fixture
 def route(routes):
-    """Return the URL of a gateway that never gives up on slow servers, because a replay would change sampled output."""
+    """Return the URL of a gateway that waits for slow servers, because a replay would change sampled output."""
     return routes(3600)
 
 
@@ -51,7 +51,7 @@ def alone(url, prompts, **fields):
 
 
 def test_answers_equal_the_servers_answers(route, behind):
-    """Greedy and sampled answers through the gateway equal those of one server; both servers get requests."""
+    """Greedy and sampled answers through the gateway equal those of a single server, and both servers get requests."""
     prompts = [[number, 9, 11] * 20 for number in range(6)]
     for fields in ({}, {"temperature": 1.0, "seed": 5}):
         assert alone(route, prompts, **fields) == alone(behind[0][1], prompts, **fields)
@@ -81,7 +81,7 @@ def test_a_client_disconnect_ends_the_request_on_the_server(route, behind):
 
 
 def test_streams_move_from_a_hung_server(routes, behind):
-    """No token is missing, repeated or different, and the server is used again after its recovery."""
+    """After a server hangs, no token is missing, repeated or different; the recovered server gets requests again."""
     route = routes(10)
     (whole,) = alone(behind[0][1], [PROMPT], max_tokens=300)
     process = behind[0][0]

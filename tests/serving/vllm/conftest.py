@@ -15,7 +15,7 @@ ENGINE = ("--engine", "vllm", "--dtype", "float32", "--kv-cache-memory-bytes", "
 
 @pytest.fixture(scope="session")
 def vllm_model_dir(tmp_path_factory):
-    """Return a function from an architecture to a tiny model directory with a head size that vLLM supports."""
+    """Return a function that writes a tiny model that vLLM supports to a directory and returns the directory."""
     made = {}
 
     def directory(arch):
@@ -28,7 +28,7 @@ def vllm_model_dir(tmp_path_factory):
 
 @pytest.fixture
 def vllm_service(vllm_model_dir):
-    """Return a function from (architecture, flags) to a service URL; at most two vLLM processes run at a time."""
+    """Yield a function that starts a service and returns its URL; a new service first ends the previous one."""
     with ExitStack() as running:
 
         def url(arch, *flags):

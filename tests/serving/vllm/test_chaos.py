@@ -12,7 +12,7 @@ from support.running_service import running_service
 
 @pytest.mark.parametrize("flags", [("--handoff", "layer-wise"), ("--handoff", "pull", "--kv-checksums")])
 def test_streams_survive_faults_of_vllm_workers(flags, vllm_model_dir):
-    """Streams are complete and unchanged, and all blocks are free at the end."""
+    """Streams are complete and unchanged after faults of vLLM workers, and all blocks are free at the end."""
     given = (*ENGINE, *SOON, "--prefill", "1", "--decode", "1", "--transport", "nixl", *flags)
     with running_service(vllm_model_dir("llama"), *given) as (process, url):
         check(process, url, SPLIT)

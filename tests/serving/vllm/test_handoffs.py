@@ -1,4 +1,4 @@
-"""Hand-offs between two vLLM workers: tokens equal those of one vLLM engine in float32, and every block is freed."""
+"""Hand-offs between two vLLM workers: output equals that of one vLLM engine in float32, and every block is freed."""
 
 import asyncio
 import random
@@ -56,17 +56,17 @@ def check(url, arch, directory):
 
 @pytest.mark.parametrize("way", WAYS)
 def test_split_llama_equals_one_vllm(way, vllm_service, vllm_model_dir):
-    """The output is equal in every hand-off mode and over both transports."""
+    """The output equals that of one vLLM engine in every hand-off mode and over both transports."""
     check(vllm_service("llama", *SPLIT, *WAYS[way]), "llama", vllm_model_dir("llama"))
 
 
 def test_split_qwen3_equals_one_vllm(vllm_service, vllm_model_dir):
-    """The output is equal with layer-wise hand-offs over NIXL."""
+    """The output equals that of one vLLM engine with layer-wise hand-offs over NIXL."""
     check(vllm_service("qwen3", *SPLIT, *WAYS["layer-wise"]), "qwen3", vllm_model_dir("qwen3"))
 
 
 def test_sampled_output_is_independent_of_the_split(vllm_service):
-    """Split and colocated outputs are equal, because random draws are keyed by seed and position."""
+    """Split and colocated outputs are equal, because random draws depend only on the seed and the token position."""
     how = {"max_tokens": OUTPUT, "temperature": 0.9, "top_p": 0.95, "seed": 4, "ignore_eos": True}
     made = [
         asyncio.run(complete_all(vllm_service("llama", *flags), prompts(), at_once=20, **how))
@@ -77,12 +77,12 @@ def test_sampled_output_is_independent_of_the_split(vllm_service):
 
 @pytest.mark.parametrize("way", ["layer-wise", "pull"])
 def test_disconnected_clients_free_every_block(way, vllm_service):
-    """Clients disconnect in the queue, in prefill, in the hand-off and in decode."""
+    """All blocks become free after clients disconnect in the queue, in prefill, in the hand-off and in decode."""
     check_disconnects(vllm_service("llama", *SPLIT, *WAYS[way]), 60)
 
 
 def test_preempted_decodes_continue(vllm_service, vllm_model_dir):
-    """Memory fits few decodes at a time; vLLM recomputes the KV of preempted ones, and their output is unchanged."""
+    """The output of decodes is unchanged when vLLM preempts them for lack of memory and recomputes their KV."""
     some = [prompt[:300] for prompt in prompts() if len(prompt) >= 200] * 4
     assert len(some) >= 12
     long = greedy_by_vllm(vllm_model_dir("llama"), some, 200)

@@ -13,7 +13,7 @@ BLOCK, OUTPUT = 32, 8
 
 
 async def twice(url, prompts):
-    """Send every prompt twice; return the first outputs, and (output, cached tokens) of the second round."""
+    """Send all prompts twice; return the outputs of the first round and (output, cached tokens) of the second."""
     async with aiohttp.ClientSession() as session:
         how = {"max_tokens": OUTPUT, "temperature": 0, "ignore_eos": True}
         first = [await complete(session, url, prompt, **how) for prompt in prompts]

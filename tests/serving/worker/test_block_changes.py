@@ -9,7 +9,7 @@ from twofold.serving.worker.state import CacheChanges
 
 @given(st.lists(st.integers(0, 5)), st.sets(st.integers(0, 60)))
 def test_reports_add_up_to_the_cache(toggled, looks):
-    """All reports together equal the cache's contents, and no change is reported twice."""
+    """The reported changes add up to the contents of the cache, and no change is reported twice."""
     changes, there, known = CacheChanges(), set(), set()
     for step, key in enumerate([*toggled, 0]):
         if key in there:

@@ -21,14 +21,14 @@ SOURCE_BLOCKS = (7, 8, 3)
 
 
 class Sent(list):
-    """Outbox stub that records messages and their addresses."""
+    """A stub of the outbox that records messages and their addresses."""
 
     def send(self, address, message):
         self.append((address, message))
 
 
 class Decode:
-    """Decode worker that the test steps, and the KV pool of a prefill worker, both in this process."""
+    """A decode worker that the test advances step by step, and the KV pool of a prefill worker in the same process."""
 
     def __init__(self):
         self.source = SharedMemoryTransport(KvCacheSpec("p", 11, LAYOUT, BLOCKS))

@@ -1,4 +1,4 @@
-"""Threads that wait for layers which another thread loads or computes."""
+"""Threads that wait for layers that another thread loads or computes."""
 
 import threading
 
@@ -13,7 +13,7 @@ def in_thread(act):
 
 
 def test_wait_returns_when_the_layer_is_ready():
-    """A ready layer makes all earlier layers ready."""
+    """When a layer becomes ready, waits for this layer and all earlier layers return True."""
     layers, seen = ReadyLayers(), []
     waiting = in_thread(lambda: seen.append(layers.wait(2)))
     layers.ready(0)
@@ -25,7 +25,7 @@ def test_wait_returns_when_the_layer_is_ready():
 
 
 def test_giving_up_ends_waits():
-    """Waits for missing layers return False; layers that were ready stay ready."""
+    """After `give_up`, waits for layers that are not ready return False, and ready layers stay ready."""
     layers, seen = ReadyLayers(), []
     layers.ready(1)
     waiting = in_thread(lambda: seen.append(layers.wait(2)))

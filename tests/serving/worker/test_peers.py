@@ -26,7 +26,7 @@ class Connection:
 
 
 class Transport:
-    """Transport stub that records its connections."""
+    """A stub of the transport that records its connections."""
 
     descriptor = memory("own", 1)
 
@@ -58,7 +58,7 @@ def use(peers, epoch=7, error=None):
 
 
 def test_a_connection_is_made_once(peers, transport):
-    """All transfers with one epoch of a peer share one connection."""
+    """All transfers to one epoch of a peer share one connection."""
     assert use(peers) is use(peers)
     assert len(transport.made) == 1
 
@@ -73,7 +73,7 @@ def test_reconnects_after_a_failure(peers, transport):
 
 
 def test_a_late_failure_keeps_the_new_connection(peers, transport):
-    """When a second transfer fails on a broken connection, the connection that replaced it stays open."""
+    """A transfer that fails late on a broken connection leaves the replacement connection open."""
     with suppress(InstanceLostError), peers.connected("d", 7):
         with pytest.raises(InstanceLostError):
             use(peers, error=InstanceLostError("reset"))

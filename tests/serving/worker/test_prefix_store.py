@@ -31,7 +31,7 @@ def model(tiny_model_dir):
 
 @pytest.fixture(scope="module")
 def expected(tiny_model_dir):
-    """Return a function from a prompt to its output tokens, computed without a cache."""
+    """Return a function that computes the output tokens of a prompt without a cache."""
     known = {}
 
     def output(prompt):
@@ -44,7 +44,7 @@ def expected(tiny_model_dir):
 
 @pytest.fixture
 def host(tmp_path, model):
-    """Yield a KV store that has the blocks of `BEGIN`, and a new client of it."""
+    """Yield a KV store that has the blocks of `BEGIN`, and a new client of this store."""
     block_bytes = model.layout(BLOCK).bytes_per_block
     with running_store(tmp_path, slots=64, block_bytes=block_bytes) as store:
         with store_client(tmp_path, "first") as first:
@@ -62,7 +62,7 @@ def stored(client, prompt):
 
 
 def test_a_prompt_runs_while_its_prefix_is_loaded(model, host, expected):
-    """The first layer is computed and stored while the second still loads; no layer is computed before its load."""
+    """The first layer is computed and stored while the second is loading; no layer is computed before it is loaded."""
     _, client = host
     with store_worker(model, client) as worker:
         worker.copier.hold(1)
@@ -77,7 +77,7 @@ def test_a_prompt_runs_while_its_prefix_is_loaded(model, host, expected):
 
 
 def test_a_layer_is_handed_off_when_it_was_loaded(model, host):
-    """The hand-off proceeds layer by layer with the load, and includes the loaded prefix."""
+    """Each layer, including its loaded prefix, is handed off when it is computed, while the next layer still loads."""
     _, client = host
     with store_worker(model, client) as worker:
         worker.copier.hold(1)
@@ -93,7 +93,7 @@ def test_a_layer_is_handed_off_when_it_was_loaded(model, host):
 
 
 def test_prompts_with_the_same_prefix_share_a_load(model, host, expected):
-    """Three prompts wait for one load; a fully cached prompt recomputes only its last token, in a copied block."""
+    """Three prompts share one load of their common prefix; the fully cached prompt recomputes only its last token."""
     _, client = host
     other = BEGIN + tokens("other", 9)
     with store_worker(model, client) as worker:
@@ -110,7 +110,7 @@ def test_prompts_with_the_same_prefix_share_a_load(model, host, expected):
 
 
 def test_a_fully_cached_prompt_waits_for_its_last_block(model, host, expected):
-    """Once all layers of the prompt's last block are loaded, the block is copied, and the prompt writes to the copy."""
+    """A fully cached prompt waits for its last block to load, and recomputes its last token in a copy of the block."""
     _, client = host
     with store_worker(model, client) as worker:
         most = WHOLE[: -BLOCK + 1]
@@ -125,7 +125,7 @@ def test_a_fully_cached_prompt_waits_for_its_last_block(model, host, expected):
 
 
 def test_an_abort_does_not_stop_loads_and_puts(model, host, expected):
-    """Later prompts reuse the blocks that an aborted prompt loaded and computed."""
+    """Later prompts reuse the blocks that an aborted prompt has loaded and computed."""
     _, client = host
     with store_worker(model, client) as worker:
         worker.copier.hold(1)
@@ -139,7 +139,7 @@ def test_an_abort_does_not_stop_loads_and_puts(model, host, expected):
 
 
 def test_a_load_survives_the_death_of_the_store(model, host, expected):
-    """Pinned blocks stay readable until the load ends; later puts are dropped."""
+    """If the store ends during a load, the pinned blocks stay readable until the load is complete."""
     store, client = host
     with store_worker(model, client) as worker:
         worker.copier.hold(1)
@@ -153,7 +153,7 @@ def test_a_load_survives_the_death_of_the_store(model, host, expected):
 
 
 def test_recomputes_corrupt_blocks(model, host, expected):
-    """Checksums are verified before the prompt starts; blocks before the corrupt one are reused."""
+    """A corrupt block is found by its checksum and recomputed; the blocks before the corrupt one are reused."""
     store, client = host
     key = list(prefix_keys(PROMPT, BLOCK))[7]
     store.memory.slot(store.manager._blocks[key].slot)[99] ^= 1
@@ -163,7 +163,7 @@ def test_recomputes_corrupt_blocks(model, host, expected):
 
 
 def test_a_failed_batch_puts_nothing(model, host, expected):
-    """Layers that were copied to the store before the failure are discarded, and the next prompt runs."""
+    """If a batch fails, the layers that it has copied to the store are discarded, and the next prompt runs."""
     _, client = host
     with store_worker(model, client) as worker:
         run = worker.engine.run

@@ -1,4 +1,4 @@
-"""The hand-off receiver reads hand-offs in order and ends each one once."""
+"""The hand-off receiver reads hand-offs in order and ends each hand-off once."""
 
 import threading
 
@@ -6,7 +6,7 @@ from twofold.serving.worker.receiver import HandoffReceiver, IncomingHandoff
 
 
 class Recording:
-    """Hand-off receiver that records its steps; `gate` blocks its reads."""
+    """A hand-off receiver that records its steps, and whose reads wait until the event `gate` is set."""
 
     def __init__(self):
         self.log = []

@@ -17,7 +17,7 @@ SENT = [HandoffMode.SERIALIZED, HandoffMode.LAYER_WISE]
 
 
 class Recording:
-    """Hand-off sender that records writes, offers and endings; `write_gate` blocks its writes."""
+    """A hand-off sender that records writes, offers and ends of hand-offs; writes wait for the event `write_gate`."""
 
     def __init__(self, **options):
         self.log = []
@@ -63,7 +63,7 @@ def compute(sender, name="r", layers=range(LAYERS)):
 @pytest.mark.parametrize("mode", SENT)
 @pytest.mark.parametrize("lease_first", [True, False])
 def test_all_layers_are_sent_in_order(mode, lease_first):
-    """The lease may arrive before or after the layers are computed."""
+    """Layers are sent in order, whether the lease arrives before or after the layers are computed."""
     recording = Recording()
     sender = recording.sender
     sender.expect("r", "d", mode)
@@ -121,7 +121,7 @@ def test_waiting_layers_share_one_write():
 
 
 def pulled(recording, *, lease_first=True):
-    """Prefill a request in pull mode, and wait until its KV is offered to the target."""
+    """Prefill a request in pull mode, and wait until the sender offers the request's KV to the target."""
     sender = recording.sender
     sender.expect("r", "d", HandoffMode.PULL)
     if lease_first:

@@ -1,4 +1,4 @@
-"""The Chrome trace is valid JSON for Perfetto, with one thread per instance."""
+"""The Chrome trace is valid JSON for Perfetto and has one thread per instance."""
 
 import gc
 import json
@@ -36,7 +36,7 @@ def test_runs_are_complete_events(tmp_path):
 
 
 def test_instances_are_threads_of_the_pool_they_joined_first(tmp_path):
-    """An instance that changes its role stays a thread of its first pool. An instant event marks the change."""
+    """An instance that changes its role stays a thread of its first pool, and an instant event marks the change."""
     events = events_of(tmp_path)
     names = {(m["name"], m["pid"], m["tid"]): m["args"]["name"] for m in of_kind(events, "M") if "name" in m["args"]}
     assert names == {
@@ -63,7 +63,7 @@ def test_a_transfer_is_a_pair_of_asynchronous_events(tmp_path):
 
 
 def test_power_returns_to_zero_between_runs(tmp_path):
-    """Each instance has a power counter, which is zero while no batch runs."""
+    """The power counter of each instance is zero while the instance runs no batch."""
     counters = sorted(of_kind(events_of(tmp_path), "C"), key=lambda c: (c["name"], c["ts"]))
     power = {name: [(c["ts"], c["args"]["W"]) for c in group] for name, group in groupby(counters, lambda c: c["name"])}
     assert power == {
@@ -85,7 +85,7 @@ def test_consecutive_runs_have_no_zero_power_between(tmp_path):
 
 
 def test_an_empty_run_is_valid_too(tmp_path):
-    """A simulation without events gives valid JSON with an empty list."""
+    """The trace of a simulation without events is valid JSON with an empty list."""
     assert events_of(tmp_path, lambda trace: trace.close(0)) == []
 
 

@@ -47,7 +47,7 @@ def test_rows_equal_the_timelines(tmp_path):
 
 
 def test_rows_are_written_in_groups(tmp_path):
-    """Rows are in order of completion, in groups of 10,000."""
+    """Rows are written in order of completion, in row groups of 10,000."""
     path, rows = tmp_path / "requests.parquet", 2 * ROWS_PER_GROUP + 1
     table = ParquetTable(path)
     for i in range(rows):
@@ -67,7 +67,7 @@ def test_a_run_without_requests_gives_a_table_without_rows(tmp_path):
 
 
 def test_a_broken_run_leaves_no_file(tmp_path):
-    """A failed simulation leaves no table."""
+    """A failed simulation leaves no Parquet file."""
     table = ParquetTable(tmp_path / "requests.parquet")
     for _ in range(ROWS_PER_GROUP):
         table.ended(completed(), 0.0)

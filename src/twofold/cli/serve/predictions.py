@@ -107,7 +107,6 @@ def inline_config(config: ServiceConfig, settings: ServeSettings) -> InlineConfi
     require(config.network is None, "--inline-tbt predicts workers of one host: leave out --listen-workers")
     host = _measured_host(config, _required(settings.profile, "--inline-tbt"))
     alone, shared = len(config.workers) == 1, host.shared_host
-    alone, shared = len(config.workers) == 1, host.shared_host
     times = host.times if alone else host.times.slower(shared.prefill.crowded, shared.decode.crowded)
     return InlineConfig(times=times, tbt_s=settings.inline_tbt)
 

@@ -1,4 +1,4 @@
-"""vLLM's scheduler behind the worker's scheduler interface: no leaked blocks, one report to vLLM per hand-off."""
+"""vLLM's scheduler behind the worker's scheduler interface leaks no blocks and reports each hand-off to vLLM once."""
 
 import pytest
 from hypothesis import given
@@ -14,7 +14,7 @@ EPOCH = 7
 
 
 class Vllm:
-    """Fake of vLLM's block pool; allocates and frees blocks by vLLM's rules."""
+    """A fake of vLLM's block pool, which allocates and frees blocks by vLLM's rules."""
 
     def __init__(self):
         self.free = set(range(TOTAL))
@@ -31,7 +31,7 @@ class Vllm:
         return blocks
 
     def finish(self, request_id, *, hold=False):
-        """Let vLLM finish or abort a request."""
+        """End a request in the fake vLLM; keep its blocks if it waits for KV or its KV is still being transferred."""
         waits = request_id in self.awaited
         if request_id not in self.held:
             return
@@ -46,7 +46,7 @@ class Vllm:
         self.over.discard(request_id)
 
     def settle(self):
-        """Report finished transfers to the fake vLLM; like vLLM, it asserts that it knows the requests."""
+        """Report finished transfers to the fake vLLM, which, like vLLM, fails for a request that it does not expect."""
         settled = self.instance.settle()
         for request_id in settled.received:
             assert request_id in self.awaited
@@ -58,7 +58,7 @@ class Vllm:
             self.give_back(request_id)
 
     def obey(self):
-        """Apply the scheduler's orders to the fake vLLM, as the vLLM thread does."""
+        """Apply the scheduler's orders to the fake vLLM, as the worker's vLLM thread does."""
         for order, request_id in self.instance.take_orders():
             held = self.instance.find(request_id)
             if order is VllmOrder.ABORT:
@@ -68,7 +68,7 @@ class Vllm:
 
 
 class Instance(RuleBasedStateMachine):
-    """State machine with random events of peers, clients and vLLM."""
+    """A state machine that tests the scheduler with random events from peers, clients and vLLM."""
 
     queued, leased, running, sending = (Bundle("queued"), Bundle("leased"), Bundle("running"), Bundle("sending"))
 
@@ -94,7 +94,7 @@ class Instance(RuleBasedStateMachine):
 
     @rule(target=leased, request=consumes(queued))
     def vllm_makes_room(self, request):
-        """Let vLLM allocate blocks for a request prefilled on another worker, unless it was aborted before."""
+        """Let vLLM allocate blocks for a request from a peer; abort the request if few blocks are free."""
         self.vllm.obey()
         if not self.instance.is_remote(request.id) or len(self.vllm.free) < 8:
             self.instance.abort(request.id)
@@ -113,7 +113,7 @@ class Instance(RuleBasedStateMachine):
 
     @rule(target=running, request=consumes(leased), way=st.sampled_from(["written", "read", "given up", "cut"]))
     def it_arrives(self, request, way):
-        """Complete, cancel or lose the KV transfer of a request."""
+        """Complete or cancel the KV transfer of a request, or lose the peer that sends it."""
         instance = self.instance
         alive = instance.find(request.id) is not None and request.id in self.touched
         if way == "read":
@@ -133,7 +133,7 @@ class Instance(RuleBasedStateMachine):
 
     @rule(request=consumes(running))
     def it_ends(self, request):
-        """Let vLLM finish the request, or disconnect its client."""
+        """Let vLLM finish a request that has not been aborted."""
         self.vllm.obey()
         self.vllm.settle()
         if self.instance.find(request.id) is not None:
@@ -175,7 +175,7 @@ class Instance(RuleBasedStateMachine):
         assert self.instance.status().blocks_in_flight == 0
 
     def teardown(self):
-        """Check that all blocks are free in vLLM's pool after all requests have been aborted."""
+        """Abort all requests, and check that all blocks in vLLM's pool are free."""
         for lost in self.instance.peer_lost("p"):
             self.instance.abort(lost)
         for number in range(1, self.count + 1):
@@ -192,7 +192,7 @@ TestInstance = Instance.TestCase
 
 
 def test_rejects_a_duplicate_request():
-    """The id of an attempt is unique on a worker."""
+    """A second request with the id of an existing request is rejected."""
     instance = Vllm().instance
     request = Request(id="a", arrival_s=0.0, prompt_tokens=3, output_tokens=2)
     instance.submit(request, decodes_here=True)
@@ -202,7 +202,7 @@ def test_rejects_a_duplicate_request():
 
 @given(aborted=st.booleans())
 def test_an_abort_during_allocation_returns_the_blocks(aborted):
-    """If a request is aborted after `is_remote`, vLLM frees its blocks only once its KV is reported as received."""
+    """If a request is aborted while vLLM allocates blocks for it, all its blocks become free again."""
     vllm = Vllm()
     vllm.instance.reserve(Request(id="a", arrival_s=0.0, prompt_tokens=3, output_tokens=2), "p")
     vllm.obey()

@@ -93,10 +93,5 @@ def joined_service(model, folder, *flags, there=("--decode", "1"), hosts=None, p
 
 
 def worker(process, name):
-<<<<<<< HEAD
-    """Return the process of a worker among the descendants of a service or joined host."""
-    return named(process, f"{re.escape(name)}.*")[0]
-=======
     """Return the process of the worker `name`, a descendant of a service or of a joined host."""
-    return next(c for c in psutil.Process(process.pid).children(recursive=True) if c.name().startswith(name))
->>>>>>> d8
+    return named(process, f"{re.escape(name)}.*")[0]

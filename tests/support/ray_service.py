@@ -135,8 +135,7 @@ def under_load(service, answers, what):
 
 
 def processes_of(worker):
-<<<<<<< HEAD
-    """Return all processes, on any node, that have the name of the worker and a Ray actor as ancestor."""
+    """Return all processes that have the name `worker` and descend from a Ray actor of Twofold, on any node."""
     found = []
     for one in psutil.process_iter():
         with suppress(psutil.NoSuchProcess):  # it ended meanwhile
@@ -144,11 +143,6 @@ def processes_of(worker):
             if any("twofold.serving.launch.ray.host" in each.cmdline() for each in ancestors):
                 found.append(one)
     return found
-=======
-    """Return all processes that have the name `worker` and descend from a Ray actor of Twofold, on any node."""
-    named = [one for one in psutil.process_iter() if one.name() == worker]
-    return [one for one in named if any("twofold.serving.launch.ray.host" in each.cmdline() for each in one.parents())]
->>>>>>> d8
 
 
 def until(true, tries=6000, pause_s=0.1):

@@ -1,5 +1,7 @@
 """Run `twofold serve` as a child process for demonstrations and benchmarks."""
 
+import errno
+import random
 import signal
 import socket
 import subprocess
@@ -17,6 +19,9 @@ from twofold.errors import ConfigurationError
 
 START_S = 600.0
 STOP_S = 60.0
+_PORTS = range(12_000, 32_768)
+# Processes that were forked or seeded alike must draw different ports.
+_RANDOM = random.SystemRandom()
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,10 +60,23 @@ def served_process(model: Path | None, flags: Sequence[str]) -> Iterator[ServedP
             stop(process)
 
 
-def free_port() -> int:
-    """Return a TCP port that is currently unused."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
+def free_port(address: str = "127.0.0.1") -> int:
+    """Return a currently unused TCP port of this IPv4 or IPv6 address.
+
+    The port is outside Linux's default range for port 0 and for outgoing connections, so that no other socket is given
+    it before the caller binds it.
+    """
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    while True:
+        port = _RANDOM.choice(_PORTS)
+        with socket.socket(family) as probe:
+            try:
+                probe.bind((address, port))
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE:
+                    raise
+            else:
+                return port
 
 
 def metrics(url: str) -> str:

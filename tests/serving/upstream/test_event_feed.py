@@ -7,7 +7,6 @@ import pytest
 import zmq
 import zmq.asyncio
 
-from twofold.bench.services import free_port
 from twofold.instance import Role
 from twofold.serving.upstream.config import ServerConfig
 from twofold.serving.upstream.kv_events import EventFeed
@@ -23,11 +22,11 @@ class Publisher:
     """A stub of vLLM's event publisher, which can also replay the events it published."""
 
     def __init__(self, context, replays):
-        self.events, self.replay = (f"tcp://127.0.0.1:{free_port()}" for _ in range(2))
-        self._socket = context.socket(zmq.PUB)
-        self._socket.bind(self.events)
-        self._router = context.socket(zmq.ROUTER)
-        self._router.bind(self.replay)
+        self._socket, self._router = context.socket(zmq.PUB), context.socket(zmq.ROUTER)
+        self.events, self.replay = (
+            f"tcp://127.0.0.1:{server.bind_to_random_port('tcp://127.0.0.1')}"
+            for server in (self._socket, self._router)
+        )
         self._task = asyncio.create_task(self._repeat()) if replays else None
         self.sent = []
 

@@ -1,11 +1,11 @@
 """`twofold serve --launcher ray`: run workers as actors on the nodes of a Ray cluster."""
 
-import socket
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
+from twofold.bench.services import free_port
 from twofold.cli.serve.settings import LINK_LABEL, ServeSettings
 from twofold.errors import ConfigurationError
 from twofold.raycluster.cluster import AUTO_ADDRESS, head_endpoint
@@ -64,7 +64,7 @@ def _with_endpoint(config: ServiceConfig) -> ServiceConfig:
         return config
     key_file = Path(config.run_dir, _KEY_FILE)
     write_key(key_file)
-    endpoint = TcpEndpoint(network.address, _free_port(network.address))
+    endpoint = TcpEndpoint(network.address, free_port(network.address.strip("[]")))
     network = msgspec.structs.replace(network, key_file=str(key_file), controller=str(endpoint))
     return msgspec.structs.replace(config, network=network)
 
@@ -94,11 +94,3 @@ def _job(config: ServiceConfig, settings: ServeSettings) -> RayJob:
         engine=config.engine,
         hosts=hosts,
     )
-
-
-def _free_port(address: str) -> int:
-    """Return a currently free port of this address."""
-    host = address.strip("[]")
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.create_server((host, 0), family=family) as listener:
-        return int(listener.getsockname()[1])

@@ -92,9 +92,13 @@ class Characterization(msgspec.Struct, frozen=True, kw_only=True):
         """Return the smallest number of batched prompt tokens that reaches 95% of the highest prefill throughput."""
         return _knee(self.longest_prefill, self.prefill_rate)
 
-    def decode_knee(self, context: int = 512) -> int:
-        """Return the smallest batch size that reaches 95% of the highest decode throughput up to `largest_batch`."""
-        return _knee(self.largest_batch, lambda batch: self.decode_rate(batch, context))
+    def decode_knee(self, context: int = 512) -> int | None:
+        """Return the smallest batch size that reaches 95% of the highest decode throughput.
+
+        Return None if that is more than half of `largest_batch`: the throughput still grows there.
+        """
+        knee = _knee(self.largest_batch, lambda batch: self.decode_rate(batch, context))
+        return knee if knee <= self.largest_batch / 2 else None
 
 
 def _knee(largest: int, rate: Callable[[int], float]) -> int:

@@ -108,7 +108,8 @@ def throughput(found: Instances) -> ReportChart:
         sizes, values = _curve(each.largest_batch, lambda size, of=each: of.decode_rate(size, _CONTEXT))  # type: ignore[misc]
         traces.append(line(each.name, sizes, values, colour, showlegend=False, **on(1)))
         traces.append(_points(each.name, decode, colour, 1))
-        shapes += [_upright(each.prefill_knee(), 0, colour), _upright(each.decode_knee(), 1, colour)]
+        knees = (each.prefill_knee(), each.decode_knee())
+        shapes += [_upright(knee, plot, colour) for plot, knee in enumerate(knees) if knee is not None]
     axes = [
         (log_axis("Batched prompt tokens"), axis("Prefill (tokens/s)", rangemode="tozero")),
         (log_axis("Batch size (sequences)"), axis("Decode (tokens/s)", rangemode="tozero")),

@@ -56,7 +56,7 @@ def findings(found: Characterization) -> Iterator[tuple[str, str]]:
     """Yield the knees, the KV capacity and the other single figures of an instance, each with its label."""
     yield "prefill throughput saturates at", f"{found.prefill_knee():,} tokens"
     knee = found.decode_knee()
-    yield "decode throughput saturates at", f"{knee:,} sequences" if knee < found.largest_batch else "no batch measured"
+    yield "decode throughput saturates at", "no measured batch" if knee is None else f"{knee:,} sequences"
     yield "KV capacity", f"{found.profile.kv_capacity_tokens:,} tokens"
     if found.profile.request_s:
         yield "a request outside the engine", f"{_ms(found.profile.request_s)} ms"

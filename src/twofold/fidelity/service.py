@@ -16,7 +16,7 @@ from twofold.errors import ConfigurationError
 from twofold.fidelity.worker_log import AS_CALIBRATED, Slowness
 from twofold.hardware.catalog import Catalog
 from twofold.instance import Role
-from twofold.performance.profile import HOST, MeasuredProfile, dump_profile, load_profile
+from twofold.performance.profile import MeasuredProfile, dump_profile, load_profile
 from twofold.request import Request
 from twofold.serving.config import WorkerConfig
 from twofold.serving.launch.worker_plan import BatchPolicies, available_cores, plan_workers
@@ -183,7 +183,7 @@ def cluster_of(
             f"has {threads} of {cores} on this machine: run `twofold calibrate live` here"
         )
     return ClusterSpec(
-        pools=tuple(_pools(workers)),
+        pools=tuple(_pools(workers, profile.machine)),
         model=profile.model.name,
         router="jsq",
         handoff="layer-wise",
@@ -194,8 +194,9 @@ def cluster_of(
     )
 
 
-def _pools(workers: Sequence[WorkerConfig]) -> list[PoolSpec]:
+def _pools(workers: Sequence[WorkerConfig], machine: str) -> list[PoolSpec]:
     kinds = groupby(workers, key=lambda worker: (worker.role, worker.batcher))
     return [
-        PoolSpec(machines=len(list(same)), machine=HOST, role=role, batcher=batcher) for (role, batcher), same in kinds
+        PoolSpec(machines=len(list(same)), machine=machine, role=role, batcher=batcher)
+        for (role, batcher), same in kinds
     ]

@@ -16,7 +16,7 @@ from twofold.errors import ConfigurationError, require
 from twofold.hardware.catalog import Catalog, load_catalog
 from twofold.hardware.hf_config import read_model
 from twofold.instance import Role
-from twofold.performance.profile import HOST, MeasuredProfile, load_profile
+from twofold.performance.profile import MeasuredProfile, load_profile
 from twofold.planning.splits import SplitPlanner
 from twofold.scheduling.cluster.pools import Pools
 from twofold.scheduling.replan.replanner import ReplanRules
@@ -124,7 +124,7 @@ def simulated_workers(config: ServiceConfig, profile: Path | None, flag: str) ->
     pools = groupby(config.workers, key=lambda worker: (worker.role, worker.batcher))
     return ClusterSpec(
         pools=tuple(
-            PoolSpec(machines=len(list(workers)), machine=HOST, role=role, batcher=batcher)
+            PoolSpec(machines=len(list(workers)), machine=host.machine, role=role, batcher=batcher)
             for (role, batcher), workers in pools
         ),
         model=host.model.name,

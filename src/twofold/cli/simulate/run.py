@@ -17,7 +17,7 @@ from twofold.cluster.spec import ClusterSpec
 from twofold.errors import ConfigurationError, UserError
 from twofold.hardware.catalog import Catalog, load_catalog
 from twofold.performance.base import PerformanceModel
-from twofold.performance.profile import HOST
+from twofold.performance.profile import load_profile
 from twofold.planning.splits import SplitPlanner
 from twofold.reporting.simulation.gantt import GanttRuns
 from twofold.reporting.simulation.html import html_report
@@ -129,7 +129,7 @@ def _reference(
     If that model cannot be created, return None, None and a note with the reason. If it cannot be created and the flags
     need slowdowns, raise UserError.
     """
-    name = settings.reference or (DEFAULT_REFERENCE if spec.profile is None else HOST)
+    name = settings.reference or (DEFAULT_REFERENCE if spec.profile is None else load_profile(spec.profile).machine)
     model = catalog.model(spec.model)
     try:
         machine = catalog.machine(name)

@@ -48,7 +48,7 @@ def choice_row(choice: DesignChoice) -> tuple[str, ...]:
         NOTHING if choice.requests_per_kwh is None else f"{choice.requests_per_kwh:,.0f}",
         seconds(None if evaluation.ttft_s is None else evaluation.ttft_s.p90),
         seconds(None if evaluation.tpot_s is None else evaluation.tpot_s.p90),
-        f"{evaluation.mean_power_w / 1e3:,.1f}",
+        f"{evaluation.mean_power_w / 1e3:,.1f}" if evaluation.mean_power_w else NOTHING,
         " / ".join(phase_accuracy(evaluation.pools, phase) for phase in Phase),
     )
 

@@ -173,9 +173,11 @@ def _rates(result: SimulationResult) -> Iterator[Fact]:
 
 def _costs(result: SimulationResult) -> Iterator[Fact]:
     both, tokens = _rests_on_all(result), result.output_tokens
-    yield Fact("Energy", f"{result.energy_j / _J_PER_KWH:,.3f} kWh", both)
-    yield Fact("Energy per output token", f"{result.energy_j / tokens:,.2f} J" if tokens else NOTHING, both)
-    yield Fact("Power", f"{result.mean_power_w / 1e3:,.1f} kW mean, {result.tdp_w / 1e3:,.1f} kW provisioned", both)
+    if all(pool.energy_j for pool in result.pools):  # else a performance model has no power
+        yield Fact("Energy", f"{result.energy_j / _J_PER_KWH:,.3f} kWh", both)
+        yield Fact("Energy per output token", f"{result.energy_j / tokens:,.2f} J" if tokens else NOTHING, both)
+        yield Fact("Power", f"{result.mean_power_w / 1e3:,.1f} kW mean", both)
+    yield Fact("Provisioned power", f"{result.tdp_w / 1e3:,.1f} kW" if result.tdp_w else NOTHING)
     yield Fact("Price", f"${result.price_per_h:,.2f} per hour")
     paid = result.price_per_h * result.duration_s / 3600
     yield Fact("Price per million output tokens", f"${paid / tokens * 1e6:,.2f}" if tokens else NOTHING, both)

@@ -1,7 +1,6 @@
-"""Manager of a host's KV store: decides which blocks are in memory and on disk, and which request gets which slots.
-
-The manager moves no data. It queues disk operations (`take_moves`) and is notified of their results. It grants slots
-and blocks to requests (`take_grants`) first come, first served, as slots become free.
+"""Decides which blocks of a host's KV store are in memory and on disk, and which request gets which slots (each holds
+one block). The manager moves no data: it queues disk operations (`take_moves`), and grants slots and blocks to requests
+(`take_grants`) first come, first served.
 """
 
 from collections import deque
@@ -27,7 +26,7 @@ _DISK: Requester = ("", 0)
 
 @dataclass(frozen=True, slots=True)
 class StoreGrant:
-    """Part of the answer to a Put (slots to fill) or a Load (pinned blocks), by block index; `last` marks its end."""
+    """Slots leased to a Put, or blocks pinned for a Load, by block index in the prompt; `last` ends the answer."""
 
     requester: Requester
     puts: bool
@@ -37,7 +36,7 @@ class StoreGrant:
 
 @dataclass(slots=True, eq=False)
 class _LoadRequest:
-    """State of a Load. `waits` maps the keys of blocks to be read from disk to their indices in the prompt."""
+    """Progress of a Load. `waits` maps the key of each block to read from disk to its index in the prompt."""
 
     requester: Requester
     length: int
@@ -47,10 +46,8 @@ class _LoadRequest:
 
 @dataclass(slots=True, eq=False)
 class _PutRequest:
-    """State of a Put.
-
-    `next_index` is the index of the next block without a slot. `leased` maps each leased slot to its block index; at
-    most `limit` slots are leased at a time. `counter` is the name of the counter of stored blocks.
+    """Progress of a Put. `next_index` is the index of the next block to lease a slot for. `leased` maps leased slots to
+    block indices, at most `limit` at a time. `counter` names the counter of stored blocks.
     """
 
     requester: Requester
@@ -62,10 +59,8 @@ class _PutRequest:
 
 
 class StoreManager:
-    """Manager of a KV store with `slots` slots in memory and `disk_blocks` blocks on disk (0 means no disk).
-
-    Blocks in memory occupy at most seven eighths of the slots. The other slots are for blocks that are being filled or
-    written to disk.
+    """Manager of a KV store with `slots` slots in memory and `disk_blocks` blocks on disk (0 means no disk). Blocks in
+    memory occupy about seven eighths of the slots; the rest is for blocks being filled or written to disk.
     """
 
     def __init__(self, slots: int, disk_blocks: int, eviction: str) -> None:
@@ -92,21 +87,21 @@ class StoreManager:
     # -- requests of clients --------------------------------------------------------------------------------
 
     def recover(self, key: bytes, position: int) -> None:
-        """Add a block that an earlier process of the store has left on disk."""
+        """Add a block that an earlier store process has left on disk."""
         disk = self.tiers.tiers[DISK]
         if key not in disk and len(disk) < disk.capacity:
             disk.put(key, position)
 
     def lookup(self, keys: Sequence[bytes]) -> tuple[int, int]:
-        """Return how many leading blocks of a prompt are in the store, and how many of them are in memory."""
+        """Return the number of leading blocks of a prompt in the store, and in its memory alone."""
         return sum(self.tiers.match(keys)), self.tiers.tiers[MEMORY].match(keys)
 
     def incoming(self, key: bytes) -> bool:
-        """Return whether a Put has leased a slot for the block `key` and has not completed the block."""
+        """Return whether a Put has leased a slot for the block `key`, and the block is not complete yet."""
         return key in self._incoming
 
     def load(self, requester: Requester, keys: Sequence[bytes], counter: str = "loaded") -> None:
-        """Start a Load: pin the leading blocks in the store, as soon as they are in memory."""
+        """Start a Load: pin the stored leading blocks of a prompt, each as soon as it is in memory."""
         loading = _LoadRequest(requester, sum(self.tiers.match(keys)), counter)
         self._requests[requester] = loading
         ready: dict[int, Block] = {}
@@ -144,7 +139,7 @@ class StoreManager:
         self._advance()
 
     def release(self, requester: Requester, slots: Sequence[int]) -> None:
-        """Release slots that a Load has pinned."""
+        """Unpin slots of a Load."""
         if isinstance(self._requests.get(requester), _LoadRequest):
             for slot in slots:
                 if slot in self.slots.had_by(requester):
@@ -152,7 +147,7 @@ class StoreManager:
             self._advance()
 
     def end(self, requester: Requester) -> None:
-        """End a request: release its slots, and cancel its waits for slots and disk reads."""
+        """End a Load or Put: release its slots, and cancel its waits for slots and disk reads."""
         request = self._requests.pop(requester, None)
         if isinstance(request, _LoadRequest):
             for key in request.waits:
@@ -182,7 +177,7 @@ class StoreManager:
         self._advance()
 
     def was_read(self, move: DiskRead, checksum: int | None) -> None:
-        """Process the result of a disk read; `checksum` is None if the block was damaged."""
+        """Process the result of a disk read; `checksum` is None if the read failed or the block was damaged."""
         waiting = self._reading.pop(move.key)
         if checksum is None:
             self.slots.give_up(move.slot, _DISK)
@@ -211,7 +206,7 @@ class StoreManager:
         return moves
 
     def take_grants(self) -> list[StoreGrant]:
-        """Return the grants that were made since the last call."""
+        """Return the grants made since the last call."""
         granted, self._grants = self._grants, []
         return granted
 
@@ -282,7 +277,7 @@ class StoreManager:
             self._copy_behind()
 
     def _copy_behind(self) -> None:
-        """Queue copies of new blocks to disk, so that they survive a restart and their eviction needs no write."""
+        """Queue writes of new blocks to disk. Copied blocks survive a restart, and their eviction needs no write."""
         memory = self.tiers.tiers[MEMORY]
         while self._uncopied:
             key = self._uncopied[0]
@@ -313,7 +308,7 @@ class StoreManager:
     # -- tiers ----------------------------------------------------------------------------------------------
 
     def changed(self, key: bytes, by: int) -> None:
-        """Record that a tier has added (`by` is +1) or removed (−1) a block."""
+        """Record that the memory or disk tier has added (`by` = 1) or removed (`by` = −1) a block."""
         change = self._changes.get(key, 0) + by
         if change:
             self._changes[key] = change
@@ -321,7 +316,7 @@ class StoreManager:
             del self._changes[key]
 
     def removed(self, tier: int, key: bytes, reason: RemovalReason) -> None:
-        """Record that a tier has removed a block."""
+        """Record that a tier (`MEMORY` or `DISK`) has removed a block."""
         self.changed(key, -1)
         if tier == MEMORY:
             self._leaving[key] = self._blocks.pop(key)
@@ -329,7 +324,7 @@ class StoreManager:
             self._moves.append((DiskSpare if reason is RemovalReason.MOVED else DiskForget)(key))
 
     def _settle(self, added: Sequence[bytes]) -> None:
-        """After insertions, write the evicted blocks to disk, unless the disk is too slow, and free their slots."""
+        """Write the blocks evicted by the insertion of `added` to disk if it keeps up, and free their slots."""
         for key in added:
             if key in self._blocks and key not in self.tiers.tiers[MEMORY]:
                 self._leaving[key] = self._blocks.pop(key)  # memory had no room for the block
@@ -355,7 +350,7 @@ class StoreManager:
 
 
 class _Watcher(CacheObserver):
-    """Observer that forwards the changes of one tier to the manager."""
+    """Observer that reports the additions and removals of one tier (memory or disk) to the manager."""
 
     def __init__(self, manager: StoreManager, tier: int) -> None:
         self._manager, self._tier = manager, tier

@@ -4,10 +4,7 @@ from twofold.transport.memory import SharedMemory
 
 
 class SlotMemory:
-    """Shared memory that consists of `count` slots of `block_bytes` bytes each.
-
-    The mapping keeps the memory alive, so clients can read pinned slots after the store has died.
-    """
+    """Shared memory of `count` slots of `block_bytes` bytes each. It outlives the store while clients map it."""
 
     def __init__(self, memory: SharedMemory, block_bytes: int) -> None:
         self.count, self.block_bytes, self.address = memory.nbytes // block_bytes, block_bytes, memory.address

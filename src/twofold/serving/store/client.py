@@ -62,7 +62,7 @@ class PendingRequest:
         self.replies: SimpleQueue[messages.StoreResult | None] = SimpleQueue()
 
     def wait(self, kind: type[R], extra_s: float = 0.0) -> R | None:
-        """Return the next reply; None if the store dies or sends none within its timeout plus `extra_s` seconds."""
+        """Return the next reply; None if the store dies, or after the client's timeout plus `extra_s` seconds."""
         try:
             reply = self.replies.get(timeout=extra_s + self._timeout_s)
         except Empty:
@@ -154,11 +154,11 @@ class StoreClient:
         return None if session is None else session.epoch
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait until a store is connected; return False if none is after `timeout_s` seconds."""
+        """Wait up to `timeout_s` seconds for a connection to the store; return whether there is one."""
         return self._connected.wait(timeout_s)
 
     def lookup(self, keys: Sequence[bytes]) -> StoreMatch:
-        """Return the number of leading blocks of `keys` in the store, and in the store's memory."""
+        """Return the number of leading blocks of `keys` in the store, and in the store's memory alone."""
         with self._request(messages.Lookup(list(keys))) as request:
             found = None if request is None else request.wait(messages.LookupResult)
         return StoreMatch(0, 0) if found is None else StoreMatch(found.blocks, found.in_memory)
@@ -179,9 +179,9 @@ class StoreClient:
         on_count: Callable[[int], None] = lambda _count: None,
         on_layer: OnLayer = lambda _layer: None,
     ) -> int:
-        """Copy the store's leading blocks of `keys` into the engine's `blocks`; return their number. First call
-        `on_count(number)`, when the store's death can no longer change the number; then `on_layer(k)`, when all these
-        blocks contain layer k.
+        """Copy the store's leading blocks of `keys` into the engine's `blocks`; return their number. Call
+        `on_count(number)` once the number is final, even if the store dies later; then call `on_layer(k)` once layer k
+        of all these blocks is copied.
         """
         with self._request(messages.Load(list(keys))) as request:
             if request is not None:
@@ -197,9 +197,9 @@ class StoreClient:
         start: int = 0,
         computed: Callable[[int], bool] = lambda _layer: True,
     ) -> int:
-        """Store the missing blocks from index `start` on; return the number of stored blocks. `blocks` are the engine's
-        blocks of `keys` and must not change meanwhile. `computed(layer)` waits until a layer is computed; if it returns
-        False, the call ends.
+        """Store the missing blocks of a prompt from index `start` on; return their number. `blocks` are the engine's
+        blocks of `keys`, fixed during the call. `computed(layer)` waits until a layer is computed; if it returns False,
+        the call ends.
         """
         stored = written = 0
         with self._request(messages.Put(list(keys), start)) as request:
@@ -339,7 +339,7 @@ def _fill(
     blocks: Sequence[int],
     computed: Callable[[int], bool],
 ) -> list[messages.Block] | None:
-    """Copy each layer into the slots once it is computed; return the filled slots, or None if a layer never is."""
+    """Copy blocks into slots, layer by layer as computed; return the slots, or None if a layer is never computed."""
     checksums = [0] * len(slots)
     for layer in range(copier.layers):
         if not computed(layer):

@@ -165,7 +165,7 @@ class DiskBlocks:
         os.close(self._lock)
 
     def _open(self, contents: str) -> sqlite3.Connection:
-        """Open the index. If it is unreadable or has other contents, delete all blocks and create a new index."""
+        """Open the index. If it is unreadable or of another model or KV layout, delete all blocks and recreate it."""
         index = self._opened(contents)
         if index is not None:
             return index

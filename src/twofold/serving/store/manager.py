@@ -26,7 +26,9 @@ _DISK: Requester = ("", 0)
 
 @dataclass(frozen=True, slots=True)
 class StoreGrant:
-    """Slots leased to a Put, or blocks pinned for a Load, by block index in the prompt; `last` ends the answer."""
+    """Part of the answer to a Put request (slots to fill) or a Load request (pinned blocks), by block index in the
+    prompt. `puts` is true for a Put request, and `last` for the final part.
+    """
 
     requester: Requester
     puts: bool
@@ -36,7 +38,7 @@ class StoreGrant:
 
 @dataclass(slots=True, eq=False)
 class _LoadRequest:
-    """Progress of a Load. `waits` maps the key of each block to read from disk to its index in the prompt."""
+    """Progress of a Load request. `waits` maps the keys of blocks awaited from disk to their indices in the prompt."""
 
     requester: Requester
     length: int
@@ -46,8 +48,8 @@ class _LoadRequest:
 
 @dataclass(slots=True, eq=False)
 class _PutRequest:
-    """Progress of a Put. `next_index` is the index of the next block to lease a slot for. `leased` maps leased slots to
-    block indices, at most `limit` at a time. `counter` names the counter of stored blocks.
+    """Progress of a Put request. `next_index` is the index of the next block to lease a slot for. `leased` maps leased
+    slots to block indices, at most `limit` at a time. `counter` names the counter of stored blocks.
     """
 
     requester: Requester
@@ -59,8 +61,9 @@ class _PutRequest:
 
 
 class StoreManager:
-    """Manager of a KV store with `slots` slots in memory and `disk_blocks` blocks on disk (0 means no disk). Blocks in
-    memory occupy about seven eighths of the slots; the rest is for blocks being filled or written to disk.
+    """Manager of a KV store with `slots` slots (one block each) in memory and `disk_blocks` blocks on disk (0: no
+    disk). Blocks in memory occupy at most seven eighths of the slots; the others are for blocks being filled or written
+    to disk.
     """
 
     def __init__(self, slots: int, disk_blocks: int, eviction: str) -> None:
@@ -97,11 +100,11 @@ class StoreManager:
         return sum(self.tiers.match(keys)), self.tiers.tiers[MEMORY].match(keys)
 
     def incoming(self, key: bytes) -> bool:
-        """Return whether a Put has leased a slot for the block `key`, and the block is not complete yet."""
+        """Return whether a slot is leased for the block `key`, which is still incomplete."""
         return key in self._incoming
 
     def load(self, requester: Requester, keys: Sequence[bytes], counter: str = "loaded") -> None:
-        """Start a Load: pin the stored leading blocks of a prompt, each as soon as it is in memory."""
+        """Start a Load request: pin the stored leading blocks of a prompt, each as soon as it is in memory."""
         loading = _LoadRequest(requester, sum(self.tiers.match(keys)), counter)
         self._requests[requester] = loading
         ready: dict[int, Block] = {}
@@ -118,14 +121,14 @@ class StoreManager:
     def put(
         self, requester: Requester, keys: Sequence[bytes], start: int, counter: str = "stored", limit: int | None = None
     ) -> None:
-        """Start a Put: lease slots for the missing blocks of a prompt from index `start`, at most `limit` at a time."""
+        """Start a Put request: lease slots for a prompt's missing blocks from index `start`, `limit` at a time."""
         putting = _PutRequest(requester, keys, start, counter, self.slots.count if limit is None else limit)
         self._requests[requester] = putting
         self._waiting.append(putting)
         self._advance()
 
     def commit(self, requester: Requester, blocks: Sequence[Block]) -> None:
-        """Store the completed blocks of a Put, free the Put's other slots, and lease its next slots."""
+        """Store the completed blocks of a Put request, free its other slots, and lease its next slots."""
         putting = self._requests.get(requester)
         if not isinstance(putting, _PutRequest):
             return
@@ -139,7 +142,7 @@ class StoreManager:
         self._advance()
 
     def release(self, requester: Requester, slots: Sequence[int]) -> None:
-        """Unpin slots of a Load."""
+        """Unpin slots of a Load request."""
         if isinstance(self._requests.get(requester), _LoadRequest):
             for slot in slots:
                 if slot in self.slots.had_by(requester):
@@ -147,7 +150,7 @@ class StoreManager:
             self._advance()
 
     def end(self, requester: Requester) -> None:
-        """End a Load or Put: release its slots, and cancel its waits for slots and disk reads."""
+        """End a Load or Put request: release its slots, and cancel its waits for slots and disk reads."""
         request = self._requests.pop(requester, None)
         if isinstance(request, _LoadRequest):
             for key in request.waits:
@@ -218,7 +221,7 @@ class StoreManager:
     # -- slots ----------------------------------------------------------------------------------------------
 
     def _want(self, key: bytes, index: int, loading: _LoadRequest) -> None:
-        """Make a Load wait for a block on disk, and queue the disk read unless it is queued already."""
+        """Make a Load request wait for a block on disk, and queue the disk read unless it is queued already."""
         loading.waits[key] = index
         if key not in self._reading:
             self._reading[key] = set()
@@ -226,7 +229,7 @@ class StoreManager:
         self._reading[key].add(loading)
 
     def _advance(self) -> None:
-        """Assign free slots to the waiting Puts and disk reads, first come, first served."""
+        """Assign free slots to waiting Put requests and disk reads, first come, first served."""
         while self._waiting and self.slots.num_free:
             first = self._waiting.popleft()
             if isinstance(first, _PutRequest):
@@ -237,7 +240,7 @@ class StoreManager:
                 self._moves.append(DiskRead(first, self.slots.lease(_DISK)))
 
     def _lease(self, putting: _PutRequest) -> None:
-        """Lease slots to a Put, at most half of the free slots, so that other requests get slots too."""
+        """Lease slots to a Put request, at most half of the free slots, so that other requests get slots too."""
         limit = min(putting.limit, max(1, self.slots.num_free // 2))
         while putting.next_index < len(putting.keys) and len(putting.leased) < limit and self.slots.num_free:
             key = putting.keys[putting.next_index]
@@ -262,7 +265,7 @@ class StoreManager:
         putting.leased.clear()
 
     def _keep(self, putting: _PutRequest, whole: dict[int, Block]) -> None:
-        """Add the completed blocks of a Put to the store; `whole` maps block indices to blocks."""
+        """Add the completed blocks of a Put request to the store; `whole` maps block indices to blocks."""
         keys = putting.keys
         for index, block in whole.items():
             self._incoming.remove(keys[index])
@@ -297,7 +300,7 @@ class StoreManager:
             self._grants.append(StoreGrant(loading.requester, False, ready, last))
 
     def _cut(self, loading: _LoadRequest, key: bytes) -> None:
-        """Shorten a Load to the blocks before an unavailable block, because later blocks are useless without it."""
+        """Shorten a Load request to the blocks before an unavailable one; later blocks are useless without it."""
         loading.length = loading.waits[key]
         for other in [other for other, index in loading.waits.items() if index >= loading.length]:
             del loading.waits[other]
@@ -324,7 +327,7 @@ class StoreManager:
             self._moves.append((DiskSpare if reason is RemovalReason.MOVED else DiskForget)(key))
 
     def _settle(self, added: Sequence[bytes]) -> None:
-        """Write the blocks evicted by the insertion of `added` to disk if it keeps up, and free their slots."""
+        """Write blocks evicted by the insertion of `added` to disk, unless the disk lags, and free their slots."""
         for key in added:
             if key in self._blocks and key not in self.tiers.tiers[MEMORY]:
                 self._leaving[key] = self._blocks.pop(key)  # memory had no room for the block

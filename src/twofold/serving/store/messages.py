@@ -144,7 +144,9 @@ class Hello(Message, frozen=True, kw_only=True):
 
 
 class Welcome(Message, frozen=True, kw_only=True):
-    """Reply to Hello: the store's epoch, which ends with process `pid`, and its memory of `slots` slots."""
+    """Reply to Hello: the store's epoch, which ends with process `pid`, and its memory of `slots` slots with
+    `block_bytes` bytes each.
+    """
 
     epoch: int
     pid: int

@@ -1,5 +1,5 @@
-"""Exchange of blocks with the stores of other hosts, as requests to the local store's manager. Sending blocks is a
-Load, which pins the blocks until they are sent. Fetching blocks is a Put, so two fetches of one block lease one slot.
+"""Exchange of blocks with the stores of other hosts, as requests to the local store's manager. A Load request pins
+blocks until they are sent. A Put request leases slots for fetched blocks, so two fetches of one block lease one slot.
 """
 
 from collections.abc import Sequence

@@ -42,8 +42,8 @@ class PeerReply(NamedTuple):
 
 
 class BlockServer(StoreThread[PeerReply, PeerRequest | PeerReply]):
-    """Thread that receives requests of other stores at `address`, and sends blocks from `memory` to stores that have
-    the cluster key. Blocks are copied for sending, so slow or dead stores keep none pinned. `take` yields received
+    """Thread that receives requests of other stores at `address`, and sends blocks from `memory` to stores with the
+    cluster's secret key. Blocks are copied for sending, so slow or dead stores keep none pinned. `take` yields received
     requests and sent replies.
     """
 

@@ -92,7 +92,7 @@ class StoreServer:
         self._report_status()
 
     def status(self) -> StoreStatus:
-        """Return the sizes and counters of all tiers, and the bytes moved."""
+        """Return the sizes and counters of memory and disk, and the bytes moved."""
         tiers = {
             name: StoreTier(
                 capacity=tier.capacity,
@@ -107,7 +107,7 @@ class StoreServer:
         return StoreStatus(host=self._host, epoch=self._welcome.epoch, tiers=tiers, bytes_moved=moved)
 
     def _report_changes(self) -> None:
-        """Report changed blocks. The first report, even if empty, makes receivers drop blocks of an earlier epoch."""
+        """Report added and removed blocks. The first report, even if empty, voids an earlier epoch's blocks."""
         stored, removed = self._manager.take_changes()
         if stored or removed or not self._introduced:
             self._introduced = True

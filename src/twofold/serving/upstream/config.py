@@ -23,9 +23,8 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 class RouteConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Configuration of `twofold route`, a gateway in front of vLLM servers. `model` is a directory with tokenizer and
-    model config. A server that does not respond within `probe_timeout_s` counts as lost, and gets no requests for a
-    delay of up to `max_restart_delay_s`. Requests with a predicted TTFT over `early_ttft_s` are rejected (None: no
-    limit).
+    model config. A server that does not respond within `probe_timeout_s` is lost, and gets no requests for a delay of
+    up to `max_restart_delay_s`. Requests with a predicted TTFT over `early_ttft_s` (None: no limit) are rejected.
     """
 
     model: str

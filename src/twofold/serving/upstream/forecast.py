@@ -27,8 +27,7 @@ NOMINAL_S = 1e-3  # per prompt token until the first measurement; only ratios ma
 
 class UpstreamPromptKeys:
     """Computes block keys and cache salts of prompts. Block keys are empty until a server has reported its block size.
-    Each API key has a secret salt, so that API keys share no cached prefixes; without API keys, the client's salt is
-    used.
+    A secret salt per API key keeps API keys from sharing cached prefixes; without API keys, the client's salt is used.
     """
 
     def __init__(self) -> None:
@@ -125,8 +124,7 @@ class ServerPrediction(Prediction):
 
 class TtftAdmission(Admission):
     """Admission that rejects requests with a predicted TTFT over `ttft_s` seconds (Mooncake section 7.2). It requires a
-    prediction-based router (`FORECASTING_ROUTERS`), and ignores decode load, because decode speeds of external servers
-    are unknown.
+    prediction-based router (`FORECASTING_ROUTERS`). Decode is not predicted, as external servers' speed is unknown.
     """
 
     def __init__(self, limits: AdmissionLimits, cluster: ClusterScheduler, ttft_s: float) -> None:

@@ -43,7 +43,7 @@ class BlockStored(_Event, frozen=True):
 
     @property
     def plain(self) -> bool:
-        """Whether the blocks are usable: in engine memory, without LoRA, in a hybrid model's first KV cache group."""
+        """Whether the blocks are usable: in engine memory, without LoRA, and in the first KV cache group."""
         return self.medium in _ENGINE and self.lora_name is None and not self.group_idx
 
     def salt(self) -> str | None:

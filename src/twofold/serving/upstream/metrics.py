@@ -132,8 +132,8 @@ class ExternalLoad(msgspec.Struct, frozen=True):
 
 class ExternalLoads:
     """Adds the load of other clients to the server loads that routers compare. This load is the minimum of two
-    consecutive readings of the metrics, because this service's requests enter and leave them with a delay. It is 0 for
-    an engine that has made no step in between.
+    consecutive readings of the metrics, because this service's requests enter and leave the metrics with a delay. It is
+    0 for an engine that has made no step in between.
     """
 
     def __init__(self, pools: Pools) -> None:

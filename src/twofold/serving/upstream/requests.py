@@ -36,7 +36,9 @@ _Answer = TypeVar("_Answer")
 
 
 class AttemptLostError(TwofoldError):
-    """Raised if an attempt fails on server `instance` and may be retried. If `unavailable`, the server is down."""
+    """Raised if an attempt (run of a request) fails on server `instance` and may be retried. `unavailable` is true if
+    the server is down.
+    """
 
     def __init__(self, instance: str, reason: str, *, unavailable: bool = False) -> None:
         super().__init__(reason)
@@ -44,7 +46,7 @@ class AttemptLostError(TwofoldError):
 
 
 class AttemptListener(Protocol):
-    """Interface to receive the progress of attempts, implemented by `LiveRequests`."""
+    """Interface to receive the progress of attempts (runs of requests), implemented by `LiveRequests`."""
 
     def prefill_started(self, attempt_id: str, at_s: float) -> None: ...
 
@@ -182,8 +184,7 @@ def seed_of(seed: int, first_index: int) -> int:
 
 
 class UpstreamRequests:
-    """`AttemptRunner` with one asyncio task per attempt. Calls `on_unavailable(instance, reason)` for a failed server.
-    """
+    """`AttemptRunner` with one asyncio task per attempt. Calls `on_unavailable(instance, reason)` if a server fails."""
 
     def __init__(
         self, servers: ServerRegistry, requests: LiveRequests, on_unavailable: Callable[[str, str], object]

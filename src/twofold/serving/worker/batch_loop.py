@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 @dataclass(frozen=True, slots=True)
 class PreparedBatch:
     """A batch with the data that the engine needs. `reused` maps the request id of each prompt to its number of cached
-    tokens. `handing_off` lists requests that hand off after this batch. `layers` synchronizes the engine with the KV
+    tokens. `handing_off` lists requests to hand off after this batch. `layers` synchronizes the engine with the KV
     store by layer. Before the batch runs, the KV blocks `received` from peers and the swap `copies` are copied.
     """
 
@@ -129,7 +129,7 @@ class BatchLoop:
         )
 
     def _begin_handoffs(self, batch: Batch) -> list[str]:
-        """Give the sender the blocks of prompts that this batch completes; return their requests with a hand-off."""
+        """Give the hand-off sender the blocks of prompts that this batch completes; return requests to hand off."""
         completed = [i.request_id for i in batch.items if i.phase is Phase.PREFILL and i.samples]
         blocks_of = self._scheduler.blocks_of
         return [rid for rid in completed if self._state.sender.begin(rid, blocks_of(rid))]

@@ -23,7 +23,7 @@ from twofold.transport.base import Transport
 
 
 class RankPipe(NamedTuple):
-    """Pipe ends that connect one rank to another: `steps` for iterations, `memory` for copies of KV blocks."""
+    """Pipe ends that connect one rank to another: `steps` for iterations to run, `memory` for copies of KV blocks."""
 
     steps: Connection
     memory: Connection
@@ -79,8 +79,7 @@ class WorkerDriver(NamedTuple):
 class WorkerParts:
     """Engine of one worker process, and all objects that depend on it. `driver` replaces `batch_driver` for an engine
     with its own scheduler. `swap_space` enables swap preemption, and `copier` copies KV blocks to and from the host's
-    store. `changed` becomes the lock of the worker's state. `ranks_alive()` returns whether the worker's other ranks
-    respond.
+    store. `changed` becomes the lock of the worker's state. `ranks_alive()` is false if another rank is silent.
     """
 
     engine: Engine
@@ -95,7 +94,7 @@ class WorkerParts:
 
 
 class EngineFactory:
-    """Factory of worker parts, prepared once in the fork server and inherited by every worker. `model` is the model's
+    """Factory of `WorkerParts`, prepared once in the fork server and inherited by every worker. `model` is the model's
     fingerprint. `kv_layout` is None if the host's KV store cannot contain this engine's blocks.
     """
 

@@ -47,7 +47,7 @@ class HandoffEvents:
             self._reply(incoming, complete=False)
 
     def ended(self, message: messages.HandoffEnded) -> None:
-        """Process the message that a source's writes have ended. With a first token in it, the KV is complete."""
+        """Process a source's message that its writes have ended. KV is complete if the message has a first token."""
         state, request_id = self._state, message.request_id
         if message.epoch != state.epoch:
             log.warning("%s ignores KV for %s with epoch %d", state.instance, request_id, message.epoch)
@@ -216,7 +216,7 @@ class InboxLoop:
         self._state.scheduler.reserve(request, message.source)
 
     def _lose(self, instance: str) -> None:
-        """Fail hand-offs from a dead peer, and cancel hand-offs to it. Exit if its writes may still arrive."""
+        """Fail hand-offs from a dead peer, cancel hand-offs to it; exit the process if its writes may yet arrive."""
         state = self._state
         inbox, elsewhere = state.peers.inbox(instance), state.peers.elsewhere(instance)
         receives = bool(state.scheduler.leases.held_by(instance)) or state.receiver.reads_from(instance)

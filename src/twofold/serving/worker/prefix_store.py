@@ -1,6 +1,6 @@
 """Exchange of prompt prefixes with the host's KV store. When a prompt arrives, the store first fetches blocks from
-another host with a longer prefix, if any. It then pins its leading blocks, the prompt is queued, and a thread loads the
-blocks layer by layer; iterations wait for the layers that they read. Another thread stores computed blocks layer by
+another host with a longer prefix, if any. It then pins its leading blocks, and the prompt is queued. A thread loads the
+blocks layer by layer, and iterations wait for the layers that they read. Another thread stores computed blocks layer by
 layer. If a step before the load fails, the worker computes the missing KV.
 """
 
@@ -48,8 +48,7 @@ class _Fetch(NamedTuple):
 
 
 class StoredPrefixes(PrefixSource):
-    """Prefix source that loads blocks from the host's KV store and stores computed blocks in it, with its own threads.
-    """
+    """Prefix source with its own threads, which load blocks from the host's KV store and store computed blocks."""
 
     def __init__(
         self, state: SharedWorkerState, scheduler: InstanceScheduler, client: StoreClient, copier: BlockCopier
@@ -88,7 +87,7 @@ class StoredPrefixes(PrefixSource):
         return LayerSync(self._copier.layers, loads, computed) if loads or computed is not None else None
 
     def _loads_for(self, prompts: Sequence[BatchItem]) -> list[ReadyLayers]:
-        """Return the loads in progress into blocks that these prompts read or copy."""
+        """Return the loads in progress whose target blocks these prompts read or copy."""
         scheduler, reads = self._scheduler, set[int]()
         for item in prompts:
             reads.update(scheduler.blocks_of(item.request_id), scheduler.copy_of(item.request_id) or ())
@@ -133,7 +132,9 @@ class StoredPrefixes(PrefixSource):
     # -- without the lock -------------------------------------------------------------------------------------------
 
     def _fetch_all(self) -> None:
-        """Loop of a fetch thread: let the store fetch blocks from another host, then queue them for `_bring_all`."""
+        """Loop of a fetch thread: let the store fetch a prompt's blocks from another host, then pass it to
+        `_bring_all`.
+        """
         while True:
             what, until_s, request_id, keys, queue = self._fetches.get()
             with self._state.changed:

@@ -1,6 +1,5 @@
-"""A worker process, with four threads that share its state (`SharedWorkerState`): the batch loop (`BatchLoop`), the
-inbox (`InboxLoop`: messages, heartbeats, leases), and the sender and receiver of KV (`HandoffSender`,
-`HandoffReceiver`).
+"""A worker process, with four threads that share its state: the batch loop (`BatchLoop`), the inbox (`InboxLoop`:
+messages, heartbeats, leases), and the sender and receiver of KV (`HandoffSender`, `HandoffReceiver`).
 """
 
 import logging

@@ -156,7 +156,7 @@ class HandoffSender:
             return True
 
     def taken(self, request_id: str, *, complete: bool) -> None:
-        """Record that the target no longer reads an offered hand-off. `complete` is false if it lacks some KV."""
+        """Record that the target no longer reads an offered hand-off; `complete`: it has read all KV."""
         with self._changed:
             outgoing = self._outgoing.get(request_id)
             if outgoing is not None and outgoing.offered:

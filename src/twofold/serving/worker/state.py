@@ -51,8 +51,7 @@ class WorkerScheduler(Protocol):
 
 
 class KvLanding:
-    """Copies received KV blocks into the engine's pool. This base class does nothing: peers write directly to the pool.
-    """
+    """Copies received KV blocks to the engine's pool. This base class does nothing: peers write there directly."""
 
     def received(self, request_id: str, blocks: Sequence[int]) -> None:
         """Register complete blocks of a request, to be copied before the next batch."""
@@ -71,8 +70,8 @@ class KvLanding:
 @dataclass(slots=True, eq=False)
 class TokenSequence:
     """Tokens of a request from position `offset` on, with sampling parameters. `offset` is 0, or the prompt's length on
-    a decode worker without the prompt. `generated` counts the output tokens. `prefix_blocks` are the keys of the
-    prompt's full blocks, which only requests with the same `cache_salt` share.
+    a decode worker that did not receive the prompt. `generated` counts output tokens. `prefix_blocks` are the keys of
+    the prompt's full blocks, which only requests with the same `cache_salt` share.
     """
 
     sampling: SamplingParams
@@ -141,9 +140,8 @@ class ControllerDeadline:
 
 @dataclass(eq=False, kw_only=True)
 class SharedWorkerState:
-    """State shared by the threads of a worker. `changed` is its lock: it guards the scheduler and `sequences`, and
-    wakes the main thread. No thread holds it while a batch runs or a block is copied. Acquire it before the sender's
-    lock.
+    """State shared by a worker's threads. `changed` is its lock: it guards the scheduler and `sequences`, and wakes the
+    main thread. No thread holds it while a batch runs or a block is copied. Acquire it before the sender's lock.
     """
 
     instance: str
@@ -214,7 +212,7 @@ class SharedWorkerState:
         self.report_blocks()
 
     def report_blocks(self) -> None:
-        """Report newly cached and evicted prompt blocks, in order because the caller holds the lock."""
+        """Report newly cached and evicted prompt blocks to the controller. The lock keeps reports in order."""
         stored, removed = self.blocks.take()
         if stored or removed:
             self.tell(BlocksChanged(instance=self.instance, epoch=self.epoch, stored=stored, removed=removed))
@@ -248,7 +246,7 @@ class SharedWorkerState:
         )
 
     def prefill_ended(self, request_id: str, first_token: int | None) -> None:
-        """Tell the hand-off sender the `first_token` of a completed prefill; cancel the hand-off if it is None."""
+        """Tell the hand-off sender the `first_token` of a completed prefill; without one, cancel the hand-off."""
         sender = self.sender
         if not (sender.cancel(request_id) if first_token is None else sender.prefilled(request_id, first_token)):
             with self.changed:

@@ -1,4 +1,4 @@
-"""Main thread of a vLLM worker: applies queued orders (of other threads), runs iterations, and sends their tokens."""
+"""Main thread of a vLLM worker: applies orders of other threads, runs iterations, sends tokens to the controller."""
 
 import time
 from collections.abc import Callable, Sequence

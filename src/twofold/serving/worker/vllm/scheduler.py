@@ -17,9 +17,8 @@ from twofold.scheduling.instance.status import InstanceStatus
 
 
 class LeasedVllmBlocks(BlockAllocator):
-    """Blocks that vLLM has allocated for KV from peers, until this KV is complete or cancelled. vLLM keeps a request's
-    blocks until `returned(request_id)` is called: once the request has released them and the last transfer to them has
-    ended.
+    """Blocks that vLLM has allocated for KV from peers, until this KV is complete or cancelled. vLLM keeps them until
+    `returned(request_id)` is called, once the request has released them and the last transfer to them has ended.
     """
 
     def __init__(self, num_blocks: int, block_size: int, returned: Callable[[str], None]) -> None:

@@ -16,5 +16,5 @@ class SlotMemory:
         return self.bytes[slot * self.block_bytes : (slot + 1) * self.block_bytes]
 
     def close(self) -> None:
-        """Close the file descriptor of the memory. The mapping ends with the last view of the memory."""
+        """Close the file descriptor of the memory. The mapping ends once no memoryview of it is left."""
         self._memory.close()

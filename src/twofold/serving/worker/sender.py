@@ -156,7 +156,7 @@ class HandoffSender:
             return True
 
     def taken(self, request_id: str, *, complete: bool) -> None:
-        """Record that the target no longer reads an offered hand-off; `complete`: it has read all KV."""
+        """Record that the target no longer reads an offered hand-off; with `complete`, it has read all KV."""
         with self._changed:
             outgoing = self._outgoing.get(request_id)
             if outgoing is not None and outgoing.offered:
@@ -237,7 +237,7 @@ class HandoffWriter:
         return moved
 
     def offer(self, outgoing: OutgoingHandoff) -> None:
-        """Publish the blocks of a completed prefill, and send the target the message that it may read them."""
+        """Make the blocks of a completed prefill readable for peers, and notify the target that it may read them."""
         lease, own = outgoing.lease, self._peers.own_memory
         assert lease is not None  # noqa: S101  (as above)
         assert outgoing.first_token is not None  # noqa: S101

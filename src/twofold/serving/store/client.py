@@ -1,8 +1,4 @@
-"""Client of a host's KV store, used by workers.
-
-A failure of the store costs only time: requests then return fewer blocks or none, and the worker computes the rest. No
-method raises an error because the store has failed.
-"""
+"""Worker's client of the KV store on its host. If the store fails, methods find fewer blocks and raise no error."""
 
 import logging
 import os
@@ -32,13 +28,13 @@ SendOperation = Callable[[int, int, messages.StoreOperation], None]  # (epoch, n
 
 
 class BlockCopier(Protocol):
-    """Interface that copies one layer of KV blocks between an engine's pool and the slots of a KV store."""
+    """Copies one layer of KV blocks between an engine's KV pool and the store's slots, which hold one block each."""
 
     @property
     def layers(self) -> int: ...
 
     def span(self, layer: int) -> slice:
-        """Return the byte range of a layer within a slot. The ranges of all layers cover the slot in order."""
+        """Return the byte range of a layer within a slot. A slot holds the layers in order, without gaps."""
 
     def read(self, memory: SlotMemory, layer: int, slots: Sequence[int], blocks: Sequence[int]) -> None:
         """Copy one layer from the store's slots to the engine's blocks: `slots[i]` to `blocks[i]`."""
@@ -48,14 +44,14 @@ class BlockCopier(Protocol):
 
 
 class StoreMatch(NamedTuple):
-    """Number of leading blocks of a prompt in a store (`blocks`), and in the store's memory (`in_memory`)."""
+    """Number of leading blocks of a prompt in a store (`blocks`), and in the store's memory alone (`in_memory`)."""
 
     blocks: int
     in_memory: int
 
 
 class PendingRequest:
-    """Request to one epoch of a KV store, with a queue of its replies. `memory` is the store's memory."""
+    """Request sent to a KV store, with a queue of its replies. `memory` is the store's memory."""
 
     def __init__(
         self, number: int, memory: SlotMemory, send: Callable[[messages.StoreOperation], None], timeout_s: float
@@ -66,7 +62,7 @@ class PendingRequest:
         self.replies: SimpleQueue[messages.StoreResult | None] = SimpleQueue()
 
     def wait(self, kind: type[R], extra_s: float = 0.0) -> R | None:
-        """Return the next reply; None if the store is dead or sends none within the client's timeout plus `extra_s`."""
+        """Return the next reply; None if the store dies, or after the client's timeout plus `extra_s` seconds."""
         try:
             reply = self.replies.get(timeout=extra_s + self._timeout_s)
         except Empty:
@@ -76,10 +72,10 @@ class PendingRequest:
 
 
 class StoreSession:
-    """Connection to one epoch of a store, with its memory mapped. `fileno` is readable once the store has exited."""
+    """Connection to one epoch (life) of a store, with its memory mapped. `fileno` is readable once the store exits."""
 
     def __init__(self, welcome: messages.Welcome, send: SendOperation, timeout_s: float) -> None:
-        """Map the store's memory. Raises ConfigurationError or OSError if the epoch has ended."""
+        """Map the store's memory. Raises ConfigurationError or OSError if the store has exited."""
         self.epoch = welcome.epoch
         self._send, self._timeout_s = send, timeout_s
         self._pending: dict[int, PendingRequest] = {}
@@ -124,11 +120,9 @@ class StoreSession:
 
 
 class StoreClient:
-    """Client of the KV store with the inbox `store`; the store may stop and restart at any time.
-
-    Replies arrive in `inbox`. With `verify`, loaded blocks are compared with the checksums of their writers, and
-    mismatches are counted in `damaged`. If the store does not reply for `timeout_s`, the client disconnects and
-    registers again. All methods are thread-safe.
+    """Thread-safe client of the KV store at the inbox `store`, with replies to `inbox`. It reconnects after the store
+    has restarted, or has not replied for `timeout_s` seconds. With `verify`, it ignores blocks with wrong checksums and
+    counts them in `damaged`.
     """
 
     def __init__(
@@ -155,24 +149,23 @@ class StoreClient:
 
     @property
     def epoch(self) -> int | None:
-        """Epoch of the connected store; None if no store is connected."""
+        """Epoch (number of one life) of the connected store; None if no store is connected."""
         session = self._session
         return None if session is None else session.epoch
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait until a store is connected; return False after `timeout_s`."""
+        """Wait up to `timeout_s` seconds for a connection to the store; return whether there is one."""
         return self._connected.wait(timeout_s)
 
     def lookup(self, keys: Sequence[bytes]) -> StoreMatch:
-        """Return how many leading blocks of `keys` the store has in total, and how many leading ones in memory."""
+        """Return the number of leading blocks of `keys` in the store, and in the store's memory alone."""
         with self._request(messages.Lookup(list(keys))) as request:
             found = None if request is None else request.wait(messages.LookupResult)
         return StoreMatch(0, 0) if found is None else StoreMatch(found.blocks, found.in_memory)
 
     def fetch(self, keys: Sequence[bytes], address: str, limit_s: float) -> int:
-        """Let the store fetch missing blocks from another host's store at `address`.
-
-        Return the number of leading blocks in the store afterwards. The call takes about `limit_s` at most.
+        """Make the store fetch missing blocks from another host's store at `address`, within about `limit_s` seconds.
+        Return the number of leading blocks of `keys` that the local store then has.
         """
         with self._request(messages.FetchBlocks(list(keys), address, limit_s)) as request:
             fetched = None if request is None else request.wait(messages.FetchResult, limit_s)
@@ -186,11 +179,9 @@ class StoreClient:
         on_count: Callable[[int], None] = lambda _count: None,
         on_layer: OnLayer = lambda _layer: None,
     ) -> int:
-        """Copy the leading blocks that are in the store into the engine's `blocks`; return their number.
-
-        `on_count(number)` is called when all these blocks are pinned or copied, so that the number is final. Then
-        `on_layer(k)` is called for each layer k, once all blocks contain the layer. If the store dies before the call
-        of `on_count`, the number counts the blocks copied until then.
+        """Copy the store's leading blocks of `keys` into the engine's `blocks`; return their number. Call
+        `on_count(number)` once the number is final, even if the store dies later; then call `on_layer(k)` once layer k
+        of all these blocks is copied.
         """
         with self._request(messages.Load(list(keys))) as request:
             if request is not None:
@@ -206,10 +197,9 @@ class StoreClient:
         start: int = 0,
         computed: Callable[[int], bool] = lambda _layer: True,
     ) -> int:
-        """Store the missing blocks of a prompt from index `start` on; return the number of stored blocks.
-
-        `blocks` are the engine's blocks for all `keys` and must not change during the call. `computed(layer)` waits for
-        a layer. It returns False if the layer will never be computed, which ends the call.
+        """Store the missing blocks of a prompt from index `start` on; return their number. `blocks` are the engine's
+        blocks of `keys`, fixed during the call. `computed(layer)` waits until a layer is computed; if it returns False,
+        the call ends.
         """
         stored = written = 0
         with self._request(messages.Put(list(keys), start)) as request:
@@ -240,7 +230,7 @@ class StoreClient:
         on_count: Callable[[int], None],
         on_layer: OnLayer,
     ) -> int:
-        """Copy blocks in parts, as the store reads them from disk. The end of the request releases the last part."""
+        """Copy blocks in parts, as the store reads them from disk. The request's end unpins the last part."""
         memory, whole = request.memory, set[int]()
         while (held := request.wait(messages.HeldBlocks)) is not None and not held.last:
             intact = self._intact(memory, held.blocks)
@@ -278,7 +268,7 @@ class StoreClient:
                 self._timed_out.put(session)
 
     def _intact(self, memory: SlotMemory, blocks: Mapping[int, messages.Block]) -> dict[int, int]:
-        """Return the slots of the blocks, by block index. With `verify`, omit blocks with wrong checksums."""
+        """Return the slot of each block, by block index. With `verify`, omit blocks with wrong checksums."""
         intact = {index: block.slot for index, block in blocks.items()}
         if self._verify:
             for index, block in blocks.items():
@@ -297,7 +287,7 @@ class StoreClient:
             self._end(self._session)
 
     def _poll(self) -> None:
-        """Wait up to `_HELLO_S` for messages, and process them. Only this method starts and ends sessions."""
+        """Process messages for up to `_HELLO_S` seconds. Only this method opens and closes connections."""
         poll, session = select.poll(), self._session
         poll.register(self._inbox.fileno(), select.POLLIN)
         if session is None:
@@ -332,7 +322,6 @@ class StoreClient:
         )
 
     def _forget(self, session: StoreSession) -> None:
-        """Stop using a session for new requests."""
         with self._lock:
             if self._session is session:
                 self._session = None
@@ -350,7 +339,7 @@ def _fill(
     blocks: Sequence[int],
     computed: Callable[[int], bool],
 ) -> list[messages.Block] | None:
-    """Copy each layer of blocks into slots once it is computed; return None if a layer is never computed."""
+    """Copy blocks into slots, layer by layer as computed; return the slots, or None if a layer is never computed."""
     checksums = [0] * len(slots)
     for layer in range(copier.layers):
         if not computed(layer):

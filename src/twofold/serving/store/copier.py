@@ -1,4 +1,4 @@
-"""Copies of KV blocks between an engine's KV pool and the slots of a KV store."""
+"""Copies KV blocks between an engine's KV pool and the slots of a KV store, layer by layer."""
 
 from collections.abc import Sequence
 from itertools import accumulate
@@ -10,7 +10,7 @@ from twofold.serving.store.memory import SlotMemory
 
 
 class PoolCopier:
-    """`BlockCopier` of a `KvPool`. A slot contains the layers of a block in order, keys before values."""
+    """`BlockCopier` for a `KvPool`. A slot holds one block layer by layer, and in each layer keys before values."""
 
     def __init__(self, pool: KvPool) -> None:
         self._pool = pool

@@ -1,8 +1,6 @@
-"""KV blocks on disk: a file of slots with an SQLite index, and the thread that reads and writes it.
-
-SQLite keeps the index consistent through crashes (WAL, one transaction per change). A block is written before it is
-indexed, and its slot is reused only after it was removed from the index, so a killed process leaves only complete
-blocks. A checksum, verified on every read, detects damage by a power failure or by the disk.
+"""KV blocks on disk: a file of slots with an SQLite index, and the thread that reads and writes it. A killed process
+leaves only complete blocks: a block is written before it is indexed, and leaves the index before its slot is reused.
+Checksums, verified on every read, detect damage by a power failure or by the disk.
 """
 
 import fcntl
@@ -48,7 +46,7 @@ class _Row(NamedTuple):
 
 
 class Stored(NamedTuple):
-    """A block on disk: its block key and its index among the blocks of its prompt."""
+    """A block on disk: its block key, and its index among the blocks of its prompt (`position`)."""
 
     key: bytes
     position: int
@@ -79,10 +77,9 @@ def blocks_on_disk(capacity_bytes: int, block_bytes: int) -> int:
 
 
 class DiskBlocks:
-    """KV blocks of `block_bytes` bytes in a directory that this process locks and limits to `capacity_bytes`.
-
-    `contents` identifies the model and KV layout; blocks with other contents are deleted. Only one thread may call the
-    methods. Raises ConfigurationError if the directory is unavailable or too small.
+    """KV blocks of `block_bytes` bytes each, at most `capacity_bytes` in all, in a directory that this process locks.
+    Blocks of another model or KV layout than `contents` are deleted. Use it in one thread only. Raises
+    ConfigurationError if the directory is unavailable, or too small for one block.
     """
 
     def __init__(self, directory: Path, capacity_bytes: int, block_bytes: int, contents: str) -> None:
@@ -128,7 +125,7 @@ class DiskBlocks:
         return True
 
     def read(self, key: bytes, into: memoryview) -> int | None:
-        """Read a block into `into` and return its checksum, or None if the block is missing or damaged."""
+        """Copy a block into `into`; return its checksum, or None if the block is missing or damaged."""
         row = self._blocks.get(key)
         if row is None:
             return None
@@ -148,7 +145,6 @@ class DiskBlocks:
             self._spare[key] = None
 
     def remove(self, key: bytes) -> None:
-        """Delete a block if it is on disk."""
         self._spare.pop(key, None)
         row = self._blocks.get(key)
         if row is None:
@@ -169,7 +165,7 @@ class DiskBlocks:
         os.close(self._lock)
 
     def _open(self, contents: str) -> sqlite3.Connection:
-        """Open the index. If it is unreadable or has other contents, delete all blocks and create a new index."""
+        """Open the index. If it is unreadable or of another model or KV layout, delete all blocks and recreate it."""
         index = self._opened(contents)
         if index is not None:
             return index
@@ -197,7 +193,7 @@ class DiskBlocks:
         return None
 
     def _recover(self, index: sqlite3.Connection) -> None:
-        """Load the blocks of the index. Delete blocks beyond the capacity, which may have been larger before."""
+        """Load the blocks of the index, and delete blocks beyond the capacity, which may have shrunk."""
         if index.execute("DELETE FROM blocks WHERE slot >= ?", (self.capacity,)).rowcount:
             index.execute("VACUUM")
             index.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
@@ -230,7 +226,7 @@ def _lock(directory: Path) -> int:
 
 
 class DiskResult(NamedTuple):
-    """Result of a disk read or write: the operation, and the checksum of its block (None after a failure)."""
+    """Result of the disk operation `move`: the checksum of its block, or None if the read or write failed."""
 
     move: DiskWrite | DiskRead
     checksum: int | None
@@ -264,7 +260,7 @@ _BYTES = 32
 
 
 def load_or_create_secret(directory: Path) -> bytes:
-    """Return the 32-byte salt of block keys, from `directory` or newly created there; raises ConfigurationError."""
+    """Read the 32-byte salt of block keys from `directory`, or create it. Raises ConfigurationError if this fails."""
     path = directory / "secret"
     try:
         if path.exists() and len(secret := path.read_bytes()) == _BYTES:

@@ -28,7 +28,6 @@ class EventQueue(Generic[T]):
         os.eventfd_write(self._event, 1)
 
     def get(self) -> T:
-        """Wait for the next item and return it."""
         return self._items.get()
 
     def drain(self) -> Iterator[T]:
@@ -54,7 +53,7 @@ class StoreThread(ABC, Generic[Work, Result]):
 
     @abstractmethod
     def _run(self) -> None:
-        """Execute queued work until the item is None."""
+        """Execute queued work until None is queued."""
 
     def fileno(self) -> int:
         return self._results.fileno()
@@ -64,7 +63,7 @@ class StoreThread(ABC, Generic[Work, Result]):
         self._work.put(work)
 
     def take(self) -> Iterator[Result]:
-        """Yield the results since the last call."""
+        """Yield the results that have arrived since the last call."""
         return self._results.drain()
 
     def close(self) -> None:

@@ -1,7 +1,6 @@
-"""Manager of a host's KV store: decides which blocks are in memory and on disk, and which request gets which slots.
-
-The manager moves no data. It queues disk operations (`take_moves`) and is notified of their results. It grants slots
-and blocks to requests (`take_grants`) first come, first served, as slots become free.
+"""Decides which blocks of a host's KV store are in memory and on disk, and which request gets which slots (each holds
+one block). The manager moves no data: it queues disk operations (`take_moves`), and grants slots and blocks to requests
+(`take_grants`) first come, first served.
 """
 
 from collections import deque
@@ -27,7 +26,9 @@ _DISK: Requester = ("", 0)
 
 @dataclass(frozen=True, slots=True)
 class StoreGrant:
-    """Part of the answer to a Put (slots to fill) or a Load (pinned blocks), by block index; `last` marks its end."""
+    """Part of the answer to a Put request (slots to fill) or a Load request (pinned blocks), by block index in the
+    prompt. `puts` is true for a Put request, and `last` for the final part.
+    """
 
     requester: Requester
     puts: bool
@@ -37,7 +38,7 @@ class StoreGrant:
 
 @dataclass(slots=True, eq=False)
 class _LoadRequest:
-    """State of a Load. `waits` maps the keys of blocks to be read from disk to their indices in the prompt."""
+    """Progress of a Load request. `waits` maps the keys of blocks awaited from disk to their indices in the prompt."""
 
     requester: Requester
     length: int
@@ -47,10 +48,8 @@ class _LoadRequest:
 
 @dataclass(slots=True, eq=False)
 class _PutRequest:
-    """State of a Put.
-
-    `next_index` is the index of the next block without a slot. `leased` maps each leased slot to its block index; at
-    most `limit` slots are leased at a time. `counter` is the name of the counter of stored blocks.
+    """Progress of a Put request. `next_index` is the index of the next block to lease a slot for. `leased` maps leased
+    slots to block indices, at most `limit` at a time. `counter` names the counter of stored blocks.
     """
 
     requester: Requester
@@ -62,10 +61,9 @@ class _PutRequest:
 
 
 class StoreManager:
-    """Manager of a KV store with `slots` slots in memory and `disk_blocks` blocks on disk (0 means no disk).
-
-    Blocks in memory occupy at most seven eighths of the slots. The other slots are for blocks that are being filled or
-    written to disk.
+    """Manager of a KV store with `slots` slots (one block each) in memory and `disk_blocks` blocks on disk (0: no
+    disk). Blocks in memory occupy at most seven eighths of the slots; the others are for blocks being filled or written
+    to disk.
     """
 
     def __init__(self, slots: int, disk_blocks: int, eviction: str) -> None:
@@ -92,21 +90,21 @@ class StoreManager:
     # -- requests of clients --------------------------------------------------------------------------------
 
     def recover(self, key: bytes, position: int) -> None:
-        """Add a block that an earlier process of the store has left on disk."""
+        """Add a block that an earlier store process has left on disk."""
         disk = self.tiers.tiers[DISK]
         if key not in disk and len(disk) < disk.capacity:
             disk.put(key, position)
 
     def lookup(self, keys: Sequence[bytes]) -> tuple[int, int]:
-        """Return how many leading blocks of a prompt are in the store, and how many of them are in memory."""
+        """Return the number of leading blocks of a prompt in the store, and in its memory alone."""
         return sum(self.tiers.match(keys)), self.tiers.tiers[MEMORY].match(keys)
 
     def incoming(self, key: bytes) -> bool:
-        """Return whether a Put has leased a slot for the block `key` and has not completed the block."""
+        """Return whether a slot is leased for the block `key`, which is still incomplete."""
         return key in self._incoming
 
     def load(self, requester: Requester, keys: Sequence[bytes], counter: str = "loaded") -> None:
-        """Start a Load: pin the leading blocks in the store, as soon as they are in memory."""
+        """Start a Load request: pin the stored leading blocks of a prompt, each as soon as it is in memory."""
         loading = _LoadRequest(requester, sum(self.tiers.match(keys)), counter)
         self._requests[requester] = loading
         ready: dict[int, Block] = {}
@@ -123,14 +121,14 @@ class StoreManager:
     def put(
         self, requester: Requester, keys: Sequence[bytes], start: int, counter: str = "stored", limit: int | None = None
     ) -> None:
-        """Start a Put: lease slots for the missing blocks of a prompt from index `start`, at most `limit` at a time."""
+        """Start a Put request: lease slots for a prompt's missing blocks from index `start`, `limit` at a time."""
         putting = _PutRequest(requester, keys, start, counter, self.slots.count if limit is None else limit)
         self._requests[requester] = putting
         self._waiting.append(putting)
         self._advance()
 
     def commit(self, requester: Requester, blocks: Sequence[Block]) -> None:
-        """Store the completed blocks of a Put, free the Put's other slots, and lease its next slots."""
+        """Store the completed blocks of a Put request, free its other slots, and lease its next slots."""
         putting = self._requests.get(requester)
         if not isinstance(putting, _PutRequest):
             return
@@ -144,7 +142,7 @@ class StoreManager:
         self._advance()
 
     def release(self, requester: Requester, slots: Sequence[int]) -> None:
-        """Release slots that a Load has pinned."""
+        """Unpin slots of a Load request."""
         if isinstance(self._requests.get(requester), _LoadRequest):
             for slot in slots:
                 if slot in self.slots.had_by(requester):
@@ -152,7 +150,7 @@ class StoreManager:
             self._advance()
 
     def end(self, requester: Requester) -> None:
-        """End a request: release its slots, and cancel its waits for slots and disk reads."""
+        """End a Load or Put request: release its slots, and cancel its waits for slots and disk reads."""
         request = self._requests.pop(requester, None)
         if isinstance(request, _LoadRequest):
             for key in request.waits:
@@ -182,7 +180,7 @@ class StoreManager:
         self._advance()
 
     def was_read(self, move: DiskRead, checksum: int | None) -> None:
-        """Process the result of a disk read; `checksum` is None if the block was damaged."""
+        """Process the result of a disk read; `checksum` is None if the read failed or the block was damaged."""
         waiting = self._reading.pop(move.key)
         if checksum is None:
             self.slots.give_up(move.slot, _DISK)
@@ -211,7 +209,7 @@ class StoreManager:
         return moves
 
     def take_grants(self) -> list[StoreGrant]:
-        """Return the grants that were made since the last call."""
+        """Return the grants made since the last call."""
         granted, self._grants = self._grants, []
         return granted
 
@@ -223,7 +221,7 @@ class StoreManager:
     # -- slots ----------------------------------------------------------------------------------------------
 
     def _want(self, key: bytes, index: int, loading: _LoadRequest) -> None:
-        """Make a Load wait for a block on disk, and queue the disk read unless it is queued already."""
+        """Make a Load request wait for a block on disk, and queue the disk read unless it is queued already."""
         loading.waits[key] = index
         if key not in self._reading:
             self._reading[key] = set()
@@ -231,7 +229,7 @@ class StoreManager:
         self._reading[key].add(loading)
 
     def _advance(self) -> None:
-        """Assign free slots to the waiting Puts and disk reads, first come, first served."""
+        """Assign free slots to waiting Put requests and disk reads, first come, first served."""
         while self._waiting and self.slots.num_free:
             first = self._waiting.popleft()
             if isinstance(first, _PutRequest):
@@ -242,7 +240,7 @@ class StoreManager:
                 self._moves.append(DiskRead(first, self.slots.lease(_DISK)))
 
     def _lease(self, putting: _PutRequest) -> None:
-        """Lease slots to a Put, at most half of the free slots, so that other requests get slots too."""
+        """Lease slots to a Put request, at most half of the free slots, so that other requests get slots too."""
         limit = min(putting.limit, max(1, self.slots.num_free // 2))
         while putting.next_index < len(putting.keys) and len(putting.leased) < limit and self.slots.num_free:
             key = putting.keys[putting.next_index]
@@ -267,7 +265,7 @@ class StoreManager:
         putting.leased.clear()
 
     def _keep(self, putting: _PutRequest, whole: dict[int, Block]) -> None:
-        """Add the completed blocks of a Put to the store; `whole` maps block indices to blocks."""
+        """Add the completed blocks of a Put request to the store; `whole` maps block indices to blocks."""
         keys = putting.keys
         for index, block in whole.items():
             self._incoming.remove(keys[index])
@@ -282,7 +280,7 @@ class StoreManager:
             self._copy_behind()
 
     def _copy_behind(self) -> None:
-        """Queue copies of new blocks to disk, so that they survive a restart and their eviction needs no write."""
+        """Queue writes of new blocks to disk. Copied blocks survive a restart, and their eviction needs no write."""
         memory = self.tiers.tiers[MEMORY]
         while self._uncopied:
             key = self._uncopied[0]
@@ -302,7 +300,7 @@ class StoreManager:
             self._grants.append(StoreGrant(loading.requester, False, ready, last))
 
     def _cut(self, loading: _LoadRequest, key: bytes) -> None:
-        """Shorten a Load to the blocks before an unavailable block, because later blocks are useless without it."""
+        """Shorten a Load request to the blocks before an unavailable one; later blocks are useless without it."""
         loading.length = loading.waits[key]
         for other in [other for other, index in loading.waits.items() if index >= loading.length]:
             del loading.waits[other]
@@ -313,7 +311,7 @@ class StoreManager:
     # -- tiers ----------------------------------------------------------------------------------------------
 
     def changed(self, key: bytes, by: int) -> None:
-        """Record that a tier has added (`by` is +1) or removed (−1) a block."""
+        """Record that the memory or disk tier has added (`by` = 1) or removed (`by` = −1) a block."""
         change = self._changes.get(key, 0) + by
         if change:
             self._changes[key] = change
@@ -321,7 +319,7 @@ class StoreManager:
             del self._changes[key]
 
     def removed(self, tier: int, key: bytes, reason: RemovalReason) -> None:
-        """Record that a tier has removed a block."""
+        """Record that a tier (`MEMORY` or `DISK`) has removed a block."""
         self.changed(key, -1)
         if tier == MEMORY:
             self._leaving[key] = self._blocks.pop(key)
@@ -329,7 +327,7 @@ class StoreManager:
             self._moves.append((DiskSpare if reason is RemovalReason.MOVED else DiskForget)(key))
 
     def _settle(self, added: Sequence[bytes]) -> None:
-        """After insertions, write the evicted blocks to disk, unless the disk is too slow, and free their slots."""
+        """Write blocks evicted by the insertion of `added` to disk, unless the disk lags, and free their slots."""
         for key in added:
             if key in self._blocks and key not in self.tiers.tiers[MEMORY]:
                 self._leaving[key] = self._blocks.pop(key)  # memory had no room for the block
@@ -355,7 +353,7 @@ class StoreManager:
 
 
 class _Watcher(CacheObserver):
-    """Observer that forwards the changes of one tier to the manager."""
+    """Observer that reports the additions and removals of one tier (memory or disk) to the manager."""
 
     def __init__(self, manager: StoreManager, tier: int) -> None:
         self._manager, self._tier = manager, tier

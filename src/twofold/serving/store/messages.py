@@ -1,18 +1,7 @@
-"""Messages between a store, its clients and the stores of other hosts.
-
-client                                   store
-  │ Hello ───────────────────────────────▶ │
-  │ ◀───────────────────────────── Welcome │
-  │ StoreRequest: Lookup, Load, Put, … ──▶ │
-  │ ◀── StoreReply: LookupResult, …        │  slots belong to the client until it releases them or dies
-  │ StoreRequest: Release, Commit ───────▶ │
-
-fetching store                            serving store
-  │ GetBlocks: keys ────────────────────────▶ │
-  │ ◀─ BlocksFollow: checksums, one frame of  │  as blocks become available in memory
-  │                  bytes for each block     │
-
-Messages between hosts are validated: see `MOST_KEYS` and `PeerKey`.
+"""Messages between a store, its clients and the stores of other hosts. A client registers with Hello, which the store
+answers with Welcome, and sends StoreRequests, which the store answers with StoreReplies. Slots belong to a client until
+it releases them or dies. A store sends GetBlocks to another host's store, which answers with BlocksFollow as blocks
+become available in its memory.
 """
 
 from typing import Annotated, NamedTuple
@@ -23,7 +12,7 @@ from twofold.serving.messages import Message
 
 
 class Block(NamedTuple):
-    """A slot of the store's memory, and the CRC-32 of its block (meaningless until the block is written)."""
+    """Slot of the store's memory, and the CRC-32 of the block in it (0 until the block is written)."""
 
     slot: int
     checksum: int
@@ -33,9 +22,8 @@ class Block(NamedTuple):
 
 
 class DiskWrite(NamedTuple):
-    """Disk operation: write a slot to disk as block `position` of its prompt, unless this block is already there.
-
-    With `spare`, also mark the block as replaceable, as `DiskSpare` does.
+    """Disk operation: write a slot to disk as block `position` of its prompt, unless the block is there already. With
+    `spare`, also mark the block as replaceable, as `DiskSpare` does.
     """
 
     key: bytes
@@ -83,26 +71,26 @@ class Load(msgspec.Struct, frozen=True, tag=True):
 
 
 class Put(msgspec.Struct, frozen=True, tag=True):
-    """Request to lease slots for the missing blocks of a prompt from index `start` on."""
+    """Request for slots in which to write the missing blocks of a prompt, from index `start` on."""
 
     keys: list[bytes]
     start: int
 
 
 class Commit(msgspec.Struct, frozen=True, tag=True):
-    """Message that the client has written these blocks of a Put. The store frees unused slots and leases more."""
+    """Notice that the client has written these blocks of a Put. The store frees unused slots and leases more."""
 
     blocks: list[Block]
 
 
 class Release(msgspec.Struct, frozen=True, tag=True):
-    """Request to release `slots` of a Load. With None, it ends the whole Load or Put and cancels pending grants."""
+    """Request to unpin `slots` of a Load. With None, it ends the whole Load or Put."""
 
     slots: list[int] | None = None
 
 
 class FetchBlocks(msgspec.Struct, frozen=True, tag=True):
-    """Request to fetch the missing blocks of these keys from another host's store at `address` within `limit_s`."""
+    """Request to fetch missing blocks of these keys from another host's store at `address` within `limit_s` seconds."""
 
     keys: list[bytes]
     address: str
@@ -116,7 +104,7 @@ StoreOperation = Lookup | Load | Put | Commit | Release | FetchBlocks
 
 
 class LookupResult(msgspec.Struct, frozen=True, tag=True):
-    """Reply to a Lookup: the number of leading blocks in the store (`blocks`), and in its memory (`in_memory`)."""
+    """Reply to a Lookup: the number of leading blocks in the store (`blocks`), and in memory alone (`in_memory`)."""
 
     blocks: int
     in_memory: int
@@ -130,7 +118,7 @@ class HeldBlocks(msgspec.Struct, frozen=True, tag=True):
 
 
 class LeasedSlots(msgspec.Struct, frozen=True, tag=True):
-    """Reply to a Put: slots to fill, by block index. A Commit requests more slots; the `last` reply has none."""
+    """Reply to a Put or Commit: slots to fill, by block index in the prompt. The `last` reply has no slots."""
 
     slots: dict[int, int]
     last: bool
@@ -156,9 +144,8 @@ class Hello(Message, frozen=True, kw_only=True):
 
 
 class Welcome(Message, frozen=True, kw_only=True):
-    """Answer to a client's registration: the memory of this epoch of the store.
-
-    The memory consists of `slots` contiguous slots of `block_bytes` bytes. The epoch ends with process `pid`.
+    """Reply to Hello: the store's epoch, which ends with process `pid`, and its memory of `slots` slots with
+    `block_bytes` bytes each.
     """
 
     epoch: int
@@ -169,7 +156,7 @@ class Welcome(Message, frozen=True, kw_only=True):
 
 
 class StoreRequest(Message, frozen=True, kw_only=True):
-    """Request to one epoch of a store; `client` is the inbox for replies, and `number` identifies the request."""
+    """Request to one epoch (life) of a store. `client` is the inbox for replies; `number` identifies the request."""
 
     client: str
     epoch: int
@@ -199,9 +186,8 @@ Crc32 = Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
 
 
 class GetBlocks(msgspec.Struct, frozen=True, tag=True):
-    """Request to another host's store for the leading blocks of these keys.
-
-    `contents` identifies the requester's model and KV layout. `number` identifies the request within its connection.
+    """Request to another host's store for the leading blocks of `keys`. `contents` is a digest of the requester's model
+    and KV layout, and `number` identifies the request within its connection.
     """
 
     contents: bytes
@@ -210,9 +196,8 @@ class GetBlocks(msgspec.Struct, frozen=True, tag=True):
 
 
 class BlocksFollow(msgspec.Struct, frozen=True, tag=True):
-    """Reply to GetBlocks `number` with further blocks: the CRC-32 of each block, by its index in the request.
-
-    The attached frames contain the blocks in the same order. `last` marks the final reply.
+    """Reply to GetBlocks `number` with further blocks: their CRC-32s, by index in the request. The attached frames
+    contain the blocks in the same order. `last` marks the final reply.
     """
 
     number: int

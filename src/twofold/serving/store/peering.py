@@ -1,8 +1,5 @@
-"""Exchange of blocks with the stores of other hosts, expressed as requests to the store's manager.
-
-To the manager, another store is a client like any other. Sending blocks is a Load, which pins the blocks until they are
-sent. Fetching blocks is a Put: two fetches of one block lease a single slot, and the block becomes readable when it is
-complete.
+"""Exchange of blocks with the stores of other hosts, as requests to the local store's manager. A Load request pins
+blocks until they are sent. A Put request leases slots for fetched blocks, so two fetches of one block lease one slot.
 """
 
 from collections.abc import Sequence
@@ -41,11 +38,9 @@ class _Fetch:
 
 
 class Peering:
-    """Sends blocks to other stores and fetches blocks from them.
-
-    Methods never block; call them from the manager's thread. A fetch requests `at_once` blocks at a time. It ends at
-    its deadline, or when the store has all its blocks. It waits for blocks that another fetch is already receiving,
-    instead of requesting them again.
+    """Sends blocks to other stores and fetches blocks from them, without blocking the manager's thread. A fetch
+    requests at most `at_once` blocks at a time, and waits for blocks that another fetch is receiving. It ends at its
+    deadline, or when the store has all its blocks.
     """
 
     def __init__(self, manager: StoreManager, server: BlockServer, fetcher: BlockFetcher, at_once: int) -> None:
@@ -68,7 +63,7 @@ class Peering:
         return max(0.0, min((each.until_s for each in self._fetches.values() if not each.ended), default=inf) - now)
 
     def fetch(self, requester: Requester, what: FetchBlocks, now: float) -> None:
-        """Start a fetch of missing blocks for a request. It covers at most as many blocks as fit into memory."""
+        """Start to fetch the missing blocks of a request, at most as many as fit into the store's memory."""
         keys = what.keys[: self._manager.tiers.tiers[MEMORY].capacity]
         self._number += 1
         self._fetches[self._number] = _Fetch(requester, keys, what.address, now + what.limit_s)
@@ -81,7 +76,7 @@ class Peering:
                 fetch.requester = None
 
     def turn(self, now: float) -> None:
-        """Process requests of other stores, sent replies and fetched blocks, and end fetches at their deadline."""
+        """Process received requests, sent replies and fetched blocks, and end fetches at their deadline."""
         for event in self._server.take():
             if isinstance(event, PeerRequest):
                 self._number += 1
@@ -96,7 +91,7 @@ class Peering:
                 self._stop(number, fetch)
 
     def granted(self, granted: StoreGrant) -> bool:
-        """Pass the blocks or slots of a grant to the sending or fetching thread; return False for a client's grant."""
+        """Pass a grant to the sending or fetching thread; return False if the grant belongs to a local client."""
         who, number = granted.requester
         if who == _SENDS:
             self._server.put(PeerReply(number, self._callers[number], granted.blocks, granted.last))
@@ -105,7 +100,7 @@ class Peering:
         return who in {_SENDS, _FETCHES}
 
     def take_done(self) -> list[tuple[Requester, int]]:
-        """Return the requests whose fetches ended since the last call, and how many leading blocks each has."""
+        """Return the requests whose fetch has ended since the last call, each with its number of leading blocks."""
         done = []
         for number, fetch in list(self._fetches.items()):
             if not self._running(fetch):

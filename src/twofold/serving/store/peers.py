@@ -33,7 +33,7 @@ class PeerRequest(NamedTuple):
 
 
 class PeerReply(NamedTuple):
-    """Blocks to send to a caller, by index in its request. `load` is the id of the load that pins them until then."""
+    """Blocks to send to another store, by index in its request. `load` is the id of the Load that pins the blocks."""
 
     load: int
     caller: PeerCaller
@@ -42,10 +42,9 @@ class PeerReply(NamedTuple):
 
 
 class BlockServer(StoreThread[PeerReply, PeerRequest | PeerReply]):
-    """Thread that receives requests of other stores at `address`, and sends them blocks from `memory`.
-
-    Other stores need the cluster key. Sending copies the blocks, so slow or dead stores keep nothing pinned, and
-    undelivered data is dropped. `take` yields received requests and sent replies.
+    """Thread that receives requests of other stores at `address`, and sends blocks from `memory` to stores with the
+    cluster's secret key. Blocks are copied for sending, so slow or dead stores keep none pinned. `take` yields received
+    requests and sent replies.
     """
 
     def __init__(
@@ -112,7 +111,7 @@ _BREAKS = zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED
 
 
 class FetchOrder(NamedTuple):
-    """Instruction to fetch consecutive blocks from the store at `address` into these leased slots."""
+    """Instruction to fetch the blocks of `keys` from the store at `address` into the leased `slots`."""
 
     fetch: int
     address: str
@@ -121,7 +120,7 @@ class FetchOrder(NamedTuple):
 
 
 class FetchEnd(NamedTuple):
-    """Instruction to end a fetch. A running FetchOrder then returns the blocks received so far."""
+    """Instruction to end a fetch. A FetchOrder in progress then returns the blocks received so far."""
 
     fetch: int
 
@@ -135,10 +134,8 @@ class FetchedSlots(NamedTuple):
 
 
 class BlockFetcher(StoreThread[FetchOrder | FetchEnd, FetchedSlots]):
-    """Thread that fetches blocks from the stores of other hosts.
-
-    Each fetch has one connection, with at most one FetchOrder at a time. A block with a wrong checksum is not written
-    and ends the fetch, as does any invalid message.
+    """Thread that fetches blocks from the stores of other hosts. Each fetch has one connection and one FetchOrder at a
+    time; an invalid message or a wrong checksum ends the fetch.
     """
 
     def __init__(
@@ -227,7 +224,7 @@ class BlockFetcher(StoreThread[FetchOrder | FetchEnd, FetchedSlots]):
 
 
 class _PeerConnection:
-    """A connection to another store, and the FetchOrder that is in progress on this connection."""
+    """Connection to another store, and the FetchOrder that is in progress on it."""
 
     def __init__(self, socket: zmq.Socket[bytes], address: str) -> None:
         self.socket, self.address = socket, address
@@ -246,9 +243,8 @@ class _PeerConnection:
         self.slots, self.filled, self.busy = dict(enumerate(order.slots)), [], True
 
     def take(self, frames: Sequence[zmq.Frame], memory: SlotMemory) -> bool:
-        """Write the received blocks into their slots; return whether the reply is complete.
-
-        Raises MsgspecError, ValueError, LookupError or RecursionError for data that was not requested.
+        """Write the received blocks into their slots; return whether the reply is complete. Raises MsgspecError,
+        ValueError, LookupError or RecursionError for invalid or unrequested data.
         """
         reply = self._decoder.decode(frames[0].buffer)
         if not self.busy or reply.number != self._number:

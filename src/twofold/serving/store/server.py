@@ -37,10 +37,8 @@ SendReport = Callable[[StoreChanged | StoreStatus], None]
 
 
 class StoreServer:
-    """Server for one epoch of the KV store of `host`.
-
-    `welcome` is its answer to each registration of a client. It calls `report` to send reports to the controller.
-    `peers`, if set, exchanges blocks with other hosts.
+    """Serves clients in one epoch (life) of the KV store of `host`. `welcome` answers registrations, `report` sends
+    reports to the controller, and `peers`, if set, exchanges blocks with other hosts.
     """
 
     def __init__(
@@ -94,7 +92,7 @@ class StoreServer:
         self._report_status()
 
     def status(self) -> StoreStatus:
-        """Return the sizes and counters of all tiers, and the bytes moved."""
+        """Return the sizes and counters of memory and disk, and the bytes moved."""
         tiers = {
             name: StoreTier(
                 capacity=tier.capacity,
@@ -109,7 +107,7 @@ class StoreServer:
         return StoreStatus(host=self._host, epoch=self._welcome.epoch, tiers=tiers, bytes_moved=moved)
 
     def _report_changes(self) -> None:
-        """Report changed blocks. Send the first report even if empty: receivers then drop an earlier epoch's blocks."""
+        """Report added and removed blocks. The first report, even if empty, voids an earlier epoch's blocks."""
         stored, removed = self._manager.take_changes()
         if stored or removed or not self._introduced:
             self._introduced = True
@@ -211,7 +209,7 @@ LEAST_SLOTS = 8
 
 
 def check_store(config: StoreConfig, layout: KvLayout, available_bytes: int) -> None:
-    """Raise ConfigurationError if the memory or disk space for the store is too small, or not available."""
+    """Raise ConfigurationError if the store's memory is unavailable, or its memory or disk space is too small."""
     require(
         config.memory_bytes <= available_bytes,
         f"--kv-store-dram of {config.memory_bytes / 2**20:,.0f} MiB exceeds the "
@@ -266,10 +264,7 @@ def run_store(config: ServiceConfig, model: str, layout: KvLayout) -> None:
 
 
 def peering(network: HostNetwork, manager: StoreManager, memory: SlotMemory, contents: str) -> Peering:
-    """Create the exchange of blocks with the stores of the other hosts of `network`; see `contents_of` for `contents`.
-
-    A separate ZeroMQ context keeps encryption off the threads that serve local clients.
-    """
+    """Create the `Peering` with other hosts. Its own ZeroMQ context keeps encryption off local clients' threads."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     guard = Guard(context, read_key(Path(network.key_file)))
     digest = hashlib.blake2b(contents.encode(), digest_size=16).digest()

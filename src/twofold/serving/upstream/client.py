@@ -1,8 +1,6 @@
-"""HTTP client for the completions API of a vLLM server (vLLM 0.32, `entrypoints/openai`).
-
-Prompts and outputs are token ids. Every sampling field is sent explicitly, because servers read defaults from their
-model's `generation_config.json`, which may differ between servers. To abort a request, the client closes the response
-early; this closes the connection, and the server then aborts the request.
+"""HTTP client for the completions API of a vLLM server (vLLM 0.32, `entrypoints/openai`), with token ids as prompts and
+outputs. It sends every sampling field, because the defaults in `generation_config.json` may differ between servers. It
+aborts a request by closing the connection.
 """
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
@@ -50,7 +48,7 @@ class ServerError(TwofoldError):
 
 
 class ServerModel(msgspec.Struct, frozen=True):
-    """Description of the model on a server; `id` is the name of the model there."""
+    """Model of a server: its name on that server (`id`), and its context length in tokens."""
 
     id: str
     max_model_len: int
@@ -61,7 +59,7 @@ class _Cards(msgspec.Struct, frozen=True):
 
 
 class _Logprobs(msgspec.Struct, frozen=True):
-    """Log probabilities of an output's tokens, with token names `token_id:N` (by `return_tokens_as_token_ids`)."""
+    """Log probabilities of output tokens; `top_logprobs` has keys `token_id:N` (`return_tokens_as_token_ids`)."""
 
     token_logprobs: list[float | None] = []
     top_logprobs: list[dict[str, float] | None] = []
@@ -75,7 +73,7 @@ class UpstreamChoice(msgspec.Struct, frozen=True):
     finish_reason: str | None = None
 
     def outputs(self, first_index: int) -> list[TokenOutput]:
-        """Convert the tokens to outputs numbered from `first_index`. Raises ServerError for unknown finish reasons."""
+        """Convert the tokens to outputs numbered from `first_index`. Raises ServerError for invalid finish reasons."""
         tokens, logprobs = self.token_ids or [], self.logprobs or _Logprobs()
         if self.finish_reason is not None and self.finish_reason not in _FINISH:
             raise ServerError(f"the output ended with {self.finish_reason!r}")
@@ -179,10 +177,8 @@ def completion_body(
 
 
 def rejected_decode_body(model: str, kv: KvParams) -> bytes:
-    """Return the body of a decode request that a server will reject, so that the prefill server releases its KV.
-
-    vLLM notifies the prefill server of every rejected decode (`notify_kv_transfer_request_rejected`). Without this
-    request, the prefill server releases the KV only when its lease ends: after 30 s unless `kv_lease_duration` is set.
+    """Return the body of a decode request that a server will reject, upon which vLLM makes the prefill server release
+    its KV (`notify_kv_transfer_request_rejected`). Otherwise the KV is kept until its lease ends, by default for 30 s.
     """
     fields = {"model": model, "prompt": [0], "max_tokens": 1 << 30, "kv_transfer_params": kv}
     return msgspec.json.encode(fields)
@@ -201,7 +197,7 @@ def _top(named: dict[str, float] | None) -> tuple[tuple[int, float], ...]:
 
 
 class VllmClient:
-    """HTTP client of the vLLM server at `url`. Calls without `timeout_s` time out only while they connect."""
+    """HTTP client of the vLLM server at `url`. Calls without `timeout_s` have only a connection timeout."""
 
     def __init__(self, session: aiohttp.ClientSession, url: str) -> None:
         self.url = url
@@ -252,7 +248,7 @@ class VllmClient:
     async def _answer(
         self, method: str, path: str, body: bytes | None = None, timeout_s: float | None = None
     ) -> AsyncGenerator[aiohttp.ClientResponse, None]:
-        """Send a request and yield its successful response. If the caller reads only a part, the connection closes."""
+        """Send a request and yield its successful response. The connection closes if the caller reads only a part."""
         timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=CONNECT_S)
         headers = {} if body is None else {"Content-Type": "application/json"}
         request = partial(

@@ -12,10 +12,7 @@ _EVENTS = ("events", "replay")
 
 
 class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Configuration of a vLLM server: instance name, role, URL and optional addresses of its KV events.
-
-    The server publishes changes of its prefix cache at `events`, and repeats earlier events on request at `replay`.
-    """
+    """Configuration of a vLLM server, with optional addresses of its KV events (`events`) and of their replay."""
 
     instance: str
     role: Role
@@ -25,11 +22,9 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RouteConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Configuration of `twofold route`, a gateway in front of vLLM servers.
-
-    `model` is the directory of the tokenizer and the model's config. A server that does not respond within
-    `probe_timeout_s` counts as lost. It gets no requests for a delay that grows up to `max_restart_delay_s`. `api_key`
-    is sent to the servers. With `early_ttft_s`, requests with a longer predicted TTFT are rejected.
+    """Configuration of `twofold route`, a gateway in front of vLLM servers. `model` is a directory with tokenizer and
+    model config. A server that does not respond within `probe_timeout_s` is lost, and gets no requests for a delay of
+    up to `max_restart_delay_s`. Requests with a predicted TTFT over `early_ttft_s` (None: no limit) are rejected.
     """
 
     model: str
@@ -44,7 +39,7 @@ class RouteConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def parse_servers(role: Role, texts: Sequence[str]) -> tuple[ServerConfig, ...]:
-    """Parse the servers of one role from `URL[,events=ADDRESS[,replay=ADDRESS]]`. Raises ConfigurationError."""
+    """Parse servers of one role from `URL[,events=ADDRESS[,replay=ADDRESS]]`. Raises ConfigurationError if invalid."""
     return tuple(_parse(f"{role.value}-{number}", role, text) for number, text in enumerate(texts))
 
 

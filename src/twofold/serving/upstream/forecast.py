@@ -26,11 +26,8 @@ NOMINAL_S = 1e-3  # per prompt token until the first measurement; only ratios ma
 
 
 class UpstreamPromptKeys:
-    """Computes block keys and cache salts of prompts.
-
-    Block keys are empty until a server reports its block size. vLLM separates prompts by `cache_salt` only. Each API
-    key therefore gets a salt derived from a secret of this process, so that API keys share no cached prefixes. Without
-    API keys, the client's salt is sent unchanged.
+    """Computes block keys and cache salts of prompts. Block keys are empty until a server has reported its block size.
+    A secret salt per API key keeps API keys from sharing cached prefixes; without API keys, the client's salt is used.
     """
 
     def __init__(self) -> None:
@@ -54,9 +51,8 @@ class UpstreamPromptKeys:
 
 
 class UpstreamForecast:
-    """Forecast for routing to vLLM servers. Prefixes are matched once the first server has reported its block size.
-
-    Each server reuses only blocks of its own cache, because servers do not fetch prefixes from each other.
+    """Forecast for routing to vLLM servers, which do not fetch prefixes from each other. It predicts prefix hits once a
+    server has reported its block size.
     """
 
     def __init__(self, context: "zmq.asyncio.Context", prompt_keys: UpstreamPromptKeys) -> None:
@@ -105,7 +101,7 @@ class PrefillSpeeds:
         )
 
     def of(self, instance: str) -> float:
-        """Return a server's seconds per token. Before its first prefill, return the mean of the other servers."""
+        """Return a server's seconds per token; before its first prefill, the mean of the other servers."""
         counted = self._counted.get(instance)
         if counted is not None:
             return counted.token_s
@@ -114,7 +110,7 @@ class PrefillSpeeds:
 
 
 class ServerPrediction(Prediction):
-    """Predicted prefill time of one server, proportional to the computed tokens. Servers cannot fetch prefixes."""
+    """Predicts prefill times in proportion to the computed tokens. Servers cannot fetch prefixes from each other."""
 
     def __init__(self, instance: str, speeds: PrefillSpeeds) -> None:
         self._instance, self._speeds = instance, speeds
@@ -127,10 +123,8 @@ class ServerPrediction(Prediction):
 
 
 class TtftAdmission(Admission):
-    """Admission that rejects requests with a predicted TTFT over `ttft_s` seconds (Mooncake section 7.2).
-
-    The router must be prediction-based (`FORECASTING_ROUTERS`). Decode is not predicted, because the decode speed of
-    external servers is unknown.
+    """Admission that rejects requests with a predicted TTFT over `ttft_s` seconds (Mooncake section 7.2). It requires a
+    prediction-based router (`FORECASTING_ROUTERS`). Decode is not predicted, as external servers' speed is unknown.
     """
 
     def __init__(self, limits: AdmissionLimits, cluster: ClusterScheduler, ttft_s: float) -> None:

@@ -1,7 +1,5 @@
-"""Translation of vLLM's KV cache events (over ZeroMQ) to block keys; vLLM 0.32, `distributed/kv_events.py`.
-
-vLLM identifies a block by a hash that cannot be recomputed here. However, an event for stored blocks contains their
-tokens and the hash of their parent block. Block keys are computed from these tokens and the parent's block key.
+"""Translation of vLLM's KV cache events (over ZeroMQ) to block keys; vLLM 0.32, `distributed/kv_events.py`. vLLM's
+block hashes cannot be recomputed, so block keys are computed from the tokens in an event and the parent block's key.
 """
 
 import asyncio
@@ -45,11 +43,11 @@ class BlockStored(_Event, frozen=True):
 
     @property
     def plain(self) -> bool:
-        """Whether the blocks are in engine memory, without LoRA, and of the first KV cache group in hybrid models."""
+        """Whether the blocks are usable: in engine memory, without LoRA, and in the first KV cache group."""
         return self.medium in _ENGINE and self.lora_name is None and not self.group_idx
 
     def salt(self) -> str | None:
-        """Return the `cache_salt` in the first block's hash, or "" without one; None if the hash has other data."""
+        """Return the request's `cache_salt` ("" if it has none); None if the block hash depends on other data."""
         extra = (self.extra_keys or [None])[0] or []
         if not extra:
             return ""
@@ -82,7 +80,7 @@ def decode(payload: bytes) -> EventBatch:
 
 
 class CachedBlocks:
-    """Mirrors a server's prefix cache in the router's prefix index, from the server's KV events."""
+    """Mirrors a server's prefix cache in the router's prefix index by applying the server's KV events."""
 
     def __init__(self, instance: str, index: PrefixIndex, block_tokens: int) -> None:
         self._instance, self._index, self._block_tokens = instance, index, block_tokens
@@ -124,10 +122,8 @@ class CachedBlocks:
 
 
 class EventFeed:
-    """Receives the KV events of one server between `start` and `stop`.
-
-    Calls `on_events` with each batch of events, and `on_gap` when batches were lost. Batches are numbered from 0 since
-    the server's start. Missed batches are requested from the `replay` address, if it is configured.
+    """Receives the KV events of one server between `start` and `stop`. It calls `on_events` with each batch of events,
+    and `on_gap` if batches were lost and cannot be requested from the `replay` address.
     """
 
     def __init__(

@@ -36,11 +36,9 @@ class PrefillTotals(msgspec.Struct, frozen=True):
 
 
 class ServerMetrics(msgspec.Struct, frozen=True, kw_only=True):
-    """Metrics of a server, summed over its data-parallel engines.
-
-    `steps` counts engine steps, `running` and `waiting` count requests, and `blocks` counts KV blocks of `block_tokens`
-    tokens. `mean_prompt` is the mean prompt length over all requests so far, and 0 before the first. Engines update
-    their metrics with each step, so the metrics of an idle engine are stale.
+    """Metrics of a server, summed over its data-parallel engines. `steps` counts engine steps, `running` and `waiting`
+    count requests, and `blocks` counts KV blocks of `block_tokens` tokens. `used` is the used share of the blocks (0 to
+    1), and `mean_prompt` the mean prompt length in tokens. Metrics of an idle engine are stale.
     """
 
     steps: int
@@ -63,7 +61,7 @@ class ServerMetrics(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def status(self) -> InstanceStatus:
-        """Status of the server as an instance, computed from these metrics."""
+        """The server's `InstanceStatus`, computed from these metrics."""
         return InstanceStatus(
             waiting=self.waiting,
             running=self.running,
@@ -133,11 +131,9 @@ class ExternalLoad(msgspec.Struct, frozen=True):
 
 
 class ExternalLoads:
-    """Adds the load that other clients put on each server to the loads that routers compare.
-
-    The requests of this service appear in a server's metrics with a delay, and disappear with a delay. Therefore the
-    external load is the minimum of two consecutive readings. If an engine has made no step between two readings, its
-    external load is 0, because its metrics are stale.
+    """Adds the load of other clients to the server loads that routers compare. This load is the minimum of two
+    consecutive readings of the metrics, because this service's requests enter and leave the metrics with a delay. It is
+    0 for an engine that has made no step in between.
     """
 
     def __init__(self, pools: Pools) -> None:
@@ -176,7 +172,7 @@ class ExternalLoads:
 
 
 def _external_load(metrics: ServerMetrics, load: InstanceLoad, added: ExternalLoad) -> ExternalLoad:
-    """Return the load in `metrics` minus this service's own load, which is `load` without the external load `added`."""
+    """Return the load in `metrics` beyond this service's own load, which is `load` minus `added`."""
     own = load.requests - added.requests
     external = max(0, metrics.running + metrics.waiting - own)
     waiting = min(external, metrics.waiting)

@@ -1,10 +1,8 @@
-"""Attempts of requests on vLLM servers: prefill on one server, decode on the same or another server.
-
-The prefill server generates the first token, which the client receives at once. The decode server fetches the prompt's
-KV and generates the first token again, because it always computes the last position of a prompt. With the same seed,
-both tokens are equal and the second one is dropped. They can differ if probabilities are nearly equal, because
-floating-point sums are computed in another order. Then the attempt is lost, because its output does not continue the
-token that the client has. The next attempt resumes after this token.
+"""Attempts (runs of requests) on vLLM servers: prefill on one server, decode on the same or another server. The prefill
+server generates the first token, which the client receives at once. The decode server fetches the prompt's KV and
+generates the first token again, because vLLM always computes the last position of a prompt. The repeated token is
+dropped. If rounding makes it differ from the first one, the attempt is lost, and the next attempt resumes after the
+first token.
 """
 
 import asyncio
@@ -38,7 +36,9 @@ _Answer = TypeVar("_Answer")
 
 
 class AttemptLostError(TwofoldError):
-    """Raised if an attempt fails on server `instance` and may be retried. If `unavailable`, the server is down."""
+    """Raised if an attempt (run of a request) fails on server `instance` and may be retried. `unavailable` is true if
+    the server is down.
+    """
 
     def __init__(self, instance: str, reason: str, *, unavailable: bool = False) -> None:
         super().__init__(reason)
@@ -46,7 +46,7 @@ class AttemptLostError(TwofoldError):
 
 
 class AttemptListener(Protocol):
-    """Interface to receive the progress of attempts, implemented by `LiveRequests`."""
+    """Interface to receive the progress of attempts (runs of requests), implemented by `LiveRequests`."""
 
     def prefill_started(self, attempt_id: str, at_s: float) -> None: ...
 
@@ -56,10 +56,7 @@ class AttemptListener(Protocol):
 
 
 class UpstreamRequest:
-    """Runs one attempt of a request on a prefill server and a decode server.
-
-    `first_index` is the number of output tokens before the attempt. `later` schedules cleanup after the attempt.
-    """
+    """Runs one attempt of a request that already has `first_index` output tokens. `later` schedules cleanup work."""
 
     def __init__(
         self,
@@ -110,7 +107,7 @@ class UpstreamRequest:
                 self._later(self._release(kv))
 
     def _first(self, answer: UpstreamCompletion) -> TokenOutput:
-        """Return the token of a prefill response. Drop the finish reason `length`: a prefill requests one token."""
+        """Return the token of a prefill response, without its finish reason `length`: a prefill requests one token."""
         outputs = self._outputs(self.prefill, answer, 0)
         if len(outputs) != 1:
             raise AttemptLostError(self.prefill.instance, f"{self.prefill.instance} returned no token")
@@ -120,7 +117,7 @@ class UpstreamRequest:
         return output
 
     async def _stream(self, server: Server, kv: KvParams | None, first: TokenOutput | None) -> None:
-        """Stream a server's output. If the prefill server has generated the `first` token, skip the repeated one."""
+        """Stream a server's output. If the prefill server has generated the `first` token, drop the repeated one."""
         body = completion_body(self._generation, server.model, self._seed, stream=True, kv=kv)
         requested_s, index, ended = time.monotonic(), 0, False
         events = server.client.stream(body)
@@ -177,10 +174,8 @@ class UpstreamRequest:
 
 
 def seed_of(seed: int, first_index: int) -> int:
-    """Return the sampling seed of an attempt that starts after `first_index` output tokens.
-
-    vLLM samples all tokens of a request with one random generator, so a resumed attempt cannot continue the earlier
-    random sequence. It must not repeat this sequence either, so each start position has its own seed.
+    """Return the sampling seed of an attempt that starts after `first_index` output tokens. A resumed attempt gets
+    another seed: with the same one, vLLM would repeat the request's random sequence from its start.
     """
     if not first_index:
         return seed
@@ -189,7 +184,7 @@ def seed_of(seed: int, first_index: int) -> int:
 
 
 class UpstreamRequests:
-    """`AttemptRunner` that runs each attempt in a task. Calls `on_unavailable(instance, reason)` if a server fails."""
+    """`AttemptRunner` with one asyncio task per attempt. Calls `on_unavailable(instance, reason)` if a server fails."""
 
     def __init__(
         self, servers: ServerRegistry, requests: LiveRequests, on_unavailable: Callable[[str, str], object]

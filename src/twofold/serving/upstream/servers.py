@@ -1,7 +1,4 @@
-"""Configured vLLM servers, their states, and the health probes that update the states.
-
-starting ── healthy ──▶ up ── failure ──▶ down ── healthy after a delay ──▶ up, circuit breaker half-open
-"""
+"""Configured vLLM servers, and the health probes that mark them as starting, up or down."""
 
 import asyncio
 import logging
@@ -34,10 +31,7 @@ class AttemptRunner(Protocol):
 
 
 class Server(Worker):
-    """One external server, which the controller treats as a worker.
-
-    This service does not start or retire the server. `restarts` counts the server's recoveries.
-    """
+    """External vLLM server: a worker that this service cannot start or stop. `restarts` counts recoveries."""
 
     def __init__(self, config: ServerConfig, client: VllmClient, longest_s: float) -> None:
         super().__init__(config.instance, config.role, longest_s)
@@ -55,7 +49,7 @@ class Server(Worker):
 
 
 class ServerRegistry(WorkerGroup):
-    """Registry of all external servers. Starts and aborts attempts through `runner`. Times are on the local clock."""
+    """All external servers, by instance name. `runner` starts and aborts attempts on them."""
 
     def __init__(self, servers: Sequence[Server]) -> None:
         self.members: dict[str, Server] = {server.instance: server for server in servers}
@@ -96,10 +90,9 @@ class ServerRegistry(WorkerGroup):
 
 
 class HealthProbe:
-    """Probes the health of all servers from `start` to `stop`, with one task each; stores their metrics in `statuses`.
-
-    Calls `on_up` when a server becomes usable, `on_metrics` with the metrics of each probe, and `on_lost` with the
-    reason when a probe fails. Once `model` is set, servers that cannot serve this model are not used.
+    """Probes all servers from `start` to `stop`, with one task each, and stores their status in `statuses`. It calls
+    `on_up` when a server becomes usable, `on_metrics` after a successful probe, and `on_lost` after a failed one.
+    Servers with another model than the others, or a shorter context than `model` (if set), are not used.
     """
 
     def __init__(
@@ -194,7 +187,7 @@ class HealthProbe:
 
 
 def check(instance: str, card: ServerModel, other: ServerModel | None, model: ServedModel | None) -> None:
-    """Raise ConfigurationError if the id of `card` differs from that of `other`, or its context is below `model`'s."""
+    """Raise ConfigurationError if a server has another model than `other`, or a shorter context than `model`."""
     if other is not None and card.id != other.id:
         raise ConfigurationError(
             f"{instance} serves {card.id!r} and others serve {other.id!r}: start all servers with the same model "

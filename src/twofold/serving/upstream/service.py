@@ -131,7 +131,7 @@ class RouteService(Service):
 
 
 class RoutedGateway:
-    """Service of `twofold route` with its HTTP gateway. Reports start-up messages to `on_progress`."""
+    """HTTP gateway of `twofold route` and the service behind it. It reports start-up messages with `on_progress`."""
 
     def __init__(
         self,

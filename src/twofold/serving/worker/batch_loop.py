@@ -21,11 +21,9 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class PreparedBatch:
-    """A batch that is ready to run, with the data that the engine needs. The data is read under the worker's lock.
-
-    `reused` maps the request id of each prompt to its number of cached tokens. `handing_off` lists the handed-off
-    requests that complete their prompt in this batch. `layers` synchronizes the engine with the KV store. Before the
-    batch runs, blocks `received` from peers are copied to the engine's pool, and the swap copies `copies` are executed.
+    """A batch with the data that the engine needs. `reused` maps the request id of each prompt to its number of cached
+    tokens. `handing_off` lists requests to hand off after this batch. `layers` synchronizes the engine with the KV
+    store by layer. Before the batch runs, the KV blocks `received` from peers and the swap `copies` are copied.
     """
 
     batch: Batch
@@ -39,7 +37,7 @@ class PreparedBatch:
 
 
 class BatchLoop:
-    """Main loop of a worker: next_batch → engine.run → complete → tokens to the controller, until shutdown."""
+    """Main loop of a worker: runs the scheduler's batches on the engine and sends their tokens to the controller."""
 
     def __init__(
         self,
@@ -110,7 +108,7 @@ class BatchLoop:
             return None
 
     def _swapped(self) -> list[BlockCopy]:
-        """Grant the leases that waited for swapped-out decodes to resume, then return this batch's swap copies."""
+        """Grant leases that waited for swapped-out decodes to resume; return the swap copies of this batch."""
         swap = self._scheduler.swap
         if swap is None:
             return []
@@ -131,7 +129,7 @@ class BatchLoop:
         )
 
     def _begin_handoffs(self, batch: Batch) -> list[str]:
-        """Pass to the sender the blocks of prompts that this batch completes; return the requests with a hand-off."""
+        """Give the hand-off sender the blocks of prompts that this batch completes; return requests to hand off."""
         completed = [i.request_id for i in batch.items if i.phase is Phase.PREFILL and i.samples]
         blocks_of = self._scheduler.blocks_of
         return [rid for rid in completed if self._state.sender.begin(rid, blocks_of(rid))]
@@ -190,9 +188,8 @@ class BatchLoop:
 
 
 class PipelinedBatchLoop(BatchLoop):
-    """Main loop for pipeline parallelism: starts a batch once the first stage has computed the previous batch.
-
-    The main thread computes the first stage. A thread of the engine completes each batch that has passed all stages.
+    """Main loop for pipeline parallelism. It starts a batch once the first stage has computed the previous batch. A
+    thread of the engine completes each batch that has passed all stages.
     """
 
     _engine: PipelineEngine

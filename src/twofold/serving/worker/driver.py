@@ -27,11 +27,9 @@ STORE_TIMEOUT_S = 2.0  # the host's store starts at the same time as the workers
 def batch_driver(
     config: ServiceConfig, spec: WorkerConfig, parts: WorkerParts, epoch: int, changes: CacheChanges, context: Context
 ) -> WorkerDriver:
-    """Create the scheduler of a worker, and the loop that runs its batches.
-
-    `changes` receives the cache events of prompt blocks. If the host has a KV store, prompt prefixes are loaded from
-    the store, and computed prefixes are stored there. Workers with swap preemption do not use the store, because its
-    loads would take the free blocks that paused decodes need.
+    """Create the scheduler and the batch loop of a worker. `changes` collects the cached and evicted prompt blocks.
+    Prompt prefixes are exchanged with the host's KV store, if any, but not with swap preemption: loads would take the
+    free blocks that paused decodes need.
     """
     scheduler = _scheduler(config, spec, parts, epoch, changes)
 

@@ -23,17 +23,16 @@ from twofold.transport.base import Transport
 
 
 class RankPipe(NamedTuple):
-    """Two pipe ends of one rank, which connect it to one other rank: `steps` for iterations, `memory` for KV copies."""
+    """Pipe ends that connect one rank to another: `steps` for iterations to run, `memory` for copies of KV blocks."""
 
     steps: Connection
     memory: Connection
 
 
 class RankPipes:
-    """The pipes between rank 0 and all other ranks of a worker, created before the ranks are forked.
-
-    The ranks form their process group through the file `store`. Each process closes the pipe ends of all other
-    processes, so that it reads EOF when the process at the other end exits.
+    """Pipes between rank 0 and the other ranks of a worker, created before the ranks are forked. Each process closes
+    the pipe ends of all others, so that it reads EOF when the process at the other end exits. The ranks form their
+    process group through the file `store`.
     """
 
     def __init__(self, ranks: int, store: str) -> None:
@@ -48,7 +47,7 @@ class RankPipes:
         return self._first
 
     def of(self, rank: int) -> RankPipe:
-        """Return the ends that `rank` (not 0) has of its pipes to rank 0. Close all other ends in this process."""
+        """Return `rank`'s ends of its pipes to rank 0; `rank` is not 0. Close all other ends in this process."""
         _close([*self._first, *self._others[: rank - 1], *self._others[rank:]])
         return self._others[rank - 1]
 
@@ -63,11 +62,7 @@ def _close(pipes: Sequence[RankPipe]) -> None:
 
 
 class HostSwapSpace(NamedTuple):
-    """Host memory for `num_blocks` blocks of swapped-out sequences.
-
-    `copy` executes block copies in order, for all layers. The main thread calls it before the batch that needs the
-    blocks.
-    """
+    """Host memory for `num_blocks` swapped-out blocks. `copy` executes block copies in order, for all layers."""
 
     num_blocks: int
     copy: Callable[[Sequence[BlockCopy]], None]
@@ -82,11 +77,9 @@ class WorkerDriver(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerParts:
-    """The engine of one worker process, and all objects that depend on the engine.
-
-    `driver` replaces `batch_driver` for an engine with its own scheduler. `swap_space` enables swap preemption.
-    `copier` copies KV blocks to and from the host's store. `changed` becomes the lock of the worker's state.
-    `ranks_alive` returns whether all other ranks of the worker respond.
+    """Engine of one worker process, and all objects that depend on it. `driver` replaces `batch_driver` for an engine
+    with its own scheduler. `swap_space` enables swap preemption, and `copier` copies KV blocks to and from the host's
+    store. `changed` becomes the lock of the worker's state. `ranks_alive()` is false if another rank is silent.
     """
 
     engine: Engine
@@ -101,10 +94,8 @@ class WorkerParts:
 
 
 class EngineFactory:
-    """Factory of worker parts. The fork server prepares it once, and every forked worker inherits it.
-
-    `model` is the fingerprint of the model. `kv_layout` is None if the host's KV store cannot contain this engine's
-    blocks.
+    """Factory of `WorkerParts`, prepared once in the fork server and inherited by every worker. `model` is the model's
+    fingerprint. `kv_layout` is None if the host's KV store cannot contain this engine's blocks.
     """
 
     max_model_len: int

@@ -25,7 +25,7 @@ class HandoffEvents:
     # -- with the lock held -------------------------------------------------------------------------------------
 
     def offered(self, message: messages.HandoffOffered) -> None:
-        """Queue a read of KV that a peer offers. The read, instead of the lease, then keeps local blocks allocated."""
+        """Queue a read of KV that a peer offers. From then on the read, not the lease, keeps local blocks allocated."""
         state, request_id = self._state, message.request_id
         incoming = IncomingHandoff(
             request_id=request_id,
@@ -47,7 +47,7 @@ class HandoffEvents:
             self._reply(incoming, complete=False)
 
     def ended(self, message: messages.HandoffEnded) -> None:
-        """Process the end of a source's writes. The KV is complete if the message contains the first token."""
+        """Process a source's message that its writes have ended. KV is complete if the message has a first token."""
         state, request_id = self._state, message.request_id
         if message.epoch != state.epoch:
             log.warning("%s ignores KV for %s with epoch %d", state.instance, request_id, message.epoch)
@@ -83,7 +83,7 @@ class HandoffEvents:
     # -- without the lock, on the receiver and sender threads ---------------------------------------------------------
 
     def received(self, incoming: IncomingHandoff) -> None:
-        """Record the KV of an incoming hand-off, or fail its request after an error. Called on the receiver thread."""
+        """Record the KV of an incoming hand-off on the receiver thread, or fail its request after an error."""
         state, request_id = self._state, incoming.request_id
         if incoming.pulled and incoming.complete:
             self._report(request_id, incoming.started_s, incoming.bytes_moved)
@@ -103,7 +103,7 @@ class HandoffEvents:
             self._reply(incoming, complete=incoming.complete)
 
     def sent(self, outgoing: OutgoingHandoff) -> None:
-        """End an outgoing hand-off: report it if complete, end its lease, free its blocks. Called by the sender."""
+        """End an outgoing hand-off on the sender thread: report it if complete, end its lease, free its blocks."""
         state, complete = self._state, not outgoing.cancelled
         if complete and outgoing.started_s is not None and not outgoing.offered:
             self._report(outgoing.request_id, outgoing.started_s, outgoing.bytes_moved)
@@ -216,7 +216,7 @@ class InboxLoop:
         self._state.scheduler.reserve(request, message.source)
 
     def _lose(self, instance: str) -> None:
-        """Fail hand-offs from a dead peer and cancel those to it. If its writes may still arrive, exit this process."""
+        """Fail hand-offs from a dead peer, cancel hand-offs to it; exit the process if its writes may yet arrive."""
         state = self._state
         inbox, elsewhere = state.peers.inbox(instance), state.peers.elsewhere(instance)
         receives = bool(state.scheduler.leases.held_by(instance)) or state.receiver.reads_from(instance)
@@ -232,7 +232,7 @@ class InboxLoop:
             state.outbox.forget(inbox)
 
     def _keep_leases(self, looked_s: float) -> float:
-        """Send heartbeats, and fail requests with expired leases. Return the time of this check."""
+        """Send heartbeats, and fail requests with expired leases. Return the monotonic time of this check."""
         state, now = self._state, time.monotonic()
         if now - self._heartbeat_s > self._lease_s / 4:
             self._heartbeat_s = now

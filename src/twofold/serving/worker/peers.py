@@ -18,10 +18,8 @@ PROBE_S = 0.025  # long enough to measure bandwidth
 
 
 class PeerDirectory:
-    """Inboxes of a worker's peers and connections to their KV caches, by instance.
-
-    A connection is opened on first use and closed when the peer's epoch ends. Opening may be slow, so `update` and
-    `remove` never wait for it.
+    """Inboxes of a worker's peers and connections to their KV caches, by instance. A connection is opened on first use
+    and closed when the peer's epoch (life) ends. `update` and `remove` never wait for an opening.
     """
 
     def __init__(self, transport: Transport, host: str = HOME) -> None:
@@ -49,9 +47,8 @@ class PeerDirectory:
             self.on_update()
 
     def fence(self, instance: str) -> None:
-        """Disconnect a peer that is about to be killed, and refuse new connections to its epoch.
-
-        If the transport's writes may outlive the lease, an open connection stays open until the peer is dead.
+        """Disconnect a peer that is about to be killed, and refuse new connections to its epoch. If the transport's
+        writes may outlive a lease, an open connection stays open until the peer is dead.
         """
         with self._known:
             peer = self._peers.get(instance)
@@ -86,9 +83,8 @@ class PeerDirectory:
 
     @contextmanager
     def connected(self, instance: str, epoch: int) -> Iterator[Connection]:
-        """Yield a connection to a peer's KV cache; an error in the context closes the connection.
-
-        Raises InstanceLostError or StaleEpochError if the peer's `epoch` has ended.
+        """Yield a connection to a peer's KV cache; an error in the context closes it. Raises InstanceLostError or
+        StaleEpochError if the peer's `epoch` has ended.
         """
         connection = self._connection(instance, epoch)
         try:

@@ -1,13 +1,7 @@
-"""Exchange of prompt prefixes with the host's KV store: cached blocks are loaded, computed blocks are stored.
-
-1. A prompt arrives. If another host has a longer prefix, the host's store first fetches the blocks that it lacks.
-2. If the store then has more leading blocks than the engine, it pins them for a load.
-3. The prompt is queued once the blocks are pinned, or immediately if the store cannot contribute blocks.
-4. A thread loads the blocks layer by layer. Iterations that read these blocks wait for each layer (`begin`).
-5. As an iteration computes the full blocks of prompts, another thread stores them layer by layer.
-
-Pinned blocks can be loaded even if the store exits, so their keys are published in the engine's cache before the load.
-If a step before the load fails, the prompt is queued, and the worker computes the missing KV.
+"""Exchange of prompt prefixes with the host's KV store. When a prompt arrives, the store first fetches blocks from
+another host with a longer prefix, if any. It then pins its leading blocks, and the prompt is queued. A thread loads the
+blocks layer by layer, and iterations wait for the layers that they read. Another thread stores computed blocks layer by
+layer. If a step before the load fails, the worker computes the missing KV.
 """
 
 import threading
@@ -44,7 +38,7 @@ class _Held(NamedTuple):
 
 
 class _Fetch(NamedTuple):
-    """A prompt that waits for the store to fetch its blocks from another host, until `until_s` at most."""
+    """A prompt that waits until `until_s` (monotonic time) for the store to fetch its blocks from another host."""
 
     what: StoreFetch
     until_s: float
@@ -54,15 +48,12 @@ class _Fetch(NamedTuple):
 
 
 class StoredPrefixes(PrefixSource):
-    """Prefix source that loads blocks from the host's KV store and stores computed blocks in it.
-
-    One thread loads, one thread stores, and further threads wait while the store fetches blocks from other hosts.
-    """
+    """Prefix source with its own threads, which load blocks from the host's KV store and store computed blocks."""
 
     def __init__(
         self, state: SharedWorkerState, scheduler: InstanceScheduler, client: StoreClient, copier: BlockCopier
     ) -> None:
-        """`scheduler` is the scheduler of `state` and must have a `PrefixBlockAllocator`."""
+        """`scheduler`, the scheduler of `state`, must allocate blocks with a `PrefixBlockAllocator`."""
         assert scheduler.shared is not None  # noqa: S101  (for the type checker)
         self._state, self._scheduler, self._shared = state, scheduler, scheduler.shared
         self._client, self._copier = client, copier
@@ -96,7 +87,7 @@ class StoredPrefixes(PrefixSource):
         return LayerSync(self._copier.layers, loads, computed) if loads or computed is not None else None
 
     def _loads_for(self, prompts: Sequence[BatchItem]) -> list[ReadyLayers]:
-        """Return the running loads into blocks that these prompts read, directly or through a block copy."""
+        """Return the loads in progress whose target blocks these prompts read or copy."""
         scheduler, reads = self._scheduler, set[int]()
         for item in prompts:
             reads.update(scheduler.blocks_of(item.request_id), scheduler.copy_of(item.request_id) or ())
@@ -141,7 +132,9 @@ class StoredPrefixes(PrefixSource):
     # -- without the lock -------------------------------------------------------------------------------------------
 
     def _fetch_all(self) -> None:
-        """Loop of a fetch thread: let the store fetch blocks from another host, then queue them for `_bring_all`."""
+        """Loop of a fetch thread: let the store fetch a prompt's blocks from another host, then pass it to
+        `_bring_all`.
+        """
         while True:
             what, until_s, request_id, keys, queue = self._fetches.get()
             with self._state.changed:
@@ -166,8 +159,7 @@ class StoredPrefixes(PrefixSource):
 
     def _load(self, keys: Sequence[bytes], when_sure: Queue) -> bool:
         """Load blocks from the store into the engine's pool; return False if the pool has too few free blocks.
-
-        `when_sure` is called with the worker's lock held, once the keys of the blocks are in the engine's cache.
+        `when_sure` is called with the worker's lock held, once the engine's cache contains the block keys.
         """
         state, shared = self._state, self._shared
         with state.changed:

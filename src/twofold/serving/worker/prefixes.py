@@ -1,9 +1,4 @@
-"""Sources of cached prompt prefixes outside the engine's memory, synchronized by layer (Mooncake, section 5.2).
-
-load      layer 0   layer 1   layer 2  …
-compute             layer 0   layer 1   layer 2  …
-store                         layer 0   layer 1   layer 2  …
-"""
+"""Sources of cached prompt prefixes, loaded and stored layer by layer during prefill (Mooncake, section 5.2)."""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -41,7 +36,7 @@ class ReadyLayers:
 
 
 class LayerSync:
-    """Synchronizes an iteration and the KV store by layer: each waits for the layers that the other completes."""
+    """Synchronizes an iteration with loads from and stores to the KV store, layer by layer."""
 
     def __init__(self, num_layers: int, loads: Sequence[ReadyLayers], computed: ReadyLayers | None) -> None:
         self._num_layers, self._loads, self._computed = num_layers, loads, computed
@@ -77,9 +72,8 @@ class PrefixSource:
         """Start the threads of the source. Call this before the first prompt arrives."""
 
     def bring(self, request_id: str, keys: Sequence[BlockKey], queue: Queue, fetch: StoreFetch | None = None) -> None:
-        """Make the cached prefix of a prompt available, then call `queue` to queue the prompt.
-
-        `keys` are the keys of the prompt's full blocks. `fetch` names another host that has cached a longer prefix.
+        """Make the cached prefix of a prompt available, then call `queue` to queue the prompt. `keys` are the keys of
+        the prompt's full blocks. `fetch` names another host that has cached a longer prefix.
         """
         queue()
 

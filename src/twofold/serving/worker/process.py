@@ -1,11 +1,5 @@
-"""A worker process: runs the scheduler and the engine of one instance, and exchanges KV and messages with peers.
-
-Four threads share its state (see `SharedWorkerState`):
-
-    main      BatchLoop         next_batch → engine.run → complete → tokens to the controller
-    inbox     InboxLoop         applies messages; sends heartbeats; checks leases
-    sender    HandoffSender     writes computed layers into leased blocks of peers, or offers them for reading
-    receiver  HandoffReceiver   reads KV that peers offer; verifies checksums
+"""A worker process, with four threads that share its state: the batch loop (`BatchLoop`), the inbox (`InboxLoop`:
+messages, heartbeats, leases), and the sender and receiver of KV (`HandoffSender`, `HandoffReceiver`).
 """
 
 import logging

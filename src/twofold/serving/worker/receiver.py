@@ -12,11 +12,9 @@ from twofold.serving.worker.peers import PeerDirectory
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class IncomingHandoff:
-    """Receiving side of one hand-off, after the source has computed all KV.
-
-    In pull mode, `source_blocks` of the source's epoch `source_epoch` are read into the local `blocks`. In the other
-    modes the source has already written the blocks, and only the checksums are verified. `started_s` is the monotonic
-    time of the source's message.
+    """Incoming hand-off whose source has computed all KV. In pull mode, `source_blocks` of the source's epoch
+    `source_epoch` are read into the local `blocks`. In the other modes the source has written `blocks`, and only
+    checksums are verified. `started_s` is the monotonic time at which the source's message arrived.
     """
 
     request_id: str
@@ -55,10 +53,8 @@ class HandoffReceiver:
         self._thread: threading.Thread | None = None
 
     def start(self, receive: OnIncoming, ended: OnIncoming) -> None:
-        """Start the receiver thread.
-
-        It calls `receive(incoming)` to read and verify a hand-off, unless it is cancelled. It calls `ended(incoming)`
-        once for each hand-off, after the last read.
+        """Start the receiver thread. It calls `receive(incoming)` to read and verify each hand-off that is not
+        cancelled, and `ended(incoming)` for every hand-off after its last read.
         """
         arguments = (receive, ended)
         self._thread = threading.Thread(target=self._run, args=arguments, name="handoff-receiver", daemon=True)

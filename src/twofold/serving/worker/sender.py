@@ -33,12 +33,9 @@ class SenderAction(Enum):
 
 @dataclass(slots=True, eq=False)
 class OutgoingHandoff:
-    """Sending side of one hand-off.
-
-    `layers_computed` counts the layers complete in the local `blocks`, `layers_sent` the layers written to the leased
-    blocks. `first_token` is set when the prefill has ended. In pull mode, `offered` is set when the target may read
-    the blocks, and `taken` when it has stopped reading; until then, the blocks stay allocated. `checksums` has one
-    entry for each block.
+    """Outgoing hand-off. `layers_computed` counts complete layers in the local `blocks`, `layers_sent` those written to
+    the leased blocks. `first_token` is set when the prefill has ended. In pull mode, `offered` is set when the target
+    may read the blocks, and `taken` when it no longer reads them. `checksums` has one entry per block.
     """
 
     request_id: str
@@ -102,11 +99,9 @@ class HandoffSender:
         self._thread: threading.Thread | None = None
 
     def start(self, write_layers: WriteLayers, offer: OnHandoff, ended: OnHandoff) -> None:
-        """Start the sender thread.
-
-        It calls `write_layers(outgoing, layers)` to write layers, which returns the number of bytes, and
-        `offer(outgoing)` to offer the blocks to the target for reading. It calls `ended(outgoing)` once for each
-        hand-off, completed or cancelled, after the last access to its blocks.
+        """Start the sender thread. It calls `write_layers(outgoing, layers)`, which returns the number of bytes, and
+        `offer(outgoing)` to let the target read the blocks. It calls `ended(outgoing)` once per hand-off, after the
+        last access to its blocks.
         """
         arguments = (write_layers, offer, ended)
         self._thread = threading.Thread(target=self._run, args=arguments, name="handoff-sender", daemon=True)
@@ -161,7 +156,7 @@ class HandoffSender:
             return True
 
     def taken(self, request_id: str, *, complete: bool) -> None:
-        """Record that the target has stopped reading an offered hand-off, with or without its `complete` KV."""
+        """Record that the target no longer reads an offered hand-off; with `complete`, it has read all KV."""
         with self._changed:
             outgoing = self._outgoing.get(request_id)
             if outgoing is not None and outgoing.offered:
@@ -242,7 +237,7 @@ class HandoffWriter:
         return moved
 
     def offer(self, outgoing: OutgoingHandoff) -> None:
-        """Publish the blocks of a completed prefill, and send the target the message that it may read them."""
+        """Make the blocks of a completed prefill readable for peers, and notify the target that it may read them."""
         lease, own = outgoing.lease, self._peers.own_memory
         assert lease is not None  # noqa: S101  (as above)
         assert outgoing.first_token is not None  # noqa: S101

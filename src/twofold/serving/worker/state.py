@@ -51,7 +51,7 @@ class WorkerScheduler(Protocol):
 
 
 class KvLanding:
-    """Copies received KV blocks into the engine's pool. This base class does nothing, for peers that write directly."""
+    """Copies received KV blocks to the engine's pool. This base class does nothing: peers write there directly."""
 
     def received(self, request_id: str, blocks: Sequence[int]) -> None:
         """Register complete blocks of a request, to be copied before the next batch."""
@@ -69,11 +69,9 @@ class KvLanding:
 
 @dataclass(slots=True, eq=False)
 class TokenSequence:
-    """Tokens of a request that this worker knows, from position `offset` on, and its sampling parameters.
-
-    `offset` is the prompt's length on a decode worker that did not receive the prompt, and 0 otherwise. `generated`
-    counts the output tokens in `token_ids`. `prefix_blocks` are the keys of the prompt's full blocks; only requests
-    with the same `cache_salt` share these keys.
+    """Tokens of a request from position `offset` on, with sampling parameters. `offset` is 0, or the prompt's length on
+    a decode worker that did not receive the prompt. `generated` counts output tokens. `prefix_blocks` are the keys of
+    the prompt's full blocks, which only requests with the same `cache_salt` share.
     """
 
     sampling: SamplingParams
@@ -84,7 +82,6 @@ class TokenSequence:
     cache_salt: str = ""
 
     def append(self, token_id: int) -> None:
-        """Append an output token."""
         self.token_ids.append(token_id)
         self.generated += 1
 
@@ -123,10 +120,7 @@ class CacheChanges(CacheObserver):
 
 
 class ControllerDeadline:
-    """Watchdog that ends a worker on a joined host once the controller has not answered for too long.
-
-    It uses SIGALRM, so it also ends a process in which all threads hang. See `serving/controller/heartbeat.py`.
-    """
+    """Ends a worker on a remote host by SIGALRM, even if its threads hang, when its heartbeats stay unacknowledged."""
 
     def start(self) -> None:
         """Start the timer. Call this before the worker registers."""
@@ -146,10 +140,8 @@ class ControllerDeadline:
 
 @dataclass(eq=False, kw_only=True)
 class SharedWorkerState:
-    """State shared by the threads of a worker.
-
-    `changed` is the worker's lock: it guards the scheduler and `sequences`, and wakes the main thread. No thread holds
-    it while a batch runs or a block is copied. A thread that also needs the sender's lock acquires `changed` first.
+    """State shared by a worker's threads. `changed` is its lock: it guards the scheduler and `sequences`, and wakes the
+    main thread. No thread holds it while a batch runs or a block is copied. Acquire it before the sender's lock.
     """
 
     instance: str
@@ -174,7 +166,7 @@ class SharedWorkerState:
 
     @property
     def epoch(self) -> int:
-        """Epoch of this worker process. A restarted worker has another epoch."""
+        """Epoch (number of one life) of this worker process."""
         return self.scheduler.leases.epoch
 
     # -- with the lock held -------------------------------------------------------------------------------------
@@ -220,7 +212,7 @@ class SharedWorkerState:
         self.report_blocks()
 
     def report_blocks(self) -> None:
-        """Report newly cached and evicted prompt blocks. The lock keeps reports of several threads in order."""
+        """Report newly cached and evicted prompt blocks to the controller. The lock keeps reports in order."""
         stored, removed = self.blocks.take()
         if stored or removed:
             self.tell(BlocksChanged(instance=self.instance, epoch=self.epoch, stored=stored, removed=removed))
@@ -254,7 +246,7 @@ class SharedWorkerState:
         )
 
     def prefill_ended(self, request_id: str, first_token: int | None) -> None:
-        """Tell the hand-off sender that a prefill has ended with `first_token`. If it is None, cancel the hand-off."""
+        """Tell the hand-off sender the `first_token` of a completed prefill; without one, cancel the hand-off."""
         sender = self.sender
         if not (sender.cancel(request_id) if first_token is None else sender.prefilled(request_id, first_token)):
             with self.changed:

@@ -33,7 +33,7 @@ class StagedLanding(KvLanding):
     """Copies received blocks from a pool in host memory to the engine's pool on an accelerator."""
 
     def __init__(self, landing_pool: KvPool, engine_pool: KvPool, ranks: OtherRanks | None = None) -> None:
-        """The pools are rank 0's. Other ranks copy their shards of the same blocks between their own pools."""
+        """Both pools are rank 0's. Other ranks copy their shards of the same blocks between their own pools."""
         self._landing_pool, self._engine_pool, self._ranks = landing_pool, engine_pool, ranks
         self._waiting: list[tuple[str, Sequence[int]]] = []
 

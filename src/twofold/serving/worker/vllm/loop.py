@@ -1,4 +1,4 @@
-"""Main thread of a vLLM worker: applies queued orders, runs one iteration, sends its tokens to the controller."""
+"""Main thread of a vLLM worker: applies orders of other threads, runs iterations, sends tokens to the controller."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -158,10 +158,8 @@ class VllmLoop:
             self._instance.resume(held)
 
     def _add(self, held: VllmRequest) -> None:
-        """Queue a request in vLLM.
-
-        If a peer computes the prompt, the request has a unique cache salt: the peer writes into its blocks, so no other
-        request may share them.
+        """Queue a request in vLLM. If a peer computes its prompt, a unique cache salt keeps other requests from sharing
+        the blocks that the peer writes.
         """
         request, sequence = held.request, self._state.sequences[held.request.id]
         output = request.output_tokens if held.decodes_here else 1
@@ -197,9 +195,8 @@ class VllmLoop:
         tokens: list[tuple[str, TokenOutput]],
         ended: list[tuple[str, int | None]],
     ) -> None:
-        """Append one request's new tokens to `tokens`, and record its end or failure. The worker's lock must be held.
-
-        For a request with a hand-off, append the first token to `ended`, or None if that token ended the output.
+        """Append a request's new tokens to `tokens`, and record its end or failure, with the worker's lock held. For a
+        hand-off, append its first token to `ended`, or None if that token ended the output.
         """
         request_id, state = held.request.id, self._state
         if output.finish_reason in {VllmReason.ABORT, VllmReason.ERROR}:

@@ -1,10 +1,6 @@
-"""vLLM's scheduler as a `WorkerScheduler`. Other threads queue orders, which the thread that runs vLLM applies.
-
-        submit                     starts                completes its prompt
-prefill ──────▶ WAITING ─────────▶ RUNNING ──┬── decodes here to the end
-                                             └── hands off ── handed_off ─▶ vLLM may free its blocks
-        reserve                    allocated             kv_received
-decode  ──────▶ LEASE_QUEUE ─────▶ ARRIVING ───────────────▶ RUNNING, from the first token on
+"""vLLM's scheduler as a `WorkerScheduler`. Other threads queue orders, which the thread that runs vLLM applies. A
+prefill waits (`WAITING`), and then runs (`RUNNING`) until it ends or is handed off. A decode waits for blocks
+(`LEASE_QUEUE`) and for its KV (`ARRIVING`), and then runs.
 """
 
 import time
@@ -21,10 +17,8 @@ from twofold.scheduling.instance.status import InstanceStatus
 
 
 class LeasedVllmBlocks(BlockAllocator):
-    """Blocks that vLLM has allocated for KV from peers, until this KV is complete or cancelled.
-
-    vLLM keeps the blocks of a request allocated until `returned(request_id)` is called, even after an abort. This
-    class calls it once the request has released the blocks and the last transfer to them has ended.
+    """Blocks that vLLM has allocated for KV from peers, until this KV is complete or cancelled. vLLM keeps them until
+    `returned(request_id)` is called, once the request has released them and the last transfer to them has ended.
     """
 
     def __init__(self, num_blocks: int, block_size: int, returned: Callable[[str], None]) -> None:
@@ -75,10 +69,7 @@ class VllmRequest:
 
 
 class VllmScheduler:
-    """A `WorkerScheduler` that forwards requests to vLLM's scheduler.
-
-    `count_blocks` reads vLLM's block pool. The worker's lock guards all data except this pool.
-    """
+    """`WorkerScheduler` that forwards requests to vLLM's scheduler. `count_blocks` counts the blocks in vLLM's pool."""
 
     def __init__(
         self,
@@ -205,7 +196,7 @@ class VllmScheduler:
         return held is not None and held.stage is VllmRequestState.LEASE_QUEUE
 
     def allocated(self, request_id: str, blocks: Sequence[int]) -> None:
-        """vLLM has allocated blocks for a request: lease them to the peer that prefills the request."""
+        """Lease blocks that vLLM has allocated for a request to the peer that prefills the request."""
         held = self._here.get(request_id)
         if held is None:  # aborted since vLLM called `is_remote`
             self._received.add(request_id)

@@ -1,4 +1,4 @@
-"""Service-level objectives of requests and of whole runs."""
+"""Service-level objectives (SLOs) of requests and of whole runs."""
 
 from typing import Final
 
@@ -9,9 +9,8 @@ from twofold.timeline import Timeline
 
 
 class Slo(msgspec.Struct, frozen=True, kw_only=True):
-    """SLO with latency bounds in seconds (None: unbounded). A request meets the SLO if it meets every bound.
-
-    Goodput is the rate of requests that meet the SLO (DistServe, OSDI'24, section 1).
+    """Upper bounds on the latencies of a request, in seconds; None means no bound. A request meets the SLO if it meets
+    every bound. Goodput is the rate of such requests (DistServe, OSDI'24, section 1).
     """
 
     ttft_s: float | None = None
@@ -19,13 +18,13 @@ class Slo(msgspec.Struct, frozen=True, kw_only=True):
     e2e_s: float | None = None
 
     def met_by(self, timeline: Timeline) -> bool:
-        """Whether the request of this timeline completed within every bound."""
+        """Return whether the request completed within every bound."""
         bounds = ((self.ttft_s, timeline.ttft_s), (self.tpot_s, timeline.tpot_s), (self.e2e_s, timeline.e2e_s))
         return timeline.complete and all(bound is None or value is None or value <= bound for bound, value in bounds)
 
     @classmethod
     def parse(cls, text: str) -> "Slo":
-        """Parse bounds in seconds such as `ttft=2,tpot=0.1,e2e=30`; raises ConfigurationError."""
+        """Parse bounds in seconds, such as `ttft=2,tpot=0.1,e2e=30`. Raise ConfigurationError if they are invalid."""
         bounds: dict[str, float] = {}
         for part in filter(None, text.split(",")):
             name, _, value = part.partition("=")
@@ -41,10 +40,8 @@ class Slo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SlowdownSlo(msgspec.Struct, frozen=True, kw_only=True):
-    """SLO on slowdowns: an upper bound for each percentile. A run meets the SLO if it meets every bound.
-
-    A slowdown is a latency divided by that of the same request alone on a reference machine. Splitwise (ISCA'24,
-    table VI) bounds the P50, P90 and P99.
+    """SLO of a run: upper bounds on slowdowns by percentile, such as {50: 1.25}. A slowdown is a latency divided by the
+    latency of the same request alone on a reference machine (Splitwise, ISCA'24, table VI).
     """
 
     ttft: dict[int, float] = {}
@@ -59,7 +56,7 @@ SPLITWISE: Final = SlowdownSlo(
 
 
 def parse_slo(text: str) -> Slo | SlowdownSlo:
-    """Parse the name `splitwise` or bounds in seconds (see `Slo.parse`) to an SLO; raises ConfigurationError."""
+    """Parse `splitwise` or latency bounds in seconds (see `Slo.parse`). Raise ConfigurationError if invalid."""
     if text.strip().lower() == "splitwise":
         return SPLITWISE
     slo = Slo.parse(text)

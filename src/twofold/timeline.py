@@ -10,13 +10,12 @@
     TTFT     = FIRST_TOKEN − ARRIVED
     E2E      = LAST_TOKEN − ARRIVED
     TPOT     = (LAST_TOKEN − FIRST_TOKEN) / (n − 1)    for n output tokens; undefined for n = 1
-    ITL, TBT = gap between consecutive tokens          n − 1 of them
+    ITL, TBT = gap between consecutive tokens          n − 1 gaps
     queue    = queue_prefill + queue_decode            time in queues, without transfer
     transfer = HANDOFF_ENDED − HANDOFF_STARTED         transfer of the KV cache
-    visible transfer = max(0, HANDOFF_ENDED − FIRST_TOKEN)   the part of it that delays the second token
+    visible transfer = max(0, HANDOFF_ENDED − FIRST_TOKEN)   part of the transfer after the first token
 
-Times are seconds on one monotonic clock of the service or simulator. A request without a hand-off has no hand-off
-moments, and its decode starts with the iteration after its first token.
+Times are seconds on one monotonic clock. A request without a hand-off has no hand-off moments.
 """
 
 from dataclasses import dataclass, field
@@ -27,7 +26,7 @@ from twofold.request import FinishReason, Request
 
 
 class Moment(StrEnum):
-    """Moments in the life of a request that a timeline records, in order."""
+    """Recorded moments in the life of a request, in the order of a layer-wise hand-off."""
 
     ARRIVED = "arrived"
     ROUTED = "routed"
@@ -41,10 +40,8 @@ class Moment(StrEnum):
 
 @dataclass(slots=True)
 class Timeline:
-    """Times of the moments and tokens of one request, in seconds.
-
-    A live service records the time of every token. A simulation records only the number of tokens (`output_tokens`),
-    leaves `token_times_s` empty, and aggregates the token gaps of all requests.
+    """Times of the moments and tokens of one request, in seconds. A simulation records the number of tokens in
+    `output_tokens`, and leaves `token_times_s` empty.
     """
 
     request: Request
@@ -57,7 +54,7 @@ class Timeline:
     preemptions: int = 0
 
     def span(self, start: Moment, end: Moment) -> float | None:
-        """Return the seconds between two moments of the request; None if either moment was not recorded."""
+        """Return the seconds between two moments of the request, or None if either was not recorded."""
         if start not in self.moments or end not in self.moments:
             return None
         return self.moments[end] - self.moments[start]
@@ -77,7 +74,7 @@ class Timeline:
 
     @property
     def itl_s(self) -> list[float]:
-        """Return the inter-token latencies in seconds, n − 1 for n tokens."""
+        """Inter-token latencies in seconds: n − 1 for n tokens."""
         return [later - earlier for earlier, later in pairwise(self.token_times_s)]
 
     @property
@@ -106,7 +103,7 @@ class Timeline:
 
     @property
     def queue_decode_s(self) -> float | None:
-        """Seconds that the request waits for its first decode iteration after its first token and KV transfer."""
+        """Seconds from the first token or, if later, the end of the KV transfer, to the first decode iteration."""
         if Moment.DECODE_STARTED not in self.moments or Moment.FIRST_TOKEN not in self.moments:
             return None
         first = self.moments[Moment.FIRST_TOKEN]

@@ -1,1 +1,1 @@
-"""Cluster simulator: simulated instances and links on a virtual clock, scheduled by the live service's code."""
+"""Cluster simulator: the live service's schedulers run simulated instances and links on a virtual clock."""

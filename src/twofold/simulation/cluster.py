@@ -1,4 +1,4 @@
-"""The simulated cluster: connects arrivals, instances, hand-offs and failures with the live cluster scheduler."""
+"""The simulated cluster: arrivals, instances, hand-offs and failures under the live service's cluster scheduler."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final
@@ -24,7 +24,7 @@ _LENGTH: Final = FinishReason.LENGTH
 
 
 class _Arrival(Event):
-    """Event of the next arrival. The same object is scheduled for every request in turn."""
+    """Arrival of the next request. One event object is reused for all arrivals."""
 
     __slots__ = ("cluster", "request")
 
@@ -39,10 +39,8 @@ class _Arrival(Event):
 
 
 class VirtualCluster(InstanceEnvironment):
-    """Simulated cluster: runs requests through the live service's schedulers and emits the request events.
-
-    The builder fills `instances` and calls `join` for each instance. With `overload` set, overload control can reject
-    requests at arrival or after prefill. `events` dispatches the request events to subscribers.
+    """Simulated cluster. It runs requests through the live service's schedulers and emits request events to the
+    subscribers of `events`. With `overload` set, overload control can reject requests at arrival or after prefill.
     """
 
     def __init__(
@@ -66,7 +64,7 @@ class VirtualCluster(InstanceEnvironment):
     # -- from outside -----------------------------------------------------------------------------------------------
 
     def join(self, instance: SimulatedInstance) -> None:
-        """Add an empty instance to the cluster scheduler."""
+        """Add an instance without requests to the cluster scheduler."""
         name = instance.name
         self.scheduler.add_instance(name, instance.role, self.capacities[name], self.cells.get(name, ""))
         instance.load = load = self.scheduler.pools.get(name)
@@ -84,7 +82,7 @@ class VirtualCluster(InstanceEnvironment):
     # -- arrivals ---------------------------------------------------------------------------------------------------
 
     def _schedule_arrival(self, before: Request | None) -> None:
-        """Schedule the arrival of the next request, if there is one; `before` is the previous request."""
+        """Schedule the next arrival. Raise WorkloadError if it is earlier than the previous arrival, `before`."""
         for request in self._arrivals:  # only one: compiled code iterates faster than it calls `next`
             at = ps(request.arrival_s)
             if at < self.kernel.now:  # the arrival of `before`
@@ -96,7 +94,7 @@ class VirtualCluster(InstanceEnvironment):
             return
 
     def arrive(self, request: Request) -> None:
-        """Enter a request at its time of arrival, and schedule the next arrival."""
+        """Record the arrival of a request, pass the request to `enter`, and schedule the next arrival."""
         now, statistics = self.kernel.now, self.statistics
         statistics.arrived += 1
         statistics.last_arrival = now
@@ -107,7 +105,7 @@ class VirtualCluster(InstanceEnvironment):
         self._schedule_arrival(request)
 
     def enter(self, request: Request, number: int, arrived: int) -> None:
-        """Place or reject a request. `number` counts arrivals from 1; `arrived` is the arrival time in picoseconds."""
+        """Place or reject the `number`-th request (from 1), which arrived at picosecond `arrived`."""
         now, statistics = self.kernel.now, self.statistics
         now_s = now / PS
         placed = self.scheduler.place(request, now_s)
@@ -269,6 +267,6 @@ class VirtualCluster(InstanceEnvironment):
             observer.role(instance, role, self.kernel.now)
 
     def note(self, kind: str, subject: str, detail: str) -> None:
-        """Pass a log note, such as a failure, to the observers."""
+        """Send a log entry, such as the failure of an instance, to all observers."""
         for observer in self._observers:
             observer.note(self.kernel.now, kind, subject, detail)

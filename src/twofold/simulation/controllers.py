@@ -1,8 +1,6 @@
-"""Simulation of several controllers that route requests to one cluster by delayed load reports.
-
-Each request is assigned to one controller, which places it by its own view of the cluster. Load reports reach all
-controllers with a delay. With a router of cells, a controller chooses a cell by the reported loads. Instances within
-the cell are then chosen by their current loads.
+"""Simulation of several controllers that share one cluster. Each request is placed by one controller, from load reports
+that arrive with a delay. With a router over cells (groups of instances), the controller chooses a cell from the
+reports; the instances in the cell are chosen by their current loads.
 """
 
 from collections.abc import Callable
@@ -28,7 +26,7 @@ _HANDOFF = FixedHandoff(HandoffMode.LAYER_WISE)  # placeholder: `ReplicatedContr
 
 
 class _Dispatcher(Router):
-    """Routes each request with one of the controllers, chosen pseudo-randomly by the id of the request."""
+    """Router that passes each request to one of the controllers, chosen pseudo-randomly from the request id."""
 
     def __init__(self, controllers: list[SharedCluster], cells: CellRouter | None) -> None:
         self._controllers, self._cells = controllers, cells
@@ -48,9 +46,8 @@ class _Dispatcher(Router):
 
 
 class ReplicatedControllers(ClusterScheduler):
-    """Cluster scheduler with several controllers: it tracks actual loads, while controllers see delayed reports.
-
-    `router` creates one router per controller. A controller is informed of the progress of its own requests at once.
+    """Cluster scheduler with several controllers, each with its own router made by `router`. The scheduler tracks
+    actual loads. A controller sees the progress of its own requests at once, and all other load in delayed reports.
     """
 
     def __init__(
@@ -98,7 +95,7 @@ class ReplicatedControllers(ClusterScheduler):
         return held
 
     def _show(self, cell: CellLoad) -> None:
-        """Update the instance counts of a cell in every controller, and pause the cell if it cannot run both phases."""
+        """Update a cell's instance counts in all controllers. Pause the cell if it cannot run both phases."""
         for controller in self.controllers:
             pools = controller.pools
             known = pools.get(cell.id)
@@ -150,7 +147,7 @@ class ReplicatedControllers(ClusterScheduler):
     # -- reports ----------------------------------------------------------------------------------------------------
 
     def _unit(self, instance_id: str) -> InstanceLoad:
-        """Return the load that is reported for an instance: its own or, with a router of cells, that of its cell."""
+        """Return the load reported for an instance: its own load or, with a router over cells, its cell's load."""
         load = self.pools.get(instance_id)
         assert load is not None  # noqa: S101  (a request was just placed on it)
         return self.pools.cells[load.cell].load if isinstance(self.pools, CellPools) else load
@@ -161,7 +158,7 @@ class ReplicatedControllers(ClusterScheduler):
             self._report_soon(second)
 
     def _report_soon(self, unit: InstanceLoad) -> None:
-        """Schedule a report of a changed load at the next report time of its instance or cell."""
+        """Schedule a load report of an instance or cell at its next report time, unless one is scheduled."""
         name, every, now = unit.id, self._every, self._kernel.now
         if not every:
             self._report(unit)
@@ -173,7 +170,7 @@ class ReplicatedControllers(ClusterScheduler):
             self._kernel.schedule(now + (phase - now) % every, EventOrder.REPORT, self._report, unit)
 
     def _report(self, unit: InstanceLoad) -> None:
-        """Send the current load of an instance or cell to every controller, where it arrives after the report delay."""
+        """Send the current load of an instance or cell to all controllers. It arrives after the report delay."""
         self._due.discard(unit.id)
         total = unit.less(NO_LOAD)
         reports = [LoadReport(unit.id, total, controller.own(unit.id)) for controller in self.controllers]

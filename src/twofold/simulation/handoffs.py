@@ -1,4 +1,4 @@
-"""Hand-offs in the simulator: leases and KV cache transfers."""
+"""Simulated hand-offs: leases on blocks of the decode instance, and KV transfers into these blocks."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -22,7 +22,7 @@ _SERIALIZED: Final = HandoffMode.SERIALIZED
 
 @mypyc_attr(free_list_len=1)
 class _Sent(Event):
-    """Event at the end of a KV cache transfer; the simulated network sets its time."""
+    """End of a KV transfer. The simulated network sets the time of this event."""
 
     __slots__ = ("handoffs", "request")
 
@@ -36,13 +36,10 @@ class _Sent(Event):
 
 
 class SimulatedHandoffs:
-    """Simulates hand-offs: lease, transfer, and release of the blocks on both instances.
-
-    A layer-wise transfer starts when the first layer is computed. It ends, at the earliest, one layer transfer and one
-    synchronization after the last layer is computed. On an idle link it takes the time predicted by `TransferModel`.
-
-    KV memory on the decode instance is reserved at arrival. If instances change roles (`docs/decisions/0007`) or the KV
-    cache is pulled, it is reserved at the start of the prefill instead.
+    """Simulates hand-offs: lease on the decode instance, KV transfer, and release of blocks on the prefill instance. A
+    layer-wise transfer starts after the first layer of the prefill. It ends at the earliest when the last layer has
+    been computed, sent and synchronized. By default, decode memory is reserved at arrival; for pull hand-offs, or if
+    instances change roles (`docs/decisions/0007`), at the start of the prefill.
     """
 
     def __init__(
@@ -66,7 +63,7 @@ class SimulatedHandoffs:
         self._waiting: dict[str, SimulatedRequest] = {}  # requests in the lease queue of their decode instance
 
     def expect(self, life: SimulatedRequest) -> None:
-        """Reserve KV memory for the hand-off of a placed request, if memory is reserved at arrival."""
+        """Reserve decode memory for a placed request, if the cluster reserves it at arrival."""
         if self._retry is None and self._at_arrival and life.mode is not _PULL:
             self._reserve(life)
 
@@ -76,7 +73,7 @@ class SimulatedHandoffs:
         self.grant(life.decode)
 
     def grant(self, instance: SimulatedInstance) -> None:
-        """Grant waiting leases on an instance after some of its memory may have become free."""
+        """Grant waiting leases that fit into the free memory of an instance. Start their KV transfers if possible."""
         if not instance.scheduler.lease_queue.size:
             return
         for lease in instance.scheduler.grant(self._kernel.now):
@@ -88,7 +85,7 @@ class SimulatedHandoffs:
                 self._send(life, max(self._kernel.now, life.first_layer))
 
     def prefill_started(self, life: SimulatedRequest, end: int) -> None:
-        """Record that the prefill of a split request has started and will end at picosecond `end`."""
+        """Record that the prefill of a split request starts now and will end at picosecond `end`."""
         now = self._kernel.now
         life.first_layer = now + (end - now) // self._layers
         if self._retry is None and not (self._at_arrival and life.mode is not _PULL):
@@ -97,7 +94,7 @@ class SimulatedHandoffs:
             self._send(life, life.first_layer)
 
     def prefilled(self, life: SimulatedRequest) -> None:
-        """Record that the prefill of a split request has ended."""
+        """Start or complete the hand-off of a split request whose prefill has ended."""
         if life.lease is None:
             if self._retry is not None:
                 self._asking += 1
@@ -136,7 +133,7 @@ class SimulatedHandoffs:
         return life.mode is _LAYER_WISE and not self._instant
 
     def _send_all(self, life: SimulatedRequest) -> None:
-        """Transfer all layers at once: in serialized mode, or if the lease came too late for layer-wise mode."""
+        """Transfer all layers after the prefill, because the mode is not layer-wise or the lease came too late."""
         life.mode = _SERIALIZED
         if self._instant:
             life.handoff_started = self._kernel.now
@@ -149,11 +146,11 @@ class SimulatedHandoffs:
         self._network.send(life.prefill.link, life.decode.link, self._size(life), start, _Sent(self, life))
 
     def _size(self, life: SimulatedRequest) -> int:
-        """Return the size of the KV cache of a prompt in bytes."""
+        """Return the size of a prompt's KV cache in bytes."""
         return life.prompt_tokens * self._kv_bytes_per_token
 
     def sent(self, life: SimulatedRequest) -> None:
-        """Complete a hand-off after the last byte was sent; in layer-wise mode, also wait for the prefill to end."""
+        """Complete a hand-off whose last byte was sent. In layer-wise mode, first wait for the end of the prefill."""
         if life.ended:
             return
         if life.mode is _LAYER_WISE:
@@ -164,7 +161,7 @@ class SimulatedHandoffs:
             self._land(life)
 
     def _land_after_tail(self, life: SimulatedRequest) -> None:
-        """Schedule the end of a layer-wise hand-off: after transfer and synchronization of the last layer."""
+        """Schedule the end of a layer-wise hand-off, after the last layer is sent and synchronized."""
         layer = ps(self._size(life) / self._layers / life.prefill.link.bytes_per_s(life.decode.link))
         at = max(self._kernel.now, life.first_token + layer) + self._sync
         self._kernel.schedule(at, EventOrder.TRANSFER + life.number, self._land, life)

@@ -1,4 +1,4 @@
-"""Histograms in constant memory, with the buckets of the `Tally` from which they are created."""
+"""Histograms in constant memory, created from the bucket counts of a `Tally`."""
 
 import math
 from bisect import bisect_right
@@ -15,11 +15,9 @@ _ROUNDING: Final = 1.0 + 2.0**-51
 
 
 class Histogram(msgspec.Struct):
-    """Histogram of integers from 0 to 2⁶³ − 2. Statistics are returned as quantities, integer × `unit`.
-
-    `unit` is, for example, 1e-9 for seconds counted in nanoseconds. `counts` maps the lowest value of a bucket to its
-    count. `total` is the exact sum of all values, `low` the minimum and `high` the maximum (−1 if the histogram is
-    empty). Statistics of an empty histogram are None.
+    """Histogram of integers in units of `unit`, such as 1e-9 for nanoseconds. `counts` maps the lowest integer of each
+    bucket to its count. `total`, `low` and `high` are the exact sum, minimum and maximum of the integers (`high` is −1
+    if empty). Statistics are integer × `unit`, or None if the histogram is empty.
     """
 
     unit: float
@@ -30,7 +28,7 @@ class Histogram(msgspec.Struct):
 
     @classmethod
     def of(cls, tally: Tally, unit: float) -> "Histogram":
-        """Create a histogram from a tally whose values are multiples of `unit`."""
+        """Create a histogram from a tally of multiples of `unit`."""
         return cls(unit, tally.counts, tally.total, tally.low, tally.high)
 
     @property
@@ -50,16 +48,13 @@ class Histogram(msgspec.Struct):
         return self.high * self.unit if self.counts else None
 
     def percentile(self, p: float) -> float | None:
-        """Return the `p`-th percentile, interpolated linearly between ranks, with a relative error of at most 2⁻¹¹.
-
-        Raises ValueError unless 0 <= p <= 100.
-        """
+        """Return the `p`-th percentile with a relative error of at most 2⁻¹¹. Raise ValueError unless 0 ≤ p ≤ 100."""
         if not 0 <= p <= 100:
             raise ValueError(f"a percentile must be from 0 to 100, not {p}")
         return self._quantiles([p / 100])[0] if self.counts else None
 
     def fraction_at_most(self, value: float) -> float | None:
-        """Return the share of quantities that are at most `value`, interpolated within a bucket."""
+        """Return the share of values (integer × `unit`) that are at most `value`, interpolated within a bucket."""
         if not self.counts:
             return None
         bound = math.floor(min(value / self.unit * _ROUNDING, float(LIMIT)))
@@ -74,9 +69,8 @@ class Histogram(msgspec.Struct):
         return below / self.count
 
     def cdf(self, points: int) -> list[tuple[float, float]]:
-        """Return the cumulative distribution as `points` pairs (quantity, fraction) with evenly spaced fractions.
-
-        The list is empty if the histogram is empty. Raises ValueError if points < 2.
+        """Return the cumulative distribution as `points` pairs (value, fraction) with evenly spaced fractions, or an
+        empty list for an empty histogram. Raise ValueError if `points` < 2.
         """
         if points < 2:
             raise ValueError(f"a cdf needs at least 2 points, not {points}")

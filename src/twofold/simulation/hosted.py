@@ -1,10 +1,4 @@
-"""Simulated clusters with the costs of requests outside the instances: behind a server, or on one shared host.
-
-A `HostedCluster` has CPU workers on one host, together with the gateway and its clients.
-
-Workers on the same core take turns. Each request and each streamed token costs CPU time of the gateway, possibly on a
-core of a worker. Times are taken from a `MeasuredProfile`.
-"""
+"""Simulated clusters that add the time of a server, or of a gateway that shares its host's cores with the workers."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -47,9 +41,8 @@ class ServedCluster(VirtualCluster):
 
 
 class HostedCluster(VirtualCluster):
-    """Simulated cluster on one host, with a gateway that processes requests and tokens one after another.
-
-    `cores` maps the name of each instance to its cores of the host.
+    """Simulated cluster of CPU workers on one host, with a gateway that processes requests and tokens one at a time.
+    Their times come from a `MeasuredProfile`. `cores` maps the name of each instance to its cores.
     """
 
     def __init__(

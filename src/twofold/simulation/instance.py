@@ -1,4 +1,4 @@
-"""Simulated instances: each runs the live instance scheduler with a performance model in place of an engine."""
+"""Simulated instances: the live instance scheduler with a performance model in place of an engine."""
 
 from abc import ABC, abstractmethod
 from typing import Final
@@ -20,13 +20,13 @@ _REST: Final = (1 << _UNIT) - 1
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class InstanceEnvironment(ABC):
-    """Interface of the simulated cluster to which simulated instances report their events."""
+    """Interface through which simulated instances report events to their cluster."""
 
     kernel: Kernel
 
     @abstractmethod
     def loading(self, batch: RunningBatch, timing: RunTiming) -> RunTiming:
-        """Return the timing of a batch with prompts, including the time to load the cached prefixes of the prompts."""
+        """Return `timing`, the duration of a batch with prompts, extended by the loading of their cached prefixes."""
 
     @abstractmethod
     def started(self, instance: "SimulatedInstance", batch: RunningBatch, end: int) -> None: ...
@@ -35,7 +35,9 @@ class InstanceEnvironment(ABC):
     def ran(
         self, instance: "SimulatedInstance", batch: RunningBatch, timing: RunTiming, count: int, begun: int, since: int
     ) -> None:
-        """Record `count` complete iterations of a batch that began at `begun`. Token gaps are measured from `since`."""
+        """Record `count` completed iterations of a batch that began at picosecond `begun`. Its sequences got their
+        previous tokens at picosecond `since`.
+        """
 
     @abstractmethod
     def stepped(self, instance: "SimulatedInstance", results: list[StepResult]) -> None: ...
@@ -46,10 +48,8 @@ class InstanceEnvironment(ABC):
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class SimulatedInstance(ABC):
-    """Base class of simulated instances, with a scheduler and totals of time and energy.
-
-    `busy` is the total time of batches in picoseconds; for a pipeline, the mean over its stages. `batch` is the most
-    recently started batch that is still running.
+    """Base class of simulated instances, with totals of time and energy. `busy` is the total time of batches in
+    picoseconds (for a pipeline, the mean over its stages). `batch` is the latest running batch, None if idle.
     """
 
     def __init__(
@@ -70,12 +70,12 @@ class SimulatedInstance(ABC):
 
     @property
     def energy(self) -> int:
-        """Energy that batches have used in addition to the idle power, in milliwatt-picoseconds."""
+        """Energy of batches beyond the idle power, in milliwatt-picoseconds (10⁻¹⁵ J)."""
         return (self._energy << _UNIT) + self._energy_rest
 
     @property
     def sequence_time(self) -> int:
-        """Total time that sequences have spent in batches, in picoseconds, summed over all sequences."""
+        """Time that sequences have spent in batches, summed over sequences, in picoseconds."""
         return (self._sequence_time << _UNIT) + self._sequence_time_rest
 
     @abstractmethod
@@ -84,14 +84,14 @@ class SimulatedInstance(ABC):
 
     @abstractmethod
     def die(self) -> None:
-        """Stop the instance because of a failure: drop the iterations in progress, and count only complete ones."""
+        """Stop the failed instance. Its iterations in progress are lost; complete iterations are counted."""
 
     def queued(self) -> int:
-        """Number of sequences that wait on this instance, as reported to routers."""
+        """Return the number of waiting sequences, for routers."""
         return self.scheduler.queued
 
     def charge(self, duration: int, milliwatts: int, batch: RunningBatch, stages: int = 1) -> None:
-        """Add a batch to the totals: `duration` is its time summed over `stages`, `milliwatts` its power above idle."""
+        """Add a batch to the totals: `duration` in picoseconds, summed over `stages`; `milliwatts` above idle power."""
         power: i64 = milliwatts  # machine integers: the duration of one batch is far below 2⁵⁰ ps
         time: i64 = duration
         self._energy += (time >> _UNIT) * power
@@ -105,15 +105,10 @@ class SimulatedInstance(ABC):
 
 
 class VirtualInstance(SimulatedInstance):
-    """Simulated instance: runs the batches of an instance scheduler on the virtual clock.
-
-    One event covers all iterations for which a batch is unchanged, but at most `max_run`. `max_run` 1 gives the same
-    results with one event per iteration. `cores` models the shared cores of a host. Each iteration is then one event,
-    because other workers may start during the iteration and slow it down.
-
-    A pipeline runs one iteration per event. It starts an iteration when the first stage is free and a lane has work.
-    Each stage computes one iteration at a time, in order. An iteration that waits for a stage does not block the
-    previous stage. Iterations of different lengths, or fewer iterations than stages, leave stages idle.
+    """Simulated instance that runs the batches of its scheduler on the virtual clock. One event covers up to `max_run`
+    iterations of an unchanged batch; `max_run` affects only the number of events. With several pipeline stages, or with
+    `cores` shared by workers of a host, each event covers one iteration. A pipeline starts an iteration when its first
+    stage is free; each stage computes one iteration at a time, in order.
     """
 
     def __init__(
@@ -147,7 +142,7 @@ class VirtualInstance(SimulatedInstance):
                 self._cut_short()
 
     def _cut_short(self) -> None:
-        """End the run after the current iteration, so that newly arrived work can join the next one."""
+        """End the run of iterations after the current one, so that newly arrived work can join the next batch."""
         self._cut = True
         run = self._run
         count = run.timing.under_way(self.kernel.now - run.begun)
@@ -157,7 +152,7 @@ class VirtualInstance(SimulatedInstance):
             self._schedule(self._run, run.batch, run.timing, count, run.begun)
 
     def _schedule(self, run: "_Run", batch: RunningBatch, timing: RunTiming, count: int, begun: int) -> None:
-        """Schedule the end of `count` iterations of a batch that began at `begun`."""
+        """Schedule the end of `count` iterations of a batch that began at picosecond `begun`."""
         run.batch, run.timing, run.count, run.begun = batch, timing, count, begun
         run.at = begun + timing.end_ps(count)
         run.pending = True
@@ -217,7 +212,7 @@ class VirtualInstance(SimulatedInstance):
         self.environment.started(self, batch, self._run.at)
 
     def _start_in_pipeline(self) -> None:
-        """Start one iteration of a batch, which passes all stages one after another, if the first stage is free."""
+        """If the first stage is free, start one iteration, which passes through all stages in turn."""
         now = self.kernel.now
         if self._running == self._stages or now < self._free_at[0]:
             return
@@ -241,7 +236,7 @@ class VirtualInstance(SimulatedInstance):
             sequence.last_token_at = self._last_token[batch.lane]
 
     def complete(self, run: "_Run") -> None:
-        """Complete the oldest run of iterations, report its results, and start the next batch."""
+        """Complete `run`, the oldest run of iterations, report its results, and start the next batch."""
         now, batch, timing, count = self.kernel.now, run.batch, run.timing, run.count
         begun = since = run.begun
         self._running -= 1
@@ -267,16 +262,14 @@ class VirtualInstance(SimulatedInstance):
         self.start()
 
     def _entrance_free(self, run: "_Run") -> None:
-        """Start the next batch because the first stage has become free, unless the instance has failed meanwhile."""
+        """Start the next batch when the first stage becomes free, unless the instance has failed."""
         if run.pending:
             self.start()
 
 
 def pass_through(now: int, first: int, later: int, free_at: list[int]) -> list[int]:
-    """Return the times at which each stage begins an iteration that enters at `now`, all in picoseconds.
-
-    The iteration takes `first` on the first stage and `later` on each later stage. `free_at` contains the time at which
-    each stage becomes free, and is updated.
+    """Return the picosecond at which an iteration that enters at `now` starts on each pipeline stage. It takes `first`
+    on the first stage and `later` on each other. Update `free_at`, the picosecond from which each stage is free.
     """
     begins: list[int] = []
     at, duration = now, first
@@ -289,11 +282,9 @@ def pass_through(now: int, first: int, later: int, free_at: list[int]) -> list[i
 
 
 class _Run(Event):
-    """`count` iterations of a batch, which began at `begun`, and the event of their end.
-
-    An instance or lane uses one object for its runs, one after another. The event has no effect if the run is not
-    `pending`: it was cut short or the instance failed. In a pipeline, a run is one iteration. `begins` has its start
-    time in each stage; `later_ps` is its duration in each stage after the first.
+    """Event at the end of a run: `count` iterations of a batch from picosecond `begun` on, or one iteration of a
+    pipeline. It has no effect if `pending` is false, because the run was cut short or the instance failed. `begins` are
+    the start times on the pipeline stages, and `later_ps` is the time on each stage after the first.
     """
 
     __slots__ = ("batch", "begins", "begun", "count", "instance", "later_ps", "pending", "timing")
@@ -316,7 +307,7 @@ class _Run(Event):
             self.instance.complete(self)
 
     def computed(self, now: int) -> int:
-        """Return the picoseconds that all stages of a pipeline together have spent computing until `now`."""
+        """Return the picoseconds of computation for this iteration until `now`, summed over the pipeline stages."""
         total, duration = 0, self.timing.first_ps
         for begin in self.begins:
             total += max(0, min(now - begin, duration))

@@ -1,10 +1,6 @@
-"""Event kernel of the simulator: a virtual clock in whole picoseconds, an event queue, and shared resources.
-
-Events at the same time happen in order of their kind and subject (`order`), then in the order of scheduling. Equal
-inputs therefore give equal results, no matter how many iterations an instance runs per event.
-
-The shared resources are network links between machines and CPU cores of a host. The transfers on a link get equal
-shares of it, as do the tasks on a core. Workers on accelerators share no cores.
+"""Event kernel of the simulator: a virtual clock in whole picoseconds, an event queue, network links and CPU cores.
+Simultaneous events happen by `Event.order`, then in the order of scheduling, so equal inputs give equal results. The
+transfers on a link get equal shares of it, as do the tasks on a core.
 """
 
 from abc import ABC, abstractmethod
@@ -22,7 +18,7 @@ Action = Callable[[Any], None]
 
 
 class EventOrder:
-    """Order of simultaneous events. `Event.order` is the constant of the kind plus an instance or request number."""
+    """Order of simultaneous events: `Event.order` is the constant of its kind plus an instance or request number."""
 
     COMPLETION: Final = 0
     TRANSFER: Final = 1 << 40
@@ -47,7 +43,7 @@ class Event(ABC):
 
 
 class Call(Event):
-    """Event that calls `action(argument)`. The network or host sets `at` of events that end a transfer or task."""
+    """Event that calls `action(argument)`."""
 
     __slots__ = ("action", "argument")
 
@@ -62,24 +58,20 @@ class Call(Event):
 
 
 class Kernel:
-    """Runs events in order of time.
-
-    Events are in a sorted list, the next event last. For up to many thousands of events, an insertion takes less time
-    than the comparisons of a heap.
-    """
+    """Event loop of the simulator: a virtual clock and a sorted list of events."""
 
     def __init__(self) -> None:
         self.now = 0
         self.events = 0
         self.before_step: Callable[[int], None] | None = None  # called with the time of each event
-        self._queue: list[Event] = []
+        self._queue: list[Event] = []  # next event last; faster than a heap for up to many thousands of events
 
     def schedule(self, at: int, order: int, action: Action, argument: object = None) -> None:
-        """Schedule the call `action(argument)` at picosecond `at`; raises ValueError for a time in the past."""
+        """Schedule the call `action(argument)` at picosecond `at`. Raise ValueError for a time in the past."""
         self.add(Call(order, action, argument, at))
 
     def add(self, event: Event) -> None:
-        """Schedule an event; raises ValueError for a time in the past."""
+        """Schedule an event. Raise ValueError for a time in the past."""
         if event.at < self.now:
             raise ValueError(f"an event was scheduled {self.now - event.at} ps in the past")
         queue, at, order = self._queue, event.at, event.order
@@ -96,11 +88,11 @@ class Kernel:
 
     @property
     def pending(self) -> int:
-        """Number of scheduled events, including outdated events without effect."""
+        """Number of events in the queue, including outdated events without effect."""
         return len(self._queue)
 
     def run(self, until_events: int) -> bool:
-        """Run events until `until_events` have happened in total; return False if no event is left."""
+        """Run events until `until_events` have happened since the start. Return False if no event is left."""
         queue, before = self._queue, self.before_step
         while queue:
             if self.events >= until_events:
@@ -118,7 +110,7 @@ _PS = 1e12
 
 
 class MachineLink:
-    """Network of a machine: egress and ingress, each shared equally by its transfers, and local bandwidth."""
+    """Network connection of a machine: bandwidth in each direction, and bandwidth for transfers within the machine."""
 
     def __init__(self, network_bytes_per_s: float, local_bytes_per_s: float) -> None:
         self.network_bytes_per_s, self.local_bytes_per_s = network_bytes_per_s, local_bytes_per_s
@@ -133,10 +125,8 @@ class MachineLink:
 
 
 class PacedWork:
-    """Work that progresses at a varying rate, such as a transfer or computation.
-
-    At picosecond `since`, the amount `left` remained; from then on the work progresses at `rate`. The event `end`
-    happens when the work is complete.
+    """Work that progresses at a varying rate, such as a transfer or computation. The amount `left` remained at
+    picosecond `since`. The event `end` happens when the work is complete.
     """
 
     __slots__ = ("end", "left", "rate", "since", "version")
@@ -149,7 +139,7 @@ class PacedWork:
         self.version = 0
 
     def pace(self, kernel: Kernel, rate: float, unit: float, leave: Action) -> None:
-        """Set the rate to `rate` per `unit` picoseconds. Completed work calls `leave(self)` before its event `end`."""
+        """Set the rate to `rate` per `unit` picoseconds. On completion, call `leave(self)`; then `end` happens."""
         if rate == self.rate:
             return
         now = kernel.now
@@ -169,7 +159,7 @@ class PacedWork:
 
 
 class KvFlow(PacedWork):
-    """A KV transfer in progress: `left` bytes at `rate` bytes/s. `number` is the order of its end event."""
+    """A KV transfer in progress: `left` bytes at `rate` bytes/s. `number` is the `order` of its end event."""
 
     __slots__ = ("number", "source", "target")
 
@@ -180,11 +170,9 @@ class KvFlow(PacedWork):
 
 
 class VirtualNetwork:
-    """Simulated network between machines. Transfers share the egress and ingress link of a machine equally.
-
-    A transfer runs at the smaller of its egress and ingress shares. Unused bandwidth is not redistributed, unlike under
-    max-min fairness, so transfer times are upper bounds. Without `contention`, every transfer has its own link.
-    Transfers within a machine use the local bandwidth and do not contend.
+    """Simulated network between machines. Transfers share the egress and ingress bandwidth of a machine equally, and
+    each runs at the smaller of its two shares. Unused bandwidth is not redistributed (no max-min fairness), so transfer
+    times are upper bounds. Without `contention`, and within a machine, transfers do not share bandwidth.
     """
 
     def __init__(self, kernel: Kernel, *, contention: bool, latency_s: float) -> None:
@@ -225,10 +213,8 @@ _NONE: Final = ContentionFactors()
 
 
 class HostTask(PacedWork):
-    """CPU work of a worker or the gateway on a host.
-
-    The task runs `threads` threads on `cores`. `phase` is the phase that a worker computes. `left` is the remaining
-    work, in picoseconds at full speed.
+    """CPU work of a worker or the gateway: `threads` threads on `cores`, with `left` picoseconds of work at full speed.
+    `phase` is the phase that a worker computes, None for the gateway.
     """
 
     def __init__(self, cores: Sequence[int], threads: int = 1, contention: ContentionFactors = _NONE) -> None:
@@ -240,7 +226,7 @@ class HostTask(PacedWork):
 
 
 class Host:
-    """The cores of a host and the tasks that run on them."""
+    """The CPU cores of a host and the tasks that run on them."""
 
     def __init__(self, kernel: Kernel, cores: int) -> None:
         self.kernel = kernel
@@ -248,7 +234,7 @@ class Host:
         self._busy: dict[HostTask, None] = {}
 
     def begin(self, task: HostTask, work: int, end: Event) -> None:
-        """Start a task with `work` picoseconds at full speed. The event `end` happens when the task is complete."""
+        """Start a task that takes `work` picoseconds at full speed. The event `end` happens when it is complete."""
         task.left, task.rate, task.since, task.end = float(work), 0.0, self.kernel.now, end
         self._busy[task] = None
         self._share()
@@ -264,7 +250,7 @@ class Host:
         self._share()
 
     def _share(self) -> None:
-        """Assign each thread to the least loaded core that its task may use, as an operating system does."""
+        """Assign threads to the least loaded cores of their tasks, as an operating system does, and set task rates."""
         load = [0] * self._cores
         places: dict[HostTask, list[int]] = {}
         for task in sorted(self._busy, key=lambda one: len(one.cores)):
@@ -287,7 +273,7 @@ class Host:
 
 
 class HostCores(HostTask):
-    """Cores of one worker on a host. A batch takes longer after an idle time of more than `COLD_AFTER_S` seconds."""
+    """CPU cores of one worker. The first batch after more than `COLD_AFTER_S` idle seconds takes longer."""
 
     def __init__(self, host: Host, cores: Sequence[int], profile: MeasuredProfile) -> None:
         super().__init__(cores, len(cores))
@@ -297,7 +283,7 @@ class HostCores(HostTask):
         self._ended_at = -self._cold_after - 1
 
     def compute(self, batch: RunningBatch, work: int, end: Event) -> None:
-        """Start to compute a batch of `work` picoseconds at full speed. The event `end` happens when it is complete."""
+        """Compute a batch that takes `work` picoseconds at full speed. The event `end` happens when it is complete."""
         self.contention = self._prefill if batch.prefills else self._decode
         self.phase = Phase.PREFILL if batch.prefills else Phase.DECODE
         if self._host.kernel.now - self._ended_at > self._cold_after:
@@ -309,5 +295,5 @@ class HostCores(HostTask):
         self._ended_at = self._host.kernel.now
 
     def drop(self) -> None:
-        """Cancel the batch that the worker is computing; its end event does not happen."""
+        """Cancel the running batch; its end event does not happen."""
         self._host.drop(self)

@@ -14,10 +14,9 @@ PREFILL, DECODE = "load/prefill", "load/decode"
 
 
 class OverloadResult(msgspec.Struct, frozen=True, kw_only=True):
-    """Results of overload control: rejections by reason, and the prompt tokens of requests rejected after prefill.
-
-    `load_correlation` is Pearson's correlation of the prefill and decode loads over time: near −1 if one phase is idle
-    whenever the other is overloaded, None if either load is constant.
+    """Results of overload control: rejections by reason, and prompt tokens of requests that were rejected after
+    prefill. `load_correlation` is Pearson's correlation of prefill and decode load over time: near −1 if one phase is
+    idle whenever the other is overloaded, None if a load is constant.
     """
 
     rule: str
@@ -48,7 +47,7 @@ class SimulatedOverload:
         return reason.value
 
     def admits_decode(self, request_id: str, now: int) -> bool:
-        """Whether overload control admits a request to decode after its prefill ended at picosecond `now`."""
+        """Return whether a request whose prefill ended at picosecond `now` may decode. If not, count the rejection."""
         reason = self.control.admit_decode(request_id, now / PS)
         if reason is None:
             return True
@@ -66,7 +65,7 @@ class SimulatedOverload:
 
 
 def correlation(one: Series, other: Series) -> float | None:
-    """Return Pearson's correlation between the bin means of two equally sampled series; None if either is constant."""
+    """Return Pearson's correlation of two series with equal time bins; None if either is constant."""
     means = [[mean for _, mean, _ in series.points()] for series in (one, other)]
     try:
         return statistics.correlation(*means)

@@ -25,10 +25,8 @@ from twofold.timeline import Timeline
 
 
 class SimulatedReplanning(Observer):
-    """Observer that re-plans a simulated cluster: it changes the roles of instances, and starts and retires instances.
-
-    A search takes `search_s` simulated seconds. The last `spare` instances of the cluster are started only if a plan
-    needs them. After a role change or retirement, an instance finishes its placed requests.
+    """Observer that re-plans a simulated cluster: it changes roles of instances, and starts and retires instances. Each
+    search for a plan takes `search_s` simulated seconds. The last `spare` instances start only if a plan needs them.
     """
 
     def __init__(self, replanner: Replanner, search: ReplanSearch, *, search_s: float, spare: int = 0) -> None:
@@ -105,7 +103,7 @@ def assign(cluster: VirtualCluster, split: RoleSplit) -> None:
 
 
 def require_movable(spec: ClusterSpec, kinds: Sequence[InstanceProfile]) -> None:
-    """Raise ConfigurationError unless the router can change roles and all instances are interchangeable."""
+    """Raise ConfigurationError unless the router can change roles and all instances are alike and not mixed."""
     movers = [name for name in ROUTERS if name not in FIXED_ROLE_ROUTERS]
     moves = spec.router in movers
     require(moves, f"the router {spec.router} never moves an instance: re-plan with {', '.join(movers)}")

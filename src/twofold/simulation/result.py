@@ -1,4 +1,4 @@
-"""Result of a simulation, and the verdict on an SLO."""
+"""Result of a simulation, and its check against an SLO."""
 
 import msgspec
 
@@ -13,10 +13,8 @@ from twofold.slo import Slo, SlowdownSlo
 
 
 class PoolResult(msgspec.Struct, frozen=True, kw_only=True):
-    """Simulation results of one pool.
-
-    `utilization` is the share of time in which an instance (or pipeline stage) ran a batch, averaged over the pool.
-    `energy_j` covers all machines of the pool.
+    """Results of one pool. `utilization` is the mean share of time in which an instance (or pipeline stage) ran a
+    batch. `mean_batch` is the mean number of sequences in a batch, None if no batch ran.
     """
 
     role: str
@@ -33,13 +31,12 @@ class PoolResult(msgspec.Struct, frozen=True, kw_only=True):
 class SimulationResult(msgspec.Struct, frozen=True, kw_only=True):
     """Counts, latency distributions, time series, energy and cost of a run.
 
-    Latencies are in seconds. Slowdowns are multiples of the latency on an uncontended reference (None without one).
-    arrived = completed + rejected + failed + unfinished. `itl_s` contains every gap between tokens. `slo_met` counts
-    requests completed within all SLO bounds (None without an SLO). `slo_scale` contains, per completed request, the
-    factor on all bounds at which the request just meets them. `duration_s` is the time from the first arrival to the
-    last completion, `arrival_s` to the last arrival. `swaps` counts swap-outs, `swap_bytes` the bytes copied in both
-    directions. `series` has `power_w` and, per role, `queue/ROLE`, `batch/ROLE` and `pool/ROLE` (instances in the
-    role). Overload control sets `overload` and adds `load/prefill` and `load/decode`. Prefix caches set `reuse`.
+    arrived = completed + rejected + failed + unfinished. A slowdown is a latency divided by the latency on an
+    uncontended reference. `slo_met` counts the requests completed within the SLO. `slo_scale` holds, for each completed
+    request, the smallest factor on all SLO bounds with which the request meets them. `duration_s` is the time from the
+    first arrival to the end of the last request, `arrival_s` to the last arrival. `swap_bytes` counts both directions.
+    `series` has `power_w` and, for each role, `queue/ROLE`, `batch/ROLE` (both in sequences) and `pool/ROLE` (in
+    instances). Fields that need an SLO, a reference, overload control or a prefix cache are None without it.
     """
 
     spec: ClusterSpec
@@ -83,7 +80,7 @@ class SimulationResult(msgspec.Struct, frozen=True, kw_only=True):
         return self.energy_j / self.duration_s if self.duration_s else 0.0
 
     def tightest_scale(self, attainment: float) -> float | None:
-        """Return the smallest factor on all SLO bounds that gives the attainment `attainment`; None if none does."""
+        """Return the smallest factor on all SLO bounds for which SLO attainment reaches `attainment`, or None."""
         needed = attainment * self.arrived
         if self.slo_scale is None or not 0 < needed <= self.completed:
             return None
@@ -91,10 +88,8 @@ class SimulationResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Check(msgspec.Struct, frozen=True, kw_only=True):
-    """Check of one bound of an SLO against the measured value.
-
-    `value` is None if nothing was measured (such as the TPOT of one-token outputs); the bound is then met. `at_least`
-    marks a lower bound.
+    """Check of one SLO bound: an upper bound, or a lower bound if `at_least` is true. `value` is None if nothing was
+    measured, such as the TPOT of one-token outputs; the bound is then met.
     """
 
     name: str
@@ -105,18 +100,16 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
-    """Whether a run met its SLO, with a check of each bound."""
+    """Whether a run met its SLO, and the check of each bound."""
 
     met: bool
     checks: tuple[Check, ...]
 
 
 def verdict(result: SimulationResult, slo: Slo | SlowdownSlo, attainment: float = 0.9) -> Verdict:
-    """Check the result of a run against an SLO.
-
-    For an `Slo`, at least `attainment` of all requests must complete within all bounds; rejected, failed and unfinished
-    requests are misses. For a `SlowdownSlo`, each percentile must be within its bound and all requests must complete.
-    Raises ConfigurationError if `attainment` is invalid, or if the run had no SLO or no reference for slowdowns.
+    """Check the result of a run against an SLO. For an `Slo`, at least the share `attainment` of all arrived requests
+    must meet it. For a `SlowdownSlo`, all requests must complete, and each percentile must be within its bound. Raise
+    ConfigurationError if `attainment` is invalid, or if the run had no SLO or no reference for slowdowns.
     """
     require(0.0 < attainment <= 1.0, f"attainment must be more than 0 and at most 1, not {attainment:g}")
     checks: list[Check] = []

@@ -1,7 +1,5 @@
-"""Prefix caches in the simulator: lookups, fetches between caches, loading during prefills, and hit statistics.
-
-A prompt pins the blocks found in the cache of its prefill instance until it is computed. Then all its blocks are stored
-in this cache. Storing takes no extra time, because each layer is written as it is computed.
+"""Prefix caches in the simulator: lookups, fetches between caches, loading during prefill, and hit statistics. The
+blocks of a prompt are stored when its prefill ends, at no extra time: each layer is written once it is computed.
 """
 
 from collections.abc import Mapping, Sequence
@@ -32,26 +30,24 @@ _MANY: Final = 1 << 20
 
 
 class TierHits(msgspec.Struct, frozen=True):
-    """Number of prompt blocks that were found in one tier of the prefill instances' caches."""
+    """Number of prompt blocks found in one tier, DRAM or disk, of the caches of their prefill instances."""
 
     tier: str
     blocks: int
 
 
 class HotBlock(msgspec.Struct, frozen=True):
-    """A frequently used block: number of prompts with this block, and number of caches that have stored it."""
+    """A frequently used block: `uses` counts the prompts with this block, `caches` the caches that have stored it."""
 
     uses: int
     caches: int
 
 
 class ReuseResult(msgspec.Struct, frozen=True, kw_only=True):
-    """Prefix reuse of all computed prompts of a run.
-
-    `blocks` counts all blocks of the prompts, `hits` the blocks found in the local cache by tier, and `fetched` the
-    blocks fetched from other caches. `reused_tokens` counts prompt tokens that were not computed. `requests` counts
-    prompts by prefill instance. `hottest` are the blocks used by the most prompts. `ttft_error` is the relative error
-    of the predicted TTFT, None if the router does not predict it.
+    """Prefix reuse of the computed prompts of a run. Of the `blocks` blocks of all prompts, `hits` were in the local
+    cache (per tier) and `fetched` came from other caches. `reused_tokens` of the `prompt_tokens` were not computed.
+    `requests` counts prompts by prefill instance. `hottest` lists the blocks of the most prompts. `ttft_error` is the
+    relative error of predicted TTFTs, None without predictions.
     """
 
     caches: int
@@ -66,18 +62,18 @@ class ReuseResult(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def hit_rate(self) -> float:
-        """Share of the blocks of all prompts that were found in any cache."""
+        """Share of all prompt blocks that were found in a local or remote cache."""
         return (sum(tier.blocks for tier in self.hits) + self.fetched) / self.blocks if self.blocks else 0.0
 
     @property
     def largest_share(self) -> float:
-        """Share of the prompts that the busiest instance prefilled."""
+        """Share of all prompts that the busiest prefill instance received."""
         given = sum(self.requests.values())
         return max(self.requests.values()) / given if given else 0.0
 
     @property
     def spread(self) -> float:
-        """Share of all caches that a hot block has been stored in, averaged over the hottest blocks."""
+        """Share of the caches that have stored a hot block, averaged over the hottest blocks."""
         if not self.hottest:
             return 0.0
         return sum(block.caches for block in self.hottest) / (len(self.hottest) * self.caches)
@@ -87,9 +83,8 @@ BLOCK_TOKENS: Final = 512  # block size of traces
 
 
 class HostCache:
-    """The prefix cache of an instance, which instances on the same machine may share.
-
-    `block_ps` is the time to load a block from each tier, in picoseconds. `link` connects the machine to the network.
+    """Prefix cache of an instance, shared by the instances of a machine. `block_ps` is the time to load a block from
+    each tier, in picoseconds. `link` connects the machine to the network.
     """
 
     def __init__(self, name: str, cache: TieredCache, block_ps: Sequence[int], link: MachineLink) -> None:
@@ -97,7 +92,7 @@ class HostCache:
         self.block_ps = tuple(block_ps)
 
     def hold(self, keys: Sequence[BlockKey]) -> list[int]:
-        """Count a prompt's cached leading blocks as hits and pin them until `release`; return their number per tier."""
+        """Pin a prompt's cached leading blocks until `release`, count them as hits and return their number per tier."""
         counts = self.cache.match(keys)
         for position in range(sum(counts)):
             self.cache.hold(keys[position])
@@ -110,14 +105,13 @@ class HostCache:
             self.cache.release(key)
 
     def loading_ps(self, counts: Sequence[int]) -> int:
-        """Return the picoseconds to load `counts` blocks from the tiers, one count per tier."""
+        """Return the picoseconds to load blocks from the tiers; `counts` has one number of blocks per tier."""
         return sum(map(mul, counts, self.block_ps))
 
 
 def make_cache(name: str, spec: CacheSpec, prefixes: PrefixIndex, kv_bytes_per_token: int) -> TieredCache:
-    """Create an empty tiered cache called `name` that registers its blocks in the index `prefixes`.
-
-    Raises ConfigurationError if a tier is smaller than a block.
+    """Create an empty tiered cache, whose blocks are registered in the index `prefixes` under `name`. Raise
+    ConfigurationError if a tier is too small for a block.
     """
     watcher = _Watcher(name, prefixes)
     tiers = []
@@ -147,7 +141,7 @@ _FETCH: Final = EventOrder.TRANSFER + (1 << 39)  # after hand-offs that land at 
 
 
 class _Use:
-    """Pinned blocks of one prompt from its placement until its prefill ends, and the time to load these blocks."""
+    """Pinned blocks of one prompt, from its placement to the end of its prefill, and the time to load them."""
 
     __slots__ = ("fetched", "hits", "host", "keys", "life", "loading", "ttft_s")
 
@@ -199,11 +193,11 @@ class PrefixReuse(RequestSubscriber):
         self._error = Tally()
 
     def cache_of(self, instance: str) -> str:
-        """Return the name of the cache of an instance; without a cache, the name of the instance."""
+        """Return the name of an instance's cache or, if it has no cache, the name of the instance."""
         return self._hosts[instance].name if instance in self._hosts else instance
 
     def submit(self, life: SimulatedRequest, route: Route) -> None:
-        """Pin the cached blocks of a placed request, start its prefix fetch, if any, and submit it to its instance."""
+        """Pin a placed request's cached blocks, start its prefix fetch (if any), and submit it to its instance."""
         host = self._hosts[life.prefill.name]
         use = self._uses[life.id] = _Use(life, host, route.ttft_s)
         self._requests[life.prefill.name] += 1
@@ -215,7 +209,7 @@ class PrefixReuse(RequestSubscriber):
         )
 
     def loading(self, iteration: RunningBatch, pace: RunTiming) -> RunTiming:
-        """Return the timing of an iteration, extended by the layer-wise loading of the cached blocks of its prompts."""
+        """Return `pace`, the timing of an iteration, extended by the layer-wise loading of its cached prompt blocks."""
         loading = 0
         for part in iteration.prefills:
             use = self._uses.get(part.sequence.id)
@@ -235,13 +229,13 @@ class PrefixReuse(RequestSubscriber):
         self._count(use)
 
     def aborted(self, request_id: str, now: float) -> None:
-        """Unpin the blocks of an aborted request. A fetch in progress for that request continues."""
+        """Unpin the blocks of an aborted request. A running fetch for the request continues."""
         use = self._uses.pop(request_id, None)
         if use is not None:
             use.host.release(use.keys[: use.blocks])
 
     def _land(self, fetched: tuple[_Use, HostCache, tuple[BlockKey, ...]]) -> None:
-        """Store the blocks that were fetched for a prompt in its local cache, and let the prompt start."""
+        """Store the fetched blocks of a prompt in its local cache, and let its prefill start."""
         use, source, keys = fetched
         source.release(keys)
         if use.life.ended:
@@ -255,7 +249,7 @@ class PrefixReuse(RequestSubscriber):
         use.life.prefill.poke()
 
     def _fetch(self, use: _Use, fetch: PrefixFetch) -> bool:
-        """Start the transfer of a prompt's missing blocks from another cache; False if that cache has none of them."""
+        """Start to fetch a prompt's missing blocks from another cache. Return False if that cache has none of them."""
         source, start = self._by_name[fetch.source], use.blocks
         keys = use.keys[start : fetch.blocks]
         counts = source.hold(keys)
@@ -291,7 +285,7 @@ class PrefixReuse(RequestSubscriber):
             self._error.add(round(abs(use.ttft_s - real_s) / real_s * _MICRO))
 
     def result(self) -> ReuseResult:
-        """Return the statistics of the run. With over 2²⁰ blocks, `hottest` is an approximation."""
+        """Return the statistics of the run. With more than 2²⁰ distinct blocks, `hottest` is approximate."""
         hottest = sorted(self._counts, key=lambda key: -self._counts[key])[:_HOTTEST]
         return ReuseResult(
             caches=len(self._bits),

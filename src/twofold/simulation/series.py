@@ -1,4 +1,4 @@
-"""Time series as step functions, in constant memory."""
+"""Step functions of time, such as queue lengths, stored in constant memory."""
 
 from itertools import pairwise, zip_longest
 from typing import Final
@@ -12,11 +12,9 @@ _PS_PER_S: Final = 1e12
 
 
 class Series(msgspec.Struct):
-    """A step function of time, stored as mean and maximum over at most 1,024 equal bins.
-
-    Times are picoseconds. The function begins with the first `set`. The bin width doubles as the function grows. Of
-    several values set at the same time, only the last counts. `areas` (value × picoseconds) and `peaks` (maxima) have
-    one entry per bin. The last bin ends at `at_ps`, and the function has the value `value` from there on.
+    """A step function of time in picoseconds, stored as mean and maximum in at most 1,024 bins of equal width. The
+    width doubles when the bins are used up. `areas` (value × picoseconds) and `peaks` (maxima) have one entry per bin.
+    From the last recorded time, `at_ps`, the function equals `value`.
     """
 
     start_ps: int = _NEVER
@@ -28,13 +26,13 @@ class Series(msgspec.Struct):
     peaks: list[float] = []
 
     def set(self, at: int, value: float) -> None:
-        """Set the value from `at` on; raises ValueError if an earlier call had a later time."""
+        """Set the value from picosecond `at` on. Raise ValueError if an earlier call had a later time."""
         if at != self.at_ps:
             self.finish(at)
         self.value = value
 
     def finish(self, at: int) -> None:
-        """Extend the current value to `at`; raises ValueError if an earlier call had a later time."""
+        """Extend the current value to picosecond `at`. Raise ValueError if an earlier call had a later time."""
         held = at - self.at_ps
         if held < 0:
             raise ValueError(f"time runs backwards, from {self.at_ps} to {at} ps")
@@ -59,14 +57,14 @@ class Series(msgspec.Struct):
         return max(self.peaks, default=self.value)
 
     def points(self) -> list[tuple[float, float, float]]:
-        """Return the tuple (start in seconds, mean, maximum) of every bin."""
+        """Return (start in seconds, mean, maximum) of every bin."""
         starts = [self.start_ps + i * self.width_ps for i in range(len(self.areas))]
         widths = [end - start for start, end in pairwise([*starts, self.at_ps])]
         rows = zip(starts, self.areas, widths, self.peaks, strict=True)
         return [(start / _PS_PER_S, area / width, peak) for start, area, width, peak in rows]
 
     def _fill(self, at: int) -> None:
-        """Extend the current value to `at`, which is after the end of the open bin."""
+        """Extend the current value to `at`, after the last bin: add bins, and double their width if too many."""
         while at > self.start_ps + _MOST_BINS * self.width_ps:
             # Merge pairs of bins; an odd last bin stays alone.
             odd, left, right = self.areas[1::2], self.peaks[::2], self.peaks[1::2]

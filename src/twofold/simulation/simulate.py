@@ -63,7 +63,7 @@ def build_cluster(
     observers: Sequence[Observer],
     max_run: int,
 ) -> VirtualCluster:
-    """Build an idle cluster at time 0; raises ConfigurationError if `spec.failures` names an unknown instance."""
+    """Build an idle cluster at time 0. Raise ConfigurationError if `spec.failures` names an unknown instance."""
     rules = cluster_rules(spec.rules)
     kernel = Kernel()
     model = with_profile(spec, catalog).model(spec.model)
@@ -137,7 +137,7 @@ def _attach_caches(
     slots: Sequence[InstanceSlot],
     transfers: Sequence[TransferModel],
 ) -> None:
-    """Set up the load forecast of a forecasting router, and a prefix cache on every machine that may prefill."""
+    """Set up load forecasts for routers and, if configured, a prefix cache on every machine that may prefill."""
     cache = spec.kv_cache
     if cache is None and spec.router not in FORECASTING_ROUTERS:
         return
@@ -210,15 +210,13 @@ def simulate(
     prepare: Callable[[VirtualCluster], None] | None = None,
     overload: str | None = None,
 ) -> SimulationResult:
-    """Simulate `requests`, in order of arrival, until the last has ended.
+    """Simulate requests, sorted by arrival, until the last one has ended or `stop_when` returns true.
 
     `reference` is the performance model of the uncontended instance for slowdowns. `progress` is called with the number
-    of ended requests and the simulated seconds. `stop_when` may end the run early; requests in progress then count as
-    unfinished. Without `series`, no time series are recorded, which is faster. `max_run` limits the iterations per
-    simulated event and affects only speed. `prepare` is called with the cluster before the first arrival. `overload`
-    names an overload rule that rejects requests predicted to miss `slo`.
-
-    Raises ConfigurationError for an invalid cluster and WorkloadError without requests.
+    of ended requests and the simulated seconds. `series` False omits the time series, which is faster. `max_run` limits
+    the iterations per event and affects only speed. `prepare` is called with the cluster before the first arrival.
+    `overload` names a rule that rejects requests predicted to miss `slo`. Raise ConfigurationError for an invalid
+    cluster and WorkloadError without requests.
     """
     profiles = instance_profiles(spec, catalog)
     statistics = RunStatistics(slo, reference, over_all_tokens=cluster_rules(spec.rules).over_all_tokens)

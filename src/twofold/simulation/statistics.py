@@ -31,16 +31,14 @@ _MIXED: Final = Role.MIXED
 
 
 def width_of(lowest: int) -> int:
-    """Return how many integers the bucket with the lowest value `lowest` covers."""
+    """Return the number of integers in the histogram bucket that starts at `lowest`."""
     return 1 << max(0, lowest.bit_length() - 11)
 
 
 class Tally:
-    """Counts of non-negative integers in buckets, with their exact total, minimum and maximum (−1 if empty).
-
-    A bucket contains the values with equal top eleven bits: every value below 2,048 has its own bucket, and the width
-    of other buckets is at most 2⁻¹⁰ of their values (the layout of HdrHistogram). A bucket is identified by its lowest
-    value.
+    """Histogram of integers ≥ 0, with their exact total, minimum and maximum (−1 if empty). As in HdrHistogram, a
+    bucket holds the values with the same top eleven bits: each value below 2,048 has its own bucket, and the width of
+    any other bucket is at most 2⁻¹⁰ of its values.
     """
 
     __slots__ = ("_rows", "high", "low", "total")
@@ -54,7 +52,7 @@ class Tally:
 
     @property
     def counts(self) -> dict[int, int]:
-        """Return a mapping from the lowest value of each non-empty bucket to its count, in ascending order."""
+        """Number of values in each non-empty bucket, by the lowest value of the bucket, in ascending order."""
         return {
             (_ROW + place << row - 1) if row else place: counts[place]
             for row, counts in enumerate(self._rows)
@@ -62,7 +60,7 @@ class Tally:
         }
 
     def add(self, value: int, weight: int = 1) -> None:
-        """Add a value `weight` (≥ 1) times; raises ValueError if it is out of range."""
+        """Add a value `weight` times (at least once). Raise ValueError unless 0 ≤ value < 2⁶³ − 1."""
         if value < self.low or value > self.high:
             self._extend(value, value)
         self.total += value if weight == 1 else product(value, weight)
@@ -78,10 +76,8 @@ class Tally:
         counts[place] = before + weight
 
     def add_ramp(self, first: int, step: int, count: int, weight: int = 1) -> None:
-        """Add the `count` values `first`, `first + step`, …, each `weight` times.
-
-        The result is the same as if they were added one by one, but the time is proportional to the number of buckets.
-        Raises ValueError if the step is negative or a value is out of range.
+        """Add the `count` values `first`, `first + step`, …, each `weight` times, in time proportional to the number of
+        buckets. Raise ValueError if `step` is negative or a value is out of range.
         """
         if step < 0:
             raise ValueError(f"the step of a ramp must be at least 0, not {step}")
@@ -104,7 +100,7 @@ class Tally:
         self.total = total  # corrects values added as the first of their bucket
 
     def _extend(self, first: int, last: int) -> None:
-        """Update the minimum and maximum for values from `first` to `last`; raises ValueError if out of range."""
+        """Update minimum and maximum for values from `first` to `last`. Raise ValueError if they are out of range."""
         if first < 0 or last >= LIMIT:
             raise ValueError(f"a histogram counts integers from 0 to 2**63 - 2, not {first} to {last}")
         self.low = min(self.low, first)
@@ -113,7 +109,7 @@ class Tally:
 
 @mypyc_attr(free_list_len=1)
 class SimulatedRequest:
-    """State of a simulated request: its moments so far in picoseconds (see `twofold.timeline`), and its hand-off."""
+    """State of a simulated request: times of its events so far in picoseconds (−1 if missing), and its hand-off."""
 
     __slots__ = (
         "arrived",
@@ -199,7 +195,7 @@ MICRO = 10**6  # slowdowns are tallied in millionths
 
 
 class SlowdownTallies:
-    """Slowdowns: a request's latency divided by its latency alone on the reference machine (Splitwise section 5)."""
+    """Slowdowns: latency divided by latency of the same request alone on a reference machine (Splitwise, section 5)."""
 
     def __init__(self, reference: PerformanceModel) -> None:
         self.ttft, self.tpot, self.e2e = Tally(), Tally(), Tally()
@@ -221,10 +217,9 @@ class SlowdownTallies:
 
 
 class RunStatistics:
-    """Statistics of a run: counts of requests and tokens, and tallies of latencies in picoseconds.
-
-    TPOT is the time after the first token, divided by the number of token gaps or, with `over_all_tokens`, by the
-    number of output tokens as in SplitwiseSim. Requests with one output token have no TPOT.
+    """Request counts, token counts and latency tallies (in picoseconds) of a run. TPOT is the time after the first
+    token, divided by the number of token gaps or, with `over_all_tokens` as in SplitwiseSim, by the number of output
+    tokens.
     """
 
     def __init__(self, slo: Slo | None, reference: PerformanceModel | None, *, over_all_tokens: bool) -> None:
@@ -245,7 +240,7 @@ class RunStatistics:
         self._all_tokens = over_all_tokens
 
     def complete(self, life: SimulatedRequest, now: int) -> None:
-        """Record a completed request."""
+        """Record a request that was completed at picosecond `now`."""
         first = life.first_token
         arrived, output = life.arrived, life.output_tokens
         ttft, e2e = first - arrived, now - arrived
@@ -271,7 +266,9 @@ class RunStatistics:
             self.slo_scale.add(nearest(needed * MICRO))
 
     def gaps(self, pace: RunTiming, count: int, decodes: int, start: int, joined: Sequence[ScheduledSequence]) -> None:
-        """Record the token gaps of a run of decodes. The first gap of `joined` sequences began before the run."""
+        """Record the ITLs of `count` iterations with `decodes` sequences. `start` is the time of their previous tokens,
+        except for sequences in `joined`, whose previous tokens are older.
+        """
         first, itl = pace.first_ps, self.itl
         if not joined:
             itl.add_ramp(first, pace.step_ps, count, decodes)
@@ -294,7 +291,7 @@ class _PoolNow:
         self._set = [series.set for series in self.series.values()]
 
     def sample(self, at: int) -> None:
-        """Add the current numbers to the series at time `at`, then set the numbers to 0."""
+        """Add the current numbers to the time series at picosecond `at`, then set the numbers to 0."""
         queue, batch, members = self._set
         queue(at, float(self.queue))
         batch(at, float(self.batch))
@@ -303,7 +300,7 @@ class _PoolNow:
 
 
 class Sampler:
-    """Samples queue, batch and pool sizes and power at an interval that doubles after every 1,024 samples."""
+    """Samples queues, batches, pools and power every 0.1 s (simulated). The interval doubles every 1,024 samples."""
 
     _MANY = 1024
 
@@ -345,7 +342,7 @@ class Sampler:
             pool.sample(at)
 
     def finish(self, now: int) -> dict[str, Series]:
-        """Extend all series to `now`; return by name those of power, of each initial role and of the mixed role."""
+        """Extend all series to picosecond `now`, and return them by name, such as `power_w` and `queue/decode`."""
         named = {"power_w": self._power}
         for role in self._roles:
             named |= {f"{kind}/{role.value}": series for kind, series in self._pools[role].series.items()}

@@ -1,1 +1,1 @@
-"""Telemetry of a service: Prometheus metrics, recent history for the dashboard, logs, traces and decision journals."""
+"""Telemetry of a service: Prometheus metrics, dashboard history, logs, traces and journals of scheduling decisions."""

@@ -1,7 +1,4 @@
-"""Context of an HTTP request, for the logs and traces of its generations.
-
-The gateway's middleware sets the context, and asyncio propagates it to the tasks of the request.
-"""
+"""Context of an HTTP request, such as its trace ids, which the gateway sets for logs and traces."""
 
 import re
 import secrets
@@ -21,7 +18,7 @@ class TraceParent(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def parse(cls, header: str) -> "TraceParent | None":
-        """Parse a `traceparent` header (W3C Trace Context, section 3.2); return None for an invalid header."""
+        """Parse a `traceparent` header (W3C Trace Context, section 3.2). Return None if it is invalid."""
         found = _TRACEPARENT.fullmatch(header.strip())
         if found is None or (found[4] and header.startswith("00")):
             return None
@@ -34,7 +31,7 @@ class TraceParent(msgspec.Struct, frozen=True, kw_only=True):
         return cls(trace_id=_random_id(16), span_id=_random_id(8))
 
     def child(self) -> "TraceParent":
-        """Return the trace context of a new span in the same trace."""
+        """Return the context of a new span in the same trace."""
         return msgspec.structs.replace(self, span_id=_random_id(8))
 
     def __str__(self) -> str:
@@ -42,11 +39,8 @@ class TraceParent(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RequestContext(msgspec.Struct, kw_only=True):
-    """Context of an HTTP request.
-
-    `id` is the request id that the client sent or the gateway generated. `span` is the gateway's span; `parent` is the
-    client's span, if the client sent one. `operation` is OpenTelemetry's name of the endpoint. `generations` counts the
-    generations started for the request.
+    """Context of an HTTP request. `span` is the gateway's trace span, `parent` the client's (None if it sent none),
+    `operation` OpenTelemetry's name of the endpoint, and `generations` the number of outputs started so far.
     """
 
     id: str
@@ -60,7 +54,7 @@ CURRENT: ContextVar[RequestContext | None] = ContextVar("twofold_request", defau
 
 
 def context_of(request_id: str, path: str, traceparent: str) -> RequestContext:
-    """Return the context of a request to `path`. `traceparent` is the value of this header, empty if it is missing."""
+    """Return the context of an HTTP request to `path`. `traceparent` is this header's value, or empty."""
     parent = TraceParent.parse(traceparent) if traceparent else None
     span = TraceParent.new() if parent is None else parent.child()
     operation = "chat" if path.endswith("/chat/completions") else "text_completion"
@@ -68,7 +62,7 @@ def context_of(request_id: str, path: str, traceparent: str) -> RequestContext:
 
 
 def _random_id(size: int) -> str:
-    """Return a random hexadecimal id of `size` bytes. It is never all zeros, because traces forbid such ids."""
+    """Return a random id of `size` bytes in hexadecimal. It is never all zeros, which W3C Trace Context forbids."""
     while True:
         drawn = secrets.token_hex(size)
         if drawn.strip("0"):

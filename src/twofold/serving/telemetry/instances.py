@@ -1,8 +1,4 @@
-"""Telemetry of instances: Prometheus metrics, and current state and time series for the dashboard.
-
-The time series need no timer. The state changes only when a report arrives, so samples for the seconds in between are
-added before the next report or snapshot.
-"""
+"""Telemetry of instances: Prometheus metrics, and state and time series for the dashboard."""
 
 from collections import deque
 from typing import Final
@@ -43,7 +39,7 @@ class InstanceHistory:
         self._sequences += sequences
 
     def sample(self, status: InstanceStatus) -> None:
-        """Append the sample of one second to each time series."""
+        """Append the values of the past second to the time series."""
         if self._iterations:
             self._batches.append(round(self._sequences / self._iterations, 2))
         else:  # an iteration may take longer than a second
@@ -108,7 +104,7 @@ class InstanceTelemetry:
         self._instances: dict[str, InstanceHistory] = {}  # those with a known role
 
     def role(self, instance: str, role: Role) -> None:
-        """Record the current role of an instance. The first recorded role is the home role of the instance."""
+        """Record the current role of an instance. The first recorded role counts as its configured role."""
         for each in Role:
             self._role.labels(instance, each.value).set(each is role)
         known = self._find(instance)
@@ -135,7 +131,6 @@ class InstanceTelemetry:
             known.batch = 0
 
     def status(self, instance: str, status: InstanceStatus) -> None:
-        """Record a status report of an instance."""
         self._fill()
         before = self._statuses.get(instance, NO_STATUS)
         self._statuses[instance] = status
@@ -147,20 +142,19 @@ class InstanceTelemetry:
             self._evictions.labels(instance, ENGINE_TIER, RemovalReason.CAPACITY.value).inc(evicted)
 
     def step(self, instance: str, sequences: int) -> None:
-        """Record an iteration of an instance in which `sequences` sequences generated a token."""
+        """Record an iteration in which `sequences` sequences of an instance generated a token."""
         known = self._find(instance)
         if known is not None:
             known.step(sequences)
 
     def prefilled(self, instance: str, prompt_tokens: int, reused_tokens: int) -> None:
-        """Record how many of a prompt's tokens were found in an instance's prefix cache."""
+        """Record the number of prompt tokens of a prefill, and how many of them were found in the prefix cache."""
         self._queries.labels(instance).inc(prompt_tokens)
         self._hits.labels(instance, ENGINE_TIER).inc(reused_tokens)
         self._log.totals["prefix_queries"] += prompt_tokens
         self._log.totals["prefix_hits"] += reused_tokens
 
     def restarted(self, instance: str) -> None:
-        """Record the restart of an instance's worker process."""
         self._restarts.labels(instance).inc()
         self._log.totals["restarts"] += 1
         self._log.event("restarted", instance)
@@ -175,12 +169,12 @@ class InstanceTelemetry:
             self._state.labels(instance, each.value).set(each is state)
 
     def remove(self, instance: str) -> None:
-        """Record that an instance was lost, and discard its status."""
+        """Record that an instance was lost, and discard its last status report."""
         self.state(instance, InstanceState.LOST)
         self._statuses.pop(instance, None)
 
     def refresh(self) -> None:
-        """Set the gauges from the last status reports. Called at each scrape, as scrapes are rarer than reports."""
+        """Set the gauges to the latest status reports. Call this before each Prometheus scrape."""
         accounts = (self._usage, self._blocks, self._requests, self._running, self._waiting, self._leases)
         for gauge in (*accounts, self._swap):
             gauge.clear()
@@ -197,7 +191,7 @@ class InstanceTelemetry:
             self._leases.labels(instance).set(status.arriving)
 
     def snapshot(self) -> tuple[InstanceSnapshot, ...]:
-        """Return the state and history of each instance that has a role, ordered by name."""
+        """Return the state and history of every instance with a recorded role, ordered by name."""
         self._fill()
         status_of = self._statuses.get
         return tuple(
@@ -209,7 +203,7 @@ class InstanceTelemetry:
         return self._instances.get(instance)
 
     def _fill(self) -> None:
-        """Add one sample of the current state for each interval since the last call; it has not changed since then."""
+        """Append the samples for all seconds since the last call, during which the state has not changed."""
         passed = int((self._log.clock() - self._log.start_s) / INTERVAL_S) - self._sampled
         if passed <= 0:
             return

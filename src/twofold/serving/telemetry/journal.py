@@ -1,7 +1,5 @@
-"""Decision journals: all inputs of a scheduler with their times, and all its decisions.
-
-Replaying a journal under a virtual clock reproduces the live decisions. Each line is one JSON object:
-{"at": seconds, "call": name, "args": {…}, "result": …}.
+"""Journals of scheduler decisions. Each line is one method call as JSON: {"at": seconds, "call": name, "args": {…},
+"result": …}. Replaying the calls under a virtual clock reproduces the decisions of the live service.
 """
 
 import logging
@@ -24,7 +22,7 @@ log = logging.getLogger(__name__)
 
 
 class JournalEntry(msgspec.Struct, frozen=True):
-    """One entry of a journal: a call of a scheduler's method with time, arguments and result."""
+    """Recorded call of a scheduler's method: time in monotonic seconds, method name, arguments and result."""
 
     at: float
     call: str
@@ -33,7 +31,7 @@ class JournalEntry(msgspec.Struct, frozen=True):
 
 
 def _fields(decision: object) -> dict[str, object]:
-    """Convert a decision to a dictionary for JSON. The fields on prefix reuse are omitted if no blocks are reused."""
+    """Convert a decision to a dictionary for JSON, without prefix reuse fields if the request reuses no blocks."""
     match decision:
         case PlacedRequest(route=route):
             names = ["prefill", "decode", "moves"]
@@ -50,14 +48,14 @@ ENCODER = msgspec.json.Encoder(enc_hook=_fields)
 
 
 class Journal:
-    """Writer of a decision journal. Appends entries to the file `name`.jsonl in `directory`."""
+    """Writer of a scheduler's decision journal: the file `name`.jsonl in `directory`, overwritten if it exists."""
 
     def __init__(self, directory: str, name: str) -> None:
         self._file: BinaryIO = (Path(directory) / f"{name}.jsonl").open("wb", buffering=0)
         self._name = name
 
     def write(self, call: str, args: dict[str, object], result: object = None, at: float | None = None) -> None:
-        """Append an entry. After a write error, such as a full disk, stop the journal but not the service."""
+        """Append an entry; `at` None means now. A write error, such as a full disk, is logged and ends the journal."""
         if self._file.closed:
             return
         entry = JournalEntry(time.monotonic() if at is None else at, call, args, result)
@@ -79,7 +77,7 @@ T = TypeVar("T")
 
 
 def _journaled(method: Callable[P, T], *names: str, **defaults: object) -> Callable[P, T]:
-    """Wrap a scheduler's method to journal its calls; `names` are required parameters, `defaults` optional ones."""
+    """Make a scheduler's method journal its calls. `names` are required parameters, `defaults` optional ones."""
     order = (*names, *defaults)
 
     def call(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -94,7 +92,7 @@ def _journaled(method: Callable[P, T], *names: str, **defaults: object) -> Calla
 
 
 class JournaledInstance(InstanceScheduler):
-    """Instance scheduler that journals its inputs and decisions."""
+    """Instance scheduler that records its calls and decisions in a journal."""
 
     journal: Journal
     fetched = _journaled(InstanceScheduler.fetched, "request_id", reused_tokens=None)
@@ -133,7 +131,7 @@ class JournaledInstance(InstanceScheduler):
 
 
 class JournaledCluster(ClusterScheduler):
-    """Cluster scheduler that journals its inputs and decisions."""
+    """Cluster scheduler that records its calls and decisions in a journal."""
 
     journal: Journal
     add_instance = _journaled(ClusterScheduler.add_instance, "instance_id", "role", capacity_tokens=None, cell="")

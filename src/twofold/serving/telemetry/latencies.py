@@ -1,4 +1,4 @@
-"""Latency percentiles over a sliding window, computed from one histogram for each bin of a few seconds."""
+"""Latency percentiles over a sliding window, computed from one histogram per time bin."""
 
 import math
 from collections import deque
@@ -17,7 +17,7 @@ RANKS = (0.5, 0.9, 0.99)
 
 
 class LatencyHistogram:
-    """Histogram of latencies. Also counts the latencies within a bound (`within`)."""
+    """Histogram of latencies in seconds, with percentiles accurate to 5%. `within` counts latencies within a bound."""
 
     __slots__ = ("_found", "buckets", "count", "within")
 
@@ -34,7 +34,7 @@ class LatencyHistogram:
         self.within += seconds <= bound_s
 
     def percentiles(self) -> list[float | None]:
-        """Return the latency in seconds at each percentile in `RANKS`; all None if the histogram is empty."""
+        """Return the P50, P90 and P99 in seconds; all are None if the histogram is empty."""
         if self._found[0] != self.count:  # closed bins no longer change
             self._found = (self.count, self._percentiles())
         return self._found[1]
@@ -72,10 +72,7 @@ class _Bin:
 
 
 class LatencyWindow:
-    """TTFT, ITL and number of finished requests over a sliding window of `bins` bins of `bin_s` seconds.
-
-    A token counts in the bin of the time at which it arrived, even if it is added later.
-    """
+    """TTFTs, ITLs, tokens and finished requests in each of the last `bins` time bins of `bin_s` seconds."""
 
     def __init__(self, slo: Slo, start_s: float, *, bin_s: float = 5.0, bins: int = 60) -> None:
         self._slo, self._start_s, self._bin_s = slo, start_s, bin_s
@@ -86,7 +83,7 @@ class LatencyWindow:
         self._taken: dict[str, int] = {}
 
     def take(self, timeline: Timeline) -> None:
-        """Add the latencies of a request's tokens that were generated since the previous call for this request."""
+        """Add the tokens that a request generated since the last call, each to the bin of its own time."""
         times, request_id = timeline.token_times_s, timeline.request.id
         taken = self._taken.get(request_id, 0)
         before_s = times[taken - 1] if taken else timeline.moments[Moment.ARRIVED]
@@ -106,7 +103,7 @@ class LatencyWindow:
         self._taken[request_id] = taken
 
     def end(self, timeline: Timeline, now: float, *, good: bool) -> None:
-        """Add a finished request and its tokens since the last `take`. `good` states whether it met the SLO."""
+        """Add a finished request and its remaining tokens. `good` is whether the request met the SLO."""
         self.take(timeline)
         del self._taken[timeline.request.id]
         bin_ = self._bin(now)
@@ -127,7 +124,7 @@ class LatencyWindow:
         )
 
     def recent(self, now: float, window_s: float) -> RecentSummary:
-        """Return a summary of the last `window_s` seconds, including the unfinished current bin."""
+        """Return a summary of up to the last `window_s` seconds, including the unfinished current bin."""
         self._bin(now)
         bins = list(self._bins)[-math.ceil(window_s / self._bin_s) :]
         covered_s = (len(bins) - 1) * self._bin_s + (now - self._start_s) % self._bin_s
@@ -143,7 +140,7 @@ class LatencyWindow:
         )
 
     def _bin(self, at_s: float) -> _Bin | None:
-        """Return the bin for the time `at_s`, or None if the time is before the window."""
+        """Return the bin of time `at_s`, adding bins up to it, or None if the window no longer contains it."""
         number = int((at_s - self._start_s) / self._bin_s)
         while self._latest < number:
             missing = number - self._latest

@@ -1,7 +1,4 @@
-"""Log formats: text lines, or one JSON object per line (`--log-format json`).
-
-Logs contain ids, sizes and times of requests, but never prompts, answers or API keys.
-"""
+"""Log formats: text or JSON lines (`--log-format json`). Logs never contain prompts, answers or API keys."""
 
 import logging
 import sys
@@ -19,7 +16,7 @@ request_log = logging.getLogger("twofold.requests")
 
 
 class JsonFormatter(logging.Formatter):
-    """Formats a record as one JSON object: time, level, logger, message, additional fields and exception."""
+    """Formatter of log records as JSON objects: time, level, logger, message, additional fields and exception."""
 
     def format(self, record: logging.LogRecord) -> str:
         entry: dict[str, object] = {
@@ -35,7 +32,7 @@ class JsonFormatter(logging.Formatter):
 
 
 def configure_logs(log_format: str) -> None:
-    """Configure logging to standard error; raises ConfigurationError for an unknown format."""
+    """Send logs to standard error in the format `text` or `json`. Raise ConfigurationError for any other format."""
     if log_format not in LOG_FORMATS:
         raise ConfigurationError(f"--log-format {log_format!r} is unknown: choose one of {', '.join(LOG_FORMATS)}")
     handler = logging.StreamHandler(sys.stderr)
@@ -48,7 +45,7 @@ def configure_logs(log_format: str) -> None:
 
 
 def log_ended(timeline: Timeline, context: RequestContext | None) -> None:
-    """Log one line for a finished request, with sizes, instances and latencies."""
+    """Log the token counts, instances and latencies of a finished request."""
     if not request_log.isEnabledFor(logging.INFO):
         return
     reason = timeline.finish_reason
@@ -69,7 +66,6 @@ def log_ended(timeline: Timeline, context: RequestContext | None) -> None:
 
 
 def log_rejected(request_id: str, prompt_tokens: int, reason: str, context: RequestContext | None) -> None:
-    """Log one line for a rejected request."""
     if request_log.isEnabledFor(logging.INFO):
         fields = _identity(request_id, context) | {"prompt_tokens": prompt_tokens, "reason": reason}
         request_log.info("request rejected", extra={FIELDS: fields})

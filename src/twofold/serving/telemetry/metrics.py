@@ -1,10 +1,4 @@
-"""Prometheus metrics of a service, with the prefix `twofold:`. Metrics that vLLM also has keep vLLM's names.
-
-Shared with vLLM 0.32: time_to_first_token_seconds, inter_token_latency_seconds, request_time_per_output_token_seconds,
-e2e_request_latency_seconds, request_queue_time_seconds, request_prefill_time_seconds, request_decode_time_seconds,
-request_prompt_tokens, request_generation_tokens, request_success_total, prompt_tokens_total, generation_tokens_total,
-admission_rejections_total, num_requests_running, num_requests_waiting, kv_cache_usage_perc.
-"""
+"""Prometheus metrics of a service, with the prefix `twofold:`. Metrics that vLLM 0.32 also has keep vLLM's names."""
 
 import time
 from collections.abc import Iterator
@@ -31,7 +25,7 @@ _NO_TIER = StoreTier(capacity=0, blocks=0, hits=0, removals={})
 
 
 class MetricRegistry:
-    """Creates metrics with the prefix `twofold:`. Each service has its own registry."""
+    """Prometheus metrics of one service, created with the prefix `twofold:`."""
 
     def __init__(self) -> None:
         self.collectors = CollectorRegistry()
@@ -47,7 +41,7 @@ class MetricRegistry:
 
 
 class AdmissionMetrics(Collector):
-    """Prometheus collector of waiting and running requests by API key, read from `admission` at each scrape."""
+    """Collector of the numbers of waiting and running requests per API key, read from `admission` at each scrape."""
 
     def __init__(self, admission: Admission) -> None:
         self._admission = admission
@@ -63,7 +57,7 @@ class AdmissionMetrics(Collector):
 
 
 class LinkMetrics:
-    """Metrics of measured link and prefill speeds, and of the hand-off crossover computed from these speeds."""
+    """Metrics of measured link and prefill speeds, and of the prompt length above which hand-offs are layer-wise."""
 
     def __init__(self, registry: MetricRegistry) -> None:
         gauge = registry.gauge
@@ -75,7 +69,7 @@ class LinkMetrics:
         )
 
     def show(self, message: LinkMeasured, paths: MeasuredPaths) -> None:
-        """Record the speed of a measured link. The crossover of the link's source is computed at each scrape."""
+        """Record the measured speed of a link, and the prefill speed of the link's source instance."""
         source = message.source
         self._bytes.labels(source, message.target).set(message.speed.bytes_per_s)
         self._overhead.labels(source, message.target).set(message.speed.overhead_s)
@@ -86,7 +80,7 @@ class LinkMetrics:
 
 
 class OverloadMetrics(Collector):
-    """Metrics of overload control: predicted loads, read from `ledger` at each scrape, and TTFT prediction errors."""
+    """Metrics of overload control: predicted latency over SLO bound per phase, and errors of predicted TTFTs."""
 
     def __init__(self, registry: MetricRegistry, ledger: OverloadLedger) -> None:
         self._ledger = ledger
@@ -102,13 +96,13 @@ class OverloadMetrics(Collector):
         yield load
 
     def predicted(self, predicted_s: float, real_s: float) -> None:
-        """Record the relative error of a predicted TTFT, given the measured TTFT `real_s`."""
+        """Record the relative error of the predicted TTFT against the measured TTFT `real_s`."""
         if real_s > 0.0:
             self._errors.observe(abs(predicted_s - real_s) / real_s)
 
 
 class RouteMetrics(Collector):
-    """Metrics of prediction-based routing: expected prefix reuse, predicted prefill queues, indexed prefix blocks."""
+    """Metrics of prediction-based routing: expected prefix reuse, predicted queueing times, prefix index size."""
 
     def __init__(self, registry: MetricRegistry, pools: Pools, forecast: ClusterForecast) -> None:
         self._pools, self._forecast = pools, forecast
@@ -130,13 +124,13 @@ class RouteMetrics(Collector):
         yield GaugeMetricFamily("twofold:prefix_index_blocks", blocks, len(self._forecast.memories))
 
     def routed(self, route: Route) -> None:
-        """Count a placement by its expected prefix reuse: from the instance's own cache, fetched, or none."""
+        """Count a placed request by its expected prefix hit: in its instance's cache, in a remote cache, or none."""
         found = OWN if route.reused_tokens else NONE
         self._routes.labels(found if route.fetch is None else FETCHED).inc()
 
 
 class StoreMetrics:
-    """Metrics of host KV stores: blocks, hits, removals and transferred bytes."""
+    """Metrics of the hosts' KV stores (KV blocks in DRAM and on disk): blocks, hits, removals and bytes moved."""
 
     def __init__(self, registry: MetricRegistry) -> None:
         gauge, counter = registry.gauge, registry.counter
@@ -155,7 +149,7 @@ class StoreMetrics:
         self._last: dict[str, StoreStatus] = {}
 
     def status(self, status: StoreStatus) -> None:
-        """Record the counters in a store's report, which start at 0 in each epoch of the store."""
+        """Record the report of a KV store. Its counters restart at 0 in each epoch (each start of the store)."""
         host, before = status.host or _OWN_HOST, self._last.get(status.host)
         if before is None or before.epoch != status.epoch:
             before = StoreStatus(host=status.host, epoch=status.epoch, tiers={}, bytes_moved={})

@@ -58,7 +58,6 @@ class RequestTelemetry:
         self.latencies = LatencyWindow(slo, log.start_s)
 
     def ended(self, timeline: Timeline, now: float) -> None:
-        """Record a finished request."""
         good = self._slo.met_by(timeline)
         self._observe(timeline, good=good)
         self.latencies.end(timeline, now, good=good)
@@ -90,7 +89,7 @@ class RequestTelemetry:
                 span.observe(seconds)
 
     def snapshot(self, live: Iterable[Timeline]) -> tuple[RequestSnapshot, ...]:
-        """Return the recently finished requests and the oldest of the `live` requests, ordered by arrival."""
+        """Return the last 200 finished requests and the 200 oldest `live` requests, ordered by arrival."""
         alive = sorted(live, key=lambda timeline: timeline.moments[Moment.ARRIVED])[:_MAX_REQUESTS]
         shown = [*self._ended, *map(_snapshot, alive)]
         return tuple(sorted(shown, key=lambda request: request.stages[0].start_s))
@@ -99,7 +98,7 @@ class RequestTelemetry:
 def _histograms(
     registry: MetricRegistry, spans: tuple[tuple[str, str, tuple[float, ...], str], ...]
 ) -> dict[str, Histogram]:
-    """Create a histogram for each row of the table `spans`, and return them by timeline attribute."""
+    """Return one histogram per row of `spans`, keyed by the name of the `Timeline` attribute that it records."""
     return {attribute: registry.histogram(f"{name}_seconds", text, buckets) for name, text, buckets, attribute in spans}
 
 
@@ -117,10 +116,8 @@ def _snapshot(timeline: Timeline, ended_s: float | None = None) -> RequestSnapsh
 
 
 def phases(live: Collection[Timeline], waiting: int) -> dict[str, int]:
-    """Count the live requests by phase.
-
-    A timeline shows a prompt as queued until its prefill iteration has ended. The queued prompts that instances do not
-    report as `waiting` are therefore counted as prefilling.
+    """Count the live requests by phase. A timeline records the start of a prefill only when the prefill ends. Queued
+    prompts in excess of the `waiting` prompts that instances report therefore count as prefilling.
     """
     counts = dict.fromkeys([HELD, *(name.value for name in StageName)], 0)
     for timeline in live:

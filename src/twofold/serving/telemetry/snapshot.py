@@ -1,10 +1,4 @@
-"""Stages of requests, and snapshots of the service for the dashboard.
-
-    queue ─ prefill ─ hand-off ─ decode queue ─ decode        (see the drawing in `twofold.timeline`)
-
-A layer-wise hand-off overlaps the prefill. If a hand-off waits for free blocks, the hand-off stage starts at the first
-token: from then on, only this wait delays the request.
-"""
+"""Stages of requests, and snapshots of the service for the dashboard."""
 
 import time
 from collections import Counter, deque
@@ -20,7 +14,7 @@ from twofold.timeline import Moment, Timeline
 
 
 class StageName(StrEnum):
-    """Stages of a request, in chronological order."""
+    """Stages of a request, in order. A layer-wise hand-off overlaps the prefill."""
 
     QUEUE = "queue"
     PREFILL = "prefill"
@@ -30,7 +24,7 @@ class StageName(StrEnum):
 
 
 class AttemptStage(StrEnum):
-    """Stage in which an attempt was lost. PROMPT covers the queue and the prefill."""
+    """Stage of a request when its instance was lost. PROMPT covers the queue and the prefill."""
 
     PROMPT = "prompt"
     HANDOFF = "hand-off"
@@ -46,10 +40,8 @@ class Stage(msgspec.Struct, frozen=True, array_like=True):
 
 
 def stages_of(timeline: Timeline, ended_s: float | None = None) -> tuple[Stage, ...]:
-    """Return the stages of a request that have begun. If the request has ended, stages without an end get `ended_s`.
-
-    Workers report the events of an iteration when it ends. Until then, a running prefill counts as queued, and a
-    running KV transfer counts from the first token.
+    """Return the stages of a request that have begun. Stages without a recorded end end at `ended_s`. A hand-off begins
+    at the first token at the latest. A running prefill counts as queued, because workers report it when it ends.
     """
     at = timeline.moments.get
     first, landed, decoding = at(Moment.FIRST_TOKEN), at(Moment.HANDOFF_ENDED), at(Moment.DECODE_STARTED)
@@ -74,7 +66,7 @@ def stages_of(timeline: Timeline, ended_s: float | None = None) -> tuple[Stage, 
 
 
 def stage_of(timeline: Timeline) -> StageName:
-    """Return the current stage of a live request according to its timeline (see `stages_of`)."""
+    """Return the current stage of a live request. A running prefill counts as queued, as in `stages_of`."""
     moments = timeline.moments
     if Moment.DECODE_STARTED in moments:
         return StageName.DECODE
@@ -90,13 +82,13 @@ def is_split(timeline: Timeline) -> bool:
 
 
 def _end(start: float, end: float | None, ended_s: float | None) -> float | None:
-    """Return the end of a stage, but at least its start, because clocks of two processes may differ slightly."""
+    """Return `end` (if None, `ended_s`), but at least `start`, because clocks of two processes may differ."""
     end = ended_s if end is None else end
     return None if end is None else max(start, end)
 
 
 class InstanceState(StrEnum):
-    """Availability of an instance. It receives no request in the state OPEN, and one trial request in HALF_OPEN."""
+    """Availability of an instance. With circuit breaker OPEN it gets no requests, with HALF_OPEN one trial request."""
 
     STARTING = "starting"
     UP = "up"
@@ -107,10 +99,8 @@ class InstanceState(StrEnum):
 
 
 class PoolMember(msgspec.Struct, frozen=True, kw_only=True):
-    """A worker with its roles, health and load.
-
-    `home` is the configured role, or the role set by an operator. `state` is a WorkerState or `retired`,
-    `circuit_breaker` is closed, open or half-open. `blocks_total` and `blocks_free` count KV blocks.
+    """A worker with its role, health and load. `home` is the role set by the configuration or an operator. `state` is a
+    WorkerState or `retired`. `circuit_breaker` is closed, open or half-open.
     """
 
     instance: str
@@ -126,10 +116,8 @@ class PoolMember(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class InstanceSeries(msgspec.Struct, frozen=True, kw_only=True):
-    """Time series of an instance, with one sample per second, oldest first.
-
-    Instances that started later have fewer samples. `batch` is the mean number of sequences that got a token per
-    iteration, `waiting` is the number of waiting sequences, and `kv_used` is the share of KV blocks in use.
+    """Time series of an instance, one sample per second, oldest first. `batch` is the mean number of sequences that got
+    a token in an iteration, `waiting` the number of waiting sequences, and `kv_used` the share of KV blocks in use.
     """
 
     batch: list[float]
@@ -138,18 +126,16 @@ class InstanceSeries(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RoleSpan(msgspec.Struct, frozen=True, array_like=True):
-    """Role of an instance from `since_s` until the start of its next RoleSpan."""
+    """A role of an instance from `since_s` (monotonic seconds) until the start of its next RoleSpan."""
 
     role: Role
     since_s: float
 
 
 class InstanceSnapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """State and history of one instance.
-
-    `role` is the current role, `home` the configured one. The load consists of `waiting` prompts, `running` sequences,
-    `lease_queue` requests that wait for blocks, and `arriving` and `handing_off` requests with KV in transfer. `batch`
-    is the number of sequences that got a token in the last iteration.
+    """State and history of one instance. `home` is its configured role. `lease_queue` counts requests that wait for KV
+    blocks, `arriving` and `handing_off` requests with KV being received and sent. `batch` is the number of sequences
+    that got a token in the last iteration.
     """
 
     instance: str
@@ -171,7 +157,7 @@ class InstanceSnapshot(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RequestSnapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """A live or recently finished request. A live one has no `finish_reason`. `max_tokens` limits the output."""
+    """A live or recently finished request. `finish_reason` is None if it is live; `max_tokens` limits its output."""
 
     id: str
     prefill: str | None
@@ -184,7 +170,7 @@ class RequestSnapshot(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LatencySummary(msgspec.Struct, frozen=True, kw_only=True):
-    """Percentiles of `count` latencies. `within` is the share that meets the SLO's bound, or None without a bound."""
+    """Percentiles of `count` latencies. `within` is the share that meets the SLO's bound, None without a bound."""
 
     count: int = 0
     p50_s: float | None = None
@@ -194,7 +180,7 @@ class LatencySummary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LatencySeries(msgspec.Struct, frozen=True, kw_only=True):
-    """Percentiles of a latency, with one value for each time bin; None for an empty bin."""
+    """Percentiles of a latency in each time bin, in seconds; None for an empty bin."""
 
     p50_s: list[float | None]
     p90_s: list[float | None]
@@ -202,10 +188,7 @@ class LatencySeries(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ThroughputSeries(msgspec.Struct, frozen=True, kw_only=True):
-    """Throughput and latencies in each time bin of `bin_s` seconds. The last bin is incomplete.
-
-    `requests` counts finished requests, `good` the finished requests that met the SLO, and `tokens` output tokens.
-    """
+    """Counts and latencies per bin of `bin_s` seconds. `good` counts the finished requests that met the SLO."""
 
     bin_s: float
     requests: list[int]
@@ -216,7 +199,7 @@ class ThroughputSeries(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RecentSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """Summary of the last `window_s` seconds. `good` is the share of requests that met the SLO, None if undefined."""
+    """Summary of the last `window_s` seconds. `good` is the SLO attainment, None without requests or SLO bounds."""
 
     window_s: float
     requests: int
@@ -227,7 +210,7 @@ class RecentSummary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ServiceEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """Event in the service that operators see on the dashboard; `at_s` is in monotonic seconds."""
+    """Event for the dashboard, such as a role change or a lost instance; `at_s` is in monotonic seconds."""
 
     at_s: float
     instance: str | None
@@ -235,7 +218,7 @@ class ServiceEvent(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ServiceLog:
-    """Totals since the start of a service, and its latest events for operators."""
+    """Counters since the start of a service, and its latest 50 events."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.clock = clock
@@ -249,10 +232,8 @@ class ServiceLog:
 
 
 class ServiceSnapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """State and recent history of a service. Times are in monotonic seconds; `now_s` corresponds to Unix time `unix_s`.
-
-    `phases` counts live requests by phase; `held` requests are not placed yet. `totals` count from the service's start.
-    `requests` are ordered by arrival.
+    """State and recent history of a service. Times are in monotonic seconds; `now_s` is the same moment as Unix time
+    `unix_s`. `phases` counts live requests by phase; `held` requests wait for placement. `totals` count from the start.
     """
 
     model: str

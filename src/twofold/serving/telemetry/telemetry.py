@@ -40,14 +40,14 @@ WINDOW_S = 60.0
 
 
 class TelemetryConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Configuration of telemetry: the address of the trace collector, and the SLO to measure requests against."""
+    """Settings of telemetry: URL of the OTLP trace collector (None: no traces), and the SLO of requests."""
 
     otlp_endpoint: str | None = None
     slo: Slo = Slo()
 
 
 class Telemetry(RequestSubscriber):
-    """Metrics, history, logs and traces of a service. The attribute `instances` contains the telemetry of instances."""
+    """Metrics, recent history, logs and traces of a service."""
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ class Telemetry(RequestSubscriber):
         self._origins: dict[str, tuple[RequestContext, TraceParent]] = {}  # context, and the span id sent to the client
 
     def admission(self, admission: Admission) -> None:
-        """Register the metrics of waiting and running requests by API key."""
+        """Register the metrics of waiting and running requests per API key."""
         self._registry.collectors.register(AdmissionMetrics(admission))
 
     def overload(self, ledger: OverloadLedger) -> None:
@@ -92,7 +92,7 @@ class Telemetry(RequestSubscriber):
         self._routes = RouteMetrics(self._registry, pools, forecast)
 
     def admitted(self, request: Request, now: float) -> None:
-        """Store the HTTP request context of a generation for the generation's logs and traces."""
+        """Store the context of the current HTTP request for the logs and traces of `request`."""
         context = CURRENT.get()
         if context is not None:
             span = context.span if not context.generations else context.span.child()
@@ -110,7 +110,7 @@ class Telemetry(RequestSubscriber):
         self.count_rejection(timeline.request, reason)
 
     def count_rejection(self, request: Request, reason: str) -> None:
-        """Count and log a request that was rejected, at arrival or after its prefill; `reason` is a `RefusalReason`."""
+        """Count and log a request that was rejected at arrival or after its prefill. `reason` is a `RefusalReason`."""
         label = reason.replace("-", "_")
         self._rejections.labels(label).inc()
         self._log.totals[f"rejected_{label}"] += 1
@@ -121,29 +121,26 @@ class Telemetry(RequestSubscriber):
             self._routes.routed(placed.route)
 
     def predicted(self, predicted_s: float, real_s: float) -> None:
-        """Record the error of a predicted TTFT, given the measured TTFT `real_s`."""
+        """Record the relative error of the predicted TTFT against the measured TTFT `real_s`."""
         if self._overload is not None:
             self._overload.predicted(predicted_s, real_s)
 
     def replayed(self, request_id: str, instance: str, stage: AttemptStage) -> None:
-        """Record the replay of a request after an attempt was lost on `instance` in `stage`."""
+        """Record that a request runs again because `instance` was lost while the request was in `stage`."""
         self._replays.labels(stage.value).inc()
         self._log.totals["replays"] += 1
         self._log.event(f"replays {request_id}", instance)
 
     def deadline_missed(self) -> None:
-        """Record a request that exceeded its deadline."""
         self._deadline_misses.inc()
         self._log.totals["deadline_misses"] += 1
 
     def handoff(self, report: HandoffReport) -> None:
-        """Record a completed hand-off."""
         self._transferred.inc(report.bytes_moved)
         self._log.totals["handoffs"] += 1
         self._log.totals["transfer_bytes"] += report.bytes_moved
 
     def replanned(self, decision: ReplanDecision) -> None:
-        """Record a re-planning decision."""
         self._replans.labels(decision.outcome.value).inc()
         self._log.totals["replans"] += 1
         self._log.event(f"re-planning: {decision.outcome.value}")
@@ -154,7 +151,7 @@ class Telemetry(RequestSubscriber):
         return generate_latest(self._registry.collectors)
 
     def snapshot(self, live: Collection[Timeline]) -> ServiceSnapshot:
-        """Return the current state and recent history of the service. `live` has the timelines of its live requests."""
+        """Return the current state and recent history of the service. `live` has the timelines of live requests."""
         now, latencies, instances = self._log.clock(), self._requests.latencies, self.instances.snapshot()
         for timeline in live:
             latencies.take(timeline)
@@ -183,7 +180,7 @@ class Telemetry(RequestSubscriber):
 
 
 def make_telemetry(model: str, config: TelemetryConfig) -> Telemetry:
-    """Create a service's telemetry. Raises ConfigurationError if tracing is enabled without OpenTelemetry installed."""
+    """Create a service's telemetry. Raise ConfigurationError if tracing lacks OpenTelemetry or a valid URL."""
     tracing = None
     if config.otlp_endpoint is not None:
         try:

@@ -1,7 +1,5 @@
-"""Traces: one OpenTelemetry span for each finished request, with a child span for each of its stages.
-
-Attributes follow the semantic conventions for generative AI (gen_ai.*, in development as of release 1.41). Other
-attributes are named twofold.*. OpenTelemetry's SDK is imported only if tracing is enabled.
+"""OpenTelemetry traces: one span per finished request, with a child span for each of its stages. Attributes follow the
+semantic conventions for generative AI (gen_ai.*, release 1.41, in development) or are named twofold.*.
 """
 
 import os
@@ -28,10 +26,9 @@ Attribute = str | int | float | list[str]
 
 
 def otlp_exporter(endpoint: str) -> SpanExporter:
-    """Return an exporter to the OTLP/HTTP collector at `endpoint`, a base URL or a URL that ends in /v1/traces.
-
-    The environment variables OTEL_EXPORTER_OTLP_* configure headers, certificates and compression. Raises
-    ConfigurationError if `endpoint` is not a URL.
+    """Return an exporter to an OTLP/HTTP collector. `endpoint` is its base URL or a URL ending in /v1/traces. The
+    variables OTEL_EXPORTER_OTLP_* set headers, certificates and compression. Raise ConfigurationError if `endpoint` is
+    no URL.
     """
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter  # noqa: PLC0415 (slow)
 
@@ -43,7 +40,7 @@ def otlp_exporter(endpoint: str) -> SpanExporter:
 
 
 class Tracer:
-    """Creates the spans of finished requests, which a thread of OpenTelemetry's SDK exports in batches."""
+    """Creates the trace spans of finished requests. A thread of OpenTelemetry's SDK exports the spans in batches."""
 
     def __init__(self, model: str, exporter: SpanExporter) -> None:
         self._model = model
@@ -100,7 +97,7 @@ class _GivenIds(RandomIdGenerator):
 
 
 def _parent(context: RequestContext | None, span: TraceParent | None) -> Context:
-    """Return the OpenTelemetry context of the parent of a request's span; empty for the root of a trace."""
+    """Return an OpenTelemetry context with the parent span of a request, or an empty context without a parent."""
     above = None if context is None else context.parent
     if context is not None and above is None and span != context.span:
         above = context.span  # further generations are children of the first

@@ -8,10 +8,7 @@ from twofold.timeline import Timeline
 
 
 class IterationRun(msgspec.Struct, frozen=True):
-    """A run: consecutive iterations of one batch on one instance. Times are in picoseconds.
-
-    For a pipeline, a run is one iteration on the last stage.
-    """
+    """Consecutive iterations of one batch on one instance; for a pipeline, one iteration on its last stage."""
 
     instance: str
     start_ps: int
@@ -25,7 +22,7 @@ class IterationRun(msgspec.Struct, frozen=True):
 
 
 class KvTransfer(msgspec.Struct, frozen=True):
-    """A completed KV transfer of one request. Times are in picoseconds."""
+    """A completed KV transfer of one request."""
 
     request_id: str
     source: str
@@ -36,18 +33,16 @@ class KvTransfer(msgspec.Struct, frozen=True):
 
 
 class Observer(RequestSubscriber):
-    """Base class of observers, which receive request events, runs of iterations, KV transfers, roles and log notes.
-
-    A subclass overrides the methods of the events it needs. Runs and transfers are reported when they end, so all calls
-    are in order of time.
+    """Base class of observers of a simulation. A subclass overrides the methods of the events that it needs. Iterations
+    and transfers are reported when they end, so all calls are in order of time.
     """
 
     def rejected(self, timeline: Timeline, reason: str, now: float) -> None:
-        """The request was rejected. By default this counts as ended, with `FinishReason.ERROR`."""
+        """The request was rejected. The default implementation calls `ended`."""
         self.ended(timeline, now)
 
     def run(self, run: IterationRun) -> None:
-        """A run of iterations of one batch ended."""
+        """Consecutive iterations of one batch ended."""
 
     def transfer(self, transfer: KvTransfer) -> None:
         """The KV transfer of a hand-off ended."""

@@ -22,10 +22,8 @@ _BUFFER: Final = 1 << 20
 
 
 class AtomicFile:
-    """Output file that only appears under its name after `commit`. Until then, a temporary file beside it is written.
-
-    Without a commit, the temporary file is deleted. Devices and pipes are written directly. Raises ConfigurationError
-    if the file cannot be written.
+    """Output file that appears at `path` only after `commit`. Until then, a temporary file beside it is written.
+    Devices and pipes are written directly. Raise ConfigurationError if the file cannot be written.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -81,9 +79,8 @@ Value = str | int | float | None | msgspec.Raw | dict[str, float]
 
 
 class EventLog(Observer):
-    """Writes every event of a simulation as one JSON object per line. Times are seconds, exact to the picosecond.
-
-    The file appears at `path` when the simulation ends. Raises ConfigurationError if `path` is not writable.
+    """Writes every event of a simulation as one JSON object per line, with times in seconds. The file appears at `path`
+    when the simulation ends. Raise ConfigurationError if `path` is not writable.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -160,10 +157,8 @@ _VALUES: Final = attrgetter(*(attribute for *_, attribute in _COLUMNS))
 
 
 class ParquetTable(Observer):
-    """Writes one row per ended request, in order of completion; at most one row group is held in memory.
-
-    Times are seconds as defined by `Timeline`, or null if not applicable. The file appears at `path` when the
-    simulation ends. Raises ConfigurationError if `path` is not writable or pyarrow is not installed.
+    """Writes one row per ended request, in order of completion. Times are in seconds (see `Timeline`) or null. The file
+    appears at `path` when the simulation ends. Raise ConfigurationError if `path` is not writable or without pyarrow.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -211,7 +206,7 @@ Event = dict[str, str | int | float | Args]
 
 
 class _Track(msgspec.Struct):
-    """Track (process and thread id) of an instance in the trace, with the last value of its power counter."""
+    """Process and thread id of an instance in the trace, and its last recorded power."""
 
     pid: int
     tid: int
@@ -220,11 +215,9 @@ class _Track(msgspec.Struct):
 
 
 class ChromeTrace(Observer):
-    """Writes a trace for ui.perfetto.dev and chrome://tracing: one process per pool and one thread per instance.
-
-    An instance stays in the process of its first pool. Event types: "complete" for runs of iterations, "async" for
-    transfers (in the process of the sender), "instant" for role changes and notes, "counter" for the power of each
-    instance. The file appears at `path` when the simulation ends. Raises ConfigurationError if `path` is not writable.
+    """Writes a trace for ui.perfetto.dev and chrome://tracing: one process per pool and one thread per instance, with
+    iterations, KV transfers, role changes, notes and power. An instance stays in the process of its first pool. The
+    file appears at `path` when the simulation ends. Raise ConfigurationError if `path` is not writable.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -277,7 +270,7 @@ class ChromeTrace(Observer):
             self._track(instance, role)
 
     def note(self, at_ps: int, kind: str, subject: str, detail: str) -> None:
-        """Add a log note about an instance to its track. Other notes are omitted."""
+        """Add a log note about an instance to the thread of the instance. Other notes are omitted."""
         if subject in self._tracks:
             self._instant(subject, at_ps, kind, detail)
 
@@ -288,7 +281,7 @@ class ChromeTrace(Observer):
         self._file.commit()
 
     def _track(self, instance: str, pool: str = "instances") -> _Track:
-        """Return the track of an instance, and create it in the process of `pool` if it does not exist."""
+        """Return the track of an instance. If it has none, create one in the process of `pool`."""
         if instance in self._tracks:
             return self._tracks[instance]
         if pool not in self._pools:

@@ -47,7 +47,7 @@ ONE_SIDED = (pytest.param("nixl", marks=NIXL), pytest.param("mooncake", marks=MO
 
 @pytest.fixture(scope="module", params=["curve", "pull", "from there", *ONE_SIDED])
 def running(request, hosts, tiny_model_dir, tmp_path_factory):
-    """Yield a service with prefill on one host and decode on the other, for one variant of `KINDS` at a time."""
+    """Yield a service with prefill and decode on different hosts, in turn for each transport and hand-off mode."""
     here, there, flags, cuts_s = KINDS[request.param]
     folder, model = tmp_path_factory.mktemp("hosts"), tiny_model_dir("llama")
     with joined_service(model, folder, *here, *flags, "--kv-checksums", there=there, hosts=hosts) as made:
@@ -77,7 +77,7 @@ def test_a_cut_link_changes_no_answer(running, expected):
 
 
 def cut_while_busy(running, expected, for_s):
-    """Cut the link during a KV transfer; a bandwidth limit makes the transfer long enough."""
+    """Cut the link during a KV transfer, which a bandwidth limit makes long enough."""
     running.hosts.limit(SLOW_BITS_PER_S)
     try:
         asyncio.run(with_cable_cut(running, expected, after_s=0.4, for_s=for_s))

@@ -40,10 +40,7 @@ def cluster(text="3xh100:prefill,1xh100:decode", router="jsq-planned"):
 
 
 def traffic(*parts, seed=0):
-    """Yield requests with Poisson arrivals and gamma-distributed lengths.
-
-    Each of `parts` is ((requests/s, mean prompt tokens, mean output tokens), duration in seconds).
-    """
+    """Yield random requests; each part is ((requests/s, mean prompt tokens, mean output tokens), duration in s)."""
     draw, now, end = Random(seed), 0.0, 0.0
     for (rate, prompt, output), seconds in parts:
         now, end = end, end + seconds

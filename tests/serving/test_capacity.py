@@ -18,7 +18,7 @@ GAUGE = re.compile(r'^twofold:(kv_\w+)\{(?:host|instance)="([^"]+)",(?:tier|stat
 
 
 def prompts(count):
-    """Return `count` prompts of 28 blocks, of which every twelfth has the same first eight blocks."""
+    """Return `count` prompts of 28 blocks; prompts n and n + 12 share their first eight blocks."""
     draw = random.Random(7)
     begins = [[draw.randint(10, 500) for _ in range(8 * BLOCK)] for _ in range(12)]
     return [begins[n % 12] + [draw.randint(10, 500) for _ in range(20 * BLOCK)] for n in range(count)]

@@ -47,7 +47,7 @@ async def stream(session, url, name, ids, output, events, began):
 
 
 async def beside_a_decode(url, decode, short, long):
-    """Send three prompts, each after the first token of the previous one; return their outputs and all token events."""
+    """Send three prompts, each after the previous one's first token; return outputs and (name, token number) events."""
     events, tasks = [], []
     async with aiohttp.ClientSession() as session, asyncio.TaskGroup() as group:
         for name, ids, output in (("decode", decode, LONG_OUTPUT), ("short", short, OUTPUT), ("long", long, OUTPUT)):
@@ -58,7 +58,7 @@ async def beside_a_decode(url, decode, short, long):
 
 
 def test_a_short_prompt_joins_decodes_and_a_long_one_waits(tiny_model_dir, tmp_path):
-    """The bound is 100 ms; an iteration takes 51 ms with the short prompt and 211 ms with the long one."""
+    """The TBT bound is 100 ms; an iteration takes 51 ms with the short prompt and 211 ms with the long one."""
     model, path = tiny_model_dir("llama"), tmp_path / "host.yaml"
     path.write_text(dump_profile(replace(profile(), model=read_model(model))))
     prompts = prompt("decode", 30), prompt("short", 40), prompt("long", 200)

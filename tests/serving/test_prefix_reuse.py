@@ -46,7 +46,7 @@ async def ask_in_turn(url, prompts, **fields):
 
 
 def shared_with_earlier(prompts):
-    """Return how many tokens of each prompt earlier prompts make reusable: whole blocks, but never the last token."""
+    """Return how many tokens of each prompt earlier prompts can provide: whole blocks, never the last token."""
     found = []
     for number, prompt in enumerate(prompts):
         best = 0

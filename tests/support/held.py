@@ -69,7 +69,7 @@ def holdings(process):
 
 
 def leaks(process, before, *, tries=6000, pause_s=0.1):
-    """Poll until a service's `holdings` are back at `before`; return those too high as {kind: (before, now)}."""
+    """Poll until `holdings` are back at `before`; return {kind: (before, now)} of resources still held."""
     # Each of the four threads of a worker opens a connection to the controller when it sends its first message.
     most = {**before, "open files of the gateway": before["open files of the gateway"] + 4 * before["processes"]}
     for _ in range(tries):

@@ -12,8 +12,8 @@ Label = BlockKey | tuple[str, int]
 
 
 class KvContents:
-    """A model of block contents that checks that each batch of an instance reads its own requests' KV. Blocks with
-    equal keys are interchangeable; `keys_of` returns the keys of a request's full prompt blocks.
+    """A model of block contents that checks whether each batch of an instance reads the KV of its own requests. Blocks
+    with equal keys are interchangeable; `keys_of` returns the keys of a request's full prompt blocks.
     """
 
     def __init__(

@@ -15,7 +15,7 @@ ROUTE = ("-m", "twofold.cli.main", "route")  # alternative `program`
 
 @contextmanager
 def running_service(model, *flags, port=None, program=("-m", "twofold.cli.main", "serve")):
-    """Run `twofold serve`, or `program`, with `model` (None for no argument) and `flags`; yield (process, URL)."""
+    """Run `twofold serve MODEL FLAGS…` (no MODEL if None), or `program` instead; yield (process, URL)."""
     port = free_port() if port is None else port
     given = [] if model is None else [str(model)]
     command = [sys.executable, *program, *given, *flags, "--port", str(port)]

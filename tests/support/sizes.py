@@ -52,7 +52,7 @@ def disk_bytes(directory):
 
 @contextmanager
 def largest(*measures):
-    """Call `measures` repeatedly while the context is open; yield one dict of maximum values by name per function."""
+    """Call the functions `measures` repeatedly; yield a list of their maximum results, each a dict by name."""
     most = [{} for _ in measures]
     looks, done = [0], threading.Event()
 

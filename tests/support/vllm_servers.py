@@ -49,7 +49,7 @@ class VllmServer:
         os.killpg(self.process.pid, number)
 
     def kill(self) -> None:
-        """Kill the server and wait until it has ended."""
+        """Kill the server and wait until its processes have ended."""
         if self.process is None:
             return
         with suppress(ProcessLookupError):  # ended by a test
@@ -116,7 +116,7 @@ class VllmServer:
 
 
 def _metadata() -> str:
-    """Return a directory with package metadata for `vllm serve`, which the CPU wheel lacks; "" if it is installed."""
+    """Return a directory with package metadata that `vllm serve` needs and the CPU wheel lacks; "" if installed."""
     try:
         version("vllm")
     except PackageNotFoundError:

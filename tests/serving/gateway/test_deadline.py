@@ -110,7 +110,7 @@ def test_cancellation_wins_over_a_simultaneous_deadline():
 
 
 def test_errors_of_the_generator_pass_through():
-    """An error that the generator raises when the deadline cancels it reaches the caller."""
+    """If the generator raises an error when it is cancelled by the deadline, the caller gets this error."""
 
     async def items():
         try:

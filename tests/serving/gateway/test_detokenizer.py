@@ -20,7 +20,7 @@ def detokenize(tokenizer, token_ids, skip):
 
 @given(kinds, st.data(), st.booleans())
 def test_pieces_join_to_the_librarys_decoding(kind, data, skip):
-    """Joined text pieces equal the tokenizers library's text; with byte fallback, only for whole characters."""
+    """Joined text pieces equal the tokenizers library's text, unless byte fallback leaves a partial character."""
     tokenizer = KINDS[kind]()
     ids = st.integers(0, tokenizer.backend.get_vocab_size() - 1)
     token_ids = data.draw(st.lists(ids, max_size=40))

@@ -82,7 +82,7 @@ def test_rejects_missing_required_fields(client, missing):
     ],
 )
 def test_rejects_unsupported_fields(complete, chat, field, value):
-    """Both endpoints reject unsupported fields, because ignoring a field would change the answer."""
+    """Completions and chat reject unsupported fields, because ignoring one would change the answer."""
     assert refused(complete(**{field: value}), param=field)["code"] == "unsupported_parameter"
     refused(chat(**{field: value}), param=field)
 

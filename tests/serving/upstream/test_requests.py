@@ -144,7 +144,7 @@ def test_one_server_for_both_phases(attempt):
     ],
 )
 def test_errors_lose_the_attempt(attempt, prefill, decode, where, unavailable):
-    """Every server error raises AttemptLostError, but only some errors mark the server as unavailable."""
+    """Every failure of a server raises AttemptLostError, but only some mark the server as unavailable."""
     _, raised, _ = attempt(prefill, decode)
     assert isinstance(raised, AttemptLostError)
     assert (raised.instance, raised.unavailable) == (where, unavailable)
